@@ -89,9 +89,9 @@ def _variables() -> Iterable[str]:
 
 
 def _foreign(parser: argparse.ArgumentParser) -> Iterable[str]:
-    """Those that are no flags of the server of ours, nor opposites of such."""
+    """Yield the table of vLLM's names."""
     others = next(group for group in parser._action_groups if group.title == VLLM_GROUP_TITLE)
-    yield "| name | what becomes of it |"
+    yield "| name | effect |"
     yield "|---|---|"
     for name in [action.dest for action in others._group_actions]:
         short = f", `{vllm_options.SHORT_FLAGS[name]}`" if name in vllm_options.SHORT_FLAGS else ""

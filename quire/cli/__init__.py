@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "serve": "start the OpenAI-compatible server",
-    "chat": "talk with a model in the terminal, here or at a server",
-    "complete": "complete lines of text, here or at a server",
+    "chat": "chat with a model in the terminal, local or on a server",
+    "complete": "complete lines of text, local or on a server",
     "generate": "complete prompts as one batch",
     "run-batch": "answer the requests of an OpenAI batch file",
-    "plan": "where memory would go, from config.json and tensor headers alone",
-    "explain": "print every setting and why it is what it is",
+    "plan": "show the memory a model needs, from config.json and tensor headers alone",
+    "explain": "print every setting with its reason",
     "bench": "measure latency, throughput, start-up, or a running server",
     "key": "make a key for a server with a key file",
-    "replay": "run the last steps of an engine that died again, or show them",
+    "replay": "repeat or show the last steps of an engine that died",
     "cache": "show, pack and unpack compiled GPU kernels",
     "env": "print the environment: versions, machine, variables",
 }
@@ -59,7 +59,7 @@ def run(name: str, argv: Sequence[str]) -> int:
         return MISUSED if isinstance(error, ConfigError) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it
         sys.stderr.close()
         return FAILED
 
@@ -76,7 +76,7 @@ def overview() -> str:
             "",
             *lines,
             "",
-            "`quire COMMAND --help` tells more; `quire --version` prints the version.",
+            "`quire COMMAND --help` has more; `quire --version` prints the version.",
         ]
     )
 

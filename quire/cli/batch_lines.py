@@ -1,4 +1,4 @@
-"""OpenAI batch files: one request per line in, one answer per line out, in the same order.
+"""OpenAI batch files: one request per input line, one answer per output line, in the same order.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"id": "quire-...", "custom_id": "a", "response": {"status_code": 200, ...}, "error": null}
@@ -24,7 +24,7 @@ SendRequest = Callable[[str, dict[str, Any]], Awaitable[ServerReply]]
 """Answers one request: path and body."""
 
 LOOKAHEAD_FACTOR = 8
-"""Lines that are read before the oldest is answered, as a multiple of those at work."""
+"""Lines that are read before the oldest is answered, as a multiple of the running requests."""
 INVALID_LINE_MESSAGE = (
     "method must be POST, url a path like /v1/chat/completions, body a JSON object"
 )
@@ -33,12 +33,12 @@ ALLOWED_PATHS = (
     *("/v1/chat/completions/batch", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank"),
     *("/score", "/rerank", "/pooling", "/classify", "/generate", "/tokenize", "/detokenize"),
 )
-"""Who writes the file may be a stranger to the server: no operator's route is asked for him."""
+"""The file is untrusted: routes that operate on the server are excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequestInput:
-    """One line of the input, understood."""
+    """One parsed line of the input."""
 
     custom_id: str
     path: str
@@ -46,7 +46,7 @@ class BatchRequestInput:
 
 
 def parse_line(line: str) -> BatchRequestInput:
-    """Understand a line. Raises RequestError."""
+    """Parse a line. Raises RequestError."""
     try:
         line.encode()
         found = json.loads(line)
@@ -66,7 +66,7 @@ def parse_line(line: str) -> BatchRequestInput:
     if path not in ALLOWED_PATHS:
         raise RequestError(f"url must be one of {', '.join(ALLOWED_PATHS)}", param="url")
     if body.get("stream"):
-        raise RequestError("a batch answers as a whole: leave out stream", param="stream")
+        raise RequestError("a batch does not stream: leave out stream", param="stream")
     return BatchRequestInput(_custom_id_of(found), path, body)
 
 
@@ -79,7 +79,7 @@ def _custom_id_of(found: Any) -> str:
 async def run_requests(
     lines: Iterable[str], ask: SendRequest, *, at_once: int
 ) -> AsyncIterator[dict[str, Any]]:
-    """One answer a line, in order; at most `at_once` requests are at work."""
+    """Yield one answer per line, in order; at most `at_once` requests run."""
     seats = asyncio.Semaphore(at_once)
     pending: deque[asyncio.Task[dict[str, Any]]] = deque()
     try:
@@ -116,7 +116,7 @@ async def _run_line(line: str, ask: SendRequest, seats: asyncio.Semaphore) -> di
 
 
 def _find_custom_id(line: str) -> str | None:
-    """The id of a line that may be wrong in other ways."""
+    """Return the id of a line that may be invalid otherwise."""
     try:
         return _custom_id_of(json.loads(line))
     except (ValueError, RecursionError, QuireError):
@@ -133,7 +133,7 @@ def _reply_error(reply: ServerReply) -> Any:
 def build_output_line(
     custom_id: str | None, reply: ServerReply | None, error: Any
 ) -> dict[str, Any]:
-    """A line of the output."""
+    """Format a line of the output."""
     response = None
     if reply is not None:
         response = {

@@ -1,7 +1,7 @@
-"""quire cache info | pack FILE | unpack FILE | clear: the folder of compiled GPU kernels.
+"""quire cache info | pack FILE | unpack FILE | clear: manages the folder of compiled GPU kernels.
 
-An image or a machine that gets a packed cache starts without compiling. Kernels are kept per
-compiler and kind of GPU, so one file may serve several.
+A machine or an image with a packed cache starts without compiling. Kernels are stored per compiler
+and kind of GPU, so one file may serve several.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    info = actions.add_parser("info", help="what the folder holds")
+    info = actions.add_parser("info", help="show the folder's contents")
     info.add_argument("--json", action="store_true", help="as JSON")
-    for name, about in (("pack", "put all kernels into FILE"), ("unpack", "add those of FILE")):
+    for name, about in (
+        ("pack", "write all kernels to FILE"),
+        ("unpack", "add the kernels of FILE"),
+    ):
         action = actions.add_parser(name, help=about)
         action.add_argument("file", type=Path, metavar="FILE")
     actions.add_parser("clear", help="remove all kernels")

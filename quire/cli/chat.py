@@ -1,7 +1,7 @@
-"""quire chat [MODEL]: talk with a model in this process, or with --url of a server.
+"""quire chat [MODEL]: chat with a model in this process, or with --url on a server.
 
-/help lists the commands. A line that ends in \\ continues in the next. Ctrl-C ends an
-answer, Ctrl-D the conversation.
+/help lists the commands. A line that ends in \\ continues on the next. Ctrl-C ends an
+answer, Ctrl-D the chat.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from quire.config.command_line.option_parser import OptionParser, add_options, o
 from quire.core.params import SamplingParams
 from quire.errors import ConfigError, RequestError
 
-HELP = """/help             this
-/clear            forget the conversation
-/system TEXT      begin anew with these instructions ("" for none)
+HELP = """/help             show this list
+/clear            clear the conversation
+/system TEXT      start again with this system prompt ("" for none)
 /set NAME VALUE   change a sampling parameter: temperature, top_p, max_tokens, ...
-/retry            answer the last message again
-/stats            say after each answer how fast it was, or stop saying it
-/exit             leave (also Ctrl-D)"""
+/retry            generate the last answer again
+/stats            show or hide the speed after each answer
+/exit             quit (also Ctrl-D)"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,19 +51,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> OptionParser:
-    """The flags of `quire chat`."""
+    """Return the parser of `quire chat`."""
     parser = OptionParser(prog="quire chat", usage="%(prog)s [MODEL] [options]")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="say this, print the answer, leave")
-    parser.add_argument("--system-prompt", metavar="TEXT", help="instructions for the model")
-    parser.add_argument("--stats", action="store_true", help="say how fast each answer was")
-    parser.add_argument("--chat-template-kwargs", metavar="JSON", help="values for the template")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="send one message, print the answer")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="system prompt")
+    parser.add_argument("--stats", action="store_true", help="show the speed after each answer")
+    parser.add_argument("--chat-template-kwargs", metavar="JSON", help="variables of the template")
     parser.add_argument(
         "--thinking",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="let the model think first, or not, if its template knows enable_thinking",
+        help="turn reasoning on or off, if the chat template has enable_thinking",
     )
     add_server_flags(parser)
     add_sampling_flags(parser)
@@ -84,7 +84,7 @@ def _template_variables(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class ChatBackend(Protocol):
-    """The model or server that answers."""
+    """A model or a server that generates answers."""
 
     def generate(self, messages: Sequence[dict[str, str]]) -> GenerationResult:
         """Print the answer to a conversation, and return it."""
@@ -156,7 +156,7 @@ class RemoteBackend:
 
 
 class ChatSession:
-    """One conversation: its messages, and who answers."""
+    """One conversation: its messages and its backend."""
 
     def __init__(self, speaker: ChatBackend, *, system: str | None, stats: bool) -> None:
         self._backend = speaker
@@ -166,12 +166,12 @@ class ChatSession:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all but the instructions."""
+        """Clear all messages except the system prompt."""
         system = {"role": "system", "content": self._system or ""}
         self._messages = [system] if self._system else []
 
     def send(self, text: str) -> int:
-        """Send a message, print the answer, remember both. Returns an exit status."""
+        """Send a message, print the answer, keep both. Returns an exit status."""
         self._messages.append({"role": "user", "content": text})
         try:
             answer = self._backend.generate(self._messages)
@@ -184,9 +184,9 @@ class ChatSession:
         return 130 if answer.stats.finish_reason == "abort" else 0
 
     def retry(self) -> None:
-        """Answer the last message again."""
+        """Generate the last answer again."""
         if len(self._messages) < 2:
-            raise RequestError("there is nothing to answer again")
+            raise RequestError("there is no message to answer again")
         self._messages.pop()
         self.send(self._messages.pop()["content"])
 
@@ -213,10 +213,10 @@ class ChatSession:
 
 
 def _read_eval_loop(talk: ChatSession) -> int:
-    """Read, answer, again."""
+    """Read messages and answer them until the end of input."""
     if sys.stdin.isatty():
         enable_line_editing()
-        print("Say something; /help lists commands, Ctrl-D leaves.", file=sys.stderr)
+        print("Type a message; /help lists commands, Ctrl-D quits.", file=sys.stderr)
     while True:
         try:
             line = read_message()
@@ -237,7 +237,7 @@ def _read_eval_loop(talk: ChatSession) -> int:
 
 
 def read_message() -> str:
-    """One message: a line, or several joined by a \\ at the end."""
+    """Read one message: a line, or several joined by a \\ at the end."""
     prompt = "> " if sys.stdin.isatty() else ""
     line = input(prompt)
     while line.endswith("\\"):
@@ -246,7 +246,7 @@ def read_message() -> str:
 
 
 def enable_line_editing() -> None:
-    """Arrow keys and history, where the platform has them."""
+    """Enable arrow keys and history, where the platform has them."""
     import contextlib
 
     with contextlib.suppress(ImportError):

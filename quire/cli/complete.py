@@ -1,6 +1,6 @@
-"""quire complete [MODEL]: complete lines of text, in this process or with --url at a server.
+"""quire complete [MODEL]: complete lines of text, in this process or with --url on a server.
 
-A line that ends in \\ continues in the next. Ctrl-C ends an answer, Ctrl-D all.
+A line that ends in \\ continues on the next. Ctrl-C ends an answer, Ctrl-D the program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.config.command_line.option_parser import OptionParser, add_options, o
 from quire.errors import RequestError
 
 Completer = Callable[[str], GenerationResult]
-"""Prints what follows a text, and returns it."""
+"""Prints the continuation of a text, and returns it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         return _complete_one(complete, args.quick, args.stats)
     if sys.stdin.isatty():
         enable_line_editing()
-        print("Begin a text; Ctrl-D leaves.", file=sys.stderr)
+        print("Type the beginning of a text; Ctrl-D quits.", file=sys.stderr)
     while True:
         try:
             text = read_message()
@@ -51,12 +51,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> OptionParser:
-    """The flags of `quire complete`."""
+    """Return the parser of `quire complete`."""
     parser = OptionParser(prog="quire complete", usage="%(prog)s [MODEL] [options]")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="complete this, and leave")
-    parser.add_argument("--stats", action="store_true", help="say how fast each answer was")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="complete this text and exit")
+    parser.add_argument("--stats", action="store_true", help="show the speed after each answer")
     add_server_flags(parser)
     add_sampling_flags(parser)
     add_options(parser)

@@ -1,4 +1,4 @@
-"""quire env: what to put in a bug report. No torch is imported; versions come from metadata."""
+"""quire env: prints what a bug report needs. Does not import torch; versions come from metadata."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_report() -> dict[str, dict[str, str]]:
-    """Section -> name -> value."""
+    """Return section -> name -> value."""
     memory = cpu.memory()
     machine = {
         "python": sys.version.split()[0],
@@ -69,20 +69,20 @@ def build_report() -> dict[str, dict[str, str]]:
 
 
 def _describe_variable(name: str) -> str:
-    """A variable of another engine that is set: its value, and what it means here."""
+    """Describe a vLLM variable that is set: its value, and its effect."""
     value = env.vllm_variables()[name]
     if name in vllm_environment.VARIABLE_TO_OPTION:
         return f"{value}: --{vllm_environment.VARIABLE_TO_OPTION[name].replace('_', '-')}"
     if name in vllm_environment.READ:
-        return "(set)" if "KEY" in name else f"{value}: heard"
+        return "(set)" if "KEY" in name else f"{value}: in use"
     why = (vllm_environment.NO_EFFECT | vllm_environment.UNSUPPORTED).get(name)
     if why is None and not vllm_environment.is_known(name):
-        return f"{value}: nobody knows it"
+        return f"{value}: unknown name"
     return f"{value}: no effect" + (f", {why}" if why else "")
 
 
 def _describe_gpu() -> str:
-    """The device that device="cuda" would use, or why there is none."""
+    """Return the device that device="cuda" would use, or why there is none."""
     try:
         found = cuda.device_properties()
     except ConfigError as error:

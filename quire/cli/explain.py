@@ -1,4 +1,4 @@
-"""quire explain [MODEL] [options]: every setting the engine would run with, and why. It
+"""quire explain [MODEL] [options]: prints every setting of the engine with its reason. It
 takes the flags of `quire serve` and reads no weights."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         settings["server.api_key"] = f"({len(made.api_key)} given)" if made.api_key else ()
         why += [Decision(f"server.{name}", value, "asked for") for name, value in asked.items()]
     why += [
-        Decision(name, value, f"{variable} says so")
+        Decision(name, value, f"set by {variable}")
         for name, value, variable in _settings_from_environment(vars(args))
     ]
     if args.json:
@@ -51,12 +51,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> OptionParser:
-    """The flags of `quire explain`: those of `quire serve` and two more."""
+    """Return the parser of `quire explain`: the flags of `quire serve` and two more."""
     parser = OptionParser(prog="quire explain", usage="%(prog)s [MODEL] [options]")
     parser.description = __doc__
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
     parser.add_argument(
-        "--server", action="store_true", help="as `quire serve` would choose; so do its flags"
+        "--server", action="store_true", help="choose as `quire serve` does; its flags imply this"
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     add_server_options(parser)
@@ -65,7 +65,7 @@ def parser() -> OptionParser:
 
 
 def _settings_from_environment(said: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Settings from the environment that no flag overrides: name, value, variable."""
+    """Return settings from the environment that no flag overrides: name, value, variable."""
     given = env.vllm_variables()
     found = []
     for variable, option in VARIABLE_TO_OPTION.items():
@@ -76,7 +76,7 @@ def _settings_from_environment(said: Mapping[str, object]) -> list[tuple[str, st
 
 
 def flatten_config(config: EngineConfig) -> dict[str, Any]:
-    """section.name -> value; the layers in short."""
+    """Return section.name -> value; layers are shortened."""
     found: dict[str, Any] = {}
     for section in dataclasses.fields(config):
         part = getattr(config, section.name)
@@ -93,7 +93,7 @@ def flatten_config(config: EngineConfig) -> dict[str, Any]:
 
 
 def format_table(settings: dict[str, Any], why: Sequence[Decision]) -> str:
-    """One line per setting, with the reason of those that were chosen."""
+    """Format one line per setting, with the reason of those that were chosen."""
     reasons = {one.field: one.reason for one in why}
     width = max(map(len, settings))
     lines = []

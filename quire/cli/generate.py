@@ -1,6 +1,6 @@
 """quire generate PROMPT... --model MODEL: complete prompts in this process.
 
-One prompt is printed as it is made; several run as one batch. "-" reads a prompt from stdin.
+One prompt is printed as it is generated; several run as one batch. "-" reads a prompt from stdin.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from quire.config.command_line.option_parser import OptionParser, add_options, o
 from quire.core.params import SamplingParams
 
 MAX_TOKENS = 256
-"""A base model may never end by itself."""
+"""A base model may never generate an end token."""
 
 
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     texts = [sys.stdin.read() if text == "-" else text for text in args.prompt]
-    # Imported after the arguments are known to be good: this takes a second
+    # Imported after the arguments are checked, because it takes a second
     from quire.llm import LLM
 
     llm = LLM.from_engine_args(options_from(args, quiet_engine_options(args)))
@@ -40,11 +40,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> OptionParser:
-    """The flags of `quire generate`."""
+    """Return the parser of `quire generate`."""
     parser = OptionParser(prog="quire generate", usage="%(prog)s PROMPT... [options]")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("prompt", nargs="+", metavar="PROMPT", help='text, or "-" for stdin')
-    parser.add_argument("--stats", action="store_true", help="say how fast it was, on stderr")
+    parser.add_argument("--stats", action="store_true", help="print the speed to stderr")
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt")
     add_sampling_flags(parser)
     add_options(parser)

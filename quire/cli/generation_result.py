@@ -1,4 +1,4 @@
-"""One answer and its speed. Imports no engine, because commands that call a server use it."""
+"""One answer and its speed. Imports no engine, because commands for a remote server use it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class GenerationStats:
-    """Of one answer. Seconds since the request was made."""
+    """Statistics of one answer. Seconds since the request was made."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -17,7 +17,7 @@ class GenerationStats:
     finish_reason: str | None = None
 
     def format_line(self) -> str:
-        """One line for a person."""
+        """Format one line for a person."""
         decode_s = self.total_s - self.first_s
         rate = (self.output_tokens - 1) / decode_s if decode_s > 0 else 0.0
         cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""

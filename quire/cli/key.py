@@ -1,6 +1,6 @@
-"""`quire key NAME`: make a key, and its entry in the key file.
+"""quire key NAME: makes a key, and its entry in the key file.
 
-The key is shown once and stored nowhere: the key file has only its digest.
+The key is shown once and not stored: the key file has only its digest.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ KEY_BYTES = 32
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a new key, or the digest of one."""
+    """Print a new key, or the digest of an existing one."""
     parser = argparse.ArgumentParser(prog="quire key", description=__doc__)
-    parser.add_argument("name", help="whose key it is; keys of one name share their limits")
+    parser.add_argument("name", help="owner of the key; keys of one name share their limits")
     parser.add_argument(
-        "--add-to", type=Path, metavar="FILE", help="a key file (.yaml) to add the entry to"
+        "--add-to", type=Path, metavar="FILE", help="key file (.yaml) to which the entry is added"
     )
     parser.add_argument(
-        "--digest", action="store_true", help="read a key that exists from standard input"
+        "--digest", action="store_true", help="read an existing key from standard input"
     )
     args = parser.parse_args(argv)
     key = (
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         else KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     )
     if not key:
-        raise ConfigError("--digest reads a key from standard input, and there was none")
+        raise ConfigError("--digest reads a key from standard input, which was empty")
     digest = hashlib.sha256(key.encode()).hexdigest()
     entry = f'  - name: {json.dumps(args.name)}\n    sha256: "{digest}"\n'
     if args.add_to is not None:
@@ -46,12 +46,12 @@ def main(argv: Sequence[str]) -> int:
     if args.add_to is None:
         print(f"entry of the key file:\n\nkeys:\n{entry}")
     else:
-        print(f"{args.add_to} has its digest: a running server sees it within a second")
+        print(f"added its digest to {args.add_to}: a running server reads it within a second")
     return 0
 
 
 def append_entry(path: Path, entry: str) -> None:
-    """Put an entry at the end of a key file; the file as it was before, if it would not do."""
+    """Append an entry to a key file; if the result is invalid, the file stays as it was."""
     from quire.server.auth.api_keys import read_key_file
 
     if path.suffix not in (".yaml", ".yml"):

@@ -1,6 +1,6 @@
-"""quire plan MODEL: where the memory of a device would go. Reads config.json and tensor headers.
+"""quire plan MODEL: prints the memory a model needs. Reads config.json and tensor headers.
 
-The numbers are those the engine sizes its cache with. Exit status 1: it would not fit.
+The engine sizes its cache with the same numbers. Exit status 1: the model does not fit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class _TensorShape(NamedTuple):
-    """What weights_of needs of a tensor."""
+    """The fields that count_weights_in_headers reads of a tensor."""
 
     shape: tuple[int, ...]
 
@@ -65,20 +65,20 @@ def _parser() -> OptionParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model_tag", metavar="MODEL", help="folder or hub name")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--offline", action="store_true", help="as LLM() would, not the server")
+    parser.add_argument("--offline", action="store_true", help="plan for LLM(), not for a server")
     add_options(parser)
     return parser
 
 
 def build_plan(options: Options, *, server: bool = True) -> tuple[MemoryPlan, str]:
-    """The plan, and where the weight sizes come from."""
+    """Return the plan and the source of the weight sizes."""
     model, source = model_facts(options)
     device = device_facts(options)
     return resolve_memory_plan(options, model, device, server=server, why=DecisionLog([])), source
 
 
 def device_facts(options: Options) -> DeviceFacts:
-    """A GPU of gpu_memory if given, else this machine; as many as there are ranks."""
+    """Return a GPU of gpu_memory if given, else this machine; as many as there are ranks."""
     ranks = options.parallel.tensor_parallel_size
     said = options.cache.gpu_memory
     if said is not None and options.device.device != "cpu":
@@ -90,7 +90,7 @@ def device_facts(options: Options) -> DeviceFacts:
 
 
 def model_facts(options: Options) -> tuple[ModelFacts, str]:
-    """Facts from the small files, and where the weight sizes come from."""
+    """Return facts from the small files, and the source of the weight sizes."""
     said = options.model
     folder = _folder(options)
     hf = read_hf_config(folder, said.hf_overrides)
@@ -122,7 +122,7 @@ def _folder(options: Options) -> Path:
 
 
 def weight_facts(options: Options, folder: Path, *, tied: bool) -> tuple[WeightFacts | None, str]:
-    """From the headers of local files, else of the hub's, else none: config.json must do."""
+    """Count from the headers of local files, else of the hub's; None: only config.json is left."""
     try:
         return count_weights_in_headers(read_headers(folder), tied=tied), "tensor headers"
     except WeightError as error:
@@ -135,7 +135,7 @@ def weight_facts(options: Options, folder: Path, *, tied: bool) -> tuple[WeightF
 
 
 def _hub_headers(options: Options) -> Mapping[str, _TensorShape]:
-    """Shapes by ranged requests of a few kilobytes. Empty if the hub does not answer."""
+    """Fetch shapes by ranged requests of a few kilobytes. Empty if the hub does not answer."""
     from huggingface_hub import HfApi, constants, errors
 
     if constants.HF_HUB_OFFLINE or env.read().use_modelscope:
@@ -157,7 +157,7 @@ def _hub_headers(options: Options) -> Mapping[str, _TensorShape]:
 
 
 def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
-    """The table, per rank."""
+    """Format the table, per rank."""
     shape = plan.shape
     windows = sum(layer.window is not None for layer in plan.layers)
     kinds = f"{len(plan.layers)} layers" + (f", {windows} with a window" if windows else "")
@@ -167,7 +167,7 @@ def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
         ("weights", f"{gib(plan.weight_bytes)} ({source})"),
         ("activations", f"{gib(plan.activation_bytes)} ({shape.max_num_batched_tokens} tokens)"),
         *([("context, libraries", gib(plan.overhead_bytes))] if plan.overhead_bytes else []),
-        ("KV room", f"{gib(max(plan.kv_available_bytes, 0))} ({plan.num_blocks} blocks)"),
+        ("KV memory", f"{gib(max(plan.kv_available_bytes, 0))} ({plan.num_blocks} blocks)"),
         ("KV per token", f"{plan.token_bytes / 1024:.1f} KiB ({kinds})"),
         ("max_model_len", f"{shape.max_model_len} tokens need {gib(plan.max_len_kv_bytes)} of KV"),
         ("longest context", f"{plan.max_fitting_len} tokens"),

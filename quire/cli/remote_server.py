@@ -1,6 +1,6 @@
-"""A running OpenAI-compatible server, as the commands `chat`, `complete` and `run-batch` use it.
+"""Client of an OpenAI-compatible server, for the commands `chat`, `complete` and `run-batch`.
 
-Standard library only, so that these commands work wherever Python does.
+Uses the standard library only, so that these commands need no other packages.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from quire.cli.generation_result import GenerationResult, GenerationStats
 from quire.errors import ConfigError, QuireError, RequestError
 
 DEFAULT_URL = "http://localhost:8000/v1"
-"""Where a server is, unless its flags say otherwise."""
+"""Default URL of a server."""
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that say which server."""
-    group = parser.add_argument_group("remote options", "Ask a server instead of running a model.")
+    """Add the flags that choose a server."""
+    group = parser.add_argument_group("remote options", "Use a server instead of a local model.")
     group.add_argument(
         "--url",
         nargs="?",
         const=DEFAULT_URL,
-        help=f"Ask the server there. --url alone: {DEFAULT_URL}.",
+        help=f"URL of the server. --url alone: {DEFAULT_URL}.",
     )
-    group.add_argument("--model-name", metavar="NAME", help="The server's name of the model.")
-    group.add_argument("--api-key", metavar="KEY", help="Key of the server. None: OPENAI_API_KEY.")
+    group.add_argument("--model-name", metavar="NAME", help="Model name on the server.")
+    group.add_argument("--api-key", metavar="KEY", help="Key for the server. None: OPENAI_API_KEY.")
 
 
 def server_from_args(args: argparse.Namespace) -> RemoteServer | None:
-    """The server that the flags name; None: none. Raises ConfigError."""
+    """Return the server that the flags name; None: none. Raises ConfigError."""
     if args.url is None:
         if args.model_name or args.api_key:
-            raise ConfigError("--model-name and --api-key belong to --url URL")
+            raise ConfigError("--model-name and --api-key need --url URL")
         return None
     given = set(vars(args)) & _engine_flag_names()
     if given:
         flag = f"--{min(given).replace('_', '-')}"
-        raise ConfigError(f"{flag} is for a model run here; with --url the server has its own")
+        raise ConfigError(f"{flag} is for a local model; with --url the server sets it")
     return RemoteServer(args.url, args.api_key or env.client_api_key())
 
 
@@ -58,7 +58,7 @@ def _engine_flag_names() -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """A whole answer of a server."""
+    """A complete answer of a server."""
 
     status: int
     request_id: str
@@ -80,11 +80,11 @@ class RemoteServer:
 
     @property
     def has_version_path(self) -> bool:
-        """The URL has the /v1 that the paths of a batch have too."""
+        """Whether the base URL ends in /v1, with which the paths of a batch begin."""
         return self._url_parts.path.endswith("/v1")
 
     def resolve_model(self, wanted: str | None) -> str:
-        """The name of the model to ask: the wanted one, or the server's first."""
+        """Return the model's name in requests: the given one, or the server's first."""
         if wanted:
             return wanted
         reply = self.request("GET", "/models")
@@ -93,7 +93,8 @@ class RemoteServer:
         return str(reply.body["data"][0]["id"])
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> ServerReply:
-        """One request and its whole answer, whatever its status. Raises QuireError without one."""
+        """Send one request; return the answer, whatever its status. Raises QuireError without
+        one."""
         connection = self._connection()
         try:
             response = self._send(connection, method, path, body)
@@ -106,7 +107,7 @@ class RemoteServer:
             connection.close()
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The chunks of a streamed answer. Raises RequestError for what the server refuses."""
+        """Yield the chunks of a streamed answer. Raises RequestError if the server refuses."""
         connection = self._connection()
         try:
             response = self._send(connection, "POST", path, {**body, "stream": True})
@@ -148,7 +149,7 @@ def _parse_json(text: bytes) -> Any:
 
 
 def error_message(body: Any) -> str:
-    """The message of an error body, whatever its form."""
+    """Return the message of an error body of any known form."""
     if isinstance(body, dict):
         inner = body.get("error", body)
         return str(inner.get("message", inner)) if isinstance(inner, dict) else str(inner)
@@ -156,7 +157,7 @@ def error_message(body: Any) -> str:
 
 
 def read_sse(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The data of server-sent events, up to [DONE]."""
+    """Yield the data of server-sent events, up to [DONE]."""
     for line in lines:
         if not line.startswith(b"data:"):
             continue
@@ -170,7 +171,7 @@ def read_sse(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def print_stream(chunks: Iterator[dict[str, Any]]) -> GenerationResult:
-    """Print an answer as it comes. Ctrl-C ends it early, as "abort"."""
+    """Print an answer as it arrives. Ctrl-C ends it early, as "abort"."""
     began = time.perf_counter()
     stats, pieces = GenerationStats(), list[str]()
     try:
@@ -192,7 +193,7 @@ def print_stream(chunks: Iterator[dict[str, Any]]) -> GenerationResult:
 
 
 def _chunk_text(choice: Mapping[str, Any]) -> str:
-    """What a choice of a chunk adds for a reader: reasoning too."""
+    """Return the text that a choice of a chunk adds, reasoning included."""
     if "text" in choice:
         return str(choice["text"])
     delta = choice.get("delta") or {}

@@ -1,5 +1,5 @@
-"""quire replay FILE: run a flight recording again and report the first plan that differs from the
-recorded one. An engine that dies or hangs leaves such a file; its name is in the log.
+"""quire replay FILE: repeats a flight recording and reports the first plan that differs from the
+recorded one. An engine that dies or hangs writes such a file; its name is in the log.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags of `quire replay`."""
+    """Return the parser of `quire replay`."""
     made = argparse.ArgumentParser(prog="quire replay", description=__doc__)
     made.add_argument("file", metavar="FILE", help="recording: flight-....jsonl.gz")
     made.add_argument(
-        "--show", action="store_true", help="print the steps as a table, without running them"
+        "--show", action="store_true", help="print the steps as a table, without repeating them"
     )
     made.add_argument(
         "--last", type=int, default=0, metavar="N", help="with --show: only the last N steps"
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
 def replay_recording(recording: Recording) -> int:
     """Replay it. Returns PLANS_DIFFER if a plan differs."""
-    from quire.engine.build import build_scheduler  # imports torch, which --show does without
+    from quire.engine.build import build_scheduler  # imports torch, which --show does not need
     from quire.engine.recording.replay import RecordingReplay
 
     try:
@@ -63,7 +63,7 @@ def replay_recording(recording: Recording) -> int:
 
 
 def format_header(recording: Recording) -> str:
-    """The engine that was recorded, and its state at the end."""
+    """Describe the recorded engine and its state at the end."""
     header, config = recording.header, recording.config
     versions = " ".join(f"{name} {number}" for name, number in header["versions"].items())
     beat, cache, scheduler = header["beat"], config.cache, config.scheduler
@@ -103,7 +103,7 @@ class _StepRow:
             events.append("blocks out, in, copied: " + ", ".join(map(str, moved)))
 
     def waiting_reason(self, most_rows: int, most_tokens: int) -> str:
-        """Why no more of the waiting sequences were planned."""
+        """Return why no more of the waiting sequences were planned."""
         if not self.waiting:
             return ""
         if self.preempted:
@@ -114,7 +114,7 @@ class _StepRow:
 
 
 def format_steps(recording: Recording, last: int = 0) -> Iterator[str]:
-    """The table, line by line: one step per line, after the column names."""
+    """Yield the table: one line per step, after the column names."""
     limits = recording.config.scheduler
     shown = list(_read_steps(recording.records))[-last:]
     rows: list[tuple[str, ...]] = [COLUMNS]

@@ -33,9 +33,9 @@ from quire.server.options import GROUPS
 log = logging.getLogger(__name__)
 
 MAX_CONCURRENCY = {"here": 1024, "there": 64}
-"""Requests at work: a model here takes what it can; a server has others to serve."""
+"""Requests that run at once: a local model takes all it can; a server may have other clients."""
 FETCH_POLICY = FetchPolicy(max_bytes=1 << 30, total_timeout_s=1800.0, idle_timeout_s=60.0)
-"""Of files at addresses."""
+"""Schemes of file URLs."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     if args.max_inflight is not None and args.max_inflight < 1:
         raise ConfigError(f"--max-inflight must be >= 1, got {args.max_inflight}")
     if args.enable_metrics:
-        log.info("--enable-metrics has no effect: what a batch did is told at its end")
+        log.info("--enable-metrics has no effect: the statistics of a batch are logged at its end")
     with contextlib.ExitStack() as stack:
         fetcher = HttpFetcher(
             dataclasses.replace(FETCH_POLICY, private_hosts=tuple(args.trusted_host))
@@ -61,37 +61,38 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> OptionParser:
-    """The flags of `quire run-batch`."""
+    """Return the parser of `quire run-batch`."""
     parser = OptionParser(prog="quire run-batch", usage="%(prog)s -i FILE -o FILE [options]")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
-    parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="file or address")
+    parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="file or URL")
+    parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="file or URL")
     parser.add_argument(
-        "-o", "--output-file", required=True, metavar="FILE", help="file or address"
-    )
-    parser.add_argument(
-        "--output-tmp-dir", metavar="FOLDER", help="where files of addresses are kept meanwhile"
+        "--output-tmp-dir", metavar="FOLDER", help="folder for temporary copies of files at URLs"
     )
     parser.add_argument(
         "--trusted-host",
         action="append",
         default=[],
         metavar="HOST",
-        help="a host of your own: files may be there although its address is private",
+        help="allow file URLs of this host although its address is private",
     )
     parser.add_argument(
-        "--max-inflight", type=int, metavar="N", help="requests at work. None: 1024; with --url 64"
+        "--max-inflight",
+        type=int,
+        metavar="N",
+        help="most requests at once. None: 1024; with --url 64",
     )
     parser.add_argument("--enable-metrics", action="store_true", help="accepted, no effect")
     for flag in ("--host", "--port"):
-        parser.add_argument(flag, help="accepted, no effect: nothing listens")
+        parser.add_argument(flag, help="accepted, no effect: a batch has no metrics endpoint")
     add_server_flags(parser)
     add_server_options(parser, only=("answers",))
     add_options(parser)
     return parser
 
 
-# -- who answers ------------------------------------------------------------------------------
+# -- backends ----------------------------------------------------------------------------------
 
 
 async def _run_on_server(
@@ -135,7 +136,7 @@ async def _run_locally(args: argparse.Namespace, lines: IO[str], into: IO[str]) 
 async def call_app(
     app: Callable[..., Awaitable[None]], path: str, body: dict[str, Any]
 ) -> ServerReply:
-    """One request to an ASGI app in this process, as a server would make it."""
+    """Call an ASGI app in this process with one request, as a server would."""
     data = json.dumps(body).encode()
     sent: list[Any] = []
     inbox = [{"type": "http.request", "body": data, "more_body": False}]
@@ -181,7 +182,7 @@ def _build_scope(path: str, size: int) -> dict[str, Any]:
 async def _run_all(
     lines: IO[str], into: IO[str], ask: SendRequest, at_once: int
 ) -> tuple[int, int]:
-    """Write each answer as soon as those before it are written. How many were good, and bad."""
+    """Write each answer when those before it are written. Returns how many succeeded and failed."""
     from tqdm import tqdm
 
     good = bad = 0
@@ -202,7 +203,7 @@ def _is_url(name: str) -> bool:
 
 @contextlib.contextmanager
 def _open_input(name: str, folder: str | None, fetcher: HttpFetcher) -> Iterator[IO[str]]:
-    """The lines of a file or of an address. What is no UTF-8 in them stays as lone surrogates."""
+    """Read the lines of a file or a URL. Bytes that are not UTF-8 become lone surrogates."""
     try:
         if _is_url(name):
             with tempfile.NamedTemporaryFile(dir=folder) as fetched:
@@ -222,9 +223,9 @@ def _open_input(name: str, folder: str | None, fetcher: HttpFetcher) -> Iterator
 
 @contextlib.contextmanager
 def _open_output(name: str, folder: str | None, fetcher: HttpFetcher) -> Iterator[IO[str]]:
-    """A file to write to; at the end what an address is to have is sent there.
+    """Open a file to write to; a file for a URL is sent there at the end.
 
-    Of lone surrogates it gets what JSON writes for them.
+    Lone surrogates are written as JSON escapes.
     """
     encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
     try:
@@ -244,4 +245,4 @@ def _open_output(name: str, folder: str | None, fetcher: HttpFetcher) -> Iterato
 
 
 def _hint(error: RequestError) -> str:
-    return " (of your own? --trusted-host HOST)" if "public" in str(error) else ""
+    return " (allow a private host with --trusted-host HOST)" if "public" in str(error) else ""

@@ -12,13 +12,13 @@ from quire.errors import RequestError
 FLAGS: Mapping[str, tuple[type, str]] = {
     "max_tokens": (int, "most tokens to generate"),
     "min_tokens": (int, "fewest tokens to generate"),
-    "temperature": (float, "0 is greedy"),
-    "top_p": (float, "sample from the likeliest tokens with this sum of probabilities"),
-    "top_k": (int, "sample from the k likeliest tokens"),
-    "min_p": (float, "drop tokens less likely than this share of the likeliest"),
+    "temperature": (float, "0: greedy"),
+    "top_p": (float, "sample from the most likely tokens with this sum of probabilities"),
+    "top_k": (int, "sample from the k most likely tokens"),
+    "min_p": (float, "drop tokens less likely than this fraction of the most likely one"),
     "presence_penalty": (float, "in [-2, 2]"),
     "frequency_penalty": (float, "in [-2, 2]"),
-    "repetition_penalty": (float, "> 0; above 1 discourages"),
+    "repetition_penalty": (float, "> 0; above 1 discourages repetition"),
     "n": (int, "answers per prompt"),
 }
 
@@ -29,15 +29,15 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     for name, (kind, about) in FLAGS.items():
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, dest=name, type=kind, default=argparse.SUPPRESS, help=about)
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text")
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text")
+    group.add_argument("--ignore-eos", action="store_true", help="continue after the end token")
     group.add_argument(
-        "--sampling-seed", type=int, metavar="SEED", help="repeatable draws for each request"
+        "--sampling-seed", type=int, metavar="SEED", help="make each request's sampling repeatable"
     )
 
 
 def quiet_engine_options(args: argparse.Namespace) -> dict[str, object]:
-    """Engine options for a terminal where the answer is what counts, unless others were given."""
+    """Set engine options for interactive use in a terminal, unless they were given."""
     wanted: dict[str, object] = {"use_tqdm_on_load": False, "log_level": "WARNING"}
     return {name: value for name, value in wanted.items() if name not in vars(args)}
 
@@ -48,7 +48,7 @@ def has_max_tokens(args: argparse.Namespace, llm: Any) -> bool:
 
 
 def request_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """The given flags as fields of a request to a server."""
+    """Return the given flags as fields of a request to a server."""
     given: dict[str, Any] = {name: vars(args)[name] for name in FLAGS if name in vars(args)}
     if args.stop:
         given["stop"] = list(args.stop)
@@ -60,10 +60,10 @@ def request_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_value(name: str, value: str) -> Any:
-    """The value of a sampling parameter, from text. Raises RequestError."""
+    """Parse the value of a sampling parameter. Raises RequestError."""
     if name not in FLAGS or name == "n":
         known = ", ".join(one for one in FLAGS if one != "n")
-        raise RequestError(f"/set knows {known}; got {name!r}")
+        raise RequestError(f"/set takes {known}; got {name!r}")
     try:
         return FLAGS[name][0](value)
     except ValueError:
@@ -71,7 +71,7 @@ def parse_value(name: str, value: str) -> Any:
 
 
 def params_from_args(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
-    """The defaults with the given flags on top, verified."""
+    """Return the defaults with the given flags applied, verified."""
     given: dict[str, Any] = {name: vars(args)[name] for name in FLAGS if name in vars(args)}
     params = defaults.clone()
     for name, value in given.items():

@@ -1,4 +1,4 @@
-"""quire serve [MODEL]: the OpenAI-compatible server.
+"""quire serve [MODEL]: starts the OpenAI-compatible server.
 
 The address is bound first, so that a port in use is reported before weights are read. Then the
 engine process and the API processes start in parallel; this process watches them until SIGINT or
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def serve(options: Options, server_options: ServerOptions) -> int:
-    """Until the server ends; the exit status. Raises what keeps it from starting."""
+    """Run until the server ends; return the exit status. Raises errors that prevent the start."""
     level = options.observe.log_level or env.read().log_level
     start_process(level=level, style=server_options.log_format)
     check_files(options.model)

@@ -1,6 +1,6 @@
-"""The flags of `quire serve`: one for each field of ServerOptions and of Options.
+"""Flags of `quire serve`: one for each field of ServerOptions and of Options.
 
-Nothing here imports the server or the engine, so that help and errors appear at once.
+Does not import the server or the engine, so that help and errors appear at once.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ FLAG_ALIASES = {
     "api_server_count": ("-asc",),
     "chat_template_content_format": ("--chat-template-text-format",),
 }
-"""Other names of a flag."""
+"""Further names of a flag."""
 NO_OP_FLAGS = {
-    "--disable-uvicorn-access-log": "Is so without being said; see --access-log.",
+    "--disable-uvicorn-access-log": "The default; see --access-log.",
 }
-"""Flags of other engines that ask for what is the default here."""
+"""Flags of other engines that name the default."""
 REPEATED = ("middleware",)
-"""Flags that add up when given several times."""
+"""Flags whose values accumulate when given several times."""
 SIZE_UNITS = {"max_body_bytes": "bytes", "h11_max_incomplete_event_size": "bytes"}
 MAX_INT = 2**31
 RANGES = {
@@ -64,22 +64,22 @@ RANGES = {
 
 ABOUT = """Start the OpenAI-compatible server.
 
-The address is taken first, so that a taken port is known before weights are read; then the engine
-is built; then requests are answered until SIGINT or SIGTERM. Running requests may end, for
---shutdown-timeout seconds. If the engine dies another takes its place, as often as is allowed.
+The address is bound first, so that a port in use is reported before weights are read. Then the
+engine starts, and requests are answered until SIGINT or SIGTERM. Running requests may then take
+up to --shutdown-timeout seconds. An engine that dies is restarted (--max-engine-restarts).
 """
 
 
 def parse(argv: Sequence[str]) -> tuple[Options, ServerOptions]:
-    """What a command line and the environment ask of engine and server. Raises ConfigError."""
+    """Return the options of engine and server from a command line and the environment."""
     return options_from_namespace(serve_parser().parse_args(argv))
 
 
 def options_from_namespace(args: argparse.Namespace) -> tuple[Options, ServerOptions]:
-    """The same, of a command line that is parsed already. Other names in it are left alone."""
+    """The same for a parsed command line. Other names in it are ignored. Raises ConfigError."""
     server_options = server_options_from(_apply_structured_output_flags(args))
     if server_options.log_format == "json":
-        vllm_environment.start_process(style="json")  # notes on other flags are logged as JSON, too
+        vllm_environment.start_process(style="json")  # notes on other flags are then JSON too
     own = {one.name for one in fields(ServerOptions)}
     others = {name: value for name, value in vars(args).items() if name not in own}
     options = vllm_environment.apply_environment(options_from(argparse.Namespace(**others)))
@@ -88,7 +88,7 @@ def options_from_namespace(args: argparse.Namespace) -> tuple[Options, ServerOpt
 
 
 def _apply_structured_output_flags(args: argparse.Namespace) -> argparse.Namespace:
-    """Parsers given in the structured output config, as flags of their own."""
+    """Return the parsers given in structured_outputs_config, as flags."""
     given = vars(args).get("structured_outputs_config")
     if given is None:
         return args
@@ -99,21 +99,21 @@ def _apply_structured_output_flags(args: argparse.Namespace) -> argparse.Namespa
     for name in ("reasoning_parser", "reasoning_parser_plugin"):
         value = getattr(said, name)
         if value and found.setdefault(name, value) != value:
-            raise ConfigError(f"{name} and that of structured_outputs_config differ: give one")
+            raise ConfigError(f"{name} is also in structured_outputs_config and differs: give one")
     return argparse.Namespace(**found)
 
 
 def check_files(said: ModelOptions) -> None:
-    """Find out now what would be found out after seconds, or by the first request.
+    """Check now what would otherwise fail seconds later, or at the first request.
 
-    Raises ConfigError for a folder or a chat template that is not there or cannot be used.
+    Raises ConfigError for a folder or a chat template that is missing or invalid.
     """
     name = said.model
     if name.startswith(("/", "./", "../", "~")) and not Path(name).expanduser().exists():
         raise ConfigError(f"no model at {name!r}")
     template = said.chat_template
     if template is None or (template.isidentifier() and not Path(template).is_file()):
-        return  # none, or the name of one of the tokenizer's
+        return  # none, or the name of one of the tokenizer's templates
     from quire.text.templates.chat_template import ChatTemplate, load_chat_template
 
     try:
@@ -123,7 +123,7 @@ def check_files(said: ModelOptions) -> None:
 
 
 def serve_parser() -> OptionParser:
-    """The flags of `quire serve`."""
+    """Return the parser of `quire serve`."""
     parser = OptionParser(prog="quire serve", usage="%(prog)s [MODEL] [options]")
     parser.description = ABOUT
     return add_serve_flags(parser)
@@ -138,9 +138,9 @@ def add_serve_flags(parser: OptionParser) -> OptionParser:
 
 
 def add_server_options(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
-    """A flag for each field of ServerOptions. Those not given do not appear in the namespace.
+    """Add a flag for each field of ServerOptions. Those not given are absent from the namespace.
 
-    only: the groups that mean something for a command.
+    only: the groups that a command uses.
     """
     hints, about = get_type_hints(ServerOptions), _read_field_docs(ServerOptions)
     for title in only or GROUPS:
@@ -175,7 +175,7 @@ def _format_default(default: object) -> str:
 
 
 def server_options_from(args: argparse.Namespace) -> ServerOptions:
-    """ServerOptions of a parsed command line. Raises ConfigError."""
+    """Return ServerOptions of a parsed command line. Raises ConfigError."""
     hints = get_type_hints(ServerOptions)
     said = (
         vllm_environment.options_from_environment(env.vllm_variables())
@@ -212,12 +212,13 @@ def _check_combinations(made: ServerOptions) -> None:
     if made.fingerprint_mode == "custom" and not made.fingerprint_value:
         raise ConfigError("fingerprint_mode='custom' needs fingerprint_value")
     if made.api_server_count > 1 and made.enable_responses_store:
-        message = "enable_responses_store keeps answers in one process; say api_server_count=1"
+        message = "enable_responses_store keeps answers in one process; use api_server_count=1"
         raise ConfigError(message)
 
 
 def _check_parsers(made: ServerOptions) -> None:
-    """Check that the parsers exist and their flags are complete. "auto" waits for the model."""
+    """Check that the parsers exist and their flags are complete. "auto" is checked with the
+    model."""
     if made.enable_auto_tool_choice and made.tool_call_parser is None:
         raise ConfigError("enable_auto_tool_choice needs tool_call_parser (a name, or auto)")
     if made.reasoning_parser_plugin is not None and made.reasoning_parser is None:
@@ -237,7 +238,7 @@ def _check_parsers(made: ServerOptions) -> None:
 
 
 def _read_field_docs(kind: type) -> dict[str, str]:
-    """Field -> the docstring under it."""
+    """Return field -> the docstring under it."""
     (node,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(node, ast.ClassDef), node
     found: dict[str, str] = {}

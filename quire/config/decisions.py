@@ -15,6 +15,6 @@ class DecisionLog:
     decisions: list[Decision]
 
     def record(self, field: str, value: Any, reason: str) -> Any:
-        """Record a choice and return the value."""
+        """Record a choice and return its value."""
         self.decisions.append(Decision(field, value, reason))
         return value

@@ -41,7 +41,7 @@ class ModelSection:
     logprobs_mode: LogprobsMode
     logits_processors: tuple[Any, ...]
     disable_sliding_window: bool
-    quantization: str | None = None  # a method of quire.quant; None: plain weights
+    quantization: str | None = None  # a method of quire.quant; None: unquantized weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,8 @@ class StructuredSection:
 
     backend: str = "auto"
     disable_any_whitespace: bool = False  # JSON without any space between its tokens
-    disable_additional_properties: bool = False  # objects hold what the schema names
-    enable_in_reasoning: bool = False  # reasoning is constrained, too
+    disable_additional_properties: bool = False  # objects have only the schema's properties
+    enable_in_reasoning: bool = False  # the reasoning is constrained too
     compile_seconds: float = 10.0  # of CPU time, for one grammar
     compile_memory: int = 1 << 30  # bytes, for one grammar
     cache_memory: int = 1 << 26  # bytes of grammars that no request uses
@@ -125,7 +125,7 @@ class RecoverySection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSection:
     canary_s: float = 0.0  # idle seconds before a canary, and between two; 0: none
-    recorder: bool = False  # keep the last steps
+    recorder: bool = False  # record the last steps
     recorder_bytes: int = 8 << 20
 
 

@@ -38,7 +38,7 @@ LENGTH_KEYS = (
 )
 UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
-"""Name parts of matrices that are no linear layers of the decoder."""
+"""Parts of matrix names that mark matrices other than the decoder's linear layers."""
 MAX_TOKENIZER_LENGTH = 10**9
 """Tokenizers without a length limit have 10**30."""
 
@@ -109,7 +109,7 @@ def read_hf_config(
             if folder.is_dir()
             else "nothing"
         )
-        raise ConfigError(f"no config.json in {folder} (found: {found}); is this a model's folder?")
+        raise ConfigError(f"no config.json in {folder} (found: {found}); give a model's folder")
     hf = read_json(path)
     if not callable(overrides):
         return validate_sizes(merge_rope_overrides(hf, merge_dicts(hf, overrides or {})))

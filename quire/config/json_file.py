@@ -15,7 +15,7 @@ from typing import Any
 from quire.errors import ConfigError
 
 MAX_BYTES = 256 << 20
-"""Limit for an index or a tokenizer's file. Those of the largest models have a tenth of that."""
+"""Limit for an index or a tokenizer file. Those of the largest models have a tenth of that."""
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LEVELS = 64
 
@@ -79,7 +79,7 @@ def check_bytes(path: Path, most: int) -> None:
     """Raise ConfigError for a file that is implausibly large. Raises OSError."""
     size = path.stat().st_size
     if size > most:
-        raise ConfigError(f"{path} has {size} bytes; at most {most} are read")
+        raise ConfigError(f"{path} has {size} bytes; the maximum is {most}")
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def raise_as_config_error(name: str) -> Iterator[None]:
         if isinstance(error, ConfigError):
             raise
         why = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{name} does not describe a model that can be: {why:.300}") from error
+        raise ConfigError(f"{name} does not describe a valid model: {why:.300}") from error
 
 
 def check_sizes(config: Mapping[str, Any], name: str = "config.json", level: int = 0) -> None:
@@ -104,5 +104,6 @@ def check_sizes(config: Mapping[str, Any], name: str = "config.json", level: int
         elif isinstance(value, int | float) and not isinstance(value, bool) and key in _SIZE_LIMITS:
             least, most = _SIZE_LIMITS[key]
             if not least <= value <= most:  # also true for NaN
-                said = f"{value!r:.40}"
-                raise ConfigError(f"{name}: {key} is {said}; it must be from {least} to {most}")
+                raise ConfigError(
+                    f"{name}: {key} is {value!r:.40}; it must be from {least} to {most}"
+                )

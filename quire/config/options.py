@@ -56,29 +56,31 @@ def option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """Which model, and how its numbers are kept."""
+    """Which model, and the format of its numbers."""
 
     model: str = "embedded"
     """Folder, Hugging Face name, or "embedded" for the small model that comes with quire."""
     tokenizer: str | None = None
     """Folder or name of the tokenizer. None: the model's."""
     tokenizer_mode: str = "auto"
-    """auto, hf, slow."""
+    """Tokenizer implementation: auto, hf or slow."""
     skip_tokenizer_init: bool = False
-    """Work with token ids only: no tokenizer is loaded, no text is made."""
+    """Work with token ids only: no tokenizer is loaded, and outputs have no text."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     quantization: Literal["fp8", "fp8_block"] | None = option(None, short="-q")
-    """Make the weights smaller as they are loaded. fp8: 8-bit floats with a scale per output;
-    fp8_block: with a scale per 128 x 128 block. None: as the checkpoint has them."""
+    """Quantize the weights as they are loaded. fp8: 8-bit floats with a scale per output;
+    fp8_block: with a scale per 128 x 128 block. None: as stored in the checkpoint."""
     dtype: Dtype = "auto"
-    """Of weights and activations. auto: the checkpoint's; float16 becomes bfloat16 on a CPU."""
+    """Dtype of weights and activations. auto: the checkpoint's; float16 becomes bfloat16 on a
+    CPU."""
     seed: int = 0
-    """Seeds the requests that bring no seed of their own."""
+    """Seed of requests that have none of their own."""
     max_model_len: int | Literal["auto"] | None = option(None, low=-1, parse="count")
-    """Longest prompt + output. None: the limit of the model; auto or -1: the longest that fits."""
+    """Maximum of prompt plus output tokens. None: the model's limit; auto or -1: the longest that
+    fits."""
     hf_config_path: str | None = None
-    """Folder or name where config.json is, if not with the model."""
+    """Folder or name with config.json, if it is not with the model."""
     revision: str | None = None
     """Branch, tag or commit of the model."""
     tokenizer_revision: str | None = None
@@ -86,178 +88,180 @@ class ModelOptions:
     hf_token: str | bool | None = None
     """Hugging Face token; True: the one of `huggingface-cli login`."""
     hf_overrides: dict[str, Any] | Callable[..., Any] | None = None
-    """Merged into config.json; in Python also a function from the config's dict to a dict."""
+    """JSON merged into config.json; in Python also a function from the config's dict to a dict."""
     generation_config: str = "auto"
-    """Where sampling defaults come from. auto: the model; vllm or quire: none; or a folder."""
+    """Source of sampling defaults. auto: the model; vllm or quire: none; or a folder."""
     override_generation_config: dict[str, Any] = field(default_factory=dict)
-    """Merged over the generation config."""
+    """JSON merged into the generation config."""
     max_logprobs: int = option(20, low=-1)
-    """Most logprobs a request may ask for. -1: no cap."""
+    """Maximum of logprobs per token that a request may set. -1: no maximum."""
     logprobs_mode: LogprobsMode = "raw_logprobs"
-    """What logprobs show: before (raw) or after penalties and temperature; or logits."""
+    """What logprobs are computed from: raw_* before, processed_* after penalties and
+    temperature."""
     logits_processors: tuple[Any, ...] | None = None
     """Classes (or module:Class names) that change the logits of every request."""
     disable_sliding_window: bool = False
-    """Attend to everything; the context is cut to the window."""
+    """Use full attention in place of sliding windows; max_model_len is cut to the window."""
     served_model_name: tuple[str, ...] | None = None
-    """Names the server answers to; the first is shown. None: the model's name."""
+    """Model names that the server accepts; the first is the one shown. None: the model's name."""
     chat_template: str | None = None
-    """Jinja file or text. None: the tokenizer's."""
+    """Chat template: a Jinja file or text. None: the tokenizer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Where weights come from."""
+    """Where and how weights are read."""
 
     load_format: LoadFormat = "auto"
-    """auto, safetensors, pt (pytorch_model.bin), or dummy (random weights, nothing is read)."""
+    """auto, safetensors, pt (pytorch_model.bin), or dummy (random weights; no file is read)."""
     download_dir: str | None = None
-    """Where downloads are kept. None: the Hugging Face cache."""
+    """Folder for downloads. None: the Hugging Face cache."""
     use_tqdm_on_load: bool = True
-    """Show a bar while weights load."""
+    """Show a progress bar while weights load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
-    """Memory for keys and values."""
+    """Memory of the KV cache."""
 
     block_size: int | Literal["auto"] | None = option(None, low=1, high=1024)
     """Tokens per KV block. None or auto: 16."""
     gpu_memory_utilization: float | None = option(
         None, above=0, high=1, alias="device_memory_utilization"
     )
-    """Share of the device's memory quire may fill, weights included. None: 0.92; on a CPU
-    4 GiB of KV, or half of the available memory if that is less."""
+    """Fraction of the device's memory that quire may use, weights included. None: 0.92; on a CPU
+    4 GiB of KV cache, or half of the available memory if that is less."""
     gpu_memory: int | None = option(None, low=1, parse="bytes")
-    """Bytes of device memory quire may fill, weights included: "24GiB". With
-    gpu_memory_utilization: that share of them. On a GPU quire takes less where others hold it."""
+    """Bytes of device memory that quire may use, weights included: "24GiB". With
+    gpu_memory_utilization: that fraction of them. On a GPU, at most what is free."""
     kv_cache_memory_bytes: int | None = option(None, low=1, parse="bytes")
-    """Bytes for the KV cache alone; overrides the two above."""
+    """Bytes of the KV cache alone; overrides gpu_memory_utilization and gpu_memory."""
     cpu_kvcache_space: float | None = option(None, low=0)
-    """GiB for the KV cache if the device is a CPU; kv_cache_memory_bytes overrides it. None or 0:
-    by gpu_memory_utilization."""
+    """GiB of the KV cache if the device is a CPU; kv_cache_memory_bytes overrides it. None or 0:
+    set by gpu_memory_utilization."""
     num_gpu_blocks_override: int | None = option(None, low=1)
-    """Number of KV blocks; overrides all of the above."""
+    """Number of KV blocks; overrides every other option of the cache's size."""
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3"] = "auto"
-    """Of keys and values. auto: the model's dtype; fp8 (or fp8_e4m3): 8-bit floats, on a GPU."""
+    """Dtype of keys and values. auto: the model's dtype; fp8 (or fp8_e4m3): 8-bit floats, on a
+    GPU."""
     enable_prefix_caching: bool | None = None
-    """Keep the KV of prompts for requests that begin alike. None: on."""
+    """Reuse the KV of earlier prompts with the same beginning. None: on."""
     swap_space: float = option(4.0, low=0)
     """GiB of host memory for preempted requests; used only with preemption_mode swap."""
     preemption_mode: Literal["recompute", "swap"] = "recompute"
-    """What happens to the KV of a request that must give way."""
+    """What happens to the KV of a preempted request: recompute it, or swap it to host memory."""
     disable_hybrid_kv_cache_manager: bool | None = None
-    """Keep all blocks of window layers too, with one block table."""
+    """Keep all blocks of layers with a window, in one block table for all layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
-    """Budgets of a step, limits of the queue, and preemption order."""
+    """Token budgets of a step, limits of the queue, and preemption order."""
 
     max_num_batched_tokens: int | None = option(None, low=1, parse="count")
-    """Tokens per step. None: 16384 offline and 8192 in the server on a GPU of 70 GiB or more,
-    8192 and 2048 on smaller ones, 4096 and 2048 on a CPU."""
+    """Maximum of tokens per step. None: 16384 offline and 8192 in the server on a GPU of 70 GiB or
+    more, 8192 and 2048 on smaller ones, 4096 and 2048 on a CPU."""
     max_num_seqs: int | None = option(None, low=1, parse="count")
-    """Sequences per step. None: 1024 on a GPU of 70 GiB or more, else 256; in the server on a
-    CPU 128."""
+    """Maximum of sequences per step. None: 1024 on a GPU of 70 GiB or more, else 256; in the server
+    on a CPU 128."""
     enable_chunked_prefill: bool | None = None
-    """Let a prompt be computed over several steps. None: on."""
+    """Compute a prompt over several steps where it does not fit in one. None: on."""
     max_num_partial_prefills: int = option(0, low=0)
-    """Most prompts that may be in parts at once. 0: no cap."""
+    """Maximum of prompts that are partly computed at once. 0: no maximum."""
     max_long_partial_prefills: int = option(0, low=0)
-    """Of these, most that are longer than long_prefill_token_threshold. 0: no cap."""
+    """Maximum of these that are longer than long_prefill_token_threshold. 0: no maximum."""
     long_prefill_token_threshold: int = option(0, low=0, parse="count")
-    """A longer prompt counts as long, and gets at most this many tokens of a step while others
-    could use them. 0: off, but with max_long_partial_prefills 4 % of max_model_len."""
+    """Prompts of more tokens are long, and get at most this many tokens of a step while other
+    requests could use the rest. 0: off, but with max_long_partial_prefills 4 % of max_model_len."""
     inter_token_target_ms: float | None = option(None, low=0)
-    """While others wait for their next token, prompts get as much of a step as lets it end in so
-    many milliseconds. 0: no target. None: 40 in a server, none offline."""
+    """Target in milliseconds for a step that has decoding requests: prompts get only as many tokens
+    of the step as keep it. 0: no target. None: 40 in a server, none offline."""
     max_num_queued_reqs: int | None = option(None, low=0, parse="count")
-    """Most requests in a server at once, running and waiting; more get 429 with Retry-After. 0: all
-    may wait. None: 0 offline, in a server eight times max_num_seqs and at least 4096."""
+    """Maximum of requests in a server, running and waiting; further ones get 429 with Retry-After.
+    0: no maximum. None: 0 offline, in a server eight times max_num_seqs and at least 4096."""
     max_num_queued_tokens: int | None = option(None, low=0, parse="count")
-    """Most tokens of prompts that wait to be computed in a server; more get 429, but one prompt may
-    always wait. 0: any number. None: 0 offline, in a server 4 Mi, and at least 16 prompts of
+    """Maximum of prompt tokens that wait in a server; further requests get 429, but one prompt may
+    always wait. 0: no maximum. None: 0 offline, in a server 4 Mi, and at least 16 prompts of
     max_model_len."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    """fcfs: first come first served; priority: the lowest `priority` value first."""
+    """fcfs: first come, first served; priority: the lowest `priority` value first."""
     async_scheduling: bool | None = None
-    """Plan the next step while one runs. None: what the device prefers."""
+    """Plan the next step while one runs. None: on where it is faster (on a GPU)."""
     steps_in_flight: int | None = option(None, low=1, high=4)
-    """Steps planned before the first result is in. None: from async_scheduling."""
+    """Steps planned before the first result has arrived. None: set by async_scheduling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
-    """Which device, and which kernels."""
+    """Device and attention backend."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: what is there."""
+    """Device: auto uses a GPU if there is one."""
     attention_backend: str | None = None
-    """Name of the attention backend. None or auto: the best that can."""
+    """Name of the attention backend. None or auto: the fastest that supports the model."""
     enforce_eager: bool = False
-    """Run every step through Python: no decode step is recorded and replayed."""
+    """Run every step eagerly: no decode step is captured and replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelOptions:
-    """Several devices. One for now."""
+    """Several devices. Only one is supported for now."""
 
     tensor_parallel_size: int = option(1, low=1, short="-tp")
-    """Devices that share each layer."""
+    """Number of devices over which each layer is sharded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOptions:
-    """Output that is bound to a schema, a pattern or a grammar."""
+    """Output that must match a JSON schema, a pattern or a grammar."""
 
     structured_outputs_config: dict[str, Any] = field(default_factory=dict)
     """JSON: backend (auto, xgrammar, guidance, outlines, lm-format-enforcer),
-    disable_any_whitespace, disable_additional_properties, enable_in_reasoning (what is thought is
-    bound, too), reasoning_parser, reasoning_parser_plugin."""
+    disable_any_whitespace, disable_additional_properties, enable_in_reasoning (the reasoning must
+    match too), reasoning_parser, reasoning_parser_plugin."""
     grammar_compile_seconds: float = option(10.0, above=0, high=3600)
-    """Processor time that compiling one grammar may take; the request of one that takes more gets
-    400. Others run meanwhile."""
+    """Seconds of processor time for compiling one grammar; a request that needs more gets 400.
+    Other requests run meanwhile."""
     grammar_compile_memory: int = option(1 << 30, low=1 << 24, parse="bytes")
-    """Memory that compiling one grammar may take, likewise."""
+    """Bytes of memory for compiling one grammar; a request that needs more gets 400."""
     grammar_cache_memory: int = option(1 << 26, low=0, parse="bytes")
-    """Bytes of compiled grammars that are kept though no request uses them now."""
+    """Bytes of compiled grammars that stay cached while no request uses them."""
     grammar_cache_size: int = option(512, low=0, parse="count")
-    """Most grammars that are kept so."""
+    """Maximum of grammars that stay cached so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryOptions:
-    """What happens when the engine's process dies, or an API process does."""
+    """What happens when the engine process or an API process dies."""
 
     max_engine_restarts: int = option(5, low=0)
     """Engine restarts within engine_restart_window; every request is continued. One more death
-    ends the server. 0: the first death does. API processes are restarted as often."""
+    ends the server. 0: the first death ends it. The same number holds for each API process."""
     engine_restart_window: float = option(600.0, above=0)
     """Seconds in which restarts are counted."""
     engine_standby: bool = False
-    """Keep a process ready that has imported what an engine needs, so that a restart takes some
-    seconds less. Takes 170 MB of memory."""
+    """Keep a process ready that has imported the engine's modules, so that a restart takes some
+    seconds less. It needs 170 MB of memory."""
     engine_restart_wait: float = option(30.0, low=0)
-    """Seconds that a new request waits for an engine that is being restarted; then it gets 503 with
-    Retry-After."""
+    """Seconds that a new request waits for an engine that is being restarted, before it gets 503
+    with Retry-After."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthOptions:
-    """Health checks of the engine, and what is recorded for when it fails."""
+    """Health checks of the engine, and recordings for when it fails."""
 
     watchdog_seconds: float = option(60.0, low=0)
-    """Restart an engine that has work and makes no progress for so many seconds, beyond ten times
+    """Restart an engine that has work and finishes no step for so many seconds, beyond ten times
     the expected time of its step. Stacks are logged, and streams are continued. 0: never."""
     canary_interval: float = option(30.0, low=0)
-    """Compute one token of no request after so many idle seconds, and as often, to test the
-    device. 0: never."""
+    """Run a one-token test step on the device after so many idle seconds, and at that interval
+    while idle. 0: never."""
     flight_recorder: bool = True
-    """Keep the last steps in memory, and write them to a file when the engine dies or hangs: for
-    `quire replay`. Without prompts and answers."""
+    """Record the last steps in memory, and write them to a file when the engine dies or hangs, for
+    `quire replay`. Prompts and answers are not recorded."""
     flight_recorder_size: int = option(8 << 20, low=1 << 20, parse="bytes")
-    """Bytes of memory for the flight recorder; 8 MiB hold some 40,000 steps of 32 requests."""
+    """Bytes of memory for the flight recorder; 8 MiB hold about 40,000 steps of 32 requests."""
     flight_recorder_dir: str | None = None
     """Folder for recordings; the latest ten are kept. None: recordings, in QUIRE_CACHE."""
 
@@ -271,13 +275,13 @@ class ObserveOptions:
     fail_on_environ_validation: bool = False
     """An unknown VLLM_* environment variable is an error, not a warning."""
     profile: str | None = None
-    """Folder for a trace of some steps, by torch's profiler. None: no trace."""
+    """Folder for a trace of some steps by torch's profiler. None: no trace."""
     profile_skip: int = option(20, low=0)
     """Steps before the trace begins."""
     profile_steps: int = option(20, low=1)
     """Steps in the trace."""
     log_level: Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"] | None = None
-    """Of quire's own log. None: QUIRE_LOGGING_LEVEL or INFO."""
+    """Level of quire's own log. None: QUIRE_LOGGING_LEVEL or INFO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,25 +32,25 @@ ONLINE_METHODS = {
 class QuantFacts:
     """How the weights of linear layers are stored."""
 
-    method: str  # a file of quire.quant
+    method: str  # a module of quire.quant
     quant_method: str  # quant_method of the checkpoint, or the value of the option
     block: int = 0  # side of the squares that share a scale; 0: one scale per output
-    is_stored: bool = False  # the checkpoint has eight bits and scales; else they are made on load
+    is_stored: bool = False  # stored in 8 bits with scales; otherwise quantized on load
     scale: str = "weight_scale"  # the scales' name beside `weight`
     static_activations: bool = (
         False  # the checkpoint fixed the scale of activations, as `input_scale`
     )
-    skip: tuple[str, ...] = ()  # layers left plain: runs of name components, or "re:" patterns
+    skip: tuple[str, ...] = ()  # unquantized layers: runs of name components, or "re:" patterns
 
     def is_skipped(self, names: Iterable[str]) -> bool:
-        """Whether a layer that has any of these names is left plain."""
+        """Whether a layer with any of these names stays unquantized."""
         return any(_matches(pattern, name) for pattern in self.skip for name in names)
 
 
 def read_quantization(hf: Json, asked: str | None = None) -> QuantFacts | None:
-    """Return the checkpoint's quantization, or the requested one; None: plain weights.
+    """Return the checkpoint's quantization, or the requested one; None: unquantized weights.
 
-    Raises ConfigError for formats that quire lacks, and if the two disagree.
+    Raises ConfigError for unsupported formats, and if the two disagree.
     """
     for key in ("quantization_config", "compression_config"):
         if hf.get(key):
@@ -64,8 +64,8 @@ def reconcile_quantization(found: QuantFacts | None, asked: str | None) -> Quant
         if asked in (None, found.method, found.quant_method):
             return found
         raise ConfigError(
-            f"quantization={asked!r}, but the checkpoint is quantized already "
-            f"({found.quant_method}); leave it out"
+            f"quantization={asked!r}, but the checkpoint is already quantized "
+            f"({found.quant_method}); leave quantization out"
         )
     if asked is None:
         return None
@@ -80,7 +80,7 @@ def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:
         raise ConfigError(f"config.json: {key} is {found!r}; it must be an object")
     dialect = found.get("quant_method", "unnamed")
     if dialect == "mxfp4":
-        return None  # found by its tensors (quire.quant.mxfp4)
+        return None  # its tensors show it (quire.quant.mxfp4)
     reader = {"fp8": _read_fp8, "compressed-tensors": _read_compressed_tensors}.get(dialect)
     if reader is None:
         raise ConfigError(

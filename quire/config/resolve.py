@@ -156,7 +156,7 @@ def resolve_quantization(options: Options, model: ModelFacts, why: DecisionLog) 
     found = reconcile_quantization(model.quantization, options.model.quantization)
     if found is None:
         return None
-    reason = "the checkpoint's" if found.is_stored else "asked for"
+    reason = "the checkpoint's" if found.is_stored else "requested"
     return str(why.record("model.quantization", found.quant_method, reason))
 
 
@@ -178,7 +178,7 @@ def resolve_dtype(
     asked = DTYPE_ALIASES.get(options.model.dtype, options.model.dtype)
     if asked != "auto":
         slow = asked == "float16" and device.kind == "cpu"
-        reason = "asked for" + ("; bfloat16 is much faster on a CPU" if slow else "")
+        reason = "requested" + ("; bfloat16 is much faster on a CPU" if slow else "")
         return str(why.record("model.dtype", asked, reason))
     found = model.dtype or "float32"
     if found == "float16" and device.kind == "cpu":
@@ -191,7 +191,7 @@ def resolve_dtype(
         return str(
             why.record("model.dtype", "bfloat16", f"the checkpoint's {found} is for storage")
         )
-    reason = "the checkpoint's" if model.dtype else "config.json names no dtype"
+    reason = "the checkpoint's" if model.dtype else "config.json states no dtype"
     return str(why.record("model.dtype", found, reason))
 
 
@@ -202,7 +202,7 @@ def resolve_max_len(options: Options, model: ModelFacts, why: DecisionLog) -> in
         return None
     if asked is None:
         if model.max_len is None:
-            reason = "the model names no length"
+            reason = "the model states no length"
             return int(why.record("scheduler.max_model_len", DEFAULT_MAX_LEN, reason))
         return int(why.record("scheduler.max_model_len", model.max_len, "the model's"))
     assert isinstance(asked, int), asked
@@ -210,8 +210,8 @@ def resolve_max_len(options: Options, model: ModelFacts, why: DecisionLog) -> in
         raise ConfigError(f'max_model_len must be >= 1, "auto" or None, got {asked}')
     if model.max_len is not None and asked > model.max_len:
         raise ConfigError(
-            f"max_model_len={asked} is longer than {model.name} can ({model.max_len}); if you know "
-            f'better, say hf_overrides={{"max_position_embeddings": {asked}}}'
+            f"max_model_len={asked} exceeds the limit of {model.name} ({model.max_len}); to raise "
+            f'the limit, set hf_overrides={{"max_position_embeddings": {asked}}}'
         )
     return int(why.record("scheduler.max_model_len", asked, "asked for"))
 
@@ -220,12 +220,12 @@ def resolve_cache_dtype(options: Options, device: DeviceFacts, dtype: str, why: 
     asked = options.cache.kv_cache_dtype
     if asked in ("fp8", "fp8_e4m3"):
         if device.kind == "cpu":
-            raise ConfigError(f"kv_cache_dtype={asked!r} needs a GPU; on a CPU say auto or {dtype}")
+            raise ConfigError(f"kv_cache_dtype={asked!r} needs a GPU; on a CPU use auto or {dtype}")
         return str(why.record("cache.dtype", "float8_e4m3fn", "asked for"))
     if asked not in ("auto", dtype):
         allowed = f"auto, fp8 or the model's dtype ({dtype})"
         raise ConfigError(f"kv_cache_dtype must be {allowed}, got {asked!r}")
-    return str(why.record("cache.dtype", dtype, "the model's" if asked == "auto" else "asked for"))
+    return str(why.record("cache.dtype", dtype, "the model's" if asked == "auto" else "requested"))
 
 
 def resolve_block_size(options: Options, why: DecisionLog) -> int:
@@ -296,7 +296,7 @@ def _default_max_num_batched_tokens(device: DeviceFacts, server: bool) -> tuple[
 def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> CacheSection:
     asked = options.cache.enable_prefix_caching
     prefix = True if asked is None else asked
-    why.record("cache.prefix_caching", prefix, "the default" if asked is None else "asked for")
+    why.record("cache.prefix_caching", prefix, "the default" if asked is None else "requested")
     host = 0
     if options.cache.preemption_mode == "swap":
         host = int(options.cache.swap_space * GIB) // plan.block_bytes
@@ -377,7 +377,7 @@ def _resolve_inter_token_target(options: Options, server: bool, why: DecisionLog
     if options.scheduler.enable_chunked_prefill is False:
         if asked:
             raise ConfigError(
-                "inter_token_target_ms gives prompts in parts, which enable_chunked_prefill=False "
+                "inter_token_target_ms splits prompts over steps; enable_chunked_prefill=False "
                 f"forbids; got {asked:g}: leave one of them out"
             )
         return 0.0
@@ -403,7 +403,7 @@ def _resolve_steps_in_flight(options: Options, device: DeviceFacts, why: Decisio
         return int(why.record(name, 2 if asked.async_scheduling else 1, "async_scheduling"))
     if device.kind == "cpu":
         return int(why.record(name, 1, "a CPU has nothing to overlap with"))
-    return int(why.record(name, 2, "the next step is planned while the GPU works"))
+    return int(why.record(name, 2, "the next step is planned while the GPU runs one"))
 
 
 def resolve_model(options: Options, model: ModelFacts, shape: EngineShape) -> ModelSection:
@@ -436,7 +436,7 @@ def resolve_sampling(options: Options, model: ModelFacts, why: DecisionLog) -> S
     for key in options.model.override_generation_config:
         if key not in known:
             names = ", ".join(known)
-            log.warning("override_generation_config: %r has no effect; known are %s", key, names)
+            log.warning("override_generation_config: %r has no effect; allowed are %s", key, names)
     given = model.generation
     defaults = {
         SAMPLING_KEYS[key]: given[key] for key in SAMPLING_KEYS if given.get(key) is not None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 NAMES = ("auto", "llguidance")
 UNSUPPORTED = {
-    "outlines": "it leaves out texts of a choice that another option begins, and skips keywords "
-    "of a JSON schema that it does not know",
+    "outlines": "it omits choices that begin another choice, and skips unknown keywords of a "
+    "JSON schema",
     "lm-format-enforcer": "it reads each mask in Python between two steps, and reads no letters "
     "but ASCII",
 }

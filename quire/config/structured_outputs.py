@@ -52,9 +52,9 @@ def parse_structured_config(given: Mapping[str, Any]) -> StructuredConfig:
     for key, value in given.items():
         if key not in StructuredConfig.__dataclass_fields__:
             near = difflib.get_close_matches(key, StructuredConfig.__dataclass_fields__, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else ";"
             known = ", ".join(StructuredConfig.__dataclass_fields__)
-            raise ConfigError(f"{OPTION_NAME} has no key {key!r}{hint} There are {known}")
+            raise ConfigError(f"{OPTION_NAME} has no key {key!r}{hint} allowed are {known}")
         if value is not None:
             found[key] = coerce(f"{OPTION_NAME}.{key}", hints.get(key, bool), value)
     name, _, switches = str(found.get("backend", "auto")).partition(":")
@@ -62,7 +62,7 @@ def parse_structured_config(given: Mapping[str, Any]) -> StructuredConfig:
         if switch not in LEGACY_SWITCHES:
             known = ", ".join(LEGACY_SWITCHES)
             raise ConfigError(
-                f"{OPTION_NAME}.backend has {switch!r} behind its name; known are {known}"
+                f"{OPTION_NAME}.backend has {switch!r} after its name; allowed are {known}"
             )
         found[LEGACY_SWITCHES[switch]] = True
     backend = canonical_name(name)
@@ -78,10 +78,8 @@ def resolve_structured(options: Options, why: DecisionLog) -> StructuredSection:
     asked = options.structured
     said = parse_structured_config(asked.structured_outputs_config)
     if said.disable_fallback:
-        log.info(
-            "disable_fallback has no effect: a backend that is named is never left for another"
-        )
-    reason = "asked for" if "backend" in asked.structured_outputs_config else "the default"
+        log.info("disable_fallback has no effect: quire never replaces a backend that is named")
+    reason = "requested" if "backend" in asked.structured_outputs_config else "the default"
     return StructuredSection(
         backend=why.record("structured.backend", said.backend, reason),
         disable_any_whitespace=said.disable_any_whitespace,

@@ -41,19 +41,19 @@ _READ = """VLLM_API_KEY VLLM_LOGGING_LEVEL VLLM_TRACE_FUNCTION VLLM_USE_MODELSCO
     VLLM_LOGGING_STREAM"""
 
 _NO_EFFECT = {
-    "the processes of one server speak over sockets in a private folder": """VLLM_HOST_IP VLLM_PORT
+    "the processes of one server use sockets in a private folder": """VLLM_HOST_IP VLLM_PORT
         VLLM_LOOPBACK_IP VLLM_RPC_BASE_PATH VLLM_RPC_TIMEOUT VLLM_DISABLE_REQUEST_ID_RANDOMIZATION
         VLLM_ENABLE_V1_MULTIPROCESSING VLLM_WORKER_MULTIPROC_METHOD
         VLLM_ALLOW_INSECURE_SERIALIZATION VLLM_USE_RUST_FRONTEND VLLM_USE_RUST_BENCH
         VLLM_RUST_FRONTEND_PATH VLLM_INSTANCE_ID""",
-    "quire sends nothing home": """VLLM_NO_USAGE_STATS VLLM_DO_NOT_TRACK VLLM_USAGE_SOURCE
+    "quire sends no usage statistics": """VLLM_NO_USAGE_STATS VLLM_DO_NOT_TRACK VLLM_USAGE_SOURCE
         VLLM_USAGE_STATS_SERVER""",
-    "quire waits as long as it takes, and tells": """VLLM_ENGINE_READY_TIMEOUT_S
+    "quire waits without a time limit, and logs its progress": """VLLM_ENGINE_READY_TIMEOUT_S
         VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS
         VLLM_ENGINE_ITERATION_TIMEOUT_S""",
     "there is one engine and one runner": """VLLM_USE_V1 VLLM_USE_V2_MODEL_RUNNER
         VLLM_PLUGINS VLLM_DISABLE_LOG_LOGO VLLM_LOGGING_COLOR VLLM_MODEL_REDIRECT_PATH""",
-    "its place is QUIRE_CACHE": """VLLM_CACHE_ROOT VLLM_CONFIG_ROOT VLLM_ASSETS_CACHE
+    "QUIRE_CACHE sets the folder": """VLLM_CACHE_ROOT VLLM_CONFIG_ROOT VLLM_ASSETS_CACHE
         VLLM_TUNED_CONFIG_FOLDER VLLM_DISABLE_COMPILE_CACHE""",
     "quire runs no graph compiler": """VLLM_USE_AOT_COMPILE VLLM_USE_BREAKABLE_CUDAGRAPH
         VLLM_ENABLE_STARTUP_PLAN VLLM_TORCH_COMPILE_LEVEL VLLM_COMPILE_CACHE_SAVE_FORMAT
@@ -65,13 +65,13 @@ _NO_EFFECT = {
         VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE VLLM_USE_TRITON_AWQ
         VLLM_FUSED_MOE_CHUNK_SIZE VLLM_FLOAT32_MATMUL_PRECISION""",
     "quire measures what a step needs": "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
-    "OMP_NUM_THREADS says how many threads": """VLLM_CPU_OMP_THREADS_BIND
+    "OMP_NUM_THREADS sets the number of threads": """VLLM_CPU_OMP_THREADS_BIND
         VLLM_CPU_NUM_OF_RESERVED_CPU VLLM_CPU_MOE_PREPACK VLLM_CPU_SGL_KERNEL""",
     "there is one device": """VLLM_SKIP_P2P_CHECK VLLM_NCCL_SO_PATH VLLM_USE_NCCL_SYMM_MEM
         VLLM_DISABLE_PYNCCL VLLM_ALLREDUCE_USE_SYMM_MEM VLLM_ALLREDUCE_USE_FLASHINFER
         VLLM_PP_LAYER_PARTITION VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE VLLM_DP_MASTER_IP
         VLLM_DP_MASTER_PORT VLLM_USE_RAY_SPMD_WORKER VLLM_USE_RAY_COMPILED_DAG VLLM_LOCAL_RANK""",
-    "--grammar-cache-memory bounds what is kept of all backends": """VLLM_XGRAMMAR_CACHE_MB
+    "--grammar-cache-memory limits the cache of all backends": """VLLM_XGRAMMAR_CACHE_MB
         VLLM_V1_USE_OUTLINES_CACHE""",
     "it belongs to a feature that is off": """VLLM_ENFORCE_STRICT_TOOL_CALLING
         VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY
@@ -80,7 +80,7 @@ _NO_EFFECT = {
         VLLM_MEDIA_CONNECTOR VLLM_MEDIA_FETCH_MAX_RETRIES VLLM_MEDIA_URL_ALLOW_REDIRECTS
         VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_LORA_RESOLVER_CACHE_DIR
         VLLM_LORA_RESOLVER_HF_REPO_LIST VLLM_MOONCAKE_BOOTSTRAP_PORT""",
-    "the bounds of requests are fixed here": """VLLM_MAX_N_SEQUENCES VLLM_MAX_COMPLETION_PROMPTS
+    "the limits of requests are fixed": """VLLM_MAX_N_SEQUENCES VLLM_MAX_COMPLETION_PROMPTS
         VLLM_MAX_STOP_STRINGS VLLM_MAX_NUM_BAD_WORDS VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
         VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT VLLM_CHAT_TEMPLATE_FUEL""",
     "it only changes what is logged or measured": """VLLM_DEBUG_LOG_API_SERVER_RESPONSE
@@ -91,13 +91,13 @@ _NO_EFFECT = {
         VLLM_TORCH_PROFILER_DIR""",
 }
 _UNSUPPORTED = {
-    "say hf_overrides={\"max_position_embeddings\": N} and max_model_len":
+    "set hf_overrides={\"max_position_embeddings\": N} and max_model_len":
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
     "adapters (LoRA) are not supported yet": "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
     "results on a GPU may still depend on the batch": "VLLM_BATCH_INVARIANT",
     "Cohere's routes are not supported": "VLLM_ENABLE_COHERE_API",
     "the server ends when the engine does": "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH",
-    "such results are not looked for": "VLLM_RAISE_ON_LOGIT_NANS",
+    "a request with non-finite logits ends with an error": "VLLM_RAISE_ON_LOGIT_NANS",
 }  # fmt: skip
 _IGNORED_PREFIXES = (
     "VLLM_ROCM_ VLLM_TPU_ VLLM_XLA_ VLLM_XPU_ VLLM_HPU_ VLLM_NEURON_ VLLM_OPENVINO_ VLLM_RAY_ "
@@ -117,7 +117,7 @@ _OFF_VALUES = ("0", "false", "no", "off", "")
 def start_process(
     environment: env.Env | None = None, *, level: str | None = None, style: logs.Style = "text"
 ) -> None:
-    """Set up this process's log and, if asked for, the trace of its calls. Raises ConfigError.
+    """Set up this process's log and, if configured, the trace of its calls. Raises ConfigError.
 
     level: of --log-level; None: from the environment. Each process calls this once, and again when
     its options are known.
@@ -138,7 +138,7 @@ def start_process(
         )
     if current.trace_function and not logs.is_tracing():
         path = logs.trace_functions()
-        log.warning("every function call is written to %s: quire is very slow like this", path)
+        log.warning("every function call is written to %s: this makes quire very slow", path)
 
 
 def _setup_log_from_file(path: str) -> None:

@@ -4,7 +4,7 @@
     NO_EFFECT    results stay the same: accepted, with one log line
     UNSUPPORTED  would change results: refused, unless it is off
 
-None is silently ignored. The names of a new feature move from here to options.py.
+No name is ignored silently. The names of a new feature move from here to options.py.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ _NO_EFFECT = {
         otlp_traces_endpoint aggregate_engine_logging
         per_request_spec_decode_metrics disable_log_requests enable_log_requests
         watchdog_config usage_context exclude_log_deltas""",
-    "--log-level, --log-format and VLLM_LOGGING_CONFIG_PATH say such things": """logging_config
+    "set --log-level, --log-format or VLLM_LOGGING_CONFIG_PATH instead": """logging_config
         log_config_file""",
     "--enable-profiler-routes opens /start_profile, which writes to quire_profile/": """
         profiler_config""",
-    "the name of a reasoning parser says it": "enable_reasoning",
+    "reasoning_parser enables it": "enable_reasoning",
     "a server has it, and LLM.chat takes reasoning_parser and tool_parser": """reasoning_parser
         reasoning_parser_plugin tool_call_parser tool_parser_plugin enable_auto_tool_choice""",
     "it belongs to a feature that is off": """max_loras max_lora_rank lora_dtype max_cpu_loras
@@ -123,7 +123,7 @@ _NO_EFFECT = {
 }
 
 _UNSUPPORTED = {
-    "quantization": """quantization_config quantization_param_path
+    "these quantization settings": """quantization_config quantization_param_path
         model_loader_extra_config kv_cache_dtype_skip_layers""",
     "LoRA": """enable_lora default_mm_loras lora_modules enable_prompt_adapter prompt_adapters
         qlora_adapter_name_or_path""",
@@ -138,21 +138,25 @@ _UNSUPPORTED = {
     "prompt embeddings": "enable_prompt_embeds",
     "pooling models": "convert pooler_config",
     "running tools in the server": "tool_server",
-    "strictness of calls that requests do not ask for (`strict` in each function)": (
+    "changing how strictly calls follow their schemas (set `strict` in each function)": (
         "tool_strict_level"
     ),
     "an effort in place of disabled thinking": "anthropic_disabled_thinking_effort",
-    "other marks of reasoning than those of the parser": "reasoning_config",
+    "reasoning markers other than the parser's": "reasoning_config",
     "KV transfer and offload": """kv_transfer_config kv_events_config ec_transfer_config
         kv_offloading_size kv_sharing_fast_prefill""",
     "weight offload": "cpu_offload_gb offload_group_size weight_transfer_config",
     "plug-in classes of another engine": """scheduler_cls worker_cls worker_extension_cls
         model_class_overrides additional_config""",
-    "what it would return or do": """enable_return_routed_experts return_sampling_mask
-        enable_trace_replay watermark_config diffusion_config max_num_active_seqs
-        rope_scaling rope_theta
-        override_attention_dtype""",
-    "a server without HTTP, or with a part of the routes": """headless grpc grpc_port tokens_only
+    "returning the chosen experts": "enable_return_routed_experts",
+    "returning the sampling mask": "return_sampling_mask",
+    "trace replay": "enable_trace_replay",
+    "watermarks": "watermark_config",
+    "diffusion models": "diffusion_config",
+    "a separate cap of active sequences": "max_num_active_seqs",
+    "rope settings as options": "rope_scaling rope_theta",
+    "a separate attention dtype": "override_attention_dtype",
+    "a server without HTTP, or with only some of its routes": """headless grpc grpc_port tokens_only
         enable_scale_out""",
 }
 
@@ -160,15 +164,15 @@ NO_EFFECT = {name: why for why, names in _NO_EFFECT.items() for name in names.sp
 UNSUPPORTED = {name: what for what, names in _UNSUPPORTED.items() for name in names.split()}
 
 ADVICE = {
-    "rope_scaling": 'say hf_overrides={"rope_scaling": {...}}',
-    "rope_theta": 'say hf_overrides={"rope_theta": N}',
+    "rope_scaling": 'use hf_overrides={"rope_scaling": {...}}',
+    "rope_theta": 'use hf_overrides={"rope_theta": N}',
     "tokens_only": "prompts of token ids and return_token_ids work on every server",
-    "quantization_config": 'say quantization="fp8"',
+    "quantization_config": 'use quantization="fp8"',
     "pipeline_parallel_size": "use one device",
     "data_parallel_size": "start one engine per device",
     "cpu_offload_gb": "choose a smaller model or dtype",
     "max_num_active_seqs": "max_num_seqs caps the running sequences",
-    "convert": "quire answers with generated text for now",
+    "convert": "quire only generates text",
 }
 ONE_IS_OFF = (
     "pipeline_parallel_size",
@@ -262,11 +266,11 @@ def describe_effect(name: str) -> str:
     if name in RENAMED:
         return f"Another name of {RENAMED[name]}."
     if name in STRUCTURED_KEYS:
-        return f"Another way to say {STRUCTURED_KEYS[name]} in structured_outputs_config."
+        return f"Another name of {STRUCTURED_KEYS[name]} in structured_outputs_config."
     if name in NO_EFFECT:
         return f"Accepted, no effect: {NO_EFFECT[name]}."
     advice = f"; {ADVICE[name]}" if name in ADVICE else ""
-    return f"Refused unless it is off: {UNSUPPORTED[name]} is not supported yet{advice}."
+    return f"Accepted only if it is off: quire does not support {UNSUPPORTED[name]} yet{advice}."
 
 
 def translate(flat: dict[str, object]) -> dict[str, object]:
@@ -277,7 +281,7 @@ def translate(flat: dict[str, object]) -> dict[str, object]:
         if name != given and value is None:
             continue
         if name != given and given not in SILENT_ALIASES:
-            log.info("%s is called %s now", given, name)
+            log.info("%s is now called %s", given, name)
         if name != given and flat.get(name) not in (None, value):
             raise ConfigError(f"{given} is another name of {name}; they differ: give one")
         if value is not None or name not in out:
@@ -287,7 +291,7 @@ def translate(flat: dict[str, object]) -> dict[str, object]:
     if task is not None and task not in GENERATE_TASKS:
         raise ConfigError(f"task={task!r} is not supported yet; allowed: auto, generate")
     if task is not None:
-        log.info("task=%r has no effect: quire answers with generated text", task)
+        log.info("task=%r has no effect: quire only generates text", task)
     if _swap_has_no_effect(out):
         log.info("swap_space has no effect without preemption_mode='swap'")
     out.update(_translate_values(out))
@@ -323,7 +327,7 @@ def _given_structured_names(structured: Mapping[str, object]) -> list[str]:
 
 
 def _swap_has_no_effect(given: Mapping[str, object]) -> bool:
-    """Whether swap_space is given, and preempted requests are recomputed."""
+    """Whether swap_space is given although preempted requests are recomputed."""
     return given.get("swap_space") is not None and given.get("preemption_mode") != "swap"
 
 
@@ -363,7 +367,7 @@ def is_ignored(name: str, value: object) -> bool:
     if is_neutral(name, value):
         return True
     advice = ADVICE.get(name, "leave it out")
-    raise ConfigError(f"{name}={value!r}: {UNSUPPORTED[name]} is not supported yet; {advice}")
+    raise ConfigError(f"{name}={value!r}: quire does not support {UNSUPPORTED[name]} yet; {advice}")
 
 
 def is_neutral(name: str, value: object) -> bool:

@@ -77,12 +77,13 @@ from quire.text.tokenizing.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 StartTextSetup = Callable[[EngineConfig, Callable[[], Path]], None]
-"""Starts the text side concurrently: given the config and a function for the tokenizer's folder."""
+"""Starts the text side concurrently: called with the config and a function for the tokenizer's
+folder."""
 
 
 MIN_LONG_PROMPT_CHUNK = {cpu.name: 2, cuda.name: 32}
-"""Least tokens of a long prompt in a step with decoding rows. A GPU computes 32 as fast as one; a
-CPU takes as long for each, and longer with more context."""
+"""Minimum of tokens of a long prompt in a step with decoding rows. A GPU computes 32 as fast as
+one; on a CPU each takes as long, and longer with more context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,10 @@ class EngineCoreBundle:
     decisions: tuple[Decision, ...]
     param_checks: tuple[
         ParamCheck, ...
-    ]  # of sampling parameters, by the logits processors of this engine
+    ]  # checks of sampling parameters, by the logits processors of this engine
     seconds: dict[
         str, float
-    ]  # what start-up was spent on, in order: quire.engine.startup.startup_timer
+    ]  # seconds of start-up by stage, in order: quire.engine.startup.startup_timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ def _assemble(
     opening: list[Future[None]] = []
     compilers = None
     if device.type == cuda.name:
-        compilers = _start_compilers(config, environment)  # first: it has much to read
+        compilers = _start_compilers(config, environment)  # first: it has large files to read
         opening.append(timer.run_concurrently("CUDA context", lambda: _open_cuda_context(device)))
         opening.append(
             timer.run_concurrently("Triton", lambda: _import_triton(config, environment))
@@ -240,7 +241,7 @@ def _assemble(
 
 
 def _with_measured_blocks(why: Decision, config: EngineConfig) -> Decision:
-    """The decision, with the number of blocks after the memory of steps was measured."""
+    """Return the decision, with the number of blocks after the memory of steps was measured."""
     blocks = config.cache.num_blocks
     if why.field != "cache.num_blocks" or why.value == blocks:
         return why
@@ -248,7 +249,8 @@ def _with_measured_blocks(why: Decision, config: EngineConfig) -> Decision:
 
 
 def _memory_situation(options: Options, held: int) -> gpu_startup.MemorySituation:
-    """Memory options and memory in use. held: by torch, for other engines of this process."""
+    """Return memory options and memory in use. held: by torch, for other engines of this
+    process."""
     section = options.cache
     fixed = section.num_gpu_blocks_override is not None or section.kv_cache_memory_bytes is not None
     before = cuda.device_properties()
@@ -341,7 +343,7 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
 
 
 def missing_for_structured_output(config: EngineConfig) -> str | None:
-    """What structured output needs and this engine lacks."""
+    """Return what structured output needs and this engine lacks; None: nothing."""
     if skips_tokenizer(config):
         return "a tokenizer"
     if config.parallel.tensor > 1:
@@ -400,7 +402,7 @@ def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None)
 
 
 def build_admission_control(section: SchedulerSection) -> AdmissionControl:
-    """Build admission control. It is the first limit: a refused request costs nothing else."""
+    """Build admission control. It is the first limit, so a refused request costs nothing else."""
     return AdmissionControl(
         max_requests=section.max_num_queued_reqs,
         max_tokens=section.max_num_queued_tokens,
@@ -419,7 +421,8 @@ def cache_specs(cache: CacheSection) -> tuple[CacheSpec, ...]:
 def build_limits(
     section: SchedulerSection, queue: WaitingQueue, least_of_long: int
 ) -> list[StepBudget]:
-    """The limits in order: each sees what those before it allow. queue: waiting sequences."""
+    """Return the limits in order; each is called with what those before it allow. queue: waiting
+    sequences."""
     budget = TokenBudget(section.max_num_batched_tokens)
     limits: list[StepBudget] = []
     if section.long_prefill_token_threshold:

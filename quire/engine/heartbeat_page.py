@@ -24,7 +24,7 @@ from quire.engine.core.step_observer import StepObserver
 
 TOKEN_BASE_COST = 1024
 """Tokens of context that cost as much in attention as the rest of a token's work. Low: small
-models reach that early, and an estimate should rather be too long."""
+models reach that early, and an estimate that is too long does less harm."""
 DEFAULT_STEP_S = 60.0
 """The expected time of a step before any has finished."""
 SLOWEST_DECAY = 0.98
@@ -98,7 +98,7 @@ class HeartbeatWriter(StepObserver):
         self._memory[_PHASE] = EnginePhase.SERVING
 
     def mark_ended(self) -> None:
-        """The engine makes no more steps."""
+        """The engine runs no more steps."""
         self._memory[_PHASE] = EnginePhase.ENDED
 
     def mark_idle(self, asleep: int) -> None:
@@ -111,7 +111,7 @@ class HeartbeatWriter(StepObserver):
             memory[_WORKING] = memory[_EXPECTED_NS] = memory[_SUBMITTED_AT] = 0
 
     def mark_iteration(self, *, working: bool, requests: int) -> None:
-        """An iteration of the loop begins. working: there is a step to make, or one in flight."""
+        """An iteration of the loop begins. working: there is a step to run, or one in flight."""
         memory, now = self._memory, self._clock()
         self._iterations += 1
         memory[_ITERATIONS] = self._iterations

@@ -19,7 +19,7 @@ from quire.errors import RequestError
 MAX_MESSAGE_BYTES = 1 << 30
 """Bytes of a message; a client that sends more is disconnected. HTTP bodies have lower limits."""
 _NOT_SERIALIZABLE = (
-    "is not plain data (numbers, text, lists, dicts), so the engine process cannot have it"
+    "is not plain data (numbers, text, lists, dicts), so it cannot be sent to the engine process"
 )
 
 

@@ -143,13 +143,13 @@ class OutputBatch(EngineMessage, frozen=True):
 
 
 class HeartbeatMessage(EngineMessage, frozen=True):
-    """The engine lives. sleeping_tags: what of it sleeps, see quire.engine.core.sleep_mode."""
+    """The engine is alive. sleeping_tags: its sleeping parts, see quire.engine.core.sleep_mode."""
 
     sleeping_tags: tuple[str, ...]
 
 
 class EngineDeadMessage(EngineMessage, frozen=True):
-    """The engine died. version_mismatch: it lives, but has another protocol version."""
+    """The engine died. version_mismatch: it is alive, but has another protocol version."""
 
     reason: str
     version_mismatch: bool = False

@@ -41,7 +41,7 @@ class Executor(Protocol):
         ...
 
     def release_kv_memory(self) -> None:
-        """Give the KV memory back. Between steps, while no block is in use or cached."""
+        """Return the KV memory to the system. Between steps, while no block is in use or cached."""
         ...
 
     def recover(self) -> None:

@@ -3,7 +3,7 @@
 With `threaded` the worker runs in a thread of its own, so that the scheduler plans step n + 1
 while the kernels (which release the GIL) compute step n: a CPU needs that to overlap. Without it,
 submit() launches the step, and a GPU computes while the scheduler plans.
-A process forked from this one has no such thread: it starts its own, and steps it inherited fail.
+A process forked from this one lacks that thread: it starts its own, and steps in flight fail there.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ class _ThreadStepFuture:
 
     def wait(self) -> StepResult:
         if self._pid != os.getpid() and not self._future.done():
-            raise EngineError("the process was forked during the step, which its parent runs")
-        error = self._future.exception()  # Ctrl-C in this wait is raised, and leaves the step be
+            raise EngineError(
+                "the process was forked during the step, which its parent process runs"
+            )
+        error = (
+            self._future.exception()
+        )  # Ctrl-C in this wait is raised, and does not affect the step
         if error is not None and not isinstance(error, Exception):
             raise EngineError(f"the step was ended by {type(error).__name__}") from error
         return self._future.result()
@@ -44,7 +48,7 @@ class Executor:
         self._calls = WorkerCalls(runner)
         self._thread = _device_thread() if threaded else None
         self._pid = os.getpid()
-        self._step_failed = False  # a step raised in the thread: those behind it do not run
+        self._step_failed = False  # a step raised in the thread: later ones do not run
 
     def submit(self, plan: StepPlan) -> StepFuture:
         step = self._inputs.build(plan)
@@ -54,9 +58,9 @@ class Executor:
         return _ThreadStepFuture(thread.submit(self._run, step))
 
     def _run(self, step: ModelInput) -> StepResult:
-        """In the thread. A step behind one that raised would run on half of its state."""
+        """In the thread. A step after one that raised would run on inconsistent state."""
         if self._step_failed:
-            raise EngineError("the step before failed")
+            raise EngineError("the previous step failed")
         try:
             return self.runner.launch(step).wait()
         except BaseException:
@@ -88,7 +92,7 @@ class Executor:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _own_thread(self) -> ThreadPoolExecutor | None:
-        """The thread, started anew in a forked process."""
+        """Return the thread, started again in a forked process."""
         if self._thread is not None and self._pid != os.getpid():
             self._thread, self._pid = _device_thread(), os.getpid()
         return self._thread

@@ -2,7 +2,7 @@
 
 Each rank holds its share of the model and gets the same ModelInput as msgpack through a socket.
 Every rank samples; rank 0 answers with the StepResult, the others with a checksum of their tokens,
-so ranks that part are found at once. A rank that ends, or fails alone, is EngineDead: the others
+so ranks that diverge are found at once. A rank that ends, or fails alone, is EngineDead: the others
 would wait for it in a collective.
 """
 
@@ -27,15 +27,15 @@ from quire.runner.model_input import ModelInputBuilder
 from quire.sandbox.pipe import WorkerPipe
 
 START_TIMEOUT_S = 600.0
-"""Time for the ranks to load their weights."""
+"""Seconds for the ranks to load their weights."""
 FAILURE_GRACE_S = 5.0
-"""Time for the other ranks to fail as well, after one has failed a step."""
+"""Seconds for the other ranks to fail as well, after one has failed a step."""
 STOP_GRACE_S = 5.0
-"""Time for a rank to end by itself before it is killed."""
+"""Seconds for a rank to end by itself before it is killed."""
 
 
 class StartRank(msgspec.Struct, tag=True, frozen=True):
-    """To a rank, first: what to build."""
+    """To a rank, the first message: what to build."""
 
     options: dict[str, Any]  # of quire.config.options, flat
     config: EngineConfig
@@ -132,7 +132,7 @@ class Executor:
         self.call("recover")
 
     def shutdown(self) -> None:
-        """End the ranks: each ends when its socket does."""
+        """End the ranks: each ends when its socket is closed."""
         self._selector.close()
         for pipe in self._pipes:
             pipe.close()
@@ -157,7 +157,7 @@ class Executor:
         self._number += 1
         self._answers[self._number] = {}
         for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # a rank that is gone is found when waiting
+            with contextlib.suppress(OSError):  # wait() reports a rank that is gone
                 pipe.send(message(self._number))  # type: ignore[arg-type]
         return self._number
 

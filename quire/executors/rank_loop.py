@@ -1,7 +1,7 @@
 """Rank loop: the worker's side of the multi-process executor, one step or call after the other.
 
 A thread reads the socket, so that the engine never waits for a rank that computes. When the socket
-ends the engine is gone, and this process ends at once, even in the middle of a collective.
+is closed the engine has ended, and this process exits at once, even in the middle of a collective.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class RankLoop:
         self._rank = rank
         self._part_types = load_part_types()
         self._inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
-        self._step_failed = False  # those behind it would run on half of its state
+        self._step_failed = False  # later steps would run on inconsistent state
 
     def serve(self) -> NoReturn:
-        """Tell the engine that this rank is ready; then run what it sends."""
+        """Send that this rank is ready; then run each message."""
         threading.Thread(target=self._read, name="quire-rank", daemon=True).start()
         self._answer(RankAnswer(0))
         while True:
@@ -62,7 +62,7 @@ class RankLoop:
             self._step_failed = self._step_failed and message.name != "recover"
             return RankAnswer(message.number, value=value)
         if self._step_failed:
-            raise EngineError("the step before failed")
+            raise EngineError("the previous step failed")
         step = model_input.decode(message.step, self._part_types)
         result = self._runner.launch(step).wait()
         own = None if self._rank else result

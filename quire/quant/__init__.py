@@ -1,1 +1,1 @@
-"""How weights are stored and multiplied: one file per method, found by its name."""
+"""Quantization methods: storage and products of weights; one file per method, found by name."""

@@ -1,7 +1,7 @@
-"""Contract of a quantization method: it owns the parameters of the layers it is given.
+"""Contract of a quantization method: it owns the parameters of its layers.
 
-    params(layer, matrix)        what a checkpoint must hold in place of a plain weight
-    process_after_load(layer)    makes weight objects, which multiply themselves, of the values
+    params(layer, matrix)        the parameters of a checkpoint in place of an unquantized weight
+    process_after_load(layer)    turns the values into weight objects, which multiply themselves
 
 A method is one file of quire.quant, or an entry point of the group "quire.quant"; its kernels are
 in quire.kernels. Which method a layer has is chosen by the checkpoint's config.json or the user
@@ -43,16 +43,16 @@ class ParamSpec:
     trailing: tuple[int, ...] = ()  # further axes, which nothing cuts
     transposed: bool = False  # the checkpoint has the axes in the opposite order
     broadcastable: bool = False  # one number may stand for all
-    init: InitSpec | None = None  # of dummy values; None: those of a plain weight
+    init: InitSpec | None = None  # of dummy values; None: those of an unquantized weight
 
     def layout(self, weight: tuple[WeightShard, ...]) -> tuple[WeightShard, ...]:
-        """How checkpoint tensors fill the parameter of a weight that has this layout."""
+        """Return how checkpoint tensors fill the parameter of a weight with this layout."""
         cuts = [self._axes(part) for part in weight]
         if self.outputs_per and any(part.start % self.outputs_per for part in weight):
             sizes = [part.shard_shape[0] for part in weight]
             raise ConfigError(
                 f"parts of {sizes} outputs share one matrix, but not blocks of {self.outputs_per}: "
-                "this model cannot be quantized by such blocks"
+                "this model cannot be quantized in such blocks"
             )
         starts = accumulate((len(axes[0][1]) for axes in cuts), initial=0)
         return tuple(
@@ -67,7 +67,7 @@ class ParamSpec:
         )
 
     def _axes(self, part: WeightShard) -> list[tuple[int, range]]:
-        """(size, kept range) of every axis, for one part."""
+        """Return (size, kept range) of every axis, for one part."""
         steps = (self.outputs_per, self.inputs_per)
         axes = [
             (_steps_in(size, step), _step_range(cut, size, step))
@@ -78,18 +78,18 @@ class ParamSpec:
 
 
 class QuantizableLayer(Protocol):
-    """A layer as a method sees it: one or more weight matrices, and where their values are."""
+    """A layer as a method uses it: one or more weight matrices, and their values."""
 
     role: str  # "linear", "head", "embedding" or "experts"
     matrices: tuple[str, ...]  # ("weight",), or the names in a bank of experts
     multiplied: bool  # False: rows of the weight are only looked up
 
     def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
-        """The parts of a matrix, each [O, I], whole and as this rank has them."""
+        """Return the parts of a matrix, each [O, I], whole and as this rank has them."""
         ...
 
     def take_params(self, matrix: str) -> dict[str, Tensor]:
-        """The loaded values of a matrix, by the names in `params`. The layer drops them."""
+        """Return the loaded values of a matrix, by the names in `params`. The layer drops them."""
         ...
 
     def set_param(self, param: str, value: object) -> None:
@@ -98,18 +98,19 @@ class QuantizableLayer(Protocol):
 
 
 class Method(Protocol):
-    """One way to hold weights."""
+    """One format of weights."""
 
     name: str
     is_stored: bool
-    """Whether checkpoints hold its parameters. False: it makes them of a plain weight."""
+    """Whether checkpoints have its parameters. False: it quantizes an unquantized weight."""
 
     def accepts(self, layer: QuantizableLayer) -> bool:
-        """Whether the layer is to be quantized, as far as its kind and size say."""
+        """Whether the layer is quantized, by its kind and size."""
         ...
 
     def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
-        """The parameters that a checkpoint must fill for one matrix, by their names there."""
+        """Return the parameters that a checkpoint must fill for one matrix, by their names
+        there."""
         ...
 
     def process_after_load(self, layer: QuantizableLayer) -> None:
@@ -118,12 +119,12 @@ class Method(Protocol):
 
 
 def outputs_of(layer: QuantizableLayer) -> int:
-    """Outputs of the layer's first matrix, over all ranks."""
+    """Return the outputs of the layer's first matrix, over all ranks."""
     return sum(part.shape[0] for part in layer.weight_layout(layer.matrices[0]))
 
 
 def inputs_of(layer: QuantizableLayer, matrix: str) -> int:
-    """Inputs of a matrix, over all ranks."""
+    """Return the inputs of a matrix, over all ranks."""
     return layer.weight_layout(matrix)[0].shape[1]
 
 
@@ -132,7 +133,7 @@ def _steps_in(size: int, step: Step) -> int:
 
 
 def _step_range(cut: range, size: int, step: Step) -> range:
-    """The steps that a cut covers; it must start and end between two of them."""
+    """Return the steps that a cut covers; it must start and end between two of them."""
     if cut.start % step or (cut.stop % step and cut.stop != size):
         raise ConfigError(
             f"tensor parallelism cuts {size} into [{cut.start}, {cut.stop}), through blocks of "

@@ -1,8 +1,9 @@
-"""FP8 method: e4m3 weights with float32 scales, of a checkpoint or made as a plain one is loaded.
+"""FP8 method: e4m3 weights with float32 scales, from a checkpoint or quantized on load.
 
-On load a layer is quantized when its last tensor has come, and its plain form freed, so the peak
-is the small model plus one layer. A checkpoint's scales are parameters that it must fill: one per
-tensor (held as one per output, so that fused parts keep their own), per output, or per block.
+On load a layer is quantized when its last tensor has arrived, and its original is freed, so the
+peak is the quantized model plus one layer. A checkpoint's scales are parameters that it must fill:
+one
+per tensor (held as one per output, so that fused parts keep their own), per output, or per block.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DUMMY_WEIGHT_STD = 64.0
 """Spread of dummy weights in e4m3: six of it stay below 448, where numbers end."""
 
 MIN_OUTPUTS = 16
-"""Of a layer that is quantized: a gate of fewer is not worth it."""
+"""Minimum of outputs of a quantized layer: a smaller gate gains too little."""
 
 CHUNK_ELEMENTS = 1 << 24
 """Elements quantized at once: blocks are found in float32, which is twice or four times as wide."""
@@ -46,11 +47,12 @@ class Method:
         self.is_stored = facts.is_stored
 
     def accepts(self, layer: QuantizableLayer) -> bool:
-        """Not the head and embeddings, whose errors show most, nor a gate of few outputs."""
+        """All but the head and embeddings, whose errors matter most, and gates of few outputs."""
         return layer.role in ("linear", "experts") and outputs_of(layer) >= MIN_OUTPUTS
 
     def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
-        """The weight, and of a checkpoint its scales: [1], [O] or [O / 128, I / 128] of a part."""
+        """The weight, and from a checkpoint its scales: [1], [O] or [O / 128, I / 128] of a
+        part."""
         if not self._facts.is_stored:
             return {"weight": ParamSpec()}
         typical = InitSpec(inputs_of(layer, matrix) ** -0.5 / DUMMY_WEIGHT_STD, 0.0)
@@ -85,12 +87,12 @@ class Method:
 
 
 def _largest(scales: Tensor | None) -> Tensor | None:
-    """The scale of activations that suits all parts."""
+    """Return the scale of activations that suits all parts."""
     return None if scales is None else scales.amax().view(1)
 
 
 def with_kernel_buffers(weight: Fp8Weight) -> Fp8Weight:
-    """With the buffers that the kernels of its device need beside it."""
+    """Add the buffers that the kernels of its device need."""
     if weight.device.type == "cpu":
         return weight
     bands, device = -(-weight.shape[0] // 16), weight.device
@@ -99,7 +101,7 @@ def with_kernel_buffers(weight: Fp8Weight) -> Fp8Weight:
 
 
 def quantize(weight: Tensor, block: int) -> Fp8Weight:
-    """A plain weight [O, I] in eight bits, a stripe of rows at a time."""
+    """Quantize a weight [O, I] to eight bits, a stripe of rows at a time."""
     outputs, inputs = weight.shape
     step = max(CHUNK_ELEMENTS // inputs // BLOCK_SIZE, 1) * BLOCK_SIZE
     data = torch.empty(outputs, inputs, dtype=E4M3, device=weight.device)
@@ -110,13 +112,15 @@ def quantize(weight: Tensor, block: int) -> Fp8Weight:
             made = quantize_blocks(stripe)
             data[at : at + step], scale = made.data, made.scale
         else:
-            data[at : at + step], scale = quantize_fp8(stripe)  # an output is a row as any other
+            data[at : at + step], scale = quantize_fp8(
+                stripe
+            )  # an output is quantized like a token's row
         scales.append(scale)
     return Fp8Weight(data, torch.cat(scales))
 
 
 def quantize_experts(bank: Tensor, block: int) -> Fp8ExpertWeights:
-    """Plain weights of experts [X, O, I] in eight bits."""
+    """Quantize weights of experts [X, O, I] to eight bits."""
     ones = [quantize(one, block) for one in bank]
     return Fp8ExpertWeights(
         torch.stack([one.data for one in ones]), torch.stack([one.scale for one in ones])

@@ -2,7 +2,7 @@
 
 They are numbers of the layer, not parameters: a cache in the model's dtype needs none. Each tool
 that writes checkpoints has its own names for them. A checkpoint may have them for some layers only;
-without, a scale is 1.
+the default is 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCALE_NAME = re.compile(
     r"(?P<at>.+?)\.(?:(?:attn\.)?(?P<which>k|v|kv|q|prob)_scale"
     r"|(?P<proj>q|k|v)_proj\.(?:(?P=proj)_scale|output_scale))"
 )
-"""What checkpoints call them, after the name of the attention block."""
+"""Their names in checkpoints, after the name of the attention block."""
 
 
 class HasKvScales(Protocol):
@@ -40,11 +40,11 @@ class KvScaleLoader:
     def without_scales(
         self, shapes: Iterable[tuple[str, Sequence[int]]]
     ) -> list[tuple[str, Sequence[int]]]:
-        """The (name, shape) pairs that are no such scale."""
+        """Return the (name, shape) pairs that are not such scales."""
         return [(name, shape) for name, shape in shapes if self._find(name) is None]
 
     def extract_scales(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Take the scales out of a stream of tensors, and pass the others on."""
+        """Remove the scales from a stream of tensors, and pass the others on."""
         for name, tensor in tensors:
             found = self._find(name)
             if found is None:
@@ -61,7 +61,7 @@ class KvScaleLoader:
 
 
 def _set_scale(layer: HasKvScales, which: str, name: str, tensor: Tensor) -> None:
-    """q and prob are of an attention that multiplies in eight bits; ours does not."""
+    """q and prob scales belong to an 8-bit attention product, which ours is not."""
     if which in ("q", "prob"):
         return
     if tensor.numel() != 1:

@@ -28,7 +28,7 @@ BIAS = 127
 
 
 class Method:
-    """e2m1 codes on disk; plain weights, or those of the next method, in memory."""
+    """e2m1 codes on disk; in memory bfloat16 weights, or those of the next method."""
 
     name = "mxfp4"
     is_stored = True

@@ -1,4 +1,5 @@
-"""Plain weights in the model's dtype, packed once for the CPU's matrix kernels where that helps."""
+"""Unquantized weights in the model's dtype, packed once for the CPU's matrix kernels where
+faster."""
 
 from __future__ import annotations
 
@@ -25,6 +26,6 @@ class Method:
         return {"weight": ParamSpec()}
 
     def process_after_load(self, layer: QuantizableLayer) -> None:
-        """Pack what is multiplied, where a packed kernel exists. Experts are taken as they are."""
+        """Pack weights that are multiplied, where a packed kernel exists. Experts stay unpacked."""
         if layer.role != "experts" and layer.multiplied:
             layer.set_param("weight", pack(layer.take_params("weight")["weight"]))

@@ -1,4 +1,4 @@
-"""Contract of a device worker: what the CPU's and the GPU's do for the ModelRunner.
+"""Contract of a device worker: the methods that ModelRunner calls on a CPU or GPU.
 
 The runner calls a worker in plan order, from one thread at a time. The workers are in
 quire.runner.cpu.cpu_worker and quire.runner.gpu.cuda_worker.
@@ -30,14 +30,14 @@ class StepHandle(Protocol):
 
 
 class DeviceWorker(Protocol):
-    """The device's half of a step."""
+    """The device's part of a step."""
 
     def execution_context(self) -> AbstractContextManager[object]:
         """The context in which a step runs."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for what was started."""
+        """Wait for all started work."""
         ...
 
     def recover(self) -> None:
@@ -65,7 +65,7 @@ class DeviceWorker(Protocol):
         ...
 
     def release_kv_memory(self) -> None:
-        """Give the KV memory back to the system; every block's content is lost."""
+        """Return the KV memory to the system; every block's content is lost."""
         ...
 
 
@@ -87,7 +87,7 @@ def build_step_result(
     row_errors: RowErrors,
     grammar_masks: GrammarMasks | None = None,
 ) -> StepResult:
-    """The step's result by the plan's rows, from what was sampled for rows [R] of the inputs.
+    """Return the step's result by the plan's rows, from the samples of rows [R] of the inputs.
 
     extras: what parts add to fields of the result. grammar_masks: of the sampling, committed.
     """
@@ -130,5 +130,5 @@ def build_step_result(
 def _by_plan_row(
     of_sampled: Mapping[int, T], rows: Sequence[int], kept: Container[int]
 ) -> dict[int, T]:
-    """By rows of the plan, of the sampled tokens that count."""
+    """Return values by rows of the plan, for the accepted tokens."""
     return {rows[i]: value for i, value in of_sampled.items() if i in kept}

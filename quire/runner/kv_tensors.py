@@ -2,8 +2,8 @@
 values are part of the keys.
 
 On the CPU they are zero pages that cost nothing until written, so a large pool is free until used;
-they go back to the system when an idle engine sleeps. On a GPU they are views of one allocation
-without defined content: kernels read only what was written.
+they are returned to the system when an idle engine sleeps. On a GPU they are views of one
+allocation without defined content: kernels read only what was written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def allocate_kv_tensors(
     device: torch.device | None = None,
     pinned: bool = False,
 ) -> list[Tensor]:
-    """One tensor per place. The layers of one place agree in shape (group_layers saw to it).
+    """Allocate one tensor per place. The layers of one place agree in shape (by group_layers).
 
     num_blocks may be 0 (no host tier): tensors of no blocks. pinned: host memory a GPU can copy
     from and to while it computes.
@@ -50,7 +50,7 @@ def allocate_kv_tensors(
 def _device_tensors(
     shapes: Seq[tuple[int, ...]], dtype: torch.dtype, device: torch.device
 ) -> list[Tensor]:
-    """Tensors end to end in one allocation: the driver is asked once, whatever the layers."""
+    """Allocate tensors end to end: one call of the driver, whatever the layers."""
     sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
     whole = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     pieces = torch.split(whole, sizes)
@@ -62,10 +62,10 @@ def _pinned_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def release_pages(tensors: Seq[Tensor]) -> None:
-    """Return host memory of KV tensors to the system. Usable afterwards; what they held is gone."""
+    """Return host memory of KV tensors to the system. They stay usable; their content is lost."""
     for tensor in tensors:
         if not tensor.is_cpu or tensor.is_pinned():
-            continue  # taken for good: the device's memory has no other use while quire runs
+            continue  # never returned: no other process uses the device's memory while quire runs
         start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE
         size = last * mmap.PAGESIZE - first

@@ -35,12 +35,12 @@ class ModelInput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelInputBuilder:
-    """The core's half of an executor: makes ModelInputs, in plan order, on the engine thread."""
+    """The core's part of an executor: makes ModelInputs, in plan order, on the engine thread."""
 
     def __init__(
         self, shape: TableShape, part_types: Mapping[str, type[StepPart]] | None = None
     ) -> None:
-        """part_types: the parts that steps may have; None: all there are."""
+        """part_types: the parts that steps may have; None: all that exist."""
         self._tables = SlotTables(shape)
         self._part_types = load_part_types() if part_types is None else part_types
 
@@ -70,12 +70,12 @@ class ModelInputBuilder:
 
 
 def encode(value: ModelInput) -> bytes:
-    """The input as msgpack. Raises TypeError for values that cannot leave the process."""
+    """Encode as msgpack. Raises TypeError for values that cannot leave the process."""
     return _encoder.encode(value)
 
 
 def decode(data: bytes, part_types: Mapping[str, type[StepPart]]) -> ModelInput:
-    """The input that `encode` was given."""
+    """Decode the result of `encode`."""
     made = _decoder.decode(data)
     for name, part in made.parts.items():
         made.parts[name] = msgspec.convert(part, part_types[name])

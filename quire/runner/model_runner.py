@@ -1,4 +1,4 @@
-"""The worker's half of an executor: runs each ModelInput with one forward pass and one sampling.
+"""The worker's part of an executor: runs each ModelInput with one forward pass and one sampling.
 
     launch(input)   slots left and joined, tables written, blocks moved, forward and sampling begun
     .wait()         the StepResult
@@ -29,7 +29,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, step: ModelInput) -> StepHandle:
-        """Begin the step. One thread, in plan order."""
+        """Start the step. One thread, in plan order."""
         with span("launch"), self.worker.execution_context():
             for slot in step.leaves:
                 self._sampler.leave(slot)
@@ -43,7 +43,7 @@ class ModelRunner:
             return self.worker.compute(step.batch, step.parts.values())
 
     def recover(self) -> None:
-        """Drop what a failed step left half done. Nothing may be in flight.
+        """Drop the partial results of a failed step. Nothing may be in flight.
 
         Raises EngineDead if the device is lost.
         """
@@ -51,11 +51,11 @@ class ModelRunner:
         self.worker.recover()
 
     def release_kv_memory(self) -> None:
-        """Give the KV memory back to the system; every block's content is lost."""
+        """Return the KV memory to the system; every block's content is lost."""
         self.worker.release_kv_memory()
 
     def _move_blocks(self, step: ModelInput) -> None:
-        """In this order, because one plan may free a block, refill it, and copy from it."""
+        """Swap out, swap in, copy: one plan may free a block, refill it, and copy from it."""
         if step.swap_out_copies:
             self.worker.swap_out(step.swap_out_copies)
         if step.swap_in_copies:

@@ -1,7 +1,7 @@
 """Profiler: names ranges of a step's time, and records traces of some steps.
 
-The ranges show in torch's profiler, and in Nsight Systems through NVTX. While they are off, a range
-costs a function call. bench/host.py counts the device's idle time.
+The ranges appear in torch's profiler, and in Nsight Systems through NVTX. While they are off, a
+range costs a function call. bench/host.py counts the device's idle time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _enabled = False
 
 
 def set_spans_enabled(on: bool) -> None:
-    """Mark ranges from now on, or no longer."""
+    """Turn the ranges on or off."""
     global _enabled
     _enabled = on
 
@@ -55,7 +55,7 @@ class StepProfiler:
         self._profiler: torch.profiler.profile | None = None
 
     def before_step(self) -> None:
-        """To be called before each step."""
+        """Count a step; called before each."""
         if self._step == self._skip:
             self._start()
         elif self._step == self._stop_at:

@@ -38,7 +38,8 @@ class SlotTables:
         self._sequences: list[Sequence | None] = [None] * shape.max_seqs
 
     def collect_updates(self, plan: StepPlan) -> list[BlockTableUpdate]:
-        """The entries that the plan adds: joined and changed tables whole, others by their end."""
+        """Return the entries that the plan adds: joined and changed tables whole, else the new
+        ends."""
         for slot in plan.leaves:
             self._sequences[slot] = None
         for seq in plan.joins:

@@ -2,7 +2,7 @@
 
 The rows of one token come first ("decodes"), the others after them, each kind in the plan's order.
 Nothing here refers to the scheduler's objects, which change later; block tables are on the device.
-A token that a step in flight has yet to yield is UNKNOWN: the device has it. A row with drafts is
+A token that a step in flight will yield is UNKNOWN: the device has it. A row with drafts is
 sampled behind its known token and behind each draft.
 
 Axes: T tokens in the step, S rows, R sampled rows.
@@ -45,16 +45,17 @@ class StepBatch:
 
     @property
     def max_prior_context(self) -> int:
-        """Most tokens that a row of several has before this step's."""
+        """Maximum of tokens that a row of several has before this step's."""
         if self.num_decodes == len(self.slots):
             return 0
         before = self.contexts - np.diff(self.q_starts)
         return int(before[self.num_decodes :].max(initial=0))
 
     def accepted(self, ids: Seq[int]) -> Seq[int]:
-        """Which of the R sampled tokens count: a row's first, and each behind drafts that agree.
+        """Which of the R sampled tokens are accepted: a row's first, and each after drafts that
+        agree.
 
-        Greedy rows, and random ones whose draws are keyed by position, yield what they yield
+        Greedy rows, and random ones whose draws are keyed by position, yield the same tokens as
         without drafts (reference/speculative.md, section 2).
         """
         if not self.next_drafts:

@@ -1,4 +1,4 @@
-"""Worker calls: what an executor runs on each rank by name, between steps.
+"""Worker calls: functions that an executor runs on each rank by name, between steps.
 
 `Executor.call("reserve_memory", ...)` runs the method of that name here. Arguments and results are
 plain data, so a call can be sent to another process. Start-up uses them: tracing for the kernels
@@ -23,11 +23,11 @@ LIBRARY_GEMMS = frozenset({torch.mm, torch.addmm, torch.bmm, torch._scaled_mm})
 UNINITIALIZED_CONSTRUCTORS = frozenset(
     {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
 )
-"""What makes tensors without defining what they hold."""
+"""Functions that make tensors without defined content."""
 
 
 class WorkerCalls:
-    """The named calls of one rank. Only a rank with a GPU takes those of start-up."""
+    """The named calls of one rank. Only a rank with a GPU has those of start-up."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -37,8 +37,8 @@ class WorkerCalls:
 
     def begin_trace(self) -> None:
         """From now on steps run without graphs, on two layers of each kind, with zeroed tensors
-        and without the library's large products. Of layers that are alike, more would need no other
-        kernels; zeros are valid indexes.
+        and without the library's large products. Of equal layers, more would need no other kernels;
+        zeros are valid indexes.
         """
         model: Any = self._runner.model
         with ExitStack() as entered:
@@ -56,18 +56,18 @@ class WorkerCalls:
         self._worker.warm_up_kernels()
 
     def reserve_memory(self, size: int, pieces: int, piece: int) -> None:
-        """Take from the driver what steps will need: `size` bytes at once, and small pieces."""
+        """Allocate from the driver what steps will need: `size` bytes at once, and small pieces."""
         self._worker.reserve_memory(size, pieces, piece)
 
     def start_memory_peak(self) -> None:
-        """Measure from now on how much memory is used at once."""
+        """Reset the measurement of memory in use at once."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         self._memory_before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         torch.cuda.reset_peak_memory_stats()
 
     def memory_peak(self) -> tuple[int, int]:
-        """Bytes beyond those before: in use at once, and taken from the driver for that."""
+        """Return bytes beyond the reset: in use at once, and allocated from the driver for that."""
         torch.cuda.synchronize()
         used, taken = self._memory_before
         return (
@@ -76,11 +76,11 @@ class WorkerCalls:
         )
 
     def release_kv_memory(self) -> None:
-        """Give the KV memory back to the system."""
+        """Return the KV memory to the system."""
         self._runner.release_kv_memory()
 
     def recover(self) -> None:
-        """Drop what a failed step left half done."""
+        """Drop the partial results of a failed step."""
         self._runner.recover()
 
 
@@ -114,7 +114,7 @@ def _two_of_a_kind(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def _layer_kind(layer: nn.Module) -> str:
-    """What a layer is made of: classes, sizes and switches, without its place in the cache."""
+    """Describe a layer: classes, sizes and switches, without its place in the cache."""
     plain = (bool, int, float, str, type(None))
     parts = []
     for name, module in layer.named_modules():

@@ -104,8 +104,8 @@ def _from_hub(
     except _Unreachable as error:
         if cached is None or lacks:
             raise ConfigError(
-                f"{name!r} is neither a folder nor whole in {at}, and the hub cannot be reached: "
-                f"{error}"
+                f"{name!r} is not a folder, it is not complete in {at}, and the hub cannot be "
+                f"reached: {error}"
             ) from error
         log.warning("the hub cannot be reached (%s); using the cached %s", error, cached)
         return cached
@@ -128,7 +128,7 @@ def _cached(
             found = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision)
         except HFValidationError as error:
             raise ConfigError(
-                f"{name!r} is neither a folder nor a name like org/model: {error}"
+                f"{name!r} is not a folder or a name like org/model: {error}"
             ) from error
         if isinstance(found, str):
             folder = Path(found).parent

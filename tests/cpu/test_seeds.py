@@ -34,7 +34,7 @@ LOCAL = {
 }
 ENDINGS = {"eos_token_id": list(range(2, 400, 10))}  # so that random models come to an end
 WHY = {
-    "refused_lora": "enable_lora=True: LoRA is not supported yet",
+    "refused_lora": "enable_lora=True: quire does not support LoRA yet",
     "refused_reward": "task='reward' is not supported yet",
     "refused_embed": "task='embed' is not supported yet",
     "refused_classify": "task='classify' is not supported yet",

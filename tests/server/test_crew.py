@@ -108,7 +108,7 @@ def test_one_that_is_stopped_is_replaced_while_the_other_serves(crew, condemned)
             collections.deque(broken, 0)
         kill(engine_of(server))
         assert list(said)[-1]["choices"][0]["finish_reason"] == "length"
-    assert "an API process does not get on: its process is stopped" in "".join(crew.log)
+    assert "an API process makes no progress: its process is stopped" in "".join(crew.log)
     assert wait_until(lambda: len(crew.pids()) == 2, 60)
     (successor,) = crew.pids() - {other}
     (client,) = crew.clients(successor)

@@ -110,7 +110,7 @@ def test_an_api_process_that_hangs_is_replaced_and_one_too_many_ends_the_server(
         assert server.process.wait(10) == 1
         assert server.gone()
         said = server.process.stdout.read()
-        assert "an API process does not get on: no heartbeat" in said
+        assert "an API process makes no progress: no heartbeat" in said
         assert 'File "arming.py"' in said
         assert 'File "quire/server/generation/generation_stream.py"' in said
         assert "an API process ended: killed by signal 9" in said

@@ -1,8 +1,8 @@
-"""Start times of requests: seconds after the beginning, one per request.
+"""Arrival times of requests: seconds after the beginning, one per request.
 
-Gaps are gamma-distributed: burstiness 1 is a Poisson process, more is more even, less comes in
-bursts. A ramp changes the rate over the requests. The total time is the number of requests
-divided by the rate, whatever the draws were.
+Gaps are gamma-distributed: burstiness 1 is a Poisson process, more is more even, less is burstier.
+A ramp changes the rate over the requests. The total time is always the number of requests divided
+by the rate.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class RequestRate:
             if self.per_s <= 0:
                 raise ConfigError(f"--request-rate must be > 0, got {self.per_s:g}")
         elif self.per_s != INF:
-            raise ConfigError("--ramp-up-strategy has rates of its own: leave out --request-rate")
+            raise ConfigError("--ramp-up-strategy sets the rates: leave out --request-rate")
         elif self.start < 0 or self.end <= 0 or (self.ramp == "exponential" and self.start <= 0):
             raise ConfigError("--ramp-up-start-rps and --ramp-up-end-rps must be > 0")
 
     def rate_at(self, done: float) -> float:
-        """The rate when this share of the requests has started."""
+        """Return the rate when this share of the requests has started."""
         if self.ramp is None:
             return self.per_s
         if self.ramp == "linear":
@@ -46,7 +46,7 @@ class RequestRate:
 def compute_start_times(
     count: int, rate: RequestRate, burstiness: float, rng: random.Random
 ) -> list[float]:
-    """Start times of `count` requests; the first is 0."""
+    """Return start times of `count` requests; the first is 0."""
     if burstiness <= 0:
         raise ConfigError(f"--burstiness must be > 0, got {burstiness:g}")
     if rate.ramp is None and rate.per_s == INF:

@@ -1,4 +1,5 @@
-"""Sends one streamed request to an OpenAI-compatible server and records when each chunk arrived."""
+"""Sends one streamed request to an OpenAI-compatible server and records each chunk's arrival
+time."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from quire.errors import ConfigError
 
 @dataclass(slots=True)
 class RequestResult:
-    """Times are seconds on one clock. error: why there is no whole answer."""
+    """Times are seconds on one clock. error: why the answer is incomplete."""
 
     sent_at: float
     chunks_at: list[float] = field(default_factory=list)
@@ -28,7 +29,7 @@ class RequestResult:
     scheduled_at: float = 0.0
 
     def metric_values(self, metric: str) -> list[float]:
-        """Seconds of one metric; of itl one per gap, of others one or none."""
+        """Return seconds of one metric; of itl one per gap, of others one or none."""
         at = self.chunks_at
         if not at:
             return []
@@ -54,7 +55,7 @@ class BenchEndpoint:
 def open_session(
     api_key: str | None, headers: Sequence[str] = (), *, insecure: bool = False
 ) -> Any:
-    """A client session without limits of its own. Raises ConfigError without aiohttp."""
+    """Open a client session without limits of its own. Raises ConfigError without aiohttp."""
     try:
         import aiohttp
     except ImportError:
@@ -74,7 +75,7 @@ def open_session(
 
 
 async def wait_ready(http: Any, base: str, seconds: float) -> None:
-    """Until the server answers /health, at most so long. Raises ConfigError."""
+    """Wait until the server answers /health, at most so long. Raises ConfigError."""
     import aiohttp
 
     deadline = time.perf_counter() + seconds
@@ -92,7 +93,7 @@ async def wait_ready(http: Any, base: str, seconds: float) -> None:
 
 
 async def first_model(http: Any, base: str) -> str:
-    """The first model that the server lists. Raises ConfigError."""
+    """Return the first model that the server lists. Raises ConfigError."""
     import aiohttp
 
     try:
@@ -100,11 +101,11 @@ async def first_model(http: Any, base: str) -> str:
             response.raise_for_status()
             return str((await response.json())["data"][0]["id"])
     except (aiohttp.ClientError, OSError, LookupError, ValueError) as error:
-        raise ConfigError(f"{base}/v1/models does not answer: {error}; say --model") from None
+        raise ConfigError(f"{base}/v1/models does not answer: {error}; give --model") from None
 
 
 async def post_command(http: Any, url: str) -> None:
-    """Tell the server to do something. Raises ConfigError if it refuses."""
+    """Call a route of the server. Raises ConfigError if it refuses."""
     async with http.post(url) as response:
         if response.status != 200:
             text = (await response.text())[:300]
@@ -112,7 +113,7 @@ async def post_command(http: Any, url: str) -> None:
 
 
 async def send_request(target: BenchEndpoint, item: SampleRequest, due_at: float) -> RequestResult:
-    """Send a request and read its stream to the end. Failures are in the answer."""
+    """Send a request and read its stream to the end. Failures are recorded in the answer."""
     import aiohttp
 
     answer = RequestResult(time.perf_counter(), scheduled_at=due_at)
@@ -164,7 +165,7 @@ def _read_chunk(answer: RequestResult, line: bytes) -> None:
 
 
 def _has_text(choice: dict[str, Any]) -> bool:
-    """A chunk that carries tokens: the first of a chat has a role only."""
+    """Whether a chunk carries tokens: the first of a chat has a role only."""
     delta = choice.get("delta")
     if delta is None:
         return True

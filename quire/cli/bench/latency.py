@@ -1,4 +1,4 @@
-"""quire bench latency --model MODEL: one batch again and again, offline.
+"""quire bench latency --model MODEL: runs one batch repeatedly, offline.
 
 Prompts are random token ids; every answer has exactly --output-len tokens.
 """
@@ -57,7 +57,7 @@ def _parser() -> OptionParser:
     parser = OptionParser(prog="quire bench latency", usage="%(prog)s --model MODEL [options]")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--n", type=int, default=1, help="answers a prompt (the beams' number)")
+    parser.add_argument("--n", type=int, default=1, help="answers per prompt (the number of beams)")
     parser.add_argument("--num-iters-warmup", type=int, default=10)
     parser.add_argument("--num-iters", type=int, default=30)
     parser.add_argument("--use-beam-search", action="store_true")

@@ -15,7 +15,7 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile (0 to 100), between neighbours in proportion. NaN of nothing."""
+    """Return the q-th percentile (0 to 100), linearly interpolated. NaN for no values."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -26,7 +26,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def percentiles(values: Sequence[float], wanted: Iterable[float] = PERCENTILES) -> dict[str, float]:
-    """By name ("50": the median), as JSON wants keys."""
+    """Return percentiles by name ("50": the median), because JSON keys are text."""
     return {f"{q:g}": percentile(values, q) for q in wanted}
 
 
@@ -35,7 +35,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def write_json(found: Mapping[str, object], to: str | None) -> None:
-    """The result as JSON, if asked for."""
+    """Write the result as JSON, if requested."""
     if to is None:
         return
     text = encode_json(found, indent=2)
@@ -49,7 +49,7 @@ def write_json(found: Mapping[str, object], to: str | None) -> None:
 
 
 def encode_json(found: Mapping[str, object], *, indent: int | None = None) -> str:
-    """JSON with null for what there was nothing to compute from: NaN is no JSON."""
+    """Format as JSON with null for NaN, which JSON does not have."""
     plain = {
         name: None if isinstance(value, float) and math.isnan(value) else value
         for name, value in found.items()
@@ -58,7 +58,7 @@ def encode_json(found: Mapping[str, object], *, indent: int | None = None) -> st
 
 
 def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """A table on stderr, so that JSON can have standard output."""
+    """Print a table to stderr, so that JSON can have standard output."""
     from rich.console import Console
     from rich.table import Table
 

@@ -17,29 +17,31 @@ METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
 def add_result_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that say what is measured and where it goes."""
+    """Add the flags of what is measured and where the result is written."""
     group = parser.add_argument_group("result")
     group.add_argument(
-        "--percentile-metrics", default=",".join(METRICS), help="of which: ttft,tpot,itl,e2el"
+        "--percentile-metrics", default=",".join(METRICS), help="metrics: ttft,tpot,itl,e2el"
     )
-    group.add_argument("--metric-percentiles", default="50,90,99", help="which percentiles")
+    group.add_argument("--metric-percentiles", default="50,90,99", help="percentiles of each")
     group.add_argument(
         "--goodput", nargs="+", default=[], metavar="METRIC:MS",
-        help="count requests that keep all of these: ttft:200 tpot:50 e2el:3000",
+        help="count requests within all of these limits, in ms: ttft:200 tpot:50 e2el:3000",
     )  # fmt: skip
     group.add_argument("--save-result", action="store_true", help="write a JSON file")
-    group.add_argument("--save-detailed", action="store_true", help="every request in the JSON")
-    group.add_argument("--append-result", action="store_true", help="as a line of the file")
+    group.add_argument(
+        "--save-detailed", action="store_true", help="write every request to the JSON"
+    )
+    group.add_argument("--append-result", action="store_true", help="append a line to the file")
     group.add_argument("--result-dir", metavar="FOLDER")
     group.add_argument("--result-filename", metavar="FILE")
     group.add_argument(
-        "--metadata", nargs="+", default=[], metavar="NAME=VALUE", help="also to be in the JSON"
+        "--metadata", nargs="+", default=[], metavar="NAME=VALUE", help="further fields of the JSON"
     )
     group.add_argument("--label", help="the same as --metadata label=...")
 
 
 def parse_slo_limits(words: Iterable[str]) -> dict[str, float]:
-    """METRIC:MS words as a table. Raises ConfigError."""
+    """Parse METRIC:MS words to a table. Raises ConfigError."""
     found: dict[str, float] = {}
     for word in words:
         name, _, value = word.partition(":")
@@ -48,26 +50,26 @@ def parse_slo_limits(words: Iterable[str]) -> dict[str, float]:
         except ValueError:
             raise ConfigError(f"--goodput takes METRIC:MS, got {word!r}") from None
         if name not in ("ttft", "tpot", "e2el") or found[name] < 0:
-            raise ConfigError(f"--goodput knows ttft, tpot and e2el, in ms >= 0; got {word!r}")
+            raise ConfigError(f"--goodput takes ttft, tpot and e2el, in ms >= 0; got {word!r}")
     return found
 
 
 def parse_percentiles(text: str) -> list[float]:
-    """Numbers with commas. Raises ConfigError."""
+    """Parse numbers with commas. Raises ConfigError."""
     try:
         found = [float(one) for one in text.split(",")]
     except ValueError:
         raise ConfigError(f"--metric-percentiles takes 50,90,99; got {text!r}") from None
     if not all(0 <= one <= 100 for one in found):
-        raise ConfigError(f"--metric-percentiles lie in [0, 100], got {text!r}")
+        raise ConfigError(f"--metric-percentiles must be in [0, 100], got {text!r}")
     return found
 
 
 def parse_metrics(text: str) -> list[str]:
-    """Names with commas. Raises ConfigError."""
+    """Parse names with commas. Raises ConfigError."""
     found = [one.strip() for one in text.split(",") if one.strip()]
     if not set(found) <= set(METRICS):
-        raise ConfigError(f"--percentile-metrics knows {', '.join(METRICS)}; got {text!r}")
+        raise ConfigError(f"--percentile-metrics takes {', '.join(METRICS)}; got {text!r}")
     return found
 
 
@@ -78,7 +80,7 @@ def summarize(
     metrics: Sequence[str] = METRICS,
     limits: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The figures of a run."""
+    """The metrics of a run."""
     good = [one for one in answers if one.error is None]
     read = sum(one.prompt_tokens for one in good)
     made = sum(one.output_tokens for one in good)
@@ -115,12 +117,12 @@ def _metric_summary(
 
 
 def _meets_slo(answer: RequestResult, limits: Mapping[str, float]) -> bool:
-    """No time of the request is over its limit. What it has none of, it keeps."""
+    """Whether no time of the request exceeds its limit. A missing time counts as within it."""
     return all(v * 1e3 <= most for name, most in limits.items() for v in answer.metric_values(name))
 
 
 def _peak_output_throughput(answers: Iterable[RequestResult]) -> float:
-    """Most tokens in one second of the clock; a request's are spread evenly over its chunks."""
+    """Return the most tokens in one second; a request's are spread evenly over its chunks."""
     counts: defaultdict[int, float] = defaultdict(float)
     for one in answers:
         for at in one.chunks_at:
@@ -139,7 +141,7 @@ def _peak_concurrency(answers: Iterable[RequestResult]) -> int:
 
 
 def build_request_columns(answers: Sequence[RequestResult], began: float) -> dict[str, Any]:
-    """Every request, as columns. `errors` is then one a request."""
+    """Return every request, as columns. `errors` has one entry per request."""
     first = [next(iter(one.metric_values("ttft")), None) for one in answers]
     return {
         "input_lens": [one.prompt_tokens for one in answers],
@@ -155,7 +157,7 @@ def build_request_columns(answers: Sequence[RequestResult], began: float) -> dic
 
 
 def save_result(found: Mapping[str, Any], args: argparse.Namespace) -> Path | None:
-    """Write the result as the flags ask. Returns the file, or None if none was asked for."""
+    """Write the result as the flags request. Returns the file, or None without one."""
     if not (args.save_result or args.append_result or args.result_filename):
         return None
     path = Path(args.result_dir or ".") / (args.result_filename or _result_file_name(found))
@@ -170,13 +172,13 @@ def save_result(found: Mapping[str, Any], args: argparse.Namespace) -> Path | No
 
 
 def _result_file_name(found: Mapping[str, Any]) -> str:
-    """backend-rate-model-date.json."""
+    """Return the default file name, backend-rate-model-date.json."""
     model = str(found["model_id"]).replace("/", "_")
     return f"{found['backend']}-{found['request_rate']}qps-{model}-{found['date']}.json"
 
 
 def describe_run(args: argparse.Namespace, model: str) -> dict[str, Any]:
-    """What was run, for those who read the result later. Raises ConfigError."""
+    """Describe the run for later readers of the result. Raises ConfigError."""
     found: dict[str, Any] = {
         "date": time.strftime("%Y%m%d-%H%M%S"),
         "backend": args.backend,

@@ -1,4 +1,4 @@
-"""quire bench serve: load on a running OpenAI-compatible server.
+"""quire bench serve: loads a running OpenAI-compatible server.
 
 Requests start at --request-rate a second (inf: at once), at most --max-concurrency at a time, and
 stream. TTFT: request sent to first chunk with text. ITL: the gap between chunks. TPOT: (last chunk
@@ -85,21 +85,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> OptionParser:
-    """The flags of `quire bench serve`."""
+    """Return the parser of `quire bench serve`."""
     parser = OptionParser(prog="quire bench serve", usage="%(prog)s [options]")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     _add_endpoint_flags(parser)
     group = parser.add_argument_group("load")
-    group.add_argument("--request-rate", type=float, default=INF, help="requests a second")
+    group.add_argument("--request-rate", type=float, default=INF, help="requests per second")
     group.add_argument(
         "--burstiness", type=float, default=1.0, help="1: Poisson; more: more even; less: burstier"
     )
     group.add_argument("--ramp-up-strategy", choices=["linear", "exponential"])
     group.add_argument("--ramp-up-start-rps", type=float, default=0.0, help="rate at the start")
     group.add_argument("--ramp-up-end-rps", type=float, default=0.0, help="rate at the end")
-    group.add_argument("--max-concurrency", type=int, default=None, help="requests at a time")
-    group.add_argument("--num-warmups", type=int, default=1, help="requests before, not measured")
-    group.add_argument("--profile", action="store_true", help="let the server profile the load")
+    group.add_argument("--max-concurrency", type=int, default=None, help="most requests at once")
+    group.add_argument("--num-warmups", type=int, default=1, help="unmeasured requests before")
+    group.add_argument("--profile", action="store_true", help="run the server's profiler meanwhile")
     _add_body_flags(parser)
     add_workload_flags(parser, prompts=1000, seed=("--seed",))
     add_result_flags(parser)
@@ -109,23 +109,25 @@ def parser() -> OptionParser:
 
 def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--backend", choices=list(ENDPOINTS), default=None, help="the dialect")
+    group.add_argument("--backend", choices=list(ENDPOINTS), default=None, help="API of the server")
     group.add_argument("--base-url", default=None, help="default: http://HOST:PORT")
     group.add_argument("--host", default="127.0.0.1")
     group.add_argument("--port", type=int, default=8000)
     group.add_argument("--endpoint", choices=sorted(set(ENDPOINTS.values())), default=None)
     group.add_argument("--header", nargs="+", default=[], metavar="NAME=VALUE")
     group.add_argument("--api-key", default=None, help="default: OPENAI_API_KEY")
-    group.add_argument("--insecure", action="store_true", help="check no TLS certificate")
-    group.add_argument("--model", default=None, help="default: the server's first")
-    group.add_argument("--served-model-name", default=None, help="the name to ask for, if another")
+    group.add_argument("--insecure", action="store_true", help="do not verify TLS certificates")
+    group.add_argument("--model", default=None, help="default: the server's first model")
     group.add_argument(
-        "--ready-check-timeout-sec", type=float, default=0, help="wait so long for the server"
+        "--served-model-name", default=None, help="model name in requests, if another"
+    )
+    group.add_argument(
+        "--ready-check-timeout-sec", type=float, default=0, help="seconds to wait for the server"
     )
     group.add_argument(
         "--tokenizer", default=None, help="folder or name: send random prompts as text made with it"
     )
-    group.add_argument("--vocab-size", type=int, default=100_000, help="random ids lie below it")
+    group.add_argument("--vocab-size", type=int, default=100_000, help="random ids are below it")
 
 
 def _add_body_flags(parser: argparse.ArgumentParser) -> None:
@@ -137,13 +139,13 @@ def _add_body_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--logprobs", type=int, default=None)
     group.add_argument(
         "--ignore-eos", action=argparse.BooleanOptionalAction, default=True,
-        help="answer with exactly the tokens asked for; this is the default",
+        help="generate exactly --output-len tokens per answer; this is the default",
     )  # fmt: skip
-    group.add_argument("--extra-body", metavar="JSON", default=None, help="more fields")
+    group.add_argument("--extra-body", metavar="JSON", default=None, help="further body fields")
 
 
 def _extra_body_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of every body. Raises ConfigError."""
+    """Return the fields of every body. Raises ConfigError."""
     given = {name: getattr(args, name) for name in SAMPLING}
     extra = {name: value for name, value in given.items() if value is not None}
     extra["ignore_eos"] = args.ignore_eos
@@ -164,12 +166,12 @@ def _extra_body_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _resolve_endpoint(args: argparse.Namespace) -> str:
-    """The request path: the given one, or the backend's. Decides the backend, too."""
+    """Return the request path: the given one, or the backend's. Sets the backend too."""
     if args.backend is None:
         args.backend = "openai-chat" if "/chat/" in (args.endpoint or "") else "openai"
     endpoint = args.endpoint or ENDPOINTS[args.backend]
     if endpoint != ENDPOINTS[args.backend]:
-        raise ConfigError(f"--backend {args.backend} asks {ENDPOINTS[args.backend]}")
+        raise ConfigError(f"--backend {args.backend} uses {ENDPOINTS[args.backend]}")
     return str(endpoint)
 
 
@@ -179,7 +181,7 @@ async def _run_benchmark(
     times: Sequence[float],
     extra: dict[str, Any],
 ) -> tuple[list[RequestResult], float, float, str]:
-    """The answers, when the load began, how long it took, and the model's name."""
+    """Return the answers, when the load began, how long it took, and the model's name."""
     base = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
     endpoint = _resolve_endpoint(args)
     async with open_session(args.api_key, args.header, insecure=args.insecure) as http:

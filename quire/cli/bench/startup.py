@@ -1,7 +1,7 @@
-"""quire bench startup --model MODEL: seconds from a new process to a ready engine.
+"""quire bench startup --model MODEL: measures seconds from a new process to a ready engine.
 
-Each round is a process of its own. Cold: the folder of compiled kernels is empty. Warm: the
-folder that the round before left. The file system's cache is not changed. A report splits the time.
+Each round is a new process. Cold: the folder of compiled kernels is empty. Warm: it has the kernels
+of the previous round. The file system's cache is not changed. A report splits the time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _parser() -> OptionParser:
 
 
 def measure_startup(flat: dict[str, Any], cache: str) -> dict[str, Any]:
-    """The report of one process, and `process_s` from its start to its end."""
+    """Return the report of one process, and `process_s` from its start to its end."""
     began = time.perf_counter()
     child = subprocess.run(
         [sys.executable, "-c", CHILD_SCRIPT, json.dumps(flat)],

@@ -1,7 +1,7 @@
-"""quire bench throughput --model MODEL: many prompts at once, offline.
+"""quire bench throughput --model MODEL: runs many prompts at once, offline.
 
-Every answer has exactly the tokens asked for (ignore_eos). The prompts are random token ids, or
-those of a file. A short round before the measured one warms caches and graphs.
+Every answer has exactly --output-len tokens (ignore_eos). The prompts are random token ids, or
+read from a file. A short round before the measured one warms caches and graphs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.config.command_line.option_parser import OptionParser, add_options, o
 from quire.core.params import SamplingParams
 
 WARMUP_DIVISOR = 8
-"""The warm-up is this part of the prompts."""
+"""The warm-up round has this fraction of the prompts."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> OptionParser:
     parser = OptionParser(prog="quire bench throughput", usage="%(prog)s --model MODEL [options]")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--n", type=int, default=1, help="answers a prompt")
+    parser.add_argument("--n", type=int, default=1, help="answers per prompt")
     parser.add_argument("--no-warmup", action="store_true", help="measure the first round")
     parser.add_argument("--disable-detokenize", action="store_true")
     add_workload_flags(parser, prompts=1000)

@@ -1,6 +1,6 @@
-"""Prompts of benchmarks: random token ids, or those of a file. A seed gives the same prompts.
+"""Prompts of benchmarks: random token ids, or read from a file. Equal seeds give equal prompts.
 
-Random ids are drawn below the vocabulary's size and above the first few, which tend to be special.
+Random ids are below the vocabulary's size and above the first few, which are often special tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIRST_RANDOM_TOKEN_ID = 10
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One request: a prompt (token ids or text) and how many tokens it is to be answered with."""
+    """One request: a prompt (token ids or text) and the number of tokens to generate."""
 
     prompt: tuple[int, ...] | str
     output_len: int
@@ -32,7 +32,7 @@ WORKLOADS = ("random", "sharegpt", "custom", "prefix_repetition")
 def add_workload_flags(
     parser: argparse.ArgumentParser, *, prompts: int, seed: Sequence[str] = ()
 ) -> None:
-    """The flags that `items` reads. seed: further names of --workload-seed."""
+    """Add the flags that `items` reads. seed: further names of --workload-seed."""
     group = parser.add_argument_group("workload")
     group.add_argument("--dataset-name", choices=WORKLOADS, default=None)
     group.add_argument(
@@ -44,26 +44,26 @@ def add_workload_flags(
     group.add_argument("--input-len", "--random-input-len", type=int, default=1024)
     lengths = ("random", "sharegpt", "custom", "prefix-repetition")
     names = ("--output-len", *(f"--{one}-output-len" for one in lengths))
-    group.add_argument(*names, type=int, default=None, help="tokens of each answer")
+    group.add_argument(*names, type=int, default=None, help="tokens per answer")
     group.add_argument("--prefix-len", "--random-prefix-len", type=int, default=0)
     group.add_argument(
         "--range-ratio",
         "--random-range-ratio",
         type=float,
         default=0.0,
-        help="random lengths lie within this share of input-len and output-len (0 to 1)",
+        help="random lengths vary by this fraction of input-len and output-len (0 to 1)",
     )
     for name, default in PREFIX_REPETITION_DEFAULTS.items():
         group.add_argument(f"--prefix-repetition-{name}", type=int, default=default)
-    group.add_argument("--workload-seed", *seed, type=int, default=0, help="of prompts and lengths")
+    group.add_argument("--workload-seed", *seed, type=int, default=0, help="seed of the prompts")
 
 
 PREFIX_REPETITION_DEFAULTS = {"num-prefixes": 10, "prefix-len": 256, "suffix-len": 256}
-"""Flags of prefix_repetition: so many prefixes, each with an equal share of the prompts."""
+"""Add the flags of prefix_repetition: several prefixes, each with an equal share of prompts."""
 
 
 def build_requests(args: argparse.Namespace, vocab: int) -> list[SampleRequest]:
-    """The requests that the flags describe. Raises ConfigError."""
+    """Return the requests that the flags describe. Raises ConfigError."""
     _check_flags(args)
     name = args.dataset_name or ("sharegpt" if args.dataset_path else "random")
     rng = random.Random(args.workload_seed)
@@ -75,7 +75,7 @@ def build_requests(args: argparse.Namespace, vocab: int) -> list[SampleRequest]:
         raise ConfigError(f"--dataset-name {name} needs --dataset-path FILE")
     found = _read_dataset(Path(args.dataset_path), name, args.output_len)
     if not found:
-        raise ConfigError(f"{args.dataset_path} has no prompts of the form of {name!r}")
+        raise ConfigError(f"{args.dataset_path} has no prompts in the format of {name!r}")
     rng.shuffle(found)
     times = -(-args.num_prompts // len(found))
     return (found * times)[: args.num_prompts]
@@ -114,7 +114,7 @@ def _random_requests(
 def _prefix_repetition_requests(
     args: argparse.Namespace, vocab: int, rng: random.Random
 ) -> list[SampleRequest]:
-    """Prompts that begin alike, in groups, shuffled."""
+    """Return prompts with shared prefixes, in groups, shuffled."""
     low = min(FIRST_RANDOM_TOKEN_ID, vocab - 1)
 
     def ids(count: int) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ def _prefix_repetition_requests(
 
 
 def decode_prompts(work: Sequence[SampleRequest], tokenizer: str | None) -> list[SampleRequest]:
-    """The same prompts as text, made with a tokenizer; None: as they are."""
+    """Return the same prompts as text, made with a tokenizer; None: unchanged."""
     if tokenizer is None:
         return list(work)
     from quire.text.tokenizing.tokenizer import load_tokenizer
@@ -170,7 +170,7 @@ def _custom_request(line: dict[str, Any], output_len: int | None) -> SampleReque
 
 
 def _sharegpt_request(talk: dict[str, Any], output_len: int | None) -> SampleRequest | None:
-    """The first question of a conversation; answered with about as many words as it was."""
+    """Return the first question of a conversation; its answer has the recorded length."""
     turns: Sequence[dict[str, Any]] = talk.get("conversations") or ()
     if len(turns) < 2 or not turns[0].get("value"):
         return None

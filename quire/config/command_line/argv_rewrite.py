@@ -148,7 +148,8 @@ def expand_config_files(words: Sequence[str], actions: Actions) -> list[str]:
             after.append(word)
             continue
         path = value if equals else rest.pop(0)
-        # The flag itself is placed after them: it ends a list, which would take what follows
+        # The flag itself is placed after them: it ends a list, which would otherwise take the next
+        # word
         before += [*config_file_to_argv(Path(path), actions), f"--config={path}"]
     return before + after
 
@@ -162,7 +163,7 @@ def config_file_to_argv(path: Path, actions: Actions) -> list[str]:
         action = actions.get(flag.partition(".")[0])
         if action is None:
             raise ConfigError(
-                f"--config: {path} has {name!r}, which is no option{_suggest(flag, actions)}"
+                f"--config: {path} sets {name!r}, which is not an option{_suggest(flag, actions)}"
             )
         words += _option_to_argv(flag, value, action)
     return words
@@ -199,7 +200,7 @@ def _duplicate_keys(node: Any) -> list[str]:
 
 
 def _flatten_sections(given: Mapping[str, Any], actions: Actions) -> Iterable[tuple[str, Any]]:
-    """Yield names and values; a mapping under a name that is no flag is a section."""
+    """Yield names and values; a mapping under a name that is not a flag is a section."""
     for name, value in given.items():
         is_section = isinstance(value, dict) and (
             name == "model" or normalize_flag(f"--{name}") not in actions
@@ -267,7 +268,7 @@ def _set_nested(tree: dict[str, Any], keys: Sequence[str], value: object, name: 
     for key in keys[:-1]:
         at = at.setdefault(key, {})
         if not isinstance(at, dict):
-            raise ConfigError(f"{name}: {key} has a value already")
+            raise ConfigError(f"{name}: {key} is already set; set it once")
     last = keys[-1]
     if last.endswith("+"):
         more = value if isinstance(value, list) else [value]

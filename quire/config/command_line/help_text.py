@@ -27,7 +27,7 @@ class HelpAction(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str, **named: object) -> None:
         super().__init__(
             option_strings, argparse.SUPPRESS, nargs="?", metavar="WORD", default=argparse.SUPPRESS,
-            help="Print this; with a word, all about the flags it names.",
+            help="Print this help; with a word, the matching flags in full.",
         )  # fmt: skip
 
     def __call__(
@@ -40,7 +40,7 @@ class HelpAction(argparse.Action):
         word = str(values) if values else ""
         text = format_topic(parser, word) if word else format_overview(parser)
         if text is None:
-            parser.exit(2, f"nothing in the help is about {word!r}{_suggest(parser, word)}\n")
+            parser.exit(2, f"no flag matches {word!r}{_suggest(parser, word)}\n")
         print(text)  # noqa: T201  help is the requested output
         parser.exit(0)
 
@@ -57,17 +57,17 @@ def format_overview(parser: argparse.ArgumentParser) -> str:
         lines.append(f"{group.title}:" + (f" {group.description}" if group.description else ""))
         lines += [_format_line(action) for action in _visible_actions(group)]
         lines.append("")
-    lines.append("A flag --x has --no-x. _ and - are the same in names. More:")
+    lines.append("A boolean flag --x has --no-x. In names, _ and - are equal. More help:")
     titles = [_group_keyword(group) for group in groups if _is_options(group)]
     if titles:
-        lines.append(f"  --help=GROUP   a group in full: {', '.join(titles)}")
-    lines.append("  --help=WORD    the flags that have the word in their name or text")
-    lines.append("  --help=all     everything")
+        lines.append(f"  --help=GROUP   the flags of a group in full: {', '.join(titles)}")
+    lines.append("  --help=WORD    the flags that contain the word in their name or text")
+    lines.append("  --help=all     every flag")
     return "\n".join(lines)
 
 
 def format_topic(parser: argparse.ArgumentParser, word: str) -> str | None:
-    """Format a group, the flags that match a word, or everything. None: there is no match."""
+    """Format a group, the flags that match a word, or everything. None: nothing matches."""
     groups = [group for group in parser._action_groups if _visible_actions(group)]
     if word.lower() == "all":
         return "\n".join(

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_PADDING_RATIO = 1.25
-"""Groups as large as the larger kind are taken if that pads the smaller by less than this."""
+"""The larger kind's size is the group size if that pads the smaller kind by less than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """What one attention layer keeps of each token: keys and values, or one latent for both.
+    """What one attention layer stores of each token: keys and values, or one latent for both.
 
     latent: with multi-head latent attention, the values are the first `latent` of a token's
     head_dim numbers, which all heads share (kv_heads is 1). 0: keys and values apart.
@@ -30,7 +30,9 @@ class LayerFacts:
 
     kv_heads: int
     head_dim: int
-    window: int | None = None  # a token sees this many last ones, itself included. None: all
+    window: int | None = (
+        None  # a token attends to this many last tokens, itself included. None: all
+    )
     latent: int = 0
 
     @property

@@ -74,20 +74,20 @@ def _allowed_bytes(options: Options, device: DeviceFacts) -> tuple[int, str]:
     """Bytes quire may use, weights included: by the options, on a GPU at most the free ones."""
     share = options.cache.gpu_memory_utilization
     if options.cache.gpu_memory is not None:
-        size, reason = int(options.cache.gpu_memory * (share or 1.0)), "what gpu_memory leaves"
+        size, reason = int(options.cache.gpu_memory * (share or 1.0)), "the rest of gpu_memory"
     else:
         share = share or DEFAULT_UTILIZATION
         size = int(device.total_bytes * share)
-        reason = f"what {share:.0%} of {gib(device.total_bytes)} leaves"
+        reason = f"the rest of {share:.0%} of {gib(device.total_bytes)}"
     if device.kind == "cpu" or size <= device.free_bytes:
         return size, reason
     free = device.free_bytes - SHARED_GPU_RESERVE
     held = gib(device.total_bytes - device.free_bytes)
     log.warning(
-        "of the GPU's %s others hold %s: quire fits itself into %s instead of %s",
+        "of the GPU's %s, other processes use %s: quire uses %s instead of %s",
         gib(device.total_bytes), held, gib(max(free, 0)), gib(size),
     )  # fmt: skip
-    return free, f"what is free of {gib(device.total_bytes)}: others hold {held}"
+    return free, f"what is free of {gib(device.total_bytes)}: other processes use {held}"
 
 
 def may_reduce_max_model_len(options: Options, device: DeviceFacts, plan: MemoryPlan) -> bool:

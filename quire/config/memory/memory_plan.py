@@ -64,7 +64,7 @@ class MemoryPlan:
     allowed_bytes: int
     weight_bytes: int
     activation_bytes: int
-    overhead_bytes: int  # what the device's context and libraries take; 0 on a CPU
+    overhead_bytes: int  # used by the device's context and libraries; 0 on a CPU
     kv_available_bytes: int  # for KV; may be negative
     token_bytes: int  # KV of one token, all layers of this rank
     block_bytes: int
@@ -73,7 +73,7 @@ class MemoryPlan:
     max_fitting_len: int  # tokens of the longest sequence that fits
     layers: tuple[LayerFacts, ...]
     groups: tuple[KVCacheGroup, ...]
-    sized_by: str | None = None  # the option that gave the cache's bytes, if one did
+    sized_by: str | None = None  # the option that set the cache's bytes, if one did
 
     @property
     def concurrency(self) -> float:
@@ -118,8 +118,8 @@ def activation_bytes(model: ModelFacts, shape: EngineShape) -> int:
 def gpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
     """Peak bytes of the largest step on a GPU: within a layer, or in sampling.
 
-    A layer holds hidden states five times (what it reads, normed, residual, and what two products
-    will write, which exists before they run), and its widest part: of a dense one gate, up and
+    A layer holds hidden states five times (its input, normed input, residual, and the outputs
+    of two GEMMs, allocated before they run), and its widest part: in a dense layer gate, up and
     their product; of experts the rows sorted by expert, in and out. Sampling holds hidden states,
     logits, and a copy of them in float32 that penalties may change.
     """

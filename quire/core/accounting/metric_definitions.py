@@ -44,8 +44,8 @@ def counters(now: Snapshot) -> MetricValues:
         "prefix_cache_hits": {"": stats.prefix_hit_tokens},
         "num_preemptions": {"": stats.preemptions},
         "engine_failed_steps": {"": stats.failed_steps},
-        "engine_failures_of_nobody": {"": stats.unattributed_failures},
-        "requests_blamed": {"": stats.failed_requests},
+        "engine_failures_unattributed": {"": stats.unattributed_failures},
+        "engine_faulty_requests": {"": stats.failed_requests},
         "corrupt_rows": {"": stats.corrupt_rows},
         "prompt_tokens": {"": counted.answered_tokens},
         "prompt_tokens_by_source": {

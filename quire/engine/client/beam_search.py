@@ -95,7 +95,7 @@ class BeamSearch:
         return made
 
     def take_releasable(self) -> list[str]:
-        """Requests of the last round, which the engine need not hold any more."""
+        """Return requests of the last round, which the engine need not hold any longer."""
         done, self._held = self._held, []
         return done
 
@@ -160,7 +160,7 @@ class BeamSearch:
             )
 
     def _finish_round(self) -> None:
-        """End the round: put completed beams aside, keep the best of the others."""
+        """End the round: keep completed beams, and the best of the others."""
         grown = [beam for children in self._children.values() for beam in children]
         self._completed += [beam for beam in grown if beam.finish_reason is not None]
         self._live = self._best([beam for beam in grown if beam.finish_reason is None])

@@ -1,7 +1,7 @@
 """Delivered tokens of unfinished sequences: another engine resumes from them after a crash.
 
-The new engine gets delivered tokens as already generated. It samples again what the old one
-generated and did not deliver, with the same result, as a draw depends on seed and position alone.
+The new engine gets delivered tokens as already generated. Tokens that the old one generated and did
+not deliver are sampled again, with the same result, as a draw depends on seed and position alone.
 Written by the event loop of the client.
 """
 
@@ -14,9 +14,10 @@ from quire.core.sequence_timing import SequenceTiming
 from quire.core.types import Request
 
 MAX_CRASHES_ALONE = 2
-"""A request is the culprit after so many engines died while they ran it, the last one it alone."""
+"""A request is faulty after so many engines died while they ran it, the last one running it
+alone."""
 MAX_CRASHES = 3
-"""It is the culprit after so many in any case."""
+"""A request is faulty after so many engine deaths in any case."""
 
 
 class DeliveredTokens:
@@ -36,7 +37,8 @@ class DeliveredTokens:
 
 
 def exceeds_crash_limit(deaths: int, *, alone: bool) -> bool:
-    """Whether a request is tried no more. deaths: of engines that ran it; alone: the last did."""
+    """Whether a request is not retried. deaths: of engines that ran it; alone: the last ran only
+    it."""
     return deaths >= (MAX_CRASHES_ALONE if alone else MAX_CRASHES)
 
 

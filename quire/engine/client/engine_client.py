@@ -49,7 +49,7 @@ RESTART_WAIT_S = 30.0
 MAX_WAITING_REQUESTS = 1024
 """Requests that may wait here while the engine is being restarted."""
 KEEPALIVE_S = 2.0
-"""How often streams yield an empty list meanwhile."""
+"""Interval at which streams yield an empty list meanwhile."""
 
 T = TypeVar("T")
 
@@ -66,7 +66,8 @@ class Transport(Protocol):
     ) -> None:
         """Start, on the event loop that will use it: all four callbacks are called there.
 
-        away: the engine's process is gone. back: another engine is ready. die: there is none.
+        away: the engine's process has ended. back: another engine is ready. die: there will be
+        none.
         """
         ...
 
@@ -86,7 +87,7 @@ class Transport(Protocol):
 
 
 class ClientObserver(Protocol):
-    """Sees the traffic of a client, synchronously."""
+    """Observes the messages of a client, synchronously."""
 
     def on_requests_accepted(self, requests: Sequence[Request]) -> None:
         """The engine has accepted these requests; none of their updates was delivered yet."""
@@ -208,7 +209,7 @@ class EngineClient:
         return found
 
     def _fail_same_input(self, blocked: bytes, delivered: int) -> None:
-        """Fail requests with the input of one that killed an engine after so many tokens.
+        """Fail requests with the same input as one that killed an engine after so many tokens.
 
         Only those with as many tokens or fewer: they would kill the next engine.
         """
@@ -290,7 +291,7 @@ class EngineClient:
             if name.rpartition("-")[0] in wanted and tenant in (None, one.tenant)
         ]
         if not found:
-            raise self._unavailable_error(f"and cannot be asked: {self.restart_reason}")
+            raise self._unavailable_error(f"and cannot be called: {self.restart_reason}")
         await self.abort(found)
         return len(found)
 
@@ -311,7 +312,7 @@ class EngineClient:
         for number in self._pending_calls.keys() - self._opening_streams.keys():
             reply = self._pending_calls[number]
             if not reply.done():
-                reply.set_exception(self._unavailable_error(f"and cannot be asked: {loss.reason}"))
+                reply.set_exception(self._unavailable_error(f"and cannot be called: {loss.reason}"))
         self._held_requests.clear()
         self._resubmitted.clear()
         running = None if loss.running_ids is None else frozenset(loss.running_ids)
@@ -333,7 +334,7 @@ class EngineClient:
         self._prune_observer()
 
     def _prune_observer(self) -> None:
-        """Have the observer forget requests that will get no last update."""
+        """Remove requests that will get no last update from the observer."""
         if self.observer is not None:
             self.observer.retain_requests(self._streams.keys())
 
@@ -426,11 +427,11 @@ class EngineClient:
 
     @property
     def is_paused(self) -> bool:
-        """Whether no steps are made: new requests are accepted and wait."""
+        """Whether steps are paused: new requests are accepted and wait."""
         return "scheduling" in self._sleeping_tags
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Stop making steps. Level 1 also frees the KV cache; requests are refused until wake_up().
+        """Pause steps. Level 1 also frees the KV cache; requests are refused until wake_up().
 
         mode, for running requests: "abort" ends them, "wait" waits for their end, "keep" (level 0)
         continues them after wake_up().
@@ -444,11 +445,11 @@ class EngineClient:
         return not left
 
     async def pause(self, mode: str = "abort", *, clear_cache: bool = False) -> None:
-        """Make no steps until resume(). New requests wait. mode: as for sleep()."""
+        """Pause steps until resume(). New requests wait. mode: as for sleep()."""
         await self._enter_sleep(0, mode, clear_cache=clear_cache)
 
     async def resume(self) -> None:
-        """Make steps again after pause()."""
+        """Run steps again after pause()."""
         await self.wake_up()
 
     async def start_profile(self) -> None:
@@ -467,7 +468,7 @@ class EngineClient:
 
     async def _call(self, kind: type[T], name: str, *args: Any) -> T:
         if self.restart_reason is not None and self._dead_error is None:
-            raise self._unavailable_error(f"and cannot be asked: {self.restart_reason}")
+            raise self._unavailable_error(f"and cannot be called: {self.restart_reason}")
         value = await self._call_and_wait(lambda number: UtilityCall(number, name, list(args)))
         return msgspec.convert(value, kind, from_attributes=True)
 

@@ -1,4 +1,4 @@
-"""Streams of updates: what a client of the engine holds for requests that have not ended.
+"""Streams of updates: the client's state of requests that have not ended.
 
 Updates come from quire.engine.client.engine_client, which implements `StreamOwner`.
 """
@@ -19,14 +19,14 @@ from quire.engine.coalesce_updates import coalesce
 
 
 class StreamOwner(Protocol):
-    """What a stream needs of the client that made it."""
+    """The methods of the client that a stream calls."""
 
     def end_sequence(self, request_id: str, index: int) -> None:
         """Have the engine end a sequence: its text is complete."""
         ...
 
     def remove_stream(self, stream: RequestStream, unfinished_ids: tuple[str, ...]) -> None:
-        """Forget a stream that is closed, and abort its unfinished requests."""
+        """Remove a stream that is closed, and abort its unfinished requests."""
         ...
 
     def block_input(self, request: Request) -> bytes:
@@ -35,7 +35,7 @@ class StreamOwner(Protocol):
 
 
 class RequestStream:
-    """The updates of some requests, as they come. Written by the thread of the event loop alone.
+    """The updates of some requests, as they arrive. Written by the thread of the event loop alone.
 
     Each iteration yields the updates since the last one, at most one per sequence (several are
     coalesced). It ends when every sequence has ended. While the engine is being restarted it

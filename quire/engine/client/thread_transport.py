@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class _Wakeup:
-    """In the inbox: there may be a step to make."""
+    """In the inbox: there may be a step to run."""
 
 
 class ThreadTransport:

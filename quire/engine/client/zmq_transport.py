@@ -110,7 +110,7 @@ class ZmqTransport:
             self._socket = None
 
     def restart(self, reason: str) -> None:
-        """Have the engine ended, whatever it does, and another started."""
+        """Kill the engine, whatever it does, and start another."""
         if self._pipe is None:
             raise EngineError(f"this process cannot restart the engine ({reason})")
         self._pipe.send(RestartEngine(reason=reason))

@@ -70,7 +70,7 @@ class EngineCore:
         self._scheduler.set_ready_callback(callback)
 
     def set_running_callback(self, callback: Callable[[list[str]], None]) -> None:
-        """Call callback() with the ids of all running requests before more may harm the engine."""
+        """Call callback() with the ids of all running requests before each step that may fail."""
         self._running_callback = callback
 
     def set_observers(self, *observers: StepObserver) -> None:
@@ -137,7 +137,7 @@ class EngineCore:
             self._apply_oldest()
 
     def health_probe_step(self) -> bool:
-        """Compute one token of no request in an empty engine, to test the device.
+        """Compute one token of a dummy request in an empty engine, to test the device.
 
         Returns False if there are requests, or no free block. Raises the error of the step, or
         EngineError.
@@ -216,7 +216,7 @@ class EngineCore:
         self._observer.on_step_planned(plan)
         try:
             pending: StepFuture = self._executor.submit(plan)
-        except BaseException as error:  # the border: a step's fault is its rows' only
+        except BaseException as error:  # a step's error ends only its own rows
             self._in_flight.append((plan, _FailedSubmission(error)))
             self._halted = True
             if not isinstance(error, Exception):
@@ -259,7 +259,7 @@ class EngineCore:
         """
         self._halted = True
         failed = self._fail_oldest(waited)
-        while self._in_flight:  # the later ones are void too
+        while self._in_flight:  # later steps ran on the state of the failed one
             with suppress(Exception):
                 self._in_flight[0][1].wait()
             self._fail_oldest(0.0)
@@ -284,14 +284,14 @@ class EngineCore:
         return self._time_accounting.attach_timings(self._scheduler.fail_request(culprit, message))
 
     def _verify_device(self) -> None:
-        """Make a step of no request. Raises EngineDead if it fails too."""
+        """Run a step of a dummy request. Raises EngineDead if it fails too."""
         try:
             self._run_dummy_step()
         except Exception as error:
             raise EngineDead(f"steps fail with any request: {error}") from error
 
     def _run_dummy_step(self) -> bool:
-        """Make a step of no request, which is not counted and leaves nothing behind.
+        """Run a step of a dummy request, which is not counted and leaves no state.
 
         Returns False if there is no free block. Raises the error of the step, or EngineError.
         """
@@ -304,7 +304,7 @@ class EngineCore:
             self._scheduler.finish_dummy_step(plan)
         wrong = {**result.errors, **result.request_errors, **result.non_finite}
         if wrong:
-            raise EngineError(f"a step of no request failed: {wrong[0]}")
+            raise EngineError(f"a step of a dummy request failed: {wrong[0]}")
         return True
 
 

@@ -71,7 +71,7 @@ class _OwnedRequest:
         self.live_indexes = set(range(request.n)) - ended
         params = request.params
         at_end = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop_strings
-        # The client must know how far a request came that may kill the engine again.
+        # The client needs the token count of a request that may kill the engine again.
         at_end = at_end and not request.engine_crashes
         self.held_updates: dict[int, list[Update]] | None = {} if at_end else None
 
@@ -101,7 +101,7 @@ class EngineRpc:
 
     @property
     def idle(self) -> bool:
-        """Whether there is no step to make and nothing to send."""
+        """Whether there is no step to run and nothing to send."""
         if any(box.updates or box.replies for box in self._outboxes.values()):
             return False
         if "scheduling" in self._sleeping_tags:
@@ -128,7 +128,7 @@ class EngineRpc:
         return HeartbeatMessage(tuple(sorted(self._sleeping_tags)))
 
     def remove_client(self, sender: Any) -> None:
-        """A client is gone: abort its requests, and send it nothing more."""
+        """Abort the requests of a client that is gone, and send it nothing more."""
         box = self._outboxes.get(sender)
         if box is None:
             return
@@ -234,7 +234,7 @@ class EngineRpc:
     # -- steps --------------------------------------------------------------------------------
 
     def run_step(self) -> list[tuple[Any, OutputBatch]]:
-        """Make a step if there is one. Returns the batch of each client that has outputs."""
+        """Run a step if there is one. Returns the batch of each client that has outputs."""
         if "scheduling" not in self._sleeping_tags:
             self._route_updates(self.engine.step())
             if self._pending_sleep is not None and self.engine.empty:
@@ -307,7 +307,7 @@ class EngineRpc:
             self._abort_all()
         elif mode == "wait" and not self.engine.empty and not self._sleeping_tags:
             if self._pending_sleep is not None:
-                raise RequestError("a sleep() with mode='wait' is pending already")
+                raise RequestError("a sleep() with mode='wait' is already pending")
             self._pending_sleep = (box, message.call_id, tags)
             return _DEFERRED
         elif mode == "keep" and self._owned and tags & {"kv_cache", "clear"}:
@@ -339,7 +339,7 @@ class EngineRpc:
 
     def _start_profile(self) -> None:
         if self._profile is not None:
-            raise RequestError("a profile is being recorded already: stop it first")
+            raise RequestError("a profile is already being recorded: stop it first")
         self._profile = TorchProfile.start(None, {})
 
     def _stop_profile(self) -> str:

@@ -1,7 +1,7 @@
 """Garbage collection: runs rarely while steps are made.
 
-A step makes and drops thousands of small objects, which counts as growth and brings on full
-collections; with a thousand prompts in memory each of them looks at millions of token ids.
+A step makes and drops thousands of small objects, which counts as growth and triggers full
+collections; with a thousand prompts in memory each of them traverses millions of token ids.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def infrequent_gc() -> Iterator[None]:
 
 
 def freeze_gc_heap() -> None:
-    """What start-up made stays: no collection need look at it again."""
-    gc.collect()  # first: what is garbage now would stay for ever
+    """Freeze the objects of start-up: no collection needs to traverse them again."""
+    gc.collect()  # first: garbage of now would otherwise never be freed
     gc.freeze()
 
 
 def disable_full_gc() -> None:
-    """For a process that makes steps: freeze, and let full collections come by collect() alone."""
+    """Freeze, and run full collections only in collect(). For a process that runs steps."""
     freeze_gc_heap()
     first, second, _ = gc.get_threshold()
     if first:  # 0: it is switched off
@@ -44,7 +44,7 @@ def disable_full_gc() -> None:
 
 
 def raise_gc_threshold() -> None:
-    """For a process that serves and has no pause of its own: freeze, and collect more seldom."""
+    """Freeze, and collect less often. For a process that serves without pauses of its own."""
     freeze_gc_heap()
     first, *rest = gc.get_threshold()
     if first:
@@ -52,5 +52,5 @@ def raise_gc_threshold() -> None:
 
 
 def collect_garbage() -> None:
-    """Look at everything, now that there is time."""
+    """Run a full collection, while there is time."""
     gc.collect()

@@ -1,4 +1,4 @@
-"""Engine process: one thread reads messages, makes a step, and sends the outputs.
+"""Engine process: one thread reads messages, runs a step, and sends the outputs.
 
 quire.engine.supervise.process_launcher starts it. It ends on StopProcess, or when its parent is
 gone. While there are steps to make, the thread reads the socket between them; an idle thread sleeps
@@ -61,7 +61,7 @@ from quire.errors import QuireError, RequestError
 log = logging.getLogger(__name__)
 
 SOCKET_LINGER_MS = 1000
-"""How long sending the last messages may take."""
+"""Seconds in which the last messages must be sent."""
 GC_INTERVAL_S = 300.0
 """Garbage is collected when the engine is idle, but at least this often."""
 UNBOUNDED_CALLS = frozenset(("start_profile", "stop_profile"))
@@ -69,7 +69,7 @@ UNBOUNDED_CALLS = frozenset(("start_profile", "stop_profile"))
 
 
 def main(fd: int) -> int:
-    """Run one engine, as the orders over the pipe have it. Returns the exit status."""
+    """Run one engine, by the orders from the pipe. Returns the exit status."""
     inherited = receive_orders(fd, RunEngine, "quire-engine")
     if inherited is None:
         return 1
@@ -242,7 +242,7 @@ class EngineCoreProcess:
         return status
 
     def run_once(self) -> None:
-        """Read messages, make a step if there is one, send the outputs."""
+        """Read messages, run a step if there is one, send the outputs."""
         self._wait()
         self._read_inbox()
         while self._parent.gone_clients:
@@ -282,7 +282,8 @@ class EngineCoreProcess:
             self._run_health_probe()
 
     def _run_health_probe(self) -> None:
-        """Compute a token of no request. Raises the error of the step: the engine is dead then."""
+        """Compute a token of a dummy request. Raises the error of the step: the engine is dead
+        then."""
         self._heartbeat.mark_probe(True)
         try:
             if not self._rpc.engine.health_probe_step():

@@ -20,7 +20,7 @@ from typing import IO
 HALF_BYTES = 1 << 20
 """Bytes of ids; pages that are not written take no memory."""
 LIST_OVERFLOW = 0xFFFF_FFFF
-"""As a length: there were too many ids to write."""
+"""Stored as a length: there were too many ids to write."""
 _LENGTH = struct.Struct("<I")
 
 

@@ -39,6 +39,4 @@ def tags_after_wake_up(asleep: frozenset[str], tags: Iterable[str] | None) -> fr
         message = f"tags must be of {', '.join(sorted(SLEEP_TAGS))}"
         raise RequestError(f"{message}, got {', '.join(sorted(unknown))}", param="tags")
     left = asleep - woken
-    return (
-        frozenset() if left == {"scheduling"} else left
-    )  # without memory asleep, steps are made again
+    return frozenset() if left == {"scheduling"} else left  # without memory asleep, steps run again

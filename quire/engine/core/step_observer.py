@@ -1,4 +1,5 @@
-"""Step observers: see each call that an engine makes of its scheduler, in order, on its thread.
+"""Step observers: called with each call that an engine makes of its scheduler, in order, on its
+thread.
 
 The heartbeat (quire.engine.heartbeat_page) and the flight recorder
 (quire.engine.recording.flight_recorder) are two. An observer changes nothing, and must be fast: it

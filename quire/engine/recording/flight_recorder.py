@@ -98,7 +98,7 @@ class RecordRing:
         _HALF.pack_into(self._memory, _HALF_OFFSETS[self._current], self._number, 0)
 
     def mark_submitted(self, step: int, at: float) -> None:
-        """Note the step that the executor was given last."""
+        """Record the step that the executor was given last."""
         _SUBMITTED.pack_into(self._memory, _SUBMITTED_OFFSET, step, at)
 
 

@@ -1,4 +1,4 @@
-"""Recording file: what the flight recorder held when an engine died or hung.
+"""Recording file: the contents of the flight recorder when an engine died or hung.
 
 Gzipped JSON lines. The first is a header: format, reason, time, package versions, the engine's
 config, its last heartbeat and its stacks. The others are records of

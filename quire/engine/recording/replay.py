@@ -1,8 +1,8 @@
 """Replay: runs a recording again, the same calls at the same steps, through the current scheduler.
 
 Compares each plan with the recorded one and stops at the first that differs. A recording has no
-tokens, so they are made up: blocks with one key get one content, so that shared prefixes are shared
-again. Sampled tokens are made up too; sequences end where they ended.
+tokens, so they are synthetic: blocks with one key get one content, so that shared prefixes are
+shared again. Sampled tokens are synthetic too; sequences end where they ended.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class KnownBlocks:
 
 
 class SyntheticTokens:
-    """Made-up tokens of prompts and outputs: the content of a block is a function of its key."""
+    """Synthetic tokens of prompts and outputs: the content of a block is a function of its key."""
 
     def __init__(
         self, known: KnownBlocks, block_size: int, vocab: int, never: frozenset[int]
@@ -251,7 +251,7 @@ class RecordingReplay:
         self._starts_with_cold_cache = not step
         if requests is None:
             raise IncompleteRecording(
-                "the recording begins in the middle, with more requests than it could hold"
+                "the recording begins in the middle, with more requests than it could store"
             )
         if not requests:
             return

@@ -50,7 +50,7 @@ def load_model(
     mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
     comm: Collectives | None = None,
 ) -> LanguageModel:
-    """The model of a folder, or one rank's share of it."""
+    """Load the model of a folder, or one rank's share of it."""
     return build_model(
         model_type,
         replace(model_config, max_len=config.scheduler.max_model_len),
@@ -73,14 +73,14 @@ def build_executor(
     processors: Sequence[LogitsProcessor] = (),
     grammars: GrammarLookup | None = None,
 ) -> Executor:
-    """An executor of one rank in this process."""
+    """Build an executor of one rank in this process."""
     runner = build_runner(model, config, processors, grammars)
     threaded = config.device.kind == "cpu" and config.scheduler.steps_in_flight > 1
     return Inline(ModelInputBuilder(table_shape(config)), runner, threaded=threaded)
 
 
 def table_shape(config: EngineConfig) -> TableShape:
-    """Sizes of the block tables of this engine's ranks."""
+    """Return the sizes of the block tables of this engine's ranks."""
     cache, scheduler = config.cache, config.scheduler
     width = -(-scheduler.max_model_len // cache.block_size)
     return TableShape(scheduler.max_num_seqs, width, len(cache.groups), cache.block_size)
@@ -92,7 +92,7 @@ def build_runner(
     processors: Sequence[LogitsProcessor] = (),
     grammars: GrammarLookup | None = None,
 ) -> ModelRunner:
-    """One rank: KV tensors, attention backend, sampler and worker around a model."""
+    """Build one rank: KV tensors, attention backend, sampler and worker around a model."""
     cache, scheduler = config.cache, config.scheduler
     device = torch.device(config.device.kind)
     tensors, host = (
@@ -137,7 +137,7 @@ _WORKERS = {
 
 
 def _worker_class(device: torch.device) -> Callable[..., DeviceWorker]:
-    """The worker class of a device type, imported only where there is such a device."""
+    """Import the worker class of a device type, only where there is such a device."""
     module, name = _WORKERS[device.type]
     found: Callable[..., DeviceWorker] = getattr(importlib.import_module(module), name)
     return found

@@ -1,7 +1,7 @@
 """GPU start-up: brings an engine from a filled model to ready, once per engine.
 
-A trace of the steps finds the kernels that they need, which compile in other processes; then the
-largest step is measured, and the KV cache gets what it leaves of the memory. warmup.py has the
+A trace of the steps finds the kernels that they need, which compile in other processes. Then the
+largest step is measured, and the KV cache gets the memory that is left. warmup.py has the
 single stages.
 """
 
@@ -36,18 +36,18 @@ from quire.platform import cpu, cuda
 log = logging.getLogger(__name__)
 
 MAX_COMPILERS = 16
-"""Processes or threads that compile, at most."""
+"""Maximum of processes or threads that compile."""
 MAX_THREAD_COMPILES = 4
-"""Kernels that are compiled in threads; more are worth processes."""
+"""Up to this many kernels are compiled in threads; for more, processes are faster."""
 COMPILE_TIMEOUT_S = 60.0
-"""After this, processes that compile are given up."""
+"""Seconds after which compile processes are killed."""
 MAX_OVERHEAD_BYTES = 2048 * MIB
-"""More than any driver and library take: then it is memory of other processes."""
+"""More than any driver and library use: a larger difference is memory of other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuStartupResult:
-    """An engine's two halves, and the config and plan with what was measured in them."""
+    """An engine's scheduler and executor, and the config and plan with the measured memory."""
 
     engine_parts: SchedulerAndExecutor
     config: EngineConfig
@@ -56,7 +56,7 @@ class GpuStartupResult:
 
 @dataclass(frozen=True, slots=True)
 class MemorySituation:
-    """Options about memory, and the memory in use before the engine takes any."""
+    """Options about memory, and the memory in use before the engine allocates any."""
 
     held_by_others: int  # processes
     held_by_torch: int  # other engines of this process
@@ -73,19 +73,19 @@ def start_on_gpu(
     timer: StartupTimer,
     compilers: CompilerProcess | None,
 ) -> GpuStartupResult:
-    """Bring an engine up. make: build both halves for a config. Raises NoRoom.
+    """Bring an engine up. make: build scheduler and executor for a config. Raises NoRoom.
 
-    compilers: a process that waits for kernels, if the folder of kernels was known to lack many.
+    compilers: a process that waits for kernels, if the folder of kernels is known to lack many.
     """
     weights = torch.cuda.memory_allocated(device) - situation.held_by_torch
     small = warmup.profiling_config(config, plan.shape)
     cold = compile_kernels(make(small), small, timer, compilers)
-    _free_device_memory(device)  # now, not in the middle of what is measured
-    half = make(small)  # a trace may leave anything behind
+    _free_device_memory(device)  # now, not in the middle of the measurement
+    half = make(small)  # a trace may leave any state behind
     peak = warmup.measure_peak_memory(half, small)
     kv_bytes = small.cache.num_blocks * small.cache.block_bytes
     own = torch.cuda.memory_allocated(device) - situation.held_by_torch
-    kept = own - weights - kv_bytes  # buffers of a half
+    kept = own - weights - kv_bytes  # buffers of scheduler and executor
     log.debug(
         "measured: weights %d, the worst step %d (%d with gaps), captured ones %d, buffers %d",
         weights, peak.step_bytes, peak.reserved_bytes, peak.captured_bytes, kept,
@@ -112,7 +112,7 @@ def compile_kernels(
 ) -> bool:
     """Find the kernels that the steps need and load them. True: the folder lacked many.
 
-    Then only those of the first steps are loaded; processes continue with the others.
+    Then only those of the first steps are loaded; processes compile the others meanwhile.
     """
     wanted: list[kernel_precompile.MissingKernel] = []
     urgent: list[kernel_precompile.MissingKernel] = []
@@ -130,12 +130,12 @@ def compile_kernels(
     )
     missing, cold = absent + others, len(absent) + len(others) > MAX_THREAD_COMPILES
     if cold:
-        count = max(min(MAX_COMPILERS, cpu.available_cores() - 1), 1)  # one core is for us
+        count = max(min(MAX_COMPILERS, cpu.available_cores() - 1), 1)  # one core for this thread
         compilers = compilers or CompilerProcess(kernel_precompile.cache_dir())
         missing = compilers.compile_and_load(missing, len(absent), count, COMPILE_TIMEOUT_S)
     elif compilers is not None:
         compilers.stop()
-    # Only now in threads: the trace's calls into torch would wait for the GIL behind them all.
+    # Threads start only now: otherwise the trace's calls into torch would wait for the GIL.
     with ThreadPoolExecutor(min(MAX_COMPILERS, cpu.available_cores())) as pool:
         errors = [
             one.exception() for one in [pool.submit(kernel.load_or_compile) for kernel in missing]
@@ -158,18 +158,18 @@ def size_kv_cache(
     kept: int,
     device: torch.device,
 ) -> tuple[EngineConfig, MemoryPlan]:
-    """Config and plan with a cache in the memory that the measured peak leaves."""
+    """Return config and plan with a cache in the memory that the measured peak leaves."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     own = cuda.own_memory_bytes()
     overhead = (total - free - situation.held_by_others if own is None else own) - reserved
-    if not 0 < overhead < MAX_OVERHEAD_BYTES:  # others have come or gone meanwhile
+    if not 0 < overhead < MAX_OVERHEAD_BYTES:  # other processes have allocated or freed meanwhile
         overhead = plan.overhead_bytes
     steps = kept + peak.reserved_bytes + FRAGMENTATION_RESERVE + SMALL_BLOCK_RESERVE
     if not config.device.enforce_eager:
         steps += peak.captured_bytes + CUDA_GRAPH_BYTES
     spare = reserved - torch.cuda.memory_allocated(device)
-    now = min(plan.allowed_bytes, free + spare + weights + overhead)  # others may have come since
+    now = min(plan.allowed_bytes, free + spare + weights + overhead)  # others may have allocated
     plan = apply_measurements(
         replace(plan, allowed_bytes=now),
         weights=weights,
@@ -189,10 +189,11 @@ def size_kv_cache(
 
 
 def _free_device_memory(device: torch.device) -> None:
-    """Give the memory of dropped engine parts to the driver, so that the cache can be one piece."""
+    """Return the memory of dropped engine parts to the driver, so that the cache can be one
+    piece."""
     gc.collect()
     torch.cuda.synchronize(device)
-    torch._C._cuda_clearCublasWorkspaces()  # one per stream, and the half had its own
+    torch._C._cuda_clearCublasWorkspaces()  # one per stream
     torch.cuda.empty_cache()
 
 

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 LARGE_VOCAB = 32_000
-"""Tokens of a vocabulary of which grammars' parts take long to make, a quarter of a second of it
-with the interpreter's lock where there are 150,000."""
+"""Above this vocabulary size, building a grammar's masks takes long: with 150,000 tokens the thread
+holds the interpreter's lock for a quarter of a second."""
 SWITCH_INTERVAL_S = 0.0005
-"""After so long a waiting thread gets the interpreter's lock."""
+"""Seconds after which a waiting thread gets the interpreter's lock."""
 
 
 class VocabularySource(msgspec.Struct, frozen=True):
-    """Where a worker finds the vocabulary, and what it may be."""
+    """Location of the vocabulary, and its limits."""
 
     folder: str
     tokenizer_mode: str
@@ -48,7 +48,8 @@ class VocabularySource(msgspec.Struct, frozen=True):
 
 
 def build_grammars(config: EngineConfig, folder: Callable[[], Path]) -> GrammarCache:
-    """The grammars of an engine. folder: of its tokenizer; asked for when it is first needed."""
+    """The grammars of an engine. folder: returns the tokenizer's; called when it is first
+    needed."""
     structured = config.structured
     pool = CompilePool(
         lambda: _start_worker(config, folder()),
@@ -84,10 +85,10 @@ def _start_worker(
 
 
 class _InProcessGrammarLoader:
-    """Builds in this process what workers have compiled, one at a time.
+    """Deserializes in this process what workers have compiled, one at a time.
 
-    Mostly without the interpreter's lock; but what is made once for a vocabulary is made with it,
-    so the engine's thread gets that sooner meanwhile than it would.
+    Mostly without the interpreter's lock. The tables of a vocabulary are made with it, so the
+    switch interval is shorter meanwhile, for the engine's thread.
     """
 
     def __init__(self) -> None:
@@ -120,7 +121,7 @@ class _InProcessGrammarLoader:
 
 
 def main(fd: int, source: str) -> int:
-    """Work as a worker; the exit status."""
+    """Run as a compile worker. Returns the exit status."""
     where = msgspec.json.decode(source, type=VocabularySource)
 
     def find() -> Vocabulary:

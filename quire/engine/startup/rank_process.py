@@ -1,4 +1,4 @@
-"""Rank processes of one model: starts them for the multi-process executor, and is one of them.
+"""Rank processes of one model: starts them for the multi-process executor, and runs one rank.
 
 Each rank reads its own share of the weights, and finds the others through a file in a folder that
 only this user may read.
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def start_ranks(config: EngineConfig, options: Options) -> MultiProcess:
-    """An executor whose ranks are processes of their own, ready for steps.
+    """Start an executor with one process per rank, ready for steps.
 
     Raises: ConfigError (an option cannot be sent to another process, or the ranks cannot start).
     """
@@ -81,7 +81,7 @@ def _to_plain(value: Any) -> Any:
 
 def main(fd: int) -> int:
     """Run one rank; the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends its ranks
+    for number in (signal.SIGINT, signal.SIGTERM):  # the engine handles them, and ends its ranks
         signal.signal(number, signal.SIG_IGN)
     pipe = WorkerPipe(socket.socket(fileno=fd), TO_RANK)
     orders = pipe.receive()

@@ -1,7 +1,7 @@
-"""Startup timer: names every second of an engine's start.
+"""Startup timer: measures the stages of an engine's start.
 
-The thread that starts an engine does one thing after another (laps, which add up to the whole);
-what other threads do at the same time is listed beside them.
+The starting thread runs one stage after another (laps, whose sum is the whole start). Work of other
+threads at the same time is listed separately.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import psutil
 T = TypeVar("T")
 
 CONCURRENT_PREFIX = "beside: "
-"""Prefix of what ran in other threads meanwhile: not part of the sum."""
+"""Prefix of work in other threads: it is not part of the sum."""
 
 
 class StartupTimer:
-    """Laps of the starting thread, and the threads beside it. A context: leaving ends them."""
+    """Laps of the starting thread, and the concurrent threads. A context: leaving ends them."""
 
     def __init__(self) -> None:
         self._laps: dict[str, float] = {}
@@ -30,7 +30,7 @@ class StartupTimer:
         self._since = time.perf_counter()
         process = psutil.Process()
         self.seconds_before = max(time.time() - process.create_time(), 0.0)
-        """Seconds the process was there already: the interpreter, imports, the user's own."""
+        """Seconds since the process started: the interpreter, imports, the caller's own code."""
 
     def __enter__(self) -> StartupTimer:
         return self
@@ -44,13 +44,13 @@ class StartupTimer:
         self._pool.shutdown(wait=error is None, cancel_futures=error is not None)
 
     def lap(self, name: str) -> None:
-        """All since the last lap was spent on this."""
+        """Add the time since the last lap to this stage."""
         now = time.perf_counter()
         self._laps[name] = self._laps.get(name, 0.0) + now - self._since
         self._since = now
 
     def run_concurrently(self, name: str, function: Callable[[], T]) -> Future[T]:
-        """Do this in another thread, and note how long it took."""
+        """Run this in another thread, and measure its time."""
 
         def timed() -> T:
             began = time.perf_counter()
@@ -66,7 +66,7 @@ class StartupTimer:
         return sum(self._laps.values())
 
     def seconds(self) -> dict[str, float]:
-        """Name -> seconds, in order; what was done beside comes last and is not in the sum."""
+        """Return name -> seconds, in order; concurrent work comes last and is not in the sum."""
         run_concurrently = {
             CONCURRENT_PREFIX + name: value for name, value in self._concurrent.items()
         }
@@ -74,13 +74,13 @@ class StartupTimer:
 
 
 def format_table(seconds: dict[str, float], before: float) -> list[str]:
-    """The receipt for people, one line per name."""
+    """Format the times, one line per stage."""
     laps = {name: s for name, s in seconds.items() if not name.startswith(CONCURRENT_PREFIX)}
     beside = {
         name.removeprefix(CONCURRENT_PREFIX): s for name, s in seconds.items() if name not in laps
     }
     lines = [f"{name:<24}{value:7.2f} s" for name, value in laps.items()]
     lines.append(f"{'ready':<24}{sum(laps.values()):7.2f} s")
-    lines += [f"  meanwhile {name:<12}{value:7.2f} s" for name, value in beside.items()]
+    lines += [f"  concurrent {name:<12}{value:7.2f} s" for name, value in beside.items()]
     lines.append(f"{'before (imports)':<24}{before:7.2f} s")
     return lines

@@ -22,7 +22,7 @@ ParamCheck = Callable[[SamplingParams], None]
 
 
 def load_engine_tokenizer(config: EngineConfig, folder: Path | None) -> Tokenizer | None:
-    """The tokenizer in this folder, by the config; None for None."""
+    """Load the tokenizer in this folder, by the config; None for None."""
     if folder is None:
         return None
     model = config.model
@@ -36,7 +36,7 @@ def build_input_processor(
     checks: Iterable[ParamCheck] = (),
     process: int = 0,
 ) -> InputProcessor:
-    """Makes requests for the engine of this config. process: which of several, for their seeds."""
+    """Build the input processor for the engine of this config. process: its index, for seeds."""
     seed = config.model.seed
     return InputProcessor(
         tokenizer,
@@ -60,7 +60,7 @@ def _default_params(config: EngineConfig) -> SamplingParams:
 
 
 def structured_defaults(config: EngineConfig) -> StructuredDefaults:
-    """Defaults of structured outputs, for requests that do not set them."""
+    """Return defaults of structured outputs, for requests that do not set them."""
     structured = config.structured
     return StructuredDefaults(
         structured.backend,

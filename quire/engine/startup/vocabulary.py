@@ -10,13 +10,13 @@ from quire.text.tokenizing.tokenizer import Tokenizer
 
 
 def build_vocabulary(tokenizer: Tokenizer, size: int, ends: Iterable[int]) -> Vocabulary:
-    """size: logits of the model. ends: ids that end a text (those of the model, not of a request).
+    """Return the vocabulary. size: logits of the model. ends: ids that end a text (the model's).
 
-    Ids that have no logit cannot be drawn, and are left out.
+    Ids without a logit cannot be sampled, and are left out.
     """
     special = special_tokens(tokenizer)
     ending = tuple(dict.fromkeys(i for i in ends if 0 <= i < size))
-    for i in ending:  # an end token is a mark, flagged or not
+    for i in ending:  # an end token is special, flagged or not
         special.setdefault(i, tokenizer.backend.id_to_token(i) or "")
     tokens = build_token_bytes(tokenizer, special)[:size]
     held = tuple((i, name) for i, name in sorted(special.items()) if i < size)

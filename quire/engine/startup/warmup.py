@@ -1,10 +1,11 @@
 """Warm-up of an engine on a GPU: traces, measures and captures its steps before the first request.
 
-Dummy requests run through the scheduler, runner and sampler that will serve, first with a small
-temporary cache, to see what the largest step takes; the cache gets the rest.
+Dummy requests run through the scheduler, runner and sampler of the engine, first with a small
+temporary cache, to measure the largest step; the cache gets the memory that is left.
 
-    trace_kernels        launches skipped, every missing kernel noted and compiled in other threads
-    measure_peak_memory  the largest step for real: its peak, and what the device's libraries took
+    trace_kernels        launches skipped, every missing kernel recorded and compiled in other
+    threads measure_peak_memory  the largest step is run: its peak, and the memory of the device's
+    libraries
     capture_graphs       with the real cache: memory set aside, largest and small graphs captured
 """
 
@@ -50,12 +51,12 @@ PROMPT_CHUNK = 64
 """Tokens of a prompt beside rows that decode."""
 
 CAPTURE_S = 0.6
-"""Spent on graphs before ready; the others are captured when their steps occur."""
+"""Seconds for graphs before ready; the others are captured when their steps occur."""
 CAPTURED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Rows of decode steps that take longer to launch than to compute."""
 
 SchedulerAndExecutor = tuple[Scheduler, Executor]
-"""The two parts of an engine: what makes plans and what runs them."""
+"""The two parts of an engine: the scheduler makes plans and the executor runs them."""
 
 ALL_FEATURES = SamplingParams(
     temperature=0.7,
@@ -65,7 +66,7 @@ ALL_FEATURES = SamplingParams(
     presence_penalty=0.1,
     logprobs=1,
 )
-"""All that makes a step large, at once."""
+"""Sampling parameters that make a step as large as possible."""
 WITH_PROMPT_LOGPROBS = replace(ALL_FEATURES, prompt_logprobs=1)
 """And prompt logprobs of one long prompt: its logits are scored some hundred rows at a time."""
 GREEDY = SamplingParams(temperature=0.0)
@@ -74,17 +75,17 @@ RANDOM = SamplingParams(temperature=0.7)
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """Bytes of the worst steps beyond weights, cache and buffers."""
+    """Bytes of the largest steps beyond weights, cache and buffers."""
 
-    step_bytes: int  # in use at once, of any step
-    reserved_bytes: int  # taken from the driver for it: what is in use leaves gaps
-    captured_bytes: int  # in use at once, of the largest steps that are captured
+    step_bytes: int  # in use at once, in any step
+    reserved_bytes: int  # allocated from the driver for it, fragmentation included
+    captured_bytes: int  # in use at once, in the largest steps that are captured
 
 
 def worst_step_lengths(config: EngineConfig) -> list[int]:
-    """Query tokens per row of the largest step: every slot and every token of the budget used.
+    """Return query tokens per row of the largest step: every slot and token of the budget used.
 
-    One row is as long as can be: what is done for a whole prompt is largest there.
+    One row is as long as possible: work on a whole prompt is largest there.
     """
     scheduler = config.scheduler
     rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
@@ -98,7 +99,7 @@ def worst_step_lengths(config: EngineConfig) -> list[int]:
 
 
 def captured_step_lengths(config: EngineConfig) -> list[int]:
-    """Query tokens per row of the largest step with prompts that is captured; [] if none is."""
+    """Return query tokens per row of the largest captured step with prompts; [] if none is."""
     scheduler = config.scheduler
     shape = largest_graph_shape(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
     if shape is None:
@@ -109,7 +110,7 @@ def captured_step_lengths(config: EngineConfig) -> list[int]:
 
 
 def profiling_config(config: EngineConfig, shape: EngineShape) -> EngineConfig:
-    """The same engine with a cache for the worst step alone, and nothing recorded or kept."""
+    """Return the config with a cache for the largest step alone, and nothing recorded or kept."""
     blocks = 1 + sum(
         blocks_per_sequence(config.cache.groups, shape, n + 2) for n in worst_step_lengths(config)
     )
@@ -143,11 +144,11 @@ def run_dummy_requests(
 
 
 def trace_kernels(half: SchedulerAndExecutor, config: EngineConfig) -> None:
-    """Run the largest and the smallest steps with nothing launched that is not compiled yet.
+    """Run the largest and the smallest steps; kernels that are not compiled yet are not launched.
 
     Inside quire.kernels.framework.kernel_precompile.trace_missing_kernels. Results mean nothing;
-    new tensors are zeros, so that what
-    does run reads valid indexes. Of layers that are alike two run: more need no other kernels.
+    new tensors are zeros, so that kernels that do run read valid indexes. Of equal layers two run:
+    more need no other kernels.
     """
     executor = half[1]
     with _traced(executor):
@@ -161,7 +162,7 @@ def trace_kernels(half: SchedulerAndExecutor, config: EngineConfig) -> None:
 
 
 def trace_kernels_by_size(half: SchedulerAndExecutor, config: EngineConfig) -> None:
-    """As trace_kernels, at every size of step that kernels may treat apart."""
+    """Run trace_kernels at every size of step for which kernels may have variants."""
     rows, longest = config.scheduler.max_num_seqs, worst_step_lengths(config)[0]
     with _traced(half[1]):
         for size in _trace_sizes(rows):
@@ -173,24 +174,26 @@ def trace_kernels_by_size(half: SchedulerAndExecutor, config: EngineConfig) -> N
 
 
 def _trace_sizes(most: int) -> list[int]:
-    """Sizes that kernels may treat apart: all small ones, then doublings, and the largest."""
+    """Return sizes for which kernels may have variants: all small ones, doublings, and the
+    largest."""
     doublings = [1 << k for k in range(5, most.bit_length())]
     return [*range(1, min(most, 17)), *(n for n in doublings if n < most), most]
 
 
 def _doublings(most: int) -> list[int]:
-    """Fewer sizes, for what kernels distinguish coarsely: doublings, and one between each two."""
+    """Return fewer sizes, for coarser variants: doublings, and one between each two."""
     found = {n for k in range(most.bit_length()) for n in (1 << k, 3 << k >> 1)}
     return sorted(n for n in found if n <= most)
 
 
 def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> PeakMemory:
-    """Peaks of the worst step and of the largest captured ones, in bytes. Raises NoRoom."""
+    """Return peaks of the largest step and of the largest captured ones, in bytes. Raises
+    NoRoom."""
     rows = config.scheduler.max_num_seqs
     with _out_of_memory_as_no_room(config):
         run_dummy_requests(
             half, [1], RANDOM
-        )  # the library takes its workspace at the first product
+        )  # the library allocates its workspace at the first product
         captured, _ = _peak_of(half, lambda: run_dummy_requests(half, [1] * rows, RANDOM))
         captured_lengths = captured_step_lengths(config)
         if captured_lengths:
@@ -212,7 +215,7 @@ def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> Pea
 
 
 def _peak_of(half: SchedulerAndExecutor, function: Callable[[], None]) -> tuple[int, int]:
-    """Bytes in use at once, and taken from the driver for that, beyond what was before.
+    """Return bytes in use at once, and allocated from the driver for that, beyond the start.
 
     Of several ranks, the largest of each.
     """
@@ -225,7 +228,7 @@ def _peak_of(half: SchedulerAndExecutor, function: Callable[[], None]) -> tuple[
 
 @contextmanager
 def _traced(executor: Executor) -> Iterator[None]:
-    """Within, steps run abridged, for what they would compile or allocate: no result is right."""
+    """Within, steps are shortened to what they would compile or allocate: no result is right."""
     executor.call("begin_trace")
     try:
         yield
@@ -234,17 +237,17 @@ def _traced(executor: Executor) -> Iterator[None]:
 
 
 def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, seconds: float) -> None:
-    """Take from the driver what steps will need, and capture the hottest graphs.
+    """Allocate from the driver what steps will need, and capture the most frequent graphs.
 
-    Afterwards no step allocates from the driver. The worst step is traced once more, for
-    what it allocates: the pieces it leaves with torch then have the sizes that steps need, so
-    there is one for each whatever the step's size. `seconds` bounds what is captured beyond the
-    largest step's graphs, which all others share memory with.
+    Afterwards no step allocates from the driver. The largest step is traced once more for its
+    allocations: the pieces it leaves with torch then have the sizes that steps need, so there is
+    one for each whatever the step's size. `seconds` limits the captures beyond the largest step's
+    graphs, whose memory all others share.
     """
     rows, executor = config.scheduler.max_num_seqs, half[1]
     with _out_of_memory_as_no_room(config):
-        # where the cache is too small for all rows at once, some are left for decode steps: a graph
-        # of one would lack most layers for ever
+        # where the cache is too small for all rows at once, fewer rows decode: a graph of a single
+        # row would lack most layers for ever
         with _traced(executor):
             run_dummy_requests(
                 half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
@@ -262,7 +265,7 @@ def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, seconds: fl
 
 
 def _capture_small_graphs(half: SchedulerAndExecutor, rows: int, seconds: float) -> None:
-    """Graphs of small decode steps, hottest first, until the time is up."""
+    """Capture graphs of small decode steps, most frequent first, until the time is up."""
     until = time.perf_counter() + seconds
     for size in CAPTURED_ROWS:
         for params in (GREEDY, RANDOM):
@@ -277,7 +280,7 @@ def check_cache_fits(plan: MemoryPlan, free_bytes: int) -> None:
     if need > free_bytes:
         raise NoRoom(
             f"the KV cache needs {gib(need)}, but only {gib(max(free_bytes, 0))} of the GPU are "
-            "free: another process has taken the rest since; lower gpu_memory_utilization, or "
+            "free: another process has allocated the rest since; lower gpu_memory_utilization, or "
             "set gpu_memory or kv_cache_memory_bytes"
         )
 

@@ -20,9 +20,9 @@ from typing import IO, Protocol
 log = logging.getLogger(__name__)
 
 STACK_DUMP_SIGNAL = signal.SIGUSR1
-"""Has the process write its stacks; see quire.engine.core.process."""
+"""Signal that makes the process write its stacks; see quire.engine.core.process."""
 STACK_DUMP_S = 1.0
-"""Time for the process to write them."""
+"""Seconds for the process to write them."""
 STACK_POLL_S = 0.02
 MAX_STACK_BYTES = 1 << 20
 MAX_THREADS = 64
@@ -38,7 +38,7 @@ class StackDumper(Protocol):
 
 
 def log_thread_stacks(child: StackDumper, what: str, *, asking: bool) -> None:
-    """Log what is wrong with a process, and its threads. asking: also request its stacks."""
+    """Log the reason and the threads of a process. asking: also request its stacks."""
     threads = list_threads(child.process.pid)
     log.error("%s. Its threads:\n%s", what, threads)
     stacks = dump_stacks(child) if asking else ""

@@ -1,9 +1,9 @@
 """Liveness: decides from the heartbeat page whether an engine makes progress.
 
-Readiness: would a request that comes now be worked on? If not, traffic should go elsewhere for a
-while, so the limits are short. Liveness: will the engine ever make progress? If not, it is killed,
-so the limits are long, and only time counts in which the watchdog was awake and the process did not
-wait for a processor: a suspended or overloaded machine delays no engine.
+Readiness: would a request that arrives now be computed? If not, traffic should go to other servers
+for a while, so the limits are short. Liveness: will the engine ever make progress? If not, it is
+killed, so the limits are long, and only time counts in which the watchdog ran and the process did
+not wait for a processor: a suspended or overloaded machine is no reason to kill an engine.
 
 An API process has a heartbeat page for its event loop (quire.server.process.api_process_monitor),
 which is checked in the same way.
@@ -34,14 +34,14 @@ PROCESS_STOPPED = "its process is stopped"
 
 
 class Unhealthy(NamedTuple):
-    """Why an engine would not work on a request. code: for programs."""
+    """Why an engine would not compute a request. code: for programs."""
 
     code: str
     message: str
 
 
 def check_readiness(beat: Heartbeat, now: int, state: str | None = None) -> Unhealthy | None:
-    """Why a request that comes now would not be worked on. state: process_state(beat.pid)."""
+    """Why a request that arrives now would not be computed. state: process_state(beat.pid)."""
     if beat.phase == EnginePhase.STARTING:
         return Unhealthy(
             "starting", f"the engine is starting, for {_seconds(now - beat.beat_at)} s so far"

@@ -252,7 +252,7 @@ class ProcessPipe:
 
 
 def receive_orders(fd: int, orders: type[Orders], name: str) -> tuple[ProcessPipe, Orders] | None:
-    """Receive the orders of a child process. Returns its pipe and them; None: there are no such.
+    """Receive the orders of a child process. Returns its pipe and the orders; None: there are none.
 
     Ignores signals from here on: the parent process handles them, and stops this one.
     name: of this process, for `ps` and `top`.

@@ -32,7 +32,7 @@ class Watchdog:
     """Watches one engine after the other. The caller must call close()."""
 
     def __init__(self, options: HealthOptions, cache: Path) -> None:
-        """cache: has the folder for recordings, if the options name none."""
+        """cache: parent of the folder for recordings, if the options name none."""
         folder = options.flight_recorder_dir
         self._folder = cache / "recordings" if folder is None else Path(folder)
         self._recording_enabled = options.flight_recorder
@@ -57,7 +57,8 @@ class Watchdog:
         self._monitor.set_start_time(seconds)
 
     def check(self, child: EngineChildProcess) -> str | None:
-        """Returns why this engine should be killed, and logs its stacks then. None: it is fine."""
+        """Return why this engine should be killed, and log its stacks then. None: it makes
+        progress."""
         why = self._monitor.check(child.process.pid)
         if why is None:
             return None

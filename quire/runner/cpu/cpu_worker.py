@@ -47,7 +47,7 @@ class CpuWorker:
         logprobs_mode: Mode,
         eager: bool,
     ) -> None:
-        """eager: no tapes."""
+        """eager: record no tapes."""
         self._model = model
         self._backend = backend
         self._sampler = sampler
@@ -71,10 +71,10 @@ class CpuWorker:
         return _one_torch_thread()
 
     def synchronize(self) -> None:
-        """Nothing to wait for: a step is done when compute() returns."""
+        """Do nothing: a step is done when compute() returns."""
 
     def recover(self) -> None:
-        """Nothing to do: joins write all state of a slot anew."""
+        """Do nothing: joins write all state of a slot anew."""
 
     def write_tables(self, changes: Sequence[BlockTableUpdate]) -> None:
         for group, slot, at, blocks in changes:
@@ -120,7 +120,7 @@ class CpuWorker:
         return self._sample(inputs, self._model.logits(chosen), extras, grammar_masks)
 
     def attention_metadata(self, inputs: StepBatch) -> AttentionMetadata:
-        """The step as the attention backend reads it."""
+        """Return the step as the attention backend reads it."""
         width = -(-inputs.max_context // self._block_size)
         blocks = inputs.positions // self._block_size
         offsets = inputs.positions % self._block_size
@@ -147,11 +147,11 @@ class CpuWorker:
         extras: Sequence[Mapping[str, Any]],
         grammar_masks: GrammarMasks | None,
     ) -> StepResult:
-        """A token for each row of logits [R, V]."""
+        """Sample a token for each row of logits [R, V]."""
         slots = inputs.sampled_slots
         sampled = self._sampler.sample(logits, slots, inputs.num_outputs.tolist(), grammar_masks)
         ids = sampled.token_ids.tolist()
-        if inputs.next_drafts:  # of a row the last that counts
+        if inputs.next_drafts:  # of a row the last accepted one
             kept = inputs.accepted(ids)
             self._last_token[[slots[i] for i in kept]] = [ids[i] for i in kept]
         else:

@@ -50,7 +50,8 @@ class TapeCache:
         self._recordable = True
 
     def logits(self, inputs: StepBatch, batch: AttentionMetadata) -> Tensor | None:
-        """[R, V] of a decode-only step, valid until the next call; None: run it eagerly."""
+        """Return logits [R, V] of a decode-only step, valid until the next call; None: run it
+        eagerly."""
         if not self._recordable:
             return None
         rows = len(inputs.token_ids)
@@ -71,7 +72,7 @@ class TapeCache:
     def _fill_inputs(
         self, inputs: StepBatch, batch: AttentionMetadata, rows: int, size: int
     ) -> None:
-        """Fill the first `rows`; a padding row writes nowhere and attends to nothing."""
+        """Fill the first `rows`; a padding row writes nothing and attends to nothing."""
         for buffer, values, blank in (
             (self._token_ids, inputs.token_ids, 0),
             (self._positions, inputs.positions, 0),
@@ -103,7 +104,7 @@ class TapeCache:
 
 
 def padded_rows(rows: int) -> int:
-    """The size a step of so many rows is run at: at most an eighth more, from eight rows on."""
+    """Return the size at which so many rows run: at most an eighth more, from eight rows on."""
     if rows <= 4:
         return rows
     grain = 2 if rows <= 16 else max(4, 1 << (rows - 1).bit_length() - 4)

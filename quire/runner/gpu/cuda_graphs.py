@@ -1,10 +1,10 @@
 """CUDA graph cache: replays steps from graphs, with one launch in place of hundreds.
 
 A decode-only step runs at one of a few sizes, one with prompts in one of a few shapes
-(quire.runner.gpu.mixed_batch_graphs). The first of a kind runs kernel by kernel, to see whether
-anything in it waits for the device; then a size is captured when it is first needed and replayed
+(quire.runner.gpu.mixed_batch_graphs). The first of a kind runs kernel by kernel, to detect whether
+any op in it waits for the device; then a size is captured when it is first needed and replayed
 afterwards. Capturing takes the host as long as launching, so it costs nothing while the GPU is busy
-for longer than that; else a somewhat larger graph serves for a while. All graphs share one memory
+for longer than that; else a somewhat larger graph is used for a while. All graphs share one memory
 pool, because one stream runs them one after another.
 """
 
@@ -36,7 +36,7 @@ MAX_CAPTURE_FAILURES = 3
 """Failed captures after which no more are tried."""
 
 GraphKey = tuple[Any, ChooserKind | None]
-"""The size of a step, and how its rows are sampled; None: not in the graph."""
+"""The size of a step, and how its rows are sampled; None: outside the graph."""
 
 
 class GraphMemoryPool:
@@ -46,7 +46,7 @@ class GraphMemoryPool:
         self.handle: Any = None  # torch's
 
     def get_handle(self) -> Any:
-        """The handle, made when it is first needed."""
+        """Return the handle, made at the first call."""
         if self.handle is None:
             self.handle = torch.cuda.graph_pool_handle()
         return self.handle
@@ -76,7 +76,7 @@ class CudaGraphCache:
         self.capturing = False
 
     def size_for(self, rows: int, kind: ChooserKind | None, spare: float = 0.0) -> int:
-        """At how many rows a step of `rows` is to be run now.
+        """Return the number of rows at which a step of `rows` should run now.
 
         spare: seconds for which the GPU has work to do.
         """
@@ -95,10 +95,10 @@ class CudaGraphCache:
     def should_use_graph(
         self, size: Hashable, kind: ChooserKind | None, spare: float, patience: int, most: int
     ) -> bool:
-        """Whether a step of this size is to be run here: as a graph, now or after this capture.
+        """Whether a step of this size should run here: as a graph, now or after this capture.
 
-        False: it has come fewer than `patience` times and the GPU has no work for so long; or there
-        are `most` graphs. spare: seconds for which the GPU has work to do.
+        False: it has occurred fewer than `patience` times and the GPU has no work for so long; or
+        there are `most` graphs. spare: seconds for which the GPU has work to do.
         """
         key = (size, kind)
         if self._eager or key in self._captured:
@@ -121,7 +121,7 @@ class CudaGraphCache:
             graph.replay()
 
     def _run_sync_check(self, size: Hashable, kind: ChooserKind | None) -> None:
-        """Run the body as a graph could. If it waits for the device, all run eagerly for ever.
+        """Run the body as a graph could. If it waits for the device, all run eagerly from then on.
 
         Torch raises where an operation would wait, which no graph can repeat.
         """
@@ -148,7 +148,7 @@ class CudaGraphCache:
         self._eager = True
 
     def reserve_memory(self, pieces: int, size: int) -> None:
-        """Put free pieces of `size` bytes into the pool of the graphs there are, for later ones."""
+        """Put free pieces of `size` bytes into the pool of the existing graphs, for later ones."""
         if self.pool.handle is None:
             return
         graph = torch.cuda.CUDAGraph()
@@ -159,7 +159,7 @@ class CudaGraphCache:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within, steps run kernel by kernel: they are not what later steps run."""
+        """Within, steps run kernel by kernel: they differ from later steps."""
         before, self._eager = self._eager, True
         try:
             yield
@@ -173,7 +173,7 @@ class CudaGraphCache:
         self.pool.handle = None
 
     def _capture(self, key: GraphKey) -> torch.cuda.CUDAGraph | None:
-        """The graph; None if there can be none."""
+        """Capture the graph; None if that is impossible."""
         began = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         self.capturing = True
@@ -198,10 +198,10 @@ class CudaGraphCache:
 
 
 def capture_sizes(max_rows: int) -> list[int]:
-    """The numbers of rows that steps are run at, up to and with the largest step's.
+    """Return the numbers of rows at which steps run, up to the largest step's.
 
-    Four to each doubling, once there are many: the library's tiles pad a product as far anyway, and
-    each size costs a capture.
+    Four to each doubling, once there are many: the library's tiles pad a product about as far
+    anyway, and each size costs a capture.
     """
     found = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64]
     grain = 16
@@ -212,5 +212,6 @@ def capture_sizes(max_rows: int) -> list[int]:
 
 
 def padded_sample_rows(rows: int, max_rows: int) -> int:
-    """At how many rows so many are sampled outside graphs: few numbers, for few kernels to load."""
+    """Return the number of rows at which so many are sampled outside graphs: few, to load few
+    kernels."""
     return min(1 << (rows - 1).bit_length(), max_rows) if rows else 0

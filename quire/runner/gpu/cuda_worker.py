@@ -95,7 +95,7 @@ class CudaWorker:
             pinned_words(2 * align_words(rows)).view(2, -1) for _ in range(NUM_STAGING_BUFFERS)
         ]
         self._result_index = 0
-        self._last_submit_time = 0.0  # when the last decode step was
+        self._last_submit_time = 0.0  # when the last decode step was submitted
         self._last_done_event: torch.cuda.Event | None = None  # of the step launched last
         self._hidden: Tensor | None = None  # [M, E] of a decode step that is sampled outside
         self._decode_device_inputs: dict[int, DeviceInputs] = {}  # of decode steps, by size
@@ -126,9 +126,11 @@ class CudaWorker:
         self._pinned_io.out_of_sync = True
 
     def reserve_memory(self, size: int, pieces: int, piece: int) -> None:
-        """Take from the driver what steps will need, and leave it in torch's pool of this stream.
+        """Allocate from the driver what steps will need, and leave it in torch's pool of this
+        stream.
 
-        size: of the largest step, in one. pieces of `piece` bytes: torch keeps small ones apart.
+        size: of the largest step, in one piece. pieces of `piece` bytes: torch keeps small ones
+        apart.
         """
         device = self._last_token.device
         with self.execution_context():
@@ -141,7 +143,7 @@ class CudaWorker:
     def warm_up_kernels(self) -> None:
         """Load the library's kernels for the sizes of steps, before steps need them.
 
-        And those of our own that no dummy step runs: masks of constrained rows.
+        Also kernels of our own that no dummy step runs: masks of constrained rows.
         """
         with self.execution_context():
             rows = capture_sizes(len(self._last_token))
@@ -210,7 +212,7 @@ class CudaWorker:
     def _enqueue_decode(self, inputs: StepBatch) -> PendingStep:
         kind = self._sampler.kind(inputs.sampled_slots)
         grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
-        # masks come from the host, late: then the graph ends before the sampling
+        # masks arrive late from the host: then the graph ends before the sampling
         graph_kind = None if grammar_masks is not None and grammar_masks.needs_masks else kind
         size = self._decode_graphs.size_for(
             len(inputs.slots), graph_kind, self._estimate_busy_seconds()
@@ -234,9 +236,9 @@ class CudaWorker:
         return made
 
     def _estimate_busy_seconds(self) -> float:
-        """Estimate how long the GPU has work: what the step before this one took.
+        """Estimate how long the GPU has work: the duration of the previous step.
 
-        At full steam decode steps are submitted one step's time apart.
+        Under full load decode steps are submitted one step's time apart.
         """
         now = time.perf_counter()
         before, self._last_submit_time = self._last_submit_time, now
@@ -244,7 +246,7 @@ class CudaWorker:
         return now - before if busy else 0.0
 
     def _get_decode_device_inputs(self, size: int) -> DeviceInputs:
-        """Views of a size, made once."""
+        """Return the views of a size, made once."""
         views = self._decode_device_inputs.get(size)
         if views is None:
             token_ids, positions, contexts, rows, row_slots, outputs = (
@@ -264,7 +266,7 @@ class CudaWorker:
         return views
 
     def _decode_body(self, size: int, kind: ChooserKind | None) -> None:
-        """All kernels of a decode step, from its integers to tokens, or to hidden states."""
+        """Launch all kernels of a decode step, from its integers to tokens, or to hidden states."""
         mail, views = self._pinned_io, self._get_decode_device_inputs(size)
         if not self._decode_graphs.capturing:
             mail.resync()
@@ -357,7 +359,7 @@ class CudaWorker:
         return self._sample(hidden, views.row_slots, views.outputs, inputs, kind, grammar_masks, ())
 
     def _mixed_graph_body(self, shape: GraphShape, kind: ChooserKind | None) -> None:
-        """All kernels of a step of this shape, whose integers are on the device."""
+        """Launch all kernels of a step of this shape, whose integers are on the device."""
         views = self._mixed_device_inputs(shape.tokens, shape.rows, shape.rows)
         longest = self._width * self._block_size
         hidden = self._gather_and_forward(views, shape.decodes, shape.tokens, longest, None)
@@ -421,7 +423,7 @@ class CudaWorker:
         return self._mixed_device_inputs(len(inputs.token_ids), len(inputs.slots), sampled)
 
     def _mixed_device_inputs(self, tokens: int, rows: int, sampled: int) -> DeviceInputs:
-        """Views of the integers that _upload_mixed() sends."""
+        """Return views of the integers that _upload_mixed() sends."""
         sent, at, found = self._mixed_staging.on_device, 0, []
         for length in (tokens, tokens, tokens, rows + 1, rows, rows, sampled, sampled, sampled):
             found.append(sent[at : at + length])
@@ -431,7 +433,7 @@ class CudaWorker:
     # -- both -----------------------------------------------------------------------------------
 
     def _empty_step_buffers(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Token ids [T] and KV slots [G, T], for a kernel to fill."""
+        """Allocate token ids [T] and KV slots [G, T], for a kernel to fill."""
         groups, device = self._tables.shape[0], self._tables.device
         ids = torch.empty(tokens, dtype=torch.int32, device=device)
         return ids, torch.empty((groups, tokens), dtype=torch.int64, device=device)
@@ -446,7 +448,7 @@ class CudaWorker:
         max_context: int,
         past: int | None,
     ) -> Tensor:
-        """Hidden states of the step's tokens: [T, E]."""
+        """Return hidden states of the step's tokens: [T, E]."""
         batch = AttentionMetadata(
             q_starts=views.q_starts,
             contexts=views.contexts,
@@ -507,7 +509,7 @@ class CudaWorker:
         pending_parts: Sequence[PendingPart],
         grammar_masks: GrammarMasks | None,
     ) -> PendingStep:
-        """Start the copies to the host, and mark their end."""
+        """Start the copies to the host, and record their end."""
         answer = None
         if inputs.sampled_rows and fetched is None:
             self._result_index = (self._result_index + 1) % NUM_STAGING_BUFFERS
@@ -522,7 +524,7 @@ class CudaWorker:
 
 
 def _attach_masks(made: PendingStep) -> PendingStep:
-    """Let the grammar masks fetch the tokens of the step."""
+    """Give the grammar masks the tokens of the step."""
     if made.masks is not None:
         made.masks.set_fetch(made.tokens)
     return made

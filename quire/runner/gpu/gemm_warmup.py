@@ -21,10 +21,10 @@ FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def warm_up_gemms(model: LanguageModel, rows: Sequence[int], max_tokens: int) -> torch.dtype:
-    """Multiply by one weight of each shape and kind, for each number of rows steps are likely at.
+    """Multiply by one weight of each shape and kind, for each likely number of rows of a step.
 
     rows: of decode steps, ascending; powers of two follow up to max_tokens, of the largest step.
-    Returns the dtype of what flows between the layers.
+    Returns the dtype of the activations between the layers.
     """
     assert isinstance(model, nn.Module)
     like = next(p for p in model.parameters() if p.dtype in FLOAT_DTYPES)
@@ -39,7 +39,7 @@ def warm_up_gemms(model: LanguageModel, rows: Sequence[int], max_tokens: int) ->
 
 
 def _distinct_linears(model: nn.Module) -> Iterator[Any]:
-    """The linear layers, but for those that are just like one before."""
+    """Return the linear layers without those equal to an earlier one."""
     seen: set[Any] = set()
     for module in model.modules():
         if getattr(module, "role", None) not in ("linear", "head"):

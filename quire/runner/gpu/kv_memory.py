@@ -1,8 +1,8 @@
 """KV memory of a GPU: its tensors, the pinned host tensors behind them, and copies between both.
 
-Everything is launched, nothing waits. A sleeping engine gives the GPU's part back to the driver:
+Copies are launched, and no call waits. A sleeping engine returns the GPU's part to the driver:
 the tensors remain without storage; restored, they may have other addresses, so graphs are captured
-anew.
+again.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class KVMemory:
         self._released_sizes: dict[int, int] = {}  # of storages that were given back
 
     def swap_out(self, pairs: Sequence[BlockCopy], upload: StagingBuffer) -> None:
-        """Blocks of the device to blocks of the host."""
+        """Copy blocks of the device to blocks of the host."""
         self._copy_between(self._device_addresses, self._host_addresses, pairs, upload)
 
     def swap_in(self, pairs: Sequence[BlockCopy], upload: StagingBuffer) -> None:
-        """Blocks of the host to blocks of the device."""
+        """Copy blocks of the host to blocks of the device."""
         self._copy_between(self._host_addresses, self._device_addresses, pairs, upload)
 
     def copy(self, pairs: Sequence[BlockCopy], upload: StagingBuffer) -> None:
-        """Blocks of the device; none is both read and written."""
+        """Copy blocks of the device; none is both read and written."""
         self._copy_between(self._device_addresses, self._device_addresses, pairs, upload)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Shapes of mixed batches: pad steps with prompts to a few shapes so that graphs can replay them.
 
 Up to some thousand tokens the host takes as long to launch such a step as the GPU to run it. A
-shape has fixed places: decoding rows, padded; then the rows of prompts, the last of which owns the
+shape has fixed places: decoding rows, padded; then the rows of prompts, the last of which has the
 padding tokens. Padding has context 0 and no slot: it writes no keys, reads none, and its token is
 dropped.
 """
@@ -24,7 +24,7 @@ MAX_GRAPHS = 64
 STEPS_BEFORE_CAPTURE = 2
 """The first steps of a shape are launched kernel by kernel: many shapes occur only once."""
 PROMPT_ROW_COUNTS = (4, 16, 64)
-"""Rows of prompts, that of the padding included."""
+"""Rows of prompts, the row of the padding included."""
 
 
 class GraphShape(NamedTuple):
@@ -42,7 +42,7 @@ class GraphShape(NamedTuple):
 def select_graph_shape(
     inputs: StepBatch, most_tokens: int, most_rows: int, *, waits: bool
 ) -> GraphShape | None:
-    """The smallest shape that holds the step; None: none does, or it is not worth it.
+    """Return the smallest shape that holds the step; None: none does, or a replay is slower.
 
     most_tokens: of any step. most_rows: of any step. waits: the GPU is idle.
     """
@@ -58,7 +58,7 @@ def select_graph_shape(
 
 
 def largest_graph_shape(most_tokens: int, most_rows: int) -> GraphShape | None:
-    """The shape that takes the most memory; None if there is none."""
+    """Return the shape that takes the most memory; None if there is none."""
     tokens = next(
         (n for n in range(min(MAX_TOKENS, most_tokens), 0, -1) if _padded_tokens(n) == n), None
     )
@@ -69,7 +69,7 @@ def largest_graph_shape(most_tokens: int, most_rows: int) -> GraphShape | None:
 
 
 def pad_to_shape(inputs: StepBatch, shape: GraphShape) -> StepBatch:
-    """The step padded to the shape. `sampled_slots` end with -1; `rows` have no meaning."""
+    """Return the step padded to the shape. `sampled_slots` end with -1; `rows` have no meaning."""
     decodes, width = inputs.num_decodes, shape.tokens
     shift = shape.decodes - decodes
     used = len(inputs.token_ids) + shift
@@ -102,7 +102,7 @@ def pad_to_shape(inputs: StepBatch, shape: GraphShape) -> StepBatch:
 
 
 def _pad_split(values: Ints, decodes: int, places: int, length: int, blank: int) -> Ints:
-    """The decodes' values from 0 on, the others' from `places` on, `blank` elsewhere."""
+    """Return the decodes' values from 0 on, the others' from `places` on, `blank` elsewhere."""
     out = np.full(length, blank, dtype=np.int32)
     out[:decodes] = values[:decodes]
     out[places : places + len(values) - decodes] = values[decodes:]
@@ -110,13 +110,13 @@ def _pad_split(values: Ints, decodes: int, places: int, length: int, blank: int)
 
 
 def _padded_decodes(rows: int) -> int:
-    """Places for so many rows that decode."""
+    """Return the number of places for so many decoding rows."""
     if rows <= 4:
         return 4 if rows else 0
     return -(-rows // 16) * 16 if rows <= 64 else -(-rows // 32) * 32
 
 
 def _padded_tokens(count: int) -> int:
-    """Tokens of a step of so many: the library's tiles pad a product about as far anyway."""
+    """Return the padded token count of a step: the library's tiles pad a product about as far."""
     grain = 64 if count <= 512 else 128
     return -(-count // grain) * grain

@@ -1,9 +1,9 @@
 """Pinned I/O: exchanges the integers of decode steps between host and device in pinned memory.
 
 A copy command costs the stream a microsecond or two and the host more, twice a step. Here the
-step's first kernel fetches its integers over the bus, and its last one delivers tokens there. A
-graph has the addresses built in, so boxes are used in turn and the device counts the turns: `state`
-holds the box of the next step and the box of the step under way. Outside graphs the host writes it.
+step's first kernel fetches its integers over the bus, and its last one writes tokens back. A
+graph has fixed addresses, so boxes are used in turn and the device counts the turns: `state`
+has the box of the next step and the box of the current step. Outside graphs the host writes it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PinnedIO:
         self.out_of_sync = False  # a step failed half way: the device's count may be off
 
     def write_inputs(self, inputs: StepBatch, size: int) -> None:
-        """Write the letter of the next step, which is run at `size` rows."""
+        """Write the integers of the next step, which runs at `size` rows."""
         if self.out_of_sync:
             self.resync()
         done = self._done_events[self._slot]
@@ -54,12 +54,12 @@ class PinnedIO:
             letter[4, rows:size] = -1
 
     def resync(self) -> None:
-        """Write the index of the next step to the device, which may have lost count."""
+        """Write the index of the next step to the device, whose count may be wrong."""
         self.state.fill_(self._slot)
         self.out_of_sync = False
 
     def output_view(self, done: torch.cuda.Event) -> Ints:
-        """The step is in line until `done`: where its answer [2, stride] will be."""
+        """The step is enqueued up to `done`: return where its answer [2, stride] will be."""
         answer = self._output_slots[self._slot]
         self._done_events[self._slot] = done
         self._slot = (self._slot + 1) % self.depth

@@ -42,7 +42,7 @@ class StagingBuffer:
         self._allocate(align_words(words), device)
 
     def acquire(self, words: int) -> Ints:
-        """A host buffer of at least so many words that may be written now."""
+        """Return a host buffer of at least so many words that may be written now."""
         if words > len(self.on_device):
             self._allocate(align_words(2 * words), self.on_device.device)
         self._index = (self._index + 1) % self._depth
@@ -62,7 +62,7 @@ class StagingBuffer:
 
 
 def pinned_words(words: int) -> Tensor:
-    """Host memory that the device can read and write."""
+    """Allocate host memory that the device can read and write."""
     return torch.empty(words, dtype=torch.int32, pin_memory=True)
 
 

@@ -1,1 +1,1 @@
-"""Parts: what a feature sends with a step; one file per feature, found by name."""
+"""Parts: data that a feature sends with a step; one file per feature, found by name."""

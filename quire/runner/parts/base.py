@@ -22,7 +22,7 @@ PARTS = PluginRegistry("quire.runner.parts")
 
 
 class ForwardOutput(NamedTuple):
-    """What the forward pass of a step leaves for parts."""
+    """The results of a step's forward pass that parts read."""
 
     model: LanguageModel
     hidden: Tensor  # [T, E] of every token in the step
@@ -33,7 +33,7 @@ class PendingPart(Protocol):
     """Work of a part that was started."""
 
     def result(self) -> dict[str, Any]:
-        """What to add to fields of the StepResult, by name: each is a dict by plan row.
+        """Return what to add to fields of the StepResult, by name: each is a dict by plan row.
 
         On a GPU, call it after the step's event.
         """
@@ -54,5 +54,5 @@ class StepPart(Protocol):
 
 
 def load_part_types() -> dict[str, type[StepPart]]:
-    """Name -> class of every part there is."""
+    """Return name -> class of every part."""
     return {name: PARTS.load(name).PART for name in PARTS.names()}

@@ -28,7 +28,7 @@ class PoolingPart(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> PoolingPart | None:
-        """None if no row wants a pooled result."""
+        """Copy from the plan; None if no row wants a pooled result."""
         if batch.decode_only or all(row.wants is not Wants.POOLED for row in plan.rows):
             return None
         made = cls([], [], {})
@@ -51,13 +51,13 @@ class PoolingPart(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class PendingPooled:
-    """Hidden states on their way to the host."""
+    """Hidden states whose copies to the host have started."""
 
     part: PoolingPart
     states: Tensor  # [rows, E] float32
 
     def result(self) -> dict[str, dict[int, object]]:
-        """Row -> its hidden state, a list of E numbers."""
+        """Return row -> its hidden state, a list of E numbers."""
         pooled = dict(zip(self.part.plan_rows, self.states.tolist()))
         return {"pooled": pooled, "request_errors": self.part.unknown}
 

@@ -1,4 +1,4 @@
-"""Prompt logprobs part: scores the tokens of prompts whose requests ask for it.
+"""Prompt logprobs part: scores the tokens of prompts whose requests have prompt_logprobs.
 
 A row that computes prompt positions [start, end) can score the tokens at [start + 1, end + 1), as
 far as the prompt reaches. Positions are scored a few hundred at a time: [P, V] in float32 is large.
@@ -37,7 +37,8 @@ class PromptLogprobsPart(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> PromptLogprobsPart | None:
-        """None if no row returns any; that check costs one attribute per prompt row."""
+        """Copy from the plan; None if no row returns any: that check costs one attribute per
+        row."""
         if batch.decode_only and batch.num_outputs.min() > 0:
             return None  # no row computes a position of a prompt
         rows = []
@@ -60,12 +61,12 @@ class PromptLogprobsPart(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class PendingPromptLogprobs:
-    """Scores on their way to the host."""
+    """Scores whose copies to the host have started."""
 
     scores_by_row: dict[int, tuple[int, list[LogprobScores]]]  # row -> top tokens, chunks
 
     def result(self) -> dict[str, dict[int, list[TokenLogprobs]]]:
-        """Row -> one entry per scored token."""
+        """Return row -> one entry per scored token."""
         found = {
             row: [one for chunk in chunks for one in chunk.to_lists([top] * len(chunk.chosen))]
             for row, (top, chunks) in self.scores_by_row.items()

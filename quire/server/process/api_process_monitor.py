@@ -63,7 +63,7 @@ class ApiChildProcess(ChildProcess):
         if why is not None:
             self._is_unresponsive = True
             crash_artifacts.log_thread_stacks(
-                self, f"an API process does not get on: {why}", asking=why != PROCESS_STOPPED
+                self, f"an API process makes no progress: {why}", asking=why != PROCESS_STOPPED
             )
         return why
 

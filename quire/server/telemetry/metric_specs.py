@@ -117,8 +117,14 @@ ENGINE_METRICS = (
     _counter("engine_step_seconds", "Time in which a step was under way.", own=True),
     _counter("engine_restarts", "Engines that took over from one that died.", own=True),
     _counter("engine_failed_steps", "Steps that raised.", own=True),
-    _counter("engine_failures_of_nobody", "Of those, with what followed: all passed.", own=True),
-    _counter("requests_blamed", "Requests that were ended: steps fail with them.", own=True),
+    _counter(
+        "engine_failures_unattributed",
+        "Of those, steps whose requests all passed when they ran again.",
+        own=True,
+    ),
+    _counter(
+        "engine_faulty_requests", "Requests that ended because steps fail with them.", own=True
+    ),
     _counter("corrupt_rows", "Sequences that were ended: NaN or infinite logits.", own=True),
     _gauge("grammars_waiting", "Grammars of structured output that are to be compiled.", own=True),
     _gauge("grammars_kept", "Grammars that are compiled, those in use included.", own=True),

@@ -74,7 +74,7 @@ def test_chat_remembers_and_obeys(capsys, folder, monkeypatch):
     assert status == 0
     assert len(out.split("/help")[0].splitlines()) >= 3
     assert err.count("first token after") == 2
-    assert "nothing to answer again" in err
+    assert "no message to answer again" in err
     assert "got 'nonsense'" in err
     assert "top_p must be a number" in err
 
@@ -123,7 +123,7 @@ def test_env_says_what_foreign_variables_mean(capsys, monkeypatch):
     out = run(capsys, "env")[1]
     assert "secret" not in out
     assert "1.2.3.4: no effect" in out
-    assert "1: nobody knows it" in out
+    assert "1: unknown name" in out
 
 
 def test_env_reports_versions_and_variables(capsys):

@@ -113,7 +113,7 @@ def test_stand_in_banks_keep_numbers_finite(said):
 def test_widths_that_do_not_fill_blocks_are_refused():
     hf = QWEN3_MOE | {"moe_intermediate_size": 96, "quantization_config": BLOCKS}
     model_type, config = read_model_config(hf)
-    with pytest.raises(ConfigError, match="cannot be quantized by such blocks"):
+    with pytest.raises(ConfigError, match="cannot be quantized in such blocks"):
         build_model(model_type, config, load_format="dummy", dtype=torch.bfloat16)
 
 

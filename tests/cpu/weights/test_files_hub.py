@@ -71,7 +71,7 @@ def test_a_tokenizer_s_folder_needs_no_config(tmp_path):
         ("{tmp}", "exists but has no config.json"),
         ("{tmp}/file", "is a file"),
         ("{tmp}/m.gguf", "GGUF"),
-        ("two words", "neither a folder nor a name"),
+        ("two words", "not a folder or a name"),
     ],
 )
 def test_what_is_no_model_is_told_apart(tmp_path, offline, name, words):

@@ -65,7 +65,7 @@ def test_an_unknown_name_gets_the_nearest():
     ],
 )
 def test_what_would_change_results_is_refused(given):
-    with pytest.raises(ConfigError, match=f"{next(iter(given))}.*not supported yet"):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}.*not support"):
         Options.from_flat(given)
 
 

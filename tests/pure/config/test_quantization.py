@@ -87,7 +87,7 @@ def test_naming_what_the_checkpoint_has_is_no_contradiction(asked):
     [
         ({"quant_method": "awq"}, None, "has the quantization method 'awq'; supported"),
         ({}, "awq", "quantization must be one of fp8, .* got 'awq'"),
-        (COMPRESSED, "fp8_block", "quantized already .compressed-tensors."),
+        (COMPRESSED, "fp8_block", "already quantized .compressed-tensors."),
         ("fp8", None, "quantization_config is 'fp8'; it must be an object"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, None, "fmt is 'e5m2'"),
         (

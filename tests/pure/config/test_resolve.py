@@ -242,7 +242,7 @@ def test_beside_others_a_gpu_engine_takes_what_is_free(caplog):
     busy = gpu(total=80, free=30)
     plan = run(HF, busy, max_model_len=4096).plan
     assert plan.allowed_bytes == 30 * GIB - SHARED_GPU_RESERVE
-    assert "others hold 50.00 GiB" in caplog.text
+    assert "other processes use 50.00 GiB" in caplog.text
     with pytest.raises(NoRoom, match="there is room for"):
         run(HF, gpu(total=80, free=12), max_model_len=4096)
 

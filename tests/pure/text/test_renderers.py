@@ -1,4 +1,4 @@
-"""Workers for strangers' chat templates: what becomes of a request when they do not work."""
+"""Workers for untrusted chat templates: requests get errors when a worker fails."""
 
 import asyncio
 import logging
