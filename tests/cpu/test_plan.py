@@ -100,7 +100,7 @@ def test_the_table_is_for_people(folder, capsys):
         "weights",
         "KV per token",
         "activations",
-        "KV room",
+        "KV memory",
         "longest context",
         "concurrency",
     ):

@@ -46,7 +46,7 @@ def test_the_table_lists_laps_then_the_sum_then_what_was_beside():
         "weights",
         "cache",
         "ready",
-        "meanwhile",
+        "concurrent",
         "before",
     ]
     assert "1.75 s" in lines[2]
