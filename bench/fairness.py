@@ -92,9 +92,12 @@ class Driver:
 
     def _send(self, request):
         kind = request.id.rpartition("-")[0]
-        predicted = self.door.predicted_ttft_s(request)
+        predicted = self.door.predicted_ttft_s(
+            request.tenant, request.tenant_limits.weight, len(request.prompt)
+        )
         late = time.monotonic() - request.arrived_at
         try:
+            self.engine.check_batch([request])
             self.engine.add(request)
         except Overloaded:
             self.refused[kind] = self.refused.get(kind, 0) + 1

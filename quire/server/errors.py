@@ -17,6 +17,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -133,7 +134,7 @@ def build_anthropic_error(status: int, message: str) -> dict[str, Any]:
 
 def is_anthropic_route(scope: Scope) -> bool:
     """The route belongs to Anthropic's API."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    path = get_route_path(scope)
     return path == _ANTHROPIC_ROUTES or path.startswith(f"{_ANTHROPIC_ROUTES}/")
 
 
@@ -178,7 +179,7 @@ def install_error_handlers(app: FastAPI, *, log_stack: bool = False) -> None:
 
 def _describe_missing_route(app: FastAPI, http: Request, error: HTTPException) -> str:
     """What there is in place of what was asked for."""
-    path = http.scope["path"].removeprefix(http.scope.get("root_path", ""))
+    path = get_route_path(http.scope)
     asked = f"{http.method} {path[:MAX_SHOWN_CHARS]}"
     allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
     if error.status_code == 405 and allowed:

@@ -31,7 +31,7 @@ class ServerOptions:
     """A process with an event loop that does not turn for so long is ended: stacks are logged, and
     another takes its place. 0: never."""
     root_path: str = ""
-    """Path under which a proxy shows this server."""
+    """Path under which a proxy shows this server. Requests with it and without it are answered."""
     max_body_bytes: int = 32 << 20
     """Largest body of a request."""
     keep_alive_timeout: int = 75

@@ -37,6 +37,7 @@ from quire.engine.core.engine_core import EngineCore
 from quire.server.app import create_app
 from quire.server.app_state import AppState
 from quire.server.options import ServerOptions
+from quire.server.process import http_protocol
 from quire.text.input_processor import InputProcessor
 from quire.text.tokenizing.tokenizer import load_tokenizer
 
@@ -312,7 +313,7 @@ class Server:
             host="127.0.0.1",
             port=0,
             log_level="critical",
-            root_path=self.services.options.root_path,
+            http=http_protocol.build_http_protocol(self.services.options),
             timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(config)

@@ -68,6 +68,7 @@ def guarded(tokenizer, tmp_path_factory):
         entry("narrow", routes=["/v1/completions", "/v1/models*"]),
         entry("root", operator=True),
         entry("one", max_requests=1),
+        entry("two", max_requests=2),
         entry("slow", tokens_per_minute=8),
         entry("small", max_queued_tokens=10),
     )
@@ -125,6 +126,27 @@ def test_a_key_asks_only_for_routes_that_are_its(guarded, path):
     )
     assert path in error["message"]
     assert post(guarded, "/v1/completions", "narrow").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"prompt": ["a"] * 20}, "prompt"),
+        ({"n": 500, "temperature": 1}, "n"),
+        ({"best_of": 3}, "n"),
+    ],
+)
+def test_what_a_key_may_never_ask_is_no_matter_of_later(guarded, more, param):
+    body = {"prompt": "a", "max_tokens": 1, **more}
+    got = httpx.post(f"{guarded.url}/v1/completions", json=body, headers=bearer("two"))
+    assert got.status_code == 400, got.text
+    assert "Retry-After" not in got.headers
+    error = got.json()["error"]
+    assert error["param"] == param
+    assert "2 requests" in error["message"]
+    body = {"prompt": ["a", "b"], "max_tokens": 1}
+    got = httpx.post(f"{guarded.url}/v1/completions", json=body, headers=bearer("two"))
+    assert got.status_code == 200
 
 
 def test_what_shows_or_touches_others_is_for_operators(guarded):

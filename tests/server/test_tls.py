@@ -12,7 +12,7 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.server.options import ServerOptions
-from quire.server.process import api_process, http_limits, listen_sockets
+from quire.server.process import api_process, http_protocol, listen_sockets
 from tests.server.harness import Server
 from tests.server.running import wait_until
 
@@ -179,8 +179,8 @@ def hung_up_on(url, *words):
 
 
 def test_who_does_not_get_a_request_sent_is_hung_up_on(tokenizer, monkeypatch):
-    monkeypatch.setattr(http_limits, "HEADER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(http_limits, "BODY_S", 0.2)
+    monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(http_protocol, "BODY_S", 0.2)
     whole = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     body = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{"
     options = ServerOptions(port=0, keep_alive_timeout=30)

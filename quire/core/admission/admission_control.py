@@ -10,14 +10,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from quire.core.admission.prefill_backlog import PrefillBacklog
 from quire.core.admission.tenant_usage import TenantUsageTable
 from quire.core.admission.ttft_estimator import TTFTEstimator
 from quire.core.scheduling.limits.base import NO_BOUND, Admission, StepBudget, StepListener
 from quire.core.snapshot import AdmissionStats
+from quire.core.tenant_limits import TenantLimits
 from quire.core.types import Request, Sequence
-from quire.errors import Overloaded
+from quire.errors import Overloaded, RequestError
 
 REJECT_REASONS = (
     *("max_num_queued_reqs", "max_num_queued_tokens", "deadline"),
@@ -28,6 +31,24 @@ RETRY_AFTER_RANGE_S = (1.0, 60.0)
 DECAY = 0.9
 CHARGE_EVERY = 16
 """Steps between two updates of the count of generated tokens."""
+
+
+class _Batch(NamedTuple):
+    """Requests of one body, which are admitted together. A request with n answers counts as n."""
+
+    tenant: bytes
+    limits: TenantLimits
+    sequences: int
+    tokens: int  # of all prompts
+    param: str  # the field that makes them many
+    deadline_at: float | None
+
+
+def _check_ever(batch: _Batch, most: int, limit: str) -> None:
+    """Raise RequestError if the batch alone is over a limit: it would be refused for ever."""
+    if batch.sequences > most:
+        message = f"the request is {batch.sequences} requests (prompts times n or best_of), and "
+        raise RequestError(f"{message}{limit.format(most)}: send fewer", param=batch.param)
 
 
 class AdmissionControl(StepBudget, Admission, StepListener):
@@ -60,14 +81,25 @@ class AdmissionControl(StepBudget, Admission, StepListener):
 
     # -- requests -----------------------------------------------------------------------------
 
-    def check_request(self, request: Request) -> None:
-        """Raise Overloaded if a limit refuses the request now."""
-        if request.parent is not None or request.resumed_tokens:
+    def check_batch(self, requests: Seq[Request]) -> None:
+        """Raise Overloaded if a limit refuses the requests of one body now, and RequestError if it
+        would always.
+        """
+        fresh = [one for one in requests if one.parent is None and not one.resumed_tokens]
+        if not fresh:
             return
         self._tenant_usage.charge_outputs(self._clock())
-        self._check_tenant(request)
-        self._check_queue(request)
-        self._check_deadline(request)
+        batch = _Batch(
+            fresh[0].tenant,
+            fresh[0].tenant_limits,
+            sum(one.n for one in fresh),
+            sum(len(one.prompt) for one in fresh),
+            "n" if any(one.n > 1 for one in fresh) else "prompt",
+            fresh[0].deadline_at,
+        )
+        self._check_tenant(batch)
+        self._check_queue(batch)
+        self._check_deadline(batch)
 
     def add_request(self, request: Request) -> None:
         self.backlog.add_request(request)
@@ -85,72 +117,78 @@ class AdmissionControl(StepBudget, Admission, StepListener):
         gap, self._last_finish_at = now - self._last_finish_at, now
         self._mean_finish_gap_s = self._mean_finish_gap_s * DECAY + gap * (1 - DECAY)
 
-    def predicted_ttft_s(self, request: Request) -> float | None:
-        """Estimate the time to first token of a request that came now; None without data."""
-        tokens = len(request.prompt)
-        ahead = self.backlog.tokens_ahead(request.tenant, request.tenant_limits.weight, tokens)
+    def predicted_ttft_s(self, tenant: bytes, weight: float, tokens: int) -> float | None:
+        """Estimate the time to first token of a prompt that came now; None without data."""
+        ahead = self.backlog.tokens_ahead(tenant, weight, tokens)
         return self.ttft_estimator.estimate_seconds(ahead + tokens)
 
-    def _check_tenant(self, request: Request) -> None:
-        terms, pile = request.tenant_limits, self.backlog.of_tenant(request.tenant)
-        tokens = len(request.prompt)
-        if terms.max_requests is not None and pile.requests >= terms.max_requests:
+    def _check_tenant(self, batch: _Batch) -> None:
+        limits, here = batch.limits, self.backlog.of_tenant(batch.tenant)
+        most = limits.max_requests
+        if most is not None and here.requests + batch.sequences > most:
+            _check_ever(batch, most, "this key may have {} requests at a time")
             self._reject(
-                request,
+                batch,
                 "key_requests",
-                f"this key has {pile.requests} requests here, and may have {terms.max_requests}",
+                f"this key has {here.requests} requests here and sends {batch.sequences}, and may "
+                f"have {most}",
                 self._mean_finish_gap_s,
-                key_requests=pile.requests,
-                max_key_requests=terms.max_requests,
+                key_requests=here.requests,
+                max_key_requests=most,
             )
-        if over := pile.excess_tokens(tokens, terms.max_queued_tokens):
+        if over := here.excess_tokens(batch.tokens, limits.max_queued_tokens):
             self._reject(
-                request,
+                batch,
                 "key_queued_tokens",
-                f"this key has prompts of {pile.tokens} tokens waiting and this one has {tokens}, "
-                f"and {terms.max_queued_tokens} may wait",
+                f"this key has prompts of {here.tokens} tokens waiting and sends {batch.tokens}, "
+                f"and {limits.max_queued_tokens} may wait",
                 self.ttft_estimator.estimate_seconds(over),
-                key_queued_tokens=pile.tokens,
-                max_key_queued_tokens=terms.max_queued_tokens or 0,
+                key_queued_tokens=here.tokens,
+                max_key_queued_tokens=limits.max_queued_tokens or 0,
             )
-        wait_s = self._tenant_usage.wait_s(request.tenant, terms, tokens, self._clock())
+        wait_s = self._tenant_usage.wait_s(batch.tenant, limits, batch.tokens, self._clock())
         if wait_s > 0:
             self._reject(
-                request,
+                batch,
                 "key_tokens_per_minute",
-                f"this key may use {terms.tokens_per_minute} tokens a minute, and this prompt of "
-                f"{tokens} is too much for now",
+                f"this key may use {limits.tokens_per_minute} tokens a minute, and a prompt of "
+                f"{batch.tokens} is too much for now",
                 wait_s,
-                key_tokens_left=max(self._tenant_usage.tokens_left(request.tenant), 0.0),
-                max_key_tokens_per_minute=terms.tokens_per_minute or 0,
+                key_tokens_left=max(self._tenant_usage.tokens_left(batch.tenant), 0.0),
+                max_key_tokens_per_minute=limits.tokens_per_minute or 0,
             )
 
-    def _check_queue(self, request: Request) -> None:
-        here, tokens = self.backlog.total, len(request.prompt)
-        if self._max_requests is not None and here.requests >= self._max_requests:
+    def _check_queue(self, batch: _Batch) -> None:
+        here, most = self.backlog.total, self._max_requests
+        if most is not None and here.requests + batch.sequences > most:
+            _check_ever(batch, most, "this server holds at most {} requests (max_num_queued_reqs)")
             self._reject(
-                request,
+                batch,
                 "max_num_queued_reqs",
-                f"{here.requests} requests are here, and at most {self._max_requests} may be",
+                f"{here.requests} requests are here and {batch.sequences} more come, and at most "
+                f"{most} may be",
                 self._mean_finish_gap_s,
             )
-        if over := here.excess_tokens(tokens, self._max_tokens):
+        if over := here.excess_tokens(batch.tokens, self._max_tokens):
             self._reject(
-                request,
+                batch,
                 "max_num_queued_tokens",
-                f"prompts of {here.tokens} tokens wait and this one has {tokens}, and "
+                f"prompts of {here.tokens} tokens wait and {batch.tokens} more come, and "
                 f"{self._max_tokens} may wait",
                 self.ttft_estimator.estimate_seconds(over),
             )
 
-    def _check_deadline(self, request: Request) -> None:
-        if request.deadline_at is None:
+    def _predict(self, batch: _Batch) -> float | None:
+        return self.predicted_ttft_s(batch.tenant, batch.limits.weight, batch.tokens)
+
+    def _check_deadline(self, batch: _Batch) -> None:
+        if batch.deadline_at is None:
             return
-        predicted = self.predicted_ttft_s(request)
-        left = request.deadline_at - self._clock()
+        predicted = self._predict(batch)
+        left = batch.deadline_at - self._clock()
         if predicted is not None and predicted > left:
             self._reject(
-                request,
+                batch,
                 "deadline",
                 f"the first token is predicted in {predicted:.2f} s, and the deadline is in "
                 f"{max(left, 0.0):.2f} s",
@@ -159,12 +197,12 @@ class AdmissionControl(StepBudget, Admission, StepListener):
             )
 
     def _reject(
-        self, request: Request, reason: str, why: str, retry_s: float | None, **more: float
+        self, batch: _Batch, reason: str, why: str, retry_s: float | None, **more: float
     ) -> None:
         """Raise Overloaded, with the numbers."""
         self._rejections[reason] += 1
-        self._tenant_usage.of_tenant(request.tenant, self._clock()).refused += 1
-        here, predicted = self.backlog.total, self.predicted_ttft_s(request)
+        self._tenant_usage.of_tenant(batch.tenant, self._clock()).refused += 1
+        here, predicted = self.backlog.total, self._predict(batch)
         numbers: dict[str, float] = {
             "queued_requests": here.requests,
             "queued_tokens": here.tokens,

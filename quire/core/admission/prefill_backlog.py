@@ -19,7 +19,10 @@ quire.core.scheduling.limits.shortest_prompt_first.
 
 
 class SizeBuckets:
-    """Backlog of one tenant: requests, tokens left, and both by the bit length of tokens left."""
+    """Backlog of one tenant: requests, tokens left, and both by the bit length of tokens left.
+
+    A request with n answers counts as n requests.
+    """
 
     __slots__ = ("counts", "requests", "sums", "tokens", "weight")
 
@@ -67,7 +70,7 @@ class PrefillBacklog:
         pile.weight = request.tenant_limits.weight
         self._remaining[request.id] = 0
         for one in (self.total, pile):
-            one.requests += 1
+            one.requests += request.n
         self.set_remaining(request, len(request.prompt))
 
     def set_remaining(self, request: Request, tokens: int) -> None:
@@ -87,7 +90,7 @@ class PrefillBacklog:
         del self._remaining[request.id]
         pile = self._tenants[request.tenant]
         for one in (self.total, pile):
-            one.requests -= 1
+            one.requests -= request.n
         if not pile.requests:
             del self._tenants[request.tenant]
 

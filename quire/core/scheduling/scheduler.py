@@ -96,7 +96,7 @@ class Scheduler:
         """
         self._kv = kv
         self._budgets = list(budgets)
-        self._admissions = list(admissions)
+        self.admissions = list(admissions)
         self._listeners = list(listeners)
         self._resources = ResourceWaits(resources)
         self._max_len = max_len
@@ -140,13 +140,13 @@ class Scheduler:
         """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
         check_request(request, self._registry.groups)
         check_length(request, self._kv, self._max_len)
-        for admission in self._admissions:
+        for admission in self.admissions:
             admission.check_request(request)
         self._resources.check_request(request)
         waits = self._resources.add_request(request)
         added: list[Admission | ResourceWaits] = [self._resources]
         try:
-            for admission in self._admissions:
+            for admission in self.admissions:
                 admission.add_request(request)
                 added.append(admission)
             self._registry.add_request(request, self._max_len, waits=waits)
@@ -547,7 +547,7 @@ class Scheduler:
         self._prompt_logprobs.pop(seq)
         if not family.num_unfinished:
             self._resources.remove_request(request)
-            for admission in self._admissions:
+            for admission in self.admissions:
                 admission.remove_request(request)
 
     @property
@@ -578,7 +578,7 @@ class Scheduler:
         """Return the stats of resource providers and admissions for a snapshot."""
         return [
             *self._resources.stats(),
-            *(one for admission in self._admissions if (one := admission.stats()) is not None),
+            *(one for admission in self.admissions if (one := admission.stats()) is not None),
         ]
 
     @property

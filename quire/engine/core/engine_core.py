@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -81,6 +81,14 @@ class EngineCore:
         """Sleep for so long, or until an idle engine may have work."""
         if self._work_ready.wait(seconds):
             self._work_ready.clear()
+
+    def check_batch(self, requests: Sequence[Request]) -> None:
+        """Raise RequestError or Overloaded if the queue has no room for all of them together.
+
+        add() does not check that.
+        """
+        for admission in self._scheduler.admissions:
+            admission.check_batch(requests)
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError (TooLong ...), and changes nothing then."""

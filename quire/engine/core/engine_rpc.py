@@ -184,10 +184,12 @@ class EngineRpc:
     def _add_requests(self, box: _Outbox, message: AddRequests) -> None:
         """Add all, or none if one is refused."""
         self._check_not_sleeping()
+        requests = [request_from_wire(one) for one in message.requests]
+        self.engine.check_batch(requests)
         added: list[str] = []
         try:
-            for one in message.requests:
-                self._add_request(box, request_from_wire(one))
+            for one in requests:
+                self._add_request(box, one)
                 added.append(one.id)
         except Exception:
             for request_id in added:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -44,7 +45,7 @@ class AuthMiddleware:
 
     def _refusal(self, scope: Scope) -> Response | None:
         """The answer to one that may not pass."""
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = get_route_path(scope)
         if scope["type"] == "http" and (scope["method"] == "OPTIONS" or path in PUBLIC_PATHS):
             return None
         keys = _presented_keys(scope["headers"])

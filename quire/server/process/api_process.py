@@ -53,7 +53,7 @@ from quire.errors import ConfigError, EngineDead, QuireError, ShuttingDown
 from quire.server.app import create_app
 from quire.server.app_state import AppState
 from quire.server.options import ServerOptions
-from quire.server.process import http_limits, listen_sockets
+from quire.server.process import http_protocol, listen_sockets
 from quire.server.process.api_process_monitor import HeartbeatTask
 from quire.server.process.startup_server import StartupServer
 from quire.server.routes.health import HealthState
@@ -251,12 +251,12 @@ def uvicorn_config(options: ServerOptions, app: FastAPI) -> uvicorn.Config:
     """What the options mean to uvicorn."""
     return uvicorn.Config(
         app,
-        http=http_limits.build_http_protocol(options),
+        http=http_protocol.build_http_protocol(options),
         ws="none",
         log_config=None,
         log_level=options.uvicorn_log_level,
         access_log=options.access_log,
-        root_path=options.root_path,
+        backlog=http_protocol.listen_backlog(),
         timeout_keep_alive=options.keep_alive_timeout,
         timeout_graceful_shutdown=options.shutdown_timeout + FINAL_EVENT_GRACE_S,
         lifespan="on",

@@ -108,3 +108,9 @@ def load_tls(context: ssl.SSLContext, options: ServerOptions) -> None:
 
 def _refuse_password() -> str:
     raise ValueError("the key file is encrypted; give one that is not, readable by the server only")
+
+
+def normalize_root_path(given: str) -> str:
+    """--root-path as a prefix of paths: "/llm" for "llm" and "/llm/"; "" for "/"."""
+    bare = given.strip("/")
+    return f"/{bare}" if bare else ""

@@ -105,7 +105,7 @@ class StartupServer:
         """The whole answer to a request with this head."""
         words = head.split(b"\r\n", 1)[0].split(b" ")
         path = words[1].partition(b"?")[0].decode("latin-1") if len(words) > 1 else ""
-        path = path.removeprefix(self._options.root_path)
+        path = path.removeprefix(listen_sockets.normalize_root_path(self._options.root_path))
         if path == "/live" or (path == "/startup" and self._started):
             return _encode_answer("200 OK", b"")
         seconds = round(time.monotonic() - self._opened_at, 1)

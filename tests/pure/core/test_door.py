@@ -13,7 +13,7 @@ from quire.core.admission.prefill_backlog import PrefillBacklog
 from quire.core.admission.ttft_estimator import TTFTEstimator
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import SequenceState
-from quire.errors import Overloaded
+from quire.errors import Overloaded, RequestError
 from tests.pure.core.made import request, sequence
 
 
@@ -31,7 +31,7 @@ def clock():
 
 def enter(door, name, tokens=10, **fields):
     made = request(name, range(tokens), **fields)
-    door.check_request(made)
+    door.check_batch([made])
     door.add_request(made)
     return made
 
@@ -49,7 +49,7 @@ def compute(door, made, *counts):
 
 def refused(door, name, tokens=10, **fields):
     with pytest.raises(Overloaded) as caught:
-        door.check_request(request(name, range(tokens), **fields))
+        door.check_batch([request(name, range(tokens), **fields)])
     assert caught.value.reason in REJECT_REASONS
     assert 1 <= caught.value.retry_after_s <= 60
     return caught.value
@@ -97,6 +97,47 @@ def test_forks_and_what_a_gone_engine_had_come_in_whatever_waits(clock):
     enter(door, "b", parent="a")
     enter(door, "c", resumed_tokens=((1,),))
     assert door.stats().requests == 3
+
+
+def test_a_request_counts_as_its_answers_and_a_body_as_all_its_prompts(clock):
+    door = AdmissionControl(max_requests=4, clock=clock)
+    first = enter(door, "a", n=3)
+    assert door.stats().requests == 3
+    refused(door, "b", n=2)
+    with pytest.raises(Overloaded, match="3 requests are here and 2 more come, and at most 4"):
+        door.check_batch([request("b"), request("c")])
+    enter(door, "d")
+    door.remove_request(first)
+    assert door.stats().requests == 1
+    door.check_batch([request("b"), request("c", n=2)])
+
+
+def test_what_can_never_be_admitted_is_no_overload(clock):
+    for door, fields in (
+        (AdmissionControl(max_requests=4, clock=clock), {}),
+        (AdmissionControl(clock=clock), {"tenant_limits": TenantLimits(max_requests=4)}),
+    ):
+        with pytest.raises(RequestError, match=r"is 5 requests.* 4 requests") as caught:
+            door.check_batch([request("a", n=5, **fields)])
+        assert caught.value.param == "n"
+        with pytest.raises(RequestError) as caught:
+            door.check_batch([request(str(i), **fields) for i in range(5)])
+        assert caught.value.param == "prompt"
+
+
+def test_prompts_of_one_body_may_wait_however_many_tokens_they_are(clock):
+    """Each alone would be refused behind the other, for ever."""
+    for door, fields in (
+        (AdmissionControl(max_tokens=15, clock=clock), {}),
+        (AdmissionControl(clock=clock), {"tenant_limits": TenantLimits(max_queued_tokens=15)}),
+        (AdmissionControl(clock=clock), {"tenant_limits": TenantLimits(tokens_per_minute=15)}),
+    ):
+        body = [request(str(i), range(10), tenant=b"a", **fields) for i in range(3)]
+        door.check_batch(body)
+        for one in body:
+            door.add_request(one)
+        with pytest.raises(Overloaded):
+            door.check_batch(body)
 
 
 # -- limits of a tenant ------------------------------------------------------------------------

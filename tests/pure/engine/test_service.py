@@ -266,12 +266,12 @@ def test_more_requests_than_may_be_here_are_told_to_come_again():
     told = to.run_step()
     (answer,) = answers(told, 2)
     assert (answer.error.error_type, answer.error.retry_after_s) == ("Overloaded", 1.0)
-    assert "2 requests are here, and at most 2" in answer.error.message
+    assert "2 requests are here and 1 more come, and at most 2" in answer.error.message
     assert answer.error.reason == "max_num_queued_reqs"
     assert answer.error.details["queued_requests"] == 2
     turns(to)
     add(to, 2, request("d"), request("e"), request("f"), number=3)
-    assert answers(to.run_step(), 2)[0].error.error_type == "Overloaded"
+    assert answers(to.run_step(), 2)[0].error.error_type == "RequestError"  # no room ever
     add(to, 2, request("g"), number=4)
     assert answers(to.run_step(), 2)[0].error is None
 

@@ -60,8 +60,11 @@ class StepBudget:
 class Admission:
     """Accepts or refuses requests, and follows those it accepted to their end."""
 
+    def check_batch(self, requests: Seq[Request]) -> None:
+        """Raise RequestError or Overloaded to refuse requests of one tenant that come together."""
+
     def check_request(self, request: Request) -> None:
-        """Raise RequestError or Overloaded to refuse the request."""
+        """Raise RequestError to refuse the request."""
 
     def add_request(self, request: Request) -> None:
         """Every admission has accepted the request. Called once."""
