@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import reprlib
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from quire.errors import RequestError
 MAX_INT64 = 2**63 - 1
 """Bound of every integer: values are sent between processes and stored in int64 tensors."""
 
+MAX_SHOWN = 60
+"""Characters of a value in a message."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 
@@ -18,6 +21,15 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 def invalid_param(param: str, given: object, allowed: str) -> RequestError:
     """Return the error. given: shortened, so that large values fill neither answer nor log."""
     return RequestError(f"{param} must be {allowed}, got {_SHORT.repr(given)}", param=param)
+
+
+def shown_json(value: object) -> str:
+    """A value of a request in a message: as JSON, shortened."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        text = _SHORT.repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def check_int(param: str, given: object, low: int, high: int | None, allowed: str) -> None:

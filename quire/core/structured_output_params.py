@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import difflib
 import json
-import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
-from quire.core.param_checks import check_strings
+from quire.core.param_checks import check_strings, shown_json
 from quire.errors import RequestError
 
 MAX_SCHEMA_DEPTH = 64
@@ -159,7 +158,7 @@ GuidedDecodingParams = StructuredOutputsParams
 
 
 def _fail(param: str, given: object, allowed: str) -> RequestError:
-    return RequestError(f"{param} must be {allowed}, got {reprlib.repr(given)}", param=param)
+    return RequestError(f"{param} must be {allowed}, got {shown_json(given)}", param=param)
 
 
 def _check_encodable(param: str, text: str) -> None:

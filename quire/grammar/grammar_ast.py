@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -144,17 +145,15 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
-def has_user_grammar(form: GrammarNode) -> bool:
-    """Whether it contains a grammar of a caller."""
+def user_grammars(form: GrammarNode) -> Iterator[str]:
+    """The texts of callers' grammars in it."""
     if isinstance(form, UserGrammarNode):
-        return True
-    if isinstance(form, SequenceNode | AlternationNode):
-        return any(map(has_user_grammar, form.parts))
-    if isinstance(form, TaggedTextNode):
-        return any(map(has_user_grammar, form.tags))
-    if isinstance(form, TagNode):
-        return has_user_grammar(form.content)
-    return isinstance(form, RepeatNode) and has_user_grammar(form.part)
+        yield form.text
+    elif isinstance(form, SequenceNode | AlternationNode | TaggedTextNode):
+        for part in form.tags if isinstance(form, TaggedTextNode) else form.parts:
+            yield from user_grammars(part)
+    elif isinstance(form, TagNode | RepeatNode):
+        yield from user_grammars(form.content if isinstance(form, TagNode) else form.part)
 
 
 def dump_node(form: GrammarNode) -> str:

@@ -1,15 +1,19 @@
 """Backend over llguidance: compiles Lark text, and wraps matchers that never raise.
 
 Fuel bounds the work of one step; a matcher that uses it up enters an error state and has a `fault`.
+All matchers of a grammar share one lexer. When the lexer reaches a limit, each of them continues
+with a new one, so only a text that reaches the limit alone has a fault.
 Compiling and filling masks release the GIL.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import random
 import re
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,17 +112,14 @@ class LLGuidanceCompiler:
                     raise RequestError(f"the form takes too much work: {fault}")
 
     def load(self, dumped: bytes) -> LLGuidanceGrammar:
-        text = dumped.decode()
-        eos, hidden = stop_tokens_of(
-            self.vocabulary, referenced_token_ids(text, self.vocabulary.size)
-        )
-        master = LLMatcher(self._tokenizer(eos), text, log_level=0, limits=_limits(text))
-        if master.is_error():
-            raise RequestError(_user_message(master.get_error()))
-        meter = FuelMeter() if emit_lark.USER_GRAMMAR_MARKER in text else None
-        return LLGuidanceGrammar(
-            self, dumped, _LLGuidanceRawMatcher(master, eos, hidden, meter=meter)
-        )
+        return LLGuidanceGrammar(self, dumped)
+
+    def new_matcher(self, text: str, eos: frozenset[int]) -> LLMatcher:
+        """A matcher with a lexer of its own. Raises RequestError."""
+        made = LLMatcher(self._tokenizer(eos), text, log_level=0, limits=_limits(text))
+        if made.is_error():
+            raise RequestError(_user_message(made.get_error()))
+        return made
 
     def _tokenizer(self, ends: frozenset[int]) -> LLTokenizer:
         """End tokens that a grammar names are ordinary special ones within it."""
@@ -178,19 +179,32 @@ class LLGuidanceCompiler:
 class LLGuidanceGrammar:
     """A base.Grammar."""
 
-    def __init__(
-        self, compiler: LLGuidanceCompiler, dumped: bytes, master: _LLGuidanceRawMatcher
-    ) -> None:
+    def __init__(self, compiler: LLGuidanceCompiler, dumped: bytes) -> None:
+        """Raises RequestError."""
         self.compiler = compiler
         self.size = _BASE_SIZE + _SIZE_PER_BYTE * len(dumped)
-        self._dumped = dumped
-        self._prototype = master
+        self._text = dumped.decode()
+        self.stop_tokens, self.hidden = stop_tokens_of(
+            compiler.vocabulary, referenced_token_ids(self._text, compiler.vocabulary.size)
+        )
+        self.is_user_grammar = emit_lark.USER_GRAMMAR_MARKER in self._text
+        self._prototype = compiler.new_matcher(self._text, self.stop_tokens)
+        self._lock = threading.Lock()
 
     def matcher(self) -> EosMatcher:
-        return EosMatcher(self._prototype.copy(), self.compiler.eos)
+        return EosMatcher(_LLGuidanceRawMatcher(self), self.compiler.eos)
 
     def dump(self) -> bytes:
-        return self._dumped
+        return self._text.encode()
+
+    def new_inner(self) -> LLMatcher:
+        """A matcher at the start of a text, over a lexer that has reached no limit."""
+        with self._lock:
+            made = self._prototype.deep_copy()
+            made.compute_bitmask()  # an error of the lexer shows in a step only
+            if made.is_error():
+                self._prototype = self.compiler.new_matcher(self._text, self.stop_tokens)
+            return self._prototype.deep_copy()
 
 
 @dataclass(slots=True)
@@ -215,36 +229,45 @@ class FuelMeter:
 
 
 class _LLGuidanceRawMatcher:
-    """Over one LLMatcher. stops: what llguidance takes for the end; hidden: one that is none."""
+    """Over one LLMatcher."""
 
-    __slots__ = ("fault", "hidden", "inner", "meter", "stop_tokens")
+    __slots__ = ("_grammar", "_restarted_at", "_tokens", "fault", "inner", "meter")
 
-    def __init__(
-        self,
-        inner: LLMatcher,
-        stops: frozenset[int],
-        hidden: int | None,
-        fault: str | None = None,
-        meter: FuelMeter | None = None,
-    ) -> None:
-        """meter: of a caller's own grammar."""
-        self.inner = inner
-        self.stop_tokens = stops
-        self.hidden = hidden
-        self.fault = fault
-        self.meter = meter
+    def __init__(self, grammar: LLGuidanceGrammar) -> None:
+        """At the start of a text."""
+        self._grammar = grammar
+        self.inner = grammar.new_inner()
+        self.fault: str | None = None
+        self.meter = FuelMeter() if grammar.is_user_grammar else None
+        self._tokens: list[int] = []
+        self._restarted_at: int | None = None
+        """Number of tokens at which a new lexer was taken last."""
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Tokens that end a text for llguidance."""
+        return self._grammar.stop_tokens
+
+    @property
+    def hidden(self) -> int | None:
+        """The stop token that is no end token of the model."""
+        return self._grammar.hidden
 
     def accept(self, token: int) -> bool:
         if token in self.stop_tokens or self.fault is not None:
             return False
-        if self.meter is None:
-            return self.inner.try_consume_tokens([token]) == 1
-        began = time.thread_time()
+        began = 0.0 if self.meter is None else time.thread_time()
         taken = self.inner.try_consume_tokens([token]) == 1
-        self.meter.spend(time.thread_time() - began, tokens=1)
+        if not taken and self.inner.is_error() and self._restart():
+            taken = self.inner.try_consume_tokens([token]) == 1
+        if self.meter is not None:
+            self.meter.spend(time.thread_time() - began, tokens=1)
+        if taken:
+            self._tokens.append(token)
         return taken
 
     def rollback(self, tokens: int) -> None:
+        del self._tokens[len(self._tokens) - tokens :]
         if not self.inner.rollback(tokens):
             self.check_limits()
 
@@ -267,6 +290,8 @@ class _LLGuidanceRawMatcher:
 
         Where nothing can follow llguidance allows the end, be the text whole or not.
         """
+        if self.inner.is_error() and self._restart():
+            self.compute_mask(words.ctypes.data, words.nbytes)
         self.check_limits()
         ending = any(words[i // 32] >> i % 32 & 1 for i in self.stop_tokens)
         if ending and self.fault is None and not self.inner.is_accepting():
@@ -275,8 +300,20 @@ class _LLGuidanceRawMatcher:
 
     def check_limits(self) -> None:
         """See whether the last step was too much for it."""
-        if self.inner.is_error():
+        if self.inner.is_error() and self.fault is None:
             self.fault = _user_message(self.inner.get_error())
+
+    def _restart(self) -> bool:
+        """Follow the same tokens with a new lexer. False: the text needs too much by itself."""
+        is_shared = self.inner.get_error().startswith("lexer error")
+        if not is_shared or self._restarted_at == len(self._tokens):
+            return False
+        self._restarted_at = len(self._tokens)
+        inner = self._grammar.new_inner()
+        if inner.try_consume_tokens(self._tokens) != len(self._tokens):
+            return False
+        self.inner = inner
+        return True
 
     def count_accepted(self, tokens: Sequence[int]) -> int:
         if self.fault is not None:
@@ -295,10 +332,11 @@ class _LLGuidanceRawMatcher:
         return self.inner.is_stopped()
 
     def copy(self) -> _LLGuidanceRawMatcher:
-        meter = None if self.meter is None else dataclasses.replace(self.meter)
-        return _LLGuidanceRawMatcher(
-            self.inner.deep_copy(), self.stop_tokens, self.hidden, self.fault, meter
-        )
+        made = copy.copy(self)
+        made.inner = self.inner.deep_copy()
+        made.meter = None if self.meter is None else dataclasses.replace(self.meter)
+        made._tokens = self._tokens.copy()
+        return made
 
 
 def _unwrap(matcher: Matcher) -> tuple[EosMatcher, _LLGuidanceRawMatcher]:
@@ -328,4 +366,6 @@ def _limits(grammar: str) -> LLParserLimits:
 def _user_message(error: str) -> str:
     """Its message without places in texts that only we have seen."""
     first = error.strip().split("\n")[0]
+    if first.startswith("lexer error: too many"):
+        return "a pattern or a count of the form makes too many states: use a smaller one"
     return re.sub(r"^at \d+\(\d+\): ", "", first).removeprefix("failed to compile JSON schema: ")

@@ -13,6 +13,7 @@ from quire.grammar import grammar_ast
 from quire.grammar.backends import backend_select
 from quire.grammar.backends.base import CompiledGrammar, GrammarCompiler
 from quire.grammar.compilation.compile_worker import CompileResult
+from quire.grammar.frontends import ebnf
 from quire.grammar.length_closing.budgeted_matcher import BudgetedMatcher, FillBitmasks
 from quire.grammar.length_closing.completion_plan import (
     CompletionPlan,
@@ -75,7 +76,9 @@ class CompileService:
         wanted = grammar_ast.load_node(form)
         grammar = self.compiler(backend).compile(wanted)
         least = find_min_completion(wanted, grammar.matcher(), self.token_classes)
-        if least.min_tokens is None and not grammar_ast.has_user_grammar(wanted):
+        if least.min_tokens is None and not any(
+            map(ebnf.may_be_cut_off, grammar_ast.user_grammars(wanted))
+        ):
             raise RequestError(
                 "no short text of the form was found, so that its texts could be cut off at "
                 "max_tokens: use a simpler form"

@@ -9,6 +9,7 @@ special tokens as `<name>` or `<[id]>`. A rule ends where the next begins, whate
 
 from __future__ import annotations
 
+import graphlib
 import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -193,6 +194,25 @@ def as_regex(text: str) -> regex_ast.RegexExpr | None:
     return EbnfGrammar(text, MAX_REGULAR_CHARS).to_regex(RuleRef("root")) if is_ebnf(text) else None
 
 
+def may_be_cut_off(text: str) -> bool:
+    """Whether no end is searched for its texts: it is Lark, recursive, or names special tokens."""
+    if not is_ebnf(text):
+        return True
+    rules = EbnfGrammar(text, MAX_REGULAR_CHARS).by_name
+    uses: dict[str, list[str]] = {}
+    waiting = ["root"]
+    while waiting:
+        name = waiting.pop()
+        if name not in uses:
+            uses[name] = _refs(rules[name])
+            waiting += uses[name]
+    try:
+        graphlib.TopologicalSorter(uses).prepare()
+    except graphlib.CycleError:
+        return True
+    return any(map(_names_tokens, (rules[name] for name in uses)))
+
+
 def _unroll(name: str, rule: EbnfExpr) -> EbnfExpr:
     """The rule without its own name, where that is only at the end, or only at the start.
 
@@ -250,6 +270,14 @@ def _refs(expr: EbnfExpr) -> list[str]:
     if isinstance(expr, EbnfSequence | EbnfAlternation):
         return [name for part in expr.parts for name in _refs(part)]
     return []
+
+
+def _names_tokens(expr: EbnfExpr) -> bool:
+    if isinstance(expr, EbnfSequence | EbnfAlternation):
+        return any(map(_names_tokens, expr.parts))
+    return isinstance(expr, SpecialTokenRef) or (
+        isinstance(expr, EbnfRepeat) and _names_tokens(expr.part)
+    )
 
 
 def _terminates(expr: EbnfExpr, ending: Set[str]) -> bool:

@@ -254,7 +254,7 @@ def _check_counts(form: RepeatNode) -> None:
     _check_text(form.separator, "the separator of repeated parts")
     most = form.min_count if form.max_count is None else form.max_count
     if not 0 <= form.min_count <= most:
-        raise RequestError(f"a part is repeated from {form.min_count} to {form.max_count} times")
+        raise RequestError(f"a part is repeated from {form.min_count} to {most} times")
     if most > MAX_REPEATS:
         raise RequestError(f"a part is repeated {most} times; the limit is {MAX_REPEATS}")
 

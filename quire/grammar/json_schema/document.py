@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin
 
+from quire.core.param_checks import shown_json
 from quire.errors import RequestError
 from quire.grammar.automata import regex_ast as regex
 from quire.grammar.json_schema import formats
@@ -141,13 +142,13 @@ class Document:
         if found is None:
             refuse(
                 part.at("$ref"),
-                f"it refers to {given!r}, which is outside of this schema and is never fetched",
+                f"it refers to {shown_json(given)}, which is outside of this schema and is never fetched",
                 "put it into $defs",
             )
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             found = self._named.get(f"{uri}#{fragment}")
-            return found or refuse(part.at("$ref"), f"the schema defines no anchor {given!r}")
+            return found or refuse(part.at("$ref"), f"the schema defines no anchor {shown_json(given)}")
         for step in fragment.split("/")[1:]:
             name, inside = step.replace("~1", "/").replace("~0", "~"), found.value
             if isinstance(inside, dict) and name in inside:
@@ -155,7 +156,7 @@ class Document:
             elif isinstance(inside, list) and name.isdecimal() and int(name) < len(inside):
                 found = found.child(inside[int(name)], name)
             else:
-                refuse(part.at("$ref"), f"the schema has nothing at {given!r}")
+                refuse(part.at("$ref"), f"the schema has nothing at {shown_json(given)}")
         return found
 
     def _name_targets(self, part: Subschema, depth: int) -> None:
@@ -191,7 +192,7 @@ class Document:
             if depth > MOST_DEPTH:
                 refuse(part.place, f"subschemas are nested over {MOST_DEPTH} deep", "use $ref")
             if not isinstance(part.value, dict | bool):
-                refuse(part.place, f"a schema is an object, true or false, not {shown(part.value)}")
+                refuse(part.place, f"a schema is an object, true or false, not {shown_json(part.value)}")
             here = beside[part.place] = []
             if isinstance(part.value, bool):
                 continue
@@ -210,7 +211,7 @@ class Document:
         if word in CHECKS:
             is_good, what = CHECKS[word]
             if not is_good(given):
-                refuse(part.at(word), f"{word} must be {what}, not {shown(given)}")
+                refuse(part.at(word), f"{word} must be {what}, not {shown_json(given)}")
             if word == "pattern":
                 pattern(given, part.at(word))
             elif word == "format" and given not in formats.KNOWN:
@@ -292,12 +293,6 @@ def _joined(base: str, given: str | None) -> str:
         return base + (given or "") if (given or "#")[0] == "#" else urljoin(base, given or "")
     except ValueError:  # a malformed address
         return given or ""
-
-
-def shown(value: Value) -> str:
-    """A value in a message."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def pattern(given: str, place: str, wide: bool = False) -> regex.RegexExpr:

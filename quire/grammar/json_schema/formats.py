@@ -65,7 +65,7 @@ _NO_COLON = "(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
 
 def _uri(host: str, reference: bool) -> str:
     authority = f"(?:{_USER}@)?(?:{host})(?::[0-9]{{1,5}})?"
-    path = f"//{authority}(?:/{_PCHAR}*)*|{_ABSOLUTE}"
+    path = f"//{authority}(?:/{_PCHAR}*)*|//(?:/{_PCHAR}*)+|{_ABSOLUTE}"
     uri = f"[A-Za-z][A-Za-z0-9+.-]*:(?:{path}|{_PCHAR}+(?:/{_PCHAR}*)*){_TAIL}"
     relative = f"(?:{path}|{_NO_COLON}+(?:/{_PCHAR}*)*|){_TAIL}"
     return f"(?:{uri}|{relative})" if reference else uri

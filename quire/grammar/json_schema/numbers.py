@@ -13,8 +13,9 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from quire.core.param_checks import shown_json
 from quire.grammar.json_schema import formats
-from quire.grammar.json_schema.document import Subschema, refuse, shown
+from quire.grammar.json_schema.document import Subschema, refuse
 
 GREATEST = 9_223_372_036_854_774_784
 """The greatest whole number that fits into 64 bits both as an integer and as a float."""
@@ -209,7 +210,7 @@ def _step(part: Subschema, value: float) -> float | int:
     if step * 10**places > MOST_STEP:
         refuse(
             part.at("multipleOf"),
-            f"multiples of {shown(value)} are over {MOST_STEP} without the decimal point",
+            f"multiples of {shown_json(value)} are over {MOST_STEP} without the decimal point",
             "use fewer digits, or leave multipleOf out",
         )
     return int(step) if step.denominator == 1 else value

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quire.grammar.automata.regex_ast import NO_MATCH
 from quire.grammar.json_schema import numbers, strings
 from quire.grammar.json_schema.document import (
     Document,
@@ -277,18 +276,19 @@ class SchemaWriter:
         patterns: dict[str, Written] = {}
         for given, one in part.named("patternProperties").items():
             node, wide = pattern(given, one.place), pattern(given, one.place, wide=True)
-            patterns[strings.anchored(node)] = self.positive(one, self.closed)
+            if strings.is_writable_pattern(node):
+                patterns[strings.anchored(node)] = self.positive(one, self.closed)
             if node != wide and (others is not False or named):  # names that dialects differ on
                 unclear = strings.without(wide, node)
                 if unclear is None:
                     refuse(one.place, "dialects of patterns differ on it", "use [...] for \\w, \\s")
-                if unclear != NO_MATCH:
+                if strings.is_writable_pattern(unclear):
                     patterns[strings.anchored(unclear)] = False
         if names and rest is None and not patterns:
             properties = {**dict.fromkeys(names, True), **properties}
             others = False
         written = {"properties": properties, "patternProperties": patterns}
-        made |= {word: value for word, value in written.items() if value}
+        made |= {word: value for word, value in written.items() if value or word in part.value}
         if others is not True:
             made["additionalProperties"] = others
         if part.get("required"):

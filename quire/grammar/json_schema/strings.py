@@ -24,6 +24,8 @@ are off: with those a listed property could be written again under another schem
 them out: with them llguidance 1.9 allows a quote or a backslash that a class excludes."""
 ESCAPES = 'nrbtf\\"'
 """What may follow a backslash where a schema lists properties."""
+MOST_LENGTH = 2**31
+"""Characters; no text is longer, and llguidance reads no greater maxLength."""
 MOST_BARRED = 64
 """Constants, and characters of one, of which a pattern is the complement."""
 
@@ -31,6 +33,11 @@ MOST_BARRED = 64
 def anchored(node: RegexExpr) -> str:
     """A pattern in llguidance's spelling."""
     return regex.to_anchored_pattern(_without_control(node))
+
+
+def is_writable_pattern(node: RegexExpr) -> bool:
+    """Some text without control characters matches it."""
+    return _without_control(node) != NO_MATCH
 
 
 def _without_control(node: RegexExpr) -> RegexExpr:
@@ -88,14 +95,16 @@ def wide_nodes(part: Subschema) -> list[RegexExpr]:
 def written(part: Subschema, every: list[Any]) -> dict[str, Any]:
     """The keywords of strings, for llguidance. every: further schemas that must hold."""
     made: dict[str, Any] = {
-        word: int(part.value[word]) for word in ("minLength", "maxLength") if word in part.value
+        word: int(part.value[word])
+        for word in ("minLength", "maxLength")
+        if word in part.value and part.value[word] <= MOST_LENGTH
     }
     limit = formats.MOST_LENGTH.get(part.get("format"))
     if limit is not None:
         made["maxLength"] = min(made.get("maxLength", limit), limit)
     patterns = []
     for node in nodes(part):
-        if _without_control(node) == NO_MATCH:
+        if not is_writable_pattern(node):
             refuse(part.at("pattern"), "it matches control characters only, which are not written")
         patterns.append({"pattern": anchored(node)})
     every += patterns[1:]

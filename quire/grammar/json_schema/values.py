@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from quire.core.param_checks import shown_json
 from quire.grammar.json_schema import numbers, strings
 from quire.grammar.json_schema.document import Subschema, Value, is_number, refuse
 
@@ -80,5 +81,5 @@ def _is_writable(value: Value, part: Subschema) -> bool:
         return all(_is_writable(one, part) for one in value)
     if is_number(value) and not numbers.read_exactly(value):
         word = "const" if "const" in part.value else "enum"
-        refuse(part.at(word), f"the number {value!r} has too many digits", "use a string")
+        refuse(part.at(word), f"the number {shown_json(value)} has too many digits", "use a string")
     return not isinstance(value, str) or strings.is_writable(value)

@@ -7,10 +7,10 @@ checks the format itself.
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from quire.core.param_checks import shown_json
 from quire.core.structured_output_params import (
     GUIDED_FIELDS,
     GUIDED_OPTIONS,
@@ -111,7 +111,7 @@ def _from_format(
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in RESPONSE_FORMATS:
         allowed = ", ".join(RESPONSE_FORMATS)
-        message = f"{where}.type must be one of {allowed}, got {reprlib.repr(kind)}"
+        message = f"{where}.type must be one of {allowed}, got {shown_json(kind)}"
         raise RequestError(message, param=f"{where}.type")
     read = RESPONSE_FORMATS[kind].read
     if read is None:
@@ -204,4 +204,4 @@ def _find_ignored_fields(where: str, given: Mapping[str, Any]) -> list[IgnoredFi
 
 
 def _invalid_format(place: str, allowed: str, given: object) -> RequestError:
-    return RequestError(f"{place} must be {allowed}, got {reprlib.repr(given)}", param=place)
+    return RequestError(f"{place} must be {allowed}, got {shown_json(given)}", param=place)

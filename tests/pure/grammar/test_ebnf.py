@@ -9,9 +9,11 @@ import pytest
 
 from quire.errors import RequestError
 from quire.grammar.automata import dfa, regex_ast
-from quire.grammar.frontends import ebnf, user_lark
+from quire.grammar.frontends import ebnf, user_lark, validate
+from quire.grammar.grammar_ast import UserGrammarNode
 from quire.grammar.vocabulary import SpecialTokenNames
 from tests.grammar_cases import IDS, VOCABULARY
+from tests.pure.grammar import walks
 
 NAMES = SpecialTokenNames(VOCABULARY)
 
@@ -173,3 +175,25 @@ def test_thousands_of_rules_in_a_row_are_read_soon():
     rules = ebnf.EbnfGrammar(f'{chain}\nr3000 ::= "b"\nroot ::= r0', 1000)
     assert len(rules.by_name) == 3002
     assert time.process_time() - began < 5, "it takes time by the square of their number"
+
+
+@pytest.mark.parametrize(
+    ("text", "may_be_cut_off"),
+    [
+        ('root ::= item{300}\nitem ::= [a-z]{1,400} " "', False),
+        ('root ::= [a-z]{1,4000}\nother ::= "(" other ")" | "x"', False),
+        ('root ::= "(" root ")" | [a-z]{1,4000}', True),
+        ("root ::= [a-z]{1,4000} <|end|>", True),
+        ("start: /[a-z]{1,4000}/", True),
+    ],
+)
+def test_only_recursive_grammars_and_those_of_tokens_may_be_cut_off(text, may_be_cut_off):
+    assert ebnf.may_be_cut_off(text) == may_be_cut_off
+
+
+def test_a_grammar_without_recursion_that_is_too_large_to_complete_is_refused():
+    constraint = validate.build_constraint(
+        UserGrammarNode('root ::= item{300}\nitem ::= [a-z]{1,400} " "')
+    )
+    with pytest.raises(RequestError, match="no short text"):
+        walks.service().compile(constraint.form, constraint.backend)
