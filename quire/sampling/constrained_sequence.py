@@ -120,7 +120,7 @@ class ConstrainedSequence:
             self.accepted_ahead = False
         if allowed and not guide.is_terminated:
             return None
-        self.refusal = guide.matcher.fault  # what has one is over too
+        self.refusal = guide.fault  # what has one is over too
         if self.refusal is not None:
             return None
         if not allowed:
@@ -147,7 +147,7 @@ class ConstrainedSequence:
         """Clear in the matcher's mask what else may not follow so many outputs."""
         if self.guide is not None:
             self.guide.apply_budget(words, self.max_outputs - outputs)
-            self.refusal = self.guide.matcher.fault
+            self.refusal = self.guide.fault
         if outputs < self.min_outputs and self.end_ids:
             keep = words.copy()
             for token in self.end_ids:

@@ -29,6 +29,8 @@ EXACT = 2**53
 """Whole numbers up to here are different floats."""
 MOST_STEP = 10_000
 """Of multipleOf without its decimal point: a lexer has a state for each remainder."""
+MOST_ODD_STEP = 100
+"""The same without factors 2 and 5: so many digits are tried to complete a number."""
 MOST_LISTED = 1_000
 """Multiples of a fraction that are written one by one."""
 MOST_BARRED = 64
@@ -207,10 +209,19 @@ def _step(part: Subschema, value: float) -> float | int:
     step, places = exact(value), 0
     while (step * 10**places).denominator != 1 and places < 30:
         places += 1
-    if step * 10**places > MOST_STEP:
+    odd = int(step * 10**places)
+    if odd > MOST_STEP:
         refuse(
             part.at("multipleOf"),
             f"multiples of {shown_json(value)} are over {MOST_STEP} without the decimal point",
             "use fewer digits, or leave multipleOf out",
+        )
+    while odd % 2 == 0 or odd % 5 == 0:
+        odd //= 2 if odd % 2 == 0 else 5
+    if odd > MOST_ODD_STEP:
+        refuse(
+            part.at("multipleOf"),
+            f"{shown_json(value)} has the factor {odd}, over {MOST_ODD_STEP} without 2 and 5",
+            "use a rounder number, or leave multipleOf out",
         )
     return int(step) if step.denominator == 1 else value

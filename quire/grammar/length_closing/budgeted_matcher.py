@@ -32,6 +32,11 @@ MAX_ALTERNATIVES = 4
 MAX_TAIL_BYTES = 64
 """Bytes."""
 
+INCOMPLETE = (
+    "no short end of the text was found in time, so that it would be cut off at max_tokens: raise "
+    "max_tokens, or use a simpler form"
+)
+
 FillBitmasks = Callable[[Sequence[tuple[int, Matcher]], MaskWords], None]
 
 
@@ -56,6 +61,7 @@ class BudgetedMatcher:
         """The way leads from here to the end; otherwise it did from some tokens ago."""
         self._bound = len(self._path)
         """The end is no farther off than this, but for the slack."""
+        self._fault: str | None = None
         self._forced_at: int | None = None
         self._probe: dict[int, TokenPath] = {}
         self._alternatives: tuple[TokenPath, ...] = ()
@@ -99,6 +105,9 @@ class BudgetedMatcher:
         self._string = None
         if not self._path_known:
             self._find_path(left)
+            if not self._path_known and left == 1:
+                self._fault = INCOMPLETE
+                words[:] = closer.token_classes.eos_mask
             if not self._path_known or self._fits_budget(words, left):
                 return
         open_before = count_bits(words)
@@ -278,7 +287,7 @@ class BudgetedMatcher:
                 self._alternatives = one.alternatives
         self._unmasked_tokens = max(self._unmasked_tokens - tokens, 0)
         del self._history[-tokens:]
-        self._string = None
+        self._string = self._fault = None
         self._probe = {}
         if self._forced_at is not None and self._forced_at >= len(self._history):
             self._forced_at = None
@@ -289,6 +298,7 @@ class BudgetedMatcher:
         other._path, other._path_known, other._bound = self._path, self._path_known, self._bound
         other._probe, other._alternatives = dict(self._probe), self._alternatives
         other._forced_at, other._unmasked_tokens = self._forced_at, self._unmasked_tokens
+        other._fault = self._fault
         other.known = dict(self.known)
         other._history = list(self._history)
         return other
@@ -310,8 +320,8 @@ class BudgetedMatcher:
 
     @property
     def fault(self) -> str | None:
-        """What broke the matcher for good."""
-        return self.matcher.fault
+        """What broke the matcher for good, or why the text cannot be completed any more."""
+        return self.matcher.fault or self._fault
 
 
 def _token_of(past: _MatcherState | int) -> int:

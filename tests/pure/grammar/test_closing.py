@@ -41,6 +41,7 @@ from quire.grammar.length_closing.completion_plan import (
 )
 from quire.grammar.length_closing.token_classes import TokenClasses
 from quire.grammar.vocabulary import Vocabulary
+from tests.pure.grammar import walks
 
 SUITE = Path(__file__).parent / "schemas"
 DRAWS = ("any", "not the end", "longest", "opening")
@@ -533,3 +534,25 @@ def test_a_sequence_that_comes_back_has_the_masks_that_it_had(form):
             break
         assert guide.accept(token)
         taken.append(token)
+
+
+def test_a_text_that_cannot_be_completed_any_more_has_a_fault(monkeypatch):
+    """And not a cut text: its request ends with an error."""
+    form = JsonNode('{"type":"array","items":{"type":"integer"},"minItems":3}')
+    service = walks.service()
+    done = service.compile(grammar_ast.dump_node(form), "auto")
+    guide = service.load(done).guide()
+    monkeypatch.setattr(guide, "_find_path", lambda left: setattr(guide, "_path_known", False))
+    words = np.zeros(service.vocabulary.mask_words, np.int32)
+    tokens = {piece: i for i, piece in enumerate(service.vocabulary.tokens)}
+    for left in range(8, 1, -1):
+        guide.fill_bitmask(words, left)
+        guide._path_known = False
+        assert guide.fault is None
+        assert guide.accept(tokens[b"["] if left == 8 else tokens[b"1"])
+    guide.fill_bitmask(words, 1)
+    assert "max_tokens" in guide.fault
+    assert guide.copy().fault == guide.fault
+    assert (words == service.token_classes.eos_mask).all()
+    guide.rollback(1)
+    assert guide.fault is None
