@@ -20,8 +20,11 @@ class RawMatcher(Protocol):
     """A backend's matcher, without an idea of the end."""
 
     fault: str | None
-    stop_tokens: frozenset[int]
-    """End tokens that the form does not name."""
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """End tokens that the form does not name."""
+        ...
 
     def accept(self, token: int) -> bool:
         """Take a token that the form allows here. False: nothing changed."""

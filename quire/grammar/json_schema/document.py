@@ -142,13 +142,15 @@ class Document:
         if found is None:
             refuse(
                 part.at("$ref"),
-                f"it refers to {shown_json(given)}, which is outside of this schema and is never fetched",
+                f"it refers to {shown_json(given)}, which is outside of this schema and never fetched",
                 "put it into $defs",
             )
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             found = self._named.get(f"{uri}#{fragment}")
-            return found or refuse(part.at("$ref"), f"the schema defines no anchor {shown_json(given)}")
+            return found or refuse(
+                part.at("$ref"), f"the schema defines no anchor {shown_json(given)}"
+            )
         for step in fragment.split("/")[1:]:
             name, inside = step.replace("~1", "/").replace("~0", "~"), found.value
             if isinstance(inside, dict) and name in inside:
@@ -192,7 +194,10 @@ class Document:
             if depth > MOST_DEPTH:
                 refuse(part.place, f"subschemas are nested over {MOST_DEPTH} deep", "use $ref")
             if not isinstance(part.value, dict | bool):
-                refuse(part.place, f"a schema is an object, true or false, not {shown_json(part.value)}")
+                refuse(
+                    part.place,
+                    f"a schema is an object, true or false, not {shown_json(part.value)}",
+                )
             here = beside[part.place] = []
             if isinstance(part.value, bool):
                 continue

@@ -60,7 +60,7 @@ def test_a_class_excludes_a_character_in_every_spelling(pattern):
             good = re.fullmatch(pattern, char) is not None
             for one in _spellings(char):
                 assert good or not _accepts(grammar, begin + one * 2 + end), one
-        plain = next(char for char in "\"(0\t" if re.fullmatch(pattern, char))
+        plain = next(char for char in '"(0\t' if re.fullmatch(pattern, char))
         assert _accepts(grammar, begin + _spellings(plain)[0] * 2 + end) or plain in '"\t'
 
 
