@@ -142,7 +142,8 @@ class Document:
         if found is None:
             refuse(
                 part.at("$ref"),
-                f"it refers to {shown_json(given)}, which is outside of this schema and never fetched",
+                f"it refers to {shown_json(given)}, which is outside of this schema "
+                "and is never fetched",
                 "put it into $defs",
             )
         fragment = unquote(fragment)
