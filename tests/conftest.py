@@ -1,6 +1,7 @@
 """Tiers, groups for pytest-xdist, and where the time goes. docs/testing.md tells the rules."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def processor_s():
 
 
 class Durations:
-    """Writes the longest tests to build/durations.txt and prints those that must say why.
+    """Writes the longest tests and files to build/durations.txt, and prints those that must say why.
 
     No test fails by its time: the first test on a fresh clone compiles the kernels, and machines differ.
     """
@@ -125,6 +126,11 @@ class Durations:
                 took = self.processor_s.get(name, 0.0)
                 out.write(f"{self.wall_s[name]:6.1f} {took:12.1f}  {name}")
                 out.write(f": {reason}\n" if (reason := self.reasons.get(name)) else "\n")
+            files = Counter()
+            for name, took in self.processor_s.items():
+                files[name.partition("::")[0]] += took
+            out.write(f"\nprocessor s of {sum(files.values()):.0f}  file\n")
+            out.writelines(f"{took:11.1f}  {name}\n" for name, took in files.most_common(SHOWN))
 
     def pytest_terminal_summary(self, terminalreporter):
         for name in self.silent():

@@ -81,11 +81,6 @@ StartTextSetup = Callable[[EngineConfig, Callable[[], Path]], None]
 folder."""
 
 
-MIN_LONG_PROMPT_CHUNK = {cpu.name: 2, cuda.name: 32}
-"""Minimum of tokens of a long prompt in a step with decoding rows. A GPU computes 32 as fast as
-one; on a CPU each takes as long, and longer with more context."""
-
-
 @dataclass(frozen=True, slots=True)
 class EngineCoreBundle:
     """An engine without its text side."""
@@ -390,7 +385,7 @@ def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None)
                 FaultIsolationLimit(),
                 build_admission_control(section),
                 TenantKVQuota(order, cache.num_blocks, kv.max_blocks),
-                *build_limits(section, order, MIN_LONG_PROMPT_CHUNK[config.device.kind]),
+                *build_limits(section, order),
                 GrammarWait(grammars, section.max_model_len, missing=missing),
             ]
         ),
@@ -418,18 +413,15 @@ def cache_specs(cache: CacheSection) -> tuple[CacheSpec, ...]:
     )
 
 
-def build_limits(
-    section: SchedulerSection, queue: WaitingQueue, least_of_long: int
-) -> list[StepBudget]:
-    """Return the limits in order; each is called with what those before it allow. queue: waiting
-    sequences."""
+def build_limits(section: SchedulerSection, queue: WaitingQueue) -> list[StepBudget]:
+    """The limits in order: each sees what those before it allow. queue: waiting sequences."""
     budget = TokenBudget(section.max_num_batched_tokens)
     limits: list[StepBudget] = []
     if section.long_prefill_token_threshold:
         limits.append(PrefillChunkLimit(section.long_prefill_token_threshold))
     limits += [budget, MaxSeqsLimit(section.max_num_seqs)]
     target = section.inter_token_target_s
-    pace = InterTokenLatencyLimit(target, least_of_long=least_of_long) if target else None
+    pace = InterTokenLatencyLimit(target) if target else None
     if pace is not None:
         limits.append(pace)
     if section.chunked_prefill:

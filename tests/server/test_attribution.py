@@ -75,6 +75,10 @@ class Scene:
         assert wait_until(lambda: self.faults.fired)
         return thread
 
+    def in_progress(self):
+        """Requests that the API process is serving."""
+        return self.client.get("/load").json()["server_load"]
+
 
 def is_found(timing, cause, delay=DELAY):
     """The delay is there, and next to nothing of it anywhere else."""
@@ -123,12 +127,15 @@ def test_a_step_under_way_when_it_came_is_inbox(scene):
 
 
 def test_a_seat_that_others_have_is_queue_and_says_behind_whom(scene):
-    scene.faults.arm(slow("compute", id="other", at=2, times=2))
+    scene.faults.arm(slow("compute", id="other1", at=2, times=4))
     with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(scene.ask, request_id=f"other{i}", tokens=30) for i in range(2)]
+        others = [pool.submit(scene.ask, request_id="other0", tokens=500)]
+        assert wait_until(lambda: scene.in_progress() == 1)
+        others.append(pool.submit(scene.ask, request_id="other1", tokens=30))
         assert wait_until(lambda: scene.faults.fired)
         waiting = pool.submit(scene.ask, prompt=[5] * 40, request_id="before", tokens=1)
-        time.sleep(0.1)  # so that it comes first
+        assert wait_until(lambda: scene.in_progress() == 3)
+        time.sleep(0.1)  # from the route to the engine
         timing = scene.ask(request_id="mine", tokens=1)
         before = waiting.result()
         assert all(other.result() for other in others)
