@@ -1,24 +1,24 @@
-"""What one key's load, or one long prompt, costs everybody else. JSON lines.
+"""What one key's load, or a long prompt, costs other requests. JSON lines.
 
     python bench/fairness.py keys [--rate 2] [--times 100] [--seconds 20] [--limit 4]
-    python bench/fairness.py long [--tokens 30000] [--streams 16] [--context 200] [--out 400]
-                                  [--shorts 0] [--seconds 20]
+    python bench/fairness.py long [--tokens 1500] [--streams 1,4,16] [--prompts 1] [--seconds 5]
 
 Both: [--model FOLDER] [--options JSON]. Without a folder an engine of the embedded model's shape with
-a longer context and made-up weights. No HTTP: the engine in this process, whose steps are made one
-after the other; a request's time begins when it is due, also if a step is under way then.
+a longer context and made-up weights. No HTTP: the engine in this process, whose steps run one after
+the other; a request's time begins when it is due, also if a step is under way then.
 
-keys: one key asks `rate` times a second, at random; another as often, or `times` as often (prompts of
-256 tokens, 16 out, never the same). Cases: the first alone; both at one load; the other at `times`
-the load with as many tokens a minute as the first uses; with --limit requests at a time; without
-limits; and both as one tenant, which is first come, first served. `grows` is p95 of the first key's time to first token over that of "both".
-Each line also says how good the prediction was that each request got when it came in: predicted over
-what it was, at the 10th, 50th and 90th percentile, and the share that was within half and double.
+keys: one key sends `rate` requests a second, at random times; another as many, or `times` as many
+(prompts of 256 tokens, 16 out, no prefix hits). Cases: the first alone; both at one load; the other at
+`times` the load with as many tokens a minute as the first uses; with --limit requests at a time;
+without limits; and both as one tenant, which is first come, first served. `grows` is p95 of the first
+key's time to first token over that of "both". Each line also shows how good the prediction was that
+each request got on arrival: predicted over measured, at the 10th, 50th and 90th percentile, and the
+share within half and double.
 
-long: `streams` sequences decode, each `context` tokens in; where one has said `out`, it is asked for
-again (its prompt is cached), so steps stay as they are. Then a prompt of `tokens` tokens comes, and
-`shorts` of 256 every second. Seconds between two tokens of a stream, alone and beside; the time to
-first token of the long prompt alone, and beside; of the short ones.
+long: `streams` sequences decode, each `context` tokens in; one that ends is sent again (its prompt is
+cached), so steps stay as they are. Then --prompts of `tokens` tokens come. `prompt` is their throughput
+over that alone; `streams_keep` the tokens per second of the streams over those before; `total` the sum
+of the two over the same sum without a target. Goals: at least 0.33, 0.5 and 0.85.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from quire.core.types import Request, StopConditions
 from quire.engine.build import build_engine
 from quire.errors import Overloaded
 
-PROMPT, OUT, SHORT = 256, 16, 256
+PROMPT, OUT = 256, 16
 WARM_S = 3.0
 
 
 class Driver:
-    """An engine, requests that come when they are due, and when each said what."""
+    """An engine, requests that come when they are due, and the times of their tokens."""
 
     def __init__(self, model, options):
         self.engine = build_engine(
             Options.from_flat({"model": model, **options}), server=True
         ).engine
-        limits = self.engine._scheduler._limits
-        self.door = next(one for one in limits if isinstance(one, AdmissionControl))
+        parts = self.engine._scheduler._admissions
+        self.admission = next(one for one in parts if isinstance(one, AdmissionControl))
         self.draw = random.Random(1)
         self.made = 0
         self.clear()
@@ -61,11 +61,10 @@ class Driver:
         self.due = []  # (when, number, request)
         self.sent, self.first, self.last, self.gaps = {}, {}, {}, []
         self.predicted, self.refused, self.done = {}, {}, {}
-        self.endless = {}  # name -> prompt and tokens of what is asked for when it ends
+        self.endless = {}  # name -> prompt and tokens of the request that follows when it ends
 
-    def ask(self, at, name, tokens, out, *, again=None, **fields):
-        """tokens: of a prompt that was never seen, or the prompt itself. again: tokens to ask for
-        when it has ended."""
+    def send(self, at, name, tokens, out, *, again=None, **fields):
+        """tokens: of a new prompt, or the prompt itself. again: output tokens of the next request."""
         self.made += 1
         prompt = tokens
         if isinstance(tokens, int):
@@ -80,7 +79,7 @@ class Driver:
         return made.id
 
     def run(self, until):
-        """Steps until `until()` is true; time passes as it does."""
+        """Run steps until `until()` is true."""
         while not until():
             now = time.monotonic()
             while self.due and self.due[0][0] <= now:
@@ -92,7 +91,7 @@ class Driver:
 
     def _send(self, request):
         kind = request.id.rpartition("-")[0]
-        predicted = self.door.predicted_ttft_s(
+        predicted = self.admission.predicted_ttft_s(
             request.tenant, request.tenant_limits.weight, len(request.prompt)
         )
         late = time.monotonic() - request.arrived_at
@@ -120,10 +119,10 @@ class Driver:
                 self.done[kind] = self.done.get(kind, 0) + 1
                 if name in self.endless:
                     prompt, out = self.endless.pop(name)
-                    self.ask(now, kind, prompt, out, again=out)
+                    self.send(now, kind, prompt, out, again=out)
 
     def empty(self):
-        """End everything."""
+        """Abort all requests."""
         for name in list(self.sent):
             self.engine.abort(name)
         self.clear()
@@ -140,7 +139,7 @@ def ms(values, share):
     return None if found is None else round(found * 1e3, 2)
 
 
-def say(**fields):
+def report(**fields):
     print(json.dumps(fields), flush=True)
 
 
@@ -151,7 +150,7 @@ def load(driver, a, name, rate, **fields):
     """Requests of one key for the whole case, from now on."""
     began, whole = time.monotonic(), WARM_S + a.seconds
     for _ in range(int(rate * whole)):
-        driver.ask(began + driver.draw.uniform(0, whole), name, PROMPT, OUT, **fields)
+        driver.send(began + driver.draw.uniform(0, whole), name, PROMPT, OUT, **fields)
 
 
 def case(driver, a, name, loads):
@@ -168,7 +167,7 @@ def case(driver, a, name, loads):
     ratios = [
         driver.predicted[one] / driver.first[one] for one in driver.first if one in driver.predicted
     ]
-    told = dict(
+    figures = dict(
         bench="fairness keys",
         case=name,
         requests=len(mine),
@@ -182,7 +181,7 @@ def case(driver, a, name, loads):
         within_double=round(sum(0.5 <= r <= 2 for r in ratios) / max(len(ratios), 1), 2),
     )
     driver.empty()
-    return told
+    return figures
 
 
 def keys(driver, a):
@@ -206,64 +205,77 @@ def keys(driver, a):
     }
     base = None
     for name, loads in cases.items():
-        told = case(driver, a, name, loads)
+        figures = case(driver, a, name, loads)
         if name in ("warm", "drain"):
             continue
-        base = told["ttft_p95_ms"] if name == "both" else base
-        grows = round(told["ttft_p95_ms"] / base, 2) if base and told["ttft_p95_ms"] else None
-        say(**told, grows=grows, rate=a.rate, times=a.times, limit=a.limit)
+        base = figures["ttft_p95_ms"] if name == "both" else base
+        grows = round(figures["ttft_p95_ms"] / base, 2) if base and figures["ttft_p95_ms"] else None
+        report(**figures, grows=grows, rate=a.rate, times=a.times, limit=a.limit)
 
 
 # -- a long prompt -------------------------------------------------------------------------------
 
 
-def long(driver, a):
+def long_alone(driver, a):
+    """Seconds that the prompts take where nothing else runs."""
     now = time.monotonic
-    began = now()
-    alone_long = None
-    if a.alone:
-        name = driver.ask(began, "long", a.tokens, 1)
-        driver.run(lambda: name in driver.first)
-        alone_long = driver.first[name]
+    for _ in range(2):  # the first run learns and compiles
+        began = now()
+        names = [driver.send(began, "long", a.tokens, 1) for _ in range(a.prompts)]
+        driver.run(lambda names=names: all(name in driver.first for name in names))
+        took = now() - began
         driver.empty()
-    for i in range(a.streams):  # not all end in one step
-        out = a.out * (i + 1) // a.streams
-        driver.ask(now(), "stream", a.context, out, again=a.out)
-    driver.run(lambda: len(driver.first) == a.streams)
+    return took
+
+
+def long_beside(driver, a, streams):
+    """Gaps between tokens of the streams before and beside the prompts, and seconds of both."""
+    now = time.monotonic
+    for i in range(streams):  # not all end in one step
+        out = max(a.out * (i + 1) // streams, 2)
+        driver.send(now(), "stream", a.context, out, again=a.out)
+    driver.run(lambda: len(driver.first) == streams)
     began = now()
-    driver.run(lambda: now() - began > a.seconds / 2)
+    driver.run(lambda: now() - began > 2.0)
     driver.gaps.clear()
     began = now()
     driver.run(lambda: now() - began > a.seconds)
-    alone = [gap for _, _, gap in driver.gaps]
+    alone = [gap for _, _, gap in driver.gaps], now() - began
     driver.gaps.clear()
     began = now()
-    name = driver.ask(began, "long", a.tokens, 1)
-    for i in range(int(a.most * a.shorts)):
-        driver.ask(began + 1 + i / a.shorts, "short", SHORT, 1)
-    driver.run(lambda: name in driver.first or now() - began > a.most)
-    beside = [gap for _, one, gap in driver.gaps if one.startswith("stream")]
-    shorts = [v for k, v in driver.first.items() if k.startswith("short")]
-    seen = [s for s in driver.engine._scheduler.sequences() if s.request.id == name]
-    say(
-        bench="fairness long",
-        tokens=a.tokens,
-        streams=a.streams,
-        context=a.context,
-        out=a.out,
-        shorts=a.shorts,
-        alone_p50_ms=ms(alone, 0.5),
-        alone_p99_ms=ms(alone, 0.99),
-        beside_p50_ms=ms(beside, 0.5),
-        beside_p99_ms=ms(beside, 0.99),
-        beside_max_ms=ms(beside, 1.0),
-        p99_grows=round(at(beside, 0.99) / at(alone, 0.99), 2),
-        long_ttft_alone_s=alone_long and round(alone_long, 2),
-        long_ttft_beside_s=round(driver.first[name], 2) if name in driver.first else None,
-        long_computed=a.tokens if name in driver.first else seen[0].computed,
-        short_ttft_ms=[ms(shorts, q) for q in (0.5, 0.95, 1.0)],
-    )
+    names = [driver.send(began, "long", a.tokens, 1) for _ in range(a.prompts)]
+    driver.run(lambda: all(name in driver.first for name in names) or now() - began > a.most)
+    beside = [gap for _, one, gap in driver.gaps if one.startswith("stream")], now() - began
+    done = all(name in driver.first for name in names)
     driver.empty()
+    return alone, beside, done
+
+
+def long(driver, unpaced, a):
+    for streams in map(int, a.streams.split(",")):
+        alone_s = long_alone(driver, a)
+        shares = []
+        for one in (unpaced, driver):
+            (gaps, seconds), (beside, beside_s), done = long_beside(one, a, streams)
+            kept = len(beside) / beside_s / (len(gaps) / seconds)
+            shares.append((alone_s / beside_s if done else 0.0, kept))
+        prompt, kept = shares[1]
+        report(
+            bench="fairness long",
+            tokens=a.tokens,
+            prompts=a.prompts,
+            streams=streams,
+            context=a.context,
+            prompt=round(prompt, 2),
+            streams_keep=round(kept, 2),
+            total=round(sum(shares[1]) / sum(shares[0]), 2),
+            ttft_alone_s=round(alone_s, 2),
+            ttft_beside_s=round(beside_s, 2) if done else None,
+            alone_p50_ms=ms(gaps, 0.5),
+            beside_p50_ms=ms(beside, 0.5),
+            beside_p99_ms=ms(beside, 0.99),
+            beside_max_ms=ms(beside, 1.0),
+        )
 
 
 def made_model(folder, max_len):
@@ -283,14 +295,11 @@ def main():
     parser.add_argument("--times", type=float, default=100.0)
     parser.add_argument("--limit", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--tokens", type=int, default=30_000)
-    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--prompts", type=int, default=1, help="long prompts at once")
+    parser.add_argument("--streams", default="1,4,16")
     parser.add_argument("--context", type=int, default=200)
-    parser.add_argument(
-        "--out", type=int, default=400, help="tokens of a stream until it is renewed"
-    )
-    parser.add_argument("--shorts", type=float, default=0.0, help="short prompts a second")
-    parser.add_argument("--alone", action="store_true", help="also the long prompt alone, first")
+    parser.add_argument("--out", type=int, default=400, help="tokens of a stream until its next")
     parser.add_argument("--most", type=float, default=300.0, help="seconds beside, at most")
     a = parser.parse_args()
     a.max_len = max(a.tokens, 32_000) + 1000
@@ -302,9 +311,17 @@ def main():
             **({} if a.model else {"kv_cache_memory_bytes": "2GiB"}),
             **a.options,
         }
-        driver = Driver(a.model or made_model(folder, a.max_len), options)
+        model = a.model or made_model(folder, a.max_len)
+        driver = Driver(model, options)
         try:
-            (keys if a.what == "keys" else long)(driver, a)
+            if a.what == "keys":
+                keys(driver, a)
+                return
+            unpaced = Driver(model, {**options, "inter_token_target_ms": 0})
+            try:
+                long(driver, unpaced, a)
+            finally:
+                unpaced.engine.shutdown()
         finally:
             driver.engine.shutdown()
 
