@@ -25,7 +25,7 @@ FULL_STEP_SHARE = 0.4
 LONG_PART_SHARE = FULL_STEP_SHARE
 """Share of the bound that a step takes of long prompts at least."""
 LONG_PART_TOKENS = 128
-"""Tokens of long prompts that a step takes at least, if they fit: a CPU's step costs as much as 30."""
+"""The same in tokens, if they fit the target: few cost nearly as much as many on a CPU."""
 MAX_CHANGE = 4.0
 """Factor by which one step changes the bound at most, and by which a step of a long prompt counts
 as longer than the target: a single step may have stalled."""
