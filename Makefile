@@ -7,6 +7,7 @@ SUITE := tests/pure tests/cpu tests/server tests/clients tests/abuse
 PARALLEL := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 LOWER_ISA := $(shell grep -qs avx512f /proc/cpuinfo && echo avx2 || echo sse2)
 SETUP := $(VENV)/.ready
+CPU_TORCH := $(shell command -v nvidia-smi >/dev/null || echo --index-url https://download.pytorch.org/whl/cpu)
 
 .PHONY: help setup run fmt check pure cpu server browser gpu test test-long isa bench docs clean
 
@@ -16,7 +17,8 @@ help: ## list the targets
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q torch -c constraints.txt
+	@echo "installing torch $(if $(CPU_TORCH),for the CPU: there is no nvidia-smi,with CUDA: nvidia-smi was found)"
+	$(BIN)/python -m pip install -q torch -c constraints.txt $(CPU_TORCH)
 	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
 	touch $(SETUP)
 

@@ -114,6 +114,6 @@ def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version("quire")
+        return version("quire-llm")
     except PackageNotFoundError:
         return "0+unknown"

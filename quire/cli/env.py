@@ -16,7 +16,7 @@ from quire.errors import ConfigError
 from quire.platform import cpu, cuda
 
 PACKAGES = (
-    "quire",
+    "quire-llm",
     "torch",
     "triton",
     "transformers",

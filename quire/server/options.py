@@ -147,7 +147,7 @@ class ServerOptions:
     enable_server_load_tracking: bool = True
     """Count requests at work for /load."""
     otlp_traces_endpoint: str | None = None
-    """OpenTelemetry collector that gets a trace of each request (needs quire[otel])."""
+    """OpenTelemetry collector that gets a trace of each request (needs quire-llm[otel])."""
     log_stats_interval: float = 10.0
     """Seconds between two lines of statistics. 0: none."""
     log_format: Literal["text", "json"] = "text"

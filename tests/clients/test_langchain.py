@@ -9,7 +9,7 @@ import pytest
 from tests.clients.cases import CITY, QUESTIONS, TOOL, WEATHER, check_tool_text
 from tests.clients.conftest import KEY, MODEL
 
-pytest.importorskip("langchain_openai", reason="pip install 'quire[clients]'")
+pytest.importorskip("langchain_openai", reason="pip install 'quire-llm[clients]'")
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI

@@ -9,7 +9,7 @@ from tests.clients.cases import QUESTIONS, TOOL, WEATHER, ask, check_tool_text
 from tests.clients.conftest import KEY, MODEL
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no call home when imported
-litellm = pytest.importorskip("litellm", reason="pip install 'quire[clients]'")
+litellm = pytest.importorskip("litellm", reason="pip install 'quire-llm[clients]'")
 
 PROVIDERS = ["openai", "hosted_vllm"]
 TOOLS = [{"type": "function", "function": TOOL}]

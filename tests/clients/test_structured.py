@@ -234,7 +234,7 @@ def test_anthropics_client_parses_too(served):
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of langchain itself
 @pytest.mark.parametrize("method", ["json_schema", "json_mode"])
 def test_langchain_gives_structured_output(served, method):
-    langchain = pytest.importorskip("langchain_openai", reason="pip install 'quire[clients]'")
+    langchain = pytest.importorskip("langchain_openai", reason="pip install 'quire-llm[clients]'")
     chat = langchain.ChatOpenAI(
         base_url=served.v1, api_key=KEY, model=MODEL, temperature=0, extra_body=DIRECT
     )
@@ -245,7 +245,7 @@ def test_langchain_gives_structured_output(served, method):
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 def test_litellm_passes_a_class(served, provider):
-    litellm = pytest.importorskip("litellm", reason="pip install 'quire[clients]'")
+    litellm = pytest.importorskip("litellm", reason="pip install 'quire-llm[clients]'")
     say = {**asked(), **DIRECT, "model": f"{provider}/{MODEL}"}
     del say["extra_body"]
     got = litellm.completion(

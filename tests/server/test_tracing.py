@@ -146,7 +146,7 @@ def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch):
         return whole(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"pip install 'quire\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'quire-llm\[otel\]'"):
         tracing.build_tracer("http://localhost:4318", "m", "1")
 
 

@@ -34,7 +34,7 @@ MAX_FILES = 10
 SUFFIX = ".jsonl.gz"
 MAX_UNPACKED_BYTES = 1 << 30
 """Bytes of an unpacked file that are read."""
-PACKAGES = ("quire", "torch", "triton", "numpy", "llguidance")
+PACKAGES = ("quire-llm", "torch", "triton", "numpy", "llguidance")
 _LEVEL = 1  # another engine starts meanwhile
 _PATH = re.compile(r"(?<![\w/:.])/(?:[\w.~+-]+/)+[\w.~+-]*")
 
@@ -82,7 +82,7 @@ def read_recording(path: Path) -> Recording:
             raise ConfigError(
                 f"{path.name} has recording format {header['quire_flight']}, this version of quire "
                 f"reads format {FORMAT} only: replay it with the version that wrote it "
-                f"({header.get('versions', {}).get('quire', 'unknown')})"
+                f"({header.get('versions', {}).get('quire-llm', 'unknown')})"
             )
         config = msgspec.convert(header["config"], EngineConfig)
         records = [msgspec.json.decode(line, type=list[Any]) for line in lines[1:]]

@@ -146,7 +146,7 @@ def build_tracer(endpoint: str, model: str, version: str) -> RequestTracer:
     except ImportError as error:
         raise ConfigError(
             f"otlp_traces_endpoint needs packages that are not here ({error}); "
-            "pip install 'quire[otel]'"
+            "pip install 'quire-llm[otel]'"
         ) from None
     resource = Resource.create({"service.name": "quire", "service.version": version})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # stop() does it

@@ -434,7 +434,7 @@ def test_what_is_no_recording_is_refused_by_name(tmp_path, content):
 
 def test_a_recording_of_an_older_format_names_the_version_that_reads_it(tmp_path):
     path = tmp_path / "old.jsonl.gz"
-    header = {"quire_flight": 1, "versions": {"quire": "0.1.0"}}
+    header = {"quire_flight": 1, "versions": {"quire-llm": "0.1.0"}}
     path.write_bytes(gzip.compress(json.dumps(header).encode()))
     with pytest.raises(ConfigError, match=r"has recording format 1, .* 2 only: .* \(0\.1\.0\)"):
         recording_file.read_recording(path)
