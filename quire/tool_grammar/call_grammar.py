@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from quire.grammar.grammar_ast import (
     AlternationNode,
@@ -32,6 +32,7 @@ from quire.text.tools._schema_coercion import schema_types
 from quire.text.tools.base import BranchStep as Fork
 from quire.text.tools.base import (
     CallTemplate,
+    ElementsStep,
     ParamsStep,
     RepeatStep,
     SyntaxStep,
@@ -138,7 +139,7 @@ def _arguments_grammar(dialect: ToolFormat, tool: Tool) -> GrammarNode:
     how = dialect.template
     if how.notation == "json":
         return arguments_node(tool)
-    if how.notation == "params":
+    if how.notation in ("params", "elements"):
         return _tagged_arguments(dialect, tool)
     literals = LiteralNotation(how, tool.parameters)
     if how.notation == "braces":
@@ -180,45 +181,59 @@ def _with_key(begin: str, value: GrammarNode, end: str) -> GrammarNode:
 
 def _tagged_arguments(dialect: ToolFormat, tool: Tool) -> GrammarNode:
     """Arguments between tags, in the order in which they are declared."""
-    how, step = dialect.template, _params_step(dialect)
+    how, ends = dialect.template, _value_ends(dialect)
     wanted = function_parameters(tool.parameters)
-    items = [(_param(how, step, tool, one), one.required) for one in wanted.named]
+    items = [(_param(how, ends, tool, one), one.required) for one in wanted.named]
     if items or wanted.additional is None:
         return ordered_grammar(items, how.param_between)
-    return RepeatNode(_any_param(how, step, tool, wanted.additional), how.param_between, 0)
+    return RepeatNode(_any_param(how, ends, tool, wanted.additional), how.param_between, 0)
 
 
-def _any_param(how: CallTemplate, step: ParamsStep, tool: Tool, schema: object) -> GrammarNode:
-    place = _value_slot(how, step, tool, _INDEX_PLACEHOLDER)
+def _any_param(how: CallTemplate, ends: _ValueEnds, tool: Tool, schema: object) -> GrammarNode:
+    place = _value_slot(how, ends, tool, _INDEX_PLACEHOLDER)
+    if place.after.count(_INDEX_PLACEHOLDER):
+        raise InexpressibleSchema("parameters of any name")
     head, before = place.before.split(_INDEX_PLACEHOLDER)
     typed = place.json and (place.json[0].split(_INDEX_PLACEHOLDER)[1], place.json[1])
     value = replace(place, before=before, json=typed).to_grammar(schema, tool.parameters)
     return SequenceNode((LiteralNode(head), _ANY_KEY, value))
 
 
-def _param(how: CallTemplate, step: ParamsStep, tool: Tool, one: FunctionParameter) -> GrammarNode:
+def _param(how: CallTemplate, ends: _ValueEnds, tool: Tool, one: FunctionParameter) -> GrammarNode:
     if one.name != one.name.strip().strip("\"'") or re.search(r'[<>"\s]', one.name):
         raise InexpressibleSchema(f"the parameter {one.name!r:.80}")
     try:
-        return _value_slot(how, step, tool, one.name).to_grammar(one.schema, tool.parameters)
+        return _value_slot(how, ends, tool, one.name).to_grammar(one.schema, tool.parameters)
     except InexpressibleSchema as error:
         raise InexpressibleSchema(f"the parameter {one.name!r}: {error}") from None
 
 
-def _value_slot(how: CallTemplate, step: ParamsStep, tool: Tool, key: str) -> TaggedValue:
+def _value_slot(how: CallTemplate, ends: _ValueEnds, tool: Tool, key: str) -> TaggedValue:
     """The place of a parameter's value."""
     begin, end = param_frame(how, key, text=True)
     typed = param_frame(how, key, text=False) if how.json_attribute else None
-    return TaggedValue(begin, end, step.value_close, schema_types(tool, key), typed)
+    return TaggedValue(begin, end, ends.close, ends.barred, schema_types(tool, key), typed)
 
 
-def _params_step(dialect: ToolFormat) -> ParamsStep:
-    """How the dialect reads what it writes between tags."""
+@dataclass(frozen=True, slots=True)
+class _ValueEnds:
+    """The literals that end a value between tags for the parser."""
+
+    close: str
+    barred: tuple[str, ...]
+    """Those that must not be in a text, because the parser takes them for a forgotten `close`."""
+
+
+def _value_ends(dialect: ToolFormat) -> _ValueEnds:
     end = dialect.template.param.partition("«value»")[2]
     for form in dialect.syntaxes:
         for step in _steps(form.steps):
+            if isinstance(step, ElementsStep):
+                return _ValueEnds(f"{step.prefix}<", ())
             if isinstance(step, ParamsStep) and step.value_close in end:
-                return step
+                return _ValueEnds(
+                    step.value_close, (step.key_open, *(step.close if step.outer else ()))
+                )
     raise InexpressibleSchema("parameters that it does not read")
 
 
@@ -241,14 +256,13 @@ def text_with_calls_grammar(
 
     only_first: one call, and nothing follows it. Raises Inexpressible.
     """
-    marks = [mark for form in dialect.syntaxes if not form.bare for mark in form.begin]
-    bare = [mark for form in dialect.syntaxes if form.bare for mark in form.begin]
-    if bare:
-        lines, text = _non_call_lines(bare, marks)
+    if any(form.reread_chars for form in dialect.syntaxes if form.bare):
+        lines, text = _non_call_lines(dialect)
         each = [call_grammar(dialect, tool) for tool in tools]
         return AlternationNode(
             (text, _repeated_calls(dialect, each, 1 if only_first else None, [lines]))
         )
+    marks = [mark for form in dialect.syntaxes for mark in form.begin]
     begin = _call_prefix(dialect, tools[0])
     mark = next((one for one in marks if begin.startswith(one)), None)
     if mark is None:
@@ -302,24 +316,45 @@ def strip_prefix_literal(form: GrammarNode, mark: str) -> GrammarNode:
     raise AssertionError(f"{form} does not begin with {mark!r}")
 
 
-def _non_call_lines(bare: Sequence[str], marks: Sequence[str]) -> tuple[RegexNode, RegexNode]:
-    """Lines of which none begins as calls do: some that a call may follow, and a whole text.
+_CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_CALL_SECONDS = {"{": "\"' \t\r\n", "[": "{ \t\r\n"}
+"""Characters after a bracket with which a call may begin."""
 
-    bare: what begins calls at the beginning of a line. marks: what begins them anywhere; of such
-    not even two characters may be in the text.
+
+def _non_call_lines(dialect: ToolFormat) -> tuple[RegexNode, RegexNode]:
+    """Lines without the beginning of a call: some that a call may follow, and a whole text.
+
+    Of an opening literal that counts anywhere not even two characters may be in the text; of one
+    that counts at the beginning of a line the first may not be there.
     """
-    starts, firsts = _char_set(mark[0] for mark in bare), _char_set(mark[0] for mark in marks)
-    seconds = _char_set(mark[1] for mark in marks)
-    run = f"[{firsts}]*" if firsts else ""
-    char = rf"([^\n{firsts}]|[{firsts}]+[^\n{firsts}{seconds}])" if firsts else r"[^\n]"
-    first = rf"[^ \t\r\n{firsts}{starts}]"
-    begun = _char_set(mark[0] for mark in marks if mark[0] not in {one[0] for one in bare})
-    if begun:
-        first = rf"({first}|[{begun}]{run}[^\n{firsts}{seconds}])"
-    line = rf"[ \t\r]*({first}{char}*{run})?"
+    seconds: dict[str, set[str]] = {}
+    starts: set[str] = set()
+    for form in dialect.syntaxes:
+        for mark in form.begin:
+            if form.bare and not form.inline:
+                starts.add(mark[0])
+            else:
+                after = mark[1] if len(mark) > 1 else _CALL_SECONDS[mark]
+                seconds.setdefault(mark[0], set()).update(after)
+    firsts, begun = _char_set(seconds), _char_set(seconds.keys() - starts)
+    any_first = f"[{firsts}]*" if firsts else ""
+    ends = {
+        first: f"{re.escape(first)}[^\\n{firsts}{_char_set(seconds[first])}]" for first in seconds
+    }
+    char = "|".join((rf"[^\n{firsts}]", *(any_first + end for end in ends.values())))
+    first_char = "|".join(
+        (
+            rf"[^ \t\r\n{firsts}{_char_set(starts)}]",
+            *(end for first, end in ends.items() if first not in starts),
+            *(f"[{begun}]{any_first}{end}" for end in ends.values() if begun),
+        )
+    )
+    last = _char_set(first for first, after in seconds.items() if "\n" not in after)
+    run = f"({any_first}[{last}])?" if last else ""
+    line = rf"[ \t\r]*(({first_char})({char})*{run})?"
     return RegexNode(rf"({line}\n)*"), RegexNode(rf"({line}\n)*{line}")
 
 
 def _char_set(chars: Iterable[str]) -> str:
     """As they are written in a class of characters."""
-    return "".join(re.escape(char) for char in sorted(set(chars)))
+    return "".join(_CONTROLS.get(char) or re.escape(char) for char in sorted(set(chars)))

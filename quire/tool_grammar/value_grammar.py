@@ -25,6 +25,8 @@ from quire.grammar.grammar_ast import (
     RegexNode,
     RepeatNode,
     SequenceNode,
+    TaggedTextNode,
+    TagNode,
     UntilNode,
 )
 from quire.text.tools._render_calls import render_value
@@ -49,13 +51,15 @@ _MARKUP_PATTERN = re.compile(r"(?<!\\)\.|\[\^|\\[SWDPsp]|<")
 class TaggedValue:
     """Tags around a value.
 
-    close: the tag that ends it, which `after` holds. kinds: as what the reader takes it. typed: the
-    tags define whether it is text or JSON; then these are those of text, and `json` those of JSON.
+    close: the tag that ends it, which `after` contains. barred: literals that a text must not
+    contain. kinds: the types that the parser gives it. json: the tags of a JSON value, where the
+    tags mark a value as text or JSON; `before` and `after` are then those of text.
     """
 
     before: str
     after: str
     close: str
+    barred: tuple[str, ...]
     kinds: frozenset[str]
     json: tuple[str, str] | None = None
 
@@ -99,14 +103,21 @@ class TaggedValue:
             return SequenceNode(
                 (before, self._unambiguous_text(), *([LiteralNode(rest)] if rest else []))
             )
-        return SequenceNode((before, UntilNode(self.close), *([LiteralNode(rest)] if rest else [])))
+        return SequenceNode((before, self._any_text(), *([LiteralNode(rest)] if rest else [])))
+
+    def _any_text(self) -> GrammarNode:
+        """Text up to and with `close`."""
+        if not self.barred:
+            return UntilNode(self.close)
+        close = TagNode(self.close, SequenceNode(()), "")
+        return TaggedTextNode((self.close, *self.barred), (close,), min_tags=1, only_first=True)
 
     def _unambiguous_text(self) -> GrammarNode:
         """Text that is no number, list or object."""
         first = RegexNode(rf"[^\s0-9+\-(\[{{{re.escape(self.close[0])}]")
         layout = self.after[: self.after.index(self.close)]
         empty = [LiteralNode(self.close), *([LiteralNode(layout + self.close)] if layout else [])]
-        return AlternationNode((SequenceNode((first, UntilNode(self.close))), *empty))
+        return AlternationNode((SequenceNode((first, self._any_text())), *empty))
 
     def _check_unambiguous(self, mixed: bool) -> None:
         if mixed and self.json is None and not self.kinds <= _TEXT_LIKE_TYPES | {"string"}:

@@ -11,9 +11,9 @@ import pytest
 
 from quire.text.reasoning.parser import ReasoningParser
 from quire.text.reasoning.select import REASONING_FORMATS
-from quire.text.tools._render_calls import CallToRender, render_calls
 from quire.text.tools.base import closing_literals
 from tests.abuse.harness import LONG
+from tests.pure.tools.rendering import CallToRender, render_calls
 from tests.pure.tools.samples import FORMATS, dialect_of, pieces_of, read, reader
 
 LENGTH = 200_000 if LONG else 4_000

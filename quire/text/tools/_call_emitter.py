@@ -68,13 +68,16 @@ class CallEmitter:
         """The declaration of the function being called."""
         return self.tools.get(self._name)
 
-    def set_name(self, name: str, *, bare: bool, own_id: str = "") -> None:
-        """The name of the call being read. own_id: the id that the model gave it."""
+    def set_name(self, name: str, *, declared_only: bool, own_id: str = "") -> None:
+        """The name of the call being read. own_id: the id that the model gave it.
+
+        declared_only: of the syntax; a format may demand it too. Raises MalformedMarkup.
+        """
         name = name.strip()
         if name not in self.tools:
             if not name or len(name) > MAX_NAME_CHARS or not _FORBIDDEN_IN_NAME.isdisjoint(name):
                 raise MalformedMarkup(f"{name[:80]!r} is not the name of a function")
-            if bare and self.tools:
+            if (declared_only or self._format.declared_only) and self.tools:
                 raise MalformedMarkup(f"{name!r} is not a declared function")
         self._name = name
         self._id = own_id

@@ -45,6 +45,11 @@ def dsml_format(name: str, outer: tuple[str, ...], *, space: str = "", sign: str
             CallSyntax(
                 tuple(f"{begin}{tag}>" for tag in outer), (RepeatStep(call), CloseStep(closings))
             ),
+            CallSyntax(
+                call[0].texts,
+                (*call[1:], CloseStep(closings, optional=True)),
+                declared_only=True,
+            ),
         ),
         template=CallTemplate(
             call=f'{begin}invoke name="«name»">\n«params»{end}invoke>',

@@ -13,13 +13,13 @@ _IDENTIFIER = re.compile(r"[\w.\-]+")
 
 
 def parse_python_calls(
-    src: TextCursor, calls: CallEmitter, step: PythonCallsStep, *, bare: bool
+    src: TextCursor, calls: CallEmitter, step: PythonCallsStep, *, declared_only: bool
 ) -> ParserCoroutine[None]:
     """Walk a list of calls, or calls one below the other."""
     if not step.lines:
         yield from src.expect_char("[")
     while True:
-        yield from _parse_call(src, calls, step, bare=bare)
+        yield from _parse_call(src, calls, step, declared_only=declared_only)
         if step.lines:
             char = yield from src.peek_nonspace()
             if not (char.isalpha() or char == "_"):
@@ -33,20 +33,22 @@ def parse_python_calls(
 
 
 def _parse_call(
-    src: TextCursor, calls: CallEmitter, step: PythonCallsStep, *, bare: bool
+    src: TextCursor, calls: CallEmitter, step: PythonCallsStep, *, declared_only: bool
 ) -> ParserCoroutine[None]:
-    name = yield from _read_identifier(src, "a function")
+    name = yield from read_identifier(src, "a function")
     yield from src.expect_char("(")
-    calls.set_name(name, bare=bare)
+    calls.set_name(name, declared_only=declared_only)
     before = "{"
     while (yield from src.peek_nonspace()) != ")":
-        key = yield from _read_identifier(src, "a parameter")
+        key = yield from read_identifier(src, "a parameter")
         yield from src.expect_char("=")
         if not calls.open:
             calls.begin_call()
         calls.emit_arguments(f'{before}"{escape_json(key)}": ')
         before = ", "
-        yield from parse_value(src, calls.emit_arguments, step.language)
+        yield from parse_value(
+            src, calls.emit_arguments, step.language, lambda: _ends_argument(src, lines=step.lines)
+        )
         if (yield from src.peek_nonspace()) == ")":
             break
         yield from src.expect_char(",")
@@ -58,7 +60,27 @@ def _parse_call(
     calls.complete_call()
 
 
-def _read_identifier(src: TextCursor, what: str) -> ParserCoroutine[str]:
+def _ends_argument(src: TextCursor, *, lines: bool) -> ParserCoroutine[bool]:
+    """Whether the quote at the cursor ends an argument: the call ends after it, or another
+    argument follows. Raises UnexpectedEnd where the text is too short to tell."""
+    char, i = yield from src.peek_nonspace_after(1)
+    if char == ")":
+        char, _ = yield from src.peek_nonspace_after(i + 1)
+        return char in ",]" or (lines and (char in "_<" or char.isalpha()))
+    if char != ",":
+        return False
+    char, i = yield from src.peek_nonspace_after(i + 1)
+    first = i
+    while _IDENTIFIER.fullmatch(char) and i - first <= MAX_NAME_CHARS:
+        i += 1
+        char = yield from src.peek(i)
+    if i > first:
+        char, i = yield from src.peek_nonspace_after(i)
+    return char == "=" if i > first else char == ")"
+
+
+def read_identifier(src: TextCursor, what: str) -> ParserCoroutine[str]:
+    """A name after whitespace: letters, digits, underscores, dots and dashes."""
     yield from src.skip_space()
     parts: list[str] = []
     while True:

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 
 from quire.text.tools._text_cursor import TextSink
 from quire.text.tools._value_parsers import JSON, PYTHON, escape_json, json_prefix, to_json
-from quire.text.tools.base import Tool
+from quire.text.tools.base import MAX_SCHEMA_DEPTH, Tool
 
-MAX_DEPTH = 64
-
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_INTEGER = re.compile(r"(-?[0-9]+)(?:\.0+)?")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NULL_WORDS = frozenset({"null", "none", "nil"})
 _MAX_DIGITS = 1024
@@ -23,24 +21,41 @@ _MAX_DIGITS = 1024
 TEXT_TYPES = frozenset({"string"})
 ANY_JSON = frozenset({"json"})
 """Of a value that is known to be JSON, of whatever kind."""
+JSON_OR_TEXT = frozenset({"json string"})
+"""Of a value that is marked as JSON where the schema has a string: JSON's string, or text."""
 
 
 def schema_types(tool: Tool | None, key: str) -> frozenset[str]:
     """JSON types that the declared schema allows for a parameter; empty if it does not say."""
     if tool is None:
         return frozenset()
-    properties = tool.parameters.get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    if schema is None:
-        schema = tool.parameters.get("additionalProperties")
-    return _types_of_schema(schema, tool.parameters, set(), 0)
+    return kinds_of_schema(inner_schema(tool.parameters, key, tool.parameters), tool.parameters)
+
+
+def kinds_of_schema(schema: object, root: object) -> frozenset[str]:
+    """JSON types that a part of the schema `root` allows; empty if it does not say."""
+    return _types_of_schema(schema, root if isinstance(root, Mapping) else {}, set(), 0)
+
+
+def inner_schema(schema: object, key: str, root: object) -> object:
+    """The schema of a property, or of the items if the schema has no properties."""
+    for _ in range(MAX_SCHEMA_DEPTH):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str) or not isinstance(root, Mapping):
+            break
+        schema = _resolve_reference(reference, root)
+    if not isinstance(schema, Mapping):
+        return None
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    return schema.get("additionalProperties", schema.get("items")) if found is None else found
 
 
 def _types_of_schema(
     schema: object, root: Mapping[str, object], seen: set[str], depth: int
 ) -> frozenset[str]:
     """seen: references that were followed already; each is followed once."""
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+    if not isinstance(schema, Mapping) or depth > MAX_SCHEMA_DEPTH:
         return frozenset()
     named = schema.get("type")
     if isinstance(named, str):
@@ -99,21 +114,24 @@ def _resolve_reference(reference: str, root: Mapping[str, object]) -> object:
 def coerce_to_json(text: str, kinds: frozenset[str]) -> str:
     """A value of one of these kinds, as JSON; a string if it is none of them."""
     word = text.strip()
-    if kinds == ANY_JSON:
+    if kinds in (ANY_JSON, JSON_OR_TEXT):
         found = to_json(word)
-        return f'"{escape_json(text)}"' if found is None else found
+        if found is None or (kinds == JSON_OR_TEXT and not found.startswith('"')):
+            return f'"{escape_json(text)}"'
+        return found
     if "null" in kinds and word.lower() in _NULL_WORDS:
         return "null"
     if "boolean" in kinds and word.lower() in ("true", "false"):
         return word.lower()
     if len(word) <= _MAX_DIGITS:
-        if "integer" in kinds and _INTEGER.fullmatch(word):
-            return word
+        if "integer" in kinds and (integer := _INTEGER.fullmatch(word)):
+            return str(int(integer[1]))
         if "number" in kinds and _NUMBER.fullmatch(word):
             return word
-    if ("object" in kinds and word[:1] == "{") or ("array" in kinds and word[:1] in ("[", "(")):
+    brackets = "{" * ("object" in kinds) + "[" * ("array" in kinds)
+    if brackets and word[:1] in ("{", "[", "("):
         found = to_json(word, JSON) or to_json(word, PYTHON)
-        if found is not None:
+        if found is not None and found[0] in brackets:
             return found
     return f'"{escape_json(text)}"'
 
@@ -121,7 +139,7 @@ def coerce_to_json(text: str, kinds: frozenset[str]) -> str:
 class ValueEmitter:
     """Emits a value as it streams in: at once if it can only be text, else when it is complete."""
 
-    def __init__(self, tell: TextSink, kinds: frozenset[str], *, trim: bool) -> None:
+    def __init__(self, tell: TextSink, kinds: frozenset[str], *, trim: bool = False) -> None:
         self._emit = tell
         self._kinds = kinds - {"string"}
         self._trim = trim

@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 
 from quire.text.tools._call_emitter import MAX_NAME_CHARS, CallEmitter
+from quire.text.tools._element_parser import parse_elements
 from quire.text.tools._param_parser import parse_params
-from quire.text.tools._python_call_parser import parse_python_calls
+from quire.text.tools._python_call_parser import parse_python_calls, read_identifier
 from quire.text.tools._text_cursor import (
     MalformedMarkup,
     ParserCoroutine,
@@ -20,7 +21,9 @@ from quire.text.tools._value_parsers import parse_string, parse_value, read_stri
 from quire.text.tools.base import (
     ArgumentsStep,
     BranchStep,
+    CallSyntax,
     CloseStep,
+    ElementsStep,
     HarmonyMessageStep,
     LiteralStep,
     NameStep,
@@ -48,21 +51,20 @@ class StepParser:
         self._emitter = calls
         self._emit_content = content
         self._emit_reasoning = reasoning
-        self._bare = False
+        self._bare = self._declared_only = False
         self._completed_before = 0  # calls emitted before this syntax
 
     def close(self) -> None:
         """Release the emitter: no step will be executed any more."""
         self._emit_content = self._emit_reasoning = lambda text: None
 
-    def parse(self, steps: Sequence[SyntaxStep], *, bare: bool) -> ParserCoroutine[None]:
-        """Execute a syntax. Malformed where the text does not match the steps; Cut where it ends.
-
-        bare: only declared functions are calls.
-        """
-        self._bare = bare
+    def parse(self, syntax: CallSyntax) -> ParserCoroutine[None]:
+        """Execute a syntax. Raises MalformedMarkup where the text does not match its steps, and
+        UnexpectedEnd where the text ends."""
+        self._bare = syntax.bare
+        self._declared_only = syntax.bare or syntax.declared_only
         self._completed_before = self._emitter.completed
-        yield from self._parse_steps(steps)
+        yield from self._parse_steps(syntax.steps)
 
     def _parse_steps(self, steps: Sequence[SyntaxStep]) -> ParserCoroutine[None]:
         for step in steps:
@@ -72,7 +74,9 @@ class StepParser:
     def _parse_step(self, step: SyntaxStep) -> ParserCoroutine[None]:
         match step:
             case LiteralStep():
-                yield from self._cursor.expect(step.texts)
+                found = yield from self._cursor.match_literal(step.texts, or_cut=True)
+                if not found and not step.optional:
+                    raise self._cursor.unexpected(step.texts[0])
             case CloseStep():
                 yield from self._parse_close(step)
             case SkipStep():
@@ -85,8 +89,12 @@ class StepParser:
                 yield from self._parse_objects(step) if step.many else self._parse_object(step)
             case ParamsStep():
                 yield from parse_params(self._cursor, self._emitter, step)
+            case ElementsStep():
+                yield from parse_elements(self._cursor, self._emitter, step)
             case PythonCallsStep():
-                yield from parse_python_calls(self._cursor, self._emitter, step, bare=self._bare)
+                yield from parse_python_calls(
+                    self._cursor, self._emitter, step, declared_only=self._declared_only
+                )
             case HarmonyMessageStep():
                 yield from self._parse_message(step)
             case RepeatStep():
@@ -106,9 +114,7 @@ class StepParser:
         if found:
             self._commit()
         elif not step.optional:
-            raise MalformedMarkup(
-                f"{self._cursor.buf[self._cursor.pos]!r} where {step.texts[0]!r} belongs"
-            )
+            raise self._cursor.unexpected(step.texts[0])
 
     def _commit(self) -> None:
         """Commit the parsed text to emitted calls; without one, it may become content again."""
@@ -129,6 +135,10 @@ class StepParser:
 
     def _parse_name(self, step: NameStep) -> ParserCoroutine[None]:
         src = self._cursor
+        if not (step.end or step.before):
+            name = yield from read_identifier(src, "a function")
+            self._emitter.set_name(name, declared_only=self._declared_only)
+            return
         text, close = yield from src.read_bounded(
             (*step.end, *step.before), "a name", MAX_NAME_CHARS
         )
@@ -142,7 +152,7 @@ class StepParser:
         if step.numbered:
             own_id = name
             name = _NUMBERED.sub("", name).removeprefix("functions.")
-        self._emitter.set_name(name, bare=self._bare, own_id=own_id.strip())
+        self._emitter.set_name(name, declared_only=self._declared_only, own_id=own_id.strip())
 
     def _parse_arguments(self, step: ArgumentsStep) -> ParserCoroutine[None]:
         char = yield from self._cursor.peek()
@@ -213,7 +223,7 @@ class StepParser:
             src.pos += 1
             yield from self._parse_members(step, before)
         elif not done and step.keyed and not calls.name:
-            calls.set_name(key, bare=self._bare)
+            calls.set_name(key, declared_only=self._declared_only)
             yield from self._parse_object_arguments(char)
         elif self._bare and not calls.name and key not in ("id", "type"):
             raise MalformedMarkup(f"{key!r} is nothing of a call")
@@ -223,7 +233,9 @@ class StepParser:
     def _set_name(self, name: str) -> None:
         if self._emitter.name:
             raise MalformedMarkup("an object with two names")
-        self._emitter.set_name(name, bare=self._bare, own_id=self._emitter.model_call_id)
+        self._emitter.set_name(
+            name, declared_only=self._declared_only, own_id=self._emitter.model_call_id
+        )
         if self._emitter.arguments_complete:
             self._emitter.begin_call()
             self._emitter.complete_call()
@@ -292,7 +304,7 @@ class StepParser:
     ) -> ParserCoroutine[None]:
         if recipient not in self._emitter.tools and not recipient.startswith("functions."):
             raise MalformedMarkup(f"a message to {recipient[:80]!r}, which is no function")
-        self._emitter.set_name(recipient.removeprefix("functions."), bare=False)
+        self._emitter.set_name(recipient.removeprefix("functions."), declared_only=False)
         yield from self._cursor.skip_space()
         yield from self._parse_arguments(ArgumentsStep())
         yield from self._cursor.skip_space()

@@ -71,10 +71,13 @@ class TextCursor:
         if self._uncommitted:
             self._uncommitted = []
 
+    def uncommitted(self) -> str:
+        """What was consumed since the last settling."""
+        return "".join((*self._uncommitted, self.buf[self._committed : self.pos]))
+
     def take_uncommitted(self) -> str:
         """What was consumed since the last settling, settled now."""
-        self._uncommitted.append(self.buf[self._committed : self.pos])
-        text = "".join(self._uncommitted)
+        text = self.uncommitted()
         self.commit()
         return text
 
@@ -142,8 +145,12 @@ class TextCursor:
         """Consume the one of `texts` that comes next. Malformed if none does, Cut at the end."""
         found = yield from self.match_literal(texts, or_cut=True)
         if not found:
-            raise MalformedMarkup(f"{self.buf[self.pos]!r} where {texts[0]!r} belongs")
+            raise self.unexpected(texts[0])
         return found
+
+    def unexpected(self, wanted: str) -> MalformedMarkup:
+        """The fault that something else comes next than `wanted`."""
+        return MalformedMarkup(f"{self.buf[self.pos]!r} where {wanted!r} belongs")
 
     def expect_char(self, *wanted: str) -> ParserCoroutine[str]:
         """Consume one of these characters, after whitespace. Malformed if another comes."""
@@ -157,6 +164,12 @@ class TextCursor:
         """The next character that is not whitespace, not consumed. Cut if there is none."""
         yield from self.skip_space()
         return (yield from self.peek())
+
+    def peek_nonspace_after(self, i: int) -> ParserCoroutine[tuple[str, int]]:
+        """The next character that is not whitespace from i places on, and its place."""
+        while (char := (yield from self.peek(i))) in SPACES:
+            i += 1
+        return char, i
 
     def read_until(self, ends: Sequence[str], tell: TextSink) -> ParserCoroutine[str]:
         """Emit text up to the first of `ends`, consume that one and return it.

@@ -1,6 +1,5 @@
 """Parses the values that models write and emits JSON: strict JSON, JSON with a weak model's slips,
-literals of
-Python, and the notations of families that have their own quotes.
+literals of Python, and the notations of families that have their own quotes.
 
 One walk with an explicit stack, so that depth costs no recursion. Strings are scanned as strings:
 markup in them is text. The emitted text is always the beginning of valid JSON, written as
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -60,16 +60,33 @@ class _Expected(Enum):
     COMMA = auto()
 
 
+@dataclass(slots=True)
+class _Bracket:
+    """A bracket that is open."""
+
+    close: str
+    emitted: str
+    """Its closing bracket in JSON."""
+
+
+StringEnd = Callable[[], ParserCoroutine[bool]]
+"""Whether the quote at the cursor ends its string, by the text after it."""
+
+
 def escape_json(text: str) -> str:
     """Text as it stands between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def parse_value(
-    src: TextCursor, tell: TextSink, language: ValueSyntax = JSON
+    src: TextCursor,
+    tell: TextSink,
+    language: ValueSyntax = JSON,
+    string_end: StringEnd | None = None,
 ) -> ParserCoroutine[None]:
-    """Read one value and tell it as JSON. Malformed at the first character that cannot be."""
-    stack: list[str] = []
+    """Parse one value and emit it as JSON. Raises MalformedMarkup at the first impossible
+    character. string_end: of a Python string that is the whole value."""
+    stack: list[_Bracket] = []
     want = _Expected.VALUE
     while True:
         if want is _Expected.COMMA and not stack:
@@ -78,55 +95,100 @@ def parse_value(
         char = yield from src.peek()
         if want is _Expected.COMMA:
             want = _after_value(src, tell, stack, char)
-        elif want is not _Expected.VALUE and char == stack[-1]:
+        elif want is not _Expected.VALUE and char == stack[-1].close:
             _close_bracket(src, tell, stack)
             want = _Expected.COMMA
         else:
             if want is _Expected.NEXT:
                 tell(", ")
-            if want is not _Expected.VALUE and stack[-1] == "}":
+            if want is not _Expected.VALUE and stack[-1].emitted == "}":
                 yield from _parse_key(src, tell, language)
                 yield from src.skip_space()
                 char = yield from src.peek()
-            want = yield from _parse_item(src, tell, language, stack, char)
+            want = yield from _parse_item(src, tell, language, stack, char, string_end)
 
 
-def _after_value(src: TextCursor, tell: TextSink, stack: list[str], char: str) -> _Expected:
+def _after_value(src: TextCursor, tell: TextSink, stack: list[_Bracket], char: str) -> _Expected:
     if char == ",":
         src.pos += 1
         return _Expected.NEXT
-    if char != stack[-1]:
-        raise MalformedMarkup(f"{char!r} where a comma or {stack[-1]!r} belongs")
+    if char != stack[-1].close:
+        raise MalformedMarkup(f"{char!r} where a comma or {stack[-1].close!r} belongs")
     _close_bracket(src, tell, stack)
     return _Expected.COMMA
 
 
-def _close_bracket(src: TextCursor, tell: TextSink, stack: list[str]) -> None:
+def _close_bracket(src: TextCursor, tell: TextSink, stack: list[_Bracket]) -> None:
     src.pos += 1
-    closing = stack.pop()
-    tell("]" if closing == ")" else closing)
+    tell(stack.pop().emitted)
 
 
 def _parse_item(
-    src: TextCursor, tell: TextSink, language: ValueSyntax, stack: list[str], char: str
+    src: TextCursor,
+    tell: TextSink,
+    language: ValueSyntax,
+    stack: list[_Bracket],
+    char: str,
+    string_end: StringEnd | None,
 ) -> ParserCoroutine[_Expected]:
     """A scalar, or the beginning of an object or array."""
     if char in "{[" or (char == "(" and language.python):
         if len(stack) >= MAX_DEPTH:
             raise MalformedMarkup(f"nested more than {MAX_DEPTH} deep")
         src.pos += 1
-        stack.append(_CLOSE[char])
-        tell("[" if char == "(" else char)
+        if char == "{" and language.python:
+            return (yield from _open_dict_or_set(src, tell, stack))
+        stack.append(_Bracket(_CLOSE[char], "}" if char == "{" else "]"))
+        tell("{" if char == "{" else "[")
         return _Expected.FIRST
-    yield from _parse_scalar(src, tell, language, char)
+    if stack:
+        string_end = _followed_by(src, f",{stack[-1].close}")
+    yield from _parse_scalar(src, tell, language, char, string_end)
     return _Expected.COMMA
+
+
+def _open_dict_or_set(
+    src: TextCursor, tell: TextSink, stack: list[_Bracket]
+) -> ParserCoroutine[_Expected]:
+    """The beginning of a dict, or of a set, which is an array in JSON: the text after the first
+    item decides."""
+    char = yield from src.peek_nonspace()
+    if char in "{[(":
+        stack.append(_Bracket("}", "]"))
+        tell("[")
+        return _Expected.FIRST
+    if char == "}":
+        stack.append(_Bracket("}", "}"))
+        tell("{")
+        return _Expected.FIRST
+    parts: list[str] = []
+    yield from _parse_scalar(src, parts.append, PYTHON, char, _followed_by(src, ":,}"))
+    item = "".join(parts)
+    if (yield from src.peek_nonspace()) != ":":
+        stack.append(_Bracket("}", "]"))
+        tell(f"[{item}")
+        return _Expected.COMMA
+    src.pos += 1
+    stack.append(_Bracket("}", "}"))
+    tell("{" + (item if item.startswith('"') else f'"{escape_json(item)}"') + ": ")
+    char = yield from src.peek_nonspace()
+    return (yield from _parse_item(src, tell, PYTHON, stack, char, None))
+
+
+def _followed_by(src: TextCursor, chars: str) -> StringEnd:
+    """A string ends where one of these characters follows, after whitespace."""
+
+    def ends() -> ParserCoroutine[bool]:
+        return (yield from src.peek_nonspace_after(1))[0] in chars
+
+    return ends
 
 
 def _parse_key(src: TextCursor, tell: TextSink, language: ValueSyntax) -> ParserCoroutine[None]:
     char = yield from src.peek()
     quoted = char in "\"'" or (language.quotes and (yield from _quoted_next(src, language)))
     if quoted:
-        yield from _parse_scalar(src, tell, language, char)
+        yield from _parse_scalar(src, tell, language, char, _followed_by(src, ":"))
     elif language.bare or language.python:
         word = yield from _read_word(src, bare=language.bare, stop=":")
         if src.at_end:
@@ -152,7 +214,11 @@ def _quoted_next(src: TextCursor, language: ValueSyntax) -> ParserCoroutine[bool
 
 
 def _parse_scalar(
-    src: TextCursor, tell: TextSink, language: ValueSyntax, char: str
+    src: TextCursor,
+    tell: TextSink,
+    language: ValueSyntax,
+    char: str,
+    string_end: StringEnd | None,
 ) -> ParserCoroutine[None]:
     if language.quotes:
         quote = yield from src.match_literal(language.quotes, or_cut=True)
@@ -160,7 +226,7 @@ def _parse_scalar(
             yield from _parse_verbatim(src, tell, quote)
             return
     if char in "\"'":
-        yield from parse_string(src, tell, language)
+        yield from parse_string(src, tell, language, string_end)
         return
     word = yield from _read_word(src, bare=language.bare, stop="")
     if src.at_end:
@@ -218,10 +284,11 @@ def _plain_scalar(word: str, language: ValueSyntax) -> str | None:
 def _python_number(word: str) -> str | None:
     if not word or not _LOOSE_NUMBER.fullmatch(word):
         return None
-    try:
-        return str(int(word, 0))
-    except ValueError:
-        pass
+    for base in (0, 10):  # 10: with leading zeros
+        try:
+            return str(int(word, base))
+        except ValueError:
+            pass
     try:
         number = float(word)
     except ValueError:
@@ -237,9 +304,16 @@ _STRING_RUN = {
 
 
 def parse_string(
-    src: TextCursor, tell: TextSink, language: ValueSyntax = JSON
+    src: TextCursor,
+    tell: TextSink,
+    language: ValueSyntax = JSON,
+    string_end: StringEnd | None = None,
 ) -> ParserCoroutine[None]:
-    """A quoted string, which begins here, emitted with its quotes."""
+    """A quoted string, which begins here, emitted with its quotes.
+
+    string_end: of a Python string with single quotes; a quote that ends nothing is text, as models
+    leave quotes within shell commands unescaped.
+    """
     quote = src.buf[src.pos]
     if language.python:
         quote = yield from src.match_literal((quote * 3, quote * 2, quote))
@@ -250,6 +324,8 @@ def parse_string(
             return
     else:
         src.pos += 1
+    if not language.python or len(quote) > 1:
+        string_end = None
     tell('"')
     run = _STRING_RUN[quote[0]]
     while True:
@@ -259,12 +335,21 @@ def parse_string(
             tell(found[0])
         elif char == "\\":
             yield from (_parse_python_escape if language.python else _parse_escape)(src, tell)
-        elif char == quote[0] and (yield from src.match_literal((quote,), or_cut=True)):
+        elif char == quote[0] and (yield from _ends_string(src, quote, string_end)):
+            src.pos += len(quote)
             tell('"')
             return
         else:
             src.pos += 1
             tell(escape_json(char))
+
+
+def _ends_string(
+    src: TextCursor, quote: str, string_end: StringEnd | None
+) -> ParserCoroutine[bool]:
+    if string_end is not None:
+        return (yield from string_end())
+    return bool((yield from src.match_literal((quote,), take=False, or_cut=True)))
 
 
 def _parse_escape(src: TextCursor, tell: TextSink) -> ParserCoroutine[None]:

@@ -22,6 +22,7 @@ class LiteralStep:
     """One of these literals comes next."""
 
     texts: tuple[str, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,10 @@ class SkipStep:
 
 @dataclass(frozen=True, slots=True)
 class NameStep:
-    """The function's name, up to one of `end`, or up to one of `before`, which is not consumed."""
+    """The function's name, up to one of `end`, or up to one of `before`, which is not consumed.
+
+    With neither it is a run of letters, digits and the like.
+    """
 
     end: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
@@ -89,6 +93,20 @@ class ParamsStep:
     """The attribute of a value that is text, whatever type the schema gives."""
     json_mark: str = ""
     """The attribute of a value that is JSON."""
+    key_variants: tuple[str, ...] = ()
+    """Other spellings of key_open."""
+    cdata: bool = False
+    """A value may be in <![CDATA[ ]]>, where tags are text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementsStep:
+    """Arguments as elements, each tag after `prefix`: <key>value</key>. Elements inside an element
+    are an object or a list."""
+
+    prefix: str
+    close: tuple[str, ...]
+    """What ends the arguments, and the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +155,7 @@ SyntaxStep = (
     | ArgumentsStep
     | ObjectStep
     | ParamsStep
+    | ElementsStep
     | PythonCallsStep
     | HarmonyMessageStep
     | RepeatStep
@@ -155,9 +174,13 @@ class CallSyntax:
     bare: bool = False
     """Only `begin` marks it: it is looked for at the beginning of a line only, only a declared
     function is a call, and other text is content without a note."""
+    inline: bool = False
+    """A bare syntax that is looked for anywhere, if functions are declared."""
+    declared_only: bool = False
+    """Only a declared function is a call."""
 
 
-ArgumentNotation = Literal["json", "params", "python", "braces"]
+ArgumentNotation = Literal["json", "params", "python", "braces", "elements"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +220,11 @@ class ToolFormat:
     """chatcmpl-tool-<hex>, nine letters and digits, functions.NAME:IDX."""
     ignored: tuple[str, ...] = ()
     """Literals that have no meaning on their own."""
+    declared_only: bool = False
+    """Only declared functions are calls, in every syntax; other formats emit any function's call
+    whose syntax is marked, so that the client can answer it with an error."""
+    channels: str = ""
+    """The reasoning format of the messages that hold the calls."""
 
     def detect(self, template: str) -> bool:
         """Whether a chat template uses this format."""
@@ -221,7 +249,7 @@ def closing_literals(steps: Iterable[SyntaxStep]) -> tuple[str, ...]:
     for step in steps:
         if isinstance(step, CloseStep):
             found += step.texts
-        elif isinstance(step, ParamsStep):
+        elif isinstance(step, ParamsStep | ElementsStep):
             found += step.close
         elif isinstance(step, RepeatStep):
             found += closing_literals(step.steps)
@@ -253,8 +281,53 @@ def tools_by_name(tools: Sequence[Mapping[str, object]]) -> dict[str, Tool]:
             continue
         name, parameters = function.get("name"), function.get("parameters")
         if isinstance(name, str):
-            found[name] = Tool(name, parameters if isinstance(parameters, Mapping) else {})
+            schema = parameters if isinstance(parameters, Mapping) else {}
+            found[name] = Tool(name, with_standard_types(schema))
     return found
+
+
+MAX_SCHEMA_DEPTH = 64
+_TYPE_NAMES = {
+    "integer": "int int8 int16 int32 int64 uint uint8 uint16 uint32 uint64 long short unsigned",
+    "number": "float float32 float64 double decimal numeric num",
+    "boolean": "bool",
+    "string": "str text varchar char",
+    "object": "dict map mapping struct",
+    "array": "list tuple set arr",
+    "null": "none nonetype nil",
+}
+_STANDARD_TYPES = {name: kind for kind, names in _TYPE_NAMES.items() for name in names.split()}
+_VALUE_KEYWORDS = frozenset({"enum", "const", "default", "examples", "example"})
+
+
+def with_standard_types(schema: Mapping[str, object]) -> Mapping[str, object]:
+    """The schema with JSON Schema's types in place of programming languages' ("float", "dict").
+
+    Clients send such types, and models write values for them.
+    """
+    return _standard_schema(schema, 0)
+
+
+def _standard_schema(schema: Mapping[str, object], depth: int) -> Mapping[str, object]:
+    if depth > MAX_SCHEMA_DEPTH:
+        return schema
+    made = {key: _standard_value(key, value, depth + 1) for key, value in schema.items()}
+    return made if made != schema else schema
+
+
+def _standard_value(key: str, value: object, depth: int) -> object:
+    if key == "type":
+        if isinstance(value, str):
+            return _STANDARD_TYPES.get(value.lower(), value)
+        if isinstance(value, list):
+            return [_standard_value(key, one, depth) for one in value]
+    if key in _VALUE_KEYWORDS:
+        return value
+    if isinstance(value, Mapping):
+        return _standard_schema(value, depth)
+    if isinstance(value, list):
+        return [_standard_schema(one, depth) if isinstance(one, Mapping) else one for one in value]
+    return value
 
 
 IdSource = Callable[[], str]

@@ -1,39 +1,44 @@
-"""A tag for each call and for each parameter in an outer tag: dots."""
+"""A tag for each call and for each parameter, or JSON, in an outer tag: dots."""
 
 from __future__ import annotations
 
 from quire.text.tools.base import (
+    BranchStep,
     CallSyntax,
     CallTemplate,
     CloseStep,
     LiteralStep,
     NameStep,
+    ObjectStep,
     ParamsStep,
     RepeatStep,
     ToolFormat,
 )
 
+INVOKES = RepeatStep(
+    (
+        LiteralStep(('<invoke name="',)),
+        NameStep(end=('"',)),
+        LiteralStep((">",)),
+        ParamsStep(
+            key_open='<parameter name="',
+            key_close='"',
+            value_open=">",
+            value_close="</parameter>",
+            close=("</invoke>",),
+            outer=("</dots_function_call>",),
+        ),
+    )
+)
+
 FORMAT = ToolFormat(
     name="dots",
+    declared_only=True,
     syntaxes=(
         CallSyntax(
             ("<dots_function_call>",),
             (
-                RepeatStep(
-                    (
-                        LiteralStep(('<invoke name="',)),
-                        NameStep(end=('"',)),
-                        LiteralStep((">",)),
-                        ParamsStep(
-                            key_open='<parameter name="',
-                            key_close='"',
-                            value_open=">",
-                            value_close="</parameter>",
-                            close=("</invoke>",),
-                            outer=("</dots_function_call>",),
-                        ),
-                    )
-                ),
+                BranchStep(("{", "["), (ObjectStep(many=True),), (INVOKES,)),
                 CloseStep(("</dots_function_call>",)),
             ),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.text.tools._value_parsers import ValueSyntax
 from quire.text.tools.base import (
     ArgumentsStep,
+    BranchStep,
     CallSyntax,
     CallTemplate,
     CloseStep,
@@ -14,6 +15,7 @@ from quire.text.tools.base import (
 )
 
 QUOTE = "<escape>"
+CALL = "call:"
 BRACES = ValueSyntax(quotes=(QUOTE,), bare=True)
 
 FORMAT = ToolFormat(
@@ -22,8 +24,11 @@ FORMAT = ToolFormat(
         CallSyntax(
             ("<start_function_call>",),
             (
-                LiteralStep(("call:",)),
-                NameStep(before=("{",)),
+                BranchStep(
+                    (CALL, f":{CALL}"),
+                    (LiteralStep((CALL, f":{CALL}")), NameStep(before=("{",))),
+                    (NameStep(),),
+                ),
                 ArgumentsStep(BRACES),
                 CloseStep(("<end_function_call>",)),
             ),

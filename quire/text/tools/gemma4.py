@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.text.tools._value_parsers import ValueSyntax
 from quire.text.tools.base import (
     ArgumentsStep,
+    BranchStep,
     CallSyntax,
     CallTemplate,
     CloseStep,
@@ -14,6 +15,7 @@ from quire.text.tools.base import (
 )
 
 QUOTE = '<|"|>'
+CALL = "call:"
 BRACES = ValueSyntax(quotes=(QUOTE,), bare=True)
 
 FORMAT = ToolFormat(
@@ -22,11 +24,23 @@ FORMAT = ToolFormat(
         CallSyntax(
             ("<|tool_call>",),
             (
-                LiteralStep(("call:",)),
-                NameStep(before=("{",)),
+                BranchStep(
+                    (CALL, f":{CALL}"),
+                    (LiteralStep((CALL, f":{CALL}")), NameStep(before=("{",))),
+                    (NameStep(),),
+                ),
                 ArgumentsStep(BRACES),
-                CloseStep(("<tool_call|>",)),
+                CloseStep(("<tool_call|>", "<turn|>")),
             ),
+        ),
+        CallSyntax(
+            (CALL,),
+            (
+                NameStep(),
+                ArgumentsStep(BRACES),
+                CloseStep(("<tool_call|>",), optional=True),
+            ),
+            bare=True,
         ),
     ),
     template=CallTemplate(

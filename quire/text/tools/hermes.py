@@ -13,7 +13,7 @@ FORMAT = ToolFormat(
         name_in_json=True,
     ),
     template_markers=(("<tool_call>", "arguments"),),
-    excluded_markers=("<function=", "<arg_key>", "<|tool_call|>", "<tool_sep>"),
+    excluded_markers=("<function=", "<arg_key>", "<|tool_call|>", "<tool_sep>", "]<]minimax[>["),
 )
 
 detect = FORMAT.detect

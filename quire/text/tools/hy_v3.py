@@ -22,7 +22,7 @@ FORMAT = ToolFormat(
                 RepeatStep(
                     (
                         LiteralStep(("<tool_call>",)),
-                        NameStep(end=("<tool_sep>",)),
+                        NameStep(end=("<tool_sep>",), before=("<arg_key>", "</tool_call>")),
                         ParamsStep(
                             key_open="<arg_key>",
                             key_close="</arg_key>",

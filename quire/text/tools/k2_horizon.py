@@ -17,6 +17,7 @@ from quire.text.tools.base import (
 
 FORMAT = ToolFormat(
     name="k2_horizon",
+    declared_only=True,
     syntaxes=(
         CallSyntax(
             ("<ifm|tool_calls>",),

@@ -10,7 +10,7 @@ FORMAT = ToolFormat(
     name="llama3_json",
     syntaxes=(
         CallSyntax(("<|python_tag|>",), (CALLS,)),
-        CallSyntax(("{",), (CALLS,), reread_chars=1, bare=True),
+        CallSyntax(("{",), (CALLS,), reread_chars=1, bare=True, inline=True),
     ),
     template=CallTemplate(
         call='{"name": "«name»", "parameters": «arguments»}',

@@ -13,9 +13,10 @@ from quire.text.tools.base import (
 
 FORMAT = ToolFormat(
     name="minicpm5",
+    declared_only=True,
     syntaxes=(
         CallSyntax(
-            ('<function name="',),
+            ('<function name="', '<functionname="', '<function\u0120name="'),
             (
                 NameStep(end=('"',)),
                 LiteralStep((">",)),
@@ -25,6 +26,8 @@ FORMAT = ToolFormat(
                     value_open=">",
                     value_close="</param>",
                     close=("</function>",),
+                    key_variants=('<paramname="', '<param\u0120name="'),
+                    cdata=True,
                 ),
             ),
         ),

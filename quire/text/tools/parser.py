@@ -79,6 +79,7 @@ class ToolParser:
         self._new_line = True  # at the beginning of a line
         self._no_content_yet = True  # no content yet
         self._after_call = False  # nothing but whitespace since a call
+        self._space_before = self._held_space = ""  # whitespace before a call, see _hold_space
         self._openers = dialect.openers
         self._plain = text_before_pattern(
             (*SPACES, *dialect.openers, *dialect.closers, *dialect.ignored)
@@ -89,11 +90,6 @@ class ToolParser:
     def steps(self) -> int:
         """Work done so far; linear in the text, whatever its chunks."""
         return self._cursor.steps
-
-    @property
-    def completed_calls(self) -> int:
-        """Complete calls so far, emitted or not."""
-        return self._emitter.completed
 
     def push(self, text: str, *, last: bool = False) -> list[ParsedPiece]:
         """The pieces that `text` adds, as far as they are certain. last: no text follows."""
@@ -135,7 +131,11 @@ class ToolParser:
         """A character that may begin a mark."""
         src = self._cursor
         bare_here = self._new_line and (self._no_content_yet or bool(self._tools))
-        marks = [m for m, form in self._openers.items() if bare_here or not form.bare]
+        marks = [
+            mark
+            for mark, form in self._openers.items()
+            if bare_here or not form.bare or (form.inline and self._tools)
+        ]
         loose = (*self._stray_closers, *self._format.ignored)
         found = yield from src.match_literal((*marks, *loose)) if marks or loose else _no_match()
         if found in loose:
@@ -144,8 +144,9 @@ class ToolParser:
             if not self._after_call:
                 self._emit_content(kept)
         elif found:
+            space = src.uncommitted()[: -len(found)]
             src.pos -= self._openers[found].reread_chars
-            yield from self._parse_call(self._openers[found])
+            yield from self._parse_call(self._openers[found], space)
         else:
             src.pos += 1
             self._emit_content(src.take_uncommitted())
@@ -157,7 +158,8 @@ class ToolParser:
     def _emit_content(self, text: str) -> None:
         if not text:
             return
-        self._out.append(ParsedPiece(text))
+        self._out.append(ParsedPiece(self._held_space + text))
+        self._held_space = ""
         last_line = text.rpartition("\n")[2] if "\n" in text else text
         if last_line.strip():
             self._new_line = False
@@ -171,11 +173,14 @@ class ToolParser:
 
     # forms
 
-    def _parse_call(self, form: CallSyntax) -> ParserCoroutine[None]:
+    def _parse_call(self, form: CallSyntax, space: str) -> ParserCoroutine[None]:
+        """A syntax, from behind its opening. space: the whitespace before it."""
         self._syntax = form
         self._completed_before = self._emitter.completed
+        within_text = not (self._after_call or self._no_content_yet)
+        self._space_before = space if within_text else ""
         try:
-            yield from self._step_parser.parse(form.steps, bare=form.bare)
+            yield from self._step_parser.parse(form)
             if not self._has_completed_call and not isinstance(form.steps[0], HarmonyMessageStep):
                 raise MalformedMarkup("no call in it")  # noqa: TRY301 (as every other fault of a form)
         except MalformedMarkup as fault:
@@ -183,8 +188,15 @@ class ToolParser:
         except UnexpectedEnd:
             self._finish_truncated()
         else:
+            self._hold_space(self._has_completed_call)
             self._after_call = self._after_call or self._has_completed_call
             self._new_line = True
+
+    def _hold_space(self, called: bool) -> None:
+        """Keep the whitespace between content and a call for content that follows the call; at the
+        end of the text it is layout."""
+        if called:
+            self._held_space += self._space_before
 
     @property
     def _has_completed_call(self) -> bool:
@@ -198,6 +210,7 @@ class ToolParser:
             self._emit_note(f"malformed tool call ({self._format.name}): {why}")
         if self._has_completed_call:
             self._stray_closers |= frozenset(closing_literals(self._syntax.steps))
+        self._hold_space(announced or self._has_completed_call)
         self._after_call = False
         self._emit_content(self._cursor.take_uncommitted())
 
@@ -205,6 +218,7 @@ class ToolParser:
         meant = bool(self._emitter.name) or not self._syntax.bare
         told = self._emitter.abandon_call("cut")
         text = self._cursor.take_rest()
+        self._hold_space(told or self._has_completed_call)
         if told or (meant and text.strip(_BETWEEN)):
             self._emit_note(f"the text ended in a tool call ({self._format.name})")
         if told or (self._has_completed_call and not text.strip(_BETWEEN)):

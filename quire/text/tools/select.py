@@ -18,11 +18,12 @@ from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 from quire.text.output.parsed_text import StreamingParser
 from quire.text.plugin_file import load_plugin_file
-from quire.text.tools._render_calls import CallFrame, call_frame
 from quire.text.tools.base import IdSource, ToolFormat
 from quire.text.tools.parser import ToolParser, new_hex_id
 
 AUTO = "auto"
+NOT_BUILT = frozenset({"hf", "beam"})
+"""Names that read a `response_template` in tokenizer_config.json, in other engines."""
 TOOL_FORMATS = PluginRegistry("quire.text.tools", group="quire.tool_parsers")
 
 
@@ -59,10 +60,6 @@ class ToolParserFactory:
         """A parser of one text; arguments as in quire.text.tools.parser.ToolParser."""
         return self.make(tools, parallel=parallel, eager=eager, ids=ids)
 
-    def call_frame(self, name: str, place: int = 0) -> CallFrame | None:
-        """The text around the arguments of a call; None if it is unknown."""
-        return None if self.format is None else call_frame(self.format, name, place)
-
 
 def select_tool_parser(
     name: str, *, template: str | None = None, plugin: str | None = None
@@ -81,7 +78,17 @@ def select_tool_parser(
         near = difflib.get_close_matches(wanted, [*TOOL_FORMATS.names(), own.name], n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ConfigError(f"no tool parser {name!r}; {plugin} has {own.name!r}{hint}")
+    refuse_if_not_built(wanted, "tool parser")
     return _from_module(wanted, TOOL_FORMATS.load(wanted))
+
+
+def refuse_if_not_built(name: str, what: str) -> None:
+    """Raise ConfigError for a name that other engines have and this one has not."""
+    if name in NOT_BUILT:
+        raise ConfigError(
+            f"the {what} {name!r}, which reads the response_template of tokenizer_config.json, is "
+            f"not built yet; name the format of the model, or give a plug-in file of your own"
+        )
 
 
 def _from_module(name: str, module: ModuleType) -> ToolParserFactory:

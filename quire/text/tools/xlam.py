@@ -12,7 +12,7 @@ FORMAT = ToolFormat(
             ("<tool_call>",), (ObjectStep(many=True), CloseStep(("</tool_call>",), optional=True))
         ),
         CallSyntax(("```json", "```"), (ObjectStep(many=True), CloseStep(("```",))), bare=True),
-        CallSyntax(("[", "{"), (ObjectStep(many=True),), reread_chars=1, bare=True),
+        CallSyntax(("[", "{"), (ObjectStep(many=True),), reread_chars=1, bare=True, inline=True),
     ),
     template=CallTemplate(
         call='{"name": "«name»", "arguments": «arguments»}',

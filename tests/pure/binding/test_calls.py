@@ -8,12 +8,13 @@ import pytest
 
 from quire.text.output.json_tool_parser import JSON_LIST_FORMAT
 from quire.text.output.parsed_text import collect_pieces
-from quire.text.tools._render_calls import CallToRender, call_frame, render_calls
+from quire.text.tools._render_calls import call_frame
 from quire.text.tools.parser import ToolParser
 from quire.tool_grammar import call_grammar
 from quire.tool_grammar.parameter_schemas import arguments_schema
 from tests.pure.binding.tools import DECLARED, TOOLS, arguments
 from tests.pure.binding.walking import Trial, rng
+from tests.pure.tools.rendering import CallToRender, render_calls
 from tests.pure.tools.samples import FORMATS, dialect_of
 
 EVERY = [*FORMATS, "json"]

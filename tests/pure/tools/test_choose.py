@@ -40,6 +40,9 @@ TEMPLATES = {
     "apertus": "{%- set tool_calls_token = '<|tools_prefix|>' -%}",
     "xlam": '[{"name": "tool_call_name", "arguments": {}}, ... (additional parallel tool calls as needed)]',
     "cohere_command3": "<|START_ACTION|>",
+    "minimax_m3": "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"tool\">",
+    "plamo3": "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>",
+    "muse": "<atem:function_calls>\n<atem:invoke name=\"$FUNCTION_NAME\">",
 }  # fmt: skip
 
 
@@ -80,6 +83,12 @@ def test_names_may_be_written_with_dashes():
 def test_a_wrong_name_gets_the_nearest():
     with pytest.raises(ConfigError, match=r"did you mean .*hermes"):
         select_tool_parser("hermees")
+
+
+@pytest.mark.parametrize("name", ["hf", "beam"])
+def test_a_format_that_is_not_built_is_refused_with_what_to_do(name):
+    with pytest.raises(ConfigError, match=f"{name!r}.*response_template.*not built yet; .*plug"):
+        select_tool_parser(name)
 
 
 PLUGIN = """

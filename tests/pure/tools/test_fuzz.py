@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.text.tools._render_calls import CallToRender, call_frame, render_calls
+from quire.text.tools._render_calls import call_frame
 from quire.text.tools.base import closing_literals
+from tests.pure.tools.rendering import CallToRender, render_calls
 from tests.pure.tools.samples import FORMATS, dialect_of, function, read
 
 LOOSE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

@@ -8,8 +8,8 @@ import weakref
 import pytest
 
 from quire.text.output.parsed_text import ParsedCallDelta, ParsedPiece
-from quire.text.tools._render_calls import CallToRender, render_calls
-from quire.text.tools.base import closing_literals
+from quire.text.tools.base import closing_literals, tools_by_name
+from tests.pure.tools.rendering import CallToRender, render_calls
 from tests.pure.tools.samples import (
     DECLARED,
     FORMATS,
@@ -158,12 +158,6 @@ def test_one_call_only_tells_the_first_and_counts_the_others():
     assert said.text == ""
 
 
-def test_calls_are_counted_whether_or_not_they_are_told():
-    parser = reader("hermes", parallel=False)
-    parser.push(WEATHER * 2, last=True)
-    assert parser.completed_calls == 2
-
-
 def test_arguments_too_deep_for_json_readers_are_content():
     deep = '<tool_call>{"name": "now", "arguments": {"a": ' + "[" * 100_000
     said = read("hermes", deep)
@@ -246,6 +240,19 @@ def test_a_strange_name_is_a_name_if_it_was_declared():
 def test_an_undeclared_function_is_told_where_marks_make_it_a_call():
     said = read("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>')
     assert calls_of(said) == [("other", {})]
+
+
+@pytest.mark.parametrize("dialect", FORMATS)
+def test_an_undeclared_function_is_a_call_unless_the_format_has_declared_ones_only(dialect):
+    text = render_calls(dialect_of(dialect), [CallToRender("other", {"city": "Rom"})])
+    said = read(dialect, text)
+    bare = dialect in ("llama3_json", "pythonic", "xlam")
+    if bare or dialect_of(dialect).declared_only:
+        assert (said.calls, said.text) == ([], text)
+    else:
+        assert [call.name for call in said.calls] == ["other"]
+    if dialect not in ("llama3_json", "pythonic"):  # without tools any answer is a call there
+        assert [call.name for call in read(dialect, text, tools=None).calls] == ["other"]
 
 
 @pytest.mark.parametrize(
@@ -338,6 +345,19 @@ def typed(schema, text, **root):
         ({"$ref": "http://x.y/z"}, "3", "3"),
         ({"type": 5}, "3", "3"),
         ({"items": {}}, "[]", []),
+        ({"type": "int"}, "-5", -5),
+        ({"type": "uint32"}, "05", 5),
+        ({"type": "integer"}, "5.0", 5),
+        ({"type": "float"}, "5e3", 5000.0),
+        ({"type": "bool"}, "True", True),
+        ({"type": "dict"}, "{'a': 1}", {"a": 1}),
+        ({"type": "list"}, "('a', {1, 2})", ["a", [1, 2]]),
+        ({"type": "array"}, "{'a', 'b'}", ["a", "b"]),
+        ({"type": "str"}, "5", "5"),
+        ({"type": ["int", "None"]}, "null", None),
+        ({"anyOf": [{"type": "float"}, {"type": "null"}]}, "0.5", 0.5),
+        ({"type": "object"}, "{'a', 'b'}", "{'a', 'b'}"),
+        ({"type": "what"}, "5", "5"),
     ],
 )
 def test_values_between_tags_become_what_their_schema_says(schema, text, value):
@@ -347,8 +367,69 @@ def test_values_between_tags_become_what_their_schema_says(schema, text, value):
     assert type(found) is type(value)
 
 
+def test_types_of_other_languages_are_standard_types_in_the_declaration():
+    properties = {"type": {"type": "float"}, "b": {"items": {"type": "bool"}}}
+    (tool,) = tools_by_name([function("f", **properties, c={"enum": [{"type": "int"}]})]).values()
+    assert tool.parameters["properties"] == {
+        "type": {"type": "number"},
+        "b": {"items": {"type": "boolean"}},
+        "c": {"enum": [{"type": "int"}]},
+    }
+    deep = schema = {}
+    for _ in range(2000):
+        schema["items"] = schema = {}
+    assert tools_by_name([function("f", v=deep)])["f"].parameters["properties"]["v"] is deep
+
+
 def test_only_one_line_break_on_each_side_of_a_value_is_layout():
     assert typed(TEXT, "\n a \n\n") == "\n a \n\n"
+
+
+def test_nested_elements_have_the_types_of_the_schema():
+    item = {"type": "object", "properties": {"sku": TEXT, "quantity": {"$ref": "#/$defs/n"}}}
+    tool = function(
+        "order",
+        user={"type": "integer"},
+        to={"type": "object", "properties": {"city": TEXT, "zip": {"type": "integer"}}},
+        items={"type": "array", "items": item},
+        labels={"type": "object", "additionalProperties": {"type": "boolean"}},
+        count={"type": ["integer", "null"]},
+    )
+    tool["function"]["parameters"]["$defs"] = {"n": {"type": "integer"}}
+
+    def element(name, inner):
+        return f"]<]minimax[>[<{name}>{inner}]<]minimax[>[</{name}>"
+
+    arguments = (
+        element("user", "42")
+        + element("to", element("city", "Rom") + "\n" + element("zip", "00118"))
+        + element("items", element("row", element("sku", "7") + element("quantity", "2")))
+        + element("labels", element("new", "true"))
+        + element("count", "null")
+    )
+    text = f']<]minimax[>[<invoke name="order">{arguments}]<]minimax[>[</invoke>'
+    assert calls_of(read("minimax_m3", text, tools=[tool])) == [
+        (
+            "order",
+            {
+                "user": 42,
+                "to": {"city": "Rom", "zip": 118},
+                "items": [{"sku": "7", "quantity": 2}],
+                "labels": {"new": True},
+                "count": None,
+            },
+        )
+    ]
+
+
+@pytest.mark.parametrize("inner", ["<a>]<]minimax[>[</b>", "<a>" * 300, "<>", "x"])
+def test_elements_that_do_not_match_are_no_call(inner):
+    text = ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="now">' + inner.replace(
+        "<a>", "]<]minimax[>[<a>"
+    )
+    said = read("minimax_m3", text + "]<]minimax[>[</invoke>")
+    assert not calls_of(said)
+    assert len(said.notes) == 1
 
 
 def test_a_text_value_is_told_as_it_comes():
