@@ -48,6 +48,14 @@ _OUTPUTS = (
 )
 _PROMPTS = "PromptType TextPrompt TokensPrompt"
 _ARGS = "AsyncEngineArgs EngineArgs"
+_CHAT_MODELS = (
+    "ChatCompletionLogProb ChatCompletionLogProbs ChatCompletionLogProbsContent "
+    "ChatCompletionResponse ChatCompletionResponseChoice ChatCompletionResponseStreamChoice "
+    "ChatCompletionStreamResponse ChatMessage"
+)
+_COMPLETION_MODELS = (
+    "CompletionLogProbs CompletionResponse CompletionResponseChoice CompletionStreamResponse"
+)
 _METRICS = "Counter Gauge Histogram Metric Vector"
 _SETTINGS = "AttentionConfig CompilationConfig KernelConfig ProfilerConfig"
 
@@ -60,13 +68,22 @@ PLACES: Mapping[str, Mapping[str, str]] = {
         "quire.llm.prompts": _PROMPTS,
     },
     "vllm.sampling_params": {"quire.core.params": _PARAMS},
-    "vllm.outputs": {"quire.outputs": _OUTPUTS},
-    "vllm.logprobs": {"quire.outputs": "FlatLogprobs Logprob PromptLogprobs SampleLogprobs"},
+    "vllm.outputs": {"quire.outputs": _OUTPUTS, "quire.errors": "RequestError"},
+    "vllm.logprobs": {
+        "quire.outputs": "FlatLogprobs Logprob LogprobsOnePosition PromptLogprobs SampleLogprobs"
+    },
+    "vllm.exceptions": {
+        "quire.errors": "VLLMValidationError=RequestError VLLMNotFoundError=UnknownModel"
+    },
+    "vllm.platforms": {"quire.as_vllm": "current_platform"},
     "vllm.sequence": {"quire.outputs": "Logprob PromptLogprobs SampleLogprobs"},
     "vllm.beam_search": {"quire.outputs": "BeamSearchOutput BeamSearchSequence"},
     "vllm.inputs": {"quire.llm.prompts": _PROMPTS},
     "vllm.inputs.data": {"quire.llm.prompts": _PROMPTS},
-    "vllm.config": {"quire.as_vllm": _SETTINGS},
+    "vllm.config": {
+        "quire.as_vllm": _SETTINGS,
+        "quire.config.engine_config": "VllmConfig=EngineConfig",
+    },
     "vllm.engine": {},
     "vllm.engine.arg_utils": {"quire.config.engine_args": _ARGS},
     "vllm.engine.llm_engine": {"quire.llm": "LLMEngine"},
@@ -75,6 +92,20 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm.entrypoints.llm": {"quire.llm": "LLM"},
     "vllm.entrypoints.utils": {"quire.as_vllm": "cli_env_setup"},
     "vllm.entrypoints.openai": {},
+    "vllm.entrypoints.openai.chat_completion": {},
+    "vllm.entrypoints.openai.chat_completion.protocol": {
+        "quire.server.formats.chat_request": "ChatCompletionRequest",
+        "quire.server.formats.openapi_models": _CHAT_MODELS,
+    },
+    "vllm.entrypoints.openai.completion": {},
+    "vllm.entrypoints.openai.completion.protocol": {
+        "quire.server.formats.completion_request": "CompletionRequest",
+        "quire.server.formats.openapi_models": _COMPLETION_MODELS,
+    },
+    "vllm.entrypoints.openai.engine": {},
+    "vllm.entrypoints.openai.engine.protocol": {
+        "quire.server.formats.openapi_models": "ErrorInfo ErrorResponse UsageInfo"
+    },
     "vllm.entrypoints.openai.api_server": {"quire.as_vllm": "run_server"},
     "vllm.entrypoints.openai.cli_args": {
         "quire.as_vllm": "make_arg_parser validate_parsed_serve_args"
@@ -113,7 +144,7 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm.v1.sample": {},
     "vllm.v1.sample.logits_processor": {
         "quire.sampling.processors": "AdapterLogitsProcessor BatchUpdate LogitsProcessor "
-        "MoveDirectionality"
+        "MoveDirectionality RequestLogitsProcessor"
     },
     "vllm.v1.metrics": {},
     "vllm.v1.metrics.reader": {"quire.llm.metrics": _METRICS},
@@ -234,6 +265,41 @@ class KernelConfig(AttentionConfig): ...
 
 
 class ProfilerConfig(AttentionConfig): ...
+
+
+class CurrentPlatform:
+    """The device that an engine would use by default, as scripts ask for it."""
+
+    @property
+    def device_type(self) -> str:
+        """Return "cuda" or "cpu"."""
+        from quire.platform import cuda
+
+        return "cuda" if cuda.available() else "cpu"
+
+    device_name = device_type
+
+    def is_cuda(self) -> bool:
+        return self.device_type == "cuda"
+
+    is_cuda_alike = is_cuda
+
+    def is_cpu(self) -> bool:
+        return self.device_type == "cpu"
+
+    def is_rocm(self) -> bool:
+        return False
+
+    is_tpu = is_xpu = is_rocm
+
+    def get_device_name(self, device_id: int = 0) -> str:
+        """Return the name of a GPU, or "cpu"."""
+        import torch
+
+        return torch.cuda.get_device_name(device_id) if self.is_cuda() else "cpu"
+
+
+current_platform = CurrentPlatform()
 
 
 def get_tokenizer(

@@ -109,8 +109,9 @@ class FlatLogprobs(Sequence["dict[int, Logprob] | None"]):
     __hash__ = None  # type: ignore[assignment]  # mutable, as a list is
 
 
-SampleLogprobs = list[dict[int, Logprob]] | FlatLogprobs
-PromptLogprobs = list[dict[int, Logprob] | None] | FlatLogprobs
+LogprobsOnePosition = dict[int, Logprob]
+SampleLogprobs = list[LogprobsOnePosition] | FlatLogprobs
+PromptLogprobs = list[LogprobsOnePosition | None] | FlatLogprobs
 
 
 @dataclass(slots=True)

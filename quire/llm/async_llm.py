@@ -33,8 +33,8 @@ from quire.engine.supervise.engine_restarter import (
 )
 from quire.engine.supervise.process_launcher import EngineProcessHandle
 from quire.engine.supervise.watchdog import Watchdog
-from quire.errors import EngineDead, EngineError, RequestError, Unsupported
-from quire.llm.compat import ModelConfigView, refuse_lora
+from quire.errors import EngineDead, EngineError, Unsupported
+from quire.llm.compat import ModelConfigView, check_priority, refuse_lora
 from quire.outputs import RequestOutput
 from quire.text.input_processor import PreparedRequest
 from quire.text.prompts import Prompt
@@ -197,9 +197,6 @@ class AsyncLLM:
     ) -> PreparedRequest:
         if hasattr(prompt, "__aiter__"):
             raise Unsupported("a prompt that comes piece by piece is not supported", param="prompt")
-        if priority and self.config.scheduler.policy != "priority":
-            message = "priorities need scheduling_policy='priority'; this engine has 'fcfs'"
-            raise RequestError(f"{message}, got priority={priority}", param="priority")
         arrived_at = time.monotonic()
 
         def work() -> PreparedRequest:
@@ -207,7 +204,7 @@ class AsyncLLM:
                 prompt,
                 params,
                 request_id=request_id,
-                priority=priority,
+                priority=check_priority(priority, self.config.scheduler.policy),
                 arrived_at=arrived_at,
                 tokenization=tokenization,
             )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from quire.config.engine_config import ModelSection, SchedulerSection
 from quire.errors import Unsupported
+
+log = logging.getLogger(__name__)
+_logged: set[str] = set()
 
 
 class ModelConfigView:
@@ -28,3 +33,11 @@ def refuse_lora(lora_request: object | None) -> None:
     given = lora_request if isinstance(lora_request, (list, tuple)) else [lora_request]
     if any(one is not None for one in given):
         raise Unsupported("lora_request: LoRA adapters are not supported yet", param="lora_request")
+
+
+def check_priority(priority: int, policy: str) -> int:
+    """Return the priority; logs once where the scheduling policy does not use it."""
+    if priority and policy != "priority" and policy not in _logged:
+        _logged.add(policy)
+        log.warning("priority has no effect with scheduling_policy='%s'", policy)
+    return priority

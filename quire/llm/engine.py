@@ -19,8 +19,8 @@ from quire.core.params import SamplingParams
 from quire.core.types import Update
 from quire.engine.build import EngineBundle, build_engine
 from quire.engine.core.gc_control import freeze_gc_heap
-from quire.errors import RequestError, Unsupported
-from quire.llm.compat import ModelConfigView, refuse_lora
+from quire.errors import Unsupported
+from quire.llm.compat import ModelConfigView, check_priority, refuse_lora
 from quire.outputs import RequestOutput
 from quire.text.input_processor import PreparedRequest
 from quire.text.output.output_processor import RequestOutputProcessor
@@ -89,19 +89,12 @@ class LLMEngine:
             prompt,
             params,
             request_id=str(request_id),
-            priority=self.check_priority(priority),
+            priority=check_priority(priority, self.config.scheduler.policy),
             arrived_at=time.monotonic() if arrival_time is None else arrival_time,
             tokenization=tokenization_kwargs,
         )
         self.submit(prepared)
         return prepared.request.id
-
-    def check_priority(self, priority: int) -> int:
-        """A priority that means something here."""
-        if priority and self.config.scheduler.policy != "priority":
-            message = "priorities need scheduling_policy='priority'; this engine has 'fcfs'"
-            raise RequestError(f"{message}, got priority={priority}", param="priority")
-        return priority
 
     def submit(self, prepared: PreparedRequest) -> None:
         """Queue a prepared request. Raises RequestError and changes nothing."""

@@ -22,7 +22,7 @@ from quire.errors import RequestError, Unsupported
 from quire.llm import metrics
 from quire.llm.beam_search import FinishedBeamSearch, run_beam_searches
 from quire.llm.chat_parsing import ChatContext, build_chat_parsing
-from quire.llm.compat import refuse_lora
+from quire.llm.compat import check_priority, refuse_lora
 from quire.llm.engine import LLMEngine
 from quire.llm.legacy_guided import GuidedOptions, apply_guided, refuse_guided
 from quire.llm.progress import InterruptHandler, ProcessedBar, UseTqdm, track_adding
@@ -429,7 +429,8 @@ class LLM:
         if len(each) != count:
             message = f"give one priority for all, or one per prompt ({count})"
             raise RequestError(f"{message}; got {len(each)}", param="priority")
-        return [self.llm_engine.check_priority(one) for one in each]
+        policy = self.llm_engine.config.scheduler.policy
+        return [check_priority(one, policy) for one in each]
 
     # -- what is known ------------------------------------------------------------------------
 

@@ -28,6 +28,10 @@ ENTRY_POINT_GROUPS = ("quire.logits_processors", "vllm.logits_processors")
 """Entry-point groups; every processor an installed package registers there is used."""
 
 
+RequestLogitsProcessor = Callable[..., Tensor]
+"""f(output_ids, logits) or f(prompt_ids, output_ids, logits) -> logits, of one request."""
+
+
 class MoveDirectionality(Enum):
     """What moving index a to index b does."""
 
@@ -84,8 +88,8 @@ class AdapterLogitsProcessor(LogitsProcessor):
         super().__init__(vllm_config, device, is_pin_memory)
         self.req_info: dict[int, RowProcessors] = {}
 
-    def new_req_logits_processor(self, params: SamplingParams) -> Callable[..., Tensor] | None:
-        """f(output_ids, logits) or f(prompt_ids, output_ids, logits); None: leave it alone."""
+    def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
+        """Return the function of a request; None: its logits stay as they are."""
         raise NotImplementedError
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:

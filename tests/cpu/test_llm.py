@@ -121,9 +121,10 @@ def test_lists_must_have_the_length_of_the_prompts(llm):
         llm.generate(["a", "b"], GREEDY, prompt_token_ids=[[1]], use_tqdm=False)
 
 
-def test_a_priority_needs_the_policy(llm):
-    with pytest.raises(RequestError, match="scheduling_policy"):
-        llm.generate("a", GREEDY, priority=3, use_tqdm=False)
+def test_a_priority_without_the_policy_has_no_effect_and_is_logged(llm, caplog):
+    outputs = llm.generate(["a", "a"], GREEDY, priority=[3, 0], use_tqdm=False)
+    assert outputs[0].outputs[0].text == outputs[1].outputs[0].text
+    assert "priority has no effect with scheduling_policy='fcfs'" in caplog.text
 
 
 def test_what_is_not_built_is_refused(llm):

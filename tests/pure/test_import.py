@@ -9,6 +9,8 @@ import pytest
 
 import quire
 from quire import as_vllm
+from quire.config.engine_config import EngineConfig
+from quire.config.options import Options
 from quire.errors import ConfigError
 
 HEAVY = (
@@ -117,6 +119,7 @@ def test_every_name_of_the_alias_has_a_place(module):
 @pytest.mark.usefixtures("installed")
 def test_module_paths_that_scripts_import_are_there(monkeypatch):
     import vllm.envs as envs
+    from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.openai.api_server import run_server
     from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -133,7 +136,27 @@ def test_module_paths_that_scripts_import_are_there(monkeypatch):
     assert get_open_port() > 0
     assert UsageContext.API_SERVER
     assert callable(run_server)
+    assert VllmConfig is EngineConfig
     assert LoRARequest.__name__ == "LoRARequest"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_parser_of_a_script_gives_what_the_engine_takes():
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser.set_defaults(model="m", max_model_len=64)
+    given = vars(parser.parse_args(["--seed", "3"]))
+    assert Options.from_flat(given).non_default() == {"model": "m", "max_model_len": 64, "seed": 3}
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_script_may_ask_for_the_platform():
+    from vllm.platforms import current_platform
+
+    assert current_platform.is_cuda() is not current_platform.is_cpu()
+    assert current_platform.device_type in ("cuda", "cpu")
 
 
 def test_installing_twice_is_harmless_and_too_late_is_an_error(monkeypatch):

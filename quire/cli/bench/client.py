@@ -59,7 +59,9 @@ def open_session(
     try:
         import aiohttp
     except ImportError:
-        raise ConfigError("quire bench serve needs aiohttp: pip install 'quire-llm[bench]'") from None
+        raise ConfigError(
+            "quire bench serve needs aiohttp: pip install 'quire-llm[bench]'"
+        ) from None
     key = api_key or env.client_api_key()
     sent = {"Authorization": f"Bearer {key}"} if key else {}
     for word in headers:

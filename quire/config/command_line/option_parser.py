@@ -77,7 +77,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     keeps its meaning.
     """
     parser.add_argument(
-        "--config", metavar="FILE", help="YAML file of flags; the command line wins."
+        "--config",
+        metavar="FILE",
+        default=argparse.SUPPRESS,  # replaced by the flags in it before the command line is parsed
+        help="YAML file of flags; the command line wins.",
     )
     for section, kind in section_classes().items():
         group = parser.add_argument_group(f"{section} options", (kind.__doc__ or "").strip())
