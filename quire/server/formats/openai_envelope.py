@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from quire.server.generation.events import FinalEvent
+from quire.server.generation.generation_request import GenerationRequest
+from quire.server.options import ServerOptions
 
 encode = msgspec.json.Encoder().encode
 
@@ -42,6 +44,14 @@ class ResponseEnvelope:
         head, found, tail = encode(self.build_body([choice])).partition(encode(mark))
         assert found, choice
         return b"data: " + head, tail + b"\n\n"
+
+
+def usage_in_stream(request: GenerationRequest, options: ServerOptions) -> tuple[bool, bool]:
+    """Whether a stream ends with the usage, and whether every chunk has the usage so far."""
+    if options.enable_force_include_usage and not request.stream_options:
+        return True, True
+    at_end = request.include_usage or options.enable_force_include_usage
+    return at_end, at_end and request.continuous_usage
 
 
 def build_final_chunk(

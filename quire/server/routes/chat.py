@@ -18,6 +18,7 @@ from quire.server.formats.openai_envelope import (
     add_final_fields,
     build_final_chunk,
     encode,
+    usage_in_stream,
 )
 from quire.server.formats.sse import (
     DONE,
@@ -39,6 +40,7 @@ from quire.server.generation.events import (
 )
 from quire.server.generation.generation_request import Conversation
 from quire.server.generation.generation_stream import GenerationStream, start_generation
+from quire.server.telemetry.load_header import build_load_header
 
 router = APIRouter()
 BODIES = {
@@ -53,13 +55,17 @@ async def create_chat_completion(http: Request) -> Response:
     """Continue a conversation."""
     state = get_app_state(http)
     body = await read_body(http, ChatCompletionRequest, state.options.max_body_bytes)
+    load = await build_load_header(http)
     events = await start_generation(state, body.to_generation_request(), http, "chatcmpl-")
     formatter = ChatFormatter(state, events)
     if body.stream:
         return EventStreamResponse(
-            events, formatter, keep_alive_s=state.options.sse_keep_alive_interval
+            events,
+            formatter,
+            headers=load,
+            keep_alive_s=state.options.sse_keep_alive_interval,
         )
-    return await build_full_response(events, formatter)
+    return await build_full_response(events, formatter, headers=load)
 
 
 @router.post("/v1/chat/completions/batch", tags=["chat"])
@@ -85,10 +91,10 @@ class ChatFormatter:
         )
         self._usage = events.usage
         self._shows_prompt_details = state.options.enable_prompt_tokens_details
-        self._ends_with_usage = request.include_usage or state.options.enable_force_include_usage
+        self._ends_with_usage, self._has_usage_in_chunks = usage_in_stream(request, state.options)
         self._logprob_formatter = state.logprob_formatter(as_ids=request.tokens_as_ids)
         # Chunks that differ by their text alone are not made anew each time
-        self._is_text_only = not (request.continuous_usage or request.token_ids)
+        self._is_text_only = not (self._has_usage_in_chunks or request.token_ids)
         self._started_chunks: dict[int, tuple[bytes, bytes]] = {}
         self._prompts: dict[int, PromptEvent] = {}
         self._roles = [_Role(state, one, echo=request.echo) for one in request.conversations]
@@ -119,6 +125,7 @@ class ChatFormatter:
         texts = [one.prompt_text for one in openings]
         is_batch = not isinstance(self._request.source, Conversation)
         body["prompt_logprobs"] = steps if is_batch and any(steps) else steps[0]
+        body["prompt_token_ids"] = None
         if self._request.token_ids:
             body["prompt_token_ids"] = ids if is_batch else ids[0]
         if self._request.prompt_text:
@@ -145,11 +152,10 @@ class ChatFormatter:
             "logprobs": self._format_logprobs(one.token_ids, one.logprobs),
             "finish_reason": self._finish_reason(one.finish_reason),
             "stop_reason": one.stop_reason,
+            "token_ids": list(one.token_ids) if self._request.token_ids else None,
         }
         if one.notes:
             choice["x_notes"] = list(one.notes)
-        if self._request.token_ids:
-            choice["token_ids"] = list(one.token_ids)
         return choice
 
     def _finish_reason(self, reason: str) -> str:
@@ -219,6 +225,9 @@ class ChatFormatter:
         place = index // self._n
         role, opening = self._roles[place], self._prompts[place]
         chunk = self._format_chunk(index, {"role": role.role, "content": role.echo}, None, None)
+        if self._has_usage_in_chunks:  # the first token comes in the next chunk
+            prompt_tokens = self._usage.prompt_tokens
+            chunk["usage"] |= {"completion_tokens": 0, "total_tokens": prompt_tokens}
         if self._request.token_ids:
             chunk["prompt_token_ids"] = list(opening.prompt_ids)
         if self._request.prompt_text:
@@ -240,7 +249,7 @@ class ChatFormatter:
             if finish.notes:
                 choice["x_notes"] = list(finish.notes)
             chunk["system_fingerprint"] = self._envelope.fingerprint
-        if self._request.continuous_usage:
+        if self._has_usage_in_chunks:
             chunk["usage"] = self._usage.as_dict(details=self._shows_prompt_details)
         return chunk
 

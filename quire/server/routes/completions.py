@@ -18,6 +18,7 @@ from quire.server.formats.openai_envelope import (
     add_final_fields,
     build_final_chunk,
     encode,
+    usage_in_stream,
 )
 from quire.server.formats.sse import (
     DONE,
@@ -36,9 +37,12 @@ from quire.server.generation.events import (
     pair_with_finish,
 )
 from quire.server.generation.generation_stream import GenerationStream, start_generation
+from quire.server.telemetry.load_header import build_load_header
 
 router = APIRouter()
 BODIES = {"/v1/completions": (CompletionRequest,)}
+NULL_FIELDS = {"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None}
+"""Of a choice that is not streamed, where they were not requested."""
 TEXT_PLACEHOLDER = "\x00text\x00"
 
 
@@ -47,13 +51,17 @@ async def create_completion(http: Request) -> Response:
     """Continue one or more prompts."""
     state = get_app_state(http)
     body = await read_body(http, CompletionRequest, state.options.max_body_bytes)
+    load = await build_load_header(http)
     events = await start_generation(state, body.to_generation_request(), http, "cmpl-")
     formatter = CompletionFormatter(state, events)
     if body.stream:
         return EventStreamResponse(
-            events, formatter, keep_alive_s=state.options.sse_keep_alive_interval
+            events,
+            formatter,
+            headers=load,
+            keep_alive_s=state.options.sse_keep_alive_interval,
         )
-    return await build_full_response(events, formatter)
+    return await build_full_response(events, formatter, headers=load)
 
 
 class CompletionFormatter:
@@ -71,7 +79,7 @@ class CompletionFormatter:
         )
         self._usage = events.usage
         self._shows_prompt_details = state.options.enable_prompt_tokens_details
-        self._ends_with_usage = request.include_usage or state.options.enable_force_include_usage
+        self._ends_with_usage, self._has_usage_in_chunks = usage_in_stream(request, state.options)
         self._shows_tokens_as_ids = (
             request.tokens_as_ids or state.options.return_tokens_as_token_ids
         )
@@ -80,7 +88,7 @@ class CompletionFormatter:
             or request.sampling.get("logprob_token_ids")
         )
         self._shows_prompt_logprobs = not request.streams_prompt_logprobs
-        self._is_text_only = not (request.continuous_usage or request.token_ids)
+        self._is_text_only = not (self._has_usage_in_chunks or request.token_ids)
         self._prompts: dict[int, PromptEvent] = {}
         self._logprob_formatters: dict[int, logprobs.CompletionLogprobFormatter] = {}
         self._chunk_templates: dict[int, tuple[bytes, bytes]] = {}
@@ -93,11 +101,8 @@ class CompletionFormatter:
         choices = []
         for one in whole.choices:
             delta = ChoiceDelta(one.index, one.text, one.token_ids, one.logprobs)
-            choices.append(
-                self._format_choice(
-                    delta, ChoiceFinish(one.index, one.finish_reason, one.stop_reason)
-                )
-            )
+            finish = ChoiceFinish(one.index, one.finish_reason, one.stop_reason)
+            choices.append({**NULL_FIELDS, **self._format_choice(delta, finish)})
         body = self._envelope.build_body(choices)
         body["service_tier"] = None
         body["system_fingerprint"] = self._envelope.fingerprint
@@ -144,7 +149,7 @@ class CompletionFormatter:
         chunk = self._envelope.build_body([self._format_choice(one, finish)])
         if finish is not None:
             chunk["system_fingerprint"] = self._envelope.fingerprint
-        if self._request.continuous_usage:
+        if self._has_usage_in_chunks:
             chunk["usage"] = self._usage.as_dict(details=self._shows_prompt_details)
         return encode_sse(chunk)
 

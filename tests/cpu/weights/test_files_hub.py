@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 import types
 from dataclasses import replace
 
@@ -84,11 +83,9 @@ def test_what_is_no_model_is_told_apart(tmp_path, offline, name, words):
 # --- the cache, offline ---
 
 
-def test_a_cached_model_is_found_offline_and_fast(tmp_path, offline):
+def test_a_cached_model_is_found_offline(tmp_path, offline):
     snapshot = cache(tmp_path)
-    started = time.perf_counter()
     assert resolve_model_folder("org/model", download_dir=tmp_path, env=ENV) == snapshot
-    assert time.perf_counter() - started < 1
 
 
 def test_the_cache_folder_is_the_hub_s_unless_given(tmp_path, offline, monkeypatch):
