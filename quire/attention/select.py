@@ -46,7 +46,7 @@ def select_backend(wanted: str | None, needs: BackendRequirements) -> AttentionB
     for name in [wanted] if wanted is not None else PREFERENCE_ORDER:
         lack = unmet_requirement(_capabilities(name), needs)
         if not lack:
-            why = "asked for" if wanted is not None else "first in order that fits"
+            why = "requested" if wanted is not None else "first in order that fits"
             return AttentionBackendChoice(name, (*reasons, f"{name}: {why}"))
         reasons.append(f"{name}: {lack}")
     raise ConfigError("no attention backend fits: " + "; ".join(reasons))

@@ -44,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
         if server is None
         else RemoteBackend(server, args, variables)
     )
-    talk = ChatSession(speaker, system=args.system_prompt, stats=args.stats)
+    session = ChatSession(speaker, system=args.system_prompt, stats=args.stats)
     if args.quick is not None:
-        return talk.send(args.quick)
-    return _read_eval_loop(talk)
+        return session.send(args.quick)
+    return _read_eval_loop(session)
 
 
 def parser() -> OptionParser:
@@ -212,7 +212,7 @@ class ChatSession:
         return True
 
 
-def _read_eval_loop(talk: ChatSession) -> int:
+def _read_eval_loop(session: ChatSession) -> int:
     """Read messages and answer them until the end of input."""
     if sys.stdin.isatty():
         enable_line_editing()
@@ -229,8 +229,8 @@ def _read_eval_loop(talk: ChatSession) -> int:
             continue
         try:
             if not line.startswith("/"):
-                talk.send(line)
-            elif not talk.run_command(line):
+                session.send(line)
+            elif not session.run_command(line):
                 return 0
         except RequestError as error:
             print(f"error: {error}", file=sys.stderr)

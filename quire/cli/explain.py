@@ -24,9 +24,9 @@ SERVER_OPTION_NAMES = tuple(one.name for one in dataclasses.fields(ServerOptions
 
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
-    asked = {name: value for name, value in vars(args).items() if name in SERVER_OPTION_NAMES}
+    server_args = {name: value for name, value in vars(args).items() if name in SERVER_OPTION_NAMES}
     rest = {name: value for name, value in vars(args).items() if name not in SERVER_OPTION_NAMES}
-    server = args.server or bool(asked)
+    server = args.server or bool(server_args)
     environment = env.read()
     options = apply_environment(options_from(argparse.Namespace(**rest)))
     resolved = resolve_config(
@@ -34,10 +34,16 @@ def main(argv: Sequence[str]) -> int:
     )
     settings, why = flatten_config(resolved.config), list(resolved.decisions)
     if server:
-        made = server_options_from(argparse.Namespace(**asked))
-        settings |= {f"server.{name}": getattr(made, name) for name in SERVER_OPTION_NAMES}
-        settings["server.api_key"] = f"({len(made.api_key)} given)" if made.api_key else ()
-        why += [Decision(f"server.{name}", value, "asked for") for name, value in asked.items()]
+        server_options = server_options_from(argparse.Namespace(**server_args))
+        settings |= {
+            f"server.{name}": getattr(server_options, name) for name in SERVER_OPTION_NAMES
+        }
+        settings["server.api_key"] = (
+            f"({len(server_options.api_key)} given)" if server_options.api_key else ()
+        )
+        why += [
+            Decision(f"server.{name}", value, "requested") for name, value in server_args.items()
+        ]
     why += [
         Decision(name, value, f"set by {variable}")
         for name, value, variable in _settings_from_environment(vars(args))
@@ -64,12 +70,12 @@ def parser() -> OptionParser:
     return parser
 
 
-def _settings_from_environment(said: Mapping[str, object]) -> list[tuple[str, str, str]]:
+def _settings_from_environment(flags: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Return settings from the environment that no flag overrides: name, value, variable."""
     given = env.vllm_variables()
     found = []
     for variable, option in VARIABLE_TO_OPTION.items():
-        if given.get(variable) and option not in said:
+        if given.get(variable) and option not in flags:
             section = option_specs()[option].section if option in option_specs() else "server"
             found.append((f"{section}.{option}", given[variable], variable))
     return found

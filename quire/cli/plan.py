@@ -80,9 +80,9 @@ def build_plan(options: Options, *, server: bool = True) -> tuple[MemoryPlan, st
 def device_facts(options: Options) -> DeviceFacts:
     """Return a GPU of gpu_memory if given, else this machine; as many as there are ranks."""
     ranks = options.parallel.tensor_parallel_size
-    said = options.cache.gpu_memory
-    if said is not None and options.device.device != "cpu":
-        return DeviceFacts(kind="cuda", total_bytes=said, free_bytes=said, count=ranks)
+    gpu_memory = options.cache.gpu_memory
+    if gpu_memory is not None and options.device.device != "cpu":
+        return DeviceFacts(kind="cuda", total_bytes=gpu_memory, free_bytes=gpu_memory, count=ranks)
     gpu = options.device.device == "cuda" or (options.device.device == "auto" and cuda.available())
     here = (cuda if gpu else cpu).memory()
     kind = cuda.name if gpu else cpu.name
@@ -91,30 +91,30 @@ def device_facts(options: Options) -> DeviceFacts:
 
 def model_facts(options: Options) -> tuple[ModelFacts, str]:
     """Return facts from the small files, and the source of the weight sizes."""
-    said = options.model
+    model_options = options.model
     folder = _folder(options)
-    hf = read_hf_config(folder, said.hf_overrides)
+    hf = read_hf_config(folder, model_options.hf_overrides)
     weights, source = weight_facts(options, folder, tied=has_tied_embeddings(hf))
     facts = read_model_facts(
         folder,
-        name=said.model,
-        overrides=said.hf_overrides,
-        generation_config=said.generation_config,
+        name=model_options.model,
+        overrides=model_options.hf_overrides,
+        generation_config=model_options.generation_config,
         weights=weights,
     )
     return facts, source
 
 
 def _folder(options: Options) -> Path:
-    said = options.model
-    if said.model == "embedded":
+    model_options = options.model
+    if model_options.model == "embedded":
         from quire import embedded
 
         return embedded.path()
     return resolve_model_folder(
-        said.hf_config_path or said.model,
-        revision=said.revision,
-        token=said.hf_token,
+        model_options.hf_config_path or model_options.model,
+        revision=model_options.revision,
+        token=model_options.hf_token,
         download_dir=options.load.download_dir,
         env=env.read(),
         want="config",

@@ -30,15 +30,15 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `quire replay`."""
-    made = argparse.ArgumentParser(prog="quire replay", description=__doc__)
-    made.add_argument("file", metavar="FILE", help="recording: flight-....jsonl.gz")
-    made.add_argument(
+    parser = argparse.ArgumentParser(prog="quire replay", description=__doc__)
+    parser.add_argument("file", metavar="FILE", help="recording: flight-....jsonl.gz")
+    parser.add_argument(
         "--show", action="store_true", help="print the steps as a table, without repeating them"
     )
-    made.add_argument(
+    parser.add_argument(
         "--last", type=int, default=0, metavar="N", help="with --show: only the last N steps"
     )
-    return made
+    return parser
 
 
 def replay_recording(recording: Recording) -> int:

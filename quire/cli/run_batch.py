@@ -117,9 +117,9 @@ async def _run_locally(args: argparse.Namespace, lines: IO[str], into: IO[str]) 
     from quire.server.app import create_app
     from quire.server.process.api_process import build_app_state
 
-    said = vars(args)
-    own = {name: said[name] for name in GROUPS["answers"] if name in said}
-    rest = {name: value for name, value in said.items() if name not in own}
+    given = vars(args)
+    own = {name: given[name] for name in GROUPS["answers"] if name in given}
+    rest = {name: value for name, value in given.items() if name not in own}
     options = server_options_from(argparse.Namespace(**own))
     built = build_engine(
         vllm_environment.apply_environment(options_from(argparse.Namespace(**rest)))

@@ -92,26 +92,26 @@ def _apply_structured_output_flags(args: argparse.Namespace) -> argparse.Namespa
     given = vars(args).get("structured_outputs_config")
     if given is None:
         return args
-    said = structured_outputs.parse_structured_config(
+    structured = structured_outputs.parse_structured_config(
         coerce("structured_outputs_config", dict, given)
     )
     found = vars(args).copy()
     for name in ("reasoning_parser", "reasoning_parser_plugin"):
-        value = getattr(said, name)
+        value = getattr(structured, name)
         if value and found.setdefault(name, value) != value:
             raise ConfigError(f"{name} is also in structured_outputs_config and differs: give one")
     return argparse.Namespace(**found)
 
 
-def check_files(said: ModelOptions) -> None:
+def check_files(model: ModelOptions) -> None:
     """Check now what would otherwise fail seconds later, or at the first request.
 
     Raises ConfigError for a folder or a chat template that is missing or invalid.
     """
-    name = said.model
+    name = model.model
     if name.startswith(("/", "./", "../", "~")) and not Path(name).expanduser().exists():
         raise ConfigError(f"no model at {name!r}")
-    template = said.chat_template
+    template = model.chat_template
     if template is None or (template.isidentifier() and not Path(template).is_file()):
         return  # none, or the name of one of the tokenizer's templates
     from quire.text.templates.chat_template import ChatTemplate, load_chat_template
@@ -177,64 +177,66 @@ def _format_default(default: object) -> str:
 def server_options_from(args: argparse.Namespace) -> ServerOptions:
     """Return ServerOptions of a parsed command line. Raises ConfigError."""
     hints = get_type_hints(ServerOptions)
-    said = (
+    values = (
         vllm_environment.options_from_environment(env.vllm_variables())
         | {"api_key": env.read().api_key or ""}
         | vars(args)
     )
-    given = {name: value for name, value in said.items() if name in hints}
-    made = ServerOptions(
+    given = {name: value for name, value in values.items() if name in hints}
+    options = ServerOptions(
         **{name: coerce(name, hints[name], v, SIZE_UNITS.get(name)) for name, v in given.items()}
     )
     for name, (low, high) in RANGES.items():
-        value = getattr(made, name)
+        value = getattr(options, name)
         if value is not None and not low <= value <= high:
             allowed = f"in [{low}, {high}]" if high < MAX_INT else f">= {low}"
             raise ConfigError(f"{name} must be {allowed}, got {value}")
-    _check_combinations(made)
-    return replace(made, api_key=tuple(key for key in made.api_key if key))
+    _check_combinations(options)
+    return replace(options, api_key=tuple(key for key in options.api_key if key))
 
 
-def _check_combinations(made: ServerOptions) -> None:
+def _check_combinations(options: ServerOptions) -> None:
     """Check flags that need each other, and files that must exist."""
-    if made.ssl_certfile is None and (made.ssl_keyfile or made.ssl_ca_certs):
+    if options.ssl_certfile is None and (options.ssl_keyfile or options.ssl_ca_certs):
         raise ConfigError("ssl_keyfile and ssl_ca_certs need ssl_certfile")
-    if made.ssl_cert_reqs and made.ssl_ca_certs is None:
-        raise ConfigError(f"ssl_cert_reqs={made.ssl_cert_reqs} needs ssl_ca_certs")
-    if made.otlp_traces_endpoint is not None:
+    if options.ssl_cert_reqs and options.ssl_ca_certs is None:
+        raise ConfigError(f"ssl_cert_reqs={options.ssl_cert_reqs} needs ssl_ca_certs")
+    if options.otlp_traces_endpoint is not None:
         from quire.server.telemetry.tracing import check_otlp_endpoint
 
-        check_otlp_endpoint(made.otlp_traces_endpoint)
-    for name in made.middleware:
+        check_otlp_endpoint(options.otlp_traces_endpoint)
+    for name in options.middleware:
         if not name.replace(":", ".").rpartition(".")[0]:
             raise ConfigError(f"middleware must be module:name, got {name!r}")
-    _check_parsers(made)
-    if made.fingerprint_mode == "custom" and not made.fingerprint_value:
+    _check_parsers(options)
+    if options.fingerprint_mode == "custom" and not options.fingerprint_value:
         raise ConfigError("fingerprint_mode='custom' needs fingerprint_value")
-    if made.api_server_count > 1 and made.enable_responses_store:
+    if options.api_server_count > 1 and options.enable_responses_store:
         message = "enable_responses_store keeps answers in one process; use api_server_count=1"
         raise ConfigError(message)
 
 
-def _check_parsers(made: ServerOptions) -> None:
+def _check_parsers(options: ServerOptions) -> None:
     """Check that the parsers exist and their flags are complete. "auto" is checked with the
     model."""
-    if made.enable_auto_tool_choice and made.tool_call_parser is None:
+    if options.enable_auto_tool_choice and options.tool_call_parser is None:
         raise ConfigError("enable_auto_tool_choice needs tool_call_parser (a name, or auto)")
-    if made.reasoning_parser_plugin is not None and made.reasoning_parser is None:
+    if options.reasoning_parser_plugin is not None and options.reasoning_parser is None:
         raise ConfigError("reasoning_parser_plugin needs reasoning_parser: a name in it, or auto")
-    if made.tool_parser_plugin is not None and made.tool_call_parser is None:
+    if options.tool_parser_plugin is not None and options.tool_call_parser is None:
         raise ConfigError("tool_parser_plugin needs tool_call_parser: a name in it, or auto")
-    if made.tool_call_parser is not None and not made.enable_auto_tool_choice:
+    if options.tool_call_parser is not None and not options.enable_auto_tool_choice:
         log.warning("tool_call_parser has no effect without enable_auto_tool_choice")
-    if made.reasoning_parser is not None and made.reasoning_parser != "auto":
+    if options.reasoning_parser is not None and options.reasoning_parser != "auto":
         from quire.text.reasoning import select as reasoning
 
-        reasoning.select_reasoning_format(made.reasoning_parser, None, made.reasoning_parser_plugin)
-    if made.tool_call_parser is not None and made.tool_call_parser != "auto":
+        reasoning.select_reasoning_format(
+            options.reasoning_parser, None, options.reasoning_parser_plugin
+        )
+    if options.tool_call_parser is not None and options.tool_call_parser != "auto":
         from quire.text.tools import select as tools
 
-        tools.select_tool_parser(made.tool_call_parser, plugin=made.tool_parser_plugin)
+        tools.select_tool_parser(options.tool_call_parser, plugin=options.tool_parser_plugin)
 
 
 def _read_field_docs(kind: type) -> dict[str, str]:

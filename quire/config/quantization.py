@@ -47,32 +47,32 @@ class QuantFacts:
         return any(_matches(pattern, name) for pattern in self.skip for name in names)
 
 
-def read_quantization(hf: Json, asked: str | None = None) -> QuantFacts | None:
+def read_quantization(hf: Json, requested: str | None = None) -> QuantFacts | None:
     """Return the checkpoint's quantization, or the requested one; None: unquantized weights.
 
     Raises ConfigError for unsupported formats, and if the two disagree.
     """
     for key in ("quantization_config", "compression_config"):
         if hf.get(key):
-            return reconcile_quantization(_read_checkpoint_quantization(hf[key], key), asked)
-    return reconcile_quantization(None, asked)
+            return reconcile_quantization(_read_checkpoint_quantization(hf[key], key), requested)
+    return reconcile_quantization(None, requested)
 
 
-def reconcile_quantization(found: QuantFacts | None, asked: str | None) -> QuantFacts | None:
+def reconcile_quantization(found: QuantFacts | None, requested: str | None) -> QuantFacts | None:
     """Combine the checkpoint's quantization with the option."""
     if found is not None:
-        if asked in (None, found.method, found.quant_method):
+        if requested in (None, found.method, found.quant_method):
             return found
         raise ConfigError(
-            f"quantization={asked!r}, but the checkpoint is already quantized "
+            f"quantization={requested!r}, but the checkpoint is already quantized "
             f"({found.quant_method}); leave quantization out"
         )
-    if asked is None:
+    if requested is None:
         return None
-    if asked not in ONLINE_METHODS:
+    if requested not in ONLINE_METHODS:
         known = ", ".join(ONLINE_METHODS)
-        raise ConfigError(f"quantization must be one of {known}, got {asked!r}")
-    return QuantFacts(method="fp8", quant_method=asked, block=ONLINE_METHODS[asked])
+        raise ConfigError(f"quantization must be one of {known}, got {requested!r}")
+    return QuantFacts(method="fp8", quant_method=requested, block=ONLINE_METHODS[requested])
 
 
 def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:

@@ -175,11 +175,11 @@ def resolve_dtype(
     options: Options, model: ModelFacts, device: DeviceFacts, why: DecisionLog
 ) -> str:
     """Resolve the dtype of weights and activations."""
-    asked = DTYPE_ALIASES.get(options.model.dtype, options.model.dtype)
-    if asked != "auto":
-        slow = asked == "float16" and device.kind == "cpu"
+    requested = DTYPE_ALIASES.get(options.model.dtype, options.model.dtype)
+    if requested != "auto":
+        slow = requested == "float16" and device.kind == "cpu"
         reason = "requested" + ("; bfloat16 is much faster on a CPU" if slow else "")
-        return str(why.record("model.dtype", asked, reason))
+        return str(why.record("model.dtype", requested, reason))
     found = model.dtype or "float32"
     if found == "float16" and device.kind == "cpu":
         return str(
@@ -197,41 +197,45 @@ def resolve_dtype(
 
 def resolve_max_len(options: Options, model: ModelFacts, why: DecisionLog) -> int | None:
     """Resolve the longest sequence; None: the longest that fits."""
-    asked = options.model.max_model_len
-    if asked in ("auto", -1):
+    requested = options.model.max_model_len
+    if requested in ("auto", -1):
         return None
-    if asked is None:
+    if requested is None:
         if model.max_len is None:
             reason = "the model states no length"
             return int(why.record("scheduler.max_model_len", DEFAULT_MAX_LEN, reason))
         return int(why.record("scheduler.max_model_len", model.max_len, "the model's"))
-    assert isinstance(asked, int), asked
-    if asked < 1:
-        raise ConfigError(f'max_model_len must be >= 1, "auto" or None, got {asked}')
-    if model.max_len is not None and asked > model.max_len:
+    assert isinstance(requested, int), requested
+    if requested < 1:
+        raise ConfigError(f'max_model_len must be >= 1, "auto" or None, got {requested}')
+    if model.max_len is not None and requested > model.max_len:
         raise ConfigError(
-            f"max_model_len={asked} exceeds the limit of {model.name} ({model.max_len}); to raise "
-            f'the limit, set hf_overrides={{"max_position_embeddings": {asked}}}'
+            f"max_model_len={requested} exceeds the limit of {model.name} ({model.max_len}); to "
+            f'raise the limit, set hf_overrides={{"max_position_embeddings": {requested}}}'
         )
-    return int(why.record("scheduler.max_model_len", asked, "asked for"))
+    return int(why.record("scheduler.max_model_len", requested, "requested"))
 
 
 def resolve_cache_dtype(options: Options, device: DeviceFacts, dtype: str, why: DecisionLog) -> str:
-    asked = options.cache.kv_cache_dtype
-    if asked in ("fp8", "fp8_e4m3"):
+    requested = options.cache.kv_cache_dtype
+    if requested in ("fp8", "fp8_e4m3"):
         if device.kind == "cpu":
-            raise ConfigError(f"kv_cache_dtype={asked!r} needs a GPU; on a CPU use auto or {dtype}")
-        return str(why.record("cache.dtype", "float8_e4m3fn", "asked for"))
-    if asked not in ("auto", dtype):
+            raise ConfigError(
+                f"kv_cache_dtype={requested!r} needs a GPU; on a CPU use auto or {dtype}"
+            )
+        return str(why.record("cache.dtype", "float8_e4m3fn", "requested"))
+    if requested not in ("auto", dtype):
         allowed = f"auto, fp8 or the model's dtype ({dtype})"
-        raise ConfigError(f"kv_cache_dtype must be {allowed}, got {asked!r}")
-    return str(why.record("cache.dtype", dtype, "the model's" if asked == "auto" else "requested"))
+        raise ConfigError(f"kv_cache_dtype must be {allowed}, got {requested!r}")
+    return str(
+        why.record("cache.dtype", dtype, "the model's" if requested == "auto" else "requested")
+    )
 
 
 def resolve_block_size(options: Options, why: DecisionLog) -> int:
-    asked = options.cache.block_size
-    if isinstance(asked, int):
-        return int(why.record("cache.block_size", asked, "asked for"))
+    requested = options.cache.block_size
+    if isinstance(requested, int):
+        return int(why.record("cache.block_size", requested, "requested"))
     return int(why.record("cache.block_size", BLOCK_SIZE, "the default"))
 
 
@@ -247,9 +251,9 @@ def resolve_max_num_seqs(
     options: Options, device: DeviceFacts, server: bool, why: DecisionLog
 ) -> int:
     """Resolve the sequences per step."""
-    asked = options.scheduler.max_num_seqs
-    if asked is not None:
-        return int(why.record("scheduler.max_num_seqs", asked, "asked for"))
+    requested = options.scheduler.max_num_seqs
+    if requested is not None:
+        return int(why.record("scheduler.max_num_seqs", requested, "requested"))
     if device.kind == "cpu":
         max_num_seqs, reason = (128, "a server on a CPU") if server else (256, "offline on a CPU")
     elif device.total_bytes >= 70 * GIB:
@@ -263,15 +267,15 @@ def resolve_max_num_batched_tokens(
     options: Options, device: DeviceFacts, shape: EngineShape, server: bool, why: DecisionLog
 ) -> int:
     """Resolve the tokens per step."""
-    asked = options.scheduler.max_num_batched_tokens
+    requested = options.scheduler.max_num_batched_tokens
     whole = options.scheduler.enable_chunked_prefill is False
-    if asked is not None:
-        if whole and asked < shape.max_model_len:
+    if requested is not None:
+        if whole and requested < shape.max_model_len:
             raise ConfigError(
                 f"without chunked prefill a prompt is one step: max_num_batched_tokens must be >= "
-                f"max_model_len ({shape.max_model_len}), got {asked}"
+                f"max_model_len ({shape.max_model_len}), got {requested}"
             )
-        return int(why.record("scheduler.max_num_batched_tokens", asked, "asked for"))
+        return int(why.record("scheduler.max_num_batched_tokens", requested, "requested"))
     tokens, reason = _default_max_num_batched_tokens(device, server)
     if whole and tokens < shape.max_model_len:
         tokens, reason = shape.max_model_len, "no chunked prefill: the longest prompt in one step"
@@ -294,9 +298,9 @@ def _default_max_num_batched_tokens(device: DeviceFacts, server: bool) -> tuple[
 
 
 def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> CacheSection:
-    asked = options.cache.enable_prefix_caching
-    prefix = True if asked is None else asked
-    why.record("cache.prefix_caching", prefix, "the default" if asked is None else "requested")
+    requested = options.cache.enable_prefix_caching
+    prefix = True if requested is None else requested
+    why.record("cache.prefix_caching", prefix, "the default" if requested is None else "requested")
     host = 0
     if options.cache.preemption_mode == "swap":
         host = int(options.cache.swap_space * GIB) // plan.block_bytes
@@ -321,19 +325,19 @@ def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> Cache
 def resolve_scheduler(
     options: Options, shape: EngineShape, device: DeviceFacts, why: DecisionLog, *, server: bool
 ) -> SchedulerSection:
-    asked = options.scheduler
+    requested = options.scheduler
     return SchedulerSection(
         max_num_batched_tokens=shape.max_num_batched_tokens,
         max_num_seqs=shape.max_num_seqs,
         max_model_len=shape.max_model_len,
-        chunked_prefill=asked.enable_chunked_prefill is not False,
-        max_num_partial_prefills=asked.max_num_partial_prefills,
-        max_long_partial_prefills=asked.max_long_partial_prefills,
+        chunked_prefill=requested.enable_chunked_prefill is not False,
+        max_num_partial_prefills=requested.max_num_partial_prefills,
+        max_long_partial_prefills=requested.max_long_partial_prefills,
         long_prefill_token_threshold=_resolve_long_prefill_threshold(options, shape, why),
         inter_token_target_s=_resolve_inter_token_target(options, server, why),
         max_num_queued_reqs=_resolve_max_queued_requests(options, shape, why, server=server),
         max_num_queued_tokens=_resolve_max_queued_tokens(options, shape, why, server=server),
-        policy=asked.scheduling_policy,
+        policy=requested.scheduling_policy,
         preemption_mode=options.cache.preemption_mode,
         steps_in_flight=_resolve_steps_in_flight(options, device, why),
     )
@@ -343,9 +347,9 @@ def _resolve_max_queued_requests(
     options: Options, shape: EngineShape, why: DecisionLog, *, server: bool
 ) -> int | None:
     """Resolve the maximum of requests at once; None: unlimited."""
-    asked, name = options.scheduler.max_num_queued_reqs, "scheduler.max_num_queued_reqs"
-    if asked is not None or not server:
-        return asked or None
+    requested, name = options.scheduler.max_num_queued_reqs, "scheduler.max_num_queued_reqs"
+    if requested is not None or not server:
+        return requested or None
     most = max(8 * shape.max_num_seqs, QUEUED_REQUESTS)
     return int(why.record(name, most, "a server: an unlimited queue only adds waiting"))
 
@@ -354,18 +358,18 @@ def _resolve_max_queued_tokens(
     options: Options, shape: EngineShape, why: DecisionLog, *, server: bool
 ) -> int | None:
     """Resolve the maximum of queued prompt tokens; None: unlimited."""
-    asked, name = options.scheduler.max_num_queued_tokens, "scheduler.max_num_queued_tokens"
-    if asked is not None or not server:
-        return asked or None
+    requested, name = options.scheduler.max_num_queued_tokens, "scheduler.max_num_queued_tokens"
+    if requested is not None or not server:
+        return requested or None
     most = max(16 * shape.max_model_len, QUEUED_TOKENS)
     return int(why.record(name, most, "a server: an unlimited queue only adds waiting"))
 
 
 def _resolve_long_prefill_threshold(options: Options, shape: EngineShape, why: DecisionLog) -> int:
     """Resolve the length of a long prompt. max_long_partial_prefills has no effect without it."""
-    asked = options.scheduler
-    if asked.long_prefill_token_threshold or not asked.max_long_partial_prefills:
-        return asked.long_prefill_token_threshold
+    requested = options.scheduler
+    if requested.long_prefill_token_threshold or not requested.max_long_partial_prefills:
+        return requested.long_prefill_token_threshold
     tokens = max(1, int(shape.max_model_len * LONG_PREFILL_SHARE))
     reason = f"max_long_partial_prefills needs one: {LONG_PREFILL_SHARE:.0%} of max_model_len"
     return int(why.record("scheduler.long_prefill_token_threshold", tokens, reason))
@@ -373,16 +377,16 @@ def _resolve_long_prefill_threshold(options: Options, shape: EngineShape, why: D
 
 def _resolve_inter_token_target(options: Options, server: bool, why: DecisionLog) -> float:
     """Resolve the time limit in seconds of a step with decoding rows; 0: none."""
-    asked, name = options.scheduler.inter_token_target_ms, "scheduler.inter_token_target_s"
+    requested, name = options.scheduler.inter_token_target_ms, "scheduler.inter_token_target_s"
     if options.scheduler.enable_chunked_prefill is False:
-        if asked:
+        if requested:
             raise ConfigError(
                 "inter_token_target_ms splits prompts over steps; enable_chunked_prefill=False "
-                f"forbids; got {asked:g}: leave one of them out"
+                f"forbids; got {requested:g}: leave one of them out"
             )
         return 0.0
-    if asked is not None:
-        return float(why.record(name, asked / 1e3, "asked for"))
+    if requested is not None:
+        return float(why.record(name, requested / 1e3, "requested"))
     if server:
         return float(
             why.record(name, SERVER_INTER_TOKEN_S, "a server: streams wait for their next tokens")
@@ -392,15 +396,15 @@ def _resolve_inter_token_target(options: Options, server: bool, why: DecisionLog
 
 def _resolve_steps_in_flight(options: Options, device: DeviceFacts, why: DecisionLog) -> int:
     """Resolve the number of steps planned before the first result is applied."""
-    asked = options.scheduler
+    requested = options.scheduler
     name = "scheduler.steps_in_flight"
-    if asked.steps_in_flight is not None:
-        if asked.async_scheduling is False and asked.steps_in_flight > 1:
+    if requested.steps_in_flight is not None:
+        if requested.async_scheduling is False and requested.steps_in_flight > 1:
             message = "async_scheduling=False means steps_in_flight=1"
-            raise ConfigError(f"{message}, got {asked.steps_in_flight}: give one of them")
-        return int(why.record(name, asked.steps_in_flight, "asked for"))
-    if asked.async_scheduling is not None:
-        return int(why.record(name, 2 if asked.async_scheduling else 1, "async_scheduling"))
+            raise ConfigError(f"{message}, got {requested.steps_in_flight}: give one of them")
+        return int(why.record(name, requested.steps_in_flight, "requested"))
+    if requested.async_scheduling is not None:
+        return int(why.record(name, 2 if requested.async_scheduling else 1, "async_scheduling"))
     if device.kind == "cpu":
         return int(why.record(name, 1, "a CPU has nothing to overlap with"))
     return int(why.record(name, 2, "the next step is planned while the GPU runs one"))

@@ -75,18 +75,18 @@ def parse_structured_config(given: Mapping[str, Any]) -> StructuredConfig:
 
 def resolve_structured(options: Options, why: DecisionLog) -> StructuredSection:
     """Resolve the section. Raises ConfigError."""
-    asked = options.structured
-    said = parse_structured_config(asked.structured_outputs_config)
-    if said.disable_fallback:
+    section = options.structured
+    parsed = parse_structured_config(section.structured_outputs_config)
+    if parsed.disable_fallback:
         log.info("disable_fallback has no effect: quire never replaces a backend that is named")
-    reason = "requested" if "backend" in asked.structured_outputs_config else "the default"
+    reason = "requested" if "backend" in section.structured_outputs_config else "the default"
     return StructuredSection(
-        backend=why.record("structured.backend", said.backend, reason),
-        disable_any_whitespace=said.disable_any_whitespace,
-        disable_additional_properties=said.disable_additional_properties,
-        enable_in_reasoning=said.enable_in_reasoning,
-        compile_seconds=asked.grammar_compile_seconds,
-        compile_memory=asked.grammar_compile_memory,
-        cache_memory=asked.grammar_cache_memory,
-        cache_size=asked.grammar_cache_size,
+        backend=why.record("structured.backend", parsed.backend, reason),
+        disable_any_whitespace=parsed.disable_any_whitespace,
+        disable_additional_properties=parsed.disable_additional_properties,
+        enable_in_reasoning=parsed.enable_in_reasoning,
+        compile_seconds=section.grammar_compile_seconds,
+        compile_memory=section.grammar_compile_memory,
+        cache_memory=section.grammar_cache_memory,
+        cache_size=section.grammar_cache_size,
     )

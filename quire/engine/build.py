@@ -119,10 +119,10 @@ def build_engine(options: Options, *, server: bool = False) -> EngineBundle:
         bundle = _resolve_and_assemble(options, timer, server=server, texts=load)
         tokenizer = loading[0].result()
         timer.lap("tokenizer")
-        made = {one.name: getattr(bundle, one.name) for one in fields(bundle)}
-        made["seconds"] = timer.seconds()
+        parts = {one.name: getattr(bundle, one.name) for one in fields(bundle)}
+        parts["seconds"] = timer.seconds()
         inputs = build_input_processor(bundle.config, tokenizer, checks=bundle.param_checks)
-        built = EngineBundle(**made, tokenizer=tokenizer, input_processor=inputs)
+        built = EngineBundle(**parts, tokenizer=tokenizer, input_processor=inputs)
     _log_ready(built, timer)
     return built
 
@@ -425,8 +425,8 @@ def build_limits(section: SchedulerSection, queue: WaitingQueue) -> list[StepBud
     if pace is not None:
         limits.append(pace)
     if section.chunked_prefill:
-        room = lambda: budget.left if pace is None else min(budget.left, pace.prompt_tokens_left())  # noqa: E731
-        limits.append(ShortestPromptFirst(queue, room))
+        left = lambda: budget.left if pace is None else min(budget.left, pace.prompt_tokens_left())  # noqa: E731
+        limits.append(ShortestPromptFirst(queue, left))
     else:
         limits.append(WholePromptLimit(section.max_num_batched_tokens))
     if section.max_num_partial_prefills:

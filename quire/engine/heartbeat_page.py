@@ -69,9 +69,9 @@ PAGE_BYTES = 8 * len(Heartbeat._fields)
 
 def create_page() -> int:
     """Returns the descriptor of a new page, a file without a name. The caller must close it."""
-    made = os.memfd_create("quire-beat")
-    os.truncate(made, PAGE_BYTES)
-    return made
+    descriptor = os.memfd_create("quire-beat")
+    os.truncate(descriptor, PAGE_BYTES)
+    return descriptor
 
 
 class HeartbeatWriter(StepObserver):

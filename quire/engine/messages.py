@@ -192,25 +192,25 @@ _OUTPUT_ONLY_PARAMS = frozenset(("output_kind", "stream_interval"))
 def fingerprint(request: Request) -> bytes:
     """A digest of what a request computes, the same for every client."""
     stop, params = request.stop, vars(request.params)
-    asked = (
+    content = (
         request.prompt,
         (stop.max_tokens, stop.min_tokens, sorted(stop.eos_ids), sorted(stop.token_ids)),
         sorted((name, repr(params[name])) for name in params.keys() - _OUTPUT_ONLY_PARAMS),
         (request.n, request.constraint, request.thinking, request.extra_content),
     )
-    return sha256(repr(asked).encode()).digest()
+    return sha256(repr(content).encode()).digest()
 
 
 def request_from_wire(one: WireRequest) -> Request:
     """Convert back. The params are not checked again."""
     values = [getattr(one, name) for name in _REQUEST_FIELDS]
     params = object.__new__(SamplingParams)
-    made = vars(params)
+    fields_by_name = vars(params)
     for name, value in _DEFAULT_PARAMS.items():
-        made[name] = value.copy() if type(value) is list else value
-    made.update(one.params)
+        fields_by_name[name] = value.copy() if type(value) is list else value
+    fields_by_name.update(one.params)
     for name in _STRUCT_PARAMS.keys() & one.params.keys():
-        made[name] = msgspec.convert(one.params[name], _STRUCT_PARAMS[name])
+        fields_by_name[name] = msgspec.convert(one.params[name], _STRUCT_PARAMS[name])
     values[_PARAMS_INDEX] = params
     return Request(*values)
 

@@ -57,5 +57,5 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 @op(cases=_softcap_cases, native=_softcap_native, gpu="elementwise.softcap")
 def softcap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), as a new tensor: logits that may not pass +-cap."""
+    """cap * tanh(x / cap), as a new tensor: logits between -cap and cap."""
     return (cap * torch.tanh(x.float() / cap)).to(x.dtype)

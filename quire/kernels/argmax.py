@@ -20,7 +20,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         (5, 262_144, torch.float16),
     ]:
         x = torch.randn(r, v, device=device).to(dtype)
-        x[-1, v // 2 :] = 3.0  # equal ones: the lowest id is taken
+        x[-1, v // 2 :] = 3.0  # equal values: the lowest id is returned
         x[-1, : v // 2] = -torch.inf
         if r > 1:
             x[0, v // 3] = torch.nan

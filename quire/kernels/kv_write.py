@@ -74,7 +74,7 @@ def kv_write(
 ) -> None:
     """Write the keys and values of T tokens into their slots, in place.
 
-    k, v: [T, K, D], strided views are welcome. cache: [N, 2, K, B, D]. slots: [T] int64.
+    k, v: [T, K, D], may be strided. cache: [N, 2, K, B, D]. slots: [T] int64.
     No two slots are equal, other than the negative ones. The scales are for an fp8 cache.
     """
     live = slots >= 0

@@ -2,7 +2,7 @@
 
 On CPU, `pack` lays a weight out once at load time for the native product. There every output
 element is one fp32 accumulation over the inputs in order, so a row's result does not depend on
-how many other rows the step has. The plain path (F.linear) makes no such promise.
+how many other rows the step has. The plain path (F.linear) does not guarantee that.
 
 Axes: T tokens in the step, I inputs, O outputs.
 """

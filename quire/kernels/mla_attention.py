@@ -43,7 +43,7 @@ def _case(
     free = torch.randperm(pool).int()
     tables = torch.full((len(rows), width), -1, dtype=torch.int32)
     cache = torch.full((pool, 1, 1, block, latent + rotated), float("nan"))
-    own, at = [], 0  # what no token has written yet may hold anything
+    own, at = [], 0  # slots without a token may hold any number
     for s, (q, c) in enumerate(rows):
         used = -(-c // block)
         tables[s, :used] = free[at : at + used]
@@ -125,7 +125,7 @@ def mla_attention(
         attend = _attend_mqa if starts[s + 1] - starts[s] == 1 else _attend_mha
         for row in range(starts[s], starts[s + 1], _TILE):
             stop = min(row + _TILE, starts[s + 1])
-            end = context - (starts[s + 1] - stop)  # tokens the last of these rows sees
+            end = context - (starts[s + 1] - stop)  # tokens visible to the last of these rows
             queries = q[row:stop].float(), q_rope[row:stop].float()
             mixed = attend(*queries, up.float(), held[:end], scale)
             out[row:stop] = mixed.flatten(1).to(q.dtype)
@@ -142,7 +142,7 @@ def _attend_mqa(q: Tensor, q_rope: Tensor, up: Tensor, held: Tensor, scale: floa
 
 
 def _attend_mha(q: Tensor, q_rope: Tensor, up: Tensor, held: Tensor, scale: float) -> Tensor:
-    """The same, by what it means."""
+    """The same, by its definition."""
     plain, latent = q.shape[2], up.shape[2]
     keys, values = torch.einsum("nl,hcl->hnc", held[:, :latent], up).split(
         [plain, up.shape[1] - plain], -1

@@ -57,11 +57,11 @@ def mla_write(
     slots: Tensor,
     interleaved: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Returns (queries' rotated parts [T, H, R], latents [T, L + R] as filed), new tensors.
+    """Returns (queries' rotated parts [T, H, R], latents [T, L + R] as stored), new tensors.
 
     q: [T, H, R], the parts to rotate; kv: [T, L + R]; both may be strided views. weight: [L].
     positions: [T] int32. cos_sin: [P, R] float32, row = (R/2 cosines | R/2 sines).
-    cache: [N, 1, 1, B, L + R]. slots: [T] int64, block * B + offset; negative: not filed.
+    cache: [N, 1, 1, B, L + R]. slots: [T] int64, block * B + offset; negative: not stored.
     interleaved: pairs (2i, 2i + 1) turn together, else (i, i + R/2).
     """
     cos, sin = cos_sin[positions.long()].chunk(2, -1)  # [T, R/2]

@@ -90,15 +90,15 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
 
 def _fp8_case(case: dict[str, Any], block: bool) -> dict[str, Any]:
     """The same case over banks in e4m3."""
-    made = {}
+    banks = {}
     for name in ("gate_up", "down"):
         by = quantize_blocks if block else quantize_channels
         ones = [by(one) for one in case[name]]
-        made[name] = Fp8ExpertWeights(
+        banks[name] = Fp8ExpertWeights(
             torch.stack([one.data for one in ones]), torch.stack([one.scale for one in ones])
         )
     # where a sum is rounded to another e4m3 number, outputs differ by a sixteenth of a term
-    return {**case, **made, "weights": case["weights"] / 4}
+    return {**case, **banks, "weights": case["weights"] / 4}
 
 
 @kernel_for("mlp", "plain", "fp8")
@@ -135,7 +135,7 @@ def moe_experts(
 def _product(x: Tensor, weight: Tensor | StoredWeight, bias: Tensor | None) -> Tensor:
     if isinstance(weight, StoredWeight):
         out = weight.product(x, bias)
-        lazy_fusion.flush()  # on a GPU: the arithmetic that reads it is no op
+        lazy_fusion.flush()  # on a GPU: the arithmetic that reads it is not an op
         return out
     return F.linear(x, weight, bias)
 

@@ -58,7 +58,7 @@ def _case(
             tables[s, : max(0, c - q - window + 1) // block] = -1
     qkv = torch.randn(sum(queries), heads + 2, size, device=device).to(dtype)
     cache = torch.randn(pool, 2, kv_heads, block, size, device=device).to(dtype)
-    for s, (_, c) in enumerate(rows):  # what no token has written yet may hold anything
+    for s, (_, c) in enumerate(rows):  # slots without a token may hold any number
         if c % block:
             cache[tables[s, c // block], :, :, c % block :] = float("nan")
     case = {
@@ -210,7 +210,7 @@ def paged_attention(
     """Attend every query row to the cached tokens of its sequence.
 
     q: [T, H, D], may be strided. cache: [N, 2, K, B, D], the keys and values of the step written;
-    of another dtype than q if it is fp8: then a key is k_scale times what is there. tables: [M, W]
+    of another dtype than q if it is fp8: a key is then k_scale times the cached one. tables: [M, W]
     int32; entries wholly before the window may be -1. q_starts: [S+1] int32. contexts: [S] int32,
     the step's tokens included; 0 is a padding row, which yields zeros. sinks, alibi: [H].
     rows: [S] int32, the row of `tables` of each sequence; None: in order.
@@ -228,7 +228,7 @@ def paged_attention(
     for s, context in enumerate(lengths):
         for row in range(starts[s], starts[s + 1] if context else starts[s], _TILE):
             stop = min(row + _TILE, starts[s + 1])
-            end = context - (starts[s + 1] - stop)  # tokens the last of these rows sees
+            end = context - (starts[s + 1] - stop)  # tokens visible to the last of these rows
             first = max(0, end - (stop - row) - window + 1) if window is not None else 0
             keys, values = _gather_kv(cache, tables[places[s]], first, end)
             mask = _causal_mask(stop - row, end - first, window, q.device)
@@ -265,7 +265,7 @@ def _causal_mask(rows: int, span: int, window: int | None, device: torch.device)
 def _attention_weights(
     q: Tensor, k: Tensor, mask: Tensor, scale: float, bias: _ScoreModifiers
 ) -> Tensor:
-    """What each row gives to each key: [K, H / K, rows, n], fp32."""
+    """The score of each row and each key: [K, H / K, rows, n], fp32."""
     rows, span, size = q.shape[0], k.shape[1], q.shape[2]
     grouped = q.float().view(rows, k.shape[0], -1, size)  # [rows, K, H / K, D]
     scores = torch.einsum("rkgd,knd->kgrn", grouped, k) * scale

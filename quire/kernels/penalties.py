@@ -28,12 +28,12 @@ _PENALTIES = [(1.0, 0.0, 0.0), (1.3, 0.0, 0.0), (1.0, 0.5, 0.0), (0.8, -0.2, 1.5
 
 def _case_tables(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Lines and counts of five slots, most tokens unseen."""
-    asked = [{"repetition": r, "frequency": f, "presence": p} for r, f, p in _PENALTIES]
+    params = [{"repetition": r, "frequency": f, "presence": p} for r, f, p in _PENALTIES]
     times = torch.randint(0, 30, (len(_PENALTIES), vocab)) * (
         torch.rand(len(_PENALTIES), vocab) < 0.1
     )
     prompt = (torch.rand(len(_PENALTIES), vocab) < 0.1).int() * -0x8000
-    return build_table(asked).to(device), (times | prompt).to(torch.int16).to(device)
+    return build_table(params).to(device), (times | prompt).to(torch.int16).to(device)
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -54,8 +54,8 @@ def apply_penalties(logits: Tensor, slots: Tensor, table: Tensor, counts: Tensor
     [slots, V] int16.
     """
     at = slots.long().clamp(min=0)
-    made = penalize(logits, table[at], counts[at])
-    logits.copy_(torch.where(slots[:, None] >= 0, made, logits))
+    penalized = penalize(logits, table[at], counts[at])
+    logits.copy_(torch.where(slots[:, None] >= 0, penalized, logits))
     return logits
 
 

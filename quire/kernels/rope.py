@@ -88,7 +88,7 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     """Rotate the first R of D channels of every query and key head.
 
-    q: [T, H, D], k: [T, K, D], strided views of a fused qkv are welcome. positions: [T] int32.
+    q: [T, H, D], k: [T, K, D], may be strided views of a fused qkv. positions: [T] int32.
     cos_sin: [P, R] float32, row = (R/2 cosines | R/2 sines). Returns (q, k), new tensors.
     """
     cos, sin = cos_sin[positions.long()][:, None].chunk(2, -1)  # [T, 1, R/2]

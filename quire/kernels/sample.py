@@ -28,7 +28,7 @@ class SampledTokens(NamedTuple):
     """
 
     ids: Tensor  # [R] int32
-    max_logits: Tensor  # [R] float32, the best logit: not finite if the row is spoilt
+    max_logits: Tensor  # [R] float32, the best logit: not finite if the row has a NaN or infinity
     min_kept_logits: Tensor  # [R] float32
     last_kept_ids: Tensor  # [R] int32
 

@@ -1,6 +1,6 @@
 """AsyncLLM: the API for programs with an event loop. Takes requests and streams their outputs.
 
-The engine runs in a process of its own, which ends with this object, or with this process. This
+The engine runs in its own process, which ends with this object, or with this process. This
 process converts prompts to tokens and tokens to text. An object belongs to one event loop at a
 time; another loop may use it after the first is closed (asyncio.run twice).
 """
@@ -43,7 +43,7 @@ from quire.text.tokenizing.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 LONG_CHARS = 20_000
-"""Prompts beyond this are tokenized in another thread."""
+"""Longer prompts are tokenized in another thread."""
 DRAIN_POLL_S = 0.05
 UNSUPPORTED_METHODS = {
     "add_lora": "LoRA adapters",
@@ -51,7 +51,7 @@ UNSUPPORTED_METHODS = {
     "list_loras": "LoRA adapters",
     "pin_lora": "LoRA adapters",
     "collective_rpc": "calling workers in another process (LLM has it)",
-    "release_kv_cache_memory": "giving KV memory back by itself (sleep(level=1) does)",
+    "release_kv_cache_memory": "returning KV memory alone (sleep(level=1) does it)",
     "scale_elastic_ep": "elastic expert parallelism",
     "init_weight_transfer_engine": "weight transfer",
     "start_weight_update": "weight transfer",
@@ -59,11 +59,11 @@ UNSUPPORTED_METHODS = {
     "finish_weight_update": "weight transfer",
     "get_weight_version": "weight transfer",
 }
-"""Methods that come later, and the feature each waits for."""
+"""Methods of unsupported features, and the feature of each."""
 
 
 class AsyncLLM:
-    """An engine that is ready. Make one with from_engine_args(); end it with shutdown()."""
+    """A ready engine. Make one with from_engine_args(); end it with shutdown()."""
 
     def __init__(
         self,
@@ -104,14 +104,16 @@ class AsyncLLM:
         vllm_environment.log_notes(strict=options.observe.fail_on_environ_validation)
         level = options.observe.log_level or logging.getLevelName(logging.getLogger("quire").level)
         start_process(level=level)
-        said = options.recovery
+        recovery = options.recovery
         watchdog, began_at = Watchdog(options.health, env.read().cache_dir), time.monotonic()
         keeper = EngineRestarter(
             lambda one: EngineProcessHandle(
                 options, log_level=level, child=one or watchdog.create_child()
             ),
-            RestartBudget(said.max_engine_restarts, said.engine_restart_window),
-            watchdog.create_child if said.engine_standby and said.max_engine_restarts else None,
+            RestartBudget(recovery.max_engine_restarts, recovery.engine_restart_window),
+            watchdog.create_child
+            if recovery.engine_standby and recovery.max_engine_restarts
+            else None,
         )
         try:
             found = keeper.engine.wait_model_located()
@@ -129,9 +131,8 @@ class AsyncLLM:
         return cls(built.config, tokenizer, EngineConnector(engine), engine=engine)
 
     def __getattr__(self, name: str) -> NoReturn:
-        later = (
-            f" yet: {UNSUPPORTED_METHODS[name]} is not built" if name in UNSUPPORTED_METHODS else ""
-        )
+        feature = UNSUPPORTED_METHODS.get(name)
+        later = f": quire does not support {feature} yet" if feature else ""
         raise AttributeError(f"AsyncLLM has no {name!r}{later}", name=name, obj=self)
 
     # -- generating ---------------------------------------------------------------------------
@@ -149,10 +150,10 @@ class AsyncLLM:
         priority: int = 0,
         data_parallel_rank: int | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """The outputs of one prompt as they come, by the output_kind of its params.
+        """The outputs of one prompt as they arrive, by the output_kind of its params.
 
         Raises RequestError before anything runs, EngineError if the request fails, EngineDead.
-        Leaving the loop early aborts the request. request_id: may be in use; None makes one up.
+        Leaving the loop early aborts the request. request_id: may be in use; None: generated.
         """
         if data_parallel_rank:
             raise Unsupported("data_parallel_rank: there is one engine", param="data_parallel_rank")
@@ -168,8 +169,8 @@ class AsyncLLM:
         )
         self._running.setdefault(name, []).append(generation)
         try:
-            async for news in generation:
-                for _, output in news:
+            async for batch in generation:
+                for _, output in batch:
                     output.request_id = name
                     yield output
         finally:
@@ -196,7 +197,7 @@ class AsyncLLM:
         priority: int,
     ) -> PreparedRequest:
         if hasattr(prompt, "__aiter__"):
-            raise Unsupported("a prompt that comes piece by piece is not supported", param="prompt")
+            raise Unsupported("a prompt in several pieces is not supported", param="prompt")
         arrived_at = time.monotonic()
 
         def work() -> PreparedRequest:
@@ -228,7 +229,7 @@ class AsyncLLM:
             await self._on_this_loop().abort(x for one in found for x in one.request_ids)
 
     async def wait_for_requests_to_drain(self, drain_timeout: int = 300) -> None:
-        """Wait until nothing runs. Raises TimeoutError."""
+        """Wait until no request runs. Raises TimeoutError."""
         deadline = time.monotonic() + drain_timeout
         while self._running:
             if time.monotonic() >= deadline:
@@ -237,11 +238,11 @@ class AsyncLLM:
 
     async def encode(self, *given: Any, **named: Any) -> AsyncIterator[NoReturn]:
         """Needs a pooling model."""
-        message = "encode() needs a pooling model; quire runs generating models so far"
+        message = "encode() needs a pooling model; quire supports generating models only"
         raise Unsupported(message)
-        yield  # an async iterator, as with a model that could
+        yield  # an async iterator, as with a pooling model
 
-    # -- what is known ------------------------------------------------------------------------
+    # -- the engine's properties ----------------------------------------------------------------
 
     async def get_tokenizer(self, lora_request: object | None = None) -> Tokenizer:
         """The tokenizer. Raises Unsupported when there is none."""
@@ -261,20 +262,20 @@ class AsyncLLM:
         return ("generate",)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request without sampling parameters gets: the model's generation config."""
+        """Return the defaults of sampling parameters: the model's generation config."""
         return self.inputs.defaults.clone()
 
     async def is_tracing_enabled(self) -> bool:
         return False
 
     async def do_log_stats(self) -> None:
-        """Log what the engine holds now."""
+        """Log the engine's statistics now."""
         log.info("%s", await self._on_this_loop().stats())
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- start and end ------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Have the engine answer. Raises EngineDead."""
+        """Check that the engine answers. Raises EngineDead."""
         await self._on_this_loop().stats()
 
     @property
@@ -297,7 +298,7 @@ class AsyncLLM:
         return dead or EngineDead("the engine was shut down")
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine and its process. What runs fails with EngineDead. timeout: not needed."""
+        """End the engine and its process; requests fail with EngineDead. timeout: unused."""
         if self._stopped:
             return
         self._stopped = True
@@ -312,18 +313,18 @@ class AsyncLLM:
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget cached prefixes. False while requests use them."""
+        """Empty the prefix cache. False while requests use it."""
         client = self._on_this_loop()
         return await client.reset_prefix_cache(reset_running=reset_running_requests)
 
     async def reset_mm_cache(self) -> None:
-        """Nothing to forget: this model reads text only."""
+        """Do nothing: this model reads text only."""
 
     async def reset_encoder_cache(self) -> None:
-        """Nothing to forget: this model reads text only."""
+        """Do nothing: this model reads text only."""
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Stop generating. 0: pause; 1: forget the KV cache too, and free it."""
+        """Stop generating. 0: pause; 1: also drop and free the KV cache."""
         await self._on_this_loop().sleep(level, mode)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
@@ -334,8 +335,8 @@ class AsyncLLM:
         return self._on_this_loop().is_sleeping
 
     async def pause_generation(self, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Make no steps until resume_generation(); new requests wait."""
-        keeps = mode == "keep"  # what it keeps needs its cache
+        """Run no steps until resume_generation(); new requests wait."""
+        keeps = mode == "keep"  # kept requests need their cache
         await self._on_this_loop().pause(mode, clear_cache=clear_cache and not keeps)
 
     async def resume_generation(self) -> None:
@@ -392,4 +393,4 @@ class EngineConnector:
 
 
 AsyncLLMEngine = AsyncLLM
-"""The name older releases use."""
+"""The name in older releases."""

@@ -1,4 +1,4 @@
-"""Runs beam searches over an engine, several prompts at once, and gives them their text."""
+"""Runs beam searches over an engine, several prompts at once, and adds their text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quire.text.prompts import Prompt
 
 @dataclass(frozen=True, slots=True)
 class FinishedBeamSearch:
-    """A search that is over, and what it was for."""
+    """A finished search, and its prompt."""
 
     engine: LLMEngine
     prompt: Prompt
@@ -35,7 +35,7 @@ class FinishedBeamSearch:
         return BeamSearchOutput([self._sequence(beam) for beam in self.beams])
 
     def as_request_output(self) -> RequestOutput:
-        """What generate() returns when it is given BeamSearchParams: a beam is an answer."""
+        """The result of generate() with BeamSearchParams: a beam is an answer."""
         prompt = list(self.search.prompt)
         text = self.prompt if isinstance(self.prompt, str) else self._text(prompt)
         answers = [self._completion_output(i, beam) for i, beam in enumerate(self.beams)]
@@ -67,11 +67,11 @@ class FinishedBeamSearch:
         tokenizer = self.engine.tokenizer
         return tokenizer.decode(tokens, self.params.skip_special_tokens) if tokenizer else None
 
-    def _logprob_entry(self, said: TokenLogprobs) -> dict[int, Logprob]:
+    def _logprob_entry(self, logprobs: TokenLogprobs) -> dict[int, Logprob]:
         tokenizer = self.engine.tokenizer
         return {
             token: Logprob(value, rank, tokenizer.decode_token(token) if tokenizer else None)
-            for token, value, rank in zip(said.ids, said.values, said.ranks)
+            for token, value, rank in zip(logprobs.ids, logprobs.values, logprobs.ranks)
         }
 
 
@@ -129,7 +129,7 @@ def _build_search(
 def _run_together(
     engine: LLMEngine, searches: Sequence[BeamSearch], interrupt: InterruptHandler
 ) -> None:
-    """Round after round, all searches in the same steps."""
+    """Run round after round, all searches in the same steps."""
     try:
         while live := [search for search in searches if not search.is_finished]:
             for search in live:

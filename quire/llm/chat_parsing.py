@@ -35,7 +35,7 @@ from quire.tool_grammar.tool_choice import ToolChoicePolicy, parse_tool_choice
 
 @dataclass(frozen=True, slots=True)
 class ChatParsing:
-    """How the answers of one chat() are to be bound and read."""
+    """The constraints and parsers of the answers of one chat()."""
 
     answer_parsers: AnswerParserFactory
     tools: Sequence[Any]
@@ -48,15 +48,17 @@ class ChatParsing:
     eos_texts: frozenset[str]
 
     def adjust_params(self, given: Sequence[SamplingParams]) -> list[SamplingParams]:
-        """As asked for, but the text of the engine has its special tokens: they are marks."""
-        made = []
+        """The params with special tokens in the engine's text: they are markers."""
+        adjusted = []
         for one in given:
             if not one.detokenize:
-                message = "detokenize=False leaves no text to read reasoning or tool calls in"
+                message = (
+                    "detokenize=False leaves no text from which to parse reasoning or tool calls"
+                )
                 raise RequestError(message, param="detokenize")
-            made.append(one.clone())
-            made[-1].skip_special_tokens = False
-        return made
+            adjusted.append(one.clone())
+            adjusted[-1].skip_special_tokens = False
+        return adjusted
 
     def build_constraints(
         self,
@@ -64,26 +66,28 @@ class ChatParsing:
         conversations: Sequence[Sequence[Any]],
         params: Sequence[SamplingParams],
     ) -> list[PromptConstraints]:
-        """For the answers to each of them. Raises RequestError."""
+        """Return the constraints of the answers to each prompt. Raises RequestError."""
         return [self._build_prompt_constraints(*one) for one in zip(prompts, conversations, params)]
 
     def _build_prompt_constraints(
         self, prompt: str, messages: Sequence[Any], params: SamplingParams
     ) -> PromptConstraints:
-        began, asked = self._prompt_tail(prompt, messages), params.structured_outputs
+        began, requested = self._prompt_tail(prompt, messages), params.structured_outputs
         content = (
-            None if asked is None else from_params.params_to_node(asked, self.structured_defaults)
+            None
+            if requested is None
+            else from_params.params_to_node(requested, self.structured_defaults)
         )
         backend = (
             self.structured_defaults.backend
-            if asked is None
-            else from_params.requested_backend(asked, self.structured_defaults)
+            if requested is None
+            else from_params.requested_backend(requested, self.structured_defaults)
         )
         bound = self._tool_call_plan(content).answer
         form = answer_grammar(bound, self.answer_parsers, began, self.structured_defaults)
         constraint = None
         if form is not None:
-            param = "structured_outputs" if asked is not None else "tools"
+            param = "structured_outputs" if requested is not None else "tools"
             constraint = validate.build_constraint(form, backend, param=param)
         return PromptConstraints(
             constraint,
@@ -93,7 +97,7 @@ class ChatParsing:
     def parse_output(
         self, output: RequestOutput, messages: Sequence[Any], params: SamplingParams
     ) -> None:
-        """Fill in reasoning and tool calls of all answers; their text is what is left."""
+        """Set reasoning and tool calls of all answers; their text is what is left."""
         began = self._prompt_tail(output.prompt or "", messages)
         for one in output.outputs:
             self._parse_completion(one, began, special=not params.skip_special_tokens)
@@ -134,7 +138,7 @@ class ChatParsing:
 
 @dataclass(frozen=True, slots=True)
 class ChatContext:
-    """What chat() was asked of tools and thoughts."""
+    """The arguments of chat() about tools and reasoning."""
 
     parsers: ParserOptions
     tools: Sequence[Any] | None
@@ -145,44 +149,44 @@ class ChatContext:
 
 
 def build_chat_parsing(
-    talk: ChatContext,
+    context: ChatContext,
     tokenizer: Tokenizer,
     chat_template: str | None,
-    house: StructuredDefaults,
+    defaults: StructuredDefaults,
     eos_ids: frozenset[int],
 ) -> ChatParsing | None:
     """None: no constraint and no parser. Raises ConfigError for unknown parsers, RequestError."""
-    tools = talk.tools or ()
-    asked = parse_tool_choice(talk.tool_choice, list(tools_by_name(tools)))
-    made = build_answer_parser_factory(talk.parsers, tokenizer, chat_template)
+    tools = context.tools or ()
+    choice = parse_tool_choice(context.tool_choice, list(tools_by_name(tools)))
+    factory = build_answer_parser_factory(context.parsers, tokenizer, chat_template)
     if (
-        asked.is_explicit
-        and asked.mode == "auto"
+        choice.is_explicit
+        and choice.mode == "auto"
         and tools
-        and (made is None or made.tools is None)
+        and (factory is None or factory.tools is None)
     ):
-        message = "tool_choice 'auto' needs to know how the model writes calls: give tool_parser"
+        message = "tool_choice 'auto' needs a format of calls: give tool_parser"
         raise RequestError(message, param="tool_choice")
-    if made is None and not asked.is_required:
+    if factory is None and not choice.is_required:
         return None
-    made = made or content_only_factory(tokenizer)
-    _check_schemas(tools, asked, strict=made.tools is not None)
+    factory = factory or content_only_factory(tokenizer)
+    _check_schemas(tools, choice, strict=factory.tools is not None)
     ends = frozenset(tokenizer.backend.id_to_token(i) or "" for i in eos_ids)
     return ChatParsing(
-        made,
+        factory,
         tools,
-        talk.variables,
-        talk.continues_final_message,
-        asked,
-        talk.parallel_tool_calls,
-        house,
+        context.variables,
+        context.continues_final_message,
+        choice,
+        context.parallel_tool_calls,
+        defaults,
         ends,
     )
 
 
-def _check_schemas(tools: Sequence[Any], asked: ToolChoicePolicy, *, strict: bool) -> None:
-    """Each schema that calls will be bound to."""
-    names = strict_names(tools) if strict and asked.mode == "auto" else frozenset()
-    for place, tool in enumerate(callable_tools(tools, asked) if tools else ()):
-        if asked.is_required or tool.name in names:
+def _check_schemas(tools: Sequence[Any], choice: ToolChoicePolicy, *, strict: bool) -> None:
+    """Return each schema that constrains calls."""
+    names = strict_names(tools) if strict and choice.mode == "auto" else frozenset()
+    for place, tool in enumerate(callable_tools(tools, choice) if tools else ()):
+        if choice.is_required or tool.name in names:
             check_tool_schema(tool, f"tools[{place}].function.parameters")

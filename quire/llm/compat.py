@@ -12,7 +12,7 @@ _logged: set[str] = set()
 
 
 class ModelConfigView:
-    """The few facts of the model that scripts read from llm_engine.model_config."""
+    """The facts of the model that scripts read from llm_engine.model_config."""
 
     def __init__(self, model: ModelSection, scheduler: SchedulerSection) -> None:
         self.model = model.name
@@ -29,10 +29,10 @@ class ModelConfigView:
 
 
 def refuse_lora(lora_request: object | None) -> None:
-    """Adapters come later; a list of Nones is no adapter."""
+    """Refuse LoRA adapters; a list of Nones is none."""
     given = lora_request if isinstance(lora_request, (list, tuple)) else [lora_request]
     if any(one is not None for one in given):
-        raise Unsupported("lora_request: LoRA adapters are not supported yet", param="lora_request")
+        raise Unsupported("lora_request: quire does not support LoRA yet", param="lora_request")
 
 
 def check_priority(priority: int, policy: str) -> int:

@@ -28,14 +28,14 @@ from quire.text.prompts import Prompt
 from quire.text.tokenizing.tokenizer import Tokenizer
 
 IDLE_SLEEP_S = 0.05
-"""A step in which there was nothing to do ends after so long: there may be a Ctrl-C."""
+"""A step without work ends after so many seconds, so that Ctrl-C is noticed."""
 
 
 class LLMEngine:
     """Requests and their outputs over a built engine."""
 
     def __init__(self, built: EngineBundle) -> None:
-        freeze_gc_heap()  # looking through what start-up made again and again takes a sixth
+        freeze_gc_heap()  # collections over the objects of start-up would take a sixth
         self.built = built
         self.engine = built.engine
         self.inputs = built.input_processor
@@ -47,7 +47,7 @@ class LLMEngine:
     @classmethod
     def from_engine_args(cls, engine_args: Any, usage_context: object = None) -> LLMEngine:
         """Build the engine that the arguments describe."""
-        start_process()  # first: reading the options may have something to say
+        start_process()  # first: parsing the options may log
         options = vllm_environment.apply_environment(options_of(engine_args))
         vllm_environment.log_notes(strict=options.observe.fail_on_environ_validation)
         if options.observe.log_level is not None:
@@ -103,19 +103,17 @@ class LLMEngine:
         self._running[prepared.request.id] = assembler
 
     def subscribe(self, request_id: str, take: Callable[[Update], None] | None) -> None:
-        """Give the updates of a request that was added to the engine itself to `take`."""
+        """Pass the updates of a request that was added to the engine itself to `take`."""
         if take is None:
             self._subscribers.pop(request_id, None)
         else:
             self._subscribers[request_id] = take
 
     def step(self) -> list[RequestOutput]:
-        """One step of the engine; the outputs it yields, by each request's output_kind."""
+        """Run one step; return the outputs it yields, by each request's output_kind."""
         outputs = []
         if self.engine.idle and not self.engine.empty:
-            self.engine.wait(
-                IDLE_SLEEP_S
-            )  # all that are here are kept out of the queue for a while
+            self.engine.wait(IDLE_SLEEP_S)  # every request waits for a resource
         for update in self.engine.step():
             assembler = self._running.get(update.request_id)
             if assembler is None:
@@ -150,7 +148,7 @@ class LLMEngine:
         return len(self._running)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False while blocks are in use."""
+        """Empty the prefix cache. False while blocks are in use."""
         return self.engine.reset_prefix_cache()
 
     def _count(self, output: RequestOutput) -> None:

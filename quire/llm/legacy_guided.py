@@ -17,7 +17,7 @@ from quire.errors import RequestError, Unsupported
 
 
 class LLMGuidedOptions(TypedDict, total=False):
-    """`guided_options_request` of LLM.generate, as older releases have it."""
+    """The fields of `guided_options_request` of LLM.generate in older releases."""
 
     guided_json: str | dict[str, Any]
     guided_regex: str
@@ -47,27 +47,27 @@ GuidedOptions = GuidedDecodingRequest | Mapping[str, Any]
 
 
 def refuse_guided(options: GuidedOptions | None) -> None:
-    """A beam search has no form."""
+    """Raise RequestError: a beam search has no constraint."""
     if options is not None:
-        message = "guided_options_request: a beam search cannot be bound to a form; sample instead"
+        message = "guided_options_request: a beam search cannot be constrained; sample instead"
         raise Unsupported(message, param="guided_options_request")
 
 
 def apply_guided(
     params: Sequence[SamplingParams], options: GuidedOptions | None
 ) -> list[SamplingParams]:
-    """The params, each with what the options ask for. Raises RequestError."""
-    asked = None if options is None else _structured_output_params(options)
-    if asked is None:
+    """Return the params, each with the options' constraint. Raises RequestError."""
+    constraint = None if options is None else _structured_output_params(options)
+    if constraint is None:
         return list(params)
-    made = []
+    params_list = []
     for one in params:
         if one.structured_outputs is not None:
             message = "give structured_outputs or guided_options_request, not both"
             raise RequestError(message, param="guided_options_request")
-        made.append(one.clone())
-        made[-1].structured_outputs = asked
-    return made
+        params_list.append(one.clone())
+        params_list[-1].structured_outputs = constraint
+    return params_list
 
 
 def _structured_output_params(options: GuidedOptions) -> StructuredOutputsParams | None:
@@ -79,7 +79,7 @@ def _structured_output_params(options: GuidedOptions) -> StructuredOutputsParams
     for name in options:
         if name not in GUIDED_FIELDS:
             message = (
-                f"guided_options_request has no {name!r}; known are {', '.join(GUIDED_FIELDS)}"
+                f"guided_options_request has no {name!r}; allowed are {', '.join(GUIDED_FIELDS)}"
             )
             raise RequestError(message, param="guided_options_request")
     found = parse_guided_fields(options)

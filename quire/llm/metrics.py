@@ -1,4 +1,4 @@
-"""Snapshots for LLM.get_metrics: the counts of the engine, under the names of the HTTP metrics."""
+"""Snapshots for LLM.get_metrics: the engine's counters, under the names of the HTTP metrics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Histogram(Metric):
 
 
 def collect_metrics(engine: LLMEngine) -> list[Metric]:
-    """Every metric, now."""
+    """Return every metric of this moment."""
     now = engine.engine.snapshot(rows=0, blocks=False)
     labels = {"model_name": engine.config.model.served_names[0], "engine": "0"}
     found: list[Metric] = [

@@ -42,20 +42,20 @@ T = TypeVar("T")
 SamplingParamsArg = SamplingParams | Sequence[SamplingParams]
 ConversationArg = Sequence[Any]
 UNSUPPORTED_METHODS = {
-    "release_kv_cache_memory": "giving KV memory back",
+    "release_kv_cache_memory": "returning KV memory alone",
     "init_weight_transfer_engine": "weight transfer",
     "start_weight_update": "weight transfer",
     "update_weights": "weight transfer",
     "finish_weight_update": "weight transfer",
     "get_weight_version": "weight transfer",
 }
-"""Methods that come later, and the feature each waits for."""
+"""Methods of unsupported features, and the feature of each."""
 
 
 class LLM:
-    """A model, loaded and ready. `model` is a folder, a hub name, or "embedded".
+    """A loaded model. `model` is a folder, a hub name, or "embedded".
 
-    Keywords are the engine options (quire.config.options), by the names users of vLLM know.
+    Keywords are the engine options (quire.config.options), under vLLM's names.
     """
 
     def __init__(self, model: str = "embedded", **options: Any) -> None:
@@ -65,9 +65,9 @@ class LLM:
     @classmethod
     def from_engine_args(cls, engine_args: Any) -> LLM:
         """From EngineArgs, Options, or a dict of flat option names."""
-        made = cls.__new__(cls)
-        made._start(LLMEngine.from_engine_args(engine_args))
-        return made
+        llm = cls.__new__(cls)
+        llm._start(LLMEngine.from_engine_args(engine_args))
+        return llm
 
     def _start(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
@@ -79,9 +79,8 @@ class LLM:
         self._template = load_chat_template(engine.config.model.chat_template)
 
     def __getattr__(self, name: str) -> NoReturn:
-        later = (
-            f" yet: {UNSUPPORTED_METHODS[name]} is not built" if name in UNSUPPORTED_METHODS else ""
-        )
+        feature = UNSUPPORTED_METHODS.get(name)
+        later = f": quire does not support {feature} yet" if feature else ""
         raise AttributeError(f"LLM has no {name!r}{later}", name=name, obj=self)
 
     # -- generating ---------------------------------------------------------------------------
@@ -103,7 +102,7 @@ class LLM:
 
         sampling_params: one for all, or one each; None: get_default_sampling_params().
         BeamSearchParams give the beams as the outputs of each prompt. guided_options_request:
-        the form of all outputs, in the words of older releases.
+        the constraint of all outputs, as in older releases.
         """
         given = normalize_prompts(prompts, prompt_token_ids)
         if isinstance(sampling_params, BeamSearchParams):
@@ -149,7 +148,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
 
-        reasoning_parser, tool_parser: names as `quire serve` knows them, or "auto"; then outputs
+        reasoning_parser, tool_parser: names as for `quire serve`, or "auto"; outputs then
         have `reasoning` and `tool_calls`, and `text` is what is left. tool_choice: as over HTTP;
         "required" or a function forces calls, with a parser or without one.
         """
@@ -163,7 +162,9 @@ class LLM:
             structured_defaults(self.llm_engine.config),
             self.llm_engine.inputs.eos_ids,
         )
-        asked = [] if reading is None else self._params_per_prompt(sampling_params, len(given))
+        each_params = (
+            [] if reading is None else self._params_per_prompt(sampling_params, len(given))
+        )
         texts = self._render_conversations(
             given,
             chat_template,
@@ -175,18 +176,18 @@ class LLM:
         )
         ids = self._enqueue(
             texts,
-            sampling_params if reading is None else reading.adjust_params(asked),
+            sampling_params if reading is None else reading.adjust_params(each_params),
             use_tqdm=use_tqdm,
             lora_request=lora_request,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
-            add_special_tokens=False,  # the template wrote them
-            rules=None if reading is None else reading.build_constraints(texts, given, asked),
+            add_special_tokens=False,  # the template has them
+            rules=None if reading is None else reading.build_constraints(texts, given, each_params),
         )
         outputs = self._collect(ids, use_tqdm)
         if reading is not None:
-            for output, conversation, params in zip(outputs, given, asked):
+            for output, conversation, params in zip(outputs, given, each_params):
                 reading.parse_output(output, conversation, params)
         return outputs
 
@@ -202,7 +203,7 @@ class LLM:
         tokenization_kwargs: Mapping[str, object] | None = None,
         mm_processor_kwargs: Mapping[str, object] | None = None,
     ) -> list[str]:
-        """Queue prompts without running them; their request ids. See wait_for_completion."""
+        """Queue prompts without running them; return their request ids. See wait_for_completion."""
         given = normalize_prompts(prompts, prompt_token_ids)
         return self._enqueue(
             given,
@@ -231,7 +232,7 @@ class LLM:
         tokenization_kwargs: Mapping[str, object] | None = None,
         mm_processor_kwargs: Mapping[str, object] | None = None,
     ) -> list[str]:
-        """Queue conversations without running them; their request ids."""
+        """Queue conversations without running them; return their request ids."""
         texts = self._render_conversations(
             normalize_conversations(messages),
             chat_template,
@@ -249,13 +250,13 @@ class LLM:
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
-            add_special_tokens=False,  # the template wrote them
+            add_special_tokens=False,  # the template has them
         )
 
     def wait_for_completion(
         self, output_type: type[Any] | None = None, *, use_tqdm: UseTqdm = True
     ) -> list[Any]:
-        """Run what was enqueued; all outputs not yet collected, in the order of enqueueing."""
+        """Run queued requests; return all outputs not yet collected, in the order of enqueueing."""
         if output_type not in (None, RequestOutput):
             raise Unsupported(f"output_type must be RequestOutput or None, got {output_type!r}")
         if not self._done.keys() >= set(self._order):
@@ -271,7 +272,7 @@ class LLM:
         concurrency_limit: int | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[BeamSearchOutput]:
-        """The beam_width likeliest continuations of each prompt, best first."""
+        """Return the beam_width likeliest continuations of each prompt, best first."""
         found = self._run_beam_search(
             normalize_prompts(prompts), params, lora_request, use_tqdm, concurrency_limit, priority
         )
@@ -306,7 +307,7 @@ class LLM:
         tools: Sequence[Any] | None,
         **how: Any,
     ) -> list[str]:
-        """Each conversation as the text of a prompt. how: of Template.render."""
+        """Render each conversation to the text of a prompt. how: arguments of Template.render."""
         source = self._template if chat_template is None else load_chat_template(chat_template)
         template = self.get_tokenizer().template(source, tools)
         return [template.render(one, tools, **how) for one in given]
@@ -326,7 +327,7 @@ class LLM:
     ) -> list[str]:
         """Check everything, then queue everything, or nothing.
 
-        rules: of each prompt, if its params alone do not say them.
+        rules: constraints of each prompt beyond its params.
         """
         self._check_awake()
         refuse_lora(lora_request)
@@ -393,14 +394,14 @@ class LLM:
             raise
         finally:
             bar.close()
-        taken = set(ids)
-        self._order = [one for one in self._order if one not in taken]
+        removed = set(ids)
+        self._order = [one for one in self._order if one not in removed]
         return [self._raise_or_return(self._done.pop(one)) for one in ids]
 
     def _abort_all(self, ids: Sequence[str]) -> None:
         self.llm_engine.abort_request(ids)
-        taken = set(ids)
-        self._order = [one for one in self._order if one not in taken]
+        removed = set(ids)
+        self._order = [one for one in self._order if one not in removed]
         for one in ids:
             self._done.pop(one, None)
 
@@ -412,7 +413,7 @@ class LLM:
     def _params_per_prompt(
         self, given: SamplingParamsArg | None, count: int
     ) -> list[SamplingParams]:
-        """One per prompt, each a copy that returns one final output."""
+        """Return one per prompt, each a copy that returns one final output."""
         if given is None:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
@@ -432,10 +433,10 @@ class LLM:
         policy = self.llm_engine.config.scheduler.policy
         return [check_priority(one, policy) for one in each]
 
-    # -- what is known ------------------------------------------------------------------------
+    # -- the engine's properties ----------------------------------------------------------------
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request without sampling parameters gets: the model's generation config."""
+        """Return the defaults of sampling parameters: the model's generation config."""
         return self.llm_engine.inputs.defaults.clone()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -455,7 +456,7 @@ class LLM:
         return self.llm_engine.config.parallel.tensor
 
     def get_metrics(self) -> list[metrics.Metric]:
-        """Counters and gauges of this moment, by the names dashboards know."""
+        """Return counters and gauges of this moment, under the names of dashboards."""
         return metrics.collect_metrics(self.llm_engine)
 
     def __repr__(self) -> str:
@@ -472,7 +473,7 @@ class LLM:
     ) -> list[T]:
         """Call a method of every worker, or a function with the worker first; one result each.
 
-        timeout: for workers elsewhere; here the call is made in this process and waited for.
+        timeout: unused: the call runs in this process.
         """
         return self.llm_engine.engine.apply_model(
             lambda model: Worker(0, model).call(method, args, kwargs or {})
@@ -485,16 +486,16 @@ class LLM:
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget cached prefixes. False while requests use them."""
+        """Empty the prefix cache. False while requests use it."""
         if reset_running_requests:
             self._abort_all(list(self._order))
         return self.llm_engine.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
-        """Nothing to forget: this model reads text only."""
+        """Do nothing: this model reads text only."""
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Stop generating. 0: pause; 1: forget the KV cache too, and free it. See wake_up."""
+        """Stop generating. 0: pause; 1: also drop and free the KV cache. See wake_up."""
         sleep_mode.check_sleep_args(level, mode)
         if mode == "abort":
             self._abort_all(list(self._order))
@@ -502,7 +503,7 @@ class LLM:
             self._run_enqueued()
         elif level and self._order:
             raise RequestError(
-                "mode='keep' keeps requests, whose KV level 1 would forget: use level 0"
+                "mode='keep' keeps requests, whose KV level 1 would drop: use level 0"
             )
         self._asleep = sleep_mode.tags_at_level(level)
         if level:
@@ -523,9 +524,11 @@ class LLM:
     ) -> None:
         """Record a trace until stop_profile, which writes it into ./quire_profile."""
         if delay_iterations or max_iterations:
-            raise Unsupported("delay_iterations and max_iterations are not supported: leave them")
+            raise Unsupported(
+                "delay_iterations and max_iterations are not supported: leave them out"
+            )
         if self._profile is not None:
-            raise RequestError("a profile is being recorded already: call stop_profile first")
+            raise RequestError("a profile is already being recorded: call stop_profile first")
         self._profile = TorchProfile.start(profile_prefix, profiler_kwargs or {})
 
     def stop_profile(self) -> None:
@@ -546,7 +549,7 @@ class LLM:
             message = "the engine sleeps: call wake_up() first"
             raise RequestError(f"{message} (asleep: {', '.join(sorted(self._asleep))})")
 
-    # -- what pooling models will do ----------------------------------------------------------
+    # -- pooling models --------------------------------------------------------------------------
 
     def encode(self, *given: Any, **named: Any) -> NoReturn:
         raise _pooling_unsupported("encode")
@@ -565,13 +568,13 @@ class LLM:
 
 
 def _raise_request_error(output: RequestOutput) -> None:
-    """What the engine found wrong with a request, as if it had been refused at once."""
+    """Return the engine's error of a request, as if it had been refused at once."""
     if output.fault is not None:
         raise output.fault
 
 
 def _pooling_unsupported(name: str) -> Unsupported:
-    return Unsupported(f"{name}() needs a pooling model; quire runs generating models so far")
+    return Unsupported(f"{name}() needs a pooling model; quire supports generating models only")
 
 
 def _with_final_output(params: SamplingParams) -> SamplingParams:

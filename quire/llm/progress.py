@@ -14,7 +14,7 @@ from quire.outputs import RequestOutput
 
 T = TypeVar("T")
 UseTqdm = bool | Callable[..., Any]
-"""True, False, or something to call as tqdm is called."""
+"""True, False, or a function that is called as tqdm is."""
 
 
 def _make_bar(use: UseTqdm, **named: Any) -> Any:
@@ -27,7 +27,7 @@ def _make_bar(use: UseTqdm, **named: Any) -> Any:
 
 
 def track_adding(items: Iterable[T], use: UseTqdm) -> Iterator[T]:
-    """The items, under the bar `Adding requests`."""
+    """Iterate over the items, under the bar `Adding requests`."""
     if not use:
         yield from items
         return
@@ -72,7 +72,7 @@ class InterruptHandler(AbstractContextManager["InterruptHandler"]):
     """While it is open, Ctrl-C sets `asked` instead of raising in the middle of a step.
 
     The third Ctrl-C raises at once, and may leave the engine unusable: for a step that hangs.
-    Outside the main thread, where Python gives no signals, it does nothing.
+    Outside the main thread, where Python delivers no signals, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -83,9 +83,7 @@ class InterruptHandler(AbstractContextManager["InterruptHandler"]):
     def __enter__(self) -> InterruptHandler:
         if threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.getsignal(signal.SIGINT)
-            if (
-                self._previous_handler is not None
-            ):  # None: a handler Python did not set; leave it alone
+            if self._previous_handler is not None:  # None: a handler that Python did not set stays
                 signal.signal(signal.SIGINT, self._interrupt)
         return self
 

@@ -30,14 +30,14 @@ class _TokensPromptBase(TypedDict):
 
 
 class TokensPrompt(_TokensPromptBase, total=False):
-    """A prompt as token ids; text beside them is only shown."""
+    """A prompt as token ids; its text is only shown."""
 
     prompt: str
     cache_salt: str
 
 
 def normalize_prompts(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
-    """All prompts, each in a form of its own.
+    """Return all prompts, each in its own form.
 
     prompt_token_ids: how older releases passed ids, beside or instead of texts.
     """
@@ -61,7 +61,7 @@ def normalize_prompts(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt
 
 
 def is_single_prompt(given: Any) -> bool:
-    """A single prompt: text, a dict, or a vector of ids; not a list of prompts."""
+    """Whether this is a single prompt: text, a dict, or a vector of ids; not a list of prompts."""
     if isinstance(given, (str, bytes, Mapping)):
         return True
     if not isinstance(given, Sequence):

@@ -1,4 +1,4 @@
-"""The view of a worker that a function passed to collective_rpc gets."""
+"""The worker that a function passed to collective_rpc gets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Worker:
         return self.model
 
     def check_health(self) -> bool:
-        """True: it answers."""
+        """Return True: it answers."""
         return True
 
     def list_parameters(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -33,7 +33,8 @@ class Worker:
     def call(
         self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """A method of this class by name, or any function with this worker first."""
+        """Call a method of this class by name, or any function with this worker as first
+        argument."""
         if callable(method):
             return method(self, *args, **kwargs)
         if method not in METHODS:

@@ -28,7 +28,7 @@ from quire.models.base import CarriedStates, ModelConfig, StepInputs, Weights
 
 
 class MissingLayer(nn.Module):
-    """Keeps the place of a layer of another pipeline stage, so that names and numbers stay."""
+    """Placeholder for a layer of another pipeline stage, so that names and numbers stay."""
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> CarriedStates:
         return x, res

@@ -10,7 +10,7 @@ from quire.models.base import Hf, field_of
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """The sparse half of a model's facts."""
+    """The fields of a model's Config about its experts."""
 
     experts: int
     top_k: int
@@ -25,7 +25,7 @@ class ExpertSizes:
 
 
 def expert_sizes(hf: Hf) -> ExpertSizes:
-    """Qwen's names for them."""
+    """Read Qwen's names of these fields."""
     dense = field_of(hf, "mlp_only_layers", list, default=[])
     if not all(type(i) is int for i in dense):
         raise ConfigError(f"config.json: mlp_only_layers is {dense!r}; it must be layer numbers")
@@ -44,7 +44,7 @@ def expert_sizes(hf: Hf) -> ExpertSizes:
 
 
 def expert_counts(hf: Hf) -> tuple[int, int]:
-    """(experts, experts per token), whichever of its two names the first goes by."""
+    """Return (experts, experts per token); the first has one of two names."""
     name = "num_local_experts" if hf.get("num_experts") is None else "num_experts"
     experts = field_of(hf, name, int)
     top_k = field_of(hf, "num_experts_per_tok", int)

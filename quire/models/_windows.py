@@ -1,4 +1,4 @@
-"""Reads which layers slide a window, from the fields that config.json files have for it."""
+"""Reads which layers have a sliding window, from the fields that config.json files have for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def windows_of(hf: Hf, window: int | None, default: list[str]) -> Windows:
-    """Per layer, the window or None. By `layer_types`; by `default` if it is absent."""
+    """Return the window of each layer, or None. By `layer_types`; by `default` if it is absent."""
     kinds = field_of(hf, "layer_types", list, default=default)
     if len(kinds) != len(default):
         raise ConfigError(
@@ -45,7 +45,7 @@ def read_upper_layer_windows(hf: Hf, layers: int) -> Windows:
 
 
 def read_periodic_windows(hf: Hf, layers: int, *, window: int, period: int) -> Windows:
-    """Every `period`-th layer sees all, the others a window. (Gemma)"""
+    """Every `period`-th layer has full attention, the others a window. (Gemma)"""
     window = field_of(hf, "sliding_window", int, default=window)
     kinds = [FULL if (i + 1) % period == 0 else SLIDING for i in range(layers)]
     return windows_of(hf, window, kinds)

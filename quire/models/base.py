@@ -54,7 +54,7 @@ class HiddenTaps:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a forward pass reads. Tokens of all rows are packed; there is no batch axis.
+    """The inputs of a forward pass. Tokens of all rows are packed; there is no batch axis.
 
     Where a token is in the cache is part of `attention`, so `positions` may differ from it.
     """
@@ -68,7 +68,7 @@ class StepInputs:
 
 
 class LanguageModel(Protocol):
-    """A built model as the runner uses it."""
+    """A built model, as the runner calls it."""
 
     def __call__(self, step: StepInputs) -> Tensor:
         """Hidden states of every token in the step: [T, E]."""
@@ -110,7 +110,7 @@ def _kind(kind: type) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The facts that the engine reads of every model. Each model's Config adds its own."""
+    """The config fields that the engine reads of every model. Each model's Config adds its own."""
 
     vocab: int
     hidden: int
@@ -124,19 +124,19 @@ class ModelConfig:
     act: str  # a key of layers.KINDS
     tied: bool  # the output head is the token embedding
     dtype: str | None  # of the checkpoint, if config.json has it
-    quantized: QuantFacts | None = None  # how it holds its weights; None: plainly
-    windows: tuple[int | None, ...] = ()  # per layer; (): every layer sees everything
+    quantized: QuantFacts | None = None  # how its weights are stored; None: unquantized
+    windows: tuple[int | None, ...] = ()  # per layer; (): full attention in every layer
     embed_scale: float = 1.0  # of token embeddings
     norm_offset: float = 0.0  # added to the weights of the last norm
     logit_softcap: float | None = None
 
     def window(self, layer: int) -> int | None:
-        """The window of one layer; None if it is as long as anything served."""
+        """Return the window of one layer; None if it covers every served length."""
         found = self.windows[layer] if self.windows else None
         return found if found is not None and found < self.max_len else None
 
     def attention_layers(self) -> tuple[LayerFacts, ...]:
-        """What each attention layer keeps in the cache."""
+        """Return what each attention layer stores in the cache."""
         return tuple(
             LayerFacts(self.kv_heads, self.head_dim, self.window(i)) for i in range(self.layers)
         )

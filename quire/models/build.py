@@ -1,4 +1,4 @@
-"""Builds a model that runs, of a config and a checkpoint.
+"""Builds a runnable model from a config and a checkpoint.
 
     describe on meta -> ranks (mesh) -> quantization method -> rotary tables, KV places
                      -> strict load, layer by layer, each packed at once -> eval
@@ -43,8 +43,8 @@ def read_model_config(hf: Hf) -> tuple[str, ModelConfig]:
     model_type = field_of(hf, "model_type", str)
     if model_type not in (known := MODELS.names()):
         near = difflib.get_close_matches(model_type[:80], known, n=1, cutoff=0.7)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        raise ConfigError(f"models of type {model_type!r:.80} are not built yet; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"supported: {', '.join(known)}"
+        raise ConfigError(f"models of type {model_type!r:.80} are not supported yet; {hint}")
     with raise_as_config_error("config.json"):
         quantized = read_quantization(hf)
         return model_type, replace(MODELS.load(model_type).Config.from_hf(hf), quantized=quantized)
@@ -107,7 +107,8 @@ def load_weights(
     progress: bool,
     seed: int,
 ) -> None:
-    """Load or draw every parameter, packing as it goes. Also reloads a model already built."""
+    """Load or initialize every parameter, packing on the way. Also reloads a model already
+    built."""
     weights = cast(Weights, model.weights)
     leaves = {name: m for name, m in model.named_modules() if isinstance(m, ParamModule)}
     tie = weights.tie if config.tied else {}
@@ -146,7 +147,7 @@ def assign_kv_tensors(model: nn.Module, groups: Sequence[KVCacheGroup]) -> None:
 
 
 def plain_param(model: nn.Module, name: str) -> Tensor:
-    """One parameter as a plain tensor, whatever form it is held in. Raises KeyError."""
+    """One parameter as a plain tensor, whatever its stored form. Raises KeyError."""
     path, _, param = name.rpartition(".")
     module = dict(model.named_modules()).get(path)
     module = module if isinstance(module, ParamModule) else None
@@ -176,7 +177,7 @@ def _shard_model(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
 
 
 def _set_quant_methods(model: nn.Module, facts: QuantFacts | None) -> None:
-    """Give linear layers and banks their method; what is fused is quantized whole or not."""
+    """Set the method of linear layers and banks; a fused layer is quantized whole or not at all."""
     if facts is None:
         return
     method = cast(Method, PluginRegistry("quire.quant").load(facts.method).Method(facts))
@@ -191,7 +192,7 @@ def _set_quant_methods(model: nn.Module, facts: QuantFacts | None) -> None:
 
 
 def _set_stored_methods(model: nn.Module, names: Iterable[str]) -> None:
-    """Give banks whose tensors in the checkpoint are MXFP4 its method, before the one they have."""
+    """Set the MXFP4 method on banks whose tensors are MXFP4, before the method they have."""
     weights = cast(Weights, model.weights)
     stored = {weights.target(name)[:2] for name in names if name.endswith("_blocks")}
     for name, module in model.named_modules():

@@ -35,7 +35,7 @@ from quire.models._rope import rope_of, scaled_max_len, section_of
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
 
 LATENT_EPS = 1e-6
-"""Of the norms of compressed queries and latents, whatever rms_norm_eps is."""
+"""Epsilon of the norms of compressed queries and latents, whatever rms_norm_eps is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Config(ModelConfig):
     shared_experts: int
     dense: int  # so many first layers have an ordinary MLP
     routing: RoutingMethod
-    correction: bool = False  # the choice of experts is corrected by a learned bias
+    correction: bool = False  # a learned bias corrects the choice of experts
     spare_layers: int = 0  # of the checkpoint, after the last: they predict further tokens
 
     @classmethod
@@ -62,7 +62,7 @@ class Config(ModelConfig):
 
 
 def shared_fields(hf: Hf) -> dict[str, Any]:
-    """What V2 and V3 name alike."""
+    """Read the fields that V2 and V3 have in common."""
     field_of(hf, "attention_bias", bool, default=False, one_of=(False,))
     field_of(hf, "moe_layer_freq", int, default=1, one_of=(1,))
     sizes = sizes_of({**hf, "num_key_value_heads": 1, "head_dim": 1})
@@ -94,7 +94,7 @@ def latent_sizes(hf: Hf, heads: int) -> MLASizes:
 
 
 def scale_of(hf: Hf, attention: MLASizes) -> float:
-    """Of the scores: a stretched model's attention is hotter by mscale_all_dim, twice."""
+    """Return the scale of the scores: a stretched model multiplies it by mscale_all_dim, twice."""
     part, heat = section_of(hf), 1.0
     hotter = part.number("mscale_all_dim", 0.0)
     if part.kind != "default" and hotter and part.factor > 1:
@@ -117,7 +117,7 @@ def routing_of(hf: Hf) -> RoutingMethod:
 
 
 def checked(hf: Hf, routing: RoutingMethod) -> RoutingMethod:
-    """The routing, if there are experts enough for it. Raises ConfigError."""
+    """Return the routing, if there are enough experts for it. Raises ConfigError."""
     experts = field_of(hf, "n_routed_experts", int)
     if experts % routing.groups or not 1 <= routing.top_groups <= routing.groups:
         raise ConfigError(

@@ -51,7 +51,7 @@ CONVENTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ModelConfig):
-    rope: RopeConfig  # of layers that see everything
+    rope: RopeConfig  # of layers with full attention
     local_rope: RopeConfig  # of layers with a window
     scale: float  # of attention scores
     bias: bool
@@ -59,7 +59,7 @@ class Config(ModelConfig):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
         field_of(hf, "use_bidirectional_attention", bool, default=False, one_of={False})
-        if hf.get("attn_logit_softcapping") is not None:  # transformers ignores it: so would we
+        if hf.get("attn_logit_softcapping") is not None:  # transformers ignores it too
             field_of(hf, "attn_logit_softcapping", float, one_of={None})
         hf = {**DEFAULTS, **hf}
         sizes = sizes_of(hf, act="hidden_activation", tied=True)

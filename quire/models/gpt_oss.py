@@ -1,7 +1,7 @@
 """GPT-OSS: experts with a clamped gate, a learned sink in every head, windows in every other layer.
 
-A head's sink is one more score in its softmax, of no key. Biases are everywhere but in the norms
-and the head.
+A head's sink is one more score in its softmax, without a key. Biases are everywhere but in the
+norms and the head.
 
 Source: model_type "gpt_oss", https://huggingface.co/openai/gpt-oss-20b; transformers
         modeling_gpt_oss.py

@@ -35,7 +35,7 @@ CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ModelConfig):
-    positions: int  # rows of the position table that mean one
+    positions: int  # used rows of the position table
     word_size: int  # of a token's vector, before projection to hidden
     bias: bool
     norm_before: bool

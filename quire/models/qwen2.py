@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on q, k, v, and a window in its upper layers if asked.
+"""Qwen2 and Qwen2.5: Llama with biases on q, k, v, and optionally a window in its upper layers.
 
 Source: model_type "qwen2", https://huggingface.co/Qwen/Qwen2.5-7B; transformers modeling_qwen2.py
 """

@@ -50,7 +50,7 @@ class Config(llama.Config):
 
 
 def _windows(hf: Hf, layers: int) -> tuple[int | None, ...]:
-    """Every other one of the lower layers slides a window, if use_sliding_window."""
+    """Every second one of the lower layers has a window, if use_sliding_window."""
     if not field_of(hf, "use_sliding_window", bool, default=False):
         return ()
     window = field_of(hf, "sliding_window", int, default=4096)

@@ -109,8 +109,8 @@ def quantize(weight: Tensor, block: int) -> Fp8Weight:
     for at in range(0, outputs, step):
         stripe = weight[at : at + step]
         if block:
-            made = quantize_blocks(stripe)
-            data[at : at + step], scale = made.data, made.scale
+            quantized = quantize_blocks(stripe)
+            data[at : at + step], scale = quantized.data, quantized.scale
         else:
             data[at : at + step], scale = quantize_fp8(
                 stripe

@@ -113,7 +113,7 @@ def build_step_result(
     for i in kept if logprobs else ():
         if i in logprobs:
             scored.setdefault(rows[i], []).append(logprobs[i])
-    made = StepResult(
+    result = StepResult(
         tokens,
         logprobs=scored,
         errors=_by_plan_row(errors, rows, kept),
@@ -123,8 +123,8 @@ def build_step_result(
     )
     for fields in extras:
         for name, of_rows in fields.items():
-            getattr(made, name).update(of_rows)
-    return made
+            getattr(result, name).update(of_rows)
+    return result
 
 
 def _by_plan_row(

@@ -76,10 +76,10 @@ def encode(value: ModelInput) -> bytes:
 
 def decode(data: bytes, part_types: Mapping[str, type[StepPart]]) -> ModelInput:
     """Decode the result of `encode`."""
-    made = _decoder.decode(data)
-    for name, part in made.parts.items():
-        made.parts[name] = msgspec.convert(part, part_types[name])
-    return made
+    decoded = _decoder.decode(data)
+    for name, part in decoded.parts.items():
+        decoded.parts[name] = msgspec.convert(part, part_types[name])
+    return decoded
 
 
 def _to_plain(value: Any) -> Any:

@@ -69,10 +69,10 @@ class WorkerCalls:
     def memory_peak(self) -> tuple[int, int]:
         """Return bytes beyond the reset: in use at once, and allocated from the driver for that."""
         torch.cuda.synchronize()
-        used, taken = self._memory_before
+        used, reserved = self._memory_before
         return (
             int(torch.cuda.max_memory_allocated()) - used,
-            int(torch.cuda.max_memory_reserved()) - taken,
+            int(torch.cuda.max_memory_reserved()) - reserved,
         )
 
     def release_kv_memory(self) -> None:
@@ -138,5 +138,5 @@ class TraceMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in LIBRARY_GEMMS and kwargs.get("out") is not None:
             return kwargs["out"]
-        made = func(*args, **kwargs)
-        return made.zero_() if func in UNINITIALIZED_CONSTRUCTORS else made
+        result = func(*args, **kwargs)
+        return result.zero_() if func in UNINITIALIZED_CONSTRUCTORS else result

@@ -203,7 +203,7 @@ def test_what_cannot_run_is_refused_before_it_does(tokenizer):
             await anext(llm.generate(PROMPT, params))
         with pytest.raises(Unsupported, match="pooling"):
             await anext(llm.encode(PROMPT))
-        with pytest.raises(AttributeError, match="LoRA adapters is not built"):
+        with pytest.raises(AttributeError, match="does not support LoRA adapters"):
             _ = llm.add_lora
         await idle(llm)
 

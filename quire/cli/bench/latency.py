@@ -34,19 +34,19 @@ def main(argv: Sequence[str]) -> int:
         run()
     latencies = [_time_run(run) for _ in range(args.num_iters)]
     mean = sum(latencies) / len(latencies)
-    made = sum(item.output_len for item in work) * args.n
+    output_tokens = sum(item.output_len for item in work) * args.n
     found = {
         "avg_latency": mean,
         "latencies": latencies,
         "percentiles": percentiles(latencies),
-        "output_tokens_per_second": made / mean,
+        "output_tokens_per_second": output_tokens / mean,
     }
     print_table(
         f"{args.batch_size} x ({args.input_len} in, {args.output_len or 128} out)",
         [
             ("mean", f"{mean * 1e3:.2f} ms"),
             *((f"p{q}", f"{s * 1e3:.2f} ms") for q, s in percentiles(latencies).items()),
-            ("output", f"{made / mean:.1f} tok/s"),
+            ("output", f"{output_tokens / mean:.1f} tok/s"),
         ],
     )
     write_json(found, args.output_json)

@@ -83,18 +83,18 @@ def summarize(
     """The metrics of a run."""
     good = [one for one in answers if one.error is None]
     read = sum(one.prompt_tokens for one in good)
-    made = sum(one.output_tokens for one in good)
+    output_tokens = sum(one.output_tokens for one in good)
     kept = [one for one in good if _meets_slo(one, limits)] if limits else None
     found: dict[str, Any] = {
         "duration": seconds,
         "completed": len(good),
         "failed": len(answers) - len(good),
         "total_input_tokens": read,
-        "total_output_tokens": made,
+        "total_output_tokens": output_tokens,
         "request_throughput": len(good) / seconds,
         "request_goodput": None if kept is None else len(kept) / seconds,
-        "output_throughput": made / seconds,
-        "total_token_throughput": (read + made) / seconds,
+        "output_throughput": output_tokens / seconds,
+        "total_token_throughput": (read + output_tokens) / seconds,
         "max_output_tokens_per_s": _peak_output_throughput(good),
         "max_concurrent_requests": _peak_concurrency(good),
         "errors": sorted({one.error for one in answers if one.error is not None})[:10],

@@ -32,21 +32,21 @@ def main(argv: Sequence[str]) -> int:
     outputs = _run_batch(llm, work, args)
     seconds = time.perf_counter() - began
     read = sum(len(output.prompt_token_ids or ()) for output in outputs)
-    made = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    output_tokens = sum(len(one.token_ids) for output in outputs for one in output.outputs)
     found = {
         "elapsed_time": seconds,
         "num_requests": len(outputs),
-        "total_num_tokens": read + made,
+        "total_num_tokens": read + output_tokens,
         "requests_per_second": len(outputs) / seconds,
-        "tokens_per_second": (read + made) / seconds,
-        "output_tokens_per_second": made / seconds,
+        "tokens_per_second": (read + output_tokens) / seconds,
+        "output_tokens_per_second": output_tokens / seconds,
     }
     print_table(
         f"{len(outputs)} requests in {seconds:.2f} s",
         [
             ("requests", f"{len(outputs) / seconds:.2f} /s"),
-            ("tokens in and out", f"{(read + made) / seconds:,.1f} /s"),
-            ("tokens out", f"{made / seconds:,.1f} /s"),
+            ("tokens in and out", f"{(read + output_tokens) / seconds:,.1f} /s"),
+            ("tokens out", f"{output_tokens / seconds:,.1f} /s"),
         ],
     )
     write_json(found, args.output_json)

@@ -169,9 +169,9 @@ def _custom_request(line: dict[str, Any], output_len: int | None) -> SampleReque
     return SampleRequest(prompt, output_len or int(line.get("output_tokens", 128)))
 
 
-def _sharegpt_request(talk: dict[str, Any], output_len: int | None) -> SampleRequest | None:
+def _sharegpt_request(conversation: dict[str, Any], output_len: int | None) -> SampleRequest | None:
     """Return the first question of a conversation; its answer has the recorded length."""
-    turns: Sequence[dict[str, Any]] = talk.get("conversations") or ()
+    turns: Sequence[dict[str, Any]] = conversation.get("conversations") or ()
     if len(turns) < 2 or not turns[0].get("value"):
         return None
     words = max(4, len(str(turns[1].get("value", ""))) // 4)

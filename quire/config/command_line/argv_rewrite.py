@@ -109,8 +109,8 @@ def _expand_boolean_values(words: Sequence[str], actions: Actions) -> list[str]:
             value = rest.pop(0)
         if value and value.lower() not in TRUE_WORDS + FALSE_WORDS:
             raise ConfigError(f"{flag} is True or False, got {value!r}")
-        said = (flag in action.true_flags) == (value.lower() not in FALSE_WORDS)
-        out.append(action.true_flags[0] if said else action.false_flags[0])
+        is_true = (flag in action.true_flags) == (value.lower() not in FALSE_WORDS)
+        out.append(action.true_flags[0] if is_true else action.false_flags[0])
     return out
 
 

@@ -110,9 +110,9 @@ def _group_keyword(group: argparse._ArgumentGroup) -> str:
 
 
 def _matches(action: argparse.Action, word: str) -> bool:
-    asked = word.lower().lstrip("-").replace("_", "-")
+    query = word.lower().lstrip("-").replace("_", "-")
     names = [flag.lstrip("-") for flag in action.option_strings]
-    return any(asked in name for name in names) or word.lower() in (action.help or "").lower()
+    return any(query in name for name in names) or word.lower() in (action.help or "").lower()
 
 
 def _format_line(action: argparse.Action) -> str:

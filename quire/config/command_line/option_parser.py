@@ -103,9 +103,9 @@ def add_boolean_flag(
     group: argparse._ArgumentGroup, flags: Iterable[str], dest: str, about: str
 ) -> None:
     """Add a boolean flag. Negations whose names are taken are left out."""
-    taken = [no for flag in flags for no in negations(flag) if not unused_flags(group, [no])]
+    unavailable = [no for flag in flags for no in negations(flag) if not unused_flags(group, [no])]
     action = BooleanFlag(list(flags), dest, default=argparse.SUPPRESS, help=about)
-    action.false_flags = tuple(no for no in action.false_flags if no not in taken)
+    action.false_flags = tuple(no for no in action.false_flags if no not in unavailable)
     action.option_strings = [*action.true_flags, *action.false_flags]
     group._add_action(action)
 

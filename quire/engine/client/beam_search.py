@@ -90,9 +90,9 @@ class BeamSearch:
 
     def next_requests(self) -> list[Request]:
         """The requests of the next round, one per live beam. Then release take_releasable()."""
-        made = [self._request(i, beam) for i, beam in enumerate(self._live)]
-        self._pending = {request.id: beam for request, beam in zip(made, self._live)}
-        return made
+        requests = [self._request(i, beam) for i, beam in enumerate(self._live)]
+        self._pending = {request.id: beam for request, beam in zip(requests, self._live)}
+        return requests
 
     def take_releasable(self) -> list[str]:
         """Return requests of the last round, which the engine need not hold any longer."""

@@ -29,9 +29,9 @@ def create_running_list() -> IO[bytes]:
 
     The caller must close it.
     """
-    made = os.fdopen(os.memfd_create("quire-running"), "r+b")
-    os.truncate(made.fileno(), 1 + 2 * HALF_BYTES)
-    return made
+    file = os.fdopen(os.memfd_create("quire-running"), "r+b")
+    os.truncate(file.fileno(), 1 + 2 * HALF_BYTES)
+    return file
 
 
 class RunningListWriter:

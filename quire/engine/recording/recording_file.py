@@ -50,7 +50,7 @@ class Recording:
 
 def write_recording(
     folder: Path,
-    taken: flight_recorder.RingContents,
+    contents: flight_recorder.RingContents,
     config: EngineConfig,
     *,
     why: str,
@@ -59,13 +59,13 @@ def write_recording(
 ) -> Path:
     """Write a new file. Returns its path. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    header = _header(taken, config, why, beat, stacks)
+    header = _header(contents, config, why, beat, stacks)
     path = _unused_path(folder, time.strftime("flight-%Y%m%d-%H%M%S"))
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     encode = msgspec.json.Encoder().encode
     with os.fdopen(descriptor, "wb") as raw, gzip.GzipFile("", "wb", _LEVEL, raw, 0) as file:
         file.write(encode(header) + b"\n")
-        for record in _anonymize(taken.records):
+        for record in _anonymize(contents.records):
             file.write(encode(record) + b"\n")
     _delete_oldest(folder)
     return path
@@ -96,7 +96,7 @@ def read_recording(path: Path) -> Recording:
 
 
 def _header(
-    taken: flight_recorder.RingContents,
+    contents: flight_recorder.RingContents,
     config: EngineConfig,
     why: str,
     beat: Heartbeat,
@@ -107,8 +107,8 @@ def _header(
         "why": _PATH.sub("...", why),
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "at": time.monotonic(),
-        "submitted": taken.submitted_step,
-        "submitted_at": taken.submitted_at,
+        "submitted": contents.submitted_step,
+        "submitted_at": contents.submitted_at,
         "versions": dict(_versions()),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -156,5 +156,5 @@ def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend
     )
     choice = select_backend(None if wanted == "auto" else wanted, needs)
     log.debug("attention backend: %s", "; ".join(choice.reasons))
-    made: Backend = backend_registry().load(choice.name).Backend(tensors)
-    return made
+    backend: Backend = backend_registry().load(choice.name).Backend(tensors)
+    return backend

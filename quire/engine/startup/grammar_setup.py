@@ -79,9 +79,9 @@ def _start_worker(
         model.vocab,
         config.sampling.eos_ids,
     )
-    ours, theirs = socket.socketpair()
-    with theirs:
-        return spawn_process(__name__, theirs, [msgspec.json.encode(where).decode()]), ours
+    parent_end, child_end = socket.socketpair()
+    with child_end:
+        return spawn_process(__name__, child_end, [msgspec.json.encode(where).decode()]), parent_end
 
 
 class _InProcessGrammarLoader:

@@ -65,10 +65,10 @@ def check_params(params: Any) -> None:
 
 
 def _spawn_rank(threads: int) -> RankProcess:
-    ours, theirs = socket.socketpair()
-    with theirs:
+    parent_end, child_end = socket.socketpair()
+    with child_end:
         environment = env.child_environment(OMP_NUM_THREADS=str(threads))
-        return spawn_process(__name__, theirs, env=environment), ours
+        return spawn_process(__name__, child_end, env=environment), parent_end
 
 
 def _to_plain(value: Any) -> Any:

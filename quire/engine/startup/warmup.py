@@ -136,8 +136,8 @@ def run_dummy_requests(
     for i, count in enumerate(counts):
         prompt = tuple((i + k) % DUMMY_VOCAB for k in range(count))
         stop = StopConditions(max_tokens=tokens)
-        asked = first if i == 0 and first is not None else params
-        scheduler.add(Request(f"start-{i}", prompt, stop, asked, read_prefix_cache=False))
+        own_params = first if i == 0 and first is not None else params
+        scheduler.add(Request(f"start-{i}", prompt, stop, own_params, read_prefix_cache=False))
     while not scheduler.idle:
         plan = scheduler.plan()
         scheduler.apply(plan, executor.submit(plan).wait())
@@ -223,7 +223,7 @@ def _peak_of(half: SchedulerAndExecutor, function: Callable[[], None]) -> tuple[
     executor.call("start_memory_peak")
     function()
     peaks = executor.call("memory_peak")
-    return max(used for used, _ in peaks), max(taken for _, taken in peaks)
+    return max(used for used, _ in peaks), max(reserved for _, reserved in peaks)
 
 
 @contextmanager

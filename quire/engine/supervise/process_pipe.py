@@ -188,8 +188,8 @@ class ProcessPipe:
     @classmethod
     def create_pair(cls) -> tuple[ProcessPipe, socket.socket]:
         """Returns a pipe, and the end for the other process."""
-        ours, theirs = socket.socketpair()
-        return cls(ours), theirs
+        parent_end, child_end = socket.socketpair()
+        return cls(parent_end), child_end
 
     @classmethod
     def from_fd(cls, fd: int) -> ProcessPipe:
@@ -307,9 +307,9 @@ class ChildProcess:
         sockets: Sequence[HasFileno] = (),
     ) -> None:
         """Run `main(fd of the pipe)` of a module in a process that inherits these sockets."""
-        self.pipe, theirs = ProcessPipe.create_pair()
-        with theirs:
-            self.process = spawn_process(module, theirs, env=env, sockets=sockets)
+        self.pipe, child_end = ProcessPipe.create_pair()
+        with child_end:
+            self.process = spawn_process(module, child_end, env=env, sockets=sockets)
 
     def stop(self, timeout: float = STOP_GRACE_S) -> int:
         """Stop it; kill it after the timeout. Returns its exit status."""

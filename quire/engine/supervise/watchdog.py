@@ -82,10 +82,10 @@ class Watchdog:
 
         def save() -> None:
             try:
-                taken = flight_recorder.read_ring(ring)
-                if taken is not None:
+                contents = flight_recorder.read_ring(ring)
+                if contents is not None:
                     where = recording_file.write_recording(
-                        self._folder, taken, config, why=why, beat=beat, stacks=stacks
+                        self._folder, contents, config, why=why, beat=beat, stacks=stacks
                     )
                     log.error("the last steps of the engine are in %s: see `quire replay`", where)
             except OSError as error:

@@ -1,9 +1,9 @@
-"""A weight matrix in eight bits: e4m3 numbers and the float32 scales that give them their size.
+"""A weight matrix in eight bits: e4m3 numbers and their float32 scales.
 
     w[o, i] = data[o, i] * scale[o]                   one scale per output channel, or
               data[o, i] * scale[o // 128, i // 128]  one per square block
 
-What multiplies it is quantized too, per row and in the same shape along the inputs: one scale per
+Rows of x are quantized too, each in the same way along the inputs: one scale per
 row of x for channels, one per row and 128 inputs for blocks (`quantize_fp8`). So each product of
 two scales is constant along what is summed between roundings, and the sum itself is over e4m3.
 
@@ -25,10 +25,10 @@ E4M3_MAX = 448.0
 """The largest e4m3 number."""
 
 BLOCK_SIZE = 128
-"""Side of a block that shares a scale: what checkpoints use, and one pass of the tensor cores."""
+"""Side of a block that shares a scale: as in checkpoints, and one pass of the tensor cores."""
 
 MIN_AMAX = 1e-10
-"""Floor of a largest magnitude, so that all zeros have a scale too."""
+"""Lower bound of a largest magnitude, so that all zeros have a scale too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +140,9 @@ def quantize_blocks(weight: Tensor) -> Fp8Weight:
 def scale_of(largest: Tensor) -> Tensor:
     """The scale that maps a largest magnitude, float32, to the largest e4m3 number."""
     held = largest.clamp(min=MIN_AMAX)
-    return held / torch.full_like(held, E4M3_MAX)  # a GPU would multiply by 1 / a number
+    return held / torch.full_like(
+        held, E4M3_MAX
+    )  # a GPU would multiply by the reciprocal of a number
 
 
 def expand_block_scales(scale: Tensor, rows: int, columns: int) -> Tensor:

@@ -62,7 +62,7 @@ def panel_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int
 
 
 def pack_panels(weight: Tensor) -> PackedWeight:
-    """Pack a [O, I] matrix in plain PyTorch: what the native packing must equal."""
+    """Pack a [O, I] matrix in plain PyTorch: the native packing must equal this."""
     outputs, inputs = weight.shape
     panels, steps, columns, per = panel_shape(outputs, inputs, weight.dtype)
     padded = weight.new_zeros(panels * columns, steps * per)

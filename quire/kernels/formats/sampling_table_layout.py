@@ -1,6 +1,6 @@
 """Layout of the table of sampling parameters on the device: a line of numbers per slot.
 
-So one launch serves any mix of rows, and a captured graph serves each request that gets the slot:
+One launch then serves any mix of rows, and a captured graph serves every request in a slot:
 
     word 0  temperature, float32 (0: greedy), below; top_k, int32 (0: all), above
     word 1  top_p, float64
@@ -45,19 +45,19 @@ def pack_row(
     return out
 
 
-def build_table(asked: list[dict[str, Any]]) -> Tensor:
+def build_table(params: list[dict[str, Any]]) -> Tensor:
     """A table of such lines."""
-    return torch.from_numpy(np.stack([pack_row(**one) for one in asked]))
+    return torch.from_numpy(np.stack([pack_row(**one) for one in params]))
 
 
 def unpack_sampling_params(lines: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Lines [R, WORDS] taken apart: temperature, top_k, top_p, min_p, seed."""
+    """Split lines [R, WORDS]: temperature, top_k, top_p, min_p, seed."""
     lines = lines.contiguous()
     halves, floats = lines.view(torch.int32), lines.view(torch.float32)
     return floats[:, 0], halves[:, 1], lines.view(torch.float64)[:, 1], floats[:, 4], lines[:, 3]
 
 
 def unpack_penalties(lines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """And: repetition, frequency, presence."""
+    """Split lines [R, WORDS]: repetition, frequency, presence."""
     floats = lines.contiguous().view(torch.float32)
     return floats[:, 8], floats[:, 9], floats[:, 10]

@@ -1,7 +1,7 @@
-"""Weight objects: a matrix, or a bank of matrices, in some stored form that multiplies itself.
+"""Weight objects: a matrix, or matrices of experts, in some stored form that multiplies itself.
 
-A form declares its `kind`. Kernels register themselves for the kinds they take, and fuse by kind.
-A form with kernels of its own overrides the methods instead; nothing else has to change.
+A form declares its `kind`. Kernels register for the kinds they support, and fuse by kind.
+A form with kernels of its own overrides the methods instead; no other module changes.
 
 Axes: T tokens in the step, I inputs, O outputs, V vocabulary, E hidden size, k experts of a token.
 """

@@ -223,7 +223,7 @@ def _exit_with_parent() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _FixedTargetDriver:
-    """Triton's driver, as far as compiling uses it."""
+    """Triton's driver, with the methods that compiling uses."""
 
     target: Any
 

@@ -53,7 +53,7 @@ def cache_dir() -> Path:
 
 
 def compute_compiler_key() -> None:
-    """Compute the part of Triton's cache keys that names the compiler: it reads 400 MB for that."""
+    """Compute the part of Triton's cache keys that identifies the compiler: it reads 400 MB."""
     from triton.runtime import cache
 
     key = getattr(cache, "triton_key", None)
@@ -71,7 +71,7 @@ def is_tracing() -> bool:
 
 @contextmanager
 def trace_missing_kernels(note: Callable[[MissingKernel], None]) -> Iterator[None]:
-    """Within, `note` receives each kernel not compiled yet once, and its launches are skipped."""
+    """Within, `note` is called once with each uncompiled kernel, whose launches are skipped."""
     from triton import knobs
 
     seen: set[tuple[str, str]] = set()

@@ -7,7 +7,7 @@
     ... -> paged_attention                     one query per sequence: attention in it as well
     rms_norm or act_mul -> linear over e4m3    many rows: computed and quantized in one pass
 
-An op that may be part of a chain is pending until the next op either joins it or has it launched,
+An op that may be part of a chain is pending until the next op either joins it or causes its launch,
 in order. Results are allocated at the call. Code that reads a result with anything but an op calls
 `flush` first. A result inside a chain is dropped only if nothing else refers to it, by Python's
 reference counts and the storage's. Each thread has a queue of its own.
@@ -220,14 +220,14 @@ def _launch_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> None:
 
 def _launch_quantized_linear(chain: list[PendingOp]) -> None:
     """Quantize the rows of a norm or an activation in the kernel that computes them."""
-    made = chain[0].op if len(chain) == 2 else None
+    producer = chain[0].op if len(chain) == 2 else None
     # references to an activation: its own entry and the product's
-    if made is None or (made == "act_mul" and not _is_unreferenced(chain[0].outputs, 2)):
+    if producer is None or (producer == "act_mul" and not _is_unreferenced(chain[0].outputs, 2)):
         _launch_each(chain)
         return
     x, weight, bias = chain[1].args
     rows = _gpu_module("linear.quantize_fp8").empty_quantized(*x.shape, weight.block_size, x.device)
-    if made == "act_mul":
+    if producer == "act_mul":
         _gpu_module("linear.quantize_fused").act_mul_quantize(rows, *chain[0].args)
     else:  # the normed rows are stored too: other ops may read them
         (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outputs, chain[0].args
@@ -331,8 +331,8 @@ def _qkv_inputs(chain: list[PendingOp]) -> _QKVInputs:
     if norms:
         q, k = norms[0].args[0], norms[1].args[0]
     norm = _gpu_module("attention.norm_rope_write").QKNorm
-    made = tuple(norm(h.args[1], h.args[2], h.args[4]) for h in norms) or None
-    return _QKVInputs(q, k, chain[-1].args[1], positions, cos_sin, interleaved, made)
+    norm_inputs = tuple(norm(h.args[1], h.args[2], h.args[4]) for h in norms) or None
+    return _QKVInputs(q, k, chain[-1].args[1], positions, cos_sin, interleaved, norm_inputs)
 
 
 def _launch_norm_rope_write(chain: list[PendingOp]) -> None:

@@ -27,17 +27,17 @@ ISAS = {
     "avx2": ("haswell", ("avx2", "fma", "bmi2")),
     "sse2": ("x86-64", ("sse2",)),
 }
-"""Instruction set -> what -march calls it, what the CPU must have. All but native are for x86."""
+"""Instruction set -> its name in -march, the CPU features it needs. All but native are for x86."""
 COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT_S = 300
 
 
 class NativeBuildError(Exception):
-    """There is no library, and why."""
+    """There is no library; the message has the reason."""
 
 
 def find_or_build(cache: Path, isa: str = "native", extra: Sequence[str] = ()) -> Path:
-    """The compiled library: as installed, else from the cache, else built. Raises NativeBuildError.
+    """Return the compiled library: installed, cached, or built now. Raises NativeBuildError.
 
     isa: one of ISAS, which this CPU must have. extra: more compiler flags, for tests.
     """
@@ -55,7 +55,7 @@ def build_into(folder: Path) -> Path:
 
 
 def _march(isa: str) -> str:
-    """The compiler's name of an instruction set. Raises NativeBuildError where it cannot run."""
+    """Return -march of an instruction set. Raises NativeBuildError if this CPU lacks it."""
     if isa not in ISAS:
         raise NativeBuildError(f"unknown instruction set {isa!r}; known: {', '.join(ISAS)}")
     march, needed = ISAS[isa]
@@ -92,7 +92,7 @@ def _source_digest(flags: Sequence[str]) -> str:
 
 
 def _cpu_features() -> tuple[str, ...]:
-    """What -march=native depends on."""
+    """Return the CPU features that -march=native depends on."""
     wanted = ("vendor_id", "cpu family", "model\t", "flags", "Features", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
@@ -103,7 +103,7 @@ def _cpu_features() -> tuple[str, ...]:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    import fcntl  # POSIX only, as all of this
+    import fcntl  # POSIX only, as this whole module
 
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -65,7 +65,7 @@ _VIEW_OPS = frozenset(
 
 
 class NotRecordableError(QuireError):
-    """Raised where a function does what a tape cannot repeat. The message names it."""
+    """Raised when a function runs an op that a tape cannot repeat. The message names it."""
 
 
 def refuse_recording(what: str) -> None:
@@ -146,7 +146,7 @@ class _ComputeOpGuard(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.overloadpacket.__name__ in _VIEW_OPS:
             return func(*args, **kwargs)
-        with self:  # under inference_mode flatten and the like arrive whole: look at their parts
+        with self:  # under inference_mode flatten and the like arrive whole: dispatch their parts
             out = func.decompose(*args, **kwargs)
         if out is NotImplemented:
             raise NotRecordableError(f"torch op {func} in the forward pass cannot be recorded")
@@ -154,7 +154,7 @@ class _ComputeOpGuard(TorchDispatchMode):
 
 
 class _TapeRecording:
-    """The library's recorder: steps so far, and where results go."""
+    """The library's recorder: steps so far, and the memory of results."""
 
     def __init__(self, arena: Arena) -> None:
         self.thread = threading.get_ident()
@@ -170,7 +170,7 @@ class _TapeRecording:
 
 
 class OpTape(Generic[R]):
-    """A recorded function. `result` is what it returned; each replay writes it anew.
+    """A recorded function. `result` is its return value; each replay overwrites it.
 
     Keeps the function, and with it the weights, caches and inputs it closes over, alive.
     """
@@ -187,7 +187,7 @@ class OpTape(Generic[R]):
         assert bad == 0, f"step {bad - 1} of the tape is malformed"
 
     def replay(self) -> R:
-        """Run the recorded ops on what their inputs hold now."""
+        """Run the recorded ops on the current values of their inputs."""
         self._run(self._program, len(self._program))
         return self.result
 
@@ -214,7 +214,7 @@ class TapeRecorder:
 
 @contextmanager
 def _recording_installed(recording: _TapeRecording) -> Iterator[None]:
-    assert library.active_recording is None, "a recording is under way"
+    assert library.active_recording is None, "a recording is in progress"
     library.active_recording = recording
     try:
         yield

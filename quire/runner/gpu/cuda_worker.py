@@ -193,12 +193,12 @@ class CudaWorker:
             self._kv_memory.restore()
         try:
             alone = batch.decode_only and not parts
-            made = self._decode(batch) if alone else self._mixed(batch, parts)
+            pending = self._decode(batch) if alone else self._mixed(batch, parts)
         except BaseException:
             lazy_fusion.discard()
             raise
-        self._last_done_event = made.done
-        return made
+        self._last_done_event = pending.done
+        return pending
 
     # -- decode steps ---------------------------------------------------------------------------
 
@@ -231,9 +231,11 @@ class CudaWorker:
             )
         assert self._hidden is not None
         views, hidden = self._get_decode_device_inputs(size), self._hidden[:size]
-        made = self._sample(hidden, views.row_slots, views.outputs, inputs, kind, grammar_masks, ())
-        self._pinned_io.output_view(made.done)
-        return made
+        pending = self._sample(
+            hidden, views.row_slots, views.outputs, inputs, kind, grammar_masks, ()
+        )
+        self._pinned_io.output_view(pending.done)
+        return pending
 
     def _estimate_busy_seconds(self) -> float:
         """Estimate how long the GPU has work: the duration of the previous step.
@@ -523,8 +525,8 @@ class CudaWorker:
         )
 
 
-def _attach_masks(made: PendingStep) -> PendingStep:
+def _attach_masks(pending: PendingStep) -> PendingStep:
     """Give the grammar masks the tokens of the step."""
-    if made.masks is not None:
-        made.masks.set_fetch(made.tokens)
-    return made
+    if pending.masks is not None:
+        pending.masks.set_fetch(pending.tokens)
+    return pending

@@ -42,16 +42,16 @@ class PinnedIO:
         done = self._done_events[self._slot]
         if done is not None:
             done.synchronize()
-        letter, rows = self._input_slots[self._slot], len(inputs.slots)
-        letter[0, :rows] = inputs.token_ids
-        letter[1, :rows] = inputs.positions
-        letter[2, :rows] = inputs.contexts
-        letter[3, :rows] = inputs.slots
-        letter[4, :rows] = inputs.slots
-        letter[5, :rows] = inputs.num_outputs
+        box, rows = self._input_slots[self._slot], len(inputs.slots)
+        box[0, :rows] = inputs.token_ids
+        box[1, :rows] = inputs.positions
+        box[2, :rows] = inputs.contexts
+        box[3, :rows] = inputs.slots
+        box[4, :rows] = inputs.slots
+        box[5, :rows] = inputs.num_outputs
         if rows < size:
-            letter[:, rows:size] = 0
-            letter[4, rows:size] = -1
+            box[:, rows:size] = 0
+            box[4, rows:size] = -1
 
     def resync(self) -> None:
         """Write the index of the next step to the device, whose count may be wrong."""

@@ -31,16 +31,16 @@ class PoolingPart(msgspec.Struct, frozen=True, array_like=True):
         """Copy from the plan; None if no row wants a pooled result."""
         if batch.decode_only or all(row.wants is not Wants.POOLED for row in plan.rows):
             return None
-        made = cls([], [], {})
+        part = cls([], [], {})
         for at, i in enumerate(batch.rows):
             if plan.rows[i].wants is not Wants.POOLED:
                 continue
-            made.plan_rows.append(i)
-            made.last_tokens.append(int(batch.q_starts[at + 1]) - 1)
+            part.plan_rows.append(i)
+            part.last_tokens.append(int(batch.q_starts[at + 1]) - 1)
             kind = plan.rows[i].seq.request.pooling
             if kind not in KINDS:
-                made.unknown[i] = f"pooling must be one of {', '.join(KINDS)}, got {kind!r}"
-        return made
+                part.unknown[i] = f"pooling must be one of {', '.join(KINDS)}, got {kind!r}"
+        return part
 
     def apply(self, forward: ForwardOutput) -> PendingPooled:
         """Start the copies to the host."""

@@ -113,7 +113,7 @@ def test_explain_takes_the_flags_of_the_server(capsys, folder, monkeypatch):
     assert "secret" not in str(found)
     assert found["config"]["cache.num_blocks"] * found["config"]["cache.block_bytes"] <= 2**30
     reasons = {why["field"]: why["reason"] for why in found["why"]}
-    assert reasons["server.port"] == "asked for"
+    assert reasons["server.port"] == "requested"
     assert reasons["cache.num_blocks"] == "cpu_kvcache_space"
 
 

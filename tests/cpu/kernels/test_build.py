@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from quire import env
 from quire.kernels.add import add
 from quire.kernels.linear import pack
 from quire.kernels.native import build
@@ -100,10 +101,20 @@ def test_without_a_compiler_one_line_is_logged_and_the_references_run(
     assert "no C++ compiler" in caplog.text
 
 
+def test_the_kernels_are_loaded_where_a_compiler_is_found():
+    settings = env.read()
+    if settings.cpu_isa == "none":
+        pytest.skip("QUIRE_CPU_ISA=none: the references are used")
+    if not any(build.shutil.which(name) for name in build.COMPILERS):
+        pytest.skip("no compiler")
+    build.find_or_build(settings.cache_dir, settings.cpu_isa)  # raises the compiler's error
+    assert loader.available()
+
+
 @pytest.mark.usefixtures("afresh")
-@pytest.mark.parametrize("said", [("QUIRE_NATIVE", "0"), ("QUIRE_CPU_ISA", "none")])
-def test_the_environment_can_turn_the_kernels_off(monkeypatch, said):
-    monkeypatch.setenv(*said)
+@pytest.mark.parametrize("variable", [("QUIRE_NATIVE", "0"), ("QUIRE_CPU_ISA", "none")])
+def test_the_environment_can_turn_the_kernels_off(monkeypatch, variable):
+    monkeypatch.setenv(*variable)
     assert not loader.available()
 
 

@@ -1,8 +1,8 @@
 """Block copy kernel: moves whole KV blocks on the GPU, out to pinned host memory, and back in.
 
-One launch for all layers, from a table of addresses. Pinned memory has an address the GPU can use,
-so a swap is the same kernel: it runs beside the host and needs neither staging nor a call per
-block. The bus is its limit.
+One launch for all layers, from a table of addresses. Pinned memory has an address that the GPU can
+use, so a swap is the same kernel: it needs neither staging nor a call per block. The bus is the
+limit.
 """
 
 from __future__ import annotations

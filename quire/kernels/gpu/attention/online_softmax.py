@@ -1,7 +1,7 @@
 """Online softmax: scores in log2 units and one softmax step, shared by the attention kernels.
 
 All functions are inlined into the decode, prefill and merge kernels. Scores are kept times
-log2(e), because the hardware's exponential is base two. A row that has seen nothing has the
+log2(e), because the hardware's exponential is base two. A row without keys has the
 running maximum LOWEST, finite, so that no difference of two infinities can arise.
 """
 
@@ -49,7 +49,7 @@ def dot_qk(q, k, IEEE: tl.constexpr):
 
 @triton.jit
 def join_sink(acc, total, top, sink):
-    """Let one more logit per row, in log2 units, join the denominator only."""
+    """Add one more logit per row, in log2 units, to the denominator only."""
     higher = tl.maximum(top, sink)
     shrink = tl.exp2(top - higher)
     return acc * shrink[:, None], total * shrink + tl.exp2(sink - higher)
@@ -57,5 +57,5 @@ def join_sink(acc, total, top, sink):
 
 @triton.jit
 def normalize(acc, total):
-    """acc / total, and zeros for rows that saw no key."""
+    """acc / total, and zeros for rows without a key."""
     return tl.where((total == 0.0)[:, None], 0.0, acc / total[:, None])

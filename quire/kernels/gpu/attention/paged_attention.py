@@ -225,7 +225,7 @@ def prefill(
 
 
 def _reads_new_kv(q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor) -> bool:
-    """Whether k and v can be read where the product left them, and are what the cache holds."""
+    """Whether k and v can be read from the projection's output, and equal the cached values."""
     if k is None or v is None or not cache.dtype == k.dtype == q.dtype:
         return False
     packed = (k.shape[2], 1)

@@ -32,7 +32,7 @@ from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_k
 @triton.jit
 def split_range(context, window, split, splits, TILE: tl.constexpr, CHUNK: tl.constexpr,
             SPLIT: tl.constexpr, WINDOW: tl.constexpr):  # fmt: skip
-    """(first key seen, start, stop, stretches in use) of one program. Starts are whole tiles."""
+    """(first visible key, start, stop, stretches in use) of one program. Starts are whole tiles."""
     first = 0
     origin = 0
     if WINDOW:
@@ -144,7 +144,7 @@ def decode_kernel(
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
-    # first stretches first: what a short context does not need comes last, and costs least
+    # first stretches first: the programs that a short context does not need come last
     kh = pid % K
     sequences = tl.num_programs(0) // (K * splits)
     s = pid // K % sequences

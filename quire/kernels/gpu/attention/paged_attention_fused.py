@@ -3,7 +3,7 @@
 Every program norms and rotates its own queries (a few hundred values; cheaper than a launch). The
 program whose range ends with the newest token does the same with that key, stores it, and starts
 its softmax from it, so the newest token is not read back. Earlier steps stored all other keys, so
-the first tile of them is loaded before the kernel waits for the previous one. That is right as long
+their first tile is loaded before the kernel waits for the previous one. That is correct as long
 as a step begins with a kernel that waits for all before it (the runner's gather is launched without
 pdl). Rounded where the separate ops round; quire.kernels.framework.lazy_fusion decides whether they
 may be left out.
@@ -48,22 +48,22 @@ _E4M3_MAX = tl.constexpr(448.0)
 def _load_head_pairs(
     x_ptr, h, real, STRIDE: tl.constexpr, D: tl.constexpr, INTERLEAVED: tl.constexpr
 ):
-    """Heads h of x as they are, [M, D], and the same with each channel's twin in its place."""
+    """Heads h of x unchanged, [M, D], and the same with each channel's pair in its place."""
     d = tl.arange(0, D)
     a = tl.load(x_ptr + h[:, None] * STRIDE + d[None, :], mask=real, other=0.0)
-    twin = _rotation_partner(d, D, INTERLEAVED)
-    return a, tl.load(x_ptr + h[:, None] * STRIDE + twin[None, :], mask=real, other=0.0)
+    partner = _rotation_partner(d, D, INTERLEAVED)
+    return a, tl.load(x_ptr + h[:, None] * STRIDE + partner[None, :], mask=real, other=0.0)
 
 
 @triton.jit
-def _norm_and_rotate(x, twins, own, other, cos, turn, eps, D: tl.constexpr, NORM: tl.constexpr):
+def _norm_and_rotate(x, partners, own, other, cos, turn, eps, D: tl.constexpr, NORM: tl.constexpr):
     """Heads x, [M, D]: normalised, rounded, rotated, rounded.
 
-    own, other: the norm's weights of a channel and of its twin; turn: the signed sine.
+    own, other: the norm's weights of a channel and of its pair; turn: the signed sine.
     """
     dtype = x.dtype
     a = x.to(tl.float32)
-    b = twins.to(tl.float32)
+    b = partners.to(tl.float32)
     if NORM:
         shrink = tl.rsqrt(tl.sum(a * a, 1) / D + eps)[:, None]
         a = (a * shrink * own[None, :]).to(dtype).to(tl.float32)
@@ -81,7 +81,7 @@ def _rotation_partner(d, D: tl.constexpr, INTERLEAVED: tl.constexpr):
 def _norm_weights(
     weight_ptr, offset, D: tl.constexpr, NORM: tl.constexpr, INTERLEAVED: tl.constexpr
 ):
-    """A norm's weights of each channel and of its twin."""
+    """A norm's weights of each channel and of its pair."""
     d = tl.arange(0, D)
     own = tl.zeros([D], tl.float32)
     other = tl.zeros([D], tl.float32)
@@ -117,7 +117,7 @@ def _load_first_tile(cache_ptr, table, kh, at, live, K: tl.constexpr, D: tl.cons
 @kernel("scale", "softcap", "k_scale", "v_scale", "window", "splits", "q_eps", "k_eps",
         "q_offset", "k_offset")  # fmt: skip
 def fused_decode_kernel(
-    q_ptr,  # [S, K * G, D] as the product left it
+    q_ptr,  # [S, K * G, D], the projection's output
     k_ptr,  # [S, K, D]
     v_ptr,  # [S, K, D]
     positions_ptr,  # [S] int32
@@ -171,7 +171,7 @@ def fused_decode_kernel(
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
-    # first stretches first: what a short context does not need comes last, and costs least
+    # first stretches first: the programs that a short context does not need come last
     kh = pid % K
     sequences = tl.num_programs(0) // (K * splits)
     s = pid // K % sequences
@@ -179,7 +179,7 @@ def fused_decode_kernel(
     t = s.to(tl.int64)
     if PDL:
         launch_dependents()
-    # Before the wait: what this step's first kernels wrote, and keys of earlier steps.
+    # Before the wait: data of this step's first kernels, and keys of earlier steps.
     context = tl.load(contexts_ptr + s)
     position = tl.load(positions_ptr + s)
     slot = tl.load(slots_ptr + s)
@@ -216,14 +216,14 @@ def fused_decode_kernel(
     q, q_twins = _load_head_pairs(
         q_ptr + t * Q_T, kh * G + g, (g < G)[:, None], Q_H, D, INTERLEAVED
     )
-    k, k_twins = _load_head_pairs(k_ptr + t * K_T, one, mine, K_H, D, INTERLEAVED)
+    k, k_partners = _load_head_pairs(k_ptr + t * K_T, one, mine, K_H, D, INTERLEAVED)
     v = tl.load(v_ptr + t * V_T + one[:, None] * V_H + d[None, :], mask=mine, other=0.0)
     q = _norm_and_rotate(q, q_twins, q_own, q_other, cos, turn, q_eps, D, NORM)
     acc = tl.zeros([GP, D], tl.float32)
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], LOWEST_SCORE, tl.float32)
     if newest:
-        k = _norm_and_rotate(k, k_twins, k_own, k_other, cos, turn, k_eps, D, NORM)
+        k = _norm_and_rotate(k, k_partners, k_own, k_other, cos, turn, k_eps, D, NORM)
         where = cache_ptr + (slot // B * (2 * K * B) + slot % B) * D + one[:, None] * (B * D)
         where += d[None, :]
         k_filed = _store_kv(k, k_scale, where, slot >= 0, FP8).to(q.dtype).to(tl.float32)
@@ -265,7 +265,7 @@ def parse_extras(
     v_scale: float = 1.0,
     counters: Tensor | None = None,
 ) -> AttentionExtras | None:
-    """What paged_attention was asked for; None: it is not one query a sequence, or has ALiBi."""
+    """The arguments of paged_attention; None: not one query per sequence, or ALiBi."""
     if not decodes == q.shape[0] == contexts.shape[0] or alibi is not None:
         return None
     return AttentionExtras(
@@ -287,7 +287,7 @@ def supports(
     """Whether one kernel can do it: whole heads rotated, of a power of two channels."""
     size = q.shape[2]
     if q.shape[0] * k.shape[1] > sm_count(q.device):
-        return False  # it needs many registers, which costs crowds more than a launch
+        return False  # it needs many registers, which costs large batches more than a launch
     if cos_sin.shape[1] != size or size & (size - 1) or size < 16 or v.shape != k.shape:
         return False
     if k.dtype != q.dtype or v.dtype != q.dtype or not cache.is_contiguous():

@@ -1,11 +1,11 @@
 """Prefill attention kernel: several query tokens per sequence (prompts, chunks of prompts, drafts).
 
 A program holds a tile of query tokens times all query heads of one KV head. It reads the cached
-prefix through the block table, then over the step's own keys and values where the projection left
-them (FRESH): no table, no gather, and for a new prompt that is all there is. Without FRESH it reads
-everything through the table. Tiles that every query sees whole need no mask.
+prefix through the block table, then the step's own keys and values from the projection's output
+(FRESH): no table, no gather, and for a new prompt there is nothing else. Without FRESH it reads
+everything through the table. Tiles that are visible to every query need no mask.
 
-A few new tokens behind a long prefix make few programs. SPLIT divides such a prefix: each program
+A few new tokens after a long prefix make few programs. SPLIT divides such a prefix: each program
 takes a range of it, the last of them the step's own keys too, and the program that finishes last
 merges. The kernel computes the ranges, so a captured graph serves every context.
 
@@ -49,7 +49,7 @@ def _sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: tl.constexpr):
 def _scores(q, k, at, pos, end, slope, scale, softcap, window,
             MASK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
             IEEE: tl.constexpr):  # fmt: skip
-    """Scores of keys at positions `at` (below end) for queries at `pos`, unseen ones -inf."""
+    """Scores of keys at positions `at` (below end) for queries at `pos`, invisible ones -inf."""
     scores = scale_and_softcap(dot_qk(q, k, IEEE), scale, softcap, SOFTCAP)
     if ALIBI:
         scores += slope[:, None] * (at[None, :] - pos[:, None]).to(tl.float32)
@@ -109,7 +109,7 @@ def _attend_new_keys(acc, total, top, q, pos, low, high, end, begin, k_ptr, v_pt
         else:
             token = (begin + at).to(tl.int64)[:, None]
             mask = (d < D)[None, :]
-            if MASK:  # the next sequence's values must not be touched: 0 * NaN is NaN
+            if MASK:  # the next sequence's values must not be used: 0 * NaN is NaN
                 mask = mask & (at < end)[:, None]
             k = tl.load(k_ptr + token * K_T + kh * D + d[None, :], mask=mask, other=0.0)
             v = tl.load(v_ptr + token * V_T + kh * D + d[None, :], mask=mask, other=0.0)
@@ -141,7 +141,7 @@ def prefill_kernel(
     softcap,
     v_scale,
     window,
-    first_sequence,  # those before it have one query each and are another kernel's
+    first_sequence,  # earlier sequences have one query each: another kernel computes them
     sequences,
     splits,
     K: tl.constexpr,
@@ -170,8 +170,8 @@ def prefill_kernel(
     V_SCALE: tl.constexpr,
     IEEE: tl.constexpr,
 ):
-    # late tiles are the long ones: they start first, so that none is left over at the end; and
-    # first stretches before others: what a short prefix does not need comes last
+    # late tiles are the long ones: they start first, so that none runs alone at the end; and
+    # first stretches before others: the programs that a short prefix does not need come last
     programs = tl.num_programs(0) // splits
     pid = programs - 1 - tl.program_id(0) % programs
     kh = pid % K
@@ -204,7 +204,7 @@ def prefill_kernel(
     top = tl.full([M], LOWEST_SCORE, tl.float32)
     table = tables_ptr + row.to(tl.int64) * W
 
-    # Through the table: [low, full) is seen whole by every query, [full, end) needs the mask.
+    # Through the table: [low, full) is visible to every query, [full, end) needs the mask.
     end = prefix
     full = prefix // TILE * TILE
     if not FRESH:

@@ -1,14 +1,14 @@
 """Prefill attention on Hopper: a loader warp and two warpgroups that multiply.
 
-The loader's one thread has the bulk copy engine (TMA) fetch whole blocks of the cache, which arrive
-in shared memory as the matrix units read them; no program computes an address. Each warpgroup has
-64 rows (queries times heads) of its own and runs the product of the next keys while it takes the
-exponentials of the last: the matrix units wait for neither.
+One thread of the loader makes the bulk copy engine (TMA) fetch whole blocks of the cache, which
+arrive in shared memory in the layout of the matrix units; no program computes an address. Each
+warpgroup has 64 rows (queries times heads) of its own and runs the product of the next keys during
+the exponentials of the last: the matrix units wait for neither.
 
-A few new tokens behind a long prefix make few programs: as many as the device can run then share
-the keys of a tile (SPLIT), and of each warpgroup's rows the last to finish merges the parts.
+A few new tokens after a long prefix make few programs: as many as the device can run then share
+the keys of a tile (SPLIT), and for each warpgroup's rows the last program merges the parts.
 
-Only what most prompts need is here: causal, 16-bit values, heads of 64 or 128, whole blocks of
+It supports what most prompts need: causal, 16-bit values, heads of 64 or 128, whole blocks of
 the cache in a tile. paged_attention_prefill does the rest.
 
 Axes: T tokens, S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
@@ -48,7 +48,7 @@ HALF = gl.constexpr(64)  # channels in a line of shared memory (128 bytes)
 @gluon.jit
 def _load_blocks(cache_tiles, smem, stage, full, table, first, last, row, step,
           NB: gl.constexpr, B: gl.constexpr, D: gl.constexpr):  # fmt: skip
-    """Ask for NB blocks, from number `first` of the table on, of one head's keys or values."""
+    """Fetch NB blocks, from number `first` of the table on, of one head's keys or values."""
     mbarrier.expect(full, NB * B * D * 2)
     tile = smem.index(stage)._reinterpret(
         smem.dtype, [NB * (D // HALF), B, HALF], cache_tiles.layout
@@ -148,7 +148,7 @@ def _zero_tail(tile, from_row, N: gl.constexpr, D: gl.constexpr):
 @gluon.jit
 def _store_part(acc, total, top, part_ptr, stats_ptr, done_ptr, mine, split, used, r, m, d,
            D: gl.constexpr):  # fmt: skip
-    """Leave a part, [ROWS, D] and its maxima and sums; how many were left before it."""
+    """Store a part, [ROWS, D] and its maxima and sums; return how many were stored before it."""
     at = mine + split
     where = (at * (2 * ROWS) + m).to(gl.int64)[:, None] * D + d[None, :]
     gl.store(part_ptr + where, acc)
@@ -286,7 +286,7 @@ def _attend(q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem, k_
 def _write_padding(out_ptr, kh, begin, queries, lowest, K: gl.constexpr, G: gl.constexpr, D:
 gl.constexpr,
            QUERIES: gl.constexpr):  # fmt: skip
-    """Zeros for a tile of tokens that only fill a step up: what follows computes with them."""
+    """Zero the output of padding tokens: later ops compute with them."""
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     m = gl.arange(0, 2 * ROWS, gl.SliceLayout(1, LINES))
     d = gl.arange(0, D, gl.SliceLayout(0, LINES))
@@ -345,8 +345,8 @@ def prefill_hopper_kernel(
     SINKS: gl.constexpr,
     TURNS: gl.constexpr,
 ):
-    # late tiles are the long ones: they start first, so that none is left over at the end; and
-    # first stretches before others: what a short context does not need comes last
+    # late tiles are the long ones: they start first, so that none runs alone at the end; and
+    # first stretches before others: the programs that a short prefix does not need come last
     programs = gl.num_programs(0) // splits
     pid = programs - 1 - gl.program_id(0) % programs
     kh = pid % K
@@ -372,9 +372,11 @@ def prefill_hopper_kernel(
         row = s
         if HAS_ROWS:
             row = gl.load(rows_ptr + s)
-        seen = prefix + gl.minimum(lowest + QUERIES, queries)  # keys the tile's last query sees
+        seen = prefix + gl.minimum(
+            lowest + QUERIES, queries
+        )  # keys visible to the tile's last query
         skip = 0
-        full = (prefix + lowest + 1) // N  # tiles that all queries see whole
+        full = (prefix + lowest + 1) // N  # tiles visible to all queries
         if WINDOW:  # few tiles then: all take the mask
             skip = gl.maximum(prefix + lowest + 1 - window, 0) // N
             full = 0

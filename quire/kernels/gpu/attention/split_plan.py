@@ -1,4 +1,4 @@
-"""Split plans: how attention's launches are divided into programs, from what the host has.
+"""Split plans: divide attention's launches into programs, from numbers the host has.
 
 The host does not have the contexts of a captured step: it fixes how many ranges a context may be
 split into at most, and the kernel computes on the device how long they are.
@@ -15,19 +15,19 @@ from torch import Tensor
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
 
 MAX_DECODE_SPLITS = 32
-"""Greatest number of ranges of a context: the last program merges them one after the other."""
+"""Maximum number of ranges of a context: the last program merges them one after the other."""
 
 RESIDENT_PER_SM = 3
 """Programs of a decode kernel that a multiprocessor holds at once (by shared memory)."""
 
 MAX_PREFILL_SPLITS = 32
-"""Programs that share the prefix of one tile of a prompt, at most."""
+"""Maximum of programs that share the prefix of one tile of a prompt."""
 
 COUNTERS_PER_TILE = 2
-"""For each tile and KV head: as many warpgroups as count for themselves."""
+"""For each tile and KV head: the number of warpgroups with a counter of their own."""
 
 MIN_SPLIT_KEYS = 1024
-"""Keys of a prompt's prefix that a program of their own must be worth, at least."""
+"""Minimum of keys of a prompt's prefix for a program of their own."""
 
 
 class AttentionExtras(NamedTuple):
@@ -59,18 +59,18 @@ class SplitPlan(NamedTuple):
     warps: int
     stages: int
     splits: int
-    max_splits: int = 1  # what `splits` is for contexts as long as can be
+    max_splits: int = 1  # `splits` of the longest possible context
 
     @property
     def may_split(self) -> bool:
-        """Which kernel it is: as the longest contexts need, or each step would compile its own."""
+        """The kernel's identity: by the longest contexts, or each step would compile its own."""
         return max(self.splits, self.max_splits) > 1
 
 
 class PrefillTiles(NamedTuple):
     """A prefill launch: rows (queries times heads), keys per iteration, launch options.
 
-    tma: the bulk copy engine brings the keys and values.
+    tma: the bulk copy engine fetches the keys and values.
     """
 
     rows: int
@@ -83,7 +83,7 @@ class PrefillTiles(NamedTuple):
 def plan_decode(
     q: Tensor, cache: Tensor, tables: Tensor, rows: int, extras: AttentionExtras
 ) -> SplitPlan:
-    """Sizes for one query a sequence. In float32 they are the same for every number of rows."""
+    """Sizes for one query per sequence. In float32 they are the same for every number of rows."""
     kv_heads, block, size = cache.shape[2:]
     wide, programs = size > 128, rows * kv_heads
     if q.dtype == torch.float32:
@@ -102,20 +102,20 @@ def plan_decode(
 
 
 def _plan_few_programs(per_sm: int, wide: bool) -> SplitPlan:
-    """A multiprocessor for each program: wide ones, which take a stretch at once.
+    """One program per multiprocessor: wide ones, which load a stretch at once.
 
-    Time goes into fetching instructions, each used once: eight warps have the fewest, and no
-    pipeline around a loop that hardly turns.
+    Most time is spent on fetching instructions, each used once: eight warps have the fewest, and no
+    pipeline around a loop with few iterations.
     """
     tile = 64 if wide else 128
     return SplitPlan(tile, tile, 8, 1 if per_sm >= 8 else 3, min(per_sm, 16))
 
 
 def _plan_many_programs(programs: int, at_once: int, tile: int) -> SplitPlan:
-    """Two warps a program: fewer wait for one another, and each copies 64 KiB ahead.
+    """Two warps per program: fewer wait for one another, and each copies 64 KiB ahead.
 
-    Split so that all run at once, none twice; a crowd only so that the longest context does not
-    outlast the rest by much.
+    Split so that all run at once, none twice; a large batch only so that the longest context does
+    not take much longer than the rest.
     """
     if programs <= at_once:
         return SplitPlan(tile, 64, 2, 5, at_once // programs)
@@ -132,33 +132,34 @@ def sm_count(device: torch.device) -> int:
 
 
 def resident_programs(device: torch.device) -> int:
-    """Programs of two warps that the device runs side by side."""
+    """Programs of two warps that the device runs at once."""
     return RESIDENT_PER_SM * sm_count(device)
 
 
 def plan_prefill_tiles(q: Tensor, kv_heads: int) -> PrefillTiles:
-    """Sizes for several queries a sequence."""
+    """Sizes for several queries per sequence."""
     group, wide = q.shape[1] // kv_heads, q.shape[2] > 128
     if q.dtype == torch.float32:
         return PrefillTiles(max(16 if wide else 32, next_power_of_2(group)), 16 if wide else 32,
                      4, 1, False)  # fmt: skip
     if wide:
         return PrefillTiles(max(128, next_power_of_2(group)), 64, 8, 2, False)
-    # one warpgroup a program, two programs a multiprocessor: one multiplies while one takes exps
+    # one warpgroup per program, two programs per multiprocessor: products of one overlap exps of
+    # the other
     return PrefillTiles(max(64, next_power_of_2(group)), 64, 8 if group > 64 else 4, 3, True)
 
 
 class PrefillSplits(NamedTuple):
-    """How many programs share the prefix of a tile of a prompt, and where they leave parts.
+    """How many programs share the prefix of a tile of a prompt, and where they store parts.
 
-    may_split: which kernel it is, whatever the contexts of this step.
+    may_split: the kernel's identity, whatever the contexts of this step.
     """
 
     splits: int = 1
     may_split: bool = False
     partial_out: Tensor | None = None  # [tiles, K, splits, rows, D] fp32
     partial_stats: Tensor | None = None  # [tiles, K, splits, 2, rows] fp32
-    counters: Tensor | None = None  # a zero for each tile and KV head at least
+    counters: Tensor | None = None  # at least one zero for each tile and KV head
 
 
 def plan_prefill_splits(
@@ -168,8 +169,8 @@ def plan_prefill_splits(
 ) -> PrefillSplits:  # fmt: skip
     """For `tokens` new tokens in at most `tiles` tiles of so many rows for each KV head.
 
-    at_once: programs that the device runs side by side. longest: of any context there can be. In
-    float32 nothing is shared: a result must not depend on the rest of the step.
+    at_once: programs that the device runs at once. longest: maximum context. In float32 nothing is
+    split: a result must not depend on the rest of the step.
     """
     full = max(tokens * q.shape[1] // (kv_heads * rows), 1) * kv_heads  # programs that have work
     most = min(at_once // full, MAX_PREFILL_SPLITS)

@@ -14,7 +14,7 @@ def tanh(x):
 
 @triton.jit
 def activate(x, KIND: tl.constexpr):
-    """silu, gelu, gelu_tanh or relu, as quire.kernels.act means them."""
+    """silu, gelu, gelu_tanh or relu, as quire.kernels.act defines them."""
     if KIND == "silu":
         return x / (1.0 + tl.exp(-x))
     elif KIND == "gelu":

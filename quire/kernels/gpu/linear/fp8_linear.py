@@ -1,9 +1,10 @@
 """FP8 linear: the product of e4m3 rows and an e4m3 weight on the GPU.
 
-The library's kernels where they take the shape (inputs and outputs in multiples of 16; for blocks,
-scales in rows of 16 bytes), else the Triton product below, which takes any; few rows have a file of
-their own. All add in the tensor cores and scale at the end; by blocks, each 128 inputs are scaled
-and added. For rows in float32, which are for checking only, sums are exact to float32.
+The library's kernels where they support the shape (inputs and outputs in multiples of 16; for
+blocks, scales in rows of 16 bytes), else the Triton product below, which supports any; few rows
+have a file of their own. All add in the tensor cores and scale at the end; by blocks, each 128
+inputs are scaled and added. For rows in float32, which are for checking only, sums are exact to
+float32.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
 
 MAX_SMALL_M = 64
-"""Rows up to which the weights' bytes are what counts."""
+"""Rows up to which reading the weights takes most of the time."""
 
 MAX_SMALL_M_WIDE = 32
 """The same by blocks, for weights of many outputs: our scales cost more than the library's."""
@@ -144,7 +145,7 @@ def _max_small_m_blockwise(weight: Fp8Weight) -> int:
 
 
 def _prefer_split_k(rows: int, weight: Fp8Weight) -> bool:
-    """Whether the library should cut the sums, which it does only if it need not scale them."""
+    """Whether the library should split the sums, which it does only without scales."""
     outputs, inputs = weight.shape
     tiles = cdiv(rows, 128) * cdiv(outputs, 128)
     return tiles <= (96 if inputs >= 8192 else 64) and rows <= 384 and weight.unit_scale is not None
@@ -189,8 +190,8 @@ def _torch_scaled_mm(
 def _mm_then_scale(
     out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None
 ) -> None:
-    """The library's plain sums in float32, scaled in a pass of their own."""
-    assert weight.unit_scale is not None, "the weight was not made ready for a GPU"
+    """The library's plain sums in float32, scaled in a second pass."""
+    assert weight.unit_scale is not None, "the weight was not prepared for a GPU"
     sums = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     torch._scaled_mm(
         q, weight.data.t(), scale_a=weight.unit_scale, scale_b=weight.unit_scale,
@@ -205,7 +206,7 @@ def _mm_then_scale(
 
 
 class Fp8LinearTile(NamedTuple):
-    """How a product is cut: rows and outputs of a program, its warps and stages."""
+    """Split of a product: rows and outputs of a program, its warps and stages."""
 
     rows: int
     outputs: int
@@ -214,7 +215,7 @@ class Fp8LinearTile(NamedTuple):
 
 
 def fp8_linear_tile(rows: int, exact: bool) -> Fp8LinearTile:
-    """Tiles as tall as the rows, up to what the registers hold.
+    """Tiles as tall as the rows, up to the limit of the registers.
 
     exact: too low for Hopper's matrix instruction, which loses bits of its sums.
     """

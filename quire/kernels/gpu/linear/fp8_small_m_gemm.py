@@ -2,8 +2,8 @@
 
 A program streams a band of rows of W through shared memory several stages deep, and multiplies it
 by all rows of x at once. W is the left operand, so the few rows of x are its narrow side.
-Where there are too few bands to keep all memory busy, each is cut along the inputs, and the
-program that is done last adds the parts up, always in the same order.
+Where there are too few bands to keep all memory busy, each is split along the inputs, and the
+program that finishes last adds the parts up, always in the same order.
 
 Sums in float32, scaled at the end, or by blocks after each 128 inputs. gemv_fp8.py has one row;
 fp8_linear.py has as many rows as fill a tile of the library's products.
@@ -30,14 +30,14 @@ from quire.kernels.gpu.runtime.pdl import (
 
 
 class Fp8SmallMPlan(NamedTuple):
-    """How a product is cut: outputs of a program, inputs at once, stages, warps, parts."""
+    """Split of a product: outputs of a program, inputs at once, stages, warps, parts."""
 
     outputs: int
     inputs: int
     stages: int
     warps: int
     parts: int = 1
-    prefetch: bool = False  # whether its band is asked for from L2 before the rows are there
+    prefetch: bool = False  # whether its band is prefetched to L2 before the rows are ready
 
 
 @kernel("T", "xs_step")
@@ -91,7 +91,7 @@ def _fp8_small_m_gemm(
         else:
             w = tl.load(w_at + at, (at + i < I)[None, :], 0.0, eviction_policy="evict_first")
             q = tl.load(q_at + at, (at + i < I)[:, None], 0.0)
-        if BY_BLOCK:  # BK is 128; the next scales come while these are used
+        if BY_BLOCK:  # BK is 128; the next scales load while these are used
             g = tl.minimum(at // 128 + 1, GROUPS - 1)
             next_xs = tl.load(xs_at + g * xs_step, t_live, 0.0)
             next_ws = tl.load(ws_at + g, o_live, 0.0)
@@ -119,7 +119,7 @@ def _fp8_small_m_gemm(
 
 
 def plan_fp8_small_m(rows: int, weight: Fp8Weight, exact: bool) -> Fp8SmallMPlan:
-    """Bands of 64, the least that Hopper's matrix instruction takes, in parts where they are few.
+    """Bands of 64, the minimum of Hopper's matrix instruction, in parts where they are few.
 
     exact: less than that, since that instruction loses bits of its sums.
     """

@@ -70,7 +70,7 @@ class GemvPlan(NamedTuple):
 def load_weight_rows(
     w_ptr, n, k, O: tl.constexpr, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr
 ):
-    """Whole rows of W as C tiles [BN, BK]. Rows past the end repeat the last: no mask to pay."""
+    """Whole rows of W as C tiles [BN, BK]. Rows past the end repeat the last, without a mask."""
     tiles = ()
     base = w_ptr + tl.minimum(n, O - 1).to(tl.int64)[:, None] * I + k[None, :]
     for c in tl.static_range(C):
@@ -231,8 +231,8 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
 
 
 def plan_gemv(outputs: int, inputs: int, pair: bool) -> GemvPlan:
-    """As measured, else so that a thread holds 64 numbers of W in loads of 16 bytes, and half a
-    thousand programs share the rows: fewer leave the card idle, more repeat the norm more often.
+    """As measured, else so that a thread holds 64 numbers of W in loads of 16 bytes, and about 500
+    programs share the rows: fewer leave the GPU idle, more repeat the norm more often.
     """
     found = tuned_plan("bf16", outputs, inputs, pair)
     if found is not None:
@@ -278,9 +278,9 @@ def launch(
     memory_idle: bool = False,
     cut: GemvPlan | None = None,
 ) -> None:
-    """z [1, O] = weight @ x; with a norm, x is what the norm makes. Fills norm's and act's too.
+    """z [1, O] = weight @ x; with a norm, x is the norm's input. Fills norm's and act's results.
 
-    memory_idle: the kernel before leaves memory idle (attention does), so weights may come early.
+    memory_idle: the previous kernel leaves memory idle (as attention), so weights may load early.
     """
     total, inputs = weight.shape
     outputs = total if act is None else total // 2

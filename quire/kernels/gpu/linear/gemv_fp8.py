@@ -4,7 +4,7 @@
     z     = xs * ws[o] * sum_i q[i] * w[o, i]    channels
     z     = sum_i (q[i] * xs[b] * ws[o / 128, b]) * w[o, i]    blocks, b = i / 128
 
-The bytes are half of bf16's, so all other costs weigh double. Same rounding as fp8_linear.
+The bytes are half of bf16's, so all other costs weigh double. Rounds as fp8_linear.
 Axes: I inputs, O outputs (of one half, if there are halves).
 """
 
@@ -37,7 +37,7 @@ from quire.kernels.gpu.runtime.pdl import (
 )
 
 _SMALL = tl.constexpr(2.0**-8)
-"""What the row is multiplied by, so that sums of sixteen products fit the range of float16."""
+"""Factor of the row, so that sums of sixteen products fit the range of float16."""
 
 _FP8_DOT_ASM = tl.constexpr("""{
 .reg .b16 l, h; .reg .b32 a, b, t; .reg .f32 x, y;
@@ -54,9 +54,9 @@ mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
 }""")
 """Sixteen products of one thread: in pairs, added in float16, then one number in float32.
 
-Unpacked to float32 first, e4m3 weights cost 2.6 instructions each and keep memory waiting; so it
-is 1.4. The tensor cores add with about as many bits. The other three outputs are zeros, because
-an element-wise function has as many results as arguments.
+Unpacked to float32 first, e4m3 weights would cost 2.6 instructions each and keep memory waiting;
+in this way they cost 1.4. The tensor cores add with about as many bits. The other three outputs
+are zeros, because an element-wise function has as many results as arguments.
 """
 
 _ASM_CONSTRAINTS = tl.constexpr(",".join(["=r"] * 4 + ["r"] * 12))
@@ -193,7 +193,7 @@ def _multiply_and_store(tiles, qs, scales, up_scales, n, ws_ptr, bias_ptr, z_ptr
 tl.constexpr,
           BIAS: tl.constexpr, BLOCKS: tl.constexpr, ACT: tl.constexpr, BN: tl.constexpr,
           BW: tl.constexpr, C: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Multiply a band and store what comes of it."""
+    """Multiply a band and store its results."""
     dtype: tl.constexpr = z_ptr.dtype.element_ty
     z = _dot(tiles, qs, scales, BN, BW, C, BLOCKS, ASM)
     z = _scale_and_bias(z, n, n < O, scales[0], ws_ptr, bias_ptr, BLOCKS, BIAS).to(dtype)
@@ -260,7 +260,7 @@ def _gemv_fp8(
         xs = load_vector(x_ptr, k, I, BK, C)
     qs, own = _quantize_vector(xs, BK, C, BLOCKS)
     scales, up_scales = own, own
-    if BLOCKS:  # a program's rows lie in one block: BN * TIMES divides 128
+    if BLOCKS:  # a program's rows are in one block: BN * TIMES divides 128
         scales = _apply_block_scales(own, ws_ptr, first, I, BK, C)
         if PAIR:
             up_scales = _apply_block_scales(own, ws_ptr, O + first, I, BK, C)
@@ -290,7 +290,7 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
 
 def plan_gemv_fp8(outputs: int, inputs: int, pair: bool) -> GemvPlan:
     """As plan_gemv, with two loads of 16 numbers a row; powers of two, so that the rows of a
-    program lie in one block of weights.
+    program are in one block of weights.
     """
     found = tuned_plan("e4m3", outputs, inputs, pair)
     if found is not None:
@@ -318,14 +318,14 @@ def launch(
     memory_idle: bool = False,
     cut: GemvPlan | None = None,
 ) -> None:
-    """z [1, O] = weight @ x; with a norm, x is what the norm makes. Fills norm's and act's too.
+    """z [1, O] = weight @ x; with a norm, x is the norm's input. Fills norm's and act's results.
 
-    memory_idle: the kernel before leaves memory idle (attention does), so weights may come early.
+    memory_idle: the previous kernel leaves memory idle (as attention), so weights may load early.
     """
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
     rows, columns, times, warps, ahead = cut or plan_gemv_fp8(outputs, inputs, act is not None)
-    assert rows * columns >= 512 * warps, "four words of a thread must lie in one row"
+    assert rows * columns >= 512 * warps, "four words of a thread must be in one row"
     add = norm is not None and norm.residual is not None
     data, scale = weight.data.view(torch.int32), weight.scale
     out = None if act is None else act.out

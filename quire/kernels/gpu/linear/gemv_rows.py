@@ -3,8 +3,8 @@
     z[t] = W x[t] + bias        a[t] = act(gate) * up
 
 A program holds a few whole rows of W in registers and multiplies them by one row of x after the
-other; those it reads from the nearest cache. So the weights are loaded as early and as widely as
-for one row, which for so few rows matters more than the unit that multiplies. Each row is summed in
+other; it reads those from the nearest cache. So the weights are loaded as early and as widely as
+for one row, which for so few rows matters more than the tensor cores. Each row is summed in
 the order of a single row: the result does not depend on the number of rows.
 
 Axes: T rows, I inputs, O outputs (of one half, if there are halves).

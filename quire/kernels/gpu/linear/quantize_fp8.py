@@ -118,7 +118,7 @@ def empty_quantized(
 
 
 def padded_rows(rows: int) -> int:
-    """Rows that the tensor cores' block product takes: their scales lie in lines of 16 bytes."""
+    """Rows that the tensor cores' block product takes: their scales are in lines of 16 bytes."""
     return -(-rows // 4) * 4
 
 
@@ -139,10 +139,10 @@ def launch(
 
 
 def num_warps(width: int) -> int:
-    """32 numbers a thread: four 16-byte loads in flight, and registers to hold them."""
+    """32 numbers per thread: four 16-byte loads in flight, and registers to hold them."""
     return min(max(width // 1024, 1), 16)
 
 
 def use_pdl(rows: int) -> bool:
-    """Whether a pass starts while the kernel before it ends: worth it where a launch shows."""
+    """Whether a pass starts while the kernel before it ends: only where it saves launch time."""
     return rows <= 512 and not _rows.interpreted

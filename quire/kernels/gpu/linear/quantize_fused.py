@@ -1,6 +1,6 @@
 """Fused quantization: a norm or a gated activation that returns its rows in e4m3.
 
-The row is rounded to the model's dtype first, as it would be if it went through memory, so fusing
+The row is rounded to the model's dtype first, as if it went through memory, so fusing
 changes no bit of q except where the norm's own sum differs. It saves a write and a read of the row:
 of the gated activation, two passes of three.
 """
@@ -93,7 +93,7 @@ def _act_mul_quantize_kernel(
 
 
 def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
-    """Whether rows that this weight multiplies may be quantized by what makes them."""
+    """Whether the kernel that computes rows may quantize them for this weight."""
     return isinstance(weight, Fp8Weight) and weight.input_scale is None
 
 

@@ -100,7 +100,7 @@ def _small_m_gemm(
 
 
 class SmallMPlan(NamedTuple):
-    """How a product is cut: rows of W and rows of x a program takes, columns a stage, stages.
+    """Split of a product: rows of W and rows of x per program, columns per stage, stages.
 
     ahead: a program prefetches its whole band to L2 before it waits for the previous kernel.
     """
@@ -114,7 +114,7 @@ class SmallMPlan(NamedTuple):
 
 
 def plan_small_m(rows: int, outputs: int, pair: bool) -> SmallMPlan:
-    """Bands that give each multiprocessor a program or two, each with 50 KB on its way."""
+    """Bands that give each multiprocessor a program or two, each with 50 KB in flight."""
     width = max(8, min(64, next_power_of_2(rows)))
     if outputs <= 4096:
         return SmallMPlan(16, width, 256, 4, 1) if pair else SmallMPlan(16, width, 512, 3, 1)

@@ -1,4 +1,4 @@
-"""One to eight rows times a weight matrix: picks the kernel that was fastest when measured.
+"""One to eight rows times a weight matrix: calls the kernel that was fastest when measured.
 
     one row           gemv.py, or gemv_fp8.py for weights in e4m3: whole rows of W in registers
     small weights     gemv_rows.py: they are loaded before a pipeline through shared memory fills.
@@ -51,7 +51,7 @@ def launch(
 ) -> None:
     """z [T, O] = x @ weight.T + bias; fills the results of norm (of one row only) and act too.
 
-    memory_idle: the kernel before leaves memory idle (attention does), so weights may come early.
+    memory_idle: the previous kernel leaves memory idle (as attention), so weights may load early.
     """
     if isinstance(weight, Fp8Weight):
         gemv_fp8.launch(z, x, weight, bias, norm, act, memory_idle)

@@ -6,8 +6,8 @@
                           before the step, some positions of each sequence at a time, then for the
                           step's own tokens
 
-A fresh step holds memory it does not need: what any other step of as many tokens does. So the
-memory that was measured for the largest fresh step is enough for all.
+A fresh step allocates memory that it does not need: as much as any other step of as many tokens. So
+the memory that was measured for the largest fresh step suffices for all.
 
 Axes: as in quire.kernels.mla_attention.
 """
@@ -27,7 +27,7 @@ from quire.kernels.gpu.mla.mla_prefill_mha import PartialAttention, ProjectedKV,
 from quire.kernels.gpu.mla.mla_prefill_mqa import prefill_mqa
 
 MIN_MHA_TOKENS = 80
-"""Queries per sequence from which on making keys and values of its past pays."""
+"""Queries per sequence from which computing keys and values of its past is faster."""
 
 MAX_FUSED_UP_ROWS = 16
 """Rows up to which merging and the product after it are one kernel."""
@@ -36,7 +36,7 @@ MIN_TILED_ROWS = 64 * 128
 """Queries times heads that fill the device in tiles of 64."""
 
 MIN_CHUNK_TOKENS = 2048
-"""Positions that keys and values are made of at a time, if there are that many."""
+"""Maximum of positions whose keys and values are computed at a time."""
 
 
 def outputs(
@@ -99,10 +99,10 @@ def launch(
 
 
 class MLAPrefill(NamedTuple):
-    """The sequences that do not decode: arguments of the op, the first four of their tokens only.
+    """The sequences that do not decode: arguments of the op, the first four for their tokens only.
 
-    A start shows fresh steps only; when it rehearses, each of them goes all ways, so that a chunk
-    need not wait for a compiler.
+    A start has fresh steps only; while kernels are traced, each of them runs every variant, so that
+    a chunk need not wait for a compiler.
     """
 
     out: Tensor
@@ -142,7 +142,7 @@ class MLAPrefill(NamedTuple):
         up_project_output(self.out, mixed, self.up[:, plain:])
 
     def attend_context(self, rows: Tensor | None, first: int, past: int) -> PartialAttention:
-        """What tokens before the step give, so many positions of each sequence at a time."""
+        """The results of tokens before the step, so many positions of each sequence at a time."""
         tokens, heads, _ = self.q.shape
         sequences, wide = self.contexts.shape[0] - first, self.cache.shape[4]
         window = min(past, max(tokens, MIN_CHUNK_TOKENS) // sequences)
@@ -169,7 +169,7 @@ class MLAPrefill(NamedTuple):
         return torch.mm(latents[:, :latent], flat.t()).view(-1, heads, each)
 
     def reserve_peak_memory(self) -> None:
-        """For a moment, the memory of a step with a past: see above."""
+        """Allocate, for a moment, the memory of a step with a past: see above."""
         tokens, heads = self.q.shape[:2]
         up_project = heads * self.up.shape[1] + self.cache.shape[4]
         sums = (self.out.shape[1] + heads) * (4 // self.q.itemsize)
@@ -178,7 +178,7 @@ class MLAPrefill(NamedTuple):
 
 
 def absorb_query(q: Tensor, keys: Tensor) -> Tensor:
-    """q [T, H, P] by keys [H, P, L] -> [T, H, L]: what queries are to compressed latents."""
+    """q [T, H, P] by keys [H, P, L] -> [T, H, L]: queries in the space of compressed latents."""
     out = torch.empty((*q.shape[:2], keys.shape[2]), dtype=q.dtype, device=q.device)
     torch.bmm(q.transpose(0, 1), keys, out=out.transpose(0, 1))
     return out

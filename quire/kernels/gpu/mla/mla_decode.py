@@ -2,7 +2,7 @@
 
     grid (head tiles, sequences, splits)
 
-How many splits there are depends on the number of rows only, since a captured graph is replayed
+The number of splits depends on the number of rows only, since a captured graph is replayed
 for contexts of any length; each program finds its share in `contexts`, and may have none.
 
 Axes: as in quire.kernels.mla_attention; M query rows of a tile, X splits.
@@ -28,7 +28,7 @@ from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv
 
 MIN_SPLIT_LATENTS = 128
-"""Latents that are worth a program of their own."""
+"""Minimum of latents for a program of their own."""
 MAX_SPLITS = 128
 
 
@@ -180,7 +180,7 @@ def _merge_from_latent(
         )
         acc += tl.sum(tl.exp2(weight - highest)[:, None] * some, 0)
     acc = acc / tl.where(total > 0, total, 1.0)
-    mixed = acc.to(out_ptr.dtype.element_ty).to(tl.float32)  # as where it is stored in between
+    mixed = acc.to(out_ptr.dtype.element_ty).to(tl.float32)  # as rounded by a store in between
     y = tl.sum(w.to(tl.float32) * mixed[None, :], 1)
     tl.store(out_ptr + (s * H + h) * V + v, y.to(out_ptr.dtype.element_ty), mask=v < V)
 
@@ -210,7 +210,7 @@ def _expand_to_decode_rows_kernel(
 def expand_to_decode_rows(
     tokens: int, q_starts: Tensor, contexts: Tensor, rows: Tensor | None, first: int
 ) -> tuple[Tensor, Tensor]:
-    """(what it sees, its table) of each token from sequence `first` on, as if it decoded."""
+    """(visible tokens, table) of each token from sequence `first` on, as if it decoded."""
     seen, place = contexts.new_empty(tokens), contexts.new_empty(tokens)
     sequences = contexts.shape[0]
     _expand_to_decode_rows_kernel(
@@ -239,7 +239,7 @@ def decode(
 ) -> bool:
     """The first `count` sequences, of one query each. tile, splits: for measurements.
 
-    finish: (out [T, H * V], values [H, V, L]). True: the latents were brought there, `out` is not
+    finish: (out [T, H * V], values [H, V, L]). True: the result is in finish, and `out` is not
     to be read.
     """
     heads, latent = q.shape[1:]
@@ -321,7 +321,7 @@ def _launch_portable(
 
 @functools.cache
 def decode_tile(heads: int, itemsize: int) -> MLATile:
-    """A warpgroup multiplies 64 rows at once; few heads leave the stream as the bound."""
+    """A warpgroup multiplies 64 rows at once; with few heads memory is the limit."""
     if itemsize == 4:
         return MLATile(16, 16, 4, 2)
     if heads > 32:
@@ -331,7 +331,7 @@ def decode_tile(heads: int, itemsize: int) -> MLATile:
 
 @functools.cache
 def num_splits(programs: int, rows: int, multiprocessors: int) -> int:
-    """The number that ends first: waves of programs, and what merging costs beside.
+    """The number that finishes first: waves of programs, and the cost of merging.
 
     programs: without splits, each of so many rows. Two small ones fit a multiprocessor at once.
     Splits that a short context does not need cost next to nothing.

@@ -2,10 +2,10 @@
 
     grid (tiles of 64 heads, sequences, splits), as in mla_decode, which merges the splits
 
-With 128 heads a latent of 1,152 bytes is multiplied 278,000 times: the matrix units are the bound,
-and must not wait for memory. The loader's one thread has the bulk copy engine fetch whole blocks of
-the cache while both warpgroups multiply the latents before them; they share the 64 rows, each has
-half of the keys of a product and half of the channels of the sums.
+With 128 heads a latent of 1,152 bytes is multiplied 278,000 times: the matrix units are the limit,
+and must not wait for memory. One thread of the loader makes the bulk copy engine fetch whole blocks
+of the cache while both warpgroups multiply the latents before them; they share the 64 rows, each
+has half of the keys of a product and half of the channels of the sums.
 
 Axes: as in quire.kernels.mla_attention; N latents at a time.
 """

@@ -2,9 +2,9 @@
 
     grid (heads, query tiles)
 
-An ordinary attention, but that a key is in two pieces: its own of each head, and the rotated one
-that all heads share. Keys and values come as one matrix product's rows, never apart. Tokens before
-the step come some at a time; what they gave is kept in float32, and the step's own come last.
+Ordinary attention, except that a key has two pieces: its own of each head, and the rotated one
+that all heads share. Keys and values are rows of one matrix product, never separate. Tokens before
+the step are read some at a time, with results in float32, and the step's own come last.
 
 Axes: as in quire.kernels.mla_attention; T here counts the tokens of these sequences only; M query
 rows of a tile, BN keys at a time.
@@ -89,7 +89,7 @@ def _prefill_mha_kernel(
     starts_ptr,
     contexts_ptr,
     out_ptr,  # [T, H * V]
-    sum_ptr,  # [T, H * V] float32, with weight_ptr [T, H] float32: what other keys gave so far
+    sum_ptr,  # [T, H * V] float32, with weight_ptr [T, H] float32: results of other keys so far
     weight_ptr,
     scale,
     first,  # sequence; those before it decode
@@ -109,7 +109,7 @@ def _prefill_mha_kernel(
     ROPE_HEAD: tl.constexpr,
     LATENT_ROW: tl.constexpr,
     PAST: tl.constexpr,  # keys of tokens before the step; else the step's own
-    GO_ON: tl.constexpr,  # from what is in sum_ptr
+    GO_ON: tl.constexpr,  # start from sum_ptr
     M: tl.constexpr,
     BN: tl.constexpr,  # divides M
     PRECISION: tl.constexpr,
@@ -177,7 +177,7 @@ class ProjectedKV(NamedTuple):
 
 
 class PartialAttention(NamedTuple):
-    """What some of the keys gave, and with what weight. begun: there is something in it."""
+    """Results of some of the keys, and their weight. begun: there are results."""
 
     sums: Tensor  # [T, H * V] float32
     weights: Tensor  # [T, H] float32
@@ -198,7 +198,7 @@ def prefill_mha(
 ) -> None:
     """The sequences from `first` on; out and queries: of their tokens.
 
-    Keys of tokens before the step go to `running`, and on from it; the step's own end in `out`.
+    Results of tokens before the step are kept in `running`; the step's own write `out`.
     """
     tokens, heads, plain = q.shape
     rotation, value = q_rope.shape[2], keys.kv.shape[2] - plain

@@ -2,7 +2,7 @@
 
     grid (head tiles, query tiles)
 
-For sequences that bring a few queries each, as rows that decode do, but for steps of any number.
+For sequences with a few queries each, computed like decoding rows, for steps of any number.
 
 Axes: as in quire.kernels.mla_attention; T here counts the tokens of these sequences only.
 """

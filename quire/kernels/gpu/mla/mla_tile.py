@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class MLATile(NamedTuple):
-    """How a kernel is cut."""
+    """Split of a kernel."""
 
     rows: int
     latents: int  # at a time
@@ -27,7 +27,7 @@ class MLATile(NamedTuple):
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """float32 stays float32; others have no choice."""
+    """float32 stays float32; tensor cores support no other choice."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
@@ -76,7 +76,7 @@ def attend_latents(
     table_ptr,  # of the sequence
     start,
     end,  # latents [start, end) are swept
-    seen,  # [M]: row m sees the first seen[m] latents
+    seen,  # [M]: row m attends to the first seen[m] latents
     scale,  # times log2(e)
     STRIDE_N: tl.constexpr,
     B: tl.constexpr,
@@ -90,7 +90,7 @@ def attend_latents(
     c = tl.arange(0, L)
     r = tl.arange(0, R)
     n = tl.arange(0, BN)
-    best = tl.full([M], -1e30, tl.float32)  # finite: a row that sees nothing gives 0, not NaN
+    best = tl.full([M], -1e30, tl.float32)  # finite: a row without latents gives 0, not NaN
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, L], tl.float32)
     for at in range(start, end, BN):

@@ -20,7 +20,7 @@ from quire.kernels.moe_experts import ExpertActivation
 
 
 class GroupedGemmTile(NamedTuple):
-    """How a product is cut."""
+    """Split of a product."""
 
     m: int
     n: int

@@ -81,7 +81,7 @@ def _find_tile(tile_ptr, turn, N_TILES: gl.constexpr):
 
 @gluon.jit
 def _gate(gate, up, KIND: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr):
-    """As quire.kernels.moe_experts.Gate means it; of the kinds that `takes` lets through."""
+    """As quire.kernels.moe_experts.Gate defines it, for the kinds that `takes` accepts."""
     if KIND == "clamped":
         gate = gl.minimum(gate, LIMIT)
         up = gl.minimum(gl.maximum(up, -LIMIT), LIMIT)
@@ -304,7 +304,7 @@ def _down_kernel(
 
 
 def supports(x: Tensor, down: Tensor, gate: ExpertActivation) -> bool:
-    """Whether these kernels do for such rows, weights [X, E, F] and gate."""
+    """Whether these kernels support such rows, weights [X, E, F] and gate."""
     size, width = down.shape[1:]
     fits = size % INNER.value == 0 and width % INNER.value == 0
     kind = x.dtype in (torch.bfloat16, torch.float16) and gate.kind in ("silu", "clamped")
@@ -339,12 +339,12 @@ def down(
 ) -> None:
     """y[pair] = h [P, F] @ weight[the pair's expert].T + bias, for every sorted row."""
     _, size, width = weight.shape
-    ours = _descriptor(h, HALF.value), _descriptor(weight.view(-1, width), COLUMNS.value)
-    _down_kernel(_persistent_grid(h), (order, tiles, bias, y), (), (size, width), tiles=ours)
+    descriptors = _descriptor(h, HALF.value), _descriptor(weight.view(-1, width), COLUMNS.value)
+    _down_kernel(_persistent_grid(h), (order, tiles, bias, y), (), (size, width), tiles=descriptors)
 
 
 def _persistent_grid(x: Tensor) -> tuple[int, int, int]:
-    """A program for each multiprocessor: it fills one."""
+    """One program per multiprocessor: it fills one."""
     return (torch.cuda.get_device_properties(x.device).multi_processor_count, 1, 1)
 
 

@@ -69,7 +69,7 @@ def plan_tiles(rows: float, item: int) -> tuple[GroupedGemmTile, GroupedGemmTile
 
 @functools.cache
 def _grouped_hopper_module() -> Any:
-    """The products with loaders, if this Triton has what they are written in."""
+    """The products with loaders, if this Triton has Gluon."""
     try:
         return import_module("quire.kernels.gpu.moe.grouped_gemm_hopper")
     except ImportError:
@@ -79,7 +79,7 @@ def _grouped_hopper_module() -> Any:
 def _use_hopper(
     x: Tensor, second: Tensor, gate: ExpertActivation, rows: float
 ) -> tuple[bool, bool]:
-    """Which of the two products go that way."""
+    """Which of the two products use a loader."""
     if rows < min(HOPPER_MIN_ROWS) or not x.is_cuda or _grouped_hopper_module() is None:
         return False, False
     takes = _grouped_hopper_module().supports(x, second, gate)
@@ -162,7 +162,7 @@ def experts_sorted(
 
 
 def weighted_sum(out: Tensor, y: Tensor, weights: Tensor) -> None:
-    """out [T, E] = what the experts of each token say, y [T * k, E], by its weights [T, k]."""
+    """out [T, E] = the outputs of each token's experts, y [T * k, E], by its weights [T, k]."""
     (tokens, size), top = out.shape, weights.shape[1]
     wide = min(next_power_of_2(size), 1024)
     grid = (tokens, cdiv(size, wide), 1)

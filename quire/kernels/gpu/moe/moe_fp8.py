@@ -149,7 +149,7 @@ def _down(
 
 
 def supports(x: Tensor, gate_up: Fp8ExpertWeights, down: Fp8ExpertWeights) -> bool:
-    """Whether these kernels do the op: both banks alike, rows that fit a program."""
+    """Whether these kernels support the op: both banks alike, rows that fit a program."""
     if (
         not isinstance(down, Fp8ExpertWeights)
         or gate_up.block_size != down.block_size

@@ -10,7 +10,7 @@ from quire.kernels.gpu.elementwise.activations import activate
 
 @triton.jit
 def apply_gate(gate, up, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """As quire.kernels.moe_experts.Gate means it."""
+    """As quire.kernels.moe_experts.Gate defines it."""
     if KIND == "clamped":
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)

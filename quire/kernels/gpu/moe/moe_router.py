@@ -290,7 +290,7 @@ def is_small_m(x: Tensor) -> bool:
 def supports_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, offset: float
 ) -> bool:
-    """Whether `launch_normed` does for this norm."""
+    """Whether `launch_normed` supports this norm."""
     return is_small_m(x) and (residual is None or residual.is_contiguous())
 
 
@@ -306,10 +306,10 @@ def _launch_small_m(
     (tokens, size), experts = x.shape, weight.shape[0]
     logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
     before: tuple[Tensor | None, ...] = (x, None, None)
-    made: tuple[Tensor | None, ...] = (None, None)
+    normed: tuple[Tensor | None, ...] = (None, None)
     form = (0.0, 0.0)
     if norm is not None:
-        before, made = (x, norm.residual, norm.weight), (norm.y, norm.r)
+        before, normed = (x, norm.residual, norm.weight), (norm.y, norm.r)
         form = (norm.eps, norm.offset)
     block, warps = SMALL_M_PLAN if size <= 4096 else (4, 8)
     consts = (*_routing_constants(x, weight, routing), *form, block, next_power_of_2(size))
@@ -321,7 +321,7 @@ def _launch_small_m(
         correction,
         logits,
         _COUNTERS.for_device(x.device),
-        *made,
+        *normed,
         *outs,
     )
     _router_small_m_kernel(grid, tensors, (), (*consts, PDL_ENABLED), warps, pdl=PDL_ENABLED)

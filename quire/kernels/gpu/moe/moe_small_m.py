@@ -130,7 +130,7 @@ def chunk_width(width: int) -> int:
 
 
 class SmallMMoEPlan(NamedTuple):
-    """How the products are cut.
+    """Split of the products.
 
     rows, columns, times: of gate and of up at once, and how often a program does so.
     outputs: of a program of the second product. warps: of either product's.
@@ -147,7 +147,7 @@ class SmallMMoEPlan(NamedTuple):
 
 PLAN_ONE_ROW = SmallMMoEPlan(rows=1, columns=2048, repeats=6)
 PLAN_FEW_ROWS = SmallMMoEPlan()
-"""For one token and for more: the best of seventeen cuts at 128 experts of 768 by 2,048."""
+"""For one token and for more: the best of seventeen splits at 128 experts of 768 by 2,048."""
 
 
 def experts_small_m(
@@ -162,7 +162,7 @@ def experts_small_m(
     down_bias: Tensor | None,
     cut: SmallMMoEPlan | None = None,
 ) -> None:
-    """moe_experts over few rows. cut: another than the usual, for tuning."""
+    """moe_experts over few rows. cut: another split than the usual, for tuning."""
     (tokens, top), (size, width) = ids.shape, down.shape[1:]
     cut = cut or (PLAN_ONE_ROW if tokens == 1 else PLAN_FEW_ROWS)
     h = x.new_empty((tokens * top, width))

@@ -23,7 +23,7 @@ def wait_for_previous_kernel():
 
 @triton.jit
 def launch_dependents():
-    """Let the next kernel begin once every program of this one has called this, or ended."""
+    """Allow the next kernel to begin once every program of this one has called this, or ended."""
     gdc_launch_dependents()
 
 

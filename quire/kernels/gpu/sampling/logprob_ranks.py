@@ -129,7 +129,7 @@ def _top_k_kernel(
     out, listed = ids_ptr + r * k, listed_ptr + r * k
     if n <= MAX_CANDIDATES:
         t = tl.arange(0, MAX_TOP_LOGPROBS)
-        lacking = (t >= n) & (t < k)  # a row with NaN has too few: any id will do
+        lacking = (t >= n) & (t < k)  # a row with NaN has too few: any id is correct
         tl.store(out + t, t * 0, mask=lacking)
         tl.store(listed + t, shift + t * float("nan"), mask=lacking)
         a = n * 0

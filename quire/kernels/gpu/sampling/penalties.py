@@ -37,8 +37,8 @@ def _apply_penalties_kernel(
             at = (pid % parts) * BLOCK + tl.arange(0, BLOCK)
             x = tl.load(x_ptr + r * STEP + at, mask=at < V)
             count = tl.load(counts_ptr + slot * V + at, mask=at < V, other=0).to(tl.int32)
-            made = penalize(x, count, repetition, frequency, presence)
-            tl.store(x_ptr + r * STEP + at, made, mask=(at < V) & (count != 0))
+            penalized = penalize(x, count, repetition, frequency, presence)
+            tl.store(x_ptr + r * STEP + at, penalized, mask=(at < V) & (count != 0))
 
 
 def outputs(logits: Tensor, slots: Tensor, table: Tensor, counts: Tensor) -> Tensor:

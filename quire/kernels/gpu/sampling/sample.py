@@ -3,8 +3,8 @@
     scan    all rows, all processors: top and mass of each group of 64 logits
     settle  a program a row: greedy and plain rows are done; others find a bound that every kept
             token reaches, and store the tokens that reach it; few of them are cut at once
-    cut     a large program a row, for rows with many tokens filed, and for those with too many to
-            file, which are searched whole
+    cut     a large program a row, for rows with many stored tokens, and for those with too many to
+    store, which are searched whole
 
 Each is exact: bounds only drop tokens that cannot be kept. The program of a finished row returns
 at once.
@@ -229,7 +229,7 @@ def _sample_candidates_kernel(
         )  # fmt: skip
         if n <= MAX_PAIRWISE:
             share = philox_uniform(seed, tl.load(outputs_ptr + r))
-            tl.debug_barrier()  # other threads read the candidates than filed them
+            tl.debug_barrier()  # the threads that stored the candidates do not read them
             found, least, last = _filter_and_draw_pairwise(
                 cand_x_ptr + r * MAX_CANDIDATES, cand_id_ptr + r * MAX_CANDIDATES, n, top, scale,
                 total, top_k, top_p,
@@ -291,7 +291,7 @@ def _filter_and_draw(
 
 @triton.jit
 def _load_raw_piece(source, start, V: tl.constexpr, B: tl.constexpr):
-    """[B, 8] logits from `start` on, in order, as they are."""
+    """[B, 8] logits from `start` on, in order, unchanged."""
     at = start + tl.arange(0, B)[:, None] * 8 + tl.arange(0, 8)[None, :]
     return tl.load(source[0] + at, mask=at < V, other=float("-inf"))
 
@@ -305,7 +305,7 @@ def _penalize_piece(source, x, start, V: tl.constexpr, PUNISH: tl.constexpr, B: 
 
 @triton.jit
 def _search_weight(x, top, scale, floor, min_p, BY_COUNT: tl.constexpr):
-    """What a token counts for in a search: 1, or its weight. Nothing below the floor."""
+    """The weight of a token in a search: 1, or its mass. Nothing below the floor."""
     if BY_COUNT:
         w = (x > float("-inf")).to(tl.float32)
     else:
@@ -316,7 +316,7 @@ def _search_weight(x, top, scale, floor, min_p, BY_COUNT: tl.constexpr):
 
 @triton.jit
 def _narrow_threshold(t, parts, limit, lo, hi, f_lo, f_hi):
-    """Take a threshold's sum into account."""
+    """Add a threshold's sum to the search."""
     f = tl.sum(parts.to(tl.float64))
     reaches = f >= limit
     up, down = reaches & (t > lo), (f < limit) & (t > lo) & (t < hi)
@@ -333,12 +333,13 @@ def _search_threshold(
     source, top, scale, floor, min_p, limit, total, V: tl.constexpr,
     BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, PUNISH: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """The greatest logit whose tokens, with all above, are worth `limit`, and what those above are.
+    """The greatest logit whose tokens, with all above, have mass `limit`, and the mass of those
+    above.
 
     The floor is known to reach it, or is the answer. Seven thresholds a pass, which costs what
     reading the row costs: three at quarters of what is left, so that it ends; four about where a
-    straight line between the ends meets the limit, which is near. total: what the floor's are
-    worth, about. SHIFT: bits of a key that the logits' dtype leaves zero.
+    straight line between the ends meets the limit, which is near. total: the mass of the floor's,
+    about. SHIFT: bits of a key that the logits' dtype leaves zero.
     """
     lo = (to_ordered_key(floor) >> SHIFT).to(tl.int64)
     hi = (to_ordered_key(top) >> SHIFT).to(tl.int64) + 1
@@ -579,10 +580,14 @@ def launch(
     cand_x = torch.empty((rows, MAX_CANDIDATES.value), dtype=torch.float32, device=device)
     cand_id = torch.empty((rows, MAX_CANDIDATES.value), dtype=torch.int32, device=device)
     power = max(GROUP.value, next_power_of_2(groups))
-    asked, found, step = (counts, slots, outputs, table), (*outs, totals, numbers), logits.stride(0)
+    inputs, choices, step = (
+        (counts, slots, outputs, table),
+        (*outs, totals, numbers),
+        logits.stride(0),
+    )
     _sample_candidates_kernel(
         grid,
-        (logits, tops, masses, *asked, *found, lists, cand_x, cand_id),
+        (logits, tops, masses, *inputs, *choices, lists, cand_x, cand_id),
         (),
         (step, vocab, groups, scaled, punish, power, PDL_ENABLED),
         warps=WARPS,
@@ -590,7 +595,7 @@ def launch(
     )
     _sample_full_row_kernel(
         grid,
-        (logits, *asked, *found, cand_x, cand_id),
+        (logits, *inputs, *choices, cand_x, cand_id),
         (),
         (step, vocab, scaled, punish, shift, 1024, PDL_ENABLED),
         warps=16,

@@ -23,7 +23,7 @@ GROUP = tl.constexpr(64)
 WARPS = 8
 
 MAX_CANDIDATES = tl.constexpr(4096)
-"""Candidates a row may have before it takes the long way."""
+"""Candidates of a row up to which the short search is used."""
 
 LOG2E = tl.constexpr(1.4426950408889634)
 SLACK = tl.constexpr(1e-3)
@@ -114,7 +114,7 @@ def row_source(
     V: tl.constexpr,
     PUNISH: tl.constexpr,
 ):
-    """What `read` needs to give the logits of row r. r: int64, for R * V can pass 2**31."""
+    """The pointers with which `read` loads row r. r: int64, for R * V can pass 2**31."""
     row = x_ptr + r * STEP
     source = (row, row, 1.0, 0.0, 0.0)
     if PUNISH:
@@ -259,11 +259,11 @@ def kth_bound(tops, k):
 
 @triton.jit
 def _list_groups(chosen, groups, list_ptr):
-    """The chosen groups, in order, for all threads to read. Returns how many there are."""
+    """Store the chosen groups, in order, for all threads to read. Returns how many there are."""
     places = tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.debug_barrier()  # the readers of the earlier candidates are done
     tl.store(list_ptr + places, groups, mask=chosen)
-    tl.debug_barrier()  # other threads read it than wrote it
+    tl.debug_barrier()  # the threads that wrote it do not read it
     return tl.sum(chosen.to(tl.int32))
 
 
@@ -271,7 +271,7 @@ def _list_groups(chosen, groups, list_ptr):
 def _load_group_batch(
     source, list_ptr, start, n_groups, V, G, PUNISH: tl.constexpr, BATCH: tl.constexpr
 ):
-    """The logits of BATCH filed groups, their ids, and which are real. [BATCH * GROUP] each."""
+    """The logits of BATCH stored groups, their ids, and which are real. [BATCH * GROUP] each."""
     lane = tl.arange(0, BATCH * GROUP)
     i = start + lane // GROUP
     g = tl.load(list_ptr + i, mask=i < n_groups, other=G)
@@ -285,7 +285,7 @@ def gather_candidates(
     source, tops, groups, bound, list_ptr, x_out, id_out, V, G,
     PUNISH: tl.constexpr, BATCH: tl.constexpr,
 ):  # fmt: skip
-    """File the tokens that reach the bound, in id order. Returns how many there are.
+    """Store the tokens that reach the bound, in id order. Returns how many there are.
 
     tops, groups: [BG]. list_ptr: scratch [G]. x_out, id_out: [MOST]; more than MOST are counted
     only as far as the batch that passes it.
