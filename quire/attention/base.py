@@ -28,7 +28,6 @@ class BackendCapabilities:
     alibi: bool = False
     fp8_cache: bool = False
     latent: bool = False  # one latent per token instead of keys and values, and nothing else
-    block_sizes: frozenset[int] | None = None  # None: any
 
 
 @dataclass(frozen=True, slots=True)

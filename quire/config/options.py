@@ -13,7 +13,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
@@ -22,8 +21,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from quire.config import vllm_options
 from quire.config.values import coerce
 from quire.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

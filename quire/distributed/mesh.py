@@ -38,14 +38,6 @@ class Mesh:
     def tp_rank(self) -> int:
         return self.rank % self.tp
 
-    @property
-    def pp_rank(self) -> int:
-        return self.rank // self.tp % self.pp
-
-    @property
-    def dp_rank(self) -> int:
-        return self.rank // (self.tp * self.pp)
-
 
 def shard_range(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:
     """Return the units of this tp rank, of `units` equal ones that cannot be split.

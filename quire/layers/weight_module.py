@@ -69,12 +69,7 @@ class WeightModule(ParamModule):
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
         if param not in self._layouts:  # the loader needs it for each tensor of a bank
-            found = self._specs.get(param)
-            self._layouts[param] = (
-                found[2].layout(self.weight_layout(found[0]))
-                if found
-                else self.vector_layout(param)
-            )
+            self._layouts[param] = self._build_layout(param)
         return self._layouts[param]
 
     def _build_layout(self, param: str) -> tuple[WeightShard, ...]:

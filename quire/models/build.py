@@ -146,18 +146,6 @@ def assign_kv_tensors(model: nn.Module, groups: Sequence[KVCacheGroup]) -> None:
             layers[layer].group, layers[layer].place = g, i
 
 
-def plain_param(model: nn.Module, name: str) -> Tensor:
-    """One parameter as a plain tensor, whatever its stored form. Raises KeyError."""
-    path, _, param = name.rpartition(".")
-    module = dict(model.named_modules()).get(path)
-    module = module if isinstance(module, ParamModule) else None
-    known = (*module.param_names(), *getattr(module, "matrices", ())) if module else ()
-    if param not in known:
-        raise KeyError(f"no parameter {name!r}")
-    value = getattr(module, param)
-    return value.detach() if isinstance(value, Tensor) else value.dequantize()
-
-
 def _checkpoint_shapes(folder: Path, load_format: str) -> list[tuple[str, Sequence[int]]]:
     """(name, shape) of every tensor, so that a wrong checkpoint is refused before it is read."""
     if files.weight_files(folder, load_format)[0].suffix == ".safetensors":

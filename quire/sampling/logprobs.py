@@ -146,12 +146,3 @@ def prompt_scores(
     rows, vocab = logits.shape
     scratch = ScratchBuffers(vocab, max(1, rows)) if logits.is_cpu else None
     return score_top_k(logits, targets, k, scratch, as_logits=mode.endswith("_logits"))
-
-
-def prompt_logprobs(
-    logits: Tensor, targets: Tensor, k: int, *, mode: Mode = "raw_logprobs"
-) -> list[TokenLogprobs]:
-    """`prompt_scores` on the host, waiting for the device if need be."""
-    if not len(logits):
-        return []
-    return prompt_scores(logits, targets, k, mode=mode).to_lists([k] * len(logits))

@@ -48,10 +48,6 @@ class TensorHeader(NamedTuple):
     shape: tuple[int, ...]
     file: Path
 
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * BITS[self.dtype] // 8
-
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Every tensor of a model's safetensors files (single or sharded).

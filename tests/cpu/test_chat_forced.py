@@ -43,7 +43,7 @@ def test_calls_are_forced_in_any_dialect_and_without_one(llm, parser, choice):
     assert (out.text, out.notes) == ("", [])
 
 
-def test_thoughts_come_first_and_end_when_they_should(llm):
+def test_reasoning_comes_first_and_ends_in_time(llm):
     parsers = {"tool_parser": "auto", "reasoning_parser": "auto"}
     long = answer(llm, tool_choice="required", parallel_tool_calls=False, **parsers)
     check(long)
@@ -54,7 +54,7 @@ def test_thoughts_come_first_and_end_when_they_should(llm):
     assert long.reasoning.startswith(short.reasoning)
 
 
-def test_every_conversation_is_bound_behind_its_own_prompt(llm):
+def test_every_conversation_is_constrained_after_its_own_prompt(llm):
     talks = [ASK, [{"role": "user", "content": "Hi"}], ASK]
     outputs = llm.chat(
         talks, GREEDY, tools=TOOLS, use_tqdm=False, tool_choice=NAMED, reasoning_parser="qwen3"
@@ -76,7 +76,7 @@ def test_what_cannot_be_chosen_is_refused(llm, named, word):
         answer(llm, **named)
 
 
-def test_a_budget_needs_to_know_the_marks(llm):
+def test_a_reasoning_budget_needs_the_markers(llm):
     brief = SamplingParams(max_tokens=9, thinking_token_budget=3)
     with pytest.raises(RequestError, match="thinking_token_budget"):
         llm.generate("x", brief, use_tqdm=False)

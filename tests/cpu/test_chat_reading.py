@@ -40,7 +40,7 @@ def test_without_parsers_the_text_is_all_there_is(llm):
 
 
 @pytest.mark.parametrize("names", [("hermes", "qwen3"), ("auto", "auto")])
-def test_a_tool_is_asked_for_and_its_result_is_answered(llm, names):
+def test_a_tool_is_called_and_its_result_is_answered(llm, names):
     parsers = {"tool_parser": names[0], "reasoning_parser": names[1]}
     out = answer(llm, ASK, tools=TOOLS, **parsers)
     (call,) = out.tool_calls
@@ -65,7 +65,7 @@ def test_each_parser_works_alone(llm):
     assert (thoughts.tool_calls, thoughts.finish_reason) == ([], "stop")
 
 
-def test_special_tokens_are_in_the_text_only_if_asked_for(llm):
+def test_special_tokens_are_in_the_text_only_if_requested(llm):
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     assert "<|im_" not in answer(llm, ASK, params, **BOTH).text
     params.skip_special_tokens = False
@@ -82,7 +82,7 @@ def test_a_call_that_the_length_cuts_is_no_reason_to_call(llm):
         assert not out.text or (out.notes and out.text.startswith("<tool_call>"))
 
 
-def test_an_answer_that_goes_on_reads_on(llm):
+def test_an_answer_that_continues_is_parsed_further(llm):
     begun = [*ASK, {"role": "assistant", "content": "<think>\nget_weather fits."}]
     out = answer(llm, begun, add_generation_prompt=False, continue_final_message=True, **BOTH)
     assert "<think>" not in out.text + (out.reasoning or "")
@@ -95,7 +95,7 @@ def test_several_answers_to_several_conversations_are_each_read(llm):
     assert [len(one.tool_calls) for one in (*first.outputs, *second.outputs)] == [1, 1, 1]
 
 
-def test_parsers_nobody_knows_and_answers_without_text_are_refused(llm):
+def test_unknown_parsers_and_answers_without_text_are_refused(llm):
     with pytest.raises(ConfigError, match="did you mean hermes"):
         answer(llm, ASK, tool_parser="hermess")
     with pytest.raises(RequestError, match="detokenize"):

@@ -28,6 +28,6 @@ def test_an_example_runs(path):
     assert output_of([str(path)]).strip()
 
 
-def test_each_example_is_told_of():
+def test_each_example_is_documented():
     page = (ROOT / "examples/README.md").read_text()
     assert all(f"`{path.name}`" in page for path in EXAMPLES)

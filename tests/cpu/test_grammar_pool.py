@@ -117,7 +117,7 @@ def pool():
     assert not [t for t in threading.enumerate() if t.name == "quire-grammars"]
 
 
-def test_what_is_made_once_is_made_before_a_grammar_is_asked_for(pool):
+def test_vocabulary_tables_are_built_before_the_first_grammar(pool):
     one = pool(early=True)
     one.grammars.prepare()
     assert one.load.prepared.wait(PATIENCE_S)
@@ -134,19 +134,19 @@ def test_where_it_is_little_nothing_is_started_before(pool):
     assert not one.clerks.workers
 
 
-def test_a_worker_that_cannot_begin_early_is_told_of_when_it_is_needed(pool):
+def test_a_worker_that_cannot_start_early_is_reported_when_it_is_needed(pool):
     one = pool("broken", early=True)
     one.grammars.prepare()
     assert isinstance(one.get("ok"), EngineError)
 
 
-def test_nothing_is_started_before_somebody_asks(pool):
+def test_nothing_is_started_before_the_first_request(pool):
     to = pool()
     assert to.clerks.workers == []
     assert not to.grammars.has_outcomes
 
 
-def test_a_grammar_is_compiled_in_another_process_and_built_here(pool):
+def test_a_grammar_is_compiled_in_another_process_and_deserialized_in_this_one(pool):
     to = pool()
     assert to.get("ok") == 2
     built = to.grammars.get(Constraint("ok"))
@@ -160,7 +160,7 @@ def priorities(pid):
     return {os.getpriority(os.PRIO_PROCESS, one.id) for one in psutil.Process(pid).threads()}
 
 
-def test_what_takes_long_gives_way_to_everybody(pool):
+def test_long_work_runs_at_the_lowest_priority(pool):
     to = pool()
     to.get("ok")
     assert priorities(to.clerks.workers[0]) == {0}
@@ -171,7 +171,7 @@ def test_what_takes_long_gives_way_to_everybody(pool):
         time.sleep(0.01)
 
 
-def test_the_second_who_asks_gets_it_at_once(pool):
+def test_a_second_request_gets_it_at_once(pool):
     to = pool()
     to.get("ok")
     to.ask("ok")
@@ -180,7 +180,7 @@ def test_the_second_who_asks_gets_it_at_once(pool):
     assert (to.stats.compiled, to.stats.hits) == (1, 1)
 
 
-def test_two_who_wait_for_one_grammar_have_it_compiled_once(pool):
+def test_two_requests_for_one_grammar_compile_it_once(pool):
     to = pool()
     to.ask("ok", "ok")
     to.wait("ok")
@@ -189,7 +189,7 @@ def test_two_who_wait_for_one_grammar_have_it_compiled_once(pool):
     assert (to.stats.compiled, to.stats.failed) == (1, 0)
 
 
-def test_a_refusal_is_the_fault_of_the_form_and_is_remembered(pool):
+def test_a_refusal_of_a_grammar_is_cached(pool):
     to = pool()
     for _ in range(2):
         error = to.get("refuse it")
@@ -209,9 +209,7 @@ def test_a_refusal_is_the_fault_of_the_form_and_is_remembered(pool):
         ("ok oh", "Panic"),
     ],
 )
-def test_a_fault_of_our_code_is_ours_ends_one_form_alone_and_is_not_remembered(
-    pool, form, why, caplog
-):
+def test_an_internal_error_ends_one_grammar_and_is_not_cached(pool, form, why, caplog):
     to = pool()
     for _ in range(2):
         error = to.get(form)
@@ -223,7 +221,7 @@ def test_a_fault_of_our_code_is_ours_ends_one_form_alone_and_is_not_remembered(
     assert (to.stats.failed, to.stats.hits, to.stats.cached) == (2, 0, 1)
 
 
-def test_what_takes_too_much_time_is_killed_and_said_so(pool):
+def test_work_over_its_time_limit_is_killed_and_reported(pool):
     to = pool(seconds=0.15)
     error = to.get("spin 1000")
     assert isinstance(error, RequestError)
@@ -232,7 +230,7 @@ def test_what_takes_too_much_time_is_killed_and_said_so(pool):
     assert to.get("ok") == 2
 
 
-def test_a_worker_that_gets_nowhere_is_killed_by_the_clock_and_the_form_is_not_to_blame(pool):
+def test_a_worker_without_progress_is_killed_and_its_grammar_is_not_refused(pool):
     to = pool(seconds=0.05)
     error = to.get("sleep 1000")
     assert isinstance(error, EngineError)
@@ -283,7 +281,7 @@ def test_a_form_that_ends_two_workers_is_at_fault(pool):
     assert to.get("ok") == 2
 
 
-def test_a_form_whose_workers_somebody_kills_is_not_at_fault_and_is_tried_again(pool):
+def test_a_grammar_whose_workers_are_killed_from_outside_is_tried_again(pool):
     to = pool()
     for _ in range(2):
         error = to.get("be_killed")
@@ -294,7 +292,7 @@ def test_a_form_whose_workers_somebody_kills_is_not_at_fault_and_is_tried_again(
 
 
 @pytest.mark.parametrize(("what", "why"), [("broken", "no tokenizer here"), ("dead", "ended")])
-def test_a_worker_that_cannot_start_is_nobodys_fault_and_is_tried_again(pool, what, why):
+def test_a_worker_that_cannot_start_blocks_no_grammar_and_is_started_again(pool, what, why):
     to = pool(what)
     for _ in range(2):
         error = to.get("ok")
@@ -312,7 +310,7 @@ def test_one_slow_job_does_not_hold_up_the_others(pool):
     assert len(to.clerks.workers) == 2
 
 
-def test_what_nobody_waits_for_any_more_is_not_compiled(pool):
+def test_grammars_without_waiting_requests_are_not_compiled(pool):
     to = pool()
     to.ask("sleep 1", "ok 1", "ok 2")
     to.release("ok 1")
@@ -321,7 +319,7 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(pool):
     assert Constraint("ok 1") not in to.grammars._entries
 
 
-def test_who_asks_again_for_what_was_given_up_gets_it(pool):
+def test_a_grammar_that_was_given_up_is_compiled_when_requested_again(pool):
     to = pool()
     to.ask("sleep 0.2", "ok")
     to.release("ok", "sleep 0.2")
@@ -350,7 +348,7 @@ def test_memory_bounds_what_is_kept(pool):
     assert (to.stats.cached, to.stats.cached_bytes) == (2, 2008)
 
 
-def test_a_flood_keeps_no_more_than_it_may_and_all_get_theirs(pool):
+def test_a_flood_keeps_within_the_memory_limit_and_all_are_compiled(pool):
     to = pool(use_size=8, cache_size=3)
     forms = [f"ok {i}" for i in range(100)]
     to.ask(*forms)
@@ -402,7 +400,7 @@ def test_closing_ends_a_worker_that_is_only_beginning(pool):
     assert time.monotonic() - began < 4.0
 
 
-def test_a_worker_ends_with_the_process_that_hired_it():
+def test_a_worker_ends_with_the_process_that_started_it():
     ours, theirs = socket.socketpair()
     with theirs, ours:
         process = spawn_process("tests.cpu.grammar_worker", theirs, [""])

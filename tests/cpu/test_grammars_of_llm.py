@@ -29,14 +29,14 @@ def workers():
     return [one for one, name in names if name == "quire-grammars"]
 
 
-def test_nothing_is_started_for_who_asks_for_no_structure(llm):
+def test_nothing_is_started_for_requests_without_constraints(llm):
     before = workers()
     llm.generate(["a"], asked(), use_tqdm=False)
     assert workers() == before
     assert llm.llm_engine.engine.snapshot().grammars.compiled == 0
 
 
-def test_bound_and_free_requests_run_together(llm):
+def test_constrained_and_free_requests_run_together(llm):
     free, bound = llm.generate(
         ["a", "b"], [asked(), asked(structured_outputs=NUMBER)], use_tqdm=False
     )
@@ -102,7 +102,7 @@ def test_an_llm_that_waits_for_a_grammar_does_not_spin(llm):
     assert set(json.loads(last[-1].outputs[0].text)) <= {"spun"}
 
 
-def test_the_workers_end_with_the_engine_that_hired_them():
+def test_the_workers_end_with_the_engine_that_started_them():
     own = LLM("embedded", max_model_len=256, disable_log_stats=True)
     before = workers()
     own.generate(["a"], asked(structured_outputs=NUMBER), use_tqdm=False)

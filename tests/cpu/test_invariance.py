@@ -123,7 +123,7 @@ def test_the_prefix_cache_is_hit_and_changes_nothing(case):
     assert max(u.cached_tokens for u in updates) > 16
 
 
-def test_tokens_do_not_depend_on_who_was_aborted(case):
+def test_tokens_do_not_depend_on_aborted_requests(case):
     hf, dtype, want = case
     engine = engine_of(hf, dtype=dtype, num_blocks=60)
     work = workload(hf)

@@ -142,7 +142,7 @@ def test_what_is_not_built_is_refused(llm):
             call()
 
 
-def test_a_method_of_later_says_so(llm):
+def test_an_unsupported_method_names_its_feature(llm):
     assert not hasattr(llm, "update_weights")
     with pytest.raises(AttributeError, match="does not support weight transfer"):
         llm.update_weights({})
@@ -406,7 +406,7 @@ def test_pickled_weights_are_loaded_too(folder, tmp_path):
     assert got == want
 
 
-def test_weights_may_be_made_up(folder):
+def test_weights_may_be_random(folder):
     llm = LLM(str(folder), load_format="dummy", dtype="bfloat16", max_model_len=64)
     assert ids(llm.generate("Hello", GREEDY, use_tqdm=False))
 

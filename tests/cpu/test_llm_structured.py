@@ -177,7 +177,7 @@ def test_a_beam_search_has_no_form(llm):
 @pytest.mark.parametrize(
     "options", [{"guided_jsn": {}}, "x", {"guided_json": {}, "guided_regex": "a"}]
 )
-def test_words_that_say_nothing_or_too_much_are_refused(llm, options):
+def test_empty_or_too_long_words_are_refused(llm, options):
     with pytest.raises(RequestError):
         llm.generate(CAPITAL, params(None), guided_options_request=options)
     with pytest.raises(RequestError, match="not both"):

@@ -79,7 +79,7 @@ def test_logprobs_and_those_of_prompts_come_from_the_first_rank(one, two):
         assert [list(x) for x in a.outputs[0].logprobs] == [list(x) for x in b.outputs[0].logprobs]
 
 
-def test_what_lives_in_this_process_alone_is_refused(two):
+def test_values_of_this_process_alone_are_refused(two):
     with pytest.raises(RequestError, match="tensor_parallel_size=1"):
         two.generate("a", SamplingParams(logits_processors=[lambda ids, row: row]))
     with pytest.raises(RequestError, match="use one rank"):

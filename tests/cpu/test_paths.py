@@ -240,7 +240,7 @@ def plain(folder):
     return alone(folder, "float32")
 
 
-def test_bound_texts_are_what_they_are_bound_to(plain):
+def test_constrained_texts_match_their_constraint(plain):
     texts = {name: [one["text"] for one in out["outputs"]] for name, out in plain.items()}
     for text in texts["JSON"] + texts["JSON, penalised, n"]:
         assert set(json.loads(text)) == {"name", "sizes"}

@@ -74,7 +74,7 @@ def test_known_values_of_a_7b_model(qwen, capsys):
     assert found["fits"]
 
 
-def test_what_does_not_fit_says_what_would(qwen, capsys):
+def test_a_plan_that_does_not_fit_states_what_would(qwen, capsys):
     status, found = plan(capsys, qwen, "--gpu-memory", "16GiB")
     assert status == 1
     assert not found["fits"]
@@ -93,7 +93,7 @@ def test_headers_give_the_exact_weights(folder, capsys):
     assert found["ranks"][0]["weight_bytes"] == pytest.approx(size, rel=0.15)
 
 
-def test_the_table_is_for_people(folder, capsys):
+def test_the_table_is_readable(folder, capsys):
     assert main(["plan", str(folder), "--gpu-memory", "2GiB"]) == 0
     said = capsys.readouterr().out
     for what in (
@@ -150,7 +150,7 @@ class _Hub:
         (NotASafetensorsRepoError("pickles"), "config.json (estimated)"),
     ],
 )
-def test_headers_of_the_hub_are_asked_for_when_there_are_no_files(
+def test_headers_are_fetched_from_the_hub_when_there_are_no_files(
     qwen, monkeypatch, answer, source
 ):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -87,7 +87,7 @@ def test_a_script_runs_unchanged(path, hub, capsys):
 
 
 @pytest.mark.parametrize("path", REFUSED, ids=lambda p: p.stem)
-def test_a_script_for_what_is_not_built_is_told_so(path, hub):
+def test_a_script_that_needs_an_unsupported_feature_gets_its_name(path, hub):
     with pytest.raises(ConfigError) as e:
         runpy.run_path(written(hub, path), run_name="__main__")
     assert WHY[path.stem] in str(e.value)

@@ -97,7 +97,7 @@ class Counts:
         (128, 1, 64, (62, 1)),  # one seat, shorter than the budget
     ],
 )
-def test_made_up_requests_make_the_largest_step_there_can_be(tokens, seats, length, first):
+def test_dummy_requests_make_the_largest_possible_step(tokens, seats, length, first):
     said = {
         "max_num_batched_tokens": tokens,
         "max_num_seqs": seats,
@@ -125,7 +125,7 @@ def test_made_up_requests_make_the_largest_step_there_can_be(tokens, seats, leng
 
 
 @pytest.mark.parametrize(("kind", "kept"), [("llama", 2), ("gemma2", 4), ("qwen2_moe", 4)])
-def test_a_rehearsal_runs_two_layers_of_each_kind(kind, kept):
+def test_a_trace_runs_two_layers_of_each_kind(kind, kept):
     hf = json.loads((TINY / f"{kind}.json").read_text())
     hf = hf.get("config", hf) | {"num_hidden_layers": 9, "sliding_window": 40}
     hf |= {"layer_types": None, "decoder_sparse_step": 2, "use_sliding_window": False}

@@ -122,7 +122,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_what_is_told_does_not_depend_on(want, name):
+def test_delivered_outputs_do_not_depend_on(want, name):
     settings = dict(SETTINGS[name])
     stagger = settings.pop("stagger", 0)
     expected = settings.pop("expect_preemption", False)
@@ -153,7 +153,7 @@ def test_a_prefix_hit_changes_nothing(want, depth):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_free_rows_are_the_same_to_the_bit_without_bound_neighbours(depth):
+def test_free_rows_are_the_same_to_the_bit_without_constrained_rows(depth):
     def free():
         return [one for one in workload() if one.constraint is None and one.thinking is None]
 
@@ -183,7 +183,7 @@ def test_the_text_is_whole_at_every_max_tokens(kind, depth):
     assert kind == "digits" or "length" in ends.values()
 
 
-def test_the_end_of_the_text_ends_the_sequence_whatever_min_tokens_and_ignore_eos_say():
+def test_the_end_of_the_text_ends_the_sequence_despite_min_tokens_and_ignore_eos():
     ask = {"logit_bias": dict.fromkeys(DIGITS, 50.0), "min_tokens": 9}
     ignoring = request("b", PROMPT, 9, constraint=bound_to("spaced"), **ask)
     _, updates = run(made(), [bound("a", "spaced", 9, **ask), ignoring])
@@ -213,14 +213,14 @@ def test_min_tokens_holds_as_far_as_the_grammar_goes(depth):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_text_that_can_only_be_empty_is_an_end_token_whatever_min_tokens_says(depth):
+def test_a_text_that_can_only_be_empty_is_an_end_token_despite_min_tokens(depth):
     _, updates = run(made(depth=depth), [bound("a", "nothing", 9, min_tokens=4)])
     assert told(updates)["a", 0][:2] == ([END], [("stop", None, None)])
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("why", ["allowed", "bias", "bad words"])
-def test_a_row_that_has_nothing_left_ends_alone_and_says_why(depth, why):
+def test_a_row_without_allowed_tokens_ends_alone_with_the_reason(depth, why):
     more = {
         "allowed": {"allowed_token_ids": [40, 41, 42]},
         "bias": {"logit_bias": dict.fromkeys([OPEN], -100.0)},
@@ -280,7 +280,7 @@ def test_every_token_is_taken_in_once_and_in_order(depth):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_sequence_that_is_ended_from_outside_disturbs_nobody(depth):
+def test_a_sequence_that_is_ended_from_outside_changes_no_other(depth):
     work = [bound(str(i), "lists", 25, range(30 + i, 60)) for i in range(4)]
     want = alone(work)
     engine = made(depth=depth, seqs=4)
@@ -310,7 +310,7 @@ def test_logits_of_bfloat16_are_masked_too():
     assert out["a", 0][0] == out["b", 0][0]
 
 
-def test_raw_logprobs_are_of_what_the_model_said():
+def test_raw_logprobs_are_those_of_the_model():
     free = told(run(made(), [bound("a", None, 1, logprobs=1)])[1])["a", 0]
     held = told(run(made(), [bound("a", "lists", 2, logprobs=1)])[1])["a", 0]
     assert held[0][0] == OPEN
@@ -339,7 +339,7 @@ def thoughts(tokens, begin=None):
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("budget", [0, 1, 2, 7])
 @pytest.mark.parametrize("how", [{}, RANDOM, {"logprobs": 1}], ids=["greedy", "random", "logprobs"])
-def test_a_thought_ends_with_its_budget(budget, depth, how):
+def test_reasoning_ends_with_its_budget(budget, depth, how):
     one = bound("a", None, 25, thinking=ThinkingBudget(budget, ENOUGH), seed=3, **how)
     free = bound("b", None, 25, seed=3, **how)
     out = told(run(made(depth=depth), [one, free])[1])
@@ -350,7 +350,7 @@ def test_a_thought_ends_with_its_budget(budget, depth, how):
     assert len(tokens) == len(plain) == 25
 
 
-def test_a_thought_that_ended_before_is_left_alone():
+def test_reasoning_that_ended_before_is_unchanged():
     early = {"logit_bias": {}}
     free = told(run(made(), [bound("b", None, 25, **early)])[1])["b", 0][0]
     mark = tuple(free[4:6])
@@ -369,7 +369,7 @@ def test_an_end_mark_that_the_model_began_is_made_whole():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_thoughts_behind_a_begin_mark_share_one_budget(depth):
+def test_reasoning_after_begin_markers_shares_one_budget(depth):
     free = told(run(made(), [bound("b", None, 40)])[1])["b", 0][0]
     begin = tuple(free[2:4])
     asked = ThinkingBudget(6, ENOUGH, begin)
@@ -406,7 +406,7 @@ def test_a_budget_outlives_preemption(name):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_where_a_grammar_forbids_the_end_of_the_thought_the_grammar_wins(depth):
+def test_a_grammar_that_forbids_the_end_of_reasoning_wins(depth):
     one = bound("a", "lists", 20, thinking=ThinkingBudget(3, ENOUGH))
     out = told(run(made(depth=depth), [one])[1])["a", 0]
     assert out == alone([bound("a", "lists", 20)])["a", 0]

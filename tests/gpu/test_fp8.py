@@ -154,7 +154,7 @@ ASKED = pytest.mark.parametrize("asked", ["fp8", "fp8_block"])
 
 
 @ASKED
-def test_a_model_says_what_it_says_on_the_cpu(tmp_path, asked):
+def test_a_model_gives_the_outputs_of_the_cpu(tmp_path, asked):
     there, here = both(tmp_path, plain, llama, asked, torch.float32)
     assert (there - here).abs().mean() < 5e-3  # a number at a tie may round otherwise
 
@@ -171,7 +171,7 @@ def test_drift_from_bfloat16_is_that_of_eight_bits(tmp_path, asked, record_prope
 
 
 @ASKED
-def test_experts_say_what_they_say_on_the_cpu(tmp_path, asked):
+def test_experts_give_the_outputs_of_the_cpu(tmp_path, asked):
     there, here = both(tmp_path, experts.plain, experts.load, asked, torch.float32)
     # a router's choice may turn on a rounding: most positions agree, not all
     assert (there - here).abs().mean(-1).median() < 5e-3

@@ -74,14 +74,14 @@ def stress(llm):
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
-def test_after_ready_the_driver_is_asked_for_nothing(folder, eager):
+def test_after_ready_no_memory_is_allocated_from_the_driver(folder, eager):
     llm = engine(folder, enforce_eager=eager, **SMALL)
     before = asked()
     stress(llm)
     assert asked() == before
 
 
-def test_preemption_and_swapping_ask_the_driver_for_nothing(folder):
+def test_preemption_and_swapping_allocate_nothing_from_the_driver(folder):
     llm = engine(
         folder,
         num_gpu_blocks_override=300,
@@ -134,6 +134,6 @@ def test_what_cannot_fit_is_refused_at_once_with_the_numbers(folder, monkeypatch
     assert time.perf_counter() - began < 5
 
 
-def test_a_cache_that_was_asked_for_and_does_not_fit_is_refused(folder):
+def test_a_requested_cache_that_does_not_fit_is_refused(folder):
     with pytest.raises(NoRoom, match="the KV cache needs"):
         engine(folder, kv_cache_memory_bytes="900GiB", max_num_seqs=8)

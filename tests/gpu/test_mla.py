@@ -92,7 +92,7 @@ def test_prompts_and_chunks_mixed_with_decoding_agree_with_float32(heads, rows):
 
 
 @pytest.mark.parametrize("rows", [FRESH, LONG])
-def test_a_past_that_is_not_known_or_less_than_said_gives_the_same(rows):
+def test_an_unknown_or_overestimated_past_gives_the_same(rows):
     torch.manual_seed(7)
     case = step_of(rows, 16)
     want = exact(case)

@@ -83,7 +83,7 @@ def test_a_row_whose_logits_are_not_finite_ends_and_no_other_does():
     assert out["good", 0] == want["good", 0]
 
 
-def test_a_spoilt_row_is_told_inside_a_graph_too():
+def test_a_non_finite_row_is_reported_inside_a_graph_too():
     engine = engine_of(WIDE, depth=2, prefix=False)
     add(engine, 3, 8)
     want = drain(engine)
@@ -106,7 +106,7 @@ def test_a_spoilt_row_is_told_inside_a_graph_too():
     assert all("not finite" in error for error in errors)
 
 
-def test_the_driver_is_not_asked_for_memory_once_sizes_were_seen():
+def test_no_memory_is_allocated_from_the_driver_for_known_sizes():
     engine = engine_of(WIDE, depth=2, prefix=False)
     for _ in range(3):
         add(engine, 9, 12, temperature=0.7)
@@ -145,7 +145,7 @@ def test_a_plan_can_be_prepared_and_launched_by_hand():
     assert result.errors == {}
 
 
-def test_a_sleeping_engine_gives_its_memory_back_and_wakes_by_itself():
+def test_a_sleeping_engine_returns_its_memory_and_wakes_when_used():
     engine = engine_of(WIDE, depth=2, num_blocks=4000)
     for _ in range(2):
         add(engine, 5, 12)

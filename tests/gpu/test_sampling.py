@@ -10,7 +10,7 @@ import torch
 
 from quire.core.params import SamplingParams
 from quire.kernels.framework.op import OPS
-from quire.sampling.logprobs import prompt_logprobs, prompt_scores
+from quire.sampling.logprobs import prompt_scores
 from quire.sampling.sampler import Sampler
 from quire.sampling.slot_join import SlotJoin
 from tests.cpu.sampling.cases import exact, normal, sequence
@@ -123,7 +123,7 @@ def mixed(rows, rng):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_alone_gives_what_it_gives_in_company_in_any_dtype_and_on_any_path(dtype):
+def test_a_row_is_the_same_alone_and_in_a_batch_in_any_dtype_and_on_any_path(dtype):
     rng = random.Random(2)
     seqs = mixed(96, rng)
     sampler = filled(VOCAB, seqs)
@@ -144,7 +144,7 @@ def test_a_row_alone_gives_what_it_gives_in_company_in_any_dtype_and_on_any_path
 
 
 @pytest.mark.parametrize("kind", ["greedy", "random"])
-def test_a_captured_choice_replays_for_whoever_holds_the_slots(kind, never_waits):
+def test_a_captured_sampling_replays_for_any_slots(kind, never_waits):
     rng = random.Random(5)
     params = [SamplingParams(temperature=0.0)] if kind == "greedy" else None
     seqs = [sequence(params[0]) for _ in range(8)] if params else mixed(8, rng)
@@ -243,7 +243,9 @@ def test_listed_ids_whole_vocabularies_and_prompts_are_scored_without_waiting(ne
     want = filled(vocab, seqs, "cpu").sample(x, range(3), [0] * 3)
     pairs = [(found.logprobs()[row], want.logprobs()[row]) for row in range(3)]
     for scores, k in zip(prompt, (0, 3, -1)):
-        pairs += zip(scores.to_lists([k] * 3), prompt_logprobs(x, torch.arange(3), k))
+        pairs += zip(
+            scores.to_lists([k] * 3), prompt_scores(x, torch.arange(3), k).to_lists([k] * 3)
+        )
     for mine, one in pairs:
         assert mine.ids == one.ids
         assert mine.ranks == one.ranks

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from quire.engine.startup.startup_timer import CONCURRENT_PREFIX
 from quire.platform import cuda
 from quire.weights.gpu_loader import BUFFER_BYTES, GpuLoader
+from tests.cpu.plain_param import plain_param
 from tests.cpu.tiny_models import write_model
 from tests.gpu.test_memory import CONFIG
 
@@ -67,7 +68,7 @@ def test_when_the_kernels_are_kept_a_start_compiles_nothing_and_none_comes_late(
     assert place.name.startswith("triton-")
 
 
-def test_the_receipt_names_every_part(kept):
+def test_the_start_up_table_names_every_stage(kept):
     _, seconds = kept
     names = {"model files", "config", "weights", "context", "rehearsal", "compile", "worst step"}
     assert names | {"KV cache", "capture", "engine"} <= set(seconds)
@@ -108,8 +109,6 @@ def test_a_checkpoint_is_on_the_gpu_what_it_is_on_the_cpu(tmp_path):
     there = build_model(
         kind, config, folder=folder, dtype=torch.bfloat16, progress=False, device="cpu"
     )
-    from quire.models.build import plain_param
-
     names = [n for n, _ in here.named_parameters()]
     assert len(names) > 10
     for name in names:

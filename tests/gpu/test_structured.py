@@ -86,7 +86,7 @@ def kinds(engine):
     return {kind for _, kind in engine._executor.runner.worker._decode_graphs._captured}
 
 
-def test_steps_without_bound_rows_are_the_graphs_they_were():
+def test_steps_without_constrained_rows_use_the_same_graphs():
     engine = made(depth=2)
     for _ in range(2):
         run_on(engine, [bound(str(i), None, 9, ignore_eos=True) for i in range(5)])
@@ -122,7 +122,7 @@ def test_nothing_waits_but_for_the_tokens(more):
     run_on(engine, [bound(str(i), "lists", 25, seed=i, **more) for i in range(6)])
 
 
-def test_the_driver_is_not_asked_for_memory_once_sizes_were_seen():
+def test_no_memory_is_allocated_from_the_driver_for_known_sizes():
     engine = made(depth=2, prefix=False)
     for _ in range(3):
         run_on(engine, [bound(str(i), "lists", 25) for i in range(9)])

@@ -26,7 +26,7 @@ def test_allowed_logits_keep_their_bits_and_the_others_are_lost(vocab, dtype):
     assert (logits[~allowed] == -torch.inf).all()
 
 
-def test_rows_of_nobody_are_left_alone():
+def test_padding_rows_are_unchanged():
     logits = torch.randn(8, 1000, device=CUDA)
     before = logits.clone()
     words = torch.zeros((3, 32), dtype=torch.int32, device=CUDA)

@@ -109,14 +109,14 @@ def test_without_nvml_all_memory_counts_as_free(machine):
         (Driver(), True, "this torch is a build for the CPU"),
     ],
 )
-def test_where_there_is_no_device_the_error_says_why(machine, driver, cpu, reason):
+def test_without_a_device_the_error_has_the_reason(machine, driver, cpu, reason):
     machine(driver, built_for_cpu=cpu)
     assert not cuda.available()
     with pytest.raises(ConfigError, match=f"device='cuda': .*{reason}.*; use device='cpu'"):
         cuda.device_properties()
 
 
-def test_a_machine_without_a_driver_says_so(machine, monkeypatch):
+def test_a_machine_without_a_driver_gets_a_clear_error(machine, monkeypatch):
     machine(Driver())
 
     def absent():

@@ -99,7 +99,7 @@ def test_variables_named_are_read_by_someone():
         assert re.search(rf"\b{name}\b", known), name
 
 
-def test_nothing_secret_stands_in_these_files():
+def test_no_secret_is_in_these_files():
     for path in DEPLOY.rglob("*"):
         if path.is_file():
             found = re.findall(
@@ -129,7 +129,7 @@ def test_each_image_ends_as_a_user_who_is_not_root():
         assert users == ["10001:10001"], target
 
 
-def test_what_is_copied_exists_and_is_let_in():
+def test_copied_files_exist_and_are_not_ignored():
     let_in = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     for _, word, rest in DOCKERFILE:
         if word == "COPY" and not rest.startswith("--from"):
@@ -155,7 +155,7 @@ def test_the_extras_that_the_image_installs_exist():
             assert re.search(rf"^{extra} = \[", project, re.M), extra
 
 
-def test_the_image_asks_a_route_that_exists_whether_it_is_well():
+def test_the_image_checks_its_health_at_an_existing_route():
     (check,) = [rest for _, word, rest in DOCKERFILE if word == "HEALTHCHECK"]
     assert re.search(r":8000(/\w+)", check)[1] in routes()
     command = json.loads(check.partition("CMD ")[2])
@@ -193,7 +193,7 @@ def test_what_compose_mounts_and_builds_exists():
 # -- Kubernetes -----------------------------------------------------------------------------------
 
 
-def test_probes_ask_routes_that_exist_at_the_port_served():
+def test_probes_use_existing_routes_at_the_served_port():
     ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
         probe = CONTAINER[kind]["httpGet"]

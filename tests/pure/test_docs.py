@@ -82,7 +82,7 @@ def test_links_of_a_document_lead_somewhere(path):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_says_of_each_code_block_whether_it_is_run(page):
+def test_a_page_states_of_each_code_block_whether_it_is_run(page):
     assert (ROOT / page).exists()
     for block in all_blocks():
         assert block.kind not in CODE or block.mark is not None, block.where
@@ -109,7 +109,7 @@ VARIABLES = [
 
 
 @pytest.mark.parametrize(("name", "here"), VARIABLES)
-def test_a_variable_means_what_the_page_says(name, here):
+def test_a_variable_has_the_effect_on_the_page(name, here):
     if flag := re.match(r"`--([\w-]+)`", here):
         assert vllm_environment.VARIABLE_TO_OPTION[name] == flag[1].replace("-", "_")
     elif here.endswith("both are read"):
@@ -138,7 +138,7 @@ def test_a_flag_that_the_documents_name_exists():
 
 
 @pytest.mark.parametrize("metric", metric_specs.ALL_METRICS, ids=lambda metric: metric.name)
-def test_the_table_of_metrics_has_each_and_says_what_it_says(metric):
+def test_the_table_of_metrics_has_each_with_its_help_text(metric):
     prefix = "" if metric in metric_specs.HTTP_METRICS else "quire:"
     label = f"`{metric.label}`" if metric.label else ""
     name = f"`{prefix}{metric.name}`{' *' if metric.is_quire_only else ''}"

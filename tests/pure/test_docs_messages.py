@@ -41,7 +41,7 @@ def test_there_are_messages():
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_quoted_message_is_one_quire_says(message, everything):
+def test_a_quoted_message_is_in_the_source(message, everything):
     longest = max(re.split(VARIES, message), key=len).strip(" :;,()?=")
     assert len(longest) > 7, longest
     assert longest in everything, longest

@@ -126,7 +126,7 @@ def test_what_is_planted_is_seen(rule, code):
     assert {one.rule for one in gate.faults_of(code, "a.py")} == {rule}
 
 
-def test_what_only_looks_like_it_is_left_alone():
+def test_similar_text_is_unchanged():
     assert gate.faults_of(FINE, "a.py") == []
 
 
@@ -146,7 +146,7 @@ def test_the_tree_has_no_fault_but_those_with_a_reason(capsys, monkeypatch):
     assert gate.main() == 0, capsys.readouterr().out
 
 
-def test_an_exception_needs_a_reason_and_somebody_who_needs_it(capsys, monkeypatch, tmp_path):
+def test_an_exception_needs_a_reason_and_a_use(capsys, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="why"):
         gate.allowed("quire/a.py pickle:")
     (tmp_path / "tools").mkdir()

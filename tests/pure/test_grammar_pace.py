@@ -58,7 +58,7 @@ def test_what_is_done_without_an_allowance_gives_way_and_nothing_else_does():
     assert cpu_throttle.run_throttled(nice, allowance()) == nice() == 0
 
 
-def test_who_holds_nothing_that_others_wait_for_leaves_them_the_core_at_once():
+def test_a_thread_that_blocks_no_other_yields_the_core_at_once():
     policy = lambda: os.sched_getscheduler(threading.get_native_id())  # noqa: E731
     assert cpu_throttle.run_throttled(policy, allowance(0.0), idly=True) == os.SCHED_IDLE
     assert cpu_throttle.run_throttled(policy, allowance(0.0)) == os.SCHED_OTHER
@@ -78,7 +78,7 @@ def test_what_takes_more_than_is_left_gives_way_from_then_on():
     assert cpu_throttle.run_throttled(spin_until_nice, allowance(0.02)) == "nice"
 
 
-def test_what_sleeps_uses_nothing_up():
+def test_a_sleeping_thread_uses_no_budget():
     made = allowance(0.05)
     cpu_throttle.run_throttled(lambda: time.sleep(0.2), made)
     assert made.left > 0.04

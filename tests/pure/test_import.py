@@ -85,7 +85,7 @@ def test_vllm_means_quire():
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_missing_name_says_what_there_is():
+def test_a_missing_name_lists_the_available_ones():
     import vllm
 
     assert not hasattr(vllm, "Nope")

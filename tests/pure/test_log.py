@@ -32,7 +32,7 @@ def test_the_level_comes_from_either_variable():
     assert "here" not in said.stderr
 
 
-def test_a_level_nobody_knows_is_refused():
+def test_an_unknown_level_is_refused():
     assert "must be one of CRITICAL" in python(SAY, QUIRE_LOGGING_LEVEL="loud").stderr
 
 
@@ -104,7 +104,7 @@ def test_each_foreign_variable_has_one_meaning():
     assert len(names) == len(set(names))
 
 
-def test_foreign_variables_say_options_where_no_option_is_said(monkeypatch):
+def test_foreign_variables_set_options_that_are_not_given(monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
     said = vllm_environment.apply_environment(
@@ -149,7 +149,7 @@ class Full(io.StringIO):
         self.write("")
 
 
-def test_what_cannot_be_written_for_people_to_read_is_lost_and_nobody_fails():
+def test_unprintable_log_text_is_dropped_without_an_error():
     lossy = log.BestEffortStream(Full())
     print("a word", file=lossy, flush=True)
     assert lossy.write("four") == 4

@@ -110,7 +110,7 @@ def test_stop_strings_need_text():
         SamplingParams(stop="x", detokenize=False)
 
 
-def test_logprobs_agree_with_the_ids_asked_for():
+def test_logprobs_agree_with_the_requested_ids():
     with pytest.raises(RequestError, match="logprobs must be left out or equal"):
         SamplingParams(logprob_token_ids=[1, 2], logprobs=1)
 

@@ -28,7 +28,7 @@ from quire.executors.fake import Executor
 from tests.cpu import engine_of as embedded
 from tests.faults import arming
 from tests.faults.arming import Fault
-from tests.pure.engine.test_loop import engine_over, next_token, request
+from tests.pure.engine.test_engine_core import engine_over, next_token, request
 
 BOOKS = ("obey", "plan", "grow", "planned", "apply", "landed", "turn", "route", "send")
 STEPS = ("submit", "inputs", "gather", "launch", "leave", "tables", "compute", "forward")

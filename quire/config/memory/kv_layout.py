@@ -85,11 +85,6 @@ def block_bytes(
     return sum(layers[i].width * block_size * itemsize for i in longest.layers)
 
 
-def token_bytes(layers: Sequence[LayerFacts], itemsize: int) -> int:
-    """KV bytes of one token over all layers."""
-    return sum(layer.width * itemsize for layer in layers)
-
-
 def max_blocks_held(
     groups: Sequence[KVCacheGroup], tokens: int, block_size: int, chunk: int
 ) -> int:

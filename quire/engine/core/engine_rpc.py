@@ -7,7 +7,6 @@ has outputs. No message of a client can harm another's requests, or end the engi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -37,8 +36,6 @@ from quire.engine.messages import (
 )
 from quire.engine.startup.text_setup import ParamCheck
 from quire.errors import Overloaded, RequestError
-
-log = logging.getLogger(__name__)
 
 ClientId = TypeVar("ClientId", bytes, int)
 

@@ -11,7 +11,6 @@ temporary cache, to measure the largest step; the cache gets the memory that is 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,8 +38,6 @@ from quire.runner.gpu.mixed_batch_graphs import (
     STEPS_BEFORE_CAPTURE,
     largest_graph_shape,
 )
-
-log = logging.getLogger(__name__)
 
 DUMMY_VOCAB = 2
 """Tokens of dummy prompts: every model has the first two."""

@@ -75,7 +75,7 @@ def test_sinks_are_refused_not_ignored(monkeypatch):
         Backend([cache]).plan(batch).run(*qkv, Layer())
 
 
-def test_without_the_package_it_says_what_to_install():
+def test_without_the_package_the_error_names_the_install_command():
     with pytest.raises(ConfigError, match="flash-attn-3"):
         Backend([])
 

@@ -72,7 +72,7 @@ def test_percentiles_lie_between_neighbours():
     assert percentile([5], 99) == 5
 
 
-def test_latency_runs_the_batch_as_often_as_asked(capsys, folder):
+def test_latency_runs_the_batch_as_often_as_requested(capsys, folder):
     argv = ["--model", folder, "--batch-size", "2", "--input-len", "8", "--output-len", "4"]
     found = result(capsys, "latency", *argv, "--num-iters", "3", "--num-iters-warmup", "1")
     assert len(found["latencies"]) == 3
@@ -90,14 +90,14 @@ def test_throughput_counts_every_token(capsys, folder):
     assert found["tokens_per_second"] == pytest.approx(50 / found["elapsed_time"])
 
 
-def test_startup_tells_every_second_of_a_process(capsys, folder):
+def test_startup_times_every_stage_of_a_process(capsys, folder):
     argv = ["--model", folder, "--num-iters-cold", "1", "--num-iters-warm", "0"]
     (cold,) = result(capsys, "startup", *argv)["cold"]
     assert cold["process_s"] > cold["init_s"] > 0
     assert "weights" in " ".join(cold["parts_s"])
 
 
-def test_startup_says_why_an_engine_does_not_start(capsys):
+def test_startup_reports_why_an_engine_does_not_start(capsys):
     argv = ["startup", "--model", "/no/such/model", "--num-iters-cold", "1"]
     assert main(["bench", *argv]) != 0
     assert "/no/such/model" in capsys.readouterr().err

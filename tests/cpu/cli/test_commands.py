@@ -64,7 +64,7 @@ def test_generate_runs_several_prompts_as_a_batch(capsys, folder, monkeypatch):
     assert "tok/s in" in err
 
 
-def test_chat_remembers_and_obeys(capsys, folder, monkeypatch):
+def test_chat_keeps_the_conversation_and_runs_commands(capsys, folder, monkeypatch):
     lines = [
         "hi", "/set temperature 0", "/set max_tokens 3", "/stats", "again \\", "and more", "/retry",
         "/set nonsense 1", "/set top_p x", "/system be kind", "/retry", "/clear", "/help", "", "/exit", "never",
@@ -117,7 +117,7 @@ def test_explain_takes_the_flags_of_the_server(capsys, folder, monkeypatch):
     assert reasons["cache.num_blocks"] == "cpu_kvcache_space"
 
 
-def test_env_says_what_foreign_variables_mean(capsys, monkeypatch):
+def test_env_shows_the_effect_of_foreign_variables(capsys, monkeypatch):
     for name, value in (("VLLM_API_KEY", "secret"), ("VLLM_HOST_IP", "1.2.3.4"), ("VLLM_ZZ", "1")):
         monkeypatch.setenv(name, value)
     out = run(capsys, "env")[1]

@@ -80,7 +80,7 @@ def test_a_few_rows_are_multiplied_and_activated_together(started):
     assert started == ["gemv_rows", "norm_rope_write", "gemv_rows", "small_m_gemm", "gemv_rows"]
 
 
-def test_a_norm_that_somebody_holds_is_not_left_out(started):
+def test_a_norm_with_another_reference_is_stored(started):
     s, t = FEW, inputs(FEW, "cpu")
     qkv = call("linear", t["x"], t["qkv"])
     q, k, v = torch.split(qkv.view(s.T, -1, s.D), [s.H, s.K, s.K], dim=1)

@@ -44,7 +44,7 @@ def test_any_number_of_splits_gives_the_same(splits):
 
 
 @pytest.mark.parametrize("tiled", [0, 1 << 30])
-def test_a_past_that_is_not_known_or_less_than_said_gives_the_same(tiled, monkeypatch):
+def test_an_unknown_or_overestimated_past_gives_the_same(tiled, monkeypatch):
     from quire.kernels.gpu.mla import mla_attention as gpu
 
     torch.manual_seed(2)

@@ -73,7 +73,7 @@ def bank(t, e=64, f=48, x=6, k=3):
     )
 
 
-def test_few_rows_and_sorted_rows_say_the_same():
+def test_few_rows_and_sorted_rows_are_equal():
     from quire.kernels.gpu.moe.moe_experts import experts_sorted
     from quire.kernels.gpu.moe.moe_small_m import experts_small_m
 

@@ -76,7 +76,7 @@ def test_blocks_are_copied_in_every_place_whatever_its_size():
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
-def test_a_decode_step_fetches_its_letter_and_delivers_its_answer_in_turn(rows):
+def test_a_decode_step_reads_its_inputs_and_writes_its_results_in_turn(rows):
     boxes, stride, block, slots, groups = 3, 64, 16, 50, 2
     rng = np.random.default_rng(rows)
     tables = ints(rng.integers(0, 500, (groups, slots, 12)))

@@ -94,7 +94,7 @@ def test_older_names_of_things_are_read():
         )
 
 
-def test_layers_tell_what_they_cache():
+def test_layers_state_what_they_cache():
     _, config = read_model_config(tiny("gemma3_text")[0])
     windows = [layer.window for layer in config.attention_layers()]
     assert windows == [40] * 5 + [None, 40]

@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 from quire.config.memory.kv_layout import LayerFacts
 from quire.errors import ConfigError, WeightError
 from quire.kernels.formats.fp8_weight import quantize_blocks
-from quire.models.build import build_model, plain_param, read_model_config
+from quire.models.build import build_model, read_model_config
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import logprobs, ours, peer, prompt_of, tiny
+from tests.cpu.plain_param import plain_param
 
 
 def rewritten(folder, change):

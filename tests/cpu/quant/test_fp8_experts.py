@@ -118,7 +118,7 @@ def test_widths_that_do_not_fill_blocks_are_refused():
 
 
 @pytest.mark.parametrize("make", [quantize_channels, quantize_blocks])
-def test_experts_in_eight_bits_say_nearly_the_same(make):
+def test_experts_in_eight_bits_give_nearly_the_same(make):
     torch.manual_seed(0)
     plain_banks = torch.randn(4, 256, 128) / 11, torch.randn(4, 128, 128) / 11
     banks = []

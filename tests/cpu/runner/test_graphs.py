@@ -99,7 +99,7 @@ def test_padding_rows_write_nothing():
 
 
 @torch.inference_mode()
-def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_so_once(caplog):
+def test_a_model_that_cannot_be_recorded_runs_eagerly_with_one_log_line(caplog):
     graphs, model, _, _ = graphs_over()
 
     class Computes:

@@ -23,5 +23,5 @@ def test_a_trace_that_was_not_reached_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_range_that_nobody_asked_for_is_one_and_the_same_nothing():
+def test_disabled_ranges_are_one_shared_object():
     assert span("a") is span("b")

@@ -68,7 +68,7 @@ def test_vocabularies_of_many_chunks_are_drawn_exactly(kw):
     assert_follows(counts(logits, params), exact(logits, params))
 
 
-def test_allowed_ids_and_bias_change_the_distribution_as_they_say():
+def test_allowed_ids_and_bias_change_the_distribution_exactly():
     logits = normal(1, 60, seed=5, scale=1.5)[0]
     params = SamplingParams(allowed_token_ids=[3, 50, 7, 21], logit_bias={7: 1.5, 50: -2.0, 9: 30})
     shifted = torch.full((60,), -torch.inf)

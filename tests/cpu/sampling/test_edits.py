@@ -121,7 +121,7 @@ def test_a_draw_that_a_preemption_undid_is_made_again_and_counted_once():
         seq.tokens.append(step)
 
 
-def test_a_bad_word_begun_before_a_preemption_is_not_finished_after_it():
+def test_a_bad_word_that_began_before_a_preemption_is_still_excluded():
     params = SamplingParams(temperature=0.0)
     params.bad_words_token_ids = [[7, 8, 9], [5, 6]]
     for outputs, banned in (([3, 7, 8], 9), ([3, 7, 5], 6), ([8], None), ([7, 8, 3], None)):
@@ -167,7 +167,7 @@ def test_long_histories_outgrow_their_first_lists():
         assert sampler.sample(logits.clone(), [0], [step]).token_ids.tolist() == [step]
 
 
-def test_prompt_ids_outside_the_vocabulary_are_left_alone():
+def test_prompt_ids_outside_the_vocabulary_are_unchanged():
     seq = sequence(SamplingParams(temperature=0.0, repetition_penalty=2.0), prompt=[5, 900])
     other = sequence(SamplingParams(temperature=0.0))
     logits = torch.zeros(2, 50)

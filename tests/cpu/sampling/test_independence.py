@@ -77,7 +77,7 @@ def generate(sampler, seq, slot, start, stop):
 
 
 @pytest.mark.parametrize("kw", KINDS)
-def test_a_preempted_sequence_goes_on_with_the_same_draws_in_any_slot(kw):
+def test_a_preempted_sequence_continues_with_the_same_draws_in_any_slot(kw):
     straight, broken = (sequence(SamplingParams(**kw), seed=4, prompt=[1, 5, 9]) for _ in range(2))
     generate(filled(500, [straight]), straight, 0, 0, 80)
     sampler = filled(500, [sequence(), sequence(), broken])

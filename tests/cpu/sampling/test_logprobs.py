@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire.core.params import SamplingParams
-from quire.sampling.logprobs import prompt_logprobs
+from quire.sampling.logprobs import prompt_scores
 from tests.cpu.sampling.cases import exact, filled, normal, sequence
 
 VOCAB = 1500
@@ -40,7 +40,7 @@ def test_minus_one_lists_the_whole_vocabulary():
     assert_scores(made.logprobs()[1], want[1], 2, int(made.token_ids[1]))
 
 
-def test_only_rows_that_ask_are_scored():
+def test_only_rows_with_logprobs_are_scored():
     logits = normal(4, VOCAB)
     made = filled(VOCAB, [ask(None), ask(3), ask(None), ask(0)]).sample(logits, range(4), [0] * 4)
     assert sorted(made.logprobs()) == [1, 3]
@@ -66,7 +66,7 @@ def test_raw_logprobs_do_not_see_bias_penalties_masks_or_temperature():
 
 
 @pytest.mark.parametrize("mode", ["raw_logits", "processed_logits", "processed_logprobs"])
-def test_the_other_modes_score_what_their_name_says(mode):
+def test_the_other_modes_score_what_they_name(mode):
     logits = normal(3, VOCAB)
     params = {"temperature": 0.7, "top_p": 0.6, "logit_bias": {11: 9.0}}
     seqs = [ask(3, **params), ask(3, logit_bias={11: 9.0}), ask(3, temperature=2.0)]
@@ -83,7 +83,7 @@ def test_the_other_modes_score_what_their_name_says(mode):
         assert_scores(found, want[row], 3, int(made.token_ids[row]))
 
 
-def test_a_list_longer_than_what_was_kept_goes_on_with_minus_infinity():
+def test_a_list_longer_than_the_kept_tokens_continues_with_minus_infinity():
     seqs = [ask(4, temperature=1.0, top_k=2)]
     sampler = filled(50, seqs, logprobs_mode="processed_logprobs")
     found = sampler.sample(normal(1, 50), [0], [0]).logprobs()[0]
@@ -101,11 +101,15 @@ def test_given_token_ids_are_scored_in_their_order():
     assert found.ranks == [1 + int((want > want[i]).sum()) for i in found.ids]
 
 
+def scores(logits, targets, k):
+    return prompt_scores(logits, targets, k).to_lists([k] * len(targets))
+
+
 @pytest.mark.parametrize("k", [0, 2, -1])
 def test_prompt_logprobs_score_each_target(k):
     logits = normal(70, 900).bfloat16()
     targets = torch.arange(70) * 11
-    found = prompt_logprobs(logits, targets, k)
+    found = scores(logits, targets, k)
     want = logits.double().log_softmax(-1)
     assert len(found) == 70
     for row in range(70):
@@ -115,11 +119,10 @@ def test_prompt_logprobs_score_each_target(k):
 def test_prompt_logprobs_do_not_depend_on_how_the_prompt_is_cut():
     logits = normal(40, 6000)
     targets = torch.arange(40)
-    whole = prompt_logprobs(logits, targets, 3)
+    whole = scores(logits, targets, 3)
     cut = [
         one
         for at in range(0, 40, 7)
-        for one in prompt_logprobs(logits[at : at + 7], targets[at : at + 7], 3)
+        for one in scores(logits[at : at + 7], targets[at : at + 7], 3)
     ]
     assert whole == cut
-    assert prompt_logprobs(logits[:0], targets[:0], 3) == []

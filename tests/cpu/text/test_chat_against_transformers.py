@@ -46,7 +46,7 @@ def test_templates_render_alike(pair, template, conversation, options):
 
 @pytest.mark.parametrize("template", ALL)
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_settled_messages_render_as_transformers_renders_them(pair, template, conversation):
+def test_normalized_messages_render_as_in_transformers(pair, template, conversation):
     """`render`, which LLM.chat uses, changes nothing where there is nothing to settle."""
     ours, peer = pair
     messages = CONVERSATIONS[conversation]

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from quire.errors import WeightError
 from quire.weights.files import iterate_tensors, read_headers
+from quire.weights.headers import BITS
 
 TENSORS = {
     "a.weight": torch.arange(12, dtype=torch.float32).view(3, 4),
@@ -65,8 +66,8 @@ def test_headers_agree_with_what_the_safetensors_library_wrote(tmp_path):
     assert {name: h.shape for name, h in found.items()} == {
         name: tuple(t.shape) for name, t in TENSORS.items()
     }
-    assert {name: h.num_bytes for name, h in found.items()} == {
-        name: t.numel() * t.itemsize for name, t in TENSORS.items()
+    assert {name: BITS[h.dtype] for name, h in found.items()} == {
+        name: t.itemsize * 8 for name, t in TENSORS.items()
     }
 
 
@@ -119,7 +120,7 @@ def test_a_tensor_missing_from_the_shards_is_reported_at_the_end(tmp_path):
         list(iterate_tensors(tmp_path, progress=False))
 
 
-def test_the_bar_is_the_one_users_know_and_can_be_off(tmp_path, capsys):
+def test_the_progress_bar_is_tqdm_and_can_be_off(tmp_path, capsys):
     layouts()["safetensors shards"](tmp_path)
     list(iterate_tensors(tmp_path, progress=False))
     assert capsys.readouterr().err == ""

@@ -73,7 +73,7 @@ def test_a_tokenizer_s_folder_needs_no_config(tmp_path):
         ("two words", "not a folder or a name"),
     ],
 )
-def test_what_is_no_model_is_told_apart(tmp_path, offline, name, words):
+def test_names_that_are_not_models_are_distinguished(tmp_path, offline, name, words):
     (tmp_path / "file").write_text("")
     (tmp_path / "m.gguf").write_text("")
     with pytest.raises(ConfigError, match=words):
@@ -105,12 +105,12 @@ def test_a_revision_is_a_branch_or_a_commit(tmp_path, offline):
         resolve_model_folder("org/model", revision="gone", download_dir=tmp_path, env=ENV)
 
 
-def test_offline_and_not_cached_says_so(tmp_path, offline):
+def test_offline_and_not_cached_is_a_clear_error(tmp_path, offline):
     with pytest.raises(ConfigError, match=r"'org/model' is not in .*HF_HUB_OFFLINE is set"):
         resolve_model_folder("org/model", download_dir=tmp_path, env=ENV)
 
 
-def test_a_half_downloaded_model_is_told_by_its_missing_file(tmp_path, offline):
+def test_a_half_downloaded_model_is_reported_with_its_missing_file(tmp_path, offline):
     snapshot = cache(tmp_path, files=("config.json", "x1.safetensors"))
     where = {"a": "x1.safetensors", "b": "x2.safetensors"}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
@@ -175,7 +175,7 @@ def test_only_what_is_needed_is_fetched(tmp_path, online, monkeypatch):
     assert seen["ignore_patterns"] == ["original/**/*"]
 
 
-def test_a_pinned_commit_that_is_cached_asks_nobody(tmp_path, online, monkeypatch):
+def test_a_cached_pinned_commit_needs_no_network(tmp_path, online, monkeypatch):
     snapshot = cache(tmp_path)
     answers(monkeypatch, error=AssertionError("asked the hub"))
     assert (
@@ -192,7 +192,7 @@ def test_a_pinned_commit_that_is_cached_asks_nobody(tmp_path, online, monkeypatc
         (errors.RepositoryNotFoundError, "no folder and no hub model"),
     ],
 )
-def test_the_hub_s_refusals_are_told_apart(tmp_path, online, monkeypatch, kind, words):
+def test_the_hub_s_refusals_are_distinguished(tmp_path, online, monkeypatch, kind, words):
     answers(monkeypatch, error=http_error(kind))
     with pytest.raises(ConfigError, match=words):
         resolve_model_folder("org/model", revision="dev", download_dir=tmp_path, env=ENV)
@@ -220,7 +220,7 @@ def scope(monkeypatch, function):
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
-def test_modelscope_is_asked_when_the_environment_says_so(tmp_path, monkeypatch):
+def test_modelscope_is_used_when_the_environment_sets_it(tmp_path, monkeypatch):
     seen = {}
 
     def download(**given):

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import ConfigError, WeightError
-from quire.models.build import build_model, load_weights, plain_param, read_model_config
+from quire.models.build import build_model, load_weights, read_model_config
+from tests.cpu.plain_param import plain_param
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -70,7 +71,7 @@ def test_fused_weights_hold_their_parts_in_order(tmp_path):
     assert torch.equal(plain_param(model, "layers.0.mlp.gate_up_proj.weight"), want)
 
 
-def test_every_parameter_is_filled_and_none_wants_gradients(tmp_path):
+def test_every_parameter_is_filled_and_none_requires_gradients(tmp_path):
     model = load(tmp_path, tensors_of())
     for name, value in model.named_parameters():
         assert not value.is_meta, name
@@ -172,7 +173,7 @@ def test_a_pytorch_file_loads_too_and_as_strictly(tmp_path):
         load(tmp_path, None)
 
 
-def test_weights_are_converted_to_the_asked_dtype(tmp_path):
+def test_weights_are_converted_to_the_requested_dtype(tmp_path):
     tensors = tensors_of()
     model = load(tmp_path, tensors, dtype=torch.bfloat16)
     want = tensors["model.layers.0.mlp.down_proj.weight"].bfloat16()

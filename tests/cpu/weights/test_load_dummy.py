@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from quire.layers import ParamModule
-from quire.models.build import build_model, plain_param, read_model_config
+from quire.models.build import build_model, read_model_config
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import VARIANTS, tiny
+from tests.cpu.plain_param import plain_param
 
 
 def dummy(variant, dtype=torch.float32, seed=0):

@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.errors import WeightError
-from quire.models.build import build_model, plain_param, read_model_config
+from quire.models.build import build_model, read_model_config
 from quire.quant.mxfp4 import dequantize
 from tests.cpu.models.peers import peer
+from tests.cpu.plain_param import plain_param
 
 NAMES = ("gate_up_proj", "down_proj")
 

@@ -38,7 +38,7 @@ def test_there_are_as_many_known_flags_as_there_should_be():
 @pytest.mark.parametrize(
     ("kind", "names"), [(kind, names) for kind, *names in KNOWN], ids=lambda v: v[0]
 )
-def test_every_flag_users_know_is_known_here(kind, names):
+def test_every_flag_of_vllm_is_accepted_or_refused_by_name(kind, names):
     actions = [PARSER._option_string_actions[name] for name in names]
     for action in actions:
         assert isinstance(action, BooleanFlag) == (kind == "switch") or action.nargs == 0
@@ -48,13 +48,13 @@ def test_every_flag_users_know_is_known_here(kind, names):
 
 
 @pytest.mark.parametrize("name", sorted(vllm_options.option_names()))
-def test_what_becomes_of_a_foreign_name_is_one_sentence(name):
+def test_the_effect_of_a_foreign_name_is_one_sentence(name):
     fate = vllm_options.describe_effect(name)
     assert fate[0].isupper()
     assert fate.endswith((".", "auto or generate; other tasks are refused."))
 
 
-def test_every_server_option_stands_under_one_heading_and_has_a_text():
+def test_every_server_option_is_in_one_group_and_has_a_help_text():
     names = [name for group in GROUPS.values() for name in group]
     assert sorted(names) == sorted(ServerOptions.__slots__)
     assert set(ABOUT) == set(GROUPS)
@@ -74,7 +74,7 @@ def test_every_server_option_stands_under_one_heading_and_has_a_text():
         "m --trust-remote-code --enable-chunked-prefill --max_num_batched_tokens 1024",
     ],
 )
-def test_what_people_type_is_understood(words):
+def test_sizes_with_suffixes_are_parsed(words):
     assert changed(words)
 
 
@@ -83,7 +83,7 @@ OLD = """m --use-v2-block-manager --num-scheduler-steps 8 --device cpu --enable-
     --disable-async-output-proc --scheduler-delay-factor 0.5 --worker-use-ray -O3"""
 
 
-def test_flags_of_older_releases_are_accepted_and_told_of(caplog):
+def test_flags_of_older_releases_are_accepted_and_logged(caplog):
     with caplog.at_level(logging.INFO, "quire"):
         structured = {"backend": "outlines"}
         assert changed(OLD) == {
@@ -113,7 +113,7 @@ def test_what_would_change_results_is_refused(words):
         parse(["m", *shlex.split(words)])
 
 
-def test_features_may_be_said_to_be_off():
+def test_features_may_be_set_to_off():
     off = (
         "m --no-enable-lora --reasoning-parser '' --tool-call-parser None -dp 1 --cpu-offload-gb 0"
     )
@@ -169,14 +169,14 @@ def test_enable_and_disable_are_opposites():
     assert changed("--enable-log-requests --disable-log-requests") == {}
 
 
-def test_a_flag_given_twice_is_told_of_and_the_last_counts(caplog):
+def test_a_flag_given_twice_is_logged_and_the_last_counts(caplog):
     assert changed("m --seed 1 --max_model_len 8 --max-model-len=9") == {
         "model": "m", "seed": 1, "max_model_len": 9,
     }  # fmt: skip
     assert caplog.text.count("given several times") == 1
 
 
-def test_keys_of_a_dict_join_what_json_says(caplog):
+def test_keys_of_a_dict_are_merged_into_its_json(caplog):
     words = """--hf-overrides '{"a": {"b": 1}, "c": [1]}' --hf-overrides.a.d=2 --hf-overrides.c+ 3 --hf-overrides.c+ 4"""
     assert changed(words)["hf_overrides"] == {"a": {"b": 1, "d": 2}, "c": [3, 4]}
     assert "several times" not in caplog.text
@@ -247,7 +247,7 @@ def test_sections_of_a_file_may_be_nested(tmp_path):
     }  # fmt: skip
 
 
-def test_a_key_that_a_file_has_twice_is_told_of(tmp_path, caplog):
+def test_a_key_that_a_file_has_twice_is_logged(tmp_path, caplog):
     path = tmp_path / "c.yaml"
     path.write_text("seed: 1\nmodel: {seed: 2, seed: 3}\n")
     assert changed(f"--config {path}") == {"seed": 3}
@@ -334,7 +334,7 @@ def test_a_chat_template_that_cannot_be_used_is_refused(tmp_path):
             check("m", "--chat-template", value)
 
 
-def test_a_folder_that_is_not_there_is_told_at_once(tmp_path, monkeypatch):
+def test_a_missing_folder_is_reported_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     check(str(tmp_path))
     check("--model", f"~/{tmp_path.name}")

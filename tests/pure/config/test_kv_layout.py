@@ -9,7 +9,6 @@ from quire.config.memory.kv_layout import (
     block_bytes,
     group_layers,
     max_blocks_held,
-    token_bytes,
 )
 
 
@@ -38,10 +37,12 @@ def test_kinds_of_nearly_one_size_are_padded_instead():
 def test_shapes_that_differ_share_one_table():
     facts = [LayerFacts(2, 64, 8), LayerFacts(1, 64)]
     assert group_layers(facts) == (KVCacheGroup(None, (0, 1)),)
-    assert block_bytes(facts, group_layers(facts), 16, 2) == 16 * token_bytes(facts, 2)
+    assert block_bytes(facts, group_layers(facts), 16, 2) == 16 * 2 * sum(
+        one.width for one in facts
+    )
 
 
-def test_one_table_can_be_asked_for():
+def test_one_table_can_be_requested():
     assert group_layers(layers(8, None), hybrid=False) == (KVCacheGroup(None, (0, 1)),)
 
 

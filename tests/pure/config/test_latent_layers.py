@@ -1,7 +1,7 @@
 """Layers that keep one latent per token instead of keys and values are planned as such."""
 
 from quire.config.facts import model_facts
-from quire.config.memory.kv_layout import LayerFacts, block_bytes, group_layers, token_bytes
+from quire.config.memory.kv_layout import LayerFacts, block_bytes, group_layers
 from quire.config.memory.memory_plan import rank_layers
 
 LITE = {
@@ -42,7 +42,6 @@ V3 = LITE | {
 def test_a_latent_layer_keeps_its_numbers_once():
     layers = (LayerFacts(1, 576, latent=512),) * 3
     groups = group_layers(layers)
-    assert token_bytes(layers, 2) == 3 * 576 * 2
     assert block_bytes(layers, groups, 16, 2) == 3 * 576 * 16 * 2
 
 

@@ -74,7 +74,7 @@ def test_features_that_are_off_are_no_reason_to_refuse(name):
     assert Options.from_flat({name: None}) == Options.from_flat({name: False}) == Options()
 
 
-def test_harmless_names_are_accepted_with_a_line(caplog):
+def test_names_without_effect_are_accepted_with_a_log_line(caplog):
     with caplog.at_level(logging.INFO, "quire"):
         assert (
             Options.from_flat({"disable_custom_all_reduce": True, "use_v2_block_manager": True})

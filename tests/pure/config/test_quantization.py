@@ -35,7 +35,7 @@ def changed(path, value):
     return made
 
 
-def test_plain_weights_stay_plain_unless_asked():
+def test_weights_stay_unquantized_unless_requested():
     assert read_quantization({}) is None
     assert read_quantization({"quantization_config": None}) is None
     assert read_quantization({}, "fp8") == QuantFacts(method="fp8", quant_method="fp8")

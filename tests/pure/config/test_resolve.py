@@ -77,7 +77,7 @@ def test_a_cpu_takes_what_its_sequences_can_use_and_no_more():
     assert r.config.cache.num_blocks == 4 * GIB // r.config.cache.block_bytes
 
 
-def test_a_cpu_where_nothing_was_said_serves_what_fits(caplog):
+def test_a_cpu_without_options_serves_the_length_that_fits(caplog):
     r = run(HF, cpu(free=20))
     assert r.config.scheduler.max_model_len == 131072  # 7 GiB, of 10
     r = run(HF, cpu(free=8))
@@ -95,7 +95,7 @@ def test_a_cpu_where_nothing_was_said_serves_what_fits(caplog):
         ({"gpu_memory": "15.4GiB"}, "gpu_memory"),
     ],
 )
-def test_what_would_fit_is_said_of_the_option_that_was_too_small(said, cure):
+def test_the_error_states_which_value_of_the_option_would_fit(said, cure):
     with pytest.raises(NoRoom) as e:
         run(HF, max_model_len=131072, **said)
     cures = dict(one.split("=") for one in str(e.value).split("What would fit: ")[1].split("; "))
@@ -104,7 +104,7 @@ def test_what_would_fit_is_said_of_the_option_that_was_too_small(said, cure):
     run(HF, cpu(free=24), max_model_len=131072, **{cure: value})  # and it does fit
 
 
-def test_memory_is_said_in_four_ways():
+def test_memory_is_given_in_four_ways():
     block = run(HF, max_model_len=1024).config.cache.block_bytes
     by_blocks = run(HF, max_model_len=1024, num_gpu_blocks_override=100)
     assert by_blocks.config.cache.num_blocks == 100
@@ -223,7 +223,7 @@ def test_sampling_defaults_come_from_the_generation_config():
     assert sampling.defaults == {"temperature": 0.6, "max_tokens": 9}
 
 
-def test_an_override_of_the_generation_config_that_means_nothing_is_told(caplog):
+def test_an_override_of_the_generation_config_without_effect_is_logged(caplog):
     run(override_generation_config={"temperature": 0.5, "eos_token_id": 3})
     assert not caplog.records
     run(override_generation_config={"temprature": 0.5})

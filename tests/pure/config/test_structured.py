@@ -34,7 +34,7 @@ def test_without_a_word_the_backend_is_chosen_by_the_form():
         "--structured-outputs-config.backend=xgrammar --guided_decoding_disable_any_whitespace",
     ],
 )
-def test_all_ways_to_say_it_mean_the_same(words):
+def test_all_forms_of_the_option_are_equal(words):
     section = said(words)
     assert section.backend == "llguidance"
     assert section.disable_any_whitespace
@@ -45,7 +45,7 @@ def test_guidance_is_llguidance():
     assert said("--guided-decoding-backend guidance").backend == "llguidance"
 
 
-def test_old_words_are_told_of(caplog):
+def test_old_names_are_logged(caplog):
     with caplog.at_level(logging.INFO, "quire"):
         Options.from_flat({"guided_decoding_backend": "auto"})
     assert 'structured_outputs_config={"backend": "auto"}' in caplog.text
@@ -72,12 +72,12 @@ def test_what_it_does_not_have_is_refused_by_name(given, named):
         ("reasoning_parser=qwen3", "--reasoning-parser=deepseek_r1"),
     ],
 )
-def test_one_thing_said_in_two_ways_that_differ_is_refused(key, flag):
+def test_an_option_given_twice_with_different_values_is_refused(key, flag):
     with pytest.raises(ConfigError, match=flag[2:].partition("=")[0].replace("-", "_")):
         parse(["m", f"--structured-outputs-config.{key}", flag])
 
 
-def test_a_reasoning_parser_may_be_said_there():
+def test_a_reasoning_parser_may_be_given_in_the_object():
     _, server = parse(["m", "--structured-outputs-config.reasoning_parser", "qwen3"])
     assert server.reasoning_parser == "qwen3"
 

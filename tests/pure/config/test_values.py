@@ -24,12 +24,12 @@ def test_sizes(text, n):
 
 
 @pytest.mark.parametrize("text", ["8x", "", "k", "1.5K", "0x10"])
-def test_bad_counts_say_what_is_allowed(text):
+def test_bad_counts_are_errors_with_the_allowed_values(text):
     with pytest.raises(ConfigError, match=r"len must be .*whole number"):
         coerce("len", int, text, "count")
 
 
-def test_values_are_read_as_the_field_wants():
+def test_values_are_parsed_by_the_type_of_the_field():
     assert coerce("x", int | Literal["auto"] | None, "auto") == "auto"
     assert coerce("x", int | Literal["auto"] | None, "5") == 5
     assert coerce("x", int | None, "None") is None

@@ -321,7 +321,7 @@ def caught(seeds: int) -> str | None:
 def caught_blaming() -> str | None:
     """The same, by the tests of who is to blame."""
     from tests.pure.core import test_limits, test_scheduler, test_suspects
-    from tests.pure.engine import test_loop
+    from tests.pure.engine import test_engine_core
 
     contract = test_limits.test_a_limit_allows_no_more_than_wanted_and_forgets_what_is_undone
     searches = [
@@ -330,12 +330,12 @@ def caught_blaming() -> str | None:
         test_scheduler.test_a_spoilt_row_ends_and_nobody_finds_what_it_computed,
         *(partial(contract, make=make) for name, make in _makers(test_limits, "suspects")),
     ]
-    many = test_loop.test_of_those_with_whom_steps_fail_each_is_ended_and_nobody_else
-    searches.append(partial(test_loop.test_a_trial_goes_as_far_as_the_step_that_raised, None))
+    many = test_engine_core.test_each_faulty_request_is_ended_and_no_other
+    searches.append(
+        partial(test_engine_core.test_a_trial_goes_as_far_as_the_step_that_raised, None)
+    )
     for depth in (1, 2):
-        searches.append(
-            partial(test_loop.test_who_was_aboard_a_death_is_alone_for_its_first_steps, depth)
-        )
+        searches.append(partial(test_engine_core.test_a_suspect_runs_its_first_steps_alone, depth))
         searches += [partial(many, depth, "wait", seed, None) for seed in range(6)]
     for search in searches:
         try:

@@ -140,7 +140,7 @@ STAGES = [
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("stage", STAGES)
-def test_what_is_cancelled_is_free_when_the_steps_under_way_have_landed(stage, depth):
+def test_blocks_of_cancelled_requests_are_free_when_steps_in_flight_are_applied(stage, depth):
     scene = Scene(depth)
     stage(scene)
     planned = scene.rows_of("it")

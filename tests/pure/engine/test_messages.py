@@ -99,7 +99,7 @@ def test_only_what_differs_from_the_defaults_travels():
     ).params == {"top_k": 3}
 
 
-def test_what_cannot_travel_is_the_askers_fault():
+def test_values_that_cannot_be_sent_are_request_errors():
     for params, error in (
         (SamplingParams(logits_processors=[lambda ids, logits: logits]), Unsupported),
         (SamplingParams(extra_args={"f": object()}), RequestError),

@@ -144,7 +144,7 @@ async def rest(stream):
     return [update async for updates in stream for update in updates]
 
 
-def test_another_engine_gets_what_was_told_and_the_stream_goes_on():
+def test_another_engine_gets_the_delivered_tokens_and_the_stream_continues():
     async def body(client, wire):
         stream = await opened(client, wire, request("a", n=3), request("b"))
         wire.say(says("a", 5, 6), says("a", 7, index=2, finish="stop"), says("b", 8))
@@ -164,7 +164,7 @@ def test_another_engine_gets_what_was_told_and_the_stream_goes_on():
     run(body)
 
 
-def test_what_nobody_has_accepted_is_asked_again_by_the_same_number():
+def test_unaccepted_requests_are_sent_again_with_the_same_call_id():
     async def body(client, wire):
         task = asyncio.create_task(client.generate([request("a"), request("b")]))
         await soon()
@@ -205,7 +205,7 @@ def test_sequences_that_are_ended_meanwhile_stay_so():
     run(body)
 
 
-def test_a_request_that_was_aboard_two_ends():
+def test_a_request_that_two_dead_engines_ran_ends():
     async def body(client, wire):
         bad = await opened(client, wire, request("bad"))
         good = await opened(client, wire, another("good"))
@@ -223,7 +223,7 @@ def test_a_request_that_was_aboard_two_ends():
     run(body)
 
 
-def test_two_deaths_in_company_cost_nobody():
+def test_two_deaths_with_several_requests_end_none():
     async def body(client, wire):
         streams = [await opened(client, wire, request(name)) for name in "ab"]
         for deaths in (1, 2):
@@ -256,7 +256,7 @@ def test_but_a_third_does():
     run(body)
 
 
-def test_who_is_suspected_most_is_tried_last():
+def test_the_most_suspect_request_is_resubmitted_last():
     async def body(client, wire):
         for name in "abc":
             await opened(client, wire, request(name))
@@ -298,7 +298,7 @@ def test_what_killed_an_engine_is_not_tried_again_for_a_while():
     run(body)
 
 
-def test_whom_steps_fail_with_is_not_tried_again_either():
+def test_the_input_of_a_faulty_request_is_blocked_too():
     async def body(client, wire):
         bad = await opened(client, wire, request("bad", n=2))
         wire.say(*(says("bad", index=i, finish="error", error="x", fault="step") for i in (0, 1)))
@@ -311,7 +311,7 @@ def test_whom_steps_fail_with_is_not_tried_again_either():
     run(body)
 
 
-def test_an_error_that_is_nobody_s_fault_condemns_nobody():
+def test_an_unattributed_error_blocks_no_request():
     async def body(client, wire):
         bad = await opened(client, wire, request("bad"))
         wire.say(says("bad", finish="error", error="x", fault="numbers"))
@@ -334,7 +334,7 @@ def test_one_that_never_was_accepted_ends_likewise():
     run(body)
 
 
-def test_an_engine_that_dies_while_it_starts_had_nobody_aboard():
+def test_an_engine_that_dies_while_it_starts_ran_no_request():
     async def body(client, wire):
         stream = await opened(client, wire, request("a"))
         wire.lose()
@@ -389,7 +389,7 @@ def test_nor_too_many(monkeypatch):
     run(body)
 
 
-def test_nobody_who_waits_waits_for_ever():
+def test_every_waiting_request_ends():
     async def body(client, wire):
         stream = await opened(client, wire, request("a"))
         call = asyncio.create_task(client.stats())
@@ -409,7 +409,7 @@ def test_nobody_who_waits_waits_for_ever():
     run(body)
 
 
-def test_streams_tell_that_they_live_while_it_is_away(monkeypatch):
+def test_streams_send_keepalives_while_the_engine_is_away(monkeypatch):
     async def body(client, wire):
         stream = await opened(client, wire, request("a"))
         wire.lose()
@@ -432,7 +432,7 @@ def test_requests_can_be_ended_while_it_is_away():
     run(body)
 
 
-def test_what_another_engine_refuses_ends_and_hurts_nobody_else():
+def test_a_request_that_another_engine_refuses_ends_alone():
     async def body(client, wire):
         bad = await opened(client, wire, request("bad"))
         good = await opened(client, wire, request("good"))
@@ -461,7 +461,7 @@ def test_what_slept_is_sent_to_sleep_again():
     run(body)
 
 
-def test_a_search_goes_on_without_the_kv_that_it_held():
+def test_a_search_continues_without_the_kv_that_it_held():
     async def body(client, wire):
         await opened(client, wire, request("round 0", hold=True))
         wire.say(says("round 0", 1, finish="length"))
@@ -486,7 +486,7 @@ def timing(accepted_at, ended_at, first=None, **cuts):
     )
 
 
-def test_the_time_between_two_engines_is_told_as_recovery():
+def test_the_time_between_two_engines_is_reported_as_recovery():
     before = timing(10.0, 12.0, 12.0, queue=0.5, prefill=1.5)
     after = timing(20.0, 27.0, 23.0, queue=1.0, prefill=2.0, decode=3.5, engine_other=0.5)
     both = before.extended_to(15.0).followed_by(after)
@@ -497,7 +497,7 @@ def test_the_time_between_two_engines_is_told_as_recovery():
     assert both.first_token_at == 12.0
 
 
-def test_of_one_that_had_said_nothing_too():
+def test_a_request_without_output_continues_too():
     after = timing(20.0, 24.0, 23.0, queue=1.0, prefill=2.0, decode=1.0)
     both = SequenceTiming.starting_at(10.0).extended_to(15.0).followed_by(after)
     assert both.total == pytest.approx(sum(both.breakdown_with_recovery)) == 14.0
@@ -526,7 +526,7 @@ def test_updates_carry_it_all():
     run(body)
 
 
-def test_a_restart_can_be_asked_for():
+def test_a_restart_can_be_requested():
     async def body(client, wire):
         client.restart("it hangs")
         assert wire.reasons == ["it hangs"]
@@ -534,7 +534,7 @@ def test_a_restart_can_be_asked_for():
     run(body)
 
 
-def test_a_dead_engine_is_told_of_nothing():
+def test_no_message_is_sent_to_a_dead_engine():
     async def body(client, wire):
         stream = await opened(client, wire, request("a"))
         wire.lose()
@@ -544,7 +544,7 @@ def test_a_dead_engine_is_told_of_nothing():
     run(body)
 
 
-def test_what_others_have_condemned_is_not_tried_here():
+def test_inputs_that_other_clients_blocked_are_refused():
     async def body(client, wire):
         told = []
         client.on_input_blocked = told.append
@@ -557,7 +557,7 @@ def test_what_others_have_condemned_is_not_tried_here():
     run(body)
 
 
-def test_who_waited_for_an_engine_while_its_input_was_condemned_is_not_tried():
+def test_a_waiting_request_whose_input_was_blocked_is_refused():
     async def body(client, wire):
         wire.lose(aboard=["theirs"])
         waiting = asyncio.create_task(client.generate([request("ours")]))
@@ -571,7 +571,7 @@ def test_who_waited_for_an_engine_while_its_input_was_condemned_is_not_tried():
     run(body)
 
 
-def test_what_has_the_input_of_the_culprit_ends_with_it():
+def test_requests_with_the_faulty_input_end_with_it():
     """Each would cost another engine; but who has said more has passed where that one died."""
 
     async def body(client, wire):
@@ -593,7 +593,7 @@ def test_what_has_the_input_of_the_culprit_ends_with_it():
     run(body)
 
 
-def test_what_has_an_input_that_was_condemned_elsewhere_ends_if_it_has_said_nothing():
+def test_a_request_with_an_input_blocked_elsewhere_ends_if_it_has_no_output():
     async def body(client, wire):
         streams = [await opened(client, wire, request(name)) for name in ("silent", "speaks")]
         await opened(client, wire, another("other"))

@@ -109,11 +109,11 @@ def of_words(folder, *words):
     return load_tokenizer(folder)
 
 
-def test_words_without_one_of_plain_letters_are_told_behind_one_of_letters_and_digits(tmp_path):
+def test_words_without_plain_letters_are_published_after_one_with_letters_and_digits(tmp_path):
     found = build_vocabulary(of_words(tmp_path, "<unk>", "</s>", "w2", "w3"), 4, [1])
     assert found.tokens[3].strip() == b"w3"
 
 
-def test_a_vocabulary_whose_texts_cannot_be_told_is_refused_in_words(tmp_path):
+def test_a_vocabulary_without_known_texts_is_refused_with_a_reason(tmp_path):
     with pytest.raises(ConfigError, match="no token of this tokenizer is plain letters"):
         build_vocabulary(of_words(tmp_path, "<unk>", "</s>", "##"), 3, [1])

@@ -64,7 +64,7 @@ def push(to, news):
 
 @given(text=st.text(max_size=20), chunks=st.integers(1, 4), stop=st.sampled_from(["", "zz"]))
 @settings(deadline=None)
-def test_the_kinds_of_output_tell_the_same_story(text, chunks, stop):
+def test_the_output_kinds_agree(text, chunks, stop):
     ids = ids_of("x" + text.encode("utf-8", "ignore").decode())
     told = {}
     for kind in RequestOutputKind:
@@ -118,7 +118,7 @@ def test_eos_has_no_stop_reason_and_is_no_text():
     assert output.token_ids[-1] == EOS
 
 
-def test_a_stop_token_stays_among_the_ids_and_is_text_only_if_asked():
+def test_a_stop_token_stays_among_the_ids_and_is_text_only_if_requested():
     ids = [*ids_of("hi"), *ids_of("!")]
     for include, text in ((False, "hi"), (True, "hi!")):
         to = assembler(
@@ -169,7 +169,7 @@ def test_half_a_character_at_the_end_is_a_hole():
 @pytest.mark.parametrize("kind", RequestOutputKind)
 @pytest.mark.parametrize("chunks", [1, 2, 100])
 @pytest.mark.parametrize(("include", "text"), [(False, "one two th"), (True, "one two three")])
-def test_a_stop_string_cuts_text_and_tokens_and_asks_for_an_abort(kind, chunks, include, text):
+def test_a_stop_string_cuts_text_and_tokens_and_requests_an_abort(kind, chunks, include, text):
     ids = ids_of("one two three four")
     completing = next(n for n in range(len(ids)) if "three" in TOKENIZER.decode(ids[:n]))
     to = assembler(output_kind=kind, stop=["ree"], include_stop_str_in_output=include, logprobs=1)
@@ -373,7 +373,7 @@ def test_times_are_kept_when_there_is_a_clock():
     assert push(assembler(output_kind=FINAL), updates([5]))[0][-1].metrics is None
 
 
-def test_metrics_say_when_the_engine_took_the_request_in_and_up():
+def test_metrics_have_the_times_of_queueing_and_scheduling():
     to = assembler(output_kind=DELTA, clock=lambda: 9.0)
     timing = SequenceTiming(2.0, 8.0, 7.0, 1.0, 2.0, 2.0, 0.0, 0.0, 1.0, 0.0, preemptions=4)
     stats = to.push(Update("r", 0, [5], "length", timing=timing)).metrics

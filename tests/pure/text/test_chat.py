@@ -89,7 +89,7 @@ def test_text_becomes_parts_only_for_a_template_that_takes_nothing_else():
 # -- messages ----------------------------------------------------------------------------------
 
 
-def test_tool_calls_are_settled():
+def test_tool_calls_are_normalized():
     call = {"id": "7", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
     bad = {"function": {"name": "g", "arguments": "not json"}}
     messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [call, bad]}]

@@ -87,7 +87,7 @@ def test_a_character_whose_first_bytes_are_the_prompts_is_completed():
     assert detokenizer.push(ids[-1:]) == "🦊"
 
 
-def test_a_character_begun_by_the_prompt_is_completed():
+def test_a_character_that_begins_in_the_prompt_is_completed():
     tokenizer = face("byte_level")
     ids = tokenizer.encode("hello 🦊", add_special_tokens=False)
     detokenizer = Detokenizer(tokenizer, ids[:-2])

@@ -138,7 +138,7 @@ def test_bos_twice_is_reported(caplog):
         ({"truncate_prompt_tokens": 20}, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
     ],
 )
-def test_a_prompt_is_cut_as_asked(tokenization, kept):
+def test_a_prompt_is_truncated_as_requested(tokenization, kept):
     prepared = processor().process(
         list(range(1, 10)), SamplingParams(), request_id="r", tokenization=tokenization
     )
@@ -223,7 +223,7 @@ def test_what_passes_the_vocabulary_or_the_limits_is_refused(fields, param):
     assert e.value.param == param
 
 
-def test_the_whole_vocabulary_may_be_asked_for_if_the_engine_allows_it():
+def test_the_whole_vocabulary_may_be_requested_if_the_engine_allows_it():
     inputs = processor(max_logprobs=-1)
     assert made([1], inputs, logprobs=-1).request.params.logprobs == -1
 
@@ -240,7 +240,7 @@ def test_features_to_come_are_refused():
         made([1], watermarking=True)
 
 
-def test_a_budget_of_thoughts_is_refused_where_nobody_knows_their_marks():
+def test_a_reasoning_budget_is_refused_without_markers():
     with pytest.raises(RequestError, match="thinking_token_budget"):
         made([1], thinking_token_budget=0)
 
@@ -276,7 +276,7 @@ def test_a_word_whose_ids_pass_the_models_vocabulary_is_refused():
     assert e.value.param == "bad_words"
 
 
-def test_best_of_makes_more_sequences_and_asks_for_their_logprobs():
+def test_best_of_runs_more_sequences_with_logprobs():
     prepared = made([1], n=2, best_of=4)
     assert prepared.request.n == 4
     assert prepared.request.params.logprobs == 0
@@ -327,7 +327,7 @@ def test_a_salt_separates_requests():
     assert in_prompt.request.salt == salts[1]
 
 
-def test_what_the_request_says_of_itself_is_kept():
+def test_the_request_s_own_fields_are_kept():
     prepared = processor().process([1], None, request_id="x", priority=3, arrived_at=1.5)
     assert (prepared.request.id, prepared.request.priority, prepared.request.arrived_at) == (
         "x",

@@ -83,7 +83,7 @@ def test_a_worker_that_dies_once_at_its_start_is_replaced(having):
     assert agency.hired == 2
 
 
-def test_workers_that_die_twice_at_their_start_are_our_fault_and_the_log_says_what_to_do(
+def test_workers_that_die_twice_at_start_are_an_internal_error_with_advice_in_the_log(
     having, caplog
 ):
     _, to = having("dead")
@@ -100,7 +100,7 @@ def test_a_process_that_cannot_be_had_is_our_fault(having, caplog):
     assert [one.levelno for one in caplog.records] == [logging.ERROR]
 
 
-def test_a_worker_that_does_not_start_in_time_is_told_as_much_to_do(having, monkeypatch):
+def test_a_worker_that_does_not_start_in_time_is_reported_with_its_work(having, monkeypatch):
     monkeypatch.setattr(render_pool, "STARTUP_TIMEOUT_S", 0.05)
     _, to = having("deaf")
     with pytest.raises(Overloaded, match="starts in"):
@@ -115,13 +115,13 @@ def test_a_template_that_ends_two_workers_is_at_fault(having):
     assert agency.hired == 2
 
 
-def test_a_template_whose_workers_somebody_kills_is_not_at_fault(having):
+def test_a_template_whose_workers_are_killed_from_outside_is_not_blocked(having):
     _, to = having("is killed")
     with pytest.raises(EngineError, match="killed, twice"):
         render(to)
 
 
-def test_a_fault_of_the_worker_is_ours_and_its_trace_is_in_the_log(having, caplog):
+def test_a_worker_error_is_internal_and_its_traceback_is_logged(having, caplog):
     agency, to = having("fails")
     for _ in range(2):
         with pytest.raises(EngineError, match="ZeroDivisionError: a fault of ours"):

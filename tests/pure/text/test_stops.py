@@ -61,7 +61,7 @@ def test_of_two_that_end_together_the_longer_is_cut():
     assert run(["xx</s>"], ["s>", "</s>"]) == ("xx", "</s>")
 
 
-def test_the_stop_string_stays_if_asked_and_what_is_behind_it_goes():
+def test_the_stop_string_stays_if_requested_and_the_text_after_it_is_cut():
     assert run(["hello END more"], ["END"], include=True) == ("hello END", "END")
 
 

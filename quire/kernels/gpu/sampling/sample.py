@@ -4,7 +4,7 @@
     settle  a program a row: greedy and plain rows are done; others find a bound that every kept
             token reaches, and store the tokens that reach it; few of them are cut at once
     cut     a large program a row, for rows with many stored tokens, and for those with too many to
-    store, which are searched whole
+            store, which are searched whole
 
 Each is exact: bounds only drop tokens that cannot be kept. The program of a finished row returns
 at once.
@@ -333,8 +333,7 @@ def _search_threshold(
     source, top, scale, floor, min_p, limit, total, V: tl.constexpr,
     BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, PUNISH: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """The greatest logit whose tokens, with all above, have mass `limit`, and the mass of those
-    above.
+    """The greatest logit whose tokens, with all above, weigh `limit`, and the mass of those above.
 
     The floor is known to reach it, or is the answer. Seven thresholds a pass, which costs what
     reading the row costs: three at quarters of what is left, so that it ends; four about where a
@@ -580,14 +579,11 @@ def launch(
     cand_x = torch.empty((rows, MAX_CANDIDATES.value), dtype=torch.float32, device=device)
     cand_id = torch.empty((rows, MAX_CANDIDATES.value), dtype=torch.int32, device=device)
     power = max(GROUP.value, next_power_of_2(groups))
-    inputs, choices, step = (
-        (counts, slots, outputs, table),
-        (*outs, totals, numbers),
-        logits.stride(0),
-    )
+    inputs, chosen = (counts, slots, outputs, table), (*outs, totals, numbers)
+    step = logits.stride(0)
     _sample_candidates_kernel(
         grid,
-        (logits, tops, masses, *inputs, *choices, lists, cand_x, cand_id),
+        (logits, tops, masses, *inputs, *chosen, lists, cand_x, cand_id),
         (),
         (step, vocab, groups, scaled, punish, power, PDL_ENABLED),
         warps=WARPS,
@@ -595,7 +591,7 @@ def launch(
     )
     _sample_full_row_kernel(
         grid,
-        (logits, *inputs, *choices, cand_x, cand_id),
+        (logits, *inputs, *chosen, cand_x, cand_id),
         (),
         (step, vocab, scaled, punish, shift, 1024, PDL_ENABLED),
         warps=16,

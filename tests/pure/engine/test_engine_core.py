@@ -90,7 +90,7 @@ def test_tokens_come_in_order_and_end_once(depth):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["submit", "wait"])
-def test_a_step_that_fails_once_is_made_again_and_nobody_notices(depth, where, caplog):
+def test_a_step_that_fails_once_is_repeated_with_the_same_outputs(depth, where, caplog):
     engine = engine_over(Faulty(**{where: [3]}), depth)
     engine.add(request("a"))
     engine.add(request("b", (1, 2)))
@@ -143,7 +143,7 @@ def said_by(updates):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["submit", "wait"])
 @pytest.mark.parametrize("seed", range(12))
-def test_of_those_with_whom_steps_fail_each_is_ended_and_nobody_else(depth, where, seed, caplog):
+def test_each_faulty_request_is_ended_and_no_other(depth, where, seed, caplog):
     draw = random.Random(f"{depth} {where} {seed}")
     names = [f"r{i}" for i in range(draw.randrange(1, 13))]
     poison = {name: draw.choice([-9, 0, 1, 4]) for name in draw.sample(names, min(len(names), 2))}
@@ -187,7 +187,7 @@ def test_a_trial_goes_as_far_as_the_step_that_raised(caplog):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_those_with_whom_steps_fail_only_together_are_not_to_blame(depth, caplog):
+def test_requests_that_fail_only_together_are_not_ended(depth, caplog):
     class Together(Poisoned):
         def hits(self, row):
             return False
@@ -205,7 +205,7 @@ def test_those_with_whom_steps_fail_only_together_are_not_to_blame(depth, caplog
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_device_that_fails_whoever_is_there_is_nobody_s_fault(depth, caplog):
+def test_a_device_that_fails_with_every_request_blocks_no_request(depth, caplog):
     class Broken(Poisoned):
         def hits(self, row):
             return len(self.plans) > 3
@@ -245,7 +245,7 @@ def test_a_function_that_was_given_and_always_raises_costs_its_requests_and_not_
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_who_was_aboard_a_death_is_alone_for_its_first_steps(depth):
+def test_a_suspect_runs_its_first_steps_alone(depth):
     told = []
     executor = Poisoned("wait")
     engine = engine_over(executor, depth)
@@ -269,7 +269,7 @@ def test_who_was_aboard_a_death_is_alone_for_its_first_steps(depth):
     assert told[-1] != ["c"]  # who is aboard is told anew when the trials are over
 
 
-def test_who_was_aboard_a_death_and_breaks_a_step_alone_is_to_blame(caplog):
+def test_a_suspect_that_fails_a_step_alone_is_ended(caplog):
     engine = engine_over(Poisoned("wait", b=0))
     for name in "ab":
         engine.add(request(name, engine_crashes=1))
@@ -278,7 +278,7 @@ def test_who_was_aboard_a_death_and_breaks_a_step_alone_is_to_blame(caplog):
     assert said["b", 0] == ([], "error", "step")
 
 
-def test_a_suspect_for_whom_there_is_no_room_lets_others_finish():
+def test_a_suspect_without_free_blocks_lets_others_finish():
     executor = Poisoned("wait")
     kv = KVCache(BlockPool(6), 4)
     limits = [FaultIsolationLimit(), TokenBudget(16), MaxSeqsLimit(8)]
@@ -294,7 +294,7 @@ def test_a_suspect_for_whom_there_is_no_room_lets_others_finish():
 
 
 @pytest.mark.parametrize("who", ["a", "b"])
-def test_a_request_that_leaves_while_it_is_tried_holds_nobody_up(who, caplog):
+def test_a_suspect_that_is_aborted_delays_no_other_request(who, caplog):
     for at in range(12):
         engine = engine_over(Poisoned("wait", b=2), 2)
         for name in "abcd":
@@ -472,7 +472,7 @@ def test_kv_memory_goes_back_once_all_has_ended_and_not_before(depth):
     assert executor.forgotten == 1
 
 
-def test_who_is_aboard_is_told_before_the_step_that_takes_them():
+def test_running_requests_are_published_before_their_step():
     told = []
 
     class Noting(Executor):

@@ -266,7 +266,7 @@ BUGS = [break_budget, break_victims, break_matching]
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 @pytest.mark.parametrize("seed", range(10))
-def test_a_bug_in_the_scheduler_is_reproduced_and_its_mend_seen(tmp_path, bug, seed):
+def test_a_scheduler_bug_is_reproduced_and_its_fix_is_visible(tmp_path, bug, seed):
     """With the bug all plans are as recorded; without it the first that it changed is named."""
     flight = Flight(setup_of("tight"), tmp_path)
     with pytest.MonkeyPatch.context() as patched:
@@ -317,7 +317,7 @@ class Poisoned(Executor):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_steps_that_raised_and_the_search_for_the_culprit_come_again(tmp_path, depth):
+def test_failed_steps_and_the_fault_search_are_replayed(tmp_path, depth):
     flight = Flight(Again(blocks=300, depth=depth, suspects=True), tmp_path)
     flight.engine._executor = Poisoned(flight.next_token)
     flight.fly(3)
@@ -381,7 +381,7 @@ def test_a_folder_keeps_the_latest_files(tmp_path):
     assert len(list(tmp_path.iterdir())) == recording_file.MAX_FILES
 
 
-def test_a_recorder_knows_in_which_order_those_joined_who_run(tmp_path):
+def test_a_recorder_keeps_the_order_in_which_running_sequences_joined(tmp_path):
     flight = Flight(setup_of("tight"), tmp_path)
     for request in made(2, 40, None):
         flight.engine.add(request)
@@ -395,7 +395,7 @@ def test_a_recorder_knows_in_which_order_those_joined_who_run(tmp_path):
     assert preempted
 
 
-def test_nobody_has_recorded_anything():
+def test_an_empty_ring_has_no_records():
     fd = os.memfd_create("empty")
     assert flight_recorder.read_ring(fd) is None
     os.ftruncate(fd, 1 << 16)

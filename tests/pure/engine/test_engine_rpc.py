@@ -75,7 +75,7 @@ def answers(told, sender):
     return [a for who, news in told if who == sender for a in news.replies]
 
 
-def test_each_sender_is_told_of_its_own_requests_once_a_turn():
+def test_each_client_gets_its_own_outputs_once_per_step():
     to = service()
     add(to, 1, request("a"), request("b"))
     add(to, 2, request("c"))
@@ -99,7 +99,7 @@ def test_a_refused_request_takes_the_others_of_its_message_with_it():
     assert not to._owned
 
 
-def test_an_id_that_is_taken_is_refused_and_the_first_goes_on():
+def test_a_used_id_is_refused_and_the_first_request_continues():
     to = service()
     add(to, 1, request("a"))
     add(to, 2, request("a"), number=3)
@@ -108,7 +108,7 @@ def test_an_id_that_is_taken_is_refused_and_the_first_goes_on():
     assert updates(told, 1)[-1].finish == "length"
 
 
-def test_an_abort_tells_the_owner_whoever_asked_for_it():
+def test_an_abort_is_reported_to_the_owner_whichever_client_requested_it():
     to = service()
     add(to, 1, request("a", 50))
     to.run_step()
@@ -127,7 +127,7 @@ def test_requests_are_aborted_by_the_name_that_clients_know():
     assert ends == {"x-1-0": "abort", "x-1-1": "abort", "x-12-0": "length"}
 
 
-def test_an_ended_sequence_is_told_no_more_and_its_request_is_forgotten():
+def test_an_ended_sequence_gets_no_update_and_its_request_is_removed():
     to = service()
     add(to, 1, request("a", 50, n=2, temperature=1.0))
     to.run_step()
@@ -141,7 +141,7 @@ def test_an_ended_sequence_is_told_no_more_and_its_request_is_forgotten():
     assert not to._owned
 
 
-def test_what_is_wanted_at_the_end_only_is_told_at_the_end():
+def test_final_only_outputs_are_sent_at_the_end():
     to = service()
     add(to, 1, request("a", 20, kind=RequestOutputKind.FINAL_ONLY), request("b", 20))
     add(to, 1, request("c", 20, kind=RequestOutputKind.FINAL_ONLY, stop=["x"]))
@@ -247,7 +247,7 @@ def test_what_is_kept_keeps_its_cache():
     assert to.heartbeat().sleeping_tags == ()
 
 
-def test_a_cache_that_is_in_use_is_reset_only_with_those_who_use_it():
+def test_a_cache_in_use_is_reset_only_with_its_requests():
     to = service()
     add(to, 2, request("a", 50))
     to.run_step()
@@ -259,7 +259,7 @@ def test_a_cache_that_is_in_use_is_reset_only_with_those_who_use_it():
     assert updates(told, 2)[-1].finish == "abort"
 
 
-def test_more_requests_than_may_be_here_are_told_to_come_again():
+def test_requests_over_the_limit_get_a_retry_hint():
     to = service(most=2)
     add(to, 1, request("a", 2), request("b"), number=1)
     add(to, 2, request("c"), number=2)
@@ -303,7 +303,7 @@ def test_while_all_wait_for_a_grammar_there_is_nothing_to_do_until_one_is_there(
     assert to.idle
 
 
-def test_a_grammar_that_fails_is_told_to_the_owner_alone_even_if_nobody_runs():
+def test_a_grammar_failure_is_sent_to_its_owner_alone_even_when_idle():
     grammars = FakeGrammars()
     to = service(grammars)
     add(to, 1, request("a", constraint=bound(1, fails=True)))
@@ -339,7 +339,7 @@ def test_sleep_that_waits_for_the_last_request_waits_for_one_without_a_grammar()
     assert [a.call_id for a in answers(told, 1)] == [5]
 
 
-def test_a_paused_engine_lets_nobody_go_until_it_is_woken():
+def test_a_paused_engine_runs_no_request_until_it_is_resumed():
     grammars = FakeGrammars()
     to = service(grammars)
     add(to, 1, request("a", constraint=bound(1)))

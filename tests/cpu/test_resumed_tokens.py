@@ -99,7 +99,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_an_engine_goes_on_where_another_was_left(want, name):
+def test_an_engine_continues_where_another_stopped(want, name):
     rng = random.Random(name)
     told = Told(workload())
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_an_engine_goes_on_where_another_was_left(want, name):
 
 
 @pytest.mark.parametrize("steps", range(1, 40, 3))
-def test_it_goes_on_from_any_step(want, steps):
+def test_it_continues_from_any_step(want, steps):
     told = Told(workload())
     talk(told, made(depth=2), steps)
     talk(told, made(depth=2))
@@ -146,7 +146,7 @@ def test_a_first_token_is_counted_once():
 @pytest.mark.parametrize(
     "spoken", [((1,) * 8,), ((1,), (2,)), (None,)], ids=["all", "too many", "nobody lives"]
 )
-def test_who_has_nothing_left_to_say_is_refused(spoken):
+def test_a_resumed_request_without_remaining_tokens_is_refused(spoken):
     one = dataclasses.replace(request("a", [20, 21], 8), resumed_tokens=spoken)
     with pytest.raises(RequestError, match="nothing is left to say"):
         made().add(one)

@@ -80,12 +80,12 @@ def test_what_fills_up_reads_and_writes_nothing(rows):
     ],
     ids=["many tokens", "more than a step may have", "few seats", "many prompts"],
 )
-def test_other_steps_have_no_mould(rows, most_tokens, most_rows):
+def test_other_steps_have_no_shape(rows, most_tokens, most_rows):
     assert select_graph_shape(inputs_of(rows), most_tokens, most_rows, waits=True) is None
 
 
 @given(ROWS, st.integers(64, 2048), st.integers(4, 300))
-def test_the_largest_mould_is_at_least_as_large_as_any(rows, most_tokens, most_rows):
+def test_the_largest_shape_is_at_least_as_large_as_any(rows, most_tokens, most_rows):
     inputs = inputs_of(rows)
     mould = (
         None
@@ -96,7 +96,7 @@ def test_the_largest_mould_is_at_least_as_large_as_any(rows, most_tokens, most_r
         assert largest_graph_shape(most_tokens, most_rows).tokens >= mould.tokens
 
 
-def test_a_large_step_that_nobody_waits_for_has_none():
+def test_a_large_step_without_an_idle_gpu_has_no_shape():
     inputs = inputs_of([(600, 0, True)])
     assert select_graph_shape(inputs, 8192, 256, waits=False) is None
     assert select_graph_shape(inputs, 8192, 256, waits=True).tokens == 640

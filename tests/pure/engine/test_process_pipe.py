@@ -44,7 +44,7 @@ def test_a_fingerprint_is_the_same_over_there(ends):
     assert theirs.receive(5).blocked_inputs == ((PRINT, 3.5),)
 
 
-def test_who_does_not_read_is_not_waited_for(ends):
+def test_sending_does_not_wait_for_a_reader(ends):
     ours, theirs = ends
     with pytest.raises(TimeoutError):
         ours.receive(0.001)  # what it waited for before does not matter
@@ -58,13 +58,13 @@ def test_who_does_not_read_is_not_waited_for(ends):
     assert theirs.receive(5) == StopProcess()  # no half of a word is between
 
 
-def test_who_is_gone_is_offered_nothing(ends):
+def test_no_grammar_is_offered_to_a_request_that_is_gone(ends):
     ours, theirs = ends
     theirs.close()
     assert ours.try_send(StopProcess())
 
 
-def test_words_that_are_not_of_the_engine_come_to_who_asked_for_them(ends, tmp_path):
+def test_other_messages_of_the_pipe_reach_on_message(ends, tmp_path):
     ours, theirs = ends
     heard, away = [], []
 
@@ -87,7 +87,7 @@ def test_words_that_are_not_of_the_engine_come_to_who_asked_for_them(ends, tmp_p
     assert [one.reason for one in away] == ["x"]
 
 
-def test_an_api_process_beats_while_its_loop_turns(monkeypatch):
+def test_an_api_process_sends_heartbeats_while_its_loop_runs(monkeypatch):
     monkeypatch.setattr("quire.server.process.api_process_monitor.HEARTBEAT_INTERVAL_S", 0.001)
     descriptor = create_page()
     read = HeartbeatReader(descriptor).read

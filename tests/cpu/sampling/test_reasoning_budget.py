@@ -33,7 +33,7 @@ def test_the_end_mark_is_forced_token_by_token(tokens, forced):
     assert after(ThinkingBudget(3, END), tokens).forced_token == forced
 
 
-def test_thoughts_that_ended_by_themselves_use_up_the_budget_without_their_marks():
+def test_reasoning_that_ended_itself_uses_the_budget_without_markers():
     asked = ThinkingBudget(4, END, BEGIN)
     first = [*BEGIN, 5, 5, *END, 7, 7]
     assert after(asked, first).forced_token is None
@@ -42,7 +42,7 @@ def test_thoughts_that_ended_by_themselves_use_up_the_budget_without_their_marks
     assert after(asked, [7] * 20).forced_token is None
 
 
-def test_no_budget_ends_a_thought_as_it_begins():
+def test_a_budget_of_zero_ends_reasoning_at_its_start():
     assert after(ThinkingBudget(0, END), []).forced_token == 8
     assert after(ThinkingBudget(0, END, BEGIN), [1]).forced_token is None
     assert after(ThinkingBudget(0, END, BEGIN), BEGIN).forced_token == 8

@@ -30,7 +30,7 @@ def test_an_error_within_changes_nothing_for_good(thresholds):
 
 
 @pytest.mark.parametrize("first", [0, GC_THRESHOLD, 10**6])
-def test_who_collects_more_seldom_is_left_be(thresholds, first):
+def test_a_higher_collection_threshold_is_kept(thresholds, first):
     gc.set_threshold(first, 5, 5)
     with infrequent_gc():
         assert gc.get_threshold() == (first, 5, 5)

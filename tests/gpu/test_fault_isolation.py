@@ -61,7 +61,7 @@ SETUPS = [{"depth": d, "eager": e} for d in (1, 2, 3) for e in (False, True)]
 
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 @pytest.mark.parametrize("hf", [TINY, WINDOWED], ids=["full", "windowed"])
-def test_numbers_that_are_none_in_free_memory_reach_nobody(hf, setup):
+def test_nan_in_free_memory_reaches_no_row(hf, setup):
     want = drive(engine(hf=hf, **setup))[0]
     made = engine(hf=hf, **setup)
     for cache in caches(made):
@@ -125,7 +125,7 @@ def test_a_step_that_raises_is_made_again_in_halves(setup, always, monkeypatch, 
 LOST = """
 import torch
 from quire.errors import EngineDead
-from tests.gpu.test_blame import engine, lane_of
+from tests.gpu.test_fault_isolation import engine, lane_of
 
 made = engine(depth=2)
 for _ in range(5):

@@ -27,7 +27,7 @@ def said(spoil, **setup):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("hf", [TINY, WINDOWED], ids=["full", "windowed"])
 @pytest.mark.parametrize("eager", [False, True])
-def test_numbers_that_are_none_in_free_memory_reach_nobody(hf, depth, eager, spoil):
+def test_nan_in_free_memory_reaches_no_row(hf, depth, eager, spoil):
     setup = {"hf": hf, "depth": depth, "eager": eager, "budget": 24}
     assert said(spoil, **setup) == said(None, **setup)
 

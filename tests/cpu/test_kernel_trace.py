@@ -86,7 +86,7 @@ print(json.dumps({
 
 @pytest.mark.slow("starts a process that compiles five kernels")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_a_rehearsal_names_each_missing_kernel_once_and_they_compile_side_by_side(tmp_path):
+def test_a_trace_reports_each_missing_kernel_once_and_they_compile_in_parallel(tmp_path):
     (tmp_path / "made_up.py").write_text(KERNELS)
     (tmp_path / "program.py").write_text(PROGRAM)
     env = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}

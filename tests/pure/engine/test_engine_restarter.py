@@ -123,7 +123,7 @@ def test_an_engine_that_dies_is_away_until_another_is_built(engines):
     assert keeper.unavailable is None
 
 
-def test_one_that_dies_while_it_starts_had_nobody_aboard(engines):
+def test_one_that_dies_while_it_starts_ran_no_request(engines):
     keeper = kept(engines)
     keeper.on_engine_exit()
     keeper.handle(ProcessFailed(error=WireError("NoRoom", "the memory is not free yet")))
@@ -151,7 +151,7 @@ def test_the_first_one_must_start(engines):
     assert isinstance(keeper.on_engine_exit(), EngineTerminated)
 
 
-def test_one_that_hangs_is_killed_and_its_reason_told(engines):
+def test_one_that_hangs_is_killed_and_the_reason_is_sent(engines):
     keeper = kept(engines)
     assert keeper.handle(RestartEngine(reason="no step for 30 s")) is None
     assert engines.made[0].process.status == -9
@@ -169,7 +169,7 @@ def test_what_cannot_be_started_is_dead():
     engines.end()
 
 
-def test_without_a_supervisor_a_thread_hears_and_tells(engines):
+def test_without_a_supervisor_a_thread_handles_the_messages(engines):
     keeper = kept(engines, most=1)
     tended = EngineRestarterThread(keeper)
     engines.made[0].die()
@@ -203,7 +203,7 @@ class Standing:
         self.stops += 1
 
 
-def test_one_that_stands_by_is_taken_and_replaced(engines):
+def test_a_standby_process_is_used_and_replaced(engines):
     standing = []
 
     def stand_by():

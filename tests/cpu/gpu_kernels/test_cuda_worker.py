@@ -142,7 +142,7 @@ PATHS = {
 
 @pytest.mark.parametrize("name", PATHS)
 @pytest.mark.parametrize("hf", [tiny.TINY, tiny.WINDOWED], ids=["full", "windows"])
-def test_the_lane_gives_the_tokens_of_the_cpu(acted, hf, name):
+def test_the_cuda_worker_gives_the_tokens_of_the_cpu(acted, hf, name):
     settings = dict(PATHS[name])
     if hf is tiny.WINDOWED and "num_blocks" in settings:
         settings["num_blocks"] = 3 * settings["num_blocks"]
@@ -155,7 +155,7 @@ def test_the_lane_gives_the_tokens_of_the_cpu(acted, hf, name):
     assert len(got["c", 0]) == 5
 
 
-def test_steps_with_prompts_are_replayed_in_moulds(acted, monkeypatch):
+def test_steps_with_prompts_are_replayed_in_shapes(acted, monkeypatch):
     """Rows that fill a step up change nothing, whatever company the real ones have."""
     monkeypatch.setattr(cuda_worker, "STEPS_BEFORE_CAPTURE", 1)
     replayed = []
@@ -202,7 +202,7 @@ def bound_want():
 
 
 @pytest.mark.parametrize("name", ["graphs", "overlap, chunks", "preempted"])
-def test_bound_rows_get_the_tokens_of_the_cpu(acted, bound_want, name):
+def test_constrained_rows_get_the_tokens_of_the_cpu(acted, bound_want, name):
     settings = dict(PATHS[name])
     if "num_blocks" in settings:
         settings["num_blocks"] = 11
@@ -217,7 +217,7 @@ def test_bound_rows_get_the_tokens_of_the_cpu(acted, bound_want, name):
         assert engine.stats().preemptions > 0
 
 
-def test_random_bound_rows_are_whole_and_the_same_in_any_company(acted):
+def test_random_constrained_rows_are_whole_and_the_same_in_any_batch(acted):
     work = [structured.bound(k, k, 8, seed=3, **structured.RANDOM) for k in ("lists", "digits")]
     got = structured.told(tiny.run(engine_of(grammars=Grammars(), depth=2), work)[1])
     for one in work:

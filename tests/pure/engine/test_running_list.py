@@ -27,7 +27,7 @@ def test_a_list_that_is_half_written_does_not_count():
         assert read_running_list(made) == ["a", "b"]
 
 
-def test_of_too_many_nobody_is_known():
+def test_a_list_of_too_many_ids_is_unknown():
     with create_running_list() as made:
         writer = RunningListWriter(made.fileno())
         writer.write(f"{i:0100}" for i in range(running_list_shm.HALF_BYTES // 100))

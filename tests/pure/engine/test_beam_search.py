@@ -50,7 +50,7 @@ def test_eos_does_not_count_in_the_length():
     assert (best.tokens, best.finish_reason, best.stop_reason) == ((1,), "stop", EOS)
 
 
-def test_eos_is_kept_or_ignored_if_asked():
+def test_eos_is_kept_or_ignored_if_requested():
     _, _, (best,) = run(1, 2, length_penalty=0.0, include_stop_str_in_output=True)
     assert best.tokens == (1, EOS)
     _, _, (best,) = run(1, 2, ignore_eos=True)

@@ -80,7 +80,7 @@ def test_the_k_best_counts_and_argmax_agree(k):
         assert torch.equal(ours, theirs)
 
 
-def test_argmax_of_a_row_with_nan_says_so():
+def test_argmax_of_a_row_with_nan_reports_it():
     x = normal(3, 50)
     x[1, 30] = torch.nan
     for lane in (numpy_ops, in_torch):

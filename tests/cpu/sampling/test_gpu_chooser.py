@@ -47,7 +47,7 @@ def test_given_ids_and_whole_vocabularies_are_listed_as_on_the_host():
     assert_same_logprobs(*made)
 
 
-def test_kind_says_which_rows_choose_can_serve():
+def test_kind_states_which_rows_choose_supports():
     params = [
         SamplingParams(temperature=0.0),
         SamplingParams(top_k=4),

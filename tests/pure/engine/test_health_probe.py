@@ -7,7 +7,14 @@ from quire.engine.core.engine_core import EngineCore
 from quire.errors import EngineError
 from quire.executors.fake import Executor
 from tests.pure.core.workload import Setup
-from tests.pure.engine.test_loop import Faulty, drain, engine_over, expected, next_token, request
+from tests.pure.engine.test_engine_core import (
+    Faulty,
+    drain,
+    engine_over,
+    expected,
+    next_token,
+    request,
+)
 
 
 class Wrong(Executor):
@@ -54,7 +61,7 @@ def test_a_canary_goes_through_the_executor():
     assert executor.steps == 1
 
 
-def test_no_canary_is_sent_while_somebody_is_here():
+def test_no_health_probe_runs_while_there_are_requests():
     executor = Executor(next_token)
     engine = engine_over(executor)
     engine.add(request("one"))

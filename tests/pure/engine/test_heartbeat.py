@@ -25,7 +25,7 @@ from quire.engine.supervise.liveness import (
     runqueue_wait_ns,
 )
 from quire.executors.fake import Executor
-from tests.pure.engine.test_loop import drain, engine_over, next_token, request
+from tests.pure.engine.test_engine_core import drain, engine_over, next_token, request
 
 S = 1_000_000_000
 SEQ = object()
@@ -120,7 +120,7 @@ def test_another_engine_begins_a_page_anew(scene):
     )
 
 
-def test_an_idle_engine_is_ready_as_long_as_it_beats(scene):
+def test_an_idle_engine_is_ready_while_it_sends_heartbeats(scene):
     scene.pulse.mark_idle(False)
     scene.clock.tick(READY_SILENCE_S - 0.1)
     assert scene.trouble() is None
@@ -203,7 +203,7 @@ def test_steps_deep_in_a_long_prompt_may_take_longer_and_longer(scene):
         )
 
 
-def test_what_a_stall_teaches_is_forgotten(scene):
+def test_the_estimate_recovers_from_a_stall(scene):
     scene.step(rows(1), 100.0)
     for _ in range(400):
         scene.step(rows(1), 0.01)
@@ -222,7 +222,7 @@ def test_a_canary_that_does_not_come_back_is_found(scene):
     assert scene.trouble() == "stalled"
 
 
-def test_the_watchdog_ends_what_does_not_get_on(scene):
+def test_the_watchdog_ends_an_engine_without_progress(scene):
     scene.step(rows(1), 0.01)
     scene.begin_step(rows(1))
     said, after_s = scene.watched(100)
@@ -244,7 +244,7 @@ def test_the_watchdog_ends_a_stopped_process_soon(scene):
     assert MAX_STOPPED_S <= after_s <= MAX_STOPPED_S + 2 * CHECK_INTERVAL_S
 
 
-def test_who_wakes_up_with_its_watchdog_a_moment_later_is_left_alone(scene):
+def test_a_process_resumed_with_its_watchdog_is_kept(scene):
     """All of a server were stopped, and go on one after the other."""
     scene.watch, scene.state = scene.watchdog(stopped_s=2 * CHECK_INTERVAL_S), "T"
     scene.clock.tick(1000)
@@ -266,7 +266,7 @@ def test_the_watchdog_leaves_one_alone_that_was_stopped_for_a_moment(scene):
         assert scene.watched(CHECK_INTERVAL_S) is None
 
 
-def test_a_machine_that_stood_still_makes_nobody_late(scene):
+def test_a_suspended_machine_makes_no_process_late(scene):
     scene.step(rows(1), 0.01)
     for _ in range(20):
         scene.begin_step(rows(1))
@@ -276,18 +276,18 @@ def test_a_machine_that_stood_still_makes_nobody_late(scene):
         scene.pulse.on_step_finished(StepPlan(1, rows(1)), [], 0, 0.01)
 
 
-def test_the_watchdog_leaves_an_idle_engine_alone_that_beats(scene):
+def test_the_watchdog_keeps_an_idle_engine_with_heartbeats(scene):
     for _ in range(300):
         scene.pulse.mark_idle(False)
         assert scene.watched(1) is None
 
 
-def test_the_watchdog_ends_an_idle_engine_that_does_not_beat(scene):
+def test_the_watchdog_ends_an_idle_engine_without_heartbeats(scene):
     scene.pulse.mark_idle(False)
     assert "no heartbeat" in scene.watched(100)[0]
 
 
-def test_the_watchdog_leaves_alone_what_may_take_any_time(scene):
+def test_the_watchdog_ignores_calls_without_a_time_limit(scene):
     scene.pulse.mark_unbounded(True)
     assert scene.trouble() == "occupied"
     assert scene.watched(1000) is None
@@ -318,7 +318,7 @@ def test_a_watchdog_of_0_seconds_ends_nothing(scene):
         assert watch.check(7) is None
 
 
-def test_time_in_which_there_was_no_processor_for_it_makes_nobody_late(scene):
+def test_time_without_a_processor_makes_no_process_late(scene):
     """Of ten seconds it gets one, in one piece: ten times as much is to be done as can be."""
     scene.pulse.mark_idle(False)
     found, tens = None, 0
@@ -330,12 +330,12 @@ def test_time_in_which_there_was_no_processor_for_it_makes_nobody_late(scene):
     assert 50 < tens < 63
 
 
-def test_a_watchdog_can_be_told_how_long_one_may_be_stopped(scene):
+def test_a_watchdog_takes_the_allowed_time_of_a_stopped_process(scene):
     scene.watch, scene.state = scene.watchdog(stopped_s=5.0), "T"
     assert 5 <= scene.watched(10)[1] <= 5 + 2 * CHECK_INTERVAL_S
 
 
-def test_the_kernel_knows_how_long_a_process_waited():
+def test_the_kernel_reports_how_long_a_process_waited():
     assert 0 <= runqueue_wait_ns(os.getpid()) < 10**18
     assert runqueue_wait_ns(2**22 + 1) == 0
 
