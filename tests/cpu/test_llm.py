@@ -8,7 +8,7 @@ import pytest
 
 from quire import LLM, RequestError, SamplingParams, TooLong, Unsupported
 from quire.config.engine_args import EngineArgs
-from quire.llm import LLMEngine
+from quire.llm import LLMEngine, compat
 from quire.outputs import RequestOutput
 from tests.cpu.tiny_models import write_model
 
@@ -121,7 +121,8 @@ def test_lists_must_have_the_length_of_the_prompts(llm):
         llm.generate(["a", "b"], GREEDY, prompt_token_ids=[[1]], use_tqdm=False)
 
 
-def test_a_priority_without_the_policy_has_no_effect_and_is_logged(llm, caplog):
+def test_a_priority_without_the_policy_has_no_effect_and_is_logged(llm, caplog, monkeypatch):
+    monkeypatch.setattr(compat, "_logged", set())
     outputs = llm.generate(["a", "a"], GREEDY, priority=[3, 0], use_tqdm=False)
     assert outputs[0].outputs[0].text == outputs[1].outputs[0].text
     assert "priority has no effect with scheduling_policy='fcfs'" in caplog.text

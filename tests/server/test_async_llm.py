@@ -192,7 +192,6 @@ def test_what_cannot_run_is_refused_before_it_does(tokenizer):
         for error, prompt, named in (
             (RequestError, "", {}),
             (RequestError, "x" * MAX_LEN, {}),
-            (RequestError, PROMPT, {"priority": 3}),
             (Unsupported, PROMPT, {"lora_request": "adapter"}),
             (Unsupported, PROMPT, {"data_parallel_rank": 1}),
         ):
