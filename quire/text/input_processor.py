@@ -19,7 +19,7 @@ from quire.core.params import MAX_STOP_IDS, SamplingParams
 from quire.core.structured_output_params import StructuredOutputsParams
 from quire.core.types import Request, StopConditions, ThinkingBudget
 from quire.errors import RequestError, TooLong, Unsupported
-from quire.text import prompts
+from quire.text import fill_in_middle, prompts
 from quire.text.prompts import ParsedPrompt, Prompt
 from quire.text.tokenizing.tokenizer import Tokenizer
 
@@ -150,7 +150,9 @@ class InputProcessor:
         return list(self._encode_text(text, TokenizationOptions(add_special_tokens)))
 
     def _ids(self, parsed: ParsedPrompt, how: TokenizationOptions) -> tuple[int, ...]:
-        if parsed.ids is None:
+        if parsed.suffix:
+            ids = self._fill_in_middle(parsed, parsed.suffix, how)
+        elif parsed.ids is None:
             assert parsed.text is not None
             ids = self._encode_text(parsed.text, how)
         else:
@@ -162,13 +164,35 @@ class InputProcessor:
             )
         return ids
 
-    def _encode_text(self, text: str, how: TokenizationOptions) -> tuple[int, ...]:
-        tokenizer = self.tokenizer
-        if tokenizer is None:
+    def _fill_in_middle(
+        self, parsed: ParsedPrompt, suffix: str, how: TokenizationOptions
+    ) -> tuple[int, ...]:
+        if how.max_tokens is not None:
+            raise RequestError(
+                "truncate_prompt_tokens cannot be combined with suffix: cut the two texts",
+                param="truncate_prompt_tokens",
+            )
+        prefix = parsed.text if parsed.ids is None else parsed.ids
+        assert prefix is not None
+        if isinstance(prefix, str):
+            self._check_chars(prefix)
+        else:
+            self._check_ids("prompt_token_ids", prefix)
+        self._check_chars(suffix)
+        return fill_in_middle.build_prompt(
+            self._require_tokenizer(), prefix, suffix, add_special_tokens=how.add_special_tokens
+        )
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
             raise RequestError(
                 "this engine has no tokenizer (skip_tokenizer_init); send prompt_token_ids",
                 param="prompt",
             )
+        return self.tokenizer
+
+    def _encode_text(self, text: str, how: TokenizationOptions) -> tuple[int, ...]:
+        tokenizer = self._require_tokenizer()
         if how.max_tokens is not None:
             text = self._truncate_text(text, how)
             cut = tokenizer.encode(

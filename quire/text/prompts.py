@@ -2,8 +2,8 @@
 
     "text"   [1, 2, 3]   {"prompt": "text"}   {"prompt_token_ids": [1, 2, 3], "prompt": "text"?}
 
-and in dicts an optional `cache_salt`. Unsupported inputs (media, embeddings, encoders) are refused
-by name. Lengths and sampling: quire.text.input_processor.
+and in dicts an optional `cache_salt`, and a `suffix` (quire.text.fill_in_middle). Unsupported inputs
+(media, embeddings, encoders) are refused by name. Lengths and sampling: quire.text.input_processor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.errors import RequestError, Unsupported
 
 Prompt = str | Sequence[int] | Mapping[str, object]
 
-_KNOWN = ("prompt", "prompt_token_ids", "cache_salt")
+_KNOWN = ("prompt", "prompt_token_ids", "cache_salt", "suffix")
 _REFUSED = {
     "prompt_embeds": "prompts as embeddings are not supported; send text or token ids",
     "encoder_prompt": "encoder-decoder models are not supported",
@@ -41,6 +41,7 @@ class ParsedPrompt:
     text: str | None
     ids: tuple[int, ...] | None
     salt: str | None = None
+    suffix: str | None = None
 
 
 def parse_prompt(prompt: Prompt) -> ParsedPrompt:
@@ -66,16 +67,18 @@ def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:
         if ids is not None:
             raise _invalid_prompt("prompt must be text", text)
         ids, text = text, None  # some clients send {"prompt": [ids]}
-    salt = check_cache_salt(prompt.get("cache_salt"))
+    salt, suffix = check_cache_salt(prompt.get("cache_salt")), prompt.get("suffix")
+    if suffix is not None and not isinstance(suffix, str):
+        raise RequestError(f"suffix must be text, got a {type(suffix).__name__}", param="suffix")
     if ids is not None:
-        return ParsedPrompt(text, check_token_ids(ids, "prompt_token_ids"), salt)
+        return ParsedPrompt(text, check_token_ids(ids, "prompt_token_ids"), salt, suffix)
     if text is None:
         raise RequestError(
             "a prompt given as a dict needs 'prompt' (text) or 'prompt_token_ids'; "
             f"it has {', '.join(map(str, prompt)) or 'nothing'}",
             param="prompt",
         )
-    return ParsedPrompt(text, None, salt)
+    return ParsedPrompt(text, None, salt, suffix)
 
 
 def _invalid_prompt(what: str, given: object) -> RequestError:

@@ -128,7 +128,7 @@ ONLY_COMPLETION = [
     *(("logprobs", v, 400) for v in (-2, 10**6, True)),
     ("max_tokens", 0, 400),
     ("min_tokens", 17, 400),  # more than the default of max_tokens
-    ("suffix", "end", 501),
+    ("suffix", "end", 400),
     ("n", 16000, 400),
 ]
 ROWS = [

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from quire.errors import Unsupported
 from quire.server.formats.request_body import TokenIdList
 from quire.server.formats.sampling_fields import SamplingFields
 from quire.server.generation.generation_request import MAX_PROMPTS, GenerationRequest, RawPrompts
@@ -23,7 +22,9 @@ class CompletionRequest(SamplingFields):
     )
     echo: bool = False
     logprobs: int | None = None
-    suffix: str | None = Field(None, description="Refused: no model here fills in the middle.")
+    suffix: str | None = Field(
+        None, description="Text after the output; for models that fill in the middle."
+    )
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each as text or as ids."""
@@ -52,11 +53,11 @@ class CompletionRequest(SamplingFields):
 
     def to_generation_request(self) -> GenerationRequest:
         self.refuse_unsupported_features()
-        if self.suffix:
-            raise Unsupported("suffix: this model does not fill in the middle", param="suffix")
         special = self.add_special_tokens is not False
         return GenerationRequest(
-            source=RawPrompts(prompts=self.prompts(), add_special_tokens=special),
+            source=RawPrompts(
+                prompts=self.prompts(), add_special_tokens=special, suffix=self.suffix
+            ),
             sampling=self.sampling_values(),
             max_tokens=16,
             field_names={"prompt_token_ids": "prompt"},

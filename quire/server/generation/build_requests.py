@@ -29,6 +29,7 @@ from quire.server.generation.request_templates import (
 from quire.server.generation.validate import with_client_field_names
 from quire.text.input_processor import PreparedRequest
 from quire.text.output.answer_parser import PromptTail
+from quire.text.prompts import Prompt
 from quire.text.templates import jinja_sandbox
 from quire.tool_grammar.answer_plan import AnswerPlan
 from quire.tool_grammar.prompt_constraints import PromptConstraints
@@ -112,8 +113,9 @@ def _prepare(
     source = request.source
     if isinstance(source, RawPrompts):
         tails: list[PromptTail] = []
-        prompts: list[tuple[str | list[int], PromptTail | None]] = [
-            (one, PromptTail(one) if isinstance(one, str) else None) for one in source.prompts
+        prompts: list[tuple[Prompt, PromptTail | None]] = [
+            (_raw_prompt(one, source.suffix), PromptTail(one) if isinstance(one, str) else None)
+            for one in source.prompts
         ]
     else:
         places = range(len(request.conversations))
@@ -127,12 +129,19 @@ def _prepare(
     return PreparedGeneration(plan, requests, parsers)
 
 
+def _raw_prompt(prompt: str | list[int], suffix: str | None) -> Prompt:
+    if not suffix:
+        return prompt
+    key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+    return {key: prompt, "suffix": suffix}
+
+
 def _build_request(
     state: AppState,
     request: GenerationRequest,
     params: SamplingParams,
     context: RequestContext,
-    prompt: str | list[int],
+    prompt: Prompt,
     constraints: PromptConstraints,
 ) -> PreparedRequest:
     side = request.truncation_side

@@ -47,6 +47,8 @@ class RawPrompts:
 
     prompts: Sequence[str | list[int]]
     add_special_tokens: bool = True
+    suffix: str | None = None
+    """Text after the output: quire.text.fill_in_middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,8 @@ class GenerationRequest:
     def prompt_chars(self) -> int:
         """Characters of all texts (and ids) that are to become prompts; tools are not counted."""
         if isinstance(self.source, RawPrompts):
-            return sum(map(len, self.source.prompts))
+            suffix = len(self.source.suffix or "") * len(self.source.prompts)
+            return sum(map(len, self.source.prompts)) + suffix
         return sum(_count_chars(one.messages) for one in self.conversations)
 
     @property

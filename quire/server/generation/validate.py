@@ -51,6 +51,7 @@ def validate_request(state: AppState, request: GenerationRequest) -> None:
     if isinstance(source, RawPrompts):
         for prompt in source.prompts:
             check_chars(state, len(prompt), "prompt")
+        check_chars(state, len(source.suffix or ""), "suffix")
     else:
         check_chars(state, request.prompt_chars, "messages")
     _check_tools(request.tools)
