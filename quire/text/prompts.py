@@ -2,7 +2,7 @@
 
     "text"   [1, 2, 3]   {"prompt": "text"}   {"prompt_token_ids": [1, 2, 3], "prompt": "text"?}
 
-and in dicts an optional `cache_salt`, and a `suffix` (quire.text.fill_in_middle). Unsupported inputs
+and in dicts an optional `cache_salt` and `suffix` (quire.text.fill_in_middle). Unsupported inputs
 (media, embeddings, encoders) are refused by name. Lengths and sampling: quire.text.input_processor.
 """
 
