@@ -120,9 +120,13 @@ class ChatParsing:
         )
 
     def _parse_completion(self, one: CompletionOutput, began: PromptTail, *, special: bool) -> None:
-        calls = self._tool_call_plan().parser()
+        plan = self._tool_call_plan()
         reader = self.answer_parsers.create(
-            began, calls, parallel=self.parallel_tool_calls, special=special
+            began,
+            plan.parser(),
+            openers=plan.openers,
+            parallel=self.parallel_tool_calls,
+            special=special,
         )
         speech = collect_pieces(reader.push(one.text, one.token_ids, last=True))
         one.text = speech.text

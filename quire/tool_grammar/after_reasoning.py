@@ -45,6 +45,10 @@ class AnswerGrammar:
     calls: GrammarNode | None = None
     is_unconstrained: bool = False
     """Calls are within free text."""
+    openers: tuple[str, ...] = ()
+    """Literals that begin a call for the parser, also in reasoning."""
+    functions: tuple[str, ...] = ()
+    """Names of the declared functions."""
 
     def combined(self) -> GrammarNode:
         """Either."""
@@ -92,6 +96,9 @@ def _rest_of_reasoning(
     ways = {
         mark: _after_marker(bound, dialect, mark, turn) for mark, turn in mode.transitions.items()
     }
+    for mark in bound.openers:
+        turn = ModeTransition("content", "after")
+        ways.setdefault(mark, _after_marker(bound, dialect, mark, turn))
     if len(ways) == 1:
         ((mark, way),) = ways.items()
         assert way is not None, f"nothing may follow {mark}"
@@ -161,7 +168,12 @@ def _channel_messages(
     content = None
     if bound.content is not None:
         content = SequenceNode((LiteralNode(how.content), bound.content))
-    last = AnswerGrammar(content, bound.calls).combined()
+    calls = bound.calls
+    if calls is not None and how.call[0]:
+        before, after = how.call
+        headers = [LiteralNode(f"{before}{name}{after}") for name in bound.functions]
+        calls = SequenceNode((_alternation(headers), calls))
+    last = AnswerGrammar(content, calls).combined()
     thought = SequenceNode(
         (LiteralNode(how.reasoning), UntilNode(how.end), LiteralNode(how.next_message))
     )

@@ -89,6 +89,7 @@ class AnswerPlan:
         return self.parsers.create(
             tail,
             self.tool_calls.parser(),
+            openers=self.tool_calls.openers,
             parallel=self.parallel_tool_calls,
             reasoning=self.include_reasoning,
             special=self.keep_special_tokens,

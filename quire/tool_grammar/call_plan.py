@@ -12,13 +12,13 @@ it (quire.tool_grammar.after_reasoning).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.errors import RequestError
 from quire.grammar.grammar_ast import GrammarNode
 from quire.text.output.json_tool_parser import JSON_LIST_FORMAT, JsonArgumentsParser
 from quire.text.output.parsed_text import StreamingParser
-from quire.text.tools import openai
+from quire.text.tools._call_openers import CallOpeners, call_openers
 from quire.text.tools.base import Tool, ToolFormat, tools_by_name
 from quire.text.tools.parser import ToolParser
 from quire.text.tools.select import ToolParserFactory
@@ -50,6 +50,12 @@ class ToolCallPlan:
         """Calls are read."""
         return self.parser_factory is not None or self.as_json_list or self.function is not None
 
+    @property
+    def openers(self) -> CallOpeners:
+        """Literals that begin a call, also in reasoning."""
+        tool_format = None if self.parser_factory is None else self.parser_factory.format
+        return {} if tool_format is None else call_openers(tool_format, tools_by_name(self.tools))
+
     def parser(self) -> StreamingParser | None:
         """A reader of the calls of one answer; None: its text is content."""
         if self.function is not None:
@@ -68,11 +74,28 @@ def plan_tool_calls(
     ends: Collection[str] = (),
     content: GrammarNode | None = None,
 ) -> ToolCallPlan:
-    """What is to be done. chosen: the parser of the model. ends: texts of its end tokens.
+    """The plan of one request. chosen: the parser of the model. ends: texts of its end tokens.
 
     content: the form of the answer's own text. Raises RequestError for strict functions that the
-    dialect has no form for.
+    format cannot express.
     """
+    plan = _plan(chosen, tools, choice, parallel=parallel, ends=ends, content=content)
+    if plan.answer is None:
+        return plan
+    functions = tuple(tool.name for tool in callable_tools(tools, choice)) if tools else ()
+    answer = replace(plan.answer, openers=tuple(plan.openers), functions=functions)
+    return replace(plan, answer=answer)
+
+
+def _plan(
+    chosen: ToolParserFactory | None,
+    tools: ToolDefinitions,
+    choice: ToolChoicePolicy,
+    *,
+    parallel: bool,
+    ends: Collection[str],
+    content: GrammarNode | None,
+) -> ToolCallPlan:
     free = None if content is None else AnswerGrammar(content)
     if choice.mode == "none" or not tools:
         return ToolCallPlan(free)
@@ -149,7 +172,7 @@ def _plan_auto(
         _expressible_tool(dialect, tool, tool.name in strict)
         for tool in callable_tools(tools, choice)
     ]
-    if content is None and dialect is not openai.FORMAT:
+    if content is None and not dialect.channels:
         try:
             text = call_grammar.text_with_calls_grammar(dialect, functions, only_first=most == 1)
             return AnswerGrammar(None, text, is_unconstrained=True)

@@ -10,20 +10,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from quire.errors import ConfigError
 from quire.text.output.parsed_text import ParsedPiece, StreamingParser
 from quire.text.output.parser_chain import ParserChain, ReasoningTokenCounter, special_token_strings
 from quire.text.output.special_strings import SpecialStrings
-from quire.text.reasoning import openai_gptoss
 from quire.text.reasoning import select as reasonings
 from quire.text.reasoning.base import ReasoningFormat
 from quire.text.reasoning.parser import ReasoningParser
 from quire.text.tokenizing.detokenizer import Detokenizer
 from quire.text.tokenizing.tokenizer import Tokenizer
-from quire.text.tools import openai
 from quire.text.tools import select as calls
+from quire.text.tools._call_openers import CallOpeners
 
 log = logging.getLogger(__name__)
 
@@ -67,18 +67,24 @@ class AnswerParserFactory:
         began: PromptTail,
         calls: StreamingParser | None,
         *,
+        openers: CallOpeners = MappingProxyType({}),
         parallel: bool = True,
         reasoning: bool = True,
         special: bool = False,
     ) -> AnswerParser:
         """The reader of one answer. calls: what reads calls; None if none are to be read.
 
-        reasoning=False: what is reasoning is left out. special: special tokens stay in the text.
+        openers: literals that begin a call, also in reasoning. reasoning=False: what is reasoning
+        is left out. special: special tokens stay in the text.
         """
         machine = None
         if self.reasoning is not None:
             machine = ReasoningParser(
-                self.reasoning, began.prompt, began.variables, begun=began.continued_text
+                self.reasoning,
+                began.prompt,
+                began.variables,
+                begun=began.continued_text,
+                openers=openers,
             )
         reading = ParserChain(
             machine, calls, None if special else self.special_strings, first_call_only=not parallel
@@ -158,8 +164,8 @@ def build_answer_parser_factory(
             else None
         )
         tools = calls.select_tool_parser(said.tools, template=template, plugin=said.tools_plugin)
-        if reasoning is None and tools.format is openai.FORMAT:
-            reasoning = openai_gptoss.FORMAT  # the channels are one format
+        if reasoning is None and tools.format is not None and tools.format.channels:
+            reasoning = reasonings.select_reasoning_format(tools.format.channels)
     if reasoning is None and tools is None:
         return None
     return replace(content_only_factory(tokenizer), reasoning=reasoning, tools=tools)

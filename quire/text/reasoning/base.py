@@ -68,6 +68,9 @@ class ChannelMarkup:
     """Ends one."""
     next_message: str
     """Begins another, up to its channel."""
+    call: tuple[str, str] = ("", "")
+    """Before and after the function's name at the beginning of a message of calls, where the
+    markup of the calls does not begin the message."""
 
 
 class ReasoningFormat:
@@ -121,7 +124,7 @@ class TaggedReasoning(ReasoningFormat):
     if default is False.
     breaks: marks that end reasoning too and belong to what follows. wraps: pairs around the
     content, taken away. anywhere: the marks are tokens that mean nothing else, so they count
-    in the middle of content too.
+    in the middle of content too. label: text after an opening mark that is no reasoning.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class TaggedReasoning(ReasoningFormat):
         breaks: Sequence[str] = (),
         wraps: Sequence[tuple[str, str]] = (),
         anywhere: bool = False,
+        label: str = "",
     ) -> None:
         self._implied = implied
         self._switches = tuple(switches)
@@ -144,7 +148,7 @@ class TaggedReasoning(ReasoningFormat):
         first = opening | wrapping
         stray = {mark: _stray_closing(mark) for mark in closing}
         modes = {
-            f"reasoning {opens}": _reasoning_tag_mode(opens, _as_tuple(c), breaks)
+            f"reasoning {opens}": _reasoning_tag_mode(opens, _as_tuple(c), breaks, label)
             for opens, c in pairs
         }
         modes |= {f"inside {opens}": _wrapper_mode(closes) for opens, closes in wraps}
@@ -161,7 +165,8 @@ class TaggedReasoning(ReasoningFormat):
             kind=ModeKind.CONTENT, transitions=everywhere, strip_leading="\r\n"
         )
         modes["plain"] = ParserMode(kind=ModeKind.CONTENT, transitions=everywhere)
-        ends = [(opens, str(turn.target)) for opens, turn in first.items()]
+        ends = [(opens + label.rstrip(), str(turn.target)) for opens, turn in first.items()]
+        ends += [(opens, str(turn.target)) for opens, turn in first.items() if label]
         super().__init__(modes, "start", ends + [(mark, "content") for mark in closing])
         self._reasoning_mode = f"reasoning {pairs[0][0]}"
 
@@ -177,12 +182,16 @@ def _stray_closing(mark: str) -> ModeTransition:
     )
 
 
-def _reasoning_tag_mode(opens: str, closes: Sequence[str], breaks: Sequence[str]) -> ParserMode:
+def _reasoning_tag_mode(
+    opens: str, closes: Sequence[str], breaks: Sequence[str], label: str
+) -> ParserMode:
     marks = {mark: ModeTransition("content") for mark in closes}
     return ParserMode(
         kind=ModeKind.REASONING,
         transitions=marks | {mark: ModeTransition("content", "after") for mark in breaks},
-        initial_transitions={opens: ModeTransition(f"reasoning {opens}")},
+        initial_transitions={
+            mark: ModeTransition(f"reasoning {opens}") for mark in (opens, label) if mark
+        },
         strip_leading=WHITESPACE,
         strip_trailing=WHITESPACE,
         separator="\n",

@@ -1,16 +1,20 @@
 """Separates reasoning from content, for every format and however the text is cut.
 
-A format declares the tags. State: the mode, and two parts that are held back. `_held`: the end of
-the text, which may be the beginning of a tag. `_space`: white space, which belongs to the text or
-not, depending on the text after it. Each character is visited a bounded number of times.
+A format declares the tags. A tool call ends reasoning too, in formats that do not say so. State:
+the mode, and two parts that are held back. `_pending`: the end of the text, which may be the
+beginning of a tag. `_pending_space`: white space, which belongs to the text or not, depending on
+the text after it. Each character is visited a bounded number of times.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 from quire.text.output.parsed_text import ParsedPiece, merge_pieces
+from quire.text.output.special_strings import SpecialStrings
 from quire.text.reasoning.base import (
     MAX_HEADER_CHARS,
     WHITESPACE,
@@ -21,13 +25,19 @@ from quire.text.reasoning.base import (
 )
 
 _match_space = re.compile(f"[{WHITESPACE}]*").match
+MAX_OPENER_SPACE = 16
+"""Whitespace characters between the opening literal of a call and what follows it."""
+FORCE_CONTENT = "force_nonempty_content"
+"""The template variable of clients that want text as content where reasoning is not closed."""
 
 
 class ReasoningParser:
     """The reader of one answer. Begins as the prompt ended.
 
-    begun: the text of a message in the prompt that the answer continues. spans: [start, end)
-    of stretches of reasoning in the text, None while it is open; they are certain up to `sure`.
+    begun: the text of a message in the prompt that the answer continues. openers: literals that
+    begin a tool call, each with the literals of which one must follow for it to end reasoning.
+    spans: [start, end) of stretches of reasoning in the text, None while it is open; they are
+    certain up to `settled_chars`.
     """
 
     def __init__(
@@ -37,7 +47,12 @@ class ReasoningParser:
         variables: Mapping[str, object] | None = None,
         *,
         begun: str = "",
+        openers: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
+        self._openers = openers
+        self._held_reasoning: list[str] | None = None  # with FORCE_CONTENT, until its end
+        if variables and variables.get(FORCE_CONTENT):
+            self._held_reasoning = []
         self.spans: list[tuple[int, int | None]] = []
         self.settled_chars = 0  # where in the whole text what is held begins
         self._format = dialect
@@ -101,12 +116,30 @@ class ReasoningParser:
         found = self._markers.find(data, at)
         if found is not None:
             mark, place = found
+            turn = mode.transitions.get(mark)
+            if turn is None:
+                return self._read_opener(data, at, mark, place, last)
             self._read_text(data[at:place])
-            return self._transition(mode.transitions[mark], mark, place)
+            return self._transition(turn, mark, place)
         end = len(data) if last else self._markers.partial_match_start(data, at)
         self._read_text(data[at:end])
         self._hold(data, end)
         return None
+
+    def _read_opener(self, data: str, at: int, mark: str, place: int, last: bool) -> int | None:
+        """A literal in reasoning that may begin a call: decided by the text after it."""
+        after = place + len(mark)
+        space = _match_space(data, after, after + MAX_OPENER_SPACE)
+        rest = data[space.end() if space is not None else after :]
+        if rest.startswith(self._openers[mark]):
+            self._read_text(data[at:place])
+            return self._transition(_CALL_BEGINS, mark, place)
+        if not last and any(one.startswith(rest) for one in self._openers[mark]):
+            self._read_text(data[at:place])
+            self._hold(data, place)
+            return None
+        self._read_text(data[at:after])
+        return after
 
     def _read_header(self, data: str, at: int, last: bool) -> int | None:
         """Gather a header, and turn where it is complete."""
@@ -175,8 +208,12 @@ class ReasoningParser:
         text, self._separator = self._separator + text, ""
         if not self._mode.keep_header:
             self._emitted_kinds.add(self._mode.kind)
-        thinks = self._mode.kind is ModeKind.REASONING
-        self._out.append(ParsedPiece(reasoning=text) if thinks else ParsedPiece(text))
+        if self._mode.kind is not ModeKind.REASONING:
+            self._out.append(ParsedPiece(text))
+        elif self._held_reasoning is None:
+            self._out.append(ParsedPiece(reasoning=text))
+        else:
+            self._held_reasoning.append(text)
 
     def _finish(self) -> None:
         if self._mode.kind is ModeKind.HEADER:
@@ -185,6 +222,8 @@ class ReasoningParser:
             )
         elif not self._mode.strip_trailing:
             self._flush_space()
+        if self._held_reasoning:
+            self._out.append(ParsedPiece("".join(self._held_reasoning).lstrip("\n")))
 
     # -- from mode to mode --------------------------------------------------------------------
 
@@ -210,11 +249,16 @@ class ReasoningParser:
     def _leave(self, place: int) -> None:
         if self._mode.kind is ModeKind.REASONING:
             self.spans[-1] = (self.spans[-1][0], place)
+            if self._held_reasoning:
+                self._out.append(ParsedPiece(reasoning="".join(self._held_reasoning)))
+                self._held_reasoning.clear()
 
     def _enter(self, name: str, place: int) -> None:
         """place: where in the whole text the mode begins."""
         self._mode = mode = self._format.modes[name]
         self._markers = self._format.markers[name]
+        if self._openers and mode.kind is ModeKind.REASONING and self._format.channels is None:
+            self._markers = _markers_with_openers(self._markers, tuple(self._openers))
         self._initial_markers = self._format.initial_markers[name]
         self._at_mode_start = True
         self._pending_space.clear()
@@ -232,3 +276,17 @@ class ReasoningParser:
         if header:
             self._at_mode_start = False
             self._emit(header)
+
+
+_CALL_BEGINS = ModeTransition("content", "after")
+
+
+@lru_cache(maxsize=64)
+def _markers_with_openers(markers: SpecialStrings, openers: tuple[str, ...]) -> SpecialStrings:
+    """The marks of a mode and opening literals; a mark of the mode goes before one like it."""
+    more = {
+        one
+        for one in openers
+        if not any(one.startswith(mark) or mark.startswith(one) for mark in markers.strings)
+    }
+    return SpecialStrings((*markers.strings, *more))

@@ -9,6 +9,8 @@ from quire.registry import PluginRegistry
 from quire.text.plugin_file import load_plugin_file
 from quire.text.reasoning.base import ReasoningFormat
 
+NOT_BUILT = frozenset({"hf", "beam"})
+"""Names that read a `response_template` in tokenizer_config.json, in other engines."""
 REASONING_FORMATS = PluginRegistry("quire.text.reasoning", "quire.reasoning_parsers")
 GENERIC_FORMAT = "qwen3"
 """Has no marks of its own: it is meant where no other dialect is."""
@@ -34,6 +36,12 @@ def select_reasoning_format(
     if name == "auto":
         found = detect_reasoning_format(template or "")
         return None if found is None else _format_of(REASONING_FORMATS.load(found))
+    if name in NOT_BUILT:
+        raise ConfigError(
+            f"the reasoning parser {name!r}, which reads the response_template of "
+            f"tokenizer_config.json, is not built yet; name the format of the model, or give a "
+            f"plug-in file of your own"
+        )
     return _format_of(REASONING_FORMATS.load(name.replace("-", "_")))
 
 

@@ -8,6 +8,7 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>")
 
 FORMAT = ToolFormat(
     name="openai",
+    channels="openai_gptoss",
     syntaxes=(
         CallSyntax(("<|start|>",), (HarmonyMessageStep("<|message|>", ENDS, ("<|start|>",)),)),
         CallSyntax(

@@ -9,10 +9,15 @@ from quire.text.reasoning.parser import ReasoningParser
 from quire.text.reasoning.select import REASONING_FORMATS, select_reasoning_format
 from quire.text.tools import kimi_k2
 from quire.text.tools.parser import ToolParser
+from quire.text.tools.select import select_tool_parser
 from quire.tool_grammar import call_grammar
 from quire.tool_grammar.after_reasoning import AnswerGrammar, answer_with_reasoning, thinking_budget
+from quire.tool_grammar.call_plan import plan_tool_calls
+from quire.tool_grammar.tool_choice import ToolChoicePolicy
 from tests.pure.binding.tools import DECLARED, TOOLS
 from tests.pure.binding.walking import Trial
+from tests.pure.tools.rendering import CallToRender, render_calls
+from tests.pure.tools.samples import dialect_of
 
 CALL = call_grammar.calls_grammar(kimi_k2.FORMAT, [DECLARED["now"]])
 WRITTEN = (
@@ -24,9 +29,13 @@ EVERY = sorted(set(REASONING_FORMATS.names()) - {"minimax_m2_append_think"})
 """All that tell thoughts from content."""
 
 
-def trial(name, prompt="", *, content=OBJECT, calls=None, variables=None, begun=""):
+def trial(name, prompt="", *, content=OBJECT, calls=None, variables=None, begun="", openers=()):
     form = answer_with_reasoning(
-        AnswerGrammar(content, calls), select_reasoning_format(name), prompt, variables, begun=begun
+        AnswerGrammar(content, calls, openers=openers),
+        select_reasoning_format(name),
+        prompt,
+        variables,
+        begun=begun,
     )
     return Trial(form)
 
@@ -77,6 +86,45 @@ def test_a_section_of_calls_ends_thoughts_where_the_dialect_has_it_so():
     only_content = trial("kimi_k2", "<think>")
     assert not only_content.accepts("I ask." + WRITTEN)
     assert not only_content.accepts('I ask. <|tool_calls_section_begin|></think>{"a": 1}')
+
+
+@pytest.mark.parametrize("tools", ["hermes", "qwen3_coder", "glm45", "deepseek_v4", "minimax_m3"])
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_r1", "granite", "gemma4"])
+def test_forced_calls_may_end_thoughts_and_their_markup_is_not_in_thoughts(name, tools):
+    tool_format = dialect_of(tools)
+    plan = plan_tool_calls(
+        select_tool_parser(tools), TOOLS, ToolChoicePolicy("required", is_explicit=True)
+    )
+    dialect = select_reasoning_format(name)
+    opening, mode = dialect.prompt_endings[0]
+    form = Trial(answer_with_reasoning(plan.answer, dialect, opening))
+    calls = render_calls(tool_format, [CallToRender("now", {})])
+    close = next(iter(dialect.modes[mode].transitions))
+    mark = tool_format.syntaxes[0].begin[0]
+    assert form.accepts("I ask." + calls)
+    assert form.accepts(f"I ask.{close}{calls}")
+    assert not form.accepts(f"I write {mark} so.{close}{calls}")
+    for text in ("I ask." + calls, f"I ask.{close}{calls}"):
+        reader = ParserChain(ReasoningParser(dialect, opening, openers=plan.openers), plan.parser())
+        said = collect_pieces(reader.push(text, last=True))
+        assert (said.reasoning, said.text) == ("I ask.", "")
+        assert [call.name for call in said.calls] == ["now"]
+
+
+def test_calls_of_muse_have_the_header_of_their_message():
+    plan = plan_tool_calls(
+        select_tool_parser("muse"), TOOLS, ToolChoicePolicy("required", is_explicit=True)
+    )
+    dialect = select_reasoning_format("muse")
+    form = Trial(answer_with_reasoning(plan.answer, dialect, "<|start|>assistant"))
+    call = " to=now<|message|>" + render_calls(dialect_of("muse"), [CallToRender("now", {})])
+    thought = " to=self<|message|>Hm.<|eom|><|start|>assistant"
+    for text in (call, thought + call):
+        assert form.accepts(text), form.taken(text)
+        reader = ParserChain(ReasoningParser(dialect, "<|start|>assistant"), plan.parser())
+        said = collect_pieces(reader.push(text, last=True))
+        assert (said.text, [one.name for one in said.calls]) == ("", ["now"])
+    assert not form.accepts(" to=user<|message|>Hi.")
 
 
 def test_any_of_several_closings_closes():

@@ -26,6 +26,7 @@ TEMPLATES = {
     "openai_gptoss": "<|start|>assistant<|channel|>final<|message|>",
     "cohere_command3": "<|START_THINKING|><|START_RESPONSE|>",
     "cohere_command4": "<|START_THINKING|><|START_TEXT|>",
+    "muse": "<|start|>assistant to=self<|message|><atem:function_calls>",
 }
 
 
@@ -41,6 +42,12 @@ def test_a_template_without_reasoning_has_no_dialect():
 
 def test_a_name_may_have_dashes():
     assert select_reasoning_format("deepseek-r1") is R1
+
+
+@pytest.mark.parametrize("name", ["hf", "beam"])
+def test_a_format_that_is_not_built_is_refused_with_what_to_do(name):
+    with pytest.raises(ConfigError, match=f"{name!r}.*response_template.*not built yet; .*plug"):
+        select_reasoning_format(name)
 
 
 def test_an_unknown_name_gets_the_nearest():

@@ -43,7 +43,8 @@ def accounted(text, reasoning, content, marks):
         if text[i] == content[k : k + 1]:
             states.add((i + 1, j, k + 1))
         states |= {(i + len(mark), j, k) for mark in marks if text.startswith(mark, i)}
-        if text.startswith(("<|start|>", "<|channel|>"), i) and "<|message|>" in text[i:]:
+        begins_header = not i or text.startswith(("<|start|>", "<|channel|>"), i)
+        if begins_header and "<|message|>" in text[i:]:
             states.add((text.index("<|message|>", i) + 11, j, k))
     return False
 
