@@ -9,10 +9,10 @@ import argparse
 import ast
 import inspect
 import logging
-from collections.abc import Sequence
-from dataclasses import MISSING, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from quire import env
 from quire.config import structured_outputs, vllm_environment
@@ -88,19 +88,42 @@ def options_from_namespace(args: argparse.Namespace) -> tuple[Options, ServerOpt
 
 
 def _apply_structured_output_flags(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the parsers given in structured_outputs_config, as flags."""
-    given = vars(args).get("structured_outputs_config")
-    if given is None:
-        return args
-    structured = structured_outputs.parse_structured_config(
-        coerce("structured_outputs_config", dict, given)
-    )
+    """Return the parsers given in structured_outputs_config and reasoning_config, as flags."""
     found = vars(args).copy()
-    for name in ("reasoning_parser", "reasoning_parser_plugin"):
-        value = getattr(structured, name)
-        if value and found.setdefault(name, value) != value:
-            raise ConfigError(f"{name} is also in structured_outputs_config and differs: give one")
+    for option, given in (
+        ("structured_outputs_config", _structured_parsers(found)),
+        ("reasoning_config", _reasoning_config(found)),
+    ):
+        for name in ("reasoning_parser", "reasoning_parser_plugin"):
+            value = given.get(name)
+            if value and found.setdefault(name, value) != value:
+                raise ConfigError(f"{name} is also in {option} and differs: give one")
     return argparse.Namespace(**found)
+
+
+def _structured_parsers(flags: Mapping[str, Any]) -> dict[str, Any]:
+    given = flags.get("structured_outputs_config")
+    if given is None:
+        return {}
+    given = coerce("structured_outputs_config", dict, given)
+    return asdict(structured_outputs.parse_structured_config(given))
+
+
+_REASONING_KEYS = ("reasoning_parser", "reasoning_start_str", "reasoning_end_str")
+
+
+def _reasoning_config(flags: Mapping[str, Any]) -> dict[str, Any]:
+    given = flags.get("reasoning_config")
+    if given is None:
+        return {}
+    found: dict[str, Any] = coerce("reasoning_config", dict, given)
+    for key, value in found.items():
+        if key not in _REASONING_KEYS:
+            known = ", ".join(_REASONING_KEYS)
+            raise ConfigError(f"reasoning_config has no key {key!r}; allowed are {known}")
+        if not isinstance(value, str | None):
+            raise ConfigError(f"reasoning_config.{key} must be a string, got {value!r:.80}")
+    return found
 
 
 def check_files(model: ModelOptions) -> None:
@@ -230,9 +253,11 @@ def _check_parsers(options: ServerOptions) -> None:
     if options.reasoning_parser is not None and options.reasoning_parser != "auto":
         from quire.text.reasoning import select as reasoning
 
-        reasoning.select_reasoning_format(
+        found = reasoning.select_reasoning_format(
             options.reasoning_parser, None, options.reasoning_parser_plugin
         )
+        start, end = (options.reasoning_config.get(key) or "" for key in _REASONING_KEYS[1:])
+        reasoning.check_reasoning_marks(found, start, end, "reasoning_config")
     if options.tool_call_parser is not None and options.tool_call_parser != "auto":
         from quire.text.tools import select as tools
 

@@ -92,7 +92,8 @@ _NO_EFFECT = {
         profiler_config""",
     "reasoning_parser enables it": "enable_reasoning",
     "a server has it, and LLM.chat takes reasoning_parser and tool_parser": """reasoning_parser
-        reasoning_parser_plugin tool_call_parser tool_parser_plugin enable_auto_tool_choice""",
+        reasoning_parser_plugin reasoning_config tool_call_parser tool_parser_plugin
+        enable_auto_tool_choice""",
     "it belongs to a feature that is off": """max_loras max_lora_rank lora_dtype max_cpu_loras
         lora_extra_vocab_size long_lora_scaling_factors fully_sharded_loras lora_target_modules
         specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras
@@ -142,7 +143,6 @@ _UNSUPPORTED = {
         "tool_strict_level"
     ),
     "an effort in place of disabled thinking": "anthropic_disabled_thinking_effort",
-    "reasoning markers other than the parser's": "reasoning_config",
     "KV transfer and offload": """kv_transfer_config kv_events_config ec_transfer_config
         kv_offloading_size kv_sharing_fast_prefill""",
     "weight offload": "cpu_offload_gb offload_group_size weight_transfer_config",

@@ -105,6 +105,9 @@ class ServerOptions:
     None: it stays in the content."""
     reasoning_parser_plugin: str | None = None
     """A Python file with a reasoning format of your own (`FORMAT`); its name is the file's."""
+    reasoning_config: dict[str, Any] = field(default_factory=dict)
+    """JSON: reasoning_parser, and reasoning_start_str and reasoning_end_str, which must be the
+    parser's own marks."""
     enable_auto_tool_choice: bool = False
     """Read tool calls out of answers, where a request has tools and leaves the choice to the
     model. Needs --tool-call-parser."""
@@ -180,6 +183,7 @@ _GROUPS = {
     "answers": "strict skip_model_name_validation chat_template_content_format "
     "trust_request_chat_template default_chat_template_kwargs reasoning_effort_map "
     "exclude_tools_when_tool_choice_none reasoning_parser reasoning_parser_plugin "
+    "reasoning_config "
     "enable_auto_tool_choice tool_call_parser tool_parser_plugin response_role "
     "return_tokens_as_token_ids stream_interval "
     "sse_keep_alive_interval enable_force_include_usage enable_prompt_tokens_details "

@@ -308,7 +308,7 @@ def _build_answer_parsers(
 ) -> AnswerParserFactory | None:
     """The parsers of reasoning and tool calls. Raises ConfigError."""
     said = _parser_options(options)
-    if said.reasoning is None and said.tools is None:
+    if said.reasoning is None and said.tools is None and not any(said.reasoning_marks):
         return None
     if tokenizer is None:
         raise ConfigError("reasoning and tool parsers read text: this engine has no tokenizer")
@@ -322,6 +322,10 @@ def _parser_options(options: ServerOptions) -> ParserOptions:
         options.tool_call_parser if options.enable_auto_tool_choice else None,
         options.reasoning_parser_plugin,
         options.tool_parser_plugin,
+        (
+            options.reasoning_config.get("reasoning_start_str") or "",
+            options.reasoning_config.get("reasoning_end_str") or "",
+        ),
     )
 
 

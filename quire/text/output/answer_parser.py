@@ -39,6 +39,8 @@ class ParserOptions:
     tools: str | None = None
     reasoning_plugin: str | None = None
     tools_plugin: str | None = None
+    reasoning_marks: tuple[str, str] = ("", "")
+    """The marks that reasoning_config gives; they must be those of the format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ def build_answer_parser_factory(
         tools = calls.select_tool_parser(said.tools, template=template, plugin=said.tools_plugin)
         if reasoning is None and tools.format is not None and tools.format.channels:
             reasoning = reasonings.select_reasoning_format(tools.format.channels)
+    reasonings.check_reasoning_marks(reasoning, *said.reasoning_marks, "reasoning_config")
     if reasoning is None and tools is None:
         return None
     return replace(content_only_factory(tokenizer), reasoning=reasoning, tools=tools)

@@ -91,6 +91,10 @@ class ReasoningFormat:
         plain: str = "start",
         channels: ChannelMarkup | None = None,
     ) -> None:
+        self.reasoning_marks: tuple[tuple[str, str], ...] = ()
+        """The marks before and after reasoning."""
+        if channels is not None:
+            self.reasoning_marks = ((channels.reasoning, channels.end),)
         self.fallback_mode = plain
         self.channels = channels
         self.modes = dict(modes)
@@ -168,6 +172,12 @@ class TaggedReasoning(ReasoningFormat):
         ends = [(opens + label.rstrip(), str(turn.target)) for opens, turn in first.items()]
         ends += [(opens, str(turn.target)) for opens, turn in first.items() if label]
         super().__init__(modes, "start", ends + [(mark, "content") for mark in closing])
+        self.reasoning_marks = tuple(
+            (start, end)
+            for opens, closes in pairs
+            for start in dict.fromkeys((opens, opens + label))
+            for end in _as_tuple(closes)
+        )
         self._reasoning_mode = f"reasoning {pairs[0][0]}"
 
     def default_mode(self, variables: Mapping[str, object]) -> str:

@@ -45,6 +45,29 @@ def select_reasoning_format(
     return _format_of(REASONING_FORMATS.load(name.replace("-", "_")))
 
 
+def check_reasoning_marks(
+    reasoning: ReasoningFormat | None, start: str, end: str, param: str
+) -> None:
+    """Raise ConfigError unless these are the format's own marks; "" leaves one out.
+
+    param: the option that gives them.
+    """
+    if not (start.strip() or end.strip()):
+        return
+    own = () if reasoning is None else reasoning.reasoning_marks
+    for one, other in own:
+        if start.strip() in ("", one.strip()) and end.strip() in ("", other.strip()):
+            return
+    given = f"{param} has the marks {start!r} and {end!r}"
+    if not own:
+        raise ConfigError(f"{given}, and there is no reasoning parser with marks: name one")
+    allowed = " or ".join(f"{one!r} and {other!r}" for one, other in own)
+    raise ConfigError(
+        f"{given}, the reasoning parser {allowed}; other marks are not built yet: leave them out, "
+        f"or give a plug-in file with them (--reasoning-parser-plugin)"
+    )
+
+
 def detect_reasoning_format(template: str) -> str | None:
     """The name of the dialect that a chat template is written for."""
     found = [name for name in format_names() if REASONING_FORMATS.load(name).detect(template)]

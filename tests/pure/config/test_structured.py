@@ -1,5 +1,6 @@
 """What is said of structured output: one object, its keys as flags, and the words of years ago."""
 
+import json
 import logging
 
 import pytest
@@ -9,6 +10,7 @@ from quire.config.decisions import DecisionLog
 from quire.config.options import Options
 from quire.config.structured_outputs import parse_structured_config, resolve_structured
 from quire.errors import ConfigError
+from quire.text.reasoning.select import check_reasoning_marks, select_reasoning_format
 from tests.pure.config.test_resolve import run
 
 
@@ -75,6 +77,47 @@ def test_what_it_does_not_have_is_refused_by_name(given, named):
 def test_an_option_given_twice_with_different_values_is_refused(key, flag):
     with pytest.raises(ConfigError, match=flag[2:].partition("=")[0].replace("-", "_")):
         parse(["m", f"--structured-outputs-config.{key}", flag])
+
+
+@pytest.mark.parametrize("marks", [("<think>", "</think>"), ("", "</think>"), ("", "")])
+def test_reasoning_config_may_give_the_marks_of_its_parser(marks):
+    config = dict(zip(("reasoning_start_str", "reasoning_end_str"), marks))
+    for words in (
+        ["--reasoning-config", json.dumps({**config, "reasoning_parser": "qwen3"})],
+        ["--reasoning-parser", "qwen3", "--reasoning-config", json.dumps(config)],
+        ["--reasoning-parser=qwen3", "--reasoning-config.reasoning_end_str", marks[1]],
+    ):
+        _, server = parse(["m", *words])
+        assert server.reasoning_parser == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            {"reasoning_end_str": "<stop>"},
+            "'<stop>', the reasoning parser '<think>' and '</think>'",
+        ),
+        ({"reasoning_end": "</think>"}, "no key 'reasoning_end'; allowed are reasoning_parser"),
+        ({"reasoning_start_str": 1}, "must be a string, got 1"),
+        ({"reasoning_parser": "deepseek_r1"}, "is also in reasoning_config and differs"),
+    ],
+)
+def test_what_reasoning_config_cannot_have_is_refused(config, says):
+    with pytest.raises(ConfigError, match=says):
+        parse(["m", "--reasoning-parser=qwen3", "--reasoning-config", json.dumps(config)])
+
+
+@pytest.mark.parametrize("name", ["gemma4", "granite", "gpt_oss", "k2_horizon", "muse"])
+def test_each_pair_of_marks_of_a_reasoning_format_is_its_own(name):
+    one = select_reasoning_format(name)
+    assert one.reasoning_marks
+    for start, end in one.reasoning_marks:
+        check_reasoning_marks(one, start, end, "x")
+        with pytest.raises(ConfigError, match=r"x has the marks .* not built yet: leave them out"):
+            check_reasoning_marks(one, start, "<end>", "x")
+    with pytest.raises(ConfigError, match="no reasoning parser with marks: name one"):
+        check_reasoning_marks(None, "", "</think>", "x")
 
 
 def test_a_reasoning_parser_may_be_given_in_the_object():
