@@ -27,6 +27,7 @@ TEXTS = {
     "one": F,
     "cut": '<think>a</think>b<tool_call>\n{"name": "f", "arguments": {"a": 1',
     "broken": "<think>a</think>b<tool_call>nothing of the kind</tool_call>c",
+    "call in thought": f"<think>\nI <tool_call> ask.\n{F}",
     "special": "<think>a<|im_start|>b</think>c<|im_start|>d",
 }
 
@@ -137,6 +138,22 @@ def test_tokens_of_reasoning_are_counted(reading, tokenizer):
     assert counted == len(tokenizer.encode(thought, add_special_tokens=False))
     none = whole(reading, "none")["usage"]["completion_tokens_details"]
     assert none["reasoning_tokens"] == 0
+
+
+def test_a_call_ends_reasoning_that_is_not_closed(reading):
+    choice = whole(reading, "call in thought")["choices"][0]
+    message = choice["message"]
+    assert (message["reasoning"], message["content"]) == ("I <tool_call> ask.", None)
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == ARGUMENTS
+    assert choice["finish_reason"] == "tool_calls"
+    message = whole(reading, "call in thought", tool_choice="none")["choices"][0]["message"]
+    assert message["reasoning"] == TEXTS["call in thought"].removeprefix("<think>\n")
+
+
+def test_reasoning_without_end_is_content_where_that_is_asked(reading):
+    more = {"chat_template_kwargs": {"force_nonempty_content": True}}
+    message = whole(reading, "thought only", **more)["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == (None, "Hm")
 
 
 def test_content_is_null_beside_calls_and_reasoning_only(reading):
