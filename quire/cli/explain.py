@@ -1,5 +1,5 @@
 """quire explain [MODEL] [options]: prints every setting of the engine with its reason. It
-takes the flags of `quire serve` and reads no weights."""
+takes the flags of `quire serve` and reads no weights. --offline: the settings of LLM()."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     server_args = {name: value for name, value in vars(args).items() if name in SERVER_OPTION_NAMES}
     rest = {name: value for name, value in vars(args).items() if name not in SERVER_OPTION_NAMES}
-    server = args.server or bool(server_args)
+    server = not args.offline
     environment = env.read()
     options = apply_environment(options_from(argparse.Namespace(**rest)))
     resolved = resolve_config(
@@ -62,7 +62,7 @@ def parser() -> OptionParser:
     parser.description = __doc__
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
     parser.add_argument(
-        "--server", action="store_true", help="choose as `quire serve` does; its flags imply this"
+        "--offline", action="store_true", help="choose as LLM() does, not as `quire serve`"
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     add_server_options(parser)

@@ -1,6 +1,7 @@
 """quire plan MODEL: prints the memory a model needs. Reads config.json and tensor headers.
 
-The engine sizes its cache with the same numbers. Exit status 1: the model does not fit.
+The engine sizes its cache with the same numbers, and `quire explain` shows them too. --gpu-memory
+plans for a GPU of this size, and needs none. Exit status 1: the model does not fit.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from quire.config.facts import (
     read_hf_config,
     read_model_facts,
 )
-from quire.config.memory.memory_plan import MemoryPlan, gib, require_kv_memory
+from quire.config.memory.memory_plan import MemoryPlan, gib, require_memory
 from quire.config.options import Options
 from quire.config.resolve import resolve_memory_plan
+from quire.config.vllm_environment import apply_environment
+from quire.engine.startup.device_facts import device_facts
 from quire.errors import NoRoom, WeightError
-from quire.platform import cpu, cuda
+from quire.platform import cuda
 from quire.weights.files import read_headers, resolve_model_folder
 
 log = logging.getLogger(__name__)
@@ -43,10 +46,10 @@ class _TensorShape(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    options = options_from(args)
+    options = apply_environment(options_from(args))
     plan, source = build_plan(options, server=not args.offline)
     try:
-        require_kv_memory(plan)
+        require_memory(plan)
         problem = None
     except NoRoom as error:
         problem = str(error)
@@ -73,31 +76,30 @@ def _parser() -> OptionParser:
 def build_plan(options: Options, *, server: bool = True) -> tuple[MemoryPlan, str]:
     """Return the plan and the source of the weight sizes."""
     model, source = model_facts(options)
-    device = device_facts(options)
+    device = planned_device(options)
     return resolve_memory_plan(options, model, device, server=server, why=DecisionLog([])), source
 
 
-def device_facts(options: Options) -> DeviceFacts:
-    """Return a GPU of gpu_memory if given, else this machine; as many as there are ranks."""
+def planned_device(options: Options) -> DeviceFacts:
+    """Return GPUs of gpu_memory if given, as many as there are ranks; else this machine."""
+    size = options.cache.gpu_memory
+    if size is None or options.device.device == "cpu":
+        return device_facts(options, env.read())
     ranks = options.parallel.tensor_parallel_size
-    gpu_memory = options.cache.gpu_memory
-    if gpu_memory is not None and options.device.device != "cpu":
-        return DeviceFacts(kind="cuda", total_bytes=gpu_memory, free_bytes=gpu_memory, count=ranks)
-    gpu = options.device.device == "cuda" or (options.device.device == "auto" and cuda.available())
-    here = (cuda if gpu else cpu).memory()
-    kind = cuda.name if gpu else cpu.name
-    return DeviceFacts(kind=kind, total_bytes=here.total, free_bytes=here.free, count=ranks)
+    return DeviceFacts(kind=cuda.name, total_bytes=size, free_bytes=size, count=ranks)
 
 
 def model_facts(options: Options) -> tuple[ModelFacts, str]:
     """Return facts from the small files, and the source of the weight sizes."""
     model_options = options.model
-    folder = _folder(options)
-    hf = read_hf_config(folder, model_options.hf_overrides)
+    folder = _folder(options, model_options.model)
+    config_folder = _folder(options, model_options.hf_config_path or model_options.model)
+    hf = read_hf_config(config_folder, model_options.hf_overrides)
     weights, source = weight_facts(options, folder, tied=has_tied_embeddings(hf))
     facts = read_model_facts(
         folder,
         name=model_options.model,
+        config_folder=config_folder,
         overrides=model_options.hf_overrides,
         generation_config=model_options.generation_config,
         weights=weights,
@@ -105,14 +107,14 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     return facts, source
 
 
-def _folder(options: Options) -> Path:
+def _folder(options: Options, name: str) -> Path:
     model_options = options.model
-    if model_options.model == "embedded":
+    if name == "embedded":
         from quire import embedded
 
         return embedded.path()
     return resolve_model_folder(
-        model_options.hf_config_path or model_options.model,
+        name,
         revision=model_options.revision,
         token=model_options.hf_token,
         download_dir=options.load.download_dir,
@@ -123,11 +125,13 @@ def _folder(options: Options) -> Path:
 
 def weight_facts(options: Options, folder: Path, *, tied: bool) -> tuple[WeightFacts | None, str]:
     """Count from the headers of local files, else of the hub's; None: only config.json is left."""
+    if options.load.load_format in ("dummy", "pt"):
+        return None, "config.json (estimated)"
     try:
         return count_weights_in_headers(read_headers(folder), tied=tied), "tensor headers"
     except WeightError as error:
         log.debug("no tensor headers in %s: %s", folder, error)
-    if options.load.load_format != "dummy" and not Path(options.model.model).exists():
+    if not Path(options.model.model).exists():
         found = _hub_headers(options)
         if found:
             return count_weights_in_headers(found, tied=tied), "tensor headers on the hub"

@@ -130,7 +130,7 @@ class CacheOptions:
     4 GiB of KV cache, or half of the available memory if that is less."""
     gpu_memory: int | None = option(None, low=1, parse="bytes")
     """Bytes of device memory that quire may use, weights included: "24GiB". With
-    gpu_memory_utilization: that fraction of them. On a GPU, at most what is free."""
+    gpu_memory_utilization: that fraction of them. At most what is free."""
     kv_cache_memory_bytes: int | None = option(None, low=1, parse="bytes")
     """Bytes of the KV cache alone; overrides gpu_memory_utilization and gpu_memory."""
     cpu_kvcache_space: float | None = option(None, low=0)

@@ -32,7 +32,7 @@ from quire.config.memory.kv_memory import (
     may_reduce_max_model_len,
     resolve_kv_memory,
 )
-from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_kv_memory
+from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
 from quire.config.options import Options
 from quire.config.quantization import reconcile_quantization
 from quire.config.structured_outputs import resolve_structured
@@ -74,9 +74,8 @@ def resolve(
     """
     why = DecisionLog([])
     plan = resolve_memory_plan(options, model, device, server=server, why=why)
-    if options.cache.num_gpu_blocks_override is None:
-        require_kv_memory(plan)
-    elif plan.max_fitting_len < plan.shape.max_model_len:
+    require_memory(plan)
+    if plan.max_fitting_len < plan.shape.max_model_len:
         log.warning(
             "num_gpu_blocks_override=%d holds sequences of %d tokens; longer ones will be refused",
             plan.num_blocks,
@@ -124,7 +123,7 @@ def resolve_memory_plan(
 ) -> MemoryPlan:
     """Resolve what memory depends on, and plan the memory. Raises ConfigError.
 
-    It does not raise NoRoom: the caller calls require_kv_memory().
+    It does not raise NoRoom: the caller calls require_memory().
     """
     model = _without_windows(options, model, why)
     dtype = resolve_dtype(options, model, device, why)

@@ -58,6 +58,7 @@ from quire.engine.startup.model_setup import (
     model_folder,
     torch_device,
 )
+from quire.engine.startup.device_facts import device_facts
 from quire.engine.startup.rank_process import check_params, start_ranks
 from quire.engine.startup.startup_timer import StartupTimer, format_table
 from quire.engine.startup.text_setup import ParamCheck, build_input_processor, load_engine_tokenizer
@@ -310,31 +311,6 @@ def resolve_config(
 ) -> ResolvedConfig:
     """Resolve options and facts to a config. Raises ConfigError, NoRoom."""
     return resolve(options, found.facts, device_facts(options, environment), server=server)
-
-
-def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
-    """The requested device, or the best available, with its free memory. Raises ConfigError."""
-    threads = environment.num_threads or cpu.available_cores()
-    section = options.device.device
-    if section == "cuda" or (section == "auto" and cuda.available()):
-        found, now = cuda.device_properties(), cuda.memory()
-        return DeviceFacts(
-            kind=cuda.name,
-            total_bytes=now.total,
-            free_bytes=now.free,
-            name=found.name,
-            threads=threads,
-            capability=found.capability,
-        )
-    memory = cpu.memory()
-    ranks = options.parallel.tensor_parallel_size  # they share the machine's memory
-    return DeviceFacts(
-        kind=cpu.name,
-        total_bytes=memory.total // ranks,
-        free_bytes=memory.free // ranks,
-        threads=threads,
-        count=max(2, cpu.available_cores()),  # two also on one core, for tests
-    )
 
 
 def missing_for_structured_output(config: EngineConfig) -> str | None:

@@ -15,6 +15,8 @@ from quire.cli.plan import weight_facts
 from quire.config.facts import WeightFacts, model_facts
 from quire.config.options import Options
 from quire.models.build import read_model_config
+from quire.platform import cpu
+from quire.platform.base import DeviceMemory
 from tests.cpu.tiny_models import write_model
 
 TINY = sorted((pathlib.Path(__file__).parent / "models" / "tiny").glob("*.json"))
@@ -113,6 +115,34 @@ def test_the_engine_takes_the_planned_blocks(folder, capsys):
     _, found = plan(capsys, folder, "--offline", "--kv-cache-memory-bytes", "1MiB")
     llm = LLM(str(folder), kv_cache_memory_bytes="1MiB")
     assert llm.llm_engine.config.cache.num_blocks == found["ranks"][0]["num_blocks"]
+
+
+@pytest.mark.parametrize("words", [(), ("--offline",), ("--kv-cache-memory-bytes", "1MiB")])
+def test_explain_has_the_numbers_of_the_plan(folder, capsys, words, monkeypatch):
+    free = DeviceMemory(16 * 2**30, 8 * 2**30)
+    monkeypatch.setattr(cpu, "memory", lambda: free)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.01")
+    _, found = plan(capsys, folder, *words)
+    assert main(["explain", str(folder), "--json", *words]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert config["cache.num_blocks"] == found["ranks"][0]["num_blocks"]
+    assert config["scheduler.max_num_batched_tokens"] == found["max_num_batched_tokens"]
+    assert config["scheduler.max_num_seqs"] == found["max_num_seqs"]
+    assert config["scheduler.max_model_len"] == found["max_model_len"]
+
+
+def test_a_model_of_70b_on_a_cpu_of_23_gib_is_refused_before_it_is_loaded(
+    tmp_path, capsys, monkeypatch
+):
+    shape = QWEN_7B | {"num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672,
+                       "num_attention_heads": 64, "num_key_value_heads": 8}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    monkeypatch.setattr(cpu, "memory", lambda: DeviceMemory(23 * 2**30, 21 * 2**30))
+    status, found = plan(capsys, tmp_path, "--device", "cpu")
+    assert status == 1
+    assert "for weights in bfloat16" in found["problem"]
+    assert main(["explain", str(tmp_path), "--device", "cpu"]) == 2  # as the engine's start does
+    assert found["problem"] in capsys.readouterr().err
 
 
 def test_no_torch_is_needed(folder):

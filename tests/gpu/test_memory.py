@@ -129,11 +129,11 @@ def test_what_cannot_fit_is_refused_at_once_with_the_numbers(folder, monkeypatch
     real = cuda.memory()
     monkeypatch.setattr(cuda, "memory", lambda: type(real)(real.total, GIB // 2))
     began = time.perf_counter()
-    with pytest.raises(NoRoom, match=r"there is room for .*What would fit: .*gpu_memory="):
+    with pytest.raises(NoRoom, match=r"there is room for .*What would fit: "):
         engine(folder, max_num_seqs=48, max_num_batched_tokens=2048)
     assert time.perf_counter() - began < 5
 
 
 def test_a_requested_cache_that_does_not_fit_is_refused(folder):
-    with pytest.raises(NoRoom, match="the KV cache needs"):
+    with pytest.raises(NoRoom, match=r"needs 900.00 GiB of KV \(kv_cache_memory_bytes\)"):
         engine(folder, kv_cache_memory_bytes="900GiB", max_num_seqs=8)

@@ -23,6 +23,8 @@ from quire.config.memory.kv_layout import (
 )
 from quire.errors import ConfigError, NoRoom
 
+DEFAULT_UTILIZATION = 0.92
+BLOCKS_OPTION = "num_gpu_blocks_override"
 MIB = 2**20
 GIB = 2**30
 CUDA_OVERHEAD_BYTES = 3 * GIB // 4
@@ -61,6 +63,7 @@ class MemoryPlan:
 
     shape: EngineShape
     device_bytes: int
+    free_bytes: int  # of the device, before anything is loaded
     allowed_bytes: int
     weight_bytes: int
     activation_bytes: int
@@ -73,7 +76,9 @@ class MemoryPlan:
     max_fitting_len: int  # tokens of the longest sequence that fits
     layers: tuple[LayerFacts, ...]
     groups: tuple[KVCacheGroup, ...]
-    sized_by: str | None = None  # the option that set the cache's bytes, if one did
+    sized_by: str | None = None  # the option that set the cache's size, if one did
+    given_share: float = 1.0  # gpu_memory_utilization, if it was given
+    has_absolute_budget: bool = False  # gpu_memory was given
 
     @property
     def concurrency(self) -> float:
@@ -181,7 +186,10 @@ def find_max_fitting_len(
     groups: tuple[KVCacheGroup, ...], shape: EngineShape, num_blocks: int
 ) -> int:
     """Return the length of the longest sequence that fits in the blocks. 0 if none does."""
-    low, high = 0, max(num_blocks, 0) * shape.block_size
+    if num_blocks < 1:
+        return 0
+    # With a window on every layer a sequence of any length may fit in these blocks.
+    low, high = 0, max(num_blocks * shape.block_size, shape.max_model_len)
     while low < high:
         middle = (low + high + 1) // 2
         if blocks_per_sequence(groups, shape, middle) <= num_blocks:
@@ -197,11 +205,13 @@ def plan_memory(
     *,
     device_bytes: int,
     allowed_bytes: int,
+    free_bytes: int | None = None,
     num_blocks: int | None = None,
     kv_bytes: int | None = None,
     most_bytes: int | None = None,
 ) -> MemoryPlan:
     """Plan one rank. kv_bytes: KV memory as given; most_bytes: a cap; num_blocks: as given.
+    free_bytes: of the device; None: all of it.
 
     Does not raise if too little is free: `require_kv_memory` does.
     """
@@ -222,6 +232,7 @@ def plan_memory(
     return MemoryPlan(
         shape=shape,
         device_bytes=device_bytes,
+        free_bytes=device_bytes if free_bytes is None else free_bytes,
         allowed_bytes=allowed_bytes,
         weight_bytes=weights,
         activation_bytes=activations,
@@ -254,35 +265,95 @@ def apply_measurements(
     )
 
 
-def require_kv_memory(plan: MemoryPlan) -> None:
-    """Raise NoRoom, with numbers and what would fit, if one longest sequence does not fit."""
-    if plan.max_fitting_len >= plan.shape.max_model_len:
-        return
+def require_memory(plan: MemoryPlan) -> None:
+    """Raise NoRoom, with numbers and what would fit, if the device cannot hold the plan.
+
+    It must hold the weights, the activations, and KV of one sequence of max_model_len.
+    """
+    fixed = plan.weight_bytes + plan.activation_bytes + plan.overhead_bytes
+    most = plan.free_bytes if plan.sized_by else plan.allowed_bytes
+    if fixed + plan.block_bytes > most:
+        raise NoRoom(_too_large_weights(plan, fixed, most))
+    if plan.sized_by and plan.weight_bytes + plan.num_blocks * plan.block_bytes > plan.free_bytes:
+        raise NoRoom(_too_large_cache(plan, fixed))
+    if plan.sized_by != BLOCKS_OPTION and plan.max_fitting_len < plan.shape.max_model_len:
+        raise NoRoom(_too_little_kv(plan, fixed))
+
+
+def _too_large_weights(plan: MemoryPlan, fixed: int, most: int) -> str:
+    shape = plan.shape
+    rest, total = fixed - plan.weight_bytes, fixed + plan.max_len_kv_bytes
+    cures = []
+    if plan.sized_by is None:
+        if shape.dtype == "float32" and total - plan.weight_bytes // 2 <= most:
+            cures.append("dtype=bfloat16 (half of the weights)")
+        cures += _budget_cures(plan, total)
+    room = max(most - rest - plan.max_len_kv_bytes, 0)
+    cures.append(f"a model with at most {gib(room)} of weights")
+    device = "machine" if shape.device == "cpu" else "GPU"
+    cures.append(f"a {device} with {gib(int(total / DEFAULT_UTILIZATION))} free")
+    return (
+        f"needs {gib(plan.weight_bytes)} for weights in {shape.quantization or shape.dtype} and "
+        f"{gib(rest)} for activations; there is room for {gib(max(most, 0))}, and "
+        f"{gib(plan.free_bytes)} of {gib(plan.device_bytes)} are free. "
+        f"What would fit: {'; '.join(cures)}"
+    )
+
+
+def _too_large_cache(plan: MemoryPlan, fixed: int) -> str:
+    kv, room = plan.num_blocks * plan.block_bytes, plan.free_bytes - fixed - MIB
+    cures = [f"leave {plan.sized_by} out"]
+    if room >= plan.max_len_kv_bytes:
+        cures.insert(0, _kv_cure(plan, room // plan.block_bytes))
+    return (
+        f"needs {gib(kv)} of KV ({plan.sized_by}) and {gib(plan.weight_bytes)} of weights; "
+        f"{gib(plan.free_bytes)} of {gib(plan.device_bytes)} are free. "
+        f"What would fit: {'; '.join(cures)}"
+    )
+
+
+def _too_little_kv(plan: MemoryPlan, fixed: int) -> str:
     length = plan.shape.max_model_len
+    blocks = blocks_per_sequence(plan.groups, plan.shape, length)
     need = f"{gib(plan.max_len_kv_bytes)} of KV for one sequence of max_model_len={length}"
     available = gib(max(plan.kv_available_bytes, 0))
-    blocks = f"{available} ({plan.num_blocks} blocks of {plan.shape.block_size})"
+    room = f"{available} ({plan.num_blocks} blocks of {plan.shape.block_size})"
     spent = f"weights {gib(plan.weight_bytes)}, activations {gib(plan.activation_bytes)}"
     if plan.overhead_bytes:
         spent += f", context and libraries {gib(plan.overhead_bytes)}"
-    wanted = plan.weight_bytes + plan.activation_bytes + plan.overhead_bytes + plan.max_len_kv_bytes
+    total = fixed + plan.max_len_kv_bytes
     cures = []
     if plan.max_fitting_len > 0:
         cures.append(f"max_model_len={plan.max_fitting_len} (or auto)")
-    share = -(-wanted * 100 // plan.device_bytes) / 100 if plan.device_bytes else 2
-    if plan.sized_by == "cpu_kvcache_space":
-        cures.append(f"cpu_kvcache_space={-(-plan.max_len_kv_bytes * 100 // GIB) / 100:.2f}")
-    elif plan.sized_by is not None:
-        cures.append(f"{plan.sized_by}={gib(plan.max_len_kv_bytes)}")
-    else:
-        if share <= 1:
-            cures.append(f"gpu_memory_utilization={share:.2f}")
-        cures.append(f"gpu_memory={gib(wanted + wanted // 100)}")
-    cures.append(f"num_gpu_blocks_override={blocks_per_sequence(plan.groups, plan.shape, length)}")
-    raise NoRoom(
-        f"needs {need}; there is room for {blocks} of {gib(plan.allowed_bytes)} allowed "
+    if total + MIB <= plan.free_bytes:
+        cures += [_kv_cure(plan, blocks)] if plan.sized_by else _budget_cures(plan, total)
+        cures.append(f"{BLOCKS_OPTION}={blocks}")
+    cures = cures or [f"a device with {gib(total)} free"]
+    return (
+        f"needs {need}; there is room for {room} of {gib(plan.allowed_bytes)} allowed "
         f"({spent}). What would fit: {'; '.join(cures)}"
     )
+
+
+def _kv_cure(plan: MemoryPlan, blocks: int) -> str:
+    """Return the option that sized the cache, with a value for this many blocks or up to a MiB
+    more."""
+    size = blocks * plan.block_bytes
+    if plan.sized_by == "cpu_kvcache_space":
+        return f"{plan.sized_by}={-(-size * 10**6 // GIB) / 10**6:.6f}"
+    return f"{plan.sized_by}={blocks if plan.sized_by == BLOCKS_OPTION else f'{-(-size // MIB)}MiB'}"
+
+
+def _budget_cures(plan: MemoryPlan, total: int) -> list[str]:
+    """Return the options that allow `total` bytes; none if that many are not free."""
+    cures = []
+    share = (total * 100 // max(plan.device_bytes, 1) + 1) / 100
+    if not plan.has_absolute_budget and share <= 1 and plan.device_bytes * share <= plan.free_bytes:
+        cures.append(f"gpu_memory_utilization={share:.2f}")
+    size = -(-int(total / plan.given_share + 1) // MIB) * MIB
+    if size * plan.given_share <= plan.free_bytes:
+        cures.append(f"gpu_memory={size // MIB}MiB")
+    return cures
 
 
 def gib(size: int) -> str:

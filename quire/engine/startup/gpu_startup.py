@@ -24,7 +24,7 @@ from quire.config.memory.memory_plan import (
     MemoryPlan,
     apply_measurements,
     gib,
-    require_kv_memory,
+    require_memory,
 )
 from quire.engine.startup import warmup
 from quire.engine.startup.startup_timer import StartupTimer
@@ -180,8 +180,7 @@ def size_kv_cache(
     if situation.can_shrink_max_len and 0 < plan.max_fitting_len < plan.shape.max_model_len:
         log.warning("max_model_len is %d: no longer sequence fits in memory", plan.max_fitting_len)
         plan = replace(plan, shape=replace(plan.shape, max_model_len=plan.max_fitting_len))
-    if not situation.has_fixed_blocks:
-        require_kv_memory(plan)
+    require_memory(plan)
     warmup.check_cache_fits(plan, free - steps)
     scheduler = replace(config.scheduler, max_model_len=plan.shape.max_model_len)
     kv = replace(config.cache, num_blocks=plan.num_blocks)

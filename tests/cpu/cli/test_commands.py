@@ -99,7 +99,7 @@ def test_explain_gives_values_and_reasons(capsys, folder):
     assert status == 0
     assert "(the checkpoint's)" in out
     assert "secret" not in out
-    _, out, _ = run(capsys, "explain", folder, "--server", "--json")
+    _, out, _ = run(capsys, "explain", folder, "--json")
     found = json.loads(out)
     assert found["config"]["scheduler.max_num_batched_tokens"] == 2048
     assert any(why["field"] == "cache.num_blocks" for why in found["why"])

@@ -1,13 +1,16 @@
 """Options and facts to a config: defaults, and what cannot be."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quire.config.facts import DeviceFacts, model_facts
 from quire.config.memory.kv_memory import SHARED_GPU_RESERVE
-from quire.config.memory.memory_plan import apply_measurements
+from quire.config.memory.memory_plan import apply_measurements, blocks_per_sequence
 from quire.config.options import Options
 from quire.config.resolve import resolve
 from quire.errors import ConfigError, NoRoom
+from tests import tiers
 
 GIB = 2**30
 HF = {
@@ -71,37 +74,109 @@ def test_dtypes(asked, checkpoint, device, dtype):
 def test_a_cpu_takes_what_its_sequences_can_use_and_no_more():
     r = run()
     assert r.config.cache.num_blocks == 256 * 512 // 16
-    r = run(HF, cpu(free=6), max_model_len=1024)
-    assert r.config.cache.num_blocks == 3 * GIB // r.config.cache.block_bytes
-    r = run(HF, cpu(free=20), max_model_len=1024)
+    r = run(HF, cpu(free=22), max_model_len=1024)
     assert r.config.cache.num_blocks == 4 * GIB // r.config.cache.block_bytes
+    plan = run(HF, cpu(free=18), max_model_len=1024).plan
+    left = 18 * GIB - plan.weight_bytes - plan.activation_bytes
+    assert plan.num_blocks == left // plan.block_bytes
 
 
 def test_a_cpu_without_options_serves_the_length_that_fits(caplog):
+    r = run(HF, cpu(total=64, free=32))
+    assert r.config.scheduler.max_model_len == 131072  # 7 GiB, of 16
     r = run(HF, cpu(free=20))
-    assert r.config.scheduler.max_model_len == 131072  # 7 GiB, of 10
-    r = run(HF, cpu(free=8))
-    assert r.config.scheduler.max_model_len == 4 * GIB // 57344 // 16 * 16
+    assert 0 < r.config.scheduler.max_model_len < 131072
+    assert r.plan.weight_bytes + r.plan.num_blocks * r.plan.block_bytes < 20 * GIB
     assert "does not fit" in caplog.text
     with pytest.raises(NoRoom):
-        run(HF, cpu(free=8), max_model_len=131072)
+        run(HF, cpu(free=20), max_model_len=131072)
 
 
-@pytest.mark.parametrize(
-    ("said", "cure"),
-    [
-        ({"kv_cache_memory_bytes": "1MiB"}, "kv_cache_memory_bytes"),
-        ({"cpu_kvcache_space": 0.01}, "cpu_kvcache_space"),
-        ({"gpu_memory": "15.4GiB"}, "gpu_memory"),
-    ],
-)
-def test_the_error_states_which_value_of_the_option_would_fit(said, cure):
-    with pytest.raises(NoRoom) as e:
-        run(HF, max_model_len=131072, **said)
-    cures = dict(one.split("=") for one in str(e.value).split("What would fit: ")[1].split("; "))
-    assert ("gpu_memory" in cures) == (cure == "gpu_memory")
-    value = cures[cure]
-    run(HF, cpu(free=24), max_model_len=131072, **{cure: value})  # and it does fit
+def cures_of(error):
+    """The options that a refusal offers, with their values."""
+    words = str(error).split("What would fit: ")[1].split("; ")
+    found = (one.split(" (")[0] for one in words)
+    return dict(one.split("=") for one in found if "=" in one)
+
+
+BIG = HF | {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64}
+SLIDING = TINY | {"model_type": "mistral", "sliding_window": 8}
+MIXED = TINY | {"model_type": "gemma3_text", "sliding_window": 8, "num_hidden_layers": 6}
+
+
+@pytest.mark.parametrize("device", [cpu(23, 21), gpu(24)], ids=["cpu", "gpu"])
+def test_weights_that_do_not_fit_are_refused_whatever_sizes_the_cache(device):
+    for said in ({}, {"kv_cache_memory_bytes": "1GiB"}, {"num_gpu_blocks_override": 9},
+                 {"cpu_kvcache_space": 1}, {"gpu_memory_utilization": 0.9}):  # fmt: skip
+        with pytest.raises(NoRoom, match="for weights in bfloat16 .* a model with at most"):
+            run(BIG, device, max_model_len=512, **said)
+
+
+@pytest.mark.parametrize("device", [cpu(23, 21), gpu(24)], ids=["cpu", "gpu"])
+def test_a_cache_beyond_the_free_memory_is_refused(device):
+    with pytest.raises(NoRoom, match="needs 40.00 GiB of KV") as e:
+        run(HF, device, max_model_len=512, kv_cache_memory_bytes="40GiB")
+    run(HF, device, max_model_len=512, **cures_of(e.value))
+    with pytest.raises(NoRoom, match="leave num_gpu_blocks_override out"):
+        run(HF, device, max_model_len=512, num_gpu_blocks_override=10**6)
+
+
+def test_windows_on_every_layer_hold_any_length_in_few_blocks():
+    one = run(SLIDING, max_num_batched_tokens=24, max_num_seqs=6, enable_prefix_caching=False)
+    assert one.plan.max_fitting_len == 512
+    for tokens in (18, 33):
+        run(SLIDING | {"model_type": "gemma3_text"}, max_num_batched_tokens=tokens, max_num_seqs=1)
+
+
+@settings(max_examples=tiers.amount(30, 20000), deadline=None)
+@given(
+    hf=st.sampled_from([TINY, SLIDING, MIXED, HF, HF | {"torch_dtype": "float32"}, BIG]),
+    device=st.builds(
+        lambda make, total, share: make(total, total * share // 8),
+        st.sampled_from([cpu, gpu]), st.integers(1, 400), st.integers(1, 8),
+    ),
+    said=st.fixed_dictionaries({}, optional={
+        "max_model_len": st.sampled_from([1, 17, 512]),
+        "max_num_batched_tokens": st.integers(1, 64),
+        "max_num_seqs": st.integers(1, 8),
+        "kv_cache_memory_bytes": st.sampled_from(["16KiB", "1MiB", "9GiB"]),
+        "cpu_kvcache_space": st.sampled_from([0.0001, 0.3, 7.5]),
+        "gpu_memory_utilization": st.sampled_from([0.01, 0.3, 0.77, 1.0]),
+        "gpu_memory": st.sampled_from(["1MiB", "1GiB", "17.2GiB", "40GiB"]),
+        "dtype": st.just("float32"),
+    }),
+)  # fmt: skip
+def test_refused_is_what_does_not_fit_and_what_is_offered_does(hf, device, said):
+    try:
+        resolved = run(hf, device, **said)
+    except NoRoom as error:
+        for name, value in cures_of(error).items():
+            run(hf, device, **said | {name: value})
+        return
+    plan = resolved.plan
+    length = resolved.config.scheduler.max_model_len
+    assert blocks_per_sequence(plan.groups, plan.shape, length) <= plan.num_blocks
+    used = plan.weight_bytes + plan.num_blocks * plan.block_bytes
+    assert used <= device.free_bytes
+
+
+@settings(max_examples=tiers.amount(100, 5000), deadline=None)
+@given(
+    hf=st.sampled_from([TINY, SLIDING, MIXED]),
+    budget=st.integers(1, 64), length=st.integers(1, 512), blocks=st.integers(1, 200),
+)  # fmt: skip
+def test_the_cache_of_one_sequence_is_refused_one_block_below_what_it_holds(
+    hf, budget, length, blocks
+):
+    said = {"max_num_batched_tokens": budget, "max_model_len": length}
+    plan = run(hf, num_gpu_blocks_override=blocks, **said).plan
+    held = blocks_per_sequence(plan.groups, plan.shape, length)
+    size = {"kv_cache_memory_bytes": blocks * plan.block_bytes}
+    if blocks >= held:
+        run(hf, **said, **size)
+    else:
+        with pytest.raises(NoRoom, match="there is room for"):
+            run(hf, **said, **size)
 
 
 def test_memory_is_given_in_four_ways():
