@@ -18,9 +18,6 @@ import torch
 
 from quire import env
 from quire.config.engine_config import CacheSection, Decision, EngineConfig, SchedulerSection
-from quire.config.facts import (
-    DeviceFacts,
-)
 from quire.config.memory.memory_plan import MemoryPlan
 from quire.config.options import Options
 from quire.config.resolve import ResolvedConfig, resolve
@@ -50,6 +47,7 @@ from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup import gpu_startup
+from quire.engine.startup.device_facts import device_facts
 from quire.engine.startup.executor_setup import build_executor, load_model
 from quire.engine.startup.grammar_setup import build_grammars
 from quire.engine.startup.model_setup import (
@@ -58,7 +56,6 @@ from quire.engine.startup.model_setup import (
     model_folder,
     torch_device,
 )
-from quire.engine.startup.device_facts import device_facts
 from quire.engine.startup.rank_process import check_params, start_ranks
 from quire.engine.startup.startup_timer import StartupTimer, format_table
 from quire.engine.startup.text_setup import ParamCheck, build_input_processor, load_engine_tokenizer

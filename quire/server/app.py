@@ -70,7 +70,8 @@ def create_app(state: AppState) -> FastAPI:
         redirect_slashes=False,
     )
     if docs and state.options.enable_offline_docs:
-        app.add_route("/docs", _offline_docs, include_in_schema=False)
+        for path in ("/docs", "/redoc"):
+            app.add_route(path, _offline_docs, include_in_schema=False)
     app.state.app_state = state
     app.state.live = dashboard_stream.SnapshotFeed(state.engine)
     app.state.health = health.HealthState(state.engine)
@@ -84,7 +85,8 @@ def create_app(state: AppState) -> FastAPI:
         app.add_middleware(RequestIdMiddleware)
     app.state.keys = KeySet(state.options.api_key, state.options.api_key_file)
     if state.options.api_key or state.options.api_key_file:
-        app.add_middleware(AuthMiddleware, ring=app.state.keys)
+        public = {"/metrics"} if state.options.public_metrics else set[str]()
+        app.add_middleware(AuthMiddleware, ring=app.state.keys, public_paths=public)
     app.add_middleware(
         CsrfGuard,
         allowed=state.options.allowed_origins,

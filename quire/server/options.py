@@ -48,8 +48,9 @@ class ServerOptions:
     given several times."""
     disable_fastapi_docs: bool = False
     """No /docs, /redoc and /openapi.json."""
-    enable_offline_docs: bool = False
-    """/docs without outside scripts: a plain page made here."""
+    enable_offline_docs: bool = True
+    """/docs and /redoc without outside scripts: a plain page made here. With
+    --no-enable-offline-docs: Swagger UI and ReDoc, which browsers load from a public CDN."""
 
     api_key: tuple[str, ...] = ()
     """Keys that clients must send as `Authorization: Bearer KEY`. None: no key
@@ -145,8 +146,11 @@ class ServerOptions:
     responses_store_size: int = 1000
     """Answers kept; the oldest goes first."""
 
-    metrics_prefix: MetricsPrefix = "quire"
-    """First word of the names at /metrics. vllm: as dashboards for it want them; both: twice."""
+    metrics_prefix: MetricsPrefix = "both"
+    """First word of the names at /metrics. both: each metric twice, as quire:... and as vllm:...,
+    which existing dashboards query."""
+    public_metrics: bool = False
+    """Answer /metrics without a key, for scrapers that have none."""
     enable_server_load_tracking: bool = True
     """Count requests at work for /load."""
     otlp_traces_endpoint: str | None = None
@@ -189,7 +193,7 @@ _GROUPS = {
     "sse_keep_alive_interval enable_force_include_usage enable_prompt_tokens_details "
     "enable_per_request_metrics enable_request_id_headers enable_tokenizer_info_endpoint "
     "fingerprint_mode fingerprint_value enable_responses_store responses_store_size",
-    "telling": "metrics_prefix enable_server_load_tracking otlp_traces_endpoint "
+    "telling": "metrics_prefix public_metrics enable_server_load_tracking otlp_traces_endpoint "
     "log_stats_interval log_format enable_log_requests enable_log_outputs enable_log_deltas "
     "max_log_len log_error_stack uvicorn_log_level access_log disable_access_log_for_endpoints",
 }

@@ -12,7 +12,7 @@ from quire.cli.bench.result import summarize
 
 
 def load(capsys, url, *argv):
-    base = ["bench", "serve", "--base-url", url, "--vocab-size", "200", "--output-json", "-"]
+    base = ["bench", "serve", "--base-url", url, "--output-json", "-"]
     status = main([*base, *argv])
     said = capsys.readouterr()
     return status, json.loads(said.out) if said.out else None, said.err

@@ -306,15 +306,18 @@ def test_the_tokenizer_tells_about_itself_if_it_may(tokenizer, http):
 
 
 def test_the_documents_can_be_read_without_the_internet(tokenizer):
-    with Server(tokenizer, options=ServerOptions(enable_offline_docs=True)).running() as running:
+    with Server(tokenizer).running() as running:
         got = httpx.get(f"{running.url}/docs")
-        assert httpx.get(f"{running.url}/redoc").status_code == 404
+        assert httpx.get(f"{running.url}/redoc").text == got.text
     assert got.headers["content-type"] == "text/html; charset=utf-8"
     assert "<script" not in got.text
     assert re.findall(r'(?:src|href)="([^"]*)"', got.text) == ["openapi.json"]
     for told in ("POST /v1/chat/completions", "max_completion_tokens", "list of integer"):
         assert told in got.text
-    hidden = ServerOptions(enable_offline_docs=True, disable_fastapi_docs=True)
+    hosted = ServerOptions(enable_offline_docs=False)
+    with Server(tokenizer, options=hosted).running() as running:
+        assert "cdn" in httpx.get(f"{running.url}/docs").text
+    hidden = ServerOptions(disable_fastapi_docs=True)
     with Server(tokenizer, options=hidden).running() as running:
         assert httpx.get(f"{running.url}/docs").status_code == 404
 

@@ -189,6 +189,29 @@ def test_the_prefix_is_as_asked_for(fresh, said, prefixes):
     assert ("quire:engine_steps_total",) in found
 
 
+def test_both_prefixes_are_the_default_and_planned_families_are_zero(fresh):
+    found = read(fresh().url)
+    assert {"quire", "vllm"} == {
+        key[0].split(":")[0] for key in found if key[0].endswith(":num_requests_running")
+    }
+    for name in (
+        "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "mm_cache_queries",
+        "spec_decode_num_accepted_tokens", "external_prefix_cache_hits", "corrupted_requests",
+    ):  # fmt: skip
+        assert found[f"vllm:{name}_total",] == 0
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", ("position", "0")] == 0
+    assert ("quire:mm_cache_queries_total",) not in found
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_a_scrape_works_where_a_key_is_set(fresh, public):
+    url = fresh(options=ServerOptions(api_key=("secret",), public_metrics=public)).url
+    assert httpx.get(f"{url}/metrics").status_code == (200 if public else 401)
+    key = {"Authorization": "Bearer secret"}
+    assert httpx.get(f"{url}/metrics", headers=key).status_code == 200
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+
+
 def test_openmetrics_is_told_to_those_who_want_it(fresh):
     answer = httpx.get(
         f"{fresh().url}/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0"}

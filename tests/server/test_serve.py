@@ -116,6 +116,21 @@ def test_a_unix_socket_is_taken_over_from_the_dead_only(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("said", "warned"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": ""}, True),
+        ({"host": "0.0.0.0", "api_key": ("k",)}, False),
+        ({"host": "127.0.0.1"}, False),
+        ({"host": "localhost"}, False),
+    ],
+)
+def test_a_server_that_others_reach_without_a_key_is_warned_of(said, warned, caplog):
+    listen_sockets.bind_sockets(ServerOptions(port=0, **said))[0].close()
+    assert ("no key is needed" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--port", "many"], "port"),

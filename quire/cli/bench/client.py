@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire import env
 from quire.cli.bench.workload import SampleRequest
@@ -94,15 +94,29 @@ async def wait_ready(http: Any, base: str, seconds: float) -> None:
         await asyncio.sleep(0.1)
 
 
-async def first_model(http: Any, base: str) -> str:
-    """Return the first model that the server lists. Raises ConfigError."""
+class ServedModel(NamedTuple):
+    """A model that a server lists. vocab_size: None if the server does not state it."""
+
+    name: str
+    vocab_size: int | None
+
+
+async def find_model(http: Any, base: str, wanted: str | None) -> ServedModel:
+    """Return the model with the wanted name, or the first that the server lists.
+
+    Raises ConfigError if there is no list and no name.
+    """
     import aiohttp
 
     try:
         async with http.get(f"{base}/v1/models") as response:
             response.raise_for_status()
-            return str((await response.json())["data"][0]["id"])
+            listed = (await response.json())["data"]
+        one = next((one for one in listed if one["id"] == wanted), listed[0])
+        return ServedModel(wanted or str(one["id"]), one.get("vocab_size"))
     except (aiohttp.ClientError, OSError, LookupError, ValueError) as error:
+        if wanted is not None:
+            return ServedModel(wanted, None)
         raise ConfigError(f"{base}/v1/models does not answer: {error}; give --model") from None
 
 

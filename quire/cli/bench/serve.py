@@ -20,7 +20,7 @@ from quire.cli.bench.arrivals import INF, RequestRate, compute_start_times
 from quire.cli.bench.client import (
     BenchEndpoint,
     RequestResult,
-    first_model,
+    find_model,
     open_session,
     post_command,
     send_request,
@@ -41,6 +41,7 @@ from quire.cli.bench.workload import (
     SampleRequest,
     add_workload_flags,
     build_requests,
+    check_workload,
     decode_prompts,
 )
 from quire.config.command_line.option_parser import OptionParser
@@ -52,6 +53,8 @@ ENDPOINTS = {
     "quire": "/v1/completions",
     "openai-chat": "/v1/chat/completions",
 }
+SMALL_VOCABULARY = 32_000
+"""Token ids that nearly every model has, for servers that do not list a vocabulary size."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
             "repetition_penalty")  # fmt: skip
 
@@ -68,11 +71,12 @@ def main(argv: Sequence[str]) -> int:
     rate = RequestRate(
         args.request_rate, args.ramp_up_strategy, args.ramp_up_start_rps, args.ramp_up_end_rps
     )
-    work = decode_prompts(build_requests(args, args.vocab_size), args.tokenizer)
-    times = compute_start_times(len(work), rate, args.burstiness, random.Random(args.workload_seed))
+    check_workload(args)
+    rng = random.Random(args.workload_seed)
+    times = compute_start_times(args.num_prompts, rate, args.burstiness, rng)
     extra = _extra_body_fields(args)
     describe_run(args, "")  # errors are reported before the load
-    answers, began, seconds, model = asyncio.run(_run_benchmark(args, work, times, extra))
+    answers, began, seconds, model = asyncio.run(_run_benchmark(args, times, extra))
     found = describe_run(args, model) | summarize(answers, seconds, wanted, metrics, limits)
     _print_result(found, metrics)
     if args.save_detailed:
@@ -127,7 +131,10 @@ def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tokenizer", default=None, help="folder or name: send random prompts as text made with it"
     )
-    group.add_argument("--vocab-size", type=int, default=100_000, help="random ids are below it")
+    group.add_argument(
+        "--vocab-size", type=int, default=None,
+        help=f"random ids are below it; default: the server's, or {SMALL_VOCABULARY}",
+    )  # fmt: skip
 
 
 def _add_body_flags(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +184,6 @@ def _resolve_endpoint(args: argparse.Namespace) -> str:
 
 async def _run_benchmark(
     args: argparse.Namespace,
-    work: Sequence[SampleRequest],
     times: Sequence[float],
     extra: dict[str, Any],
 ) -> tuple[list[RequestResult], float, float, str]:
@@ -186,7 +192,9 @@ async def _run_benchmark(
     endpoint = _resolve_endpoint(args)
     async with open_session(args.api_key, args.header, insecure=args.insecure) as http:
         await wait_ready(http, base, args.ready_check_timeout_sec)
-        model = args.served_model_name or args.model or await first_model(http, base)
+        found = await find_model(http, base, args.served_model_name or args.model)
+        model, vocab = found.name, args.vocab_size or found.vocab_size or SMALL_VOCABULARY
+        work = decode_prompts(build_requests(args, vocab), args.tokenizer)
         target = BenchEndpoint(http, base + endpoint, model, extra)
         for item in work[: args.num_warmups]:
             warm = await send_request(target, item, time.perf_counter())

@@ -64,7 +64,7 @@ PREFIX_REPETITION_DEFAULTS = {"num-prefixes": 10, "prefix-len": 256, "suffix-len
 
 def build_requests(args: argparse.Namespace, vocab: int) -> list[SampleRequest]:
     """Return the requests that the flags describe. Raises ConfigError."""
-    _check_flags(args)
+    check_workload(args)
     name = args.dataset_name or ("sharegpt" if args.dataset_path else "random")
     rng = random.Random(args.workload_seed)
     if name == "random":
@@ -81,7 +81,8 @@ def build_requests(args: argparse.Namespace, vocab: int) -> list[SampleRequest]:
     return (found * times)[: args.num_prompts]
 
 
-def _check_flags(args: argparse.Namespace) -> None:
+def check_workload(args: argparse.Namespace) -> None:
+    """Raises ConfigError for flags that describe no workload."""
     for name, least in (("num_prompts", 1), ("input_len", 1), ("prefix_len", 0)):
         if getattr(args, name) < least:
             flag = name.replace("_", "-")

@@ -341,7 +341,9 @@ def _kv_cure(plan: MemoryPlan, blocks: int) -> str:
     size = blocks * plan.block_bytes
     if plan.sized_by == "cpu_kvcache_space":
         return f"{plan.sized_by}={-(-size * 10**6 // GIB) / 10**6:.6f}"
-    return f"{plan.sized_by}={blocks if plan.sized_by == BLOCKS_OPTION else f'{-(-size // MIB)}MiB'}"
+    return (
+        f"{plan.sized_by}={blocks if plan.sized_by == BLOCKS_OPTION else f'{-(-size // MIB)}MiB'}"
+    )
 
 
 def _budget_cures(plan: MemoryPlan, total: int) -> list[str]:

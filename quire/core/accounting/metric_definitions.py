@@ -47,10 +47,12 @@ def counters(now: Snapshot) -> MetricValues:
         "engine_failures_unattributed": {"": stats.unattributed_failures},
         "engine_faulty_requests": {"": stats.failed_requests},
         "corrupt_rows": {"": stats.corrupt_rows},
+        "corrupted_requests": {"": stats.corrupt_rows},
         "prompt_tokens": {"": counted.answered_tokens},
         "prompt_tokens_by_source": {
             "local_compute": counted.answered_tokens - cached,
             "local_cache_hit": cached,
+            "external_kv_transfer": 0,  # no KV comes from elsewhere
         },
         "prompt_tokens_cached": {"": cached},
         "prompt_tokens_cached_by_source": {"device": cached},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
@@ -30,11 +30,15 @@ FORBIDDEN_MESSAGE = "this key may not ask for"
 
 
 class AuthMiddleware:
-    """Passes a request on if its key allows its path, and records the owner of the key."""
+    """Passes a request on if its key allows its path, and records the owner of the key.
 
-    def __init__(self, app: ASGIApp, ring: KeySet) -> None:
+    public_paths: paths that need no key, besides PUBLIC_PATHS.
+    """
+
+    def __init__(self, app: ASGIApp, ring: KeySet, public_paths: Collection[str] = ()) -> None:
         self._app = app
         self._keys = ring
+        self._public_paths = PUBLIC_PATHS.union(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = None if scope["type"] == "lifespan" else self._refusal(scope)
@@ -46,7 +50,7 @@ class AuthMiddleware:
     def _refusal(self, scope: Scope) -> Response | None:
         """The answer to one that may not pass."""
         path = get_route_path(scope)
-        if scope["type"] == "http" and (scope["method"] == "OPTIONS" or path in PUBLIC_PATHS):
+        if scope["type"] == "http" and (scope["method"] == "OPTIONS" or path in self._public_paths):
             return None
         keys = _presented_keys(scope["headers"])
         found = [holder for key in keys or () if (holder := self._keys.lookup(key)) is not None]

@@ -289,6 +289,7 @@ class ModelCard(_ResponseModel):
     root: str
     parent: str | None
     max_model_len: int
+    vocab_size: int
     permission: list[ModelPermission]
 
 

@@ -8,12 +8,16 @@ that arrived at once. A unix socket has no such option, so they share it.
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import socket
 import ssl
 from pathlib import Path
 
 from quire.errors import ConfigError
 from quire.server.options import ServerOptions
+
+log = logging.getLogger(__name__)
 
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 
@@ -31,10 +35,21 @@ def bind_sockets(options: ServerOptions) -> list[socket.socket]:
         raise ConfigError(f"cannot listen on {where}: {error}; {hint}") from None
 
 
+def _warn_if_open(options: ServerOptions, address: str) -> None:
+    """Log a warning if the server can be used from other machines without a key."""
+    has_key = options.api_key or options.api_key_file or options.ssl_cert_reqs == ssl.CERT_REQUIRED
+    if not has_key and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        log.warning(
+            "%s is open to other machines, and no key is needed: set QUIRE_API_KEY or "
+            "--api-key-file, or limit access by other means", address,
+        )  # fmt: skip
+
+
 def _bind_tcp(options: ServerOptions) -> list[socket.socket]:
     family, _, _, _, address = socket.getaddrinfo(
         options.host or None, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
+    _warn_if_open(options, str(address[0]))
     first = _bind(family, address)
     if options.api_server_count == 1:
         return [first]

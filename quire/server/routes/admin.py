@@ -92,6 +92,7 @@ def _build_model_card(state: AppState, name: str) -> dict[str, Any]:
         "root": state.root,
         "parent": None,
         "max_model_len": state.max_model_len,
+        "vocab_size": state.inputs.vocab_size,
         "permission": [permission],
     }
 

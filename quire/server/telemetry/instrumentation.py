@@ -136,6 +136,8 @@ class Telemetry:
                 found += metrics.collect_engine_metrics(
                     now, sleep_state, state.engine.restarts, labels, prefix
                 )
+        if "vllm" in self.prefixes:
+            found += metrics.collect_planned_metrics(labels)
         if now is not None:
             found += metrics.collect_key_metrics(now, self._keys.names, labels)
         return _drop_duplicate_names(found)

@@ -108,6 +108,7 @@ ENGINE_METRICS = (
         "source",
         "local_compute",
         "local_cache_hit",
+        "external_kv_transfer",
     ),
     _counter("prompt_tokens_cached", "Tokens of prompts that the prefix cache had."),
     _counter("prompt_tokens_cached_by_source", "The same, by tier.", "source", "device"),
@@ -126,6 +127,7 @@ ENGINE_METRICS = (
         "engine_faulty_requests", "Requests that ended because steps fail with them.", own=True
     ),
     _counter("corrupt_rows", "Sequences that were ended: NaN or infinite logits.", own=True),
+    _counter("corrupted_requests", "The same number, by vLLM's name."),
     _gauge("grammars_waiting", "Grammars of structured output that are to be compiled.", own=True),
     _gauge("grammars_kept", "Grammars that are compiled, those in use included.", own=True),
     _gauge("grammars_kept_bytes", "Memory that they hold, about.", own=True),
@@ -164,6 +166,18 @@ KEY_METRICS = (
     _gauge("key_queued_tokens", "Tokens of a key's prompts that wait.", "key", own=True),
 )
 """Of each name in the key file; the same."""
+
+PLANNED_METRICS = (
+    _counter("external_prefix_cache_queries", "Tokens looked up in a KV store elsewhere."),
+    _counter("external_prefix_cache_hits", "Tokens found there."),
+    _counter("mm_cache_queries", "Images and sounds looked up in a cache of their embeddings."),
+    _counter("mm_cache_hits", "Those found there."),
+    _counter("spec_decode_num_drafts", "Drafts of speculative decoding."),
+    _counter("spec_decode_num_draft_tokens", "Tokens of the drafts."),
+    _counter("spec_decode_num_accepted_tokens", "Tokens of the drafts that were accepted."),
+    _counter("spec_decode_num_accepted_tokens_per_pos", "The same, by position.", "position", "0"),
+)
+"""Of features that are not built yet: 0, and with the prefix vllm only, for its dashboards."""
 
 REQUEST_METRICS = (
     _counter(
