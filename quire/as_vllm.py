@@ -234,7 +234,7 @@ def _names(module: str) -> dict[str, tuple[str, str]]:
 
 
 def _missing(module: str, name: str) -> str:
-    """What to say of a name that is not there: the nearest, or all there are."""
+    """Return the error text for a missing name: the nearest name, or all names."""
     names = _names(module) if module in PLACES else {}
     below = [one.removeprefix(f"{module}.") for one in PLACES if one.startswith(f"{module}.")]
     near = difflib.get_close_matches(name, [*names, *below], n=3)

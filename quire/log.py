@@ -22,7 +22,7 @@ from typing import Literal, TextIO
 FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 DATE_FORMAT = "%m-%d %H:%M:%S"
 LOGGERS = ("quire", "uvicorn")
-"""Loggers whose records are shown. The root logger belongs to the user."""
+"""Loggers whose records are shown. The root logger is the application's."""
 _PLAIN = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"])
 """Attributes that every record has; others came with `extra=`."""
 
@@ -30,7 +30,7 @@ Style = Literal["text", "json"]
 
 
 class BestEffortStream:
-    """A stream that loses what it cannot write, without an error.
+    """A stream that drops text it cannot write, without an error.
 
     A log may be on a full disk, or a pipe without a reader.
     """
@@ -119,7 +119,7 @@ def trace_functions() -> Path:
     To find what hangs or crashes: it is the last call without a return. Very slow.
     """
     descriptor, path = tempfile.mkstemp(prefix=f"quire-calls-{os.getpid()}-", suffix=".log")
-    # It stays open as long as the process lives; a crash loses no line.
+    # It stays open as long as the process runs; a crash loses no line.
     lines = open(descriptor, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
     tracer = CallTracer(lines.write, str(Path(__file__).parent) + os.sep)
     threading.setprofile(tracer)

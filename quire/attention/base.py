@@ -36,7 +36,7 @@ class AttentionMetadata:
 
     Sequence s owns the query rows [q_starts[s], q_starts[s+1]), the last of its contexts[s]
     tokens. `tables` and `slots` have one entry per layer group. A padding row has context 0 and
-    slot -1. The host's bounds may be far above what the tensors say when a captured step replays.
+    slot -1. The host's bounds may be far above the tensors' values when a captured step replays.
     """
 
     q_starts: Tensor  # [S+1] int32

@@ -1,4 +1,4 @@
-"""The backend over FlashAttention 3, used only when it is asked for and installed.
+"""The backend over FlashAttention 3, used only when it is requested by name and installed.
 
 It is tested with a fake of the package: its arguments are tested, its results are not. Our own
 kernels are the default; measure before you choose this one.
@@ -51,7 +51,7 @@ class FlashAttentionStep:
             )
         metadata, cache = self.metadata, self.cache[layer.place]
         kv_write(k, v, cache, metadata.slots[layer.group])
-        lazy_fusion.flush()  # what the package reads must have been launched
+        lazy_fusion.flush()  # the package reads results of ops, which must have been launched
         paged = cache.transpose(2, 3)  # [N, 2, B, K, D]
         return self.attend(
             q,

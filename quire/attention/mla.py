@@ -29,7 +29,7 @@ CAPS = BackendCapabilities(
 
 @dataclass(frozen=True, slots=True)
 class MLAStep:
-    """One step over the cache. Holds the batch; every tensor of it is read anew by each layer."""
+    """One step over the cache. Holds the batch; each layer reads its tensors again."""
 
     cache: list[Tensor]
     metadata: AttentionMetadata

@@ -28,12 +28,12 @@ CAPS = BackendCapabilities(
     fp8_cache=True,
 )
 
-_MAX_COUNTERS = 1 << 16  # sequences times kv heads of one launch; beyond it, they are made anew
+_MAX_COUNTERS = 1 << 16  # sequences times kv heads of one launch; beyond it, new ones are allocated
 
 
 @dataclass(frozen=True, slots=True)
 class PagedAttentionStep:
-    """One step over the cache. Holds the batch; every tensor of it is read anew by each layer."""
+    """One step over the cache. Holds the batch; each layer reads its tensors again."""
 
     cache: list[Tensor]
     metadata: AttentionMetadata

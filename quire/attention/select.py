@@ -1,4 +1,4 @@
-"""Choose the attention backend, and say why the others were not chosen."""
+"""Attention backend selection: chooses a backend, with the reason why others were not chosen."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 
 PREFERENCE_ORDER = ("paged", "mla")
-"""Best first. A backend that is not listed is used only when it is asked for by name."""
+"""Best first. A backend that is not listed is used only when it is requested by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendRequirements:
-    """What the model and the device ask of a backend."""
+    """What the model and the device require of a backend."""
 
     device: str
     dtype: torch.dtype
@@ -53,7 +53,7 @@ def select_backend(wanted: str | None, needs: BackendRequirements) -> AttentionB
 
 
 def unmet_requirement(caps: BackendCapabilities, needs: BackendRequirements) -> str:
-    """What the backend lacks, in words; empty if nothing."""
+    """Return what the backend lacks; empty if nothing."""
     if needs.device not in caps.devices:
         return f"runs on {', '.join(sorted(caps.devices))}, not on {needs.device}"
     if needs.dtype not in caps.dtypes:

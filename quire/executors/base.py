@@ -47,7 +47,7 @@ class Executor(Protocol):
     def recover(self) -> None:
         """Prepare for more steps after one raised and all submitted ones were waited for.
 
-        Slots are joined anew afterwards. Raises EngineDead if a device is lost: each later step in
+        Slots are joined again afterwards. Raises EngineDead if a device is lost: each later step in
         this process would fail.
         """
         ...

@@ -2,7 +2,7 @@
 
     scores = softmax or sigmoid of (x @ weight.T + bias)      fp32 throughout, never rounded
     choice = the top k of scores (+ correction), within the best groups if there are groups
-    weight = scores of the chosen, renormalised if asked, times a factor
+    weight = scores of the chosen, renormalised if configured, times a factor
 
 Softmax over the chosen only (Mixtral, GPT-OSS) is softmax over all, renormalised. Among equal
 scores the lower expert wins, so that every body chooses alike.

@@ -1,4 +1,4 @@
-"""Embedding tables: of tokens, and of positions in models that learn them."""
+"""Embedding tables: of tokens, and of learned positions."""
 
 from __future__ import annotations
 

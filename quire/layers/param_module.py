@@ -46,11 +46,11 @@ class ParamModule(nn.Module):
         raise NotImplementedError
 
     def init_spec(self, param: str) -> InitSpec:
-        """How random stand-in values of a parameter are drawn."""
+        """Return the distribution of random values of a parameter."""
         raise NotImplementedError
 
     def dtype(self, param: str) -> torch.dtype | None:
-        """What a parameter is stored in, whatever the model's dtype is. None: the model's."""
+        """Return the stored dtype of a parameter. None: the model's."""
         return None
 
     def fused_shape(self, param: str) -> tuple[int, ...]:

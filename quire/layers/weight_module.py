@@ -50,7 +50,7 @@ class WeightModule(ParamModule):
         self.declare(*self._specs)
 
     def param_name(self, matrix: str, name: str) -> str:
-        """What a parameter of the method is called here: a bank puts the matrix before it."""
+        """Return the layer's name of a method's parameter: a bank prefixes the matrix."""
         if matrix == "weight":
             return name
         return matrix if name == "weight" else f"{matrix}_{name}"

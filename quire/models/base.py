@@ -119,7 +119,7 @@ class ModelConfig:
     kv_heads: int
     head_dim: int
     mlp: int
-    max_len: int  # positions it can serve; the engine may ask for fewer (dataclasses.replace)
+    max_len: int  # positions it can serve; the engine may set fewer (dataclasses.replace)
     norm_eps: float
     act: str  # a key of layers.KINDS
     tied: bool  # the output head is the token embedding

@@ -10,6 +10,7 @@ Axes:   T tokens in the step, E hidden, F mlp width, H query heads, K kv heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -58,13 +59,18 @@ class Config(ModelConfig):
 
 
 class SelfAttention(nn.Module):
-    def __init__(self, c: Config, window: int | None) -> None:
+    def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
         self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
         self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.bias)
         self.rope = Rope(c.rope, c.max_len)
         self.attn = Attention(
-            c.heads, c.kv_heads, c.head_dim, scale=c.scale, window=window, softcap=c.attn_softcap
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            scale=c.scale,
+            window=c.window(layer),
+            softcap=c.attn_softcap,
         )
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
@@ -74,10 +80,14 @@ class SelfAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, c: Config, layer: int) -> None:
+    """A layer with a norm before and after each half. Gemma-3 replaces the attention."""
+
+    attention_class: ClassVar[type[nn.Module]] = SelfAttention
+
+    def __init__(self, c: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
-        self.self_attn = SelfAttention(c, c.window(layer))
+        self.self_attn = self.attention_class(c, layer)
         self.post_attention_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
         self.pre_feedforward_layernorm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
         self.mlp = GatedMLP(c.hidden, c.mlp, c.act)

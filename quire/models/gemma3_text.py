@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from quire.layers import (
-    AddRMSNorm,
     Attention,
     QKVLinear,
     RMSNorm,
@@ -23,10 +22,10 @@ from quire.layers import (
     RopeConfig,
     RowLinear,
 )
-from quire.models._decoder import Decoder, GatedMLP
+from quire.models import gemma2
 from quire.models._rope import rope_of, section_of
 from quire.models._windows import FULL, SLIDING, read_periodic_windows
-from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
+from quire.models.base import Hf, ModelConfig, StepInputs, field_of, sizes_of
 
 DEFAULTS = {
     "vocab_size": 262_208,
@@ -104,28 +103,9 @@ class SelfAttention(nn.Module):
         return self.o_proj(self.attn(q, k, v, step.attention))
 
 
-class Layer(nn.Module):
-    def __init__(self, c: Config, layer: int) -> None:
-        super().__init__()
-        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
-        self.self_attn = SelfAttention(c, layer)
-        self.post_attention_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
-        self.pre_feedforward_layernorm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
-        self.mlp = GatedMLP(c.hidden, c.mlp, c.act)
-        self.post_feedforward_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
-
-    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
-        x, res = self.input_layernorm(x, res)
-        x = self.post_attention_layernorm(self.self_attn(x, step))
-        x, res = self.pre_feedforward_layernorm(x, res)
-        return self.post_feedforward_layernorm(self.mlp(x)), res
+class Layer(gemma2.Layer):
+    attention_class = SelfAttention
 
 
-class Model(Decoder):
+class Model(gemma2.Model):
     layer_class = Layer
-    weights = Weights(
-        strip=("model.",),
-        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
-        ignore=("*.rotary_emb.inv_freq",),
-        tie={"lm_head": "embed_tokens"},
-    )

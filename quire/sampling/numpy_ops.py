@@ -69,7 +69,7 @@ def draw(weights: Tensor, share: Tensor) -> Tensor:
         for line, (c, rest) in zip(sums, places)
         if rest >= 0
     ]
-    if len(found) < rows:  # spoilt rows: their error is reported elsewhere
+    if len(found) < rows:  # rows with NaN or infinity: their error is reported elsewhere
         good = iter(found)
         found = [next(good) if rest >= 0 else 0 for _, rest in places]
     return torch.tensor(found)

@@ -1,4 +1,4 @@
-"""Philox: random numbers that depend only on (seed, position); a counter goes in, bits come out.
+"""Philox: random numbers that depend only on (seed, position); maps a counter to bits.
 
     key      the sequence's seed, 64 bits
     counter  the token's position among the outputs, and which of its draws it is

@@ -77,7 +77,7 @@ class LogitsProcessor:
         raise NotImplementedError
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Learn how the batch changed, before each apply."""
+        """Update the state for a changed batch; called before each apply."""
         raise NotImplementedError
 
 

@@ -161,7 +161,7 @@ class Sampler:
             step.leave(slot)
 
     def recover(self) -> None:
-        """Drop what a failed sampling left half done. Its slots are joined anew."""
+        """Drop the partial results of a failed sampling. Its slots are joined again."""
         self._plan = None
         self._constrained_slots.recover()
 
@@ -204,7 +204,7 @@ class Sampler:
 
         logits: [R, V], not changed. row_slots: [R] int32, -1 for rows that are not read. outputs:
         [R] int32, tokens each sequence has put out already. Both are ignored if kind is greedy.
-        Penalised rows learn their tokens here, so each step of theirs is chosen once.
+        The token counts of penalised rows are updated here, so each of their steps is sampled once.
         Returns ids [R] int32 and each row's best logit [R] float32 (see SamplerOutput.top_logits).
         """
         if kind == "greedy":

@@ -55,7 +55,7 @@ def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
 
 
 def missing_files(folder: Path) -> list[str]:
-    """What the folder must hold and does not, by its own index. [] if it is whole."""
+    """Return the files of the folder's index that are missing. [] if it is complete."""
     for pattern, index in FORMATS:
         names = _indexed_files(folder, index) or _matching_files(folder, pattern)
         if names:

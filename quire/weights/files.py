@@ -44,7 +44,7 @@ def iterate_tensors(
     """Every tensor of the folder's weights, once, on the CPU.
 
     A tensor is a view of its mapped file: copy what is to outlive the files. load_format: auto
-    (safetensors, else .bin), safetensors, pt. progress: the bar users know.
+    (safetensors, else .bin), safetensors, pt. progress: show a progress bar.
     Raises: WeightError.
     """
     files = weight_files(folder, load_format)

@@ -38,7 +38,7 @@ class _CopyStream(threading.local):
 
 
 class GpuLoader:
-    """Threads between files and one GPU. A context: leaving waits for what is under way."""
+    """Threads between files and one GPU. A context: leaving waits for running copies."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -101,7 +101,10 @@ def read_file_headers(path: Path) -> dict[str, TensorHeader]:
 def _parse(text: bytes, path: Path) -> dict[str, dict[str, Any]]:
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_reject_duplicates)
-    except (ValueError, RecursionError) as error:  # UTF-8, JSON, numbers of 4300 digits, twins
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # UTF-8, JSON, numbers of 4300 digits, duplicate keys
         raise WeightError(f"{path} has a corrupt safetensors header: {error}") from error
     if not isinstance(value, dict):
         raise WeightError(f"{path} has a safetensors header that is not a JSON object")

@@ -41,7 +41,7 @@ def resolve_model_folder(
     want: Contents = "model",
     ignore: Sequence[str] = ("original/**/*",),
 ) -> Path:
-    """Find the folder of a model, and fetch what is missing of it.
+    """Find the folder of a model, and download missing files.
 
     `download_dir` takes the place of the hub's cache folder. `ignore`: globs not downloaded.
     Raises: ConfigError (not found, gated, offline and not cached, not a model's folder).
@@ -112,7 +112,7 @@ def _from_hub(
 
 
 class _Unreachable(Exception):
-    """The hub did not answer; what is cached may still do."""
+    """The hub did not answer; the cached files may still be complete."""
 
 
 def _cached(

@@ -25,7 +25,7 @@ MAX_LISTED = 12
 
 
 class InitSpec(NamedTuple):
-    """How random stand-in values of a parameter are drawn."""
+    """Return the distribution of random values of a parameter."""
 
     mean: float
     std: float
@@ -70,7 +70,7 @@ class ParamOwner(Protocol):
     def init_spec(self, param: str) -> InitSpec: ...
 
     def dtype(self, param: str) -> torch.dtype | None:
-        """What a parameter is stored in, whatever the model's dtype is. None: the model's."""
+        """Return the stored dtype of a parameter. None: the model's."""
         ...
 
     def fused_shape(self, param: str) -> tuple[int, ...]:
@@ -101,12 +101,13 @@ class Weights:
     tie: Mapping[str, str] = field(default_factory=dict)  # layer <- layer, if tied
 
     def module_path(self, path: str) -> str:
-        """What the model calls a module that the checkpoint calls `path`, fused layers aside."""
+        """Return the model's name of a module that the checkpoint calls `path`, fused layers
+        aside."""
         prefix = next((p for p in self.strip if f"{path}.".startswith(p)), "")
         return _rename(path[len(prefix) :], self.rename)
 
     def target(self, name: str) -> ParamTarget:
-        """Where a checkpoint tensor goes, by its name alone."""
+        """Return the target of a checkpoint tensor, by its name alone."""
         path, _, param = name.rpartition(".")
         path = self.module_path(path)
         parent, _, leaf = path.rpartition(".")
@@ -270,7 +271,7 @@ def _stacked_name(name: str, param: str) -> str:
 
 
 def _expert_name(weights: Weights, param: str, part: int) -> str | None:
-    """What a checkpoint calls a part of a bank's parameter; None if it is not a bank's."""
+    """Return a checkpoint's name of a part of a bank's parameter; None if it is not a bank's."""
     for stacked, names in weights.experts.items():
         if param == stacked or param.startswith(f"{stacked}_"):
             tail = param[len(stacked) + 1 :] or "weight"

@@ -1,10 +1,10 @@
 """Fills a model's parameters, from a checkpoint's tensors or with dummy values of a seed.
 
-A layer is finished (packed, say) as soon as its last tensor has come, and its unpacked form freed,
+A layer is finished (packed, say) when its last tensor has arrived, and its unpacked form freed,
 so the peak is the model plus one layer. Each parameter owns its memory: nothing refers to the
 checkpoint's file afterwards. `mapping.assign_tensors` has decided which tensor goes where.
 
-On a GPU the copies are under way in threads (gpu_loader.py) while the next tensors are looked up,
+On a GPU the copies run in threads (gpu_loader.py) while the next tensors are looked up,
 so a layer is finished a little after its last tensor has come.
 """
 
@@ -31,7 +31,7 @@ from quire.weights.mapping import (
 )
 
 MAX_AWAITING_LAYERS = 8
-"""Layers with copies under way: enough to keep the bus busy, few enough to hold twice."""
+"""Layers with running copies: enough to keep the bus busy, few enough to hold twice."""
 DUMMY_BLOCK_SIZE = 1_048_573
 """Random numbers drawn for a whole dummy model. Prime, so that rows of a matrix differ."""
 

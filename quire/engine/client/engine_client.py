@@ -158,7 +158,7 @@ class EngineClient:
 
     @property
     def dead_error(self) -> EngineDead | None:
-        """Why the engine will answer nothing more. None while it lives."""
+        """Why the engine will not answer any more. None while it is alive."""
         return self._dead_error
 
     # -- requests -----------------------------------------------------------------------------

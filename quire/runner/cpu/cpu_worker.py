@@ -74,7 +74,7 @@ class CpuWorker:
         """Do nothing: a step is done when compute() returns."""
 
     def recover(self) -> None:
-        """Do nothing: joins write all state of a slot anew."""
+        """Do nothing: joins overwrite all state of a slot."""
 
     def write_tables(self, changes: Sequence[BlockTableUpdate]) -> None:
         for group, slot, at, blocks in changes:

@@ -114,7 +114,7 @@ class ConstrainedSlots:
         self._uncommitted.append(masks)
 
     def recover(self) -> None:
-        """Drop the samplings in flight after a step raised; slots are joined anew."""
+        """Drop the samplings in flight after a step raised; slots are joined again."""
         self._batch_slots, self._batch_rows = (), []
         self._uncommitted.clear()
 
