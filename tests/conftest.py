@@ -1,4 +1,4 @@
-"""Tiers, groups for pytest-xdist, and where the time goes. docs/testing.md tells the rules."""
+"""Tiers, groups for pytest-xdist, and where the time is spent. docs/testing.md has the rules."""
 
 import os
 from collections import Counter
@@ -37,7 +37,7 @@ def often():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Leave the long tier out, and say which tests one process of pytest-xdist must run in turn."""
+    """Deselect the long tier, and group tests that one process of pytest-xdist must run in turn."""
     for item in items:
         if hasattr(item.module, "serving"):
             item.add_marker(pytest.mark.slow("starts `quire serve`, whose processes import torch"))
@@ -92,7 +92,7 @@ def processor_s():
 
 
 class Durations:
-    """Writes the longest tests and files to build/durations.txt, and prints those that must say why.
+    """Writes the longest tests and files to build/durations.txt, and prints those without a reason.
 
     No test fails by its time: the first test on a fresh clone compiles the kernels, and machines differ.
     """

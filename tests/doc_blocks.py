@@ -1,9 +1,9 @@
-"""The code blocks of the documents, and what a comment above each says is done with it.
+"""The code blocks of the documents, and the comment above each that sets its use.
 
 <!-- run -->              run by tests/server/test_docs_run.py, in the order of the page
 <!-- prints -->           what the block before it printed; `...` stands for anything
 <!-- shown: REASON -->    not run, and why; its quire commands are parsed all the same
-<!-- fails: TEXT -->      run, and must fail with TEXT in what it says
+<!-- fails: TEXT -->      run, and must fail with TEXT in its output
 """
 
 from __future__ import annotations

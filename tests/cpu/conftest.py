@@ -1,4 +1,4 @@
-"""Triton's kernels run in its interpreter here. Read at import, so it is said before any import."""
+"""Triton's kernels run in its interpreter here. Triton reads the variable at its import."""
 
 import os
 import sys

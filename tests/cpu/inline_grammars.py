@@ -1,4 +1,4 @@
-"""Real grammars of real backends, compiled where they are asked for: no process, no waiting.
+"""Real grammars of real backends, compiled in this process at the request: no waiting.
 
 How grammars are compiled elsewhere is quire.grammar.compilation.grammar_cache's business, and tested there.
 """
@@ -24,7 +24,7 @@ def built(folder, size, ends, constraint):
 
 
 class Grammars:
-    """Ready as soon as they are asked for."""
+    """Ready at the request."""
 
     def __init__(self, config, folder):
         self._of = (str(folder()), config.model.vocab, config.sampling.eos_ids)

@@ -1,11 +1,11 @@
-"""Grammars over a vocabulary of 97 tokens, in plain Python: what the sampler asks of real ones.
+"""Grammars over a vocabulary of 97 tokens, in plain Python, with the interface of real ones.
 
     lists   "[" (value ("," value)*)? "]"  where a value is a list or a run of digits; ends by itself
-    digits  a run of digits; ends when an end token says so
+    digits  a run of digits; ends at an end token
     spaced  a digit, with up to 9 blanks before it: as long as the budget lets it
     nothing the empty text
 
-Guides close in time, as the real ones do, and count what is asked of them.
+Guides close in time, as the real ones do, and count their calls.
 """
 
 import numpy as np
@@ -157,7 +157,7 @@ class Ready:
 
 
 class Grammars:
-    """Compiled as soon as they are asked for. `guides`: all that were made."""
+    """Compiled at the request. `guides`: all that were made."""
 
     def __init__(self):
         self.guides = []

@@ -1,4 +1,4 @@
-"""A mark for tests that ask for equal bits whatever the company.
+"""A marker for tests that need equal bits in any batch.
 
 The native kernels give a row the same bits in any batch; PyTorch's matrix products, which run where
 there is no compiler, promise that only up to rounding.

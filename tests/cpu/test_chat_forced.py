@@ -1,4 +1,4 @@
-"""LLM.chat forces calls, binds strict functions and keeps thoughts short, as the server does."""
+"""LLM.chat forces calls, constrains strict functions and limits reasoning, as the server does."""
 
 import json
 

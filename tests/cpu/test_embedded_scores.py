@@ -49,7 +49,7 @@ def llm():
 
 @pytest.fixture(scope="module")
 def right(tools, llm):
-    """(right, asked) per task, all prompts of all tasks in one batch."""
+    """(right, total) per task, all prompts of all tasks in one batch."""
     evaluate = tools["evaluate"]
     some = []
     for group, (count, _) in FLOORS.items():

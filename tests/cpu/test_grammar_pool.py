@@ -56,7 +56,7 @@ class Load:
 
 
 class Pool:
-    """Grammars, and what they told."""
+    """Grammars, and their published outcomes."""
 
     def __init__(self, what="", *, seconds=20.0, memory=1 << 28, early=False, **bounds):
         self.rung, self.load = threading.Event(), Load()
@@ -72,7 +72,7 @@ class Pool:
             self.grammars.acquire(Constraint(form))
 
     def wait(self, *forms):
-        """What became of these, when all of them are told."""
+        """The outcomes of these, when all of them are published."""
         deadline = time.monotonic() + PATIENCE_S
         while not all(form in self.told for form in forms):
             assert time.monotonic() < deadline, self.told
@@ -82,7 +82,7 @@ class Pool:
         return [self.told.pop(form) for form in forms]
 
     def wait_any(self):
-        """Forms of which something was told now."""
+        """Grammars whose outcomes were published now."""
         assert self.rung.wait(PATIENCE_S)
         self.rung.clear()
         return [c.form for c, _ in self.grammars.outcomes()]

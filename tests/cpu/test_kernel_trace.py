@@ -1,6 +1,6 @@
 """A step run in a rehearsal launches nothing new, and names every kernel it would have launched.
 
-Triton compiles for a GPU without having one; only its driver is made up here. In a process of its
+Triton compiles for a GPU without having one; only its driver is a fake here. In a process of its
 own, because the other tests run Triton in its interpreter.
 """
 

@@ -1,4 +1,4 @@
-"""beam_search against a plain implementation that knows no cache, no forks and no rounds."""
+"""beam_search against a plain implementation without cache, forks and rounds."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Forms of outputs, offline: every way to say one, on the embedded model."""
+"""Constraints of outputs, offline: every form of the option, on the embedded model."""
 
 import json
 import subprocess

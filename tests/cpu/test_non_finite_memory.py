@@ -1,4 +1,4 @@
-"""Memory that a spoilt sequence leaves behind hurts nobody: KV is read only where it was written."""
+"""NaN that a sequence leaves in memory reaches no other: KV is read only where it was written."""
 
 import pytest
 import torch

@@ -2,7 +2,7 @@
 
 A table of features times a table of paths, through the public LLM, on a tiny random model. The
 plain path runs each request alone, whole, uncached and without tapes; a few lines of plain Python
-over transformers' logits say whether the plain path itself is right.
+over transformers' logits check the plain path itself.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def raises(output_ids, logits):
 
 
 class Forbids(AdapterLogitsProcessor):
-    """Engine-wide: a request names the ids it does not want."""
+    """Engine-wide: a request names the ids that it excludes."""
 
     def is_argmax_invariant(self):
         return False
@@ -296,7 +296,7 @@ STOPPED = "The largest ocean is the Pacific"
 
 
 def stop_cases(text):
-    """Stop strings made of what the model says: in a token, over tokens, never, and two at once."""
+    """Stop strings from the model's output: in a token, over tokens, never, and two at once."""
     first, over = text[3:4], text[2:9]
     return [
         {"stop": first},

@@ -34,7 +34,7 @@ def model(folder):
 
 @torch.no_grad()
 def logprobs_of(model, ids):
-    """[len(ids), V] as lists of floats, what each position says of the next token."""
+    """[len(ids), V] as lists of floats: the logits of the next token at each position."""
     return model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
 
 

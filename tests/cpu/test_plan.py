@@ -157,7 +157,7 @@ sys.exit(status or 10 * ("torch" in sys.modules))
 
 
 class _Hub:
-    """Stands for the hub's answer about the headers of a repository."""
+    """Replaces the hub's answer about the headers of a repository."""
 
     def __init__(self, answer):
         self.answer = answer

@@ -9,7 +9,7 @@ from quire.sampling.processors import AdapterLogitsProcessor
 
 
 class Only(AdapterLogitsProcessor):
-    """extra_args={"only": token}: nothing else may be said; a negative one raises in the step."""
+    """extra_args={"only": token}: the only allowed token; a negative one raises in the step."""
 
     @classmethod
     def validate_params(cls, params):

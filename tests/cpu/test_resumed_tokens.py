@@ -1,7 +1,7 @@
-"""A request may come with tokens that its sequences said in another engine: it goes on from there.
+"""A request may have tokens that its sequences generated in another engine: it continues there.
 
-An engine is left in the middle, at a random step, and another takes over what was told so far. The
-two together say what one would have said, to the bit, whatever the engines do.
+An engine stops at a random step, and another resumes from the delivered tokens. Together the
+two yield the tokens of one engine, to the bit, whatever the engines do.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ pytestmark = needs_same_bits
 
 
 def workload():
-    """All that depends on the outputs so far: draws, penalties, minima, forms, thoughts, logprobs."""
+    """Requests whose outputs depend on earlier ones: draws, penalties, minima, grammars, logprobs."""
     rng = random.Random(5)
     prompt = [rng.randrange(14, 97) for _ in range(50)]
     return [
@@ -36,7 +36,7 @@ def workload():
 
 
 class Told:
-    """What was told of some requests, by however many engines."""
+    """The delivered outputs of some requests, from any number of engines."""
 
     def __init__(self, requests):
         self.requests = requests
@@ -54,7 +54,7 @@ class Told:
             prompt.extend([u.prompt_logprobs] if u.prompt_logprobs else [])
 
     def again(self):
-        """The requests that have not ended, with what they said."""
+        """The requests that have not ended, with their generated tokens."""
         found = []
         for one in self.requests:
             said = [self.places[one.id, i] for i in range(one.n)]

@@ -141,7 +141,7 @@ def test_a_trace_runs_two_layers_of_each_kind(kind, kept):
 
 
 class FakeWorker:
-    """What settling in asks of a GPU's worker; notes whether steps may be captured."""
+    """The calls of graph capture on a GPU's worker; records whether steps may be captured."""
 
     def __init__(self):
         self.may_capture = True

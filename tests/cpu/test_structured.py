@@ -1,4 +1,4 @@
-"""Bound rows give the same tokens whatever the engine does, every text whole, and disturb nobody.
+"""Constrained rows give the same tokens in any engine, every text is whole, others are unchanged.
 
 A real tiny model over grammars in plain Python. What real backends make of real forms is tested
 with them; here it is when masks are made, when tokens are settled, and whose they are.
@@ -19,7 +19,7 @@ from tests.cpu.same_bits import needs_same_bits
 pytestmark = needs_same_bits
 PROMPT = range(30, 60)
 MIND, ENOUGH = (70, 71), (72, 73, 74)
-"""Marks around thoughts."""
+"""Markers around reasoning."""
 
 
 def bound(name, kind, max_tokens, prompt=PROMPT, **more):
@@ -31,7 +31,7 @@ RANDOM = {"temperature": 0.9, "top_p": 0.95}
 
 
 def workload(seed=0):
-    """Bound and free rows, greedy and random, with all that may come together with a constraint."""
+    """Constrained and free rows, greedy and random, with all that may be combined with a constraint."""
     rng = random.Random(seed)
     heads = [[rng.randrange(14, 97) for _ in range(rng.randrange(1, 70))] for _ in range(3)]
     kinds = [
@@ -322,7 +322,7 @@ def test_raw_logprobs_are_those_of_the_model():
 
 
 def thoughts(tokens, begin=None):
-    """The lengths of the thoughts in a text."""
+    """The lengths of the reasoning parts of a text."""
     found, inside, start, at = [], begin is None, 0, 0
     while at < len(tokens):
         mark = ENOUGH if inside else begin

@@ -1,4 +1,4 @@
-"""A whole engine on the GPU with latent attention: what it says does not depend on how it is cut."""
+"""A whole engine on the GPU with latent attention: outputs do not depend on how steps are cut."""
 
 import pytest
 

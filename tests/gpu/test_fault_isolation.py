@@ -1,4 +1,4 @@
-"""Faults on a GPU: whose they are ends, others say what they would have; a lost device is known."""
+"""Faults on a GPU: the faulty request ends, others are unchanged; a lost device is detected."""
 
 import signal
 import subprocess
@@ -149,7 +149,7 @@ os._exit(0)
 
 def test_an_error_that_the_context_keeps_ends_the_engine_at_once():
     run = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, timeout=120)
-    # where a tensor is freed before we have asked the device, torch itself ends the process
+    # where a tensor is freed before the device is checked, torch itself ends the process
     known = "DEAD the device is lost" in run.stdout or run.returncode == -signal.SIGABRT
     assert known, run.stdout[-500:] + run.stderr[-2000:]
 

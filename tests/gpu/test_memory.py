@@ -43,7 +43,7 @@ def engine(folder, **options):
 
 
 def asked():
-    """What the driver was asked for so far, and what torch holds of it."""
+    """Bytes allocated from the driver so far, and bytes that torch holds of them."""
     found = torch.cuda.memory_stats()
     return found["num_device_alloc"], found["reserved_bytes.all.current"]
 

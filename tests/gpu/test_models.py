@@ -1,4 +1,4 @@
-"""Every tiny model on the GPU says what transformers' model of the same weights says there.
+"""Every tiny model on the GPU gives the outputs of transformers' model of the same weights.
 
 In float32 token for token; in bfloat16 the drift from transformers' float32 is printed, one JSON
 line a model, beside the drift of transformers' own bfloat16:

@@ -1,4 +1,4 @@
-"""Sampling on a GPU: the host's tokens, exact distributions, no company, no waiting, replayable."""
+"""Sampling on a GPU: the host's tokens, exact distributions, equal in any batch, replayable."""
 
 import math
 import random

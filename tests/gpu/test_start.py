@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 
 def started(folder, cache, linger=0):
-    """What one start in a process of its own tells. linger: seconds it lives on, compiling."""
+    """The report of one start in a new process. linger: seconds it stays, compiling."""
     import os
 
     env = {**os.environ, "QUIRE_CACHE": str(cache), "TRITON_CACHE_DIR": ""}

@@ -1,4 +1,4 @@
-"""Bound rows on the GPU: late masks give the tokens of the plainest run, and cost others nothing."""
+"""Constrained rows on the GPU: late masks give the tokens of the plain run and delay no other."""
 
 import pytest
 import torch

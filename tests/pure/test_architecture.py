@@ -1,4 +1,4 @@
-"""Rules that a tool can prove: who may read the environment, what may be imported when."""
+"""Rules that a tool can prove: which module may read the environment, what may be imported when."""
 
 import ast
 import pathlib

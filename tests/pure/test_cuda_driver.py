@@ -1,4 +1,4 @@
-"""What the CUDA driver says, and fails to say, as facts or as an error that helps."""
+"""The CUDA driver's answers, and its failures, as facts or as a helpful error."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ NO_DEVICE = 100
 
 
 class Driver:
-    """libcuda, as far as it is asked. status: what cuInit answers."""
+    """libcuda, as far as it is called. status: the result of cuInit."""
 
     def __init__(self, status=0, count=1):
         self.status, self.count, self.retained = status, count, 0
@@ -65,7 +65,7 @@ class Nvml:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets up a machine with this driver; nvml None: NVML cannot tell."""
+    """Sets up a machine with this driver; nvml None: NVML is unavailable."""
 
     def make(driver, nvml=None, built_for_cpu=False):
         monkeypatch.setattr(cuda, "_torch_is_for_cpu", lambda: built_for_cpu)

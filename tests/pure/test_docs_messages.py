@@ -1,4 +1,4 @@
-"""What docs/troubleshooting.md quotes is what quire says: a reader searches the page for it."""
+"""Messages quoted in docs/troubleshooting.md are in the source: a reader searches the page for them."""
 
 import ast
 import pathlib

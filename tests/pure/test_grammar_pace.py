@@ -1,4 +1,4 @@
-"""Who goes at full speed beside an engine, and who gives way."""
+"""Which threads run at full speed beside an engine, and which yield."""
 
 import os
 import threading

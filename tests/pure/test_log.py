@@ -1,4 +1,4 @@
-"""How a process of ours tells what it does, and what the environment says to it."""
+"""Logs of a process, and the environment variables that set them."""
 
 import errno
 import io

@@ -1,4 +1,4 @@
-"""Results have the fields, defaults and looks that users know."""
+"""Results have the fields, defaults and repr of vLLM's."""
 
 import dataclasses
 

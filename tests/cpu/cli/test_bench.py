@@ -1,4 +1,4 @@
-"""quire bench: what it measures is what was asked for, and its JSON has the known names."""
+"""quire bench: it runs the requested workload, and its JSON has the names of comparable tools."""
 
 import argparse
 import json

@@ -12,7 +12,7 @@ import torch
 
 
 def pytest_collection_modifyitems(items):
-    """Where triton was loaded for the GPU before tests/cpu/conftest.py, say so and skip."""
+    """Skip with the reason where triton was loaded for the GPU before tests/cpu/conftest.py."""
     for item in items:
         if not item.path.is_relative_to(Path(__file__).parent):
             continue

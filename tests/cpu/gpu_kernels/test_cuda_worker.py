@@ -1,6 +1,6 @@
 """The GPU's half of a step without a GPU: its kernels in the interpreter, streams that do at once.
 
-What a stream, an event and a graph do is acted; all else is the real lane: uploads, gathering,
+Streams, events and graphs are fakes; all else is the real CUDA worker: uploads, gathering,
 padding, write-back, results. Real graphs and real asynchrony are tests/gpu's business.
 """
 
@@ -80,7 +80,7 @@ def acted(monkeypatch):
 
 
 def engine_of(hf=tiny.TINY, **settings):
-    """An engine whose device half is the CUDA lane over CPU tensors."""
+    """An engine with the CUDA worker over CPU tensors."""
 
     def device_half(model, config, processors=(), grammars=None):
         cache, said = config.cache, config.scheduler
@@ -156,7 +156,7 @@ def test_the_cuda_worker_gives_the_tokens_of_the_cpu(acted, hf, name):
 
 
 def test_steps_with_prompts_are_replayed_in_shapes(acted, monkeypatch):
-    """Rows that fill a step up change nothing, whatever company the real ones have."""
+    """Padding rows change nothing, whatever the real rows are."""
     monkeypatch.setattr(cuda_worker, "STEPS_BEFORE_CAPTURE", 1)
     replayed = []
     run = cuda_graphs.CudaGraphCache.run
@@ -179,7 +179,7 @@ WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}
 
 @pytest.mark.slow("a whole engine, every op of it in the interpreter")
 def test_a_whole_engine_runs_on_the_gpu_s_kernels(acted, monkeypatch):
-    """Every op by its GPU body: models, backend and ops agree on what is passed to whom."""
+    """Every op by its GPU body: models, backend and ops agree on their arguments."""
     work = [tiny.request("a", range(20), 3), tiny.request("b", [5, 9], 4)]
     work.append(structured.bound("bound", "lists", 3, [7]))
     want, _ = tiny.run(tiny.engine_of(WIDE, eager=True, grammars=Grammars()), work)
@@ -228,7 +228,7 @@ def test_random_constrained_rows_are_whole_and_the_same_in_any_batch(acted):
 
 
 class Recorded(Event):
-    """An event that notes who waits for it."""
+    """An event that records when the host waits for it."""
 
     def __init__(self, log):
         self.log, self.number = log, None

@@ -1,4 +1,4 @@
-"""Steps with prompts in moulds: nothing real is lost, moved or joined by what fills a step up."""
+"""Steps with prompts, padded to shapes: padding loses, moves and joins no real token."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Decoding from the raw qkv product in one kernel, against the ops it stands for."""
+"""Decoding from the raw qkv product in one kernel, against the ops it replaces."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sampling kernels where their ops' cases do not reach: rows that take the long way, spoilt rows."""
+"""Sampling kernels beyond their ops' cases: rows for the long search, rows with NaN."""
 
 import numpy as np
 import pytest

@@ -1,8 +1,8 @@
 """Tiny models of transformers with random weights: what ours are compared with.
 
-A file tiny/<variant>.json is a config.json, plus under "test" what the comparison must know:
+A file tiny/<variant>.json is a config.json, plus settings of the comparison under "test":
 
-    max_len   serve this many positions (default: what our Config says)
+    max_len   serve this many positions (default: as in our Config)
     lengths   prompt lengths to compare (default: LENGTHS)
     greedy    prompt lengths to continue (default: GREEDY)
     seed      of the weights, if the usual one makes a model that repeats itself

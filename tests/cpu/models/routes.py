@@ -2,7 +2,7 @@
 
 Two implementations round differently, so where two experts score alike to the last digits they may
 choose differently, and one token's log-probabilities are then far apart with nothing wrong. Here the
-two are told apart: transformers' model is made to choose as ours did, and for every token it is
+two are distinguished: transformers' model is made to choose as ours did, and for every token it is
 measured by how much its own scores would have to move for that choice.
 """
 
@@ -41,7 +41,7 @@ def alike(some, others):
 
 @contextmanager
 def forced(theirs, chosen):
-    """transformers' model chooses as `chosen` says; a list that fills with one margin per layer."""
+    """transformers' model chooses as in `chosen`; a list that fills with one margin per layer."""
     gates = [m for name, m in theirs.named_modules() if name.endswith(("mlp.gate", "mlp.router"))]
     assert len(gates) == len(chosen)
     margins = []

@@ -1,4 +1,4 @@
-"""Every model of the folder says what transformers' model of the same weights says.
+"""Every model of the folder gives the outputs of transformers' model of the same weights.
 
 With experts this holds for equal choices of them: transformers' model is made to choose as ours did,
 and no choice may be one that its own scores rule out by more than rounding (see routes.py).

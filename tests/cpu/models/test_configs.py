@@ -1,4 +1,4 @@
-"""Configs are read by name: what a model cannot do is refused with the field that asks for it."""
+"""Configs are read by name: an unsupported setting is refused with the name of its field."""
 
 from dataclasses import replace
 

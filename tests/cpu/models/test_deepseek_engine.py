@@ -1,4 +1,4 @@
-"""A whole engine with latent attention: what it says does not depend on how it is cut."""
+"""A whole engine with latent attention: outputs do not depend on how steps are cut."""
 
 import pytest
 
@@ -22,7 +22,7 @@ CUTS = {
 
 
 def asked_of(variant, folder, device):
-    """(prompts, what transformers says to each); its weights are in the folder then."""
+    """(prompts, transformers' output for each); its weights are in the folder then."""
     theirs = peer(variant, folder).to(device)
     prompts = [prompt_of(n, 199) for n in (5, 60, 330, 7, 33, 190)]
     prompts.append([*prompts[2][:250], 5, 6, 7])

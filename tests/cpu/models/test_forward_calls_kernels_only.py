@@ -1,6 +1,6 @@
 """A forward pass is kernels and views: that is what the CPU tape records and a graph replays.
 
-Where an op has no native kernel, or not for these arguments, its reference stands for it here.
+Where an op has no native kernel, or not for these arguments, its reference replaces it here.
 """
 
 import sys

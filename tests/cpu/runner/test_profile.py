@@ -1,4 +1,4 @@
-"""A trace holds the steps that were asked for, and ranges cost nothing otherwise."""
+"""A trace has the requested steps, and ranges cost nothing otherwise."""
 
 import json
 

@@ -14,7 +14,7 @@ VOCAB = 40
 
 
 def reference(logits, params, stop, prompt, outputs):
-    """One row [V] as the parameters say, in plain Python."""
+    """One row [V] by the parameters, in plain Python."""
     x = logits.double().tolist()
     if params.allowed_token_ids:
         x = [v if i in params.allowed_token_ids else -float("inf") for i, v in enumerate(x)]

@@ -1,4 +1,4 @@
-"""Spoilt logits and failing processors end their own rows."""
+"""Non-finite logits and failing processors end their own rows."""
 
 import numpy as np
 import pytest

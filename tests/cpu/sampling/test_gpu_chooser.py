@@ -1,4 +1,4 @@
-"""The lane of a GPU, run on the CPU through the ops' references: it chooses what the host's does."""
+"""The chooser of a GPU, run on the CPU through the ops' references: it agrees with the CPU's."""
 
 import random
 
@@ -104,7 +104,7 @@ def test_a_slot_that_changes_hands_is_served_as_its_new_sequence_asks():
 
 
 def test_penalised_rows_learn_what_they_draw_on_either_path():
-    """Graphs choose most steps, the general path those in which a neighbour asks for logprobs."""
+    """Graphs choose most steps; steps with logprobs take the general path."""
     params = [
         {"temperature": 0.0, "presence_penalty": 1.0},
         {"temperature": 0.0, "repetition_penalty": 1.7},

@@ -1,4 +1,4 @@
-"""A row's token and logprobs are the same bits whatever stands beside it."""
+"""A row's token and logprobs are the same bits in any batch."""
 
 import random
 

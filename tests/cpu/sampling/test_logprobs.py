@@ -1,4 +1,4 @@
-"""Logprobs and ranks against log_softmax, in all modes, for the rows that ask."""
+"""Logprobs and ranks against log_softmax, in all modes, for rows with logprobs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Bound rows that draw first and ask then: each token as likely as under a mask from the start."""
+"""Constrained rows sampled before their mask: each token is as likely as under a mask."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ ALLOWED = sorted(DIGITS)
 
 
 def sampled(logits, rows=ROWS, **params):
-    """One token of each of so many sequences that are bound to digits; and what was made of it."""
+    """One token of each of so many sequences constrained to digits, and its outcome."""
     sampler = Sampler(VOCAB, rows, grammars=Grammars())
     for slot in range(rows):
         one = request(

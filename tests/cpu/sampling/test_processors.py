@@ -99,7 +99,7 @@ def test_a_failing_function_ends_its_row_only(function, words):
 
 
 class Count(LogitsProcessor):
-    """Forces token 10 + (outputs so far) on requests whose extra_args say so. State per index."""
+    """Forces token 10 + (outputs so far) on requests with the extra_args. State per index."""
 
     def __init__(self, vllm_config, device, is_pin_memory):
         self.wants = {}
@@ -153,7 +153,7 @@ def test_engine_wide_processors_follow_rows_that_come_go_and_move():
 
 
 def play(old, update):
-    """Obey an update as a processor does: removed, added, moved."""
+    """Apply an update as a processor does: removed, added, moved."""
     at = dict(enumerate(old))
     for index in update.removed:
         del at[index]
@@ -170,7 +170,7 @@ def play(old, update):
 
 
 class One:
-    """Stands for a sequence: `prompt` is itself, so that updates can be followed."""
+    """A fake sequence: `prompt` is itself, so that updates can be followed."""
 
     def __init__(self):
         self.params, self.prompt, self.outputs = None, self, []
@@ -219,7 +219,7 @@ def test_processors_that_keep_the_best_run_after_temperature_and_not_for_greedy_
 
 
 class Adapter(AdapterLogitsProcessor):
-    """Bans the last output; fails for requests that say so."""
+    """Bans the last output; fails for requests with the extra_args."""
 
     def is_argmax_invariant(self):
         return False

@@ -1,4 +1,4 @@
-"""Counting tokens of thought: marks do not count, and thoughts of one answer share a budget."""
+"""Counting reasoning tokens: markers do not count, and parts of one answer share a budget."""
 
 import pytest
 

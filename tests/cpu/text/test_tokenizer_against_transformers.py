@@ -1,4 +1,4 @@
-"""quire's tokenizers say what transformers' say of the same folder."""
+"""quire's tokenizers agree with those of transformers on the same folder."""
 
 import json
 import threading

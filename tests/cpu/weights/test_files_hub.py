@@ -41,7 +41,7 @@ def offline(monkeypatch):
 
 @pytest.fixture
 def online(monkeypatch):
-    """Online as far as the code knows; a test says what the hub answers."""
+    """Online as far as the code can see; a test sets the hub's answers."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 

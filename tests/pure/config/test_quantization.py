@@ -1,4 +1,4 @@
-"""What config.json and users say of quantization."""
+"""Quantization settings in config.json and in options."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What is said of structured output: one object, its keys as flags, and the words of years ago."""
+"""The structured output config: one object, its keys as flags, and names of older releases."""
 
 import json
 import logging

@@ -127,7 +127,7 @@ class Poisoned(Executor):
 
 
 def said_by(updates):
-    """What each sequence said, and how it ended."""
+    """The tokens of each sequence, and how it ended."""
     said = {}
     for u in updates:
         tokens, finish, fault = said.get((u.request_id, u.index), ([], None, None))

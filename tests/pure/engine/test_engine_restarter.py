@@ -1,4 +1,4 @@
-"""Who keeps an engine: how often another is started, and what who asks is told."""
+"""Engine restarter: how often another engine is started, and the errors meanwhile."""
 
 import threading
 

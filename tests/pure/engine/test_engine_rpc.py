@@ -1,4 +1,4 @@
-"""The engine's half of the protocol, by itself: who is told what, and what hurts nobody else."""
+"""Engine RPC without a transport: which client gets which message, and that none harms another."""
 
 import msgspec
 import pytest

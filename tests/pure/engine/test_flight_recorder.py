@@ -156,7 +156,7 @@ class Again(Setup):
 
 
 def made(seed, count, grammars):
-    """Requests whose prompts begin alike, some with n, some that are held, some bound."""
+    """Requests with shared prefixes, some with n, some held, some constrained."""
     rng = random.Random(seed)
     shared = [tuple(rng.randrange(6, 400) for _ in range(40)) for _ in range(3)]
     for i in range(count):
@@ -207,7 +207,7 @@ def test_a_recording_makes_the_same_plans_again(tmp_path, name, seed):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ["tight", "two in flight", "no prefix cache"])
 def test_a_recording_that_begins_in_the_middle_is_of_use(tmp_path, name, seed):
-    """Who was preempted, and what the cache knew, is not in it; all else is."""
+    """Preempted sequences and the cache's contents are not in it; all else is."""
     flight = Flight(setup_of(name), tmp_path, size=30_000)
     flight.fly(seed)
     found = flight.replayed()
@@ -236,7 +236,7 @@ def break_victims(monkeypatch):
 
 
 def break_release(monkeypatch):
-    """Blocks of who ends are lost, if it had many."""
+    """Blocks of an ending sequence are missing, if it had many."""
     from quire.core.kv.kv_cache import KVCache
 
     release = KVCache.release

@@ -1,4 +1,4 @@
-"""A canary proves the device, and is in no book."""
+"""A health probe step tests the device, and is in no statistics."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.pure.engine.test_engine_core import (
 
 
 class Wrong(Executor):
-    """Says that every row came to nothing."""
+    """Reports that every row failed."""
 
     def submit(self, plan):
         done = super().submit(plan)

@@ -1,4 +1,4 @@
-"""The beat, and what is told from it: no engine that works is ever suspected."""
+"""The heartbeat and its readers: no working engine is ever killed."""
 
 import os
 
@@ -48,7 +48,7 @@ def clock():
 
 
 class Scene:
-    """A page, who writes it, who reads it, and a watchdog of 60 s."""
+    """A page, its writer, its reader, and a watchdog of 60 s."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -82,7 +82,7 @@ class Scene:
         return None if found is None else found.code
 
     def watched(self, seconds):
-        """What the watchdog says first within so many seconds, and after how many."""
+        """The watchdog's first reason within so many seconds, and after how many."""
         for i in range(int(seconds / CHECK_INTERVAL_S)):
             self.clock.tick(CHECK_INTERVAL_S)
             said = self.watch.check(self.pid)
@@ -245,7 +245,7 @@ def test_the_watchdog_ends_a_stopped_process_soon(scene):
 
 
 def test_a_process_resumed_with_its_watchdog_is_kept(scene):
-    """All of a server were stopped, and go on one after the other."""
+    """All processes of a server were stopped, and continue one after the other."""
     scene.watch, scene.state = scene.watchdog(stopped_s=2 * CHECK_INTERVAL_S), "T"
     scene.clock.tick(1000)
     assert scene.watch.check(7) is None

@@ -1,4 +1,4 @@
-"""What the processes of a server say to each other."""
+"""The messages between the processes of a server."""
 
 import asyncio
 

@@ -70,7 +70,7 @@ class Wire:
         self.deliver(OutputBatch(list(updates), list(answers)))
 
     def accept(self):
-        """Answer all that was asked to be added."""
+        """Answer all requests to add."""
         self.say(answers=[CallReply(m.call_id) for m in self.sent if isinstance(m, AddRequests)])
 
     def added(self):
@@ -140,7 +140,7 @@ def run(body):
 
 
 async def rest(stream):
-    """What a stream tells until it ends, but for signs of life."""
+    """The updates of a stream until it ends, without keepalives."""
     return [update async for updates in stream for update in updates]
 
 
@@ -572,7 +572,7 @@ def test_a_waiting_request_whose_input_was_blocked_is_refused():
 
 
 def test_requests_with_the_faulty_input_end_with_it():
-    """Each would cost another engine; but who has said more has passed where that one died."""
+    """Each would cost another engine; but one with more tokens has passed where that one died."""
 
     async def body(client, wire):
         names = ("culprit", "alike", "further")
@@ -609,7 +609,7 @@ def test_a_request_with_an_input_blocked_elsewhere_ends_if_it_has_no_output():
 
 
 def test_what_broke_steps_elsewhere_ends_nothing_here():
-    """Whoever is to blame for a step is found by the engine, and costs no other."""
+    """The engine finds the faulty request of a step, and no other ends."""
 
     async def body(client, wire):
         alike = await opened(client, wire, request("alike"))

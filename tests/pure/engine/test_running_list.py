@@ -1,4 +1,4 @@
-"""Whom an engine runs is known when it is gone."""
+"""The running list of an engine is readable after its death."""
 
 from quire.engine.core import running_list_shm
 from quire.engine.core.running_list_shm import (

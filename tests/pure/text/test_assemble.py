@@ -1,4 +1,4 @@
-"""Updates of the engine become the outputs that callers know."""
+"""Updates of the engine become the outputs of vLLM's API."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""What callers may ask for, and what they are told otherwise."""
+"""Allowed inputs of requests, and the errors of others."""
 
 import random
 

@@ -20,7 +20,7 @@ GOOD = "{% for m in messages %}{{ m.content }}!{% endfor %}"
 
 
 class Agency:
-    """Hires a worker of a kind for each word; the last word stands for all behind it."""
+    """Starts a worker of a kind for each word; the last word is repeated."""
 
     def __init__(self, *words):
         self.words = list(words)
@@ -46,7 +46,7 @@ class Agency:
 
 
 def main(fd, word):
-    """A worker whose templates do what a word says."""
+    """A worker whose templates do as the word of their text."""
     from quire.text.templates import render_worker
 
     def render(shelf, job):
