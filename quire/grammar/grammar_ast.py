@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,6 +28,8 @@ class JsonNode:
     """Objects have no properties that the schema does not name, unless it allows others itself."""
     whitespace_pattern: str | None = None
     """A regular expression for the white space between JSON tokens, in place of `whitespace`."""
+    owner: str = ""
+    """What the schema belongs to, for errors: the function of a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,25 @@ _KINDS: dict[str, type[Any]] = {
         TaggedTextNode,
     )
 }
+
+
+def map_json(form: GrammarNode, change: Callable[[JsonNode], GrammarNode]) -> GrammarNode:
+    """The same grammar with each JsonNode replaced."""
+    match form:
+        case JsonNode():
+            return change(form)
+        case SequenceNode() | AlternationNode():
+            parts = tuple(map_json(part, change) for part in form.parts)
+            return dataclasses.replace(form, parts=parts)
+        case RepeatNode():
+            return dataclasses.replace(form, part=map_json(form.part, change))
+        case TagNode():
+            return dataclasses.replace(form, content=map_json(form.content, change))
+        case TaggedTextNode():
+            contents = [map_json(tag.content, change) for tag in form.tags]
+            tags = (dataclasses.replace(t, content=c) for t, c in zip(form.tags, contents))
+            return dataclasses.replace(form, tags=tuple(tags))
+    return form
 
 
 def user_grammars(form: GrammarNode) -> Iterator[str]:

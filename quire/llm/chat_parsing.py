@@ -189,8 +189,9 @@ def build_chat_parsing(
 
 
 def _check_schemas(tools: Sequence[Any], choice: ToolChoicePolicy, *, strict: bool) -> None:
-    """Return each schema that constrains calls."""
+    """Check each schema that constrains calls."""
     names = strict_names(tools) if strict and choice.mode == "auto" else frozenset()
     for place, tool in enumerate(callable_tools(tools, choice) if tools else ()):
         if choice.is_required or tool.name in names:
-            check_tool_schema(tool, f"tools[{place}].function.parameters")
+            param = f"tools[{place}].function.parameters"
+            from_params.log_ignored(param, check_tool_schema(tool, param))

@@ -33,6 +33,8 @@ class ContentConstraint:
     grammar: GrammarNode | None = None
     constraint: Constraint | None = None
     backend: str = "auto"
+    ignored_keywords: tuple[str, ...] = ()
+    """Keywords and formats of its schemas that are not enforced."""
 
 
 def build_content_constraint(
@@ -42,7 +44,7 @@ def build_content_constraint(
     grammar = from_params.params_to_node(params, defaults)
     backend = from_params.requested_backend(params, defaults)
     constraint = from_params.validated_constraint(grammar, backend, param)
-    return ContentConstraint(grammar, constraint, backend)
+    return ContentConstraint(grammar, constraint, backend, validate.ignored_keywords(grammar))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class AnswerPlan:
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
     keep_special_tokens: bool = False
+    ignored_keywords: tuple[str, ...] = ()
+    """Keywords of JSON schemas that are not enforced, behind the field that has them."""
 
     def constraints(self, tail: PromptTail | None) -> PromptConstraints:
         """Constraints of the answers to a prompt; None: a prompt of token ids.

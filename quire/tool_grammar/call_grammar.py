@@ -25,6 +25,7 @@ from quire.grammar.grammar_ast import (
     SequenceNode,
     TaggedTextNode,
     TagNode,
+    map_json,
 )
 from quire.text.output.json_tool_parser import JSON_LIST_FORMAT
 from quire.text.tools._render_calls import call_frame, param_frame
@@ -101,7 +102,12 @@ def json_list_grammar(tools: Sequence[Tool], *, most: int | None = None) -> Gram
 
 def arguments_node(tool: Tool) -> JsonNode:
     """The arguments of a function as JSON."""
-    return JsonNode(json.dumps(arguments_schema(tool.parameters), ensure_ascii=False))
+    schema = json.dumps(arguments_schema(tool.parameters), ensure_ascii=False)
+    return JsonNode(schema, owner=_owner(tool))
+
+
+def _owner(tool: Tool) -> str:
+    return f"the function {tool.name:.64}"
 
 
 def call_grammar(dialect: ToolFormat, tool: Tool) -> SequenceNode:
@@ -113,7 +119,9 @@ def call_grammar(dialect: ToolFormat, tool: Tool) -> SequenceNode:
     return SequenceNode(
         (
             *_literal_nodes(around_it.begin),
-            _arguments_grammar(dialect, tool),
+            map_json(
+                _arguments_grammar(dialect, tool), lambda one: replace(one, owner=_owner(tool))
+            ),
             *_literal_nodes(around_it.end),
         )
     )

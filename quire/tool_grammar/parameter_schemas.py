@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from quire.grammar.json_schema import formats
+
 JsonSchema = Mapping[str, object]
 
 ANNOTATION_KEYWORDS = frozenset(
@@ -96,7 +98,7 @@ _ASSERTING = frozenset(
         *("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
         *("minProperties", "maxProperties", "dependentRequired", "dependentSchemas"),
         *("dependencies", "unevaluatedProperties", "items", "prefixItems", "contains"),
-        *("minContains", "maxContains", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"),
+        *("minContains", "maxContains", "minItems", "maxItems", "unevaluatedItems"),
         *("additionalItems", "minLength", "maxLength", "pattern", "format", "$dynamicRef"),
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
         *("$recursiveRef",),
@@ -106,7 +108,8 @@ _ASSERTING = frozenset(
 
 def assertion_keywords(schema: JsonSchema) -> set[str]:
     """The keywords of a schema that forbid something."""
-    return {word for word in schema if is_assertion(word)}
+    found = {word for word in schema if is_assertion(word)}
+    return found if schema.get("format") in formats.KNOWN else found - {"format"}
 
 
 def resolve_schema(schema: JsonSchema, root: JsonSchema) -> JsonSchema:

@@ -9,15 +9,7 @@ from quire.core.types import ThinkingBudget
 from quire.errors import RequestError, Unsupported
 from quire.grammar.frontends import validate
 from quire.grammar.frontends.from_params import StructuredDefaults
-from quire.grammar.grammar_ast import (
-    AlternationNode,
-    GrammarNode,
-    JsonNode,
-    RepeatNode,
-    SequenceNode,
-    TaggedTextNode,
-    TagNode,
-)
+from quire.grammar.grammar_ast import GrammarNode, map_json
 from quire.text.output.answer_parser import AnswerParserFactory, PromptTail
 from quire.text.reasoning import qwen3
 from quire.text.tokenizing.tokenizer import Tokenizer
@@ -44,7 +36,9 @@ def answer_grammar(
     if bound is None:
         return None
     form = _answer_grammar(bound, None if house.enable_in_reasoning else readers, began)
-    return _without_whitespace(form) if house.disable_any_whitespace else form
+    if house.disable_any_whitespace:
+        form = map_json(form, lambda node: replace(node, whitespace=False))
+    return form
 
 
 def _answer_grammar(
@@ -71,23 +65,6 @@ def _may_reason(tokenizer: Tokenizer) -> bool:
     return len(tokenizer.encode("<think>", add_special_tokens=False)) == 1
 
 
-def _without_whitespace(form: GrammarNode) -> GrammarNode:
-    """With JSON that has no white space between its tokens."""
-    match form:
-        case JsonNode():
-            return replace(form, whitespace=False)
-        case SequenceNode() | AlternationNode():
-            return replace(form, parts=tuple(_without_whitespace(part) for part in form.parts))
-        case RepeatNode():
-            return replace(form, part=_without_whitespace(form.part))
-        case TagNode():
-            return replace(form, content=_without_whitespace(form.content))
-        case TaggedTextNode():
-            tags = (replace(tag, content=_without_whitespace(tag.content)) for tag in form.tags)
-            return replace(form, tags=tuple(tags))
-    return form
-
-
 def build_thinking_budget(
     tokens: int | None, readers: AnswerParserFactory | None, began: PromptTail
 ) -> ThinkingBudget | None:
@@ -108,10 +85,15 @@ def build_thinking_budget(
     )
 
 
-def check_tool_schema(tool: Tool, param: str) -> None:
-    """Raise RequestError, with its place, for a schema that calls cannot be bound to."""
+def check_tool_schema(tool: Tool, param: str) -> tuple[str, ...]:
+    """Check the form of a schema that constrains calls; its keywords that are not enforced.
+
+    Raises RequestError with the place in the schema.
+    """
     try:
-        validate.build_constraint(arguments_node(tool), param=param)
+        node = arguments_node(tool)
+        validate.build_constraint(node, param=param)
+        return validate.ignored_keywords(node)
     except Unsupported as error:
         raise Unsupported(f"{param}: {error}", param=param) from None
     except RequestError as error:

@@ -219,7 +219,7 @@ STRUCTURE = [  # on every route
     (
         "response_format",
         {"type": "json_schema", "json_schema": {"schema": NAMED, "strict": True}},
-        bound(JsonNode(json.dumps(NAMED), closed=True)),
+        bound(JsonNode(json.dumps(NAMED, separators=(",", ":")), closed=True)),
     ),
     ("response_format", {"type": "xml"}, refused(400)),
     ("structured_outputs", {"json": OBJECT}, bound(ANY_OBJECT)),
@@ -397,7 +397,7 @@ ROWS = {
         (
             "text",
             {"format": {"type": "json_schema", "schema": NAMED, "strict": True}},
-            bound(JsonNode(json.dumps(NAMED), closed=True)),
+            bound(JsonNode(json.dumps(NAMED, separators=(",", ":")), closed=True)),
         ),
         ("text", {"format": {"type": "json_schema"}}, refused(400, "text.format.json_schema")),
         ("tool_choice", "auto", reaches(n=1)),

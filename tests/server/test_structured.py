@@ -13,7 +13,9 @@ import pytest
 
 from quire.cli import main
 from quire.errors import RequestError
+from quire.grammar.automata import regex_ast
 from quire.grammar.frontends.from_params import StructuredDefaults
+from quire.grammar.json_schema import rewrite
 from quire.server.formats import sse
 from quire.server.options import ServerOptions
 from tests.server.harness import Server
@@ -169,6 +171,91 @@ def test_a_schema_is_refused_with_its_place(server):
         assert (got.status_code, param) == (400, word)
         assert message.startswith(f"{word}: ")
         assert "/properties/a" in message
+
+
+ODD = {
+    "type": "object",
+    "self": {"vendor": "x"},
+    "properties": {"a": {"type": "string", "format": "city", "propertyOrder": 1}},
+    "javaType": "A",
+}
+ODD_NAMES = ["format.city", "javaType", "propertyOrder", "self"]
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"schema": ODD}}
+ODD_TOOL = {"type": "function", "function": {"name": "f", "parameters": ODD}}
+FORCED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "place"),
+    [
+        (CHAT, {"response_format": JSON_SCHEMA}, "response_format.json_schema.schema"),
+        (COMPLETE, {"guided_json": ODD}, "guided_json"),
+        (SIMPLE, {"structured_outputs": {"json": ODD}}, "structured_outputs.json"),
+        (RESPONSES, {"text": {"format": {**FORMAT, "schema": ODD}}}, "text.format.schema"),
+        (
+            MESSAGES,
+            {"output_config": {"format": {"type": "json_schema", "schema": ODD}}},
+            "output_config.format.schema",
+        ),
+        (CHAT, {"tools": [ODD_TOOL], "tool_choice": "required"}, "tools.0.function.parameters"),
+        (CHAT, {"tools": [ODD_TOOL], "tool_choice": FORCED}, "tools.0.function.parameters"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_keywords_that_are_not_enforced_are_named_in_a_header(server, path, change, place, stream):
+    got = ask(server, path, **change, stream=stream)
+    assert got.status_code == 200, got.text
+    named = got.headers["x-quire-ignored"].split(",")
+    assert [one for one in named if one.startswith(place)] == [f"{place}.{n}" for n in ODD_NAMES]
+
+
+def test_strict_refuses_keywords_that_are_not_enforced(server):
+    for schema in (ODD, {"type": "array", "items": {"type": "string"}, "uniqueItems": True}):
+        inner = {"name": "n", "strict": True, "schema": schema}
+        got = ask(server, CHAT, response_format={"type": "json_schema", "json_schema": inner})
+        param, message = error_of(got)
+        assert (got.status_code, param) == (400, "response_format.json_schema.schema")
+        assert "strict is true" in message
+        tool = {"name": "f", "strict": True, "parameters": {"properties": {"a": schema}}}
+        wanted = [{"type": "function", "function": tool}]
+        got = ask(server, CHAT, tools=wanted, tool_choice="required")
+        assert (got.status_code, error_of(got)[0]) == (400, "tools[0].function.parameters")
+    plain = {"name": "n", "strict": True, "schema": {**OBJECT, "title": "t", "description": "d"}}
+    got = ask(server, CHAT, response_format={"type": "json_schema", "json_schema": plain})
+    assert got.status_code == 200
+
+
+def test_a_strict_server_refuses_keywords_that_are_not_enforced(tokenizer):
+    with Server(tokenizer, options=ServerOptions(strict=True)).running() as running:
+        got = ask(running, CHAT, guided_json=ODD)
+        assert (got.status_code, error_of(got)[0]) == (400, "guided_json")
+        assert "format.city" in error_of(got)[1]
+        running.wait_idle()
+
+
+def test_an_api_process_rewrites_no_schema(own, monkeypatch):
+    """Compile workers do, under limits of their own: its event loop serves other streams."""
+    monkeypatch.setattr(rewrite, "SchemaWriter", None)
+    monkeypatch.setattr(regex_ast, "parse_search", None)
+    ways = [
+        {"properties": {f"k{n}": {"type": "integer"}}, "required": [f"k{n}"]} for n in range(60)
+    ]
+    schema = {"oneOf": ways, "not": {"pattern": "a|b"}, "patternProperties": {"(a+)+$": {}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"oneOf": ways[:2]}}}
+    for path in BASE:
+        assert ask(own, path, guided_json=schema).status_code == 200
+    for choice in ("required", FORCED):
+        got = ask(own, CHAT, tools=[tool], tool_choice=choice)
+        assert got.status_code == 200, got.text
+
+
+def test_a_schema_that_a_worker_refuses_is_named_by_its_field(own):
+    own.model.bound.outcome = RequestError("the JSON schema, at /oneOf: too much")
+    got = ask(own, CHAT, guided_json=OBJECT)
+    assert (got.status_code, error_of(got)[0]) == (400, "guided_json")
+    got = ask(own, CHAT, tools=[TOOL], tool_choice="required")
+    assert (got.status_code, error_of(got)[0]) == (400, "tools")
+    assert "at /oneOf" in error_of(got)[1]
 
 
 def test_nothing_is_generated_where_the_prompt_is_only_scored(own):

@@ -30,7 +30,6 @@ from quire.grammar.grammar_ast import (
     UntilNode,
     UserGrammarNode,
 )
-from quire.grammar.json_schema.rewrite import rewrite
 from quire.grammar.json_schema.strings import ESCAPES
 from quire.grammar.vocabulary import SpecialTokenNames
 
@@ -326,7 +325,7 @@ def _flatten(parts: Iterable[GrammarNode]) -> Iterable[GrammarNode]:
 def _schema(form: JsonNode) -> str:
     """The schema with options of llguidance."""
     try:
-        schema = json.loads(rewrite(form.schema, True).text if form.closed else form.schema)
+        schema = json.loads(form.schema)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema is not JSON: {error}") from None
     if not isinstance(schema, dict):

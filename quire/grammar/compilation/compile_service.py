@@ -14,6 +14,7 @@ from quire.grammar.backends import backend_select
 from quire.grammar.backends.base import CompiledGrammar, GrammarCompiler
 from quire.grammar.compilation.compile_worker import CompileResult
 from quire.grammar.frontends import ebnf
+from quire.grammar.json_schema.rewrite import rewrite_node
 from quire.grammar.length_closing.budgeted_matcher import BudgetedMatcher, FillBitmasks
 from quire.grammar.length_closing.completion_plan import (
     CompletionPlan,
@@ -73,7 +74,7 @@ class CompileService:
 
     def compile(self, form: str, backend: str) -> CompileResult:
         """All that is slow. Raises RequestError."""
-        wanted = grammar_ast.load_node(form)
+        wanted = grammar_ast.map_json(grammar_ast.load_node(form), rewrite_node)
         grammar = self.compiler(backend).compile(wanted)
         least = find_min_completion(wanted, grammar.matcher(), self.token_classes)
         if least.min_tokens is None and not any(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +14,8 @@ from quire.core.structured_output_params import StructuredOutputsParams
 from quire.errors import RequestError
 from quire.grammar.frontends import structural_tags, validate
 from quire.grammar.grammar_ast import ChoiceNode, GrammarNode, JsonNode, RegexNode, UserGrammarNode
+
+log = logging.getLogger(__name__)
 
 ANY_OBJECT = '{"type":"object"}'
 
@@ -44,11 +49,26 @@ def params_to_node(asked: StructuredOutputsParams, house: StructuredDefaults) ->
 def params_to_constraint(
     asked: StructuredOutputsParams, house: StructuredDefaults, param: str | None = None
 ) -> Constraint:
-    """The form as a request carries it, checked. param: the caller's word for it."""
+    """The form as a request carries it, checked. param: the caller's word for it.
+
+    Logs the keywords of its schema that are not enforced.
+    """
     where = f"structured_outputs.{asked.kind.value}" if param is None else param
-    return validated_constraint(
-        params_to_node(asked, house), requested_backend(asked, house), where
-    )
+    form = params_to_node(asked, house)
+    made = validated_constraint(form, requested_backend(asked, house), where)
+    log_ignored(where, validate.ignored_keywords(form))
+    return made
+
+
+def log_ignored(param: str, keywords: Iterable[str]) -> None:
+    """Log, once each, keywords and formats of a schema that are not enforced."""
+    for keyword in keywords:
+        _log_ignored_once(param, keyword)
+
+
+@functools.lru_cache(maxsize=256)
+def _log_ignored_once(param: str, keyword: str) -> None:
+    log.warning("%s: %.64r of the JSON schema is not enforced", param, keyword)
 
 
 def validated_constraint(form: GrammarNode, backend: str, param: str) -> Constraint:

@@ -1,14 +1,13 @@
-"""Validates grammar nodes before a request is queued, and rewrites their schemas.
+"""Validates grammar nodes before a request is queued.
 
     build_constraint(form) -> Constraint   or RequestError with the place and the reason
 
-Pure Python, from microseconds to a few milliseconds, without a backend. The compiler may still find
-that a form takes too much work (quire.grammar.compilation).
+Pure Python, in linear time, without a backend. Compile workers rewrite schemas; they may still find
+that one cannot be enforced, or that a form takes too much work (quire.grammar.compilation).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ from quire.grammar.grammar_ast import (
     UntilNode,
     UserGrammarNode,
 )
-from quire.grammar.json_schema.rewrite import rewrite
+from quire.grammar.json_schema.document import UnsupportedSchema, read_ignored
 
 MAX_DEPTH = 64
 """Forms within forms."""
@@ -79,16 +78,29 @@ def json_node(
 def build_constraint(
     form: GrammarNode, backend: str = "auto", *, param: str | None = None
 ) -> Constraint:
-    """The form, rewritten for the backends, with the one that is to compile it.
+    """The form, checked, with the backend that is to compile it.
 
     param: the caller's word for the field that the form came from. Raises RequestError.
     """
     try:
         name = _backend(backend)
-        return Constraint(grammar_ast.dump_node(_NodeValidator().validate(form)), name)
+        _NodeValidator().validate(form)
+        return Constraint(grammar_ast.dump_node(form), name)
     except RequestError as error:
         error.param = error.param or param
         raise
+
+
+def ignored_keywords(form: GrammarNode) -> tuple[str, ...]:
+    """Keywords and formats of its schemas that are not enforced. The form is a checked one."""
+    found: set[str] = set()
+
+    def read(node: JsonNode) -> JsonNode:
+        found.update(read_ignored(node.schema))
+        return node
+
+    grammar_ast.map_json(form, read)
+    return tuple(sorted(found))
 
 
 def _backend(given: str) -> str:
@@ -112,53 +124,51 @@ class _NodeValidator:
     def __init__(self) -> None:
         self.num_parts = 0
 
-    def validate(self, form: GrammarNode, depth: int = 0) -> GrammarNode:
-        """The form with its schemas rewritten. Raises RequestError."""
+    def validate(self, form: GrammarNode, depth: int = 0) -> None:
+        """Raises RequestError."""
         self.num_parts += 1
         if self.num_parts > MAX_PARTS:
             raise RequestError(f"a form of over {MAX_PARTS} parts")
         if depth > MAX_DEPTH:
             raise RequestError(f"forms are nested over {MAX_DEPTH} deep")
-        if isinstance(form, JsonNode):
-            return _rewrite_json(form)
         if isinstance(form, SequenceNode | AlternationNode):
-            return self._validate_parts(form, depth)
-        if isinstance(form, RepeatNode):
+            if isinstance(form, AlternationNode) and not form.parts:
+                raise RequestError("a choice between forms needs one at least")
+            for part in form.parts:
+                self.validate(part, depth + 1)
+        elif isinstance(form, RepeatNode):
             _check_counts(form)
-            return dataclasses.replace(form, part=self.validate(form.part, depth + 1))
-        if isinstance(form, TagNode):
-            return self._validate_tag(form, depth)
-        if isinstance(form, TaggedTextNode):
+            self.validate(form.part, depth + 1)
+        elif isinstance(form, TagNode):
+            _check_text(form.begin, "the begin of a tag")
+            _check_text(form.end, "the end of a tag")
+            self.validate(form.content, depth + 1)
+        elif isinstance(form, TaggedTextNode):
             _check_tags(form)
-            tags = tuple(self._validate_tag(tag, depth + 1) for tag in form.tags)
-            return dataclasses.replace(form, tags=tags)
-        _check_leaf(form)
-        return form
-
-    def _validate_parts(self, form: SequenceNode | AlternationNode, depth: int) -> GrammarNode:
-        if isinstance(form, AlternationNode) and not form.parts:
-            raise RequestError("a choice between forms needs one at least")
-        num_parts = tuple(self.validate(part, depth + 1) for part in form.parts)
-        return dataclasses.replace(form, parts=num_parts)
-
-    def _validate_tag(self, form: TagNode, depth: int) -> TagNode:
-        _check_text(form.begin, "the begin of a tag")
-        _check_text(form.end, "the end of a tag")
-        return dataclasses.replace(form, content=self.validate(form.content, depth + 1))
+            for tag in form.tags:
+                self.validate(tag, depth + 1)
+        else:
+            _check_leaf(form)
 
 
 # -- leaves -------------------------------------------------------------------------------------
 
 
-def _rewrite_json(form: JsonNode) -> JsonNode:
-    rewritten = rewrite(form.schema, form.closed).text
+def _check_json(form: JsonNode) -> None:
+    try:
+        read_ignored(form.schema)
+    except UnsupportedSchema as error:
+        raise UnsupportedSchema(error.place, error.reason, form.owner) from None
     if form.whitespace_pattern is not None:
         _check_spacing(form.whitespace_pattern)
-    return dataclasses.replace(form, schema=rewritten, closed=False)
 
 
-def _check_leaf(form: RegexNode | ChoiceNode | UserGrammarNode | LiteralNode | UntilNode) -> None:
-    if isinstance(form, RegexNode):
+def _check_leaf(
+    form: JsonNode | RegexNode | ChoiceNode | UserGrammarNode | LiteralNode | UntilNode,
+) -> None:
+    if isinstance(form, JsonNode):
+        _check_json(form)
+    elif isinstance(form, RegexNode):
         _check_regex(form.pattern)
     elif isinstance(form, ChoiceNode):
         _check_choice(form.options)

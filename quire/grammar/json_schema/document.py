@@ -3,13 +3,15 @@
     Document(text).root -> Subschema     one subschema with its JSON pointer
     Document.target(part) -> Subschema   the subschema that its `$ref` names
 
-The constructor checks every subschema that the root reaches: values of keywords have the right
-type and are within limits, references stay within the document. Keywords that JSON Schema does not
-define are ignored, as its specification requires; `Document.ignored` lists them.
+The constructor checks every subschema that the root reaches, in linear time: values of keywords
+have the right type and are within limits, references stay within the document. Keywords that JSON
+Schema does not define are ignored, as its specification requires; a grammar cannot compare items,
+so `uniqueItems` is ignored too. `Document.ignored` lists what is.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -112,8 +114,9 @@ class Subschema:
 class UnsupportedSchema(RequestError):
     """A schema that is malformed or cannot be enforced. place: JSON pointer of the reason."""
 
-    def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"the JSON schema{f', at {place}' if place else ''}: {reason}")
+    def __init__(self, place: str, reason: str, owner: str = "") -> None:
+        schema = f"the JSON schema of {owner}" if owner else "the JSON schema"
+        super().__init__(f"{schema}{f', at {place}' if place else ''}: {reason}")
         self.place, self.reason = place, reason
 
 
@@ -122,12 +125,35 @@ def refuse(place: str, what: str, instead: str = "") -> NoReturn:
     raise UnsupportedSchema(place, f"{what}; {instead}" if instead else what)
 
 
+def read_ignored(text: str) -> tuple[str, ...]:
+    """Check a schema; the keywords and formats in it that are not enforced.
+
+    Raises UnsupportedSchema.
+    """
+    found = (_ignored_cached if len(text) <= MOST_CACHED else _ignored)(text)
+    if isinstance(found, UnsupportedSchema):
+        raise UnsupportedSchema(found.place, found.reason)
+    return found
+
+
+def _ignored(text: str) -> tuple[str, ...] | UnsupportedSchema:
+    try:
+        return tuple(sorted(Document(text).ignored))
+    except UnsupportedSchema as error:
+        return error
+
+
+MOST_CACHED = 32_768
+"""Characters of a schema whose check is cached: requests repeat schemas."""
+_ignored_cached = functools.lru_cache(maxsize=256)(_ignored)
+
+
 class Document:
     """One schema text, read and checked. Read-only after construction."""
 
     def __init__(self, text: str) -> None:
         self.ignored: set[str] = set()
-        """Keywords and formats that the specification does not define."""
+        """Keywords and formats that are not enforced."""
         value = _loaded(text)
         self.root = Subschema(value, "", urldefrag(_joined("", _identity(value)))[0])
         self._named: dict[str, Subschema] = {}
@@ -218,10 +244,10 @@ class Document:
             is_good, what = CHECKS[word]
             if not is_good(given):
                 refuse(part.at(word), f"{word} must be {what}, not {shown_json(given)}")
-            if word == "pattern":
-                pattern(given, part.at(word))
-            elif word == "format" and given not in formats.KNOWN:
-                self.ignored.add(f"format {given}")
+            if word == "format" and given not in formats.KNOWN:
+                self.ignored.add(f"format.{given}")
+            elif word == "uniqueItems" and given:
+                self.ignored.add(word)
             elif word == "$ref" and part.place and _identity(part.value) is not None:
                 refuse(part.at("$id"), "dialects differ on what $id means beside $ref")
         elif word in MOST_LISTED and (word != "items" or isinstance(given, list)):
@@ -234,8 +260,6 @@ class Document:
         elif word in NAMED:
             if not isinstance(given, dict) or len(given) > MOST_NAMES:
                 refuse(part.at(word), f"{word} must be an object of at most {MOST_NAMES} schemas")
-            for name in given if word == "patternProperties" else ():
-                pattern(name, part.at(word, name))
             is_list = word == "dependencies"
             return [one for one in part.named(word).values() if not (is_list and _names(one.value))]
         elif word not in ANNOTATIONS:

@@ -1,6 +1,6 @@
 """Rewrites JSON Schema documents into the keywords that llguidance compiles exactly.
 
-    rewrite(text, closed) -> Rewritten    raises UnsupportedSchema with the place
+    rewrite(text, closed) -> str    raises UnsupportedSchema with the place
 
 `oneOf` becomes `anyOf` where its options are disjoint or can be made so; `not`, `if` and
 dependencies become choices; `format` becomes a pattern. Every value that the result allows is
@@ -10,21 +10,19 @@ it can express no part of it the schema is refused.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import itertools
 import json
-import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from quire.grammar.grammar_ast import JsonNode
 from quire.grammar.json_schema import numbers, strings
 from quire.grammar.json_schema.document import (
     Document,
     Subschema,
     UnsupportedSchema,
-    Value,
     pattern,
     refuse,
 )
@@ -43,12 +41,8 @@ STEPS = 30_000
 """Subschemas of one document that may be written or compared."""
 MOST_WAYS = 64
 """Choices that one keyword may become."""
-MOST_ARRAYS = 256
-"""Arrays that uniqueItems is written out into."""
 MOST_TEXT = 1 << 21
 """Characters of the result."""
-MOST_CACHED = 32_768
-"""Characters of a schema that is cached: requests repeat schemas."""
 MOST_NEGATED = 4
 """References and choices within one negation."""
 UNSUPPORTED = {
@@ -64,42 +58,31 @@ NO_NEGATION = "a grammar cannot express what is not valid under this schema"
 Written = dict[str, Any] | bool
 
 
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A schema for llguidance."""
+def rewrite(text: str, closed: bool = False) -> str:
+    """The schema for llguidance, as JSON. Takes time: it runs in compile workers.
 
-    text: str
-    ignored: tuple[str, ...] = ()
-    """Keywords and formats of the document that JSON Schema does not define."""
-
-
-def rewrite(text: str, closed: bool = False) -> Rewritten:
-    """The schema for llguidance. closed: objects have no properties that the schema does not name,
-    unless it allows others itself. Raises UnsupportedSchema."""
-    found = (_cached if len(text) <= MOST_CACHED else _outcome)(text, closed)
-    if isinstance(found, Rewritten):
-        return found
-    raise UnsupportedSchema(*found)
-
-
-def _outcome(text: str, closed: bool) -> Rewritten | tuple[str, str]:
-    """The schema, or the place and the reason of its refusal."""
+    closed: objects have no properties that the schema does not name, unless it allows others
+    itself. Raises UnsupportedSchema.
+    """
     try:
-        document = Document(text)
-        made = SchemaWriter(document, closed).whole()
-        if made is False:
-            refuse("", "it allows no value")
-        dumped = json.dumps(made, ensure_ascii=False, separators=(",", ":"))
-        if len(dumped) > MOST_TEXT:
-            refuse("", f"it has over {MOST_TEXT} characters once its choices are written out")
-    except UnsupportedSchema as error:
-        return error.place, error.reason
+        made = SchemaWriter(Document(text), closed).whole()
     except RecursionError:
-        return "", "its subschemas are nested too deeply"
-    return Rewritten(dumped, tuple(sorted(document.ignored)))
+        refuse("", "its subschemas are nested too deeply")
+    if made is False:
+        refuse("", "it allows no value")
+    dumped = json.dumps(made, ensure_ascii=False, separators=(",", ":"))
+    if len(dumped) > MOST_TEXT:
+        refuse("", f"it has over {MOST_TEXT} characters once its choices are written out")
+    return dumped
 
 
-_cached = functools.lru_cache(maxsize=256)(_outcome)
+def rewrite_node(node: JsonNode) -> JsonNode:
+    """The node with its schema for llguidance. Raises UnsupportedSchema."""
+    try:
+        schema = rewrite(node.schema, node.closed)
+    except UnsupportedSchema as error:
+        raise UnsupportedSchema(error.place, error.reason, node.owner) from None
+    return dataclasses.replace(node, schema=schema, closed=False, owner="")
 
 
 class SchemaWriter:
@@ -158,7 +141,7 @@ class SchemaWriter:
         if "string" in kinds:
             made |= strings.written(part, every)
         if "array" in kinds:
-            self._write_array(part, made, every)
+            self._write_array(part, made)
         if "object" in kinds:
             self._write_object(part, made, every, names)
         every += self._applied(part, closed and not names)
@@ -229,7 +212,7 @@ class SchemaWriter:
 
     # -- arrays and objects -----------------------------------------------------------------
 
-    def _write_array(self, part: Subschema, made: dict[str, Any], every: list[Written]) -> None:
+    def _write_array(self, part: Subschema, made: dict[str, Any]) -> None:
         first, rest = part.items()
         if first:
             made["prefixItems"] = [self.positive(one, self.closed) for one in first]
@@ -238,32 +221,6 @@ class SchemaWriter:
         for word in ("minItems", "maxItems"):
             if word in part.value:
                 made[word] = int(part.value[word])
-        if part.get("uniqueItems") and made.get("maxItems", math.inf) > 1:
-            values = None if rest is None or first else self._listed(rest)
-            if values is None:
-                refuse(
-                    part.at("uniqueItems"),
-                    "a grammar cannot compare items",
-                    "list the values of items in enum, or leave uniqueItems out",
-                )
-            top = min(made.get("maxItems", len(values)), len(values))
-            sizes = range(made.get("minItems", 0), top + 1)
-            is_few = sum(math.perm(len(values), size) for size in sizes) <= MOST_ARRAYS
-            if not is_few and sum(math.comb(len(values), size) for size in sizes) > MOST_ARRAYS:
-                refuse(part.at("uniqueItems"), f"it would take over {MOST_ARRAYS} lists to write")
-            choose = itertools.permutations if is_few else itertools.combinations
-            arrays = [[*one] for size in sizes for one in choose(values, size)]
-            every.append(_any_of([_without("array"), {"enum": arrays}]))
-
-    def _listed(self, part: Subschema) -> list[Value] | None:
-        """All values that a subschema may have, where it lists them."""
-        parts = self.overlap.parts(part)
-        for one in parts:
-            if (values := listed(one)) is not None:
-                return values
-        kinds = shared_kinds(parts)
-        flags = [value for value in (None, False, True) if kind(value) in kinds]
-        return flags if kinds <= {"null", "boolean"} else None
 
     def _write_object(
         self, part: Subschema, made: dict[str, Any], every: list[Written], names: list[str]

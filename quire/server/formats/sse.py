@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.server.errors import CLIENT_CLOSED_REQUEST, build_error_body
 from quire.server.formats import ignored_fields
+from quire.server.formats.ignored_fields import IgnoredField
 from quire.server.generation.build_requests import LONG_OUTPUT_TOKENS, run_off_loop
 from quire.server.generation.client_watch import ClientDisconnected
 from quire.server.generation.events import FullResponse, GenerationEvent
@@ -97,7 +98,8 @@ async def build_full_response(
 
 
 def _headers(events: GenerationStream, more: Mapping[str, str] | None) -> dict[str, str]:
-    return {**(more or {}), **ignored_fields.ignored_headers(events.request.ignored)}
+    keywords = (IgnoredField(name, False) for name in events.plan.ignored_keywords)
+    return {**(more or {}), **ignored_fields.ignored_headers([*events.request.ignored, *keywords])}
 
 
 class EventStreamResponse(Response):

@@ -121,8 +121,14 @@ def _from_format(
     words |= {today: name for name, today in GUIDED_OPTIONS.items()}
     with translate_error_param(words):
         wanted = StructuredOutputsParams(**how, **fields)
+    strict = kind == "json_schema" and bool(fields["disable_additional_properties"])
     return StructuredOutputRequest(
-        field_name=where, param=place, params=wanted, field_names=words, content_only=True
+        field_name=where,
+        param=place,
+        params=wanted,
+        field_names=words,
+        content_only=True,
+        strict=strict,
     )
 
 

@@ -6,13 +6,14 @@ refuses what this server cannot do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from quire.core.structured_output_params import translate_error_param
 from quire.errors import RequestError, Unsupported
 from quire.server.app_state import AppState
 from quire.server.formats.ignored_fields import IgnoredField
-from quire.server.generation.generation_request import GenerationRequest
+from quire.server.generation.generation_request import GenerationRequest, StructuredOutputRequest
 from quire.text.output.answer_parser import PromptTail, content_only_factory
 from quire.text.tools.base import tools_by_name
 from quire.tool_grammar.answer_plan import AnswerPlan, ContentConstraint, build_content_constraint
@@ -55,6 +56,10 @@ def plan_answers(state: AppState, request: GenerationRequest) -> AnswerPlan:
         build_thinking_budget(0, state.answer_parsers, PromptTail())  # raises if it has no parser
     choice = _resolve_tool_choice(state, request)
     content = _content_constraint(state, request)
+    ignored = [
+        *_check_schemas(state, request, choice),
+        *_name_ignored(state, request.structure, content),
+    ]
     calls = _plan_tool_calls(state, request, choice, content)
     parsers = state.answer_parsers
     parses_output = calls.parses_calls
@@ -74,6 +79,7 @@ def plan_answers(state: AppState, request: GenerationRequest) -> AnswerPlan:
         parallel_tool_calls=request.parallel_tool_calls,
         include_reasoning=request.include_reasoning,
         keep_special_tokens=request.sampling.get("skip_special_tokens") is False,
+        ignored_keywords=tuple(dict.fromkeys(ignored)),
     )
 
 
@@ -87,6 +93,32 @@ def _content_constraint(state: AppState, request: GenerationRequest) -> ContentC
     if request.prompt_only:
         return ContentConstraint(backend=content.backend)  # no text is generated
     return content
+
+
+def _name_ignored(
+    state: AppState, structure: StructuredOutputRequest | None, content: ContentConstraint
+) -> list[str]:
+    """Keywords of the response format that are not enforced. Raises RequestError if strict."""
+    if structure is None:
+        return []
+    if structure.strict:
+        _refuse_ignored(structure.param, content.ignored_keywords, "strict is true")
+    return _ignored_names(state, structure.param, content.ignored_keywords)
+
+
+def _ignored_names(state: AppState, param: str, keywords: Sequence[str]) -> list[str]:
+    if state.options.strict:
+        _refuse_ignored(param, keywords, "this server is strict")
+    place = param.replace("[", ".").replace("]", "")  # as a header can have it
+    names = [f"{place}.{keyword}" for keyword in keywords]
+    state.ignored_field_log.log_once(IgnoredField(name, False) for name in names)
+    return names
+
+
+def _refuse_ignored(param: str, keywords: Sequence[str], why: str) -> None:
+    if keywords:
+        message = f"{param}: {keywords[0]:.64} of the JSON schema cannot be enforced"
+        raise RequestError(f"{message}, and {why}: leave it out", param=param)
 
 
 # -- tools ----------------------------------------------------------------------------------------
@@ -108,8 +140,6 @@ def _resolve_tool_choice(state: AppState, request: GenerationRequest) -> ToolCho
         raise RequestError(message, param=word)
     if choice.is_required:
         _check_required(state, request, word)
-    if choice.is_required or (has_parser and choice.mode == "auto"):
-        _check_schemas(request, choice)
     return choice
 
 
@@ -121,19 +151,31 @@ def _check_required(state: AppState, request: GenerationRequest, word: str) -> N
     state.require_tokenizer()
 
 
-def _check_schemas(request: GenerationRequest, choice: ToolChoicePolicy) -> None:
-    """Check each schema that constrains calls: of required ones all, else of strict functions."""
+def _check_schemas(
+    state: AppState, request: GenerationRequest, choice: ToolChoicePolicy
+) -> Iterator[str]:
+    """Check each schema that constrains calls: of required ones all, else of strict functions.
+
+    Yields the names of keywords that are not enforced. Raises RequestError.
+    """
     tools = request.tools or ()
-    names = strict_names(tools)
+    strict = strict_names(tools)
+    names = strict
     if choice.is_required:
         names = frozenset(tool.name for tool in callable_tools(tools, choice))
-    if not names:
+    elif (
+        choice.mode != "auto" or state.answer_parsers is None or state.answer_parsers.tools is None
+    ):
         return
     field = request.field_names.get("parameters", "function.parameters")
     for place, tool in enumerate(tools):
         for name, function in tools_by_name([tool]).items():
             if name in names:
-                check_tool_schema(function, f"tools[{place}].{field}")
+                param = f"tools[{place}].{field}"
+                keywords = check_tool_schema(function, param)
+                if name in strict:
+                    _refuse_ignored(param, keywords, "strict is true")
+                yield from _ignored_names(state, param, keywords)
 
 
 def _plan_tool_calls(

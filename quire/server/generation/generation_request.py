@@ -64,6 +64,8 @@ class StructuredOutputRequest:
     """Field of StructuredOutputsParams -> the client's word for it."""
     content_only: bool = False
     """It constrains the content of an answer, and not its tool calls."""
+    strict: bool = False
+    """A keyword of its schema that cannot be enforced is an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

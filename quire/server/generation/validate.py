@@ -231,8 +231,9 @@ def to_client_error(error: Exception, request: GenerationRequest) -> Exception:
     """An error of the engine about a request, with the client's names of the fields."""
     if not isinstance(error, RequestError):
         return error
-    if error.param is None and request.structure is not None:
-        return type(error)(f"{request.structure.param}: {error}", param=request.structure.param)
+    if error.param is None and (request.structure is not None or request.tools):
+        param = "tools" if request.structure is None else request.structure.param
+        return type(error)(f"{param}: {error}", param=param)
     return with_client_field_names(error, request.field_names)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from quire.grammar.backends.llguidance_backend import LLGuidanceCompiler
 from quire.grammar.frontends import validate
-from quire.grammar.grammar_ast import load_node
+from quire.grammar.grammar_ast import load_node, map_json
+from quire.grammar.json_schema.rewrite import rewrite_node
 from quire.grammar.vocabulary import SpecialTokenNames, Vocabulary
 
 END = 256
@@ -24,7 +25,7 @@ class Trial:
     def __init__(self, form, marks=()):
         self.vocabulary = vocabulary(marks)
         self._names = SpecialTokenNames(self.vocabulary)
-        checked = load_node(validate.build_constraint(form).form)
+        checked = map_json(load_node(validate.build_constraint(form).form), rewrite_node)
         self._grammar = LLGuidanceCompiler(self.vocabulary).compile(checked)
 
     def ids(self, text):

@@ -21,50 +21,37 @@ from quire.grammar.grammar_ast import (
     UserGrammarNode,
 )
 from quire.grammar.grammar_ast import UntilNode as UntilMark
-from quire.grammar.json_schema import rewrite
+from quire.grammar.json_schema import document, rewrite
 from quire.grammar.json_schema.document import UnsupportedSchema
 
+MANY = json.dumps({"oneOf": [{"properties": {f"k{n}": {"type": "integer"}}} for n in range(60)]})
 OBJECT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
 
 
-def _schema(constraint):
-    return json.loads(grammar_ast.load_node(constraint.form).schema)
-
-
-def test_a_constraint_is_the_form_rewritten_and_the_backend():
-    given = validate.json_node(
-        {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
-    )
+def test_a_constraint_is_the_form_and_the_backend():
+    given = validate.json_node({"type": "object", "properties": {"a": {"const": 1}}})
     made = validate.build_constraint(given, "guidance")
     assert isinstance(made, Constraint)
     assert made.backend == "llguidance"
-    assert _schema(made)["properties"] == {"a": {"enum": [1]}}
+    assert grammar_ast.load_node(made.form) == given
 
 
-def test_equal_schemas_in_other_words_are_one_constraint():
-    one = validate.build_constraint(validate.json_node({"const": "x"}))
-    two = validate.build_constraint(validate.json_node('{"enum": ["x"], "title": "t"}'))
-    assert one == two
-
-
-def test_closed_is_resolved():
-    made = validate.build_constraint(JsonNode(OBJECT, closed=True))
-    assert not grammar_ast.load_node(made.form).closed
-    assert _schema(made)["additionalProperties"] is False
-    assert "patternProperties" not in _schema(made)
-
-
-def test_schemas_within_forms_are_rewritten():
-    form = SequenceNode(
-        (
-            LiteralNode("<a>"),
-            AlternationNode((JsonNode('{"const":1}'), RepeatNode(JsonNode('{"const":2}'), ","))),
-        )
-    )
-    made = validate.build_constraint(form).form
-    assert "const" not in made
+def test_schemas_within_forms_are_checked_here_and_rewritten_elsewhere(monkeypatch):
+    """What takes more than linear time runs in compile workers."""
+    monkeypatch.setattr(rewrite, "SchemaWriter", None)
     tags = TaggedTextNode(("<f",), (TagNode("<f>", JsonNode('{"const":3}'), "</f>"),))
-    assert "const" not in validate.build_constraint(tags).form
+    form = SequenceNode((LiteralNode("<a>"), AlternationNode((RepeatNode(JsonNode(MANY)), tags))))
+    assert grammar_ast.load_node(validate.build_constraint(form).form) == form
+    for bad in ('{"type":5}', '{"$ref":"http://x/y"}', '{"minItems":-1}'):
+        with pytest.raises(UnsupportedSchema):
+            validate.build_constraint(RepeatNode(JsonNode(bad)))
+
+
+def test_closed_objects_are_written_so():
+    node = rewrite.rewrite_node(JsonNode(OBJECT, closed=True))
+    assert not node.closed
+    assert json.loads(node.schema)["additionalProperties"] is False
+    assert "patternProperties" not in json.loads(node.schema)
 
 
 @pytest.mark.parametrize(
@@ -159,27 +146,37 @@ def test_a_refusal_names_keyword_place_and_way_out():
     assert all(word in str(caught.value) for word in ("/properties/a/$ref", "http://x/y", "$defs"))
 
 
-def test_the_outcome_of_a_schema_is_kept_refusals_too(monkeypatch):
-    good, bad = '{"type": "boolean", "title": "kept"}', '{"type": "kept"}'
-    assert rewrite.rewrite(good) is rewrite.rewrite(good)
+def test_the_check_of_a_schema_is_kept_refusals_too(monkeypatch):
+    good, bad = '{"type": "boolean", "legend": "kept"}', '{"type": "kept"}'
+    assert document.read_ignored(good) == ("legend",)
     with pytest.raises(UnsupportedSchema):
-        rewrite.rewrite(bad)
-    monkeypatch.setattr(rewrite, "Document", None)
+        document.read_ignored(bad)
+    monkeypatch.setattr(document, "Document", None)
+    assert document.read_ignored(good) == ("legend",)
     with pytest.raises(UnsupportedSchema) as caught:
-        rewrite.rewrite(bad)
+        document.read_ignored(bad)
     assert caught.value.place == "/type"
 
 
-def test_keywords_that_the_specification_does_not_define_are_ignored_and_named():
+def test_a_refusal_names_the_function_of_a_schema():
+    node = JsonNode('{"type": "kept"}', owner="the function f")
+    for check in (validate.build_constraint, rewrite.rewrite_node):
+        with pytest.raises(UnsupportedSchema, match="JSON schema of the function f, at /type"):
+            check(node)
+
+
+def test_keywords_that_are_not_enforced_are_ignored_and_named():
     given = {"type": "string", "propertyOrder": 1, "format": "city", "$comment": "x", "default": 1}
-    found = rewrite.rewrite(json.dumps(given))
-    assert json.loads(found.text) == {"type": "string"}
-    assert found.ignored == ("format city", "propertyOrder")
+    assert json.loads(rewrite.rewrite(json.dumps(given))) == {"type": "string"}
+    nodes = (validate.json_node(given), validate.json_node({"uniqueItems": True}))
+    found = validate.ignored_keywords(SequenceNode(nodes))
+    assert found == ("format.city", "propertyOrder", "uniqueItems")
+    assert validate.ignored_keywords(validate.json_node({"uniqueItems": False})) == ()
 
 
 def test_items_that_recursion_never_ends_are_left_out():
     endless = {"type": "object", "properties": {"x": {"$ref": "#/$defs/e"}}, "required": ["x"]}
     first = [{"type": "boolean"}, {"$ref": "#/$defs/e"}]
     given = {"type": "array", "prefixItems": first, "$defs": {"e": endless}}
-    made = _schema(validate.build_constraint(validate.json_node(given)))
+    made = json.loads(rewrite.rewrite(json.dumps(given)))
     assert made == {"type": "array", "prefixItems": [{"type": "boolean"}, False]}

@@ -155,9 +155,7 @@ each_room = pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS.keys())
 
 
 def schema_form(schema: object) -> JsonNode:
-    form = grammar_ast.load_node(
-        validate.build_constraint(validate.json_node(json.dumps(schema))).form
-    )
+    form = walks.rewritten(validate.build_constraint(validate.json_node(json.dumps(schema))))
     assert isinstance(form, JsonNode)
     return form
 

@@ -41,7 +41,7 @@ def _accepts(grammar, text):
 
 
 def _compiled(schema):
-    return BYTES.compile(JsonNode(rewrite(json.dumps(schema)).text, whitespace=False))
+    return BYTES.compile(JsonNode(rewrite(json.dumps(schema)), whitespace=False))
 
 
 @pytest.mark.parametrize(

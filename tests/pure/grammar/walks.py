@@ -21,6 +21,7 @@ from quire.grammar import grammar_ast
 from quire.grammar.backends import backend_select
 from quire.grammar.backends.base import CompiledGrammar
 from quire.grammar.compilation.compile_service import CompileService
+from quire.grammar.json_schema import rewrite
 from quire.grammar.length_closing import budgeted_matcher, completion_plan
 from quire.grammar.length_closing.token_classes import TokenClasses
 from quire.grammar.vocabulary import Vocabulary
@@ -56,13 +57,18 @@ def compiler(name: str):
 
 def compiled(constraint: Constraint) -> CompiledGrammar:
     """The grammar of a constraint."""
-    return compiler(constraint.backend).compile(grammar_ast.load_node(constraint.form))
+    return compiler(constraint.backend).compile(rewritten(constraint))
+
+
+def rewritten(constraint: Constraint) -> grammar_ast.GrammarNode:
+    """Its grammar with schemas as llguidance gets them."""
+    return grammar_ast.map_json(grammar_ast.load_node(constraint.form), rewrite.rewrite_node)
 
 
 def least(constraint: Constraint, grammar: CompiledGrammar) -> completion_plan.MinCompletion:
     """The fewest tokens that a text of it takes."""
     return completion_plan.find_min_completion(
-        grammar_ast.load_node(constraint.form), grammar.matcher(), tokens()[1]
+        rewritten(constraint), grammar.matcher(), tokens()[1]
     )
 
 
