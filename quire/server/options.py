@@ -17,162 +17,167 @@ FingerprintMode = Literal["full", "hash", "custom", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Sockets, keys and habits of the HTTP server."""
+    """Options of the HTTP server."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. The default is for this machine only; 0.0.0.0: every address."""
+    """Address to listen on. The default accepts connections of this machine only; 0.0.0.0: of
+    any."""
     port: int = 8000
-    """Port to listen on. 0: any free one."""
+    """Port to listen on. 0: any free port."""
     uds: str | None = None
-    """Unix socket to listen on, in place of host and port."""
+    """Path of a Unix socket to listen on, instead of host and port."""
     api_server_count: int = 1
-    """Processes that speak HTTP, tokenize and write answers. They share one port."""
+    """Number of API processes, which serve HTTP, tokenize and format answers. They share one
+    port."""
     api_watchdog_seconds: float = 20.0
-    """A process with an event loop that does not turn for so long is ended: stacks are logged, and
-    another takes its place. 0: never."""
+    """Seconds after which an API process is restarted if its event loop hangs; its stacks are
+    logged. 0: never."""
     root_path: str = ""
-    """Path under which a proxy shows this server. Requests with it and without it are answered."""
+    """Path prefix under which a proxy serves this server. Requests may have the prefix or not."""
     max_body_bytes: int = 32 << 20
-    """Largest body of a request."""
+    """Maximum bytes of a request body."""
     keep_alive_timeout: int = 75
-    """Seconds that a connection may stay open between two requests. Longer than proxies keep
-    theirs: the side that closes first makes the other's next request fail."""
+    """Seconds that an idle connection stays open. Set it longer than the proxy's own limit:
+    otherwise the proxy may send a request on a connection that has just been closed."""
     h11_max_incomplete_event_size: int = 4 << 20
-    """Most bytes of a request's head."""
+    """Maximum bytes of a request's headers."""
     h11_max_header_count: int = 256
-    """Most headers of a request."""
+    """Maximum number of headers of a request."""
     shutdown_timeout: int = 30
-    """Seconds that running requests may still take after SIGTERM or Ctrl-C. 0: end them at once."""
+    """Seconds that running requests may take after SIGTERM or Ctrl-C. 0: end them at once."""
     middleware: tuple[str, ...] = ()
-    """module:name of an ASGI middleware class, or of an async function (request, call_next). May be
+    """ASGI middleware as module:name, a class or an async function (request, call_next). May be
     given several times."""
     disable_fastapi_docs: bool = False
-    """No /docs, /redoc and /openapi.json."""
+    """Do not serve /docs, /redoc and /openapi.json."""
     enable_offline_docs: bool = True
-    """/docs and /redoc without outside scripts: a plain page made here. With
+    """Serve /docs and /redoc without external scripts, as a plain page. With
     --no-enable-offline-docs: Swagger UI and ReDoc, which browsers load from a public CDN."""
 
     api_key: tuple[str, ...] = ()
-    """Keys that clients must send as `Authorization: Bearer KEY`. None: no key
-    is needed. Better set QUIRE_API_KEY (several keys with commas): command lines are visible."""
+    """API keys, one of which clients must send as `Authorization: Bearer KEY`. None: no key is
+    needed. Prefer QUIRE_API_KEY (several keys with commas): other users can see command lines."""
     api_key_file: str | None = None
-    """YAML, TOML or JSON file of digests of further keys, each with a name and limits (`quire key`
-    makes them). It is read again when it changes, and on SIGHUP."""
+    """YAML, TOML or JSON file with digests of further keys, each with a name and limits (`quire
+    key` makes them). It is read again when it changes, and on SIGHUP."""
     ssl_keyfile: str | None = None
-    """File of the TLS key."""
+    """File of the TLS private key."""
     ssl_certfile: str | None = None
-    """File of the TLS certificate. With it the server speaks HTTPS."""
+    """File of the TLS certificate; enables HTTPS."""
     ssl_ca_certs: str | None = None
-    """File of the authorities that clients' certificates are checked against."""
+    """File of the authorities with which client certificates are verified."""
     ssl_cert_reqs: int = 0
-    """Whether clients must show a certificate. 0: no; 1: they may; 2: they must."""
+    """Whether clients need a certificate. 0: no; 1: optional; 2: required."""
     ssl_ciphers: str | None = None
-    """Ciphers for TLS 1.2, in OpenSSL's form. None: OpenSSL's choice."""
+    """Ciphers for TLS 1.2, in OpenSSL's format. None: OpenSSL's default."""
     enable_ssl_refresh: bool = False
     """Read the TLS files again when they change."""
     allowed_origins: tuple[str, ...] = ()
-    """Web pages of these origins may ask (CORS). None: no page may."""
+    """Origins of web pages that may send requests (CORS). None: no page may."""
     allowed_methods: tuple[str, ...] = ("*",)
-    """HTTP methods that those pages may use."""
+    """HTTP methods allowed for these origins."""
     allowed_headers: tuple[str, ...] = ("*",)
-    """Headers that those pages may send."""
+    """Headers allowed for these origins."""
     allow_credentials: bool = False
-    """Those pages may send cookies."""
+    """Allow cookies from these origins."""
     enable_dev_routes: bool = False
-    """Open the routes that operate on the server: /sleep, /wake_up, /reset_prefix_cache,
+    """Enable the routes that operate on the server: /sleep, /wake_up, /reset_prefix_cache,
     /abort_requests, /pause, /resume, /server_info."""
     enable_profiler_routes: bool = False
-    """Open /start_profile and /stop_profile."""
+    """Enable /start_profile and /stop_profile."""
 
     strict: bool = False
-    """Refuse a request with an unknown field, and name the nearest. Otherwise the answer's
-    header X-Quire-Ignored names it."""
+    """Refuse requests with unknown fields; the error names the nearest field. Otherwise the
+    response header X-Quire-Ignored lists them."""
     skip_model_name_validation: bool = False
-    """Answer requests for any model with the one there is."""
+    """Accept any model name in requests."""
     chat_template_content_format: ContentFormat = "auto"
-    """Form in which message content reaches the chat template: string or openai (a list of
-    parts). auto: what the template looks made for."""
+    """Format of message content in the chat template: string, or openai (a list of parts).
+    auto: detected from the template."""
     trust_request_chat_template: bool = False
-    """Let requests bring a chat template of their own. It runs in a sandbox."""
+    """Allow requests with their own chat template. It runs in a sandbox."""
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """JSON: variables of the chat template, under those of a request."""
+    """JSON: default variables of the chat template; a request's own override them."""
     reasoning_effort_map: dict[str, str] = field(default_factory=dict)
-    """JSON: from the reasoning_effort of a request to the word the chat template gets."""
+    """JSON: maps reasoning_effort of a request to the value for the chat template."""
     exclude_tools_when_tool_choice_none: bool = False
     """Leave tools out of the prompt when tool_choice is none."""
     reasoning_parser: str | None = None
-    """How answers mark reasoning: the name of a format (deepseek_r1, qwen3, openai_gptoss, ...),
-    or auto: what the chat template shows. Answers then have it as `reasoning`, apart from content.
+    """Format of reasoning in answers: the name of a parser (deepseek_r1, qwen3, openai_gptoss,
+    ...), or auto: detected from the chat template. Answers then have `reasoning` apart from
+    content.
     None: it stays in the content."""
     reasoning_parser_plugin: str | None = None
-    """A Python file with a reasoning format of your own (`FORMAT`); its name is the file's."""
+    """A Python file with your own reasoning format (`FORMAT`); the file's name is the parser's
+    name."""
     reasoning_config: dict[str, Any] = field(default_factory=dict)
     """JSON: reasoning_parser, and reasoning_start_str and reasoning_end_str, which must be the
-    parser's own marks."""
+    parser's own markers."""
     enable_auto_tool_choice: bool = False
-    """Read tool calls out of answers, where a request has tools and leaves the choice to the
-    model. Needs --tool-call-parser."""
+    """Parse tool calls in answers where the request has tools and tool_choice auto. Needs
+    --tool-call-parser."""
     tool_call_parser: str | None = None
-    """How answers mark tool calls: the name of a format (hermes, llama3_json, mistral, ...), or
-    auto: what the chat template shows."""
+    """Format of tool calls in answers: the name of a parser (hermes, llama3_json, mistral, ...), or
+    auto: detected from the chat template."""
     tool_parser_plugin: str | None = None
-    """A Python file with a tool call format of your own (`FORMAT`); its name is the file's."""
+    """A Python file with your own tool call format (`FORMAT`); the file's name is the parser's
+    name."""
     response_role: str = "assistant"
-    """Role of the messages that the model writes."""
+    """Role of generated messages."""
     return_tokens_as_token_ids: bool = False
-    """Show tokens in logprobs as token_id:ID."""
+    """Return tokens in logprobs as token_id:ID."""
     stream_interval: int = 1
-    """Tokens that a piece of a stream has, except the first and the last."""
+    """Tokens per chunk of a stream, except the first and the last chunk."""
     sse_keep_alive_interval: int = 0
-    """Seconds without news after which a stream gets a comment line. 0: none."""
+    """Seconds without output after which a stream sends a comment line. 0: never."""
     enable_force_include_usage: bool = False
-    """End every stream with the usage, asked for or not."""
+    """End every stream with the usage, even if the request does not set it."""
     enable_prompt_tokens_details: bool = False
-    """Say in the usage how many prompt tokens came from the prefix cache."""
+    """Report in the usage how many prompt tokens came from the prefix cache."""
     enable_per_request_metrics: bool = False
-    """Put times into every answer, as `metrics`."""
+    """Add the times of the request to every answer, as `metrics`."""
     enable_request_id_headers: bool = False
-    """Answer with X-Request-Id."""
+    """Send X-Request-Id with every response."""
     enable_tokenizer_info_endpoint: bool = False
-    """Open GET /tokenizer_info."""
+    """Enable GET /tokenizer_info."""
     fingerprint_mode: FingerprintMode = "full"
-    """system_fingerprint of answers. full: version, model and dtype in words; hash: the same as a
-    short digest; custom: --fingerprint-value; none: left out."""
+    """system_fingerprint of answers. full: version, model and dtype as text; hash: a short digest
+    of these; custom: --fingerprint-value; none: no field."""
     fingerprint_value: str | None = None
     """system_fingerprint with --fingerprint-mode custom."""
     enable_responses_store: bool = False
-    """Keep answers of /v1/responses in memory, for GET /v1/responses/ID, previous_response_id and
+    """Store answers of /v1/responses in memory, for GET /v1/responses/ID, previous_response_id and
     background."""
     responses_store_size: int = 1000
-    """Answers kept; the oldest goes first."""
+    """Maximum of stored answers; the oldest are dropped first."""
 
     metrics_prefix: MetricsPrefix = "both"
-    """First word of the names at /metrics. both: each metric twice, as quire:... and as vllm:...,
+    """Prefix of metric names at /metrics. both: each metric twice, as quire:... and as vllm:...,
     which existing dashboards query."""
     public_metrics: bool = False
-    """Answer /metrics without a key, for scrapers that have none."""
+    """Serve /metrics without a key, for scrapers that have none."""
     enable_server_load_tracking: bool = True
-    """Count requests at work for /load."""
+    """Count running requests for /load."""
     otlp_traces_endpoint: str | None = None
-    """OpenTelemetry collector that gets a trace of each request (needs quire-llm[otel])."""
+    """OpenTelemetry collector that receives a trace of each request (needs quire-llm[otel])."""
     log_stats_interval: float = 10.0
-    """Seconds between two lines of statistics. 0: none."""
+    """Seconds between two log lines with statistics. 0: none."""
     log_format: Literal["text", "json"] = "text"
-    """Form of the log: lines for people, or a JSON object a line."""
+    """Format of the log: text, or a JSON object per line."""
     enable_log_requests: bool = False
-    """Log each request: its id and parameters, and with --log-level DEBUG the prompt."""
+    """Log the id and parameters of each request; with --log-level DEBUG also the prompt."""
     enable_log_outputs: bool = False
-    """Log what was answered, too."""
+    """With --enable-log-requests, log each answer too."""
     enable_log_deltas: bool = True
-    """With the former, log every piece of a stream and not only the whole."""
+    """With --enable-log-outputs, log each chunk of a stream, not only the whole answer."""
     max_log_len: int | None = None
-    """Most characters of a prompt or an answer in the log. None: all."""
+    """Maximum characters of a prompt or an answer in the log. None: no maximum."""
     log_error_stack: bool = False
-    """Log where in the code an error reply came from."""
+    """Log the stack of each error response."""
     uvicorn_log_level: LogLevel = "warning"
-    """How much the HTTP library logs."""
+    """Log level of the HTTP library."""
     access_log: bool = False
-    """Write a line for each HTTP request."""
+    """Log a line for each HTTP request."""
     disable_access_log_for_endpoints: tuple[str, ...] = ()
     """Paths that --access-log leaves out, with commas: /health,/metrics."""
 
@@ -193,8 +198,8 @@ _GROUPS = {
     "sse_keep_alive_interval enable_force_include_usage enable_prompt_tokens_details "
     "enable_per_request_metrics enable_request_id_headers enable_tokenizer_info_endpoint "
     "fingerprint_mode fingerprint_value enable_responses_store responses_store_size",
-    "telling": "metrics_prefix public_metrics enable_server_load_tracking otlp_traces_endpoint "
-    "log_stats_interval log_format enable_log_requests enable_log_outputs enable_log_deltas "
+    "observability": "metrics_prefix public_metrics enable_server_load_tracking "
+    "otlp_traces_endpoint log_stats_interval log_format enable_log_requests enable_log_outputs enable_log_deltas "
     "max_log_len log_error_stack uvicorn_log_level access_log disable_access_log_for_endpoints",
 }
 GROUPS = {title: tuple(names.split()) for title, names in _GROUPS.items()}
@@ -202,6 +207,6 @@ GROUPS = {title: tuple(names.split()) for title, names in _GROUPS.items()}
 ABOUT = {
     "server": "Sockets and processes.",
     "access": "API keys, TLS and origins: access to the server.",
-    "answers": "What requests may say, and what answers show.",
-    "telling": "Logs, metrics and traces.",
+    "answers": "Fields of requests and answers.",
+    "observability": "Logs, metrics and traces.",
 }
