@@ -2,8 +2,9 @@
 
 usage: python tools/words.py
 
-Words are looked for in docstrings, comments and the pages of docs/, not in code: a line of
-tools/words.txt is a regular expression, a tab, and what to write in its place.
+Words are looked for in docstrings, comments, messages (strings with a space) and the pages of
+docs/, not in code: a line of tools/words.txt is a regular expression, a tab, and what to write in
+its place.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def circles() -> Iterator[str]:
 
 
 def prose(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """Lines of prose in a file: all of a page; docstrings and comments of a module."""
+    """Lines of prose in a file: all of a page; docstrings, messages and comments of a module."""
     text = path.read_text()
     if path.suffix == ".md":
         fenced = False
@@ -101,12 +102,8 @@ def prose(path: pathlib.Path) -> Iterator[tuple[int, str]]:
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
     for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            for number, line in enumerate(node.value.value.splitlines(), node.lineno):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            for number, line in enumerate(node.value.splitlines(), node.lineno):
                 yield number, re.sub(r"`[^`]*`", "", line)
 
 

@@ -199,8 +199,9 @@ _GROUPS = {
     "enable_per_request_metrics enable_request_id_headers enable_tokenizer_info_endpoint "
     "fingerprint_mode fingerprint_value enable_responses_store responses_store_size",
     "observability": "metrics_prefix public_metrics enable_server_load_tracking "
-    "otlp_traces_endpoint log_stats_interval log_format enable_log_requests enable_log_outputs enable_log_deltas "
-    "max_log_len log_error_stack uvicorn_log_level access_log disable_access_log_for_endpoints",
+    "otlp_traces_endpoint log_stats_interval log_format enable_log_requests enable_log_outputs "
+    "enable_log_deltas max_log_len log_error_stack uvicorn_log_level access_log "
+    "disable_access_log_for_endpoints",
 }
 GROUPS = {title: tuple(names.split()) for title, names in _GROUPS.items()}
 """Heading of the help -> the fields below it."""

@@ -177,8 +177,8 @@ class TimeAccounting:
         assert {*self._prefilling, *self._preempted} <= {*accounts}, (
             "an account is closed and still used"
         )
-        aboard = sum(account.seq is not None for account in accounts)
-        assert aboard == self._num_running, f"{aboard} aboard, not {self._num_running}"
+        running = sum(account.seq is not None for account in accounts)
+        assert running == self._num_running, f"{running} running, not {self._num_running}"
         mark_queued = sum(family.queued for family in self._groups.values())
         assert mark_queued == self._queue.requests, (
             f"{mark_queued} queued, not {self._queue.requests}"

@@ -356,7 +356,7 @@ class Scheduler:
         self._assign_slot(seq, draft)
         n = min(n, kv.token_capacity(seq))
         grown = kv.allocate(seq, n)
-        assert grown, f"{seq.request.id} was let in without room for {n} tokens"
+        assert grown, f"{seq.request.id} was admitted without blocks for {n} tokens"
         draft.add(seq, n)
         self._registry.fork_followers(seq)
         return True
@@ -366,11 +366,11 @@ class Scheduler:
         step = self._inflight.next_step
         if seq.state is SequenceState.SWAPPED:
             back = self._kv.swap_in(seq, step)
-            assert back is not None, f"{seq.request.id} was let in without room to swap in"
+            assert back is not None, f"{seq.request.id} was admitted without blocks to swap in"
             draft.swap_in += back
         else:
             copies = self._kv.copy_on_write(seq, step)
-            assert copies is not None, f"{seq.request.id} was let in without room to unshare"
+            assert copies is not None, f"{seq.request.id} was admitted without blocks to copy"
             draft.copies += copies
         self._registry.start_running(seq)
         draft.joins.append(seq)

@@ -237,7 +237,7 @@ class SequenceRegistry:
         for seq in live:
             known = len(seq.tokens) - seq.tokens.count(UNKNOWN)
             assert 0 <= seq.computed <= seq.planned <= len(seq.tokens), f"{seq}"
-            assert seq.computed <= known, f"computed a token nobody knows: {seq}"
+            assert seq.computed <= known, f"computed an unknown token: {seq}"
             runs = seq in self.running
             assert (seq.state is SequenceState.RUNNING) == runs == (seq.slot >= 0), (
                 f"misplaced: {seq}"

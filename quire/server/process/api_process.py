@@ -366,7 +366,7 @@ async def refresh_tls(config: uvicorn.Config, options: ServerOptions) -> None:
         try:
             listen_sockets.load_tls(config.ssl, options)
         except (OSError, ValueError) as error:  # half of it is written: the next look may do
-            log.warning("cannot use the new TLS files yet, going on with the old: %s", error)
+            log.warning("cannot use the new TLS files yet, keeping the old ones: %s", error)
             continue
         known = now
         log.info("the TLS files have changed: new connections use them")

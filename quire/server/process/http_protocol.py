@@ -232,7 +232,7 @@ def _refusal(scope: Scope) -> HTTPException | None:
     """Why HTTP itself forbids to serve a request with this head."""
     version = scope["http_version"]
     if version not in ("1.0", "1.1"):
-        return HTTPException(505, f"HTTP/{version} is not spoken here: send HTTP/1.1")
+        return HTTPException(505, f"HTTP/{version} is not supported: send HTTP/1.1")
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     if len(hosts) > 1 or (not hosts and version == "1.1"):
         return HTTPException(400, f"a request must have one Host header, got {len(hosts)}")

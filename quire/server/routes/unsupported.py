@@ -16,9 +16,9 @@ from quire.server.app_state import get_app_state
 
 router = APIRouter()
 
-_POOLING = "models that give vectors or scores are not built yet"
-_SPEECH = "models that hear or speak are not built yet"
-_IMAGES = "models that make images are not built yet"
+_POOLING = "pooling models (embeddings, scores) are not supported yet"
+_SPEECH = "speech models are not supported yet"
+_IMAGES = "image models are not supported yet"
 
 UNSUPPORTED_ROUTES = {
     "/v1/embeddings": _POOLING,
@@ -35,11 +35,11 @@ UNSUPPORTED_ROUTES = {
     "/v1/audio/translations": _SPEECH,
     "/v1/audio/speech": _SPEECH,
     "/v1/images/generations": _IMAGES,
-    "/v1/moderations": "models that judge texts are not built yet",
-    "/v1/load_lora_adapter": "adapters are not built yet",
-    "/v1/unload_lora_adapter": "adapters are not built yet",
-    "/collective_rpc": "functions of the engine's processes cannot be called from outside",
-    "/reset_mm_cache": "there are no media here, and so no cache of them",
+    "/v1/moderations": "moderation models are not supported yet",
+    "/v1/load_lora_adapter": "LoRA adapters are not supported yet",
+    "/v1/unload_lora_adapter": "LoRA adapters are not supported yet",
+    "/collective_rpc": "functions of the engine's processes cannot be called over HTTP",
+    "/reset_mm_cache": "multimodal input is not supported, so there is no cache of it",
     "/reset_encoder_cache": "there are no encoders here, and so no cache of them",
     "/update_weights": "taking in other weights while running is not built yet",
     "/inference/v1/generate": "prompts as token ids go to /v1/completions, with return_token_ids",

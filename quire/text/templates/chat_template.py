@@ -122,7 +122,7 @@ class ChatTemplate:
         if add_generation_prompt and continue_final_message:
             raise RequestError(
                 "add_generation_prompt and continue_final_message are both true: one begins a new "
-                "message, the other goes on with the last; set one of them to false",
+                "message, the other continues the last one; set one of them to false",
                 param="continue_final_message",
             )
         values = self._check_variables(variables)
@@ -201,7 +201,7 @@ def _check_tools(tools: Sequence[Any] | None) -> list[Any] | None:
 def _with_marker(message: object, mark: str) -> ChatMessage:
     """A copy of the message whose last text ends in the mark."""
     if not isinstance(message, Mapping):
-        raise RequestError("continue_final_message needs a message to go on with", param="messages")
+        raise RequestError("continue_final_message needs a message to continue", param="messages")
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + mark}
@@ -211,7 +211,7 @@ def _with_marker(message: object, mark: str) -> ChatMessage:
             parts[i] = {**parts[i], "text": parts[i]["text"] + mark}
             return {**message, "content": parts}
     raise RequestError(
-        "continue_final_message: the last message has no text to go on with",
+        "continue_final_message: the last message has no text to continue",
         param="continue_final_message",
     )
 

@@ -188,7 +188,7 @@ def _start_failed(why: str) -> EngineError:
 
 
 def _overloaded(told: str) -> Overloaded:
-    return Overloaded(f"{told}, and much else goes on", retry_after_s=RETRY_S)
+    return Overloaded(f"{told}, while the server is busy", retry_after_s=RETRY_S)
 
 
 def _template_error(what: str) -> RequestError:

@@ -26,8 +26,8 @@ _EXTRA_SPACE = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
 
 
 PANIC_MESSAGE = (
-    "the tokenizer gave up on this text: a regular expression of tokenizer.json goes over it again "
-    "and again, without end; change the text, or have the model's tokenizer mended"
+    "the tokenizer failed on this text: a regular expression of tokenizer.json backtracks without "
+    "end; change the text, or fix the model's tokenizer"
 )
 
 

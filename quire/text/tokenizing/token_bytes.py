@@ -72,8 +72,8 @@ def _decode_after_another(tokenizer: Tokenizer) -> Callable[[str, int], TokenPie
     ]
     if not plain:
         raise ConfigError(
-            "no token of this tokenizer is plain letters, so the texts of its tokens cannot be "
-            "told, which structured output needs"
+            "no token of this tokenizer is plain letters, so the texts of its tokens, which "
+            "structured output needs, cannot be determined"
         )
     first = min(plain)[1]
     start = tokenizer.backend.decode([first], False, True)

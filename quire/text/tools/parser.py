@@ -124,7 +124,7 @@ class ToolParser:
             self._emit_content(src.take_uncommitted())
         if self._emitter.suppressed:
             self._emit_note(
-                f"{self._emitter.suppressed} more calls were not told: only one was allowed"
+                f"{self._emitter.suppressed} more calls were dropped: only one was allowed"
             )
 
     def _parse_opener(self) -> ParserCoroutine[None]:

@@ -154,7 +154,7 @@ def test_what_could_be_read_in_two_ways_is_content(dialect, text):
 def test_one_call_only_tells_the_first_and_counts_the_others():
     said = read("hermes", WEATHER * 3, parallel=False)
     assert calls_of(said) == [("get_weather", {"city": "Rom", "days": 2})]
-    assert said.notes == ["2 more calls were not told: only one was allowed"]
+    assert said.notes == ["2 more calls were dropped: only one was allowed"]
     assert said.text == ""
 
 
