@@ -48,7 +48,7 @@ class ModelSection:
 class CacheSection:
     block_size: int
     num_blocks: int
-    num_host_blocks: int  # 0 unless preemption swaps
+    num_host_blocks: int  # of the host tier; 0: there is none
     prefix_caching: bool
     dtype: str
     layers: tuple[LayerFacts, ...]
@@ -69,7 +69,6 @@ class SchedulerSection:
     max_num_queued_reqs: int | None = None  # None: no cap
     max_num_queued_tokens: int | None = None  # None: no cap
     policy: Literal["fcfs", "priority"]
-    preemption_mode: Literal["recompute", "swap"]
     steps_in_flight: int
 
 

@@ -143,10 +143,13 @@ class CacheOptions:
     GPU."""
     enable_prefix_caching: bool | None = None
     """Reuse the KV of earlier prompts with the same beginning. None: on."""
-    swap_space: float = option(4.0, low=0)
-    """GiB of host memory for preempted requests; used only with preemption_mode swap."""
+    kv_offloading_size: float | None = option(None, low=0)
+    """GiB of host memory for KV that the device has no space for; prompts find it there, and so do
+    requests that had to give way. None or 0: none. Needs prefix caching."""
+    swap_space: float | None = option(None, low=0)
+    """The same as kv_offloading_size, with preemption_mode swap only. None: 4."""
     preemption_mode: Literal["recompute", "swap"] = "recompute"
-    """What happens to the KV of a preempted request: recompute it, or swap it to host memory."""
+    """swap: keep KV in swap_space GiB of host memory. recompute: in kv_offloading_size, if set."""
     disable_hybrid_kv_cache_manager: bool | None = None
     """Keep all blocks of layers with a window, in one block table for all layers."""
 

@@ -33,7 +33,7 @@ from quire.config.memory.kv_memory import (
     resolve_kv_memory,
 )
 from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
-from quire.config.options import Options
+from quire.config.options import CacheOptions, Options
 from quire.config.quantization import reconcile_quantization
 from quire.config.structured_outputs import resolve_structured
 from quire.errors import ConfigError
@@ -41,6 +41,7 @@ from quire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
+DEFAULT_SWAP_SPACE = 4.0  # GiB
 SERVER_INTER_TOKEN_S = 0.04
 LONG_PREFILL_SHARE = 0.04
 QUEUED_REQUESTS = 4096
@@ -300,25 +301,46 @@ def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> Cache
     requested = options.cache.enable_prefix_caching
     prefix = True if requested is None else requested
     why.record("cache.prefix_caching", prefix, "the default" if requested is None else "requested")
-    host = 0
-    if options.cache.preemption_mode == "swap":
-        host = int(options.cache.swap_space * GIB) // plan.block_bytes
-        why.record("cache.num_host_blocks", host, f"swap_space of {options.cache.swap_space:g} GiB")
-        if host == 0:
-            message = "preemption_mode swap needs swap_space for at least one block"
-            raise ConfigError(
-                f"{message} ({plan.block_bytes} bytes), got {options.cache.swap_space:g} GiB"
-            )
     return CacheSection(
         block_size=plan.shape.block_size,
         num_blocks=plan.num_blocks,
-        num_host_blocks=host,
+        num_host_blocks=_resolve_host_blocks(options.cache, plan, why, prefix_caching=prefix),
         prefix_caching=prefix,
         dtype=plan.shape.cache_dtype,
         layers=plan.layers,
         groups=plan.groups,
         block_bytes=plan.block_bytes,
     )
+
+
+def _resolve_host_blocks(
+    asked: CacheOptions, plan: MemoryPlan, why: DecisionLog, *, prefix_caching: bool
+) -> int:
+    """Resolve the blocks of the host tier; 0: there is none."""
+    size, knob = asked.kv_offloading_size, "kv_offloading_size"
+    if asked.preemption_mode == "swap":
+        if size and asked.swap_space not in (None, size):
+            raise ConfigError(
+                f"kv_offloading_size ({size:g} GiB) and swap_space ({asked.swap_space:g} GiB) are "
+                "one pool of host memory: give one of them"
+            )
+        if not size:
+            size = DEFAULT_SWAP_SPACE if asked.swap_space is None else asked.swap_space
+            knob = "preemption_mode swap with swap_space"
+    elif not size:
+        return 0
+    if not prefix_caching:
+        raise ConfigError(
+            f"{knob} of {size:g} GiB needs enable_prefix_caching, which is off: KV in host memory "
+            "is found by the prefix cache; turn prefix caching on, or leave out the host memory"
+        )
+    blocks = int(size * GIB) // plan.block_bytes
+    if not blocks:
+        raise ConfigError(
+            f"{knob} must have space for at least one block ({plan.block_bytes} bytes), "
+            f"got {size:g} GiB"
+        )
+    return int(why.record("cache.num_host_blocks", blocks, f"{knob} of {size:g} GiB"))
 
 
 def resolve_scheduler(
@@ -337,7 +359,6 @@ def resolve_scheduler(
         max_num_queued_reqs=_resolve_max_queued_requests(options, shape, why, server=server),
         max_num_queued_tokens=_resolve_max_queued_tokens(options, shape, why, server=server),
         policy=requested.scheduling_policy,
-        preemption_mode=options.cache.preemption_mode,
         steps_in_flight=_resolve_steps_in_flight(options, device, why),
     )
 

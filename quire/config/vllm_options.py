@@ -78,7 +78,7 @@ _NO_EFFECT = {
         disable_frontend_multiprocessing use_async_output_proc max_num_scheduled_tokens
         ignore_patterns watermark prefix_cache_retention_interval shutdown_timeout
         stream_interval enable_sleep_mode code_revision model_impl runner
-        prefix_caching_hash_algo tokenizer_pool_size tokenizer_pool_type
+        prefix_caching_hash_algo kv_offloading_backend tokenizer_pool_size tokenizer_pool_type
         tokenizer_pool_extra_config full_cuda_graph override_neuron_config""",
     "it only changes what is logged or measured": """show_hidden_metrics_for_version
         kv_cache_metrics kv_cache_metrics_sample custom_histogram_buckets enable_mfu_metrics
@@ -108,7 +108,7 @@ _NO_EFFECT = {
         mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode
         mamba_cache_philox_rounds enable_mamba_cache_stochastic_rounding
         enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm
-        prefix_match_unit kv_offloading_backend offload_backend cpu_offload_params
+        prefix_match_unit offload_backend cpu_offload_params
         offload_num_in_group offload_prefetch_step offload_params allow_deprecated_quantization
         ubatch_size
         logits_processor_pattern spec_tokens dbo sleep_preserve_parameter_names
@@ -144,7 +144,7 @@ _UNSUPPORTED = {
     ),
     "an effort in place of disabled thinking": "anthropic_disabled_thinking_effort",
     "KV transfer and offload": """kv_transfer_config kv_events_config ec_transfer_config
-        kv_offloading_size kv_sharing_fast_prefill""",
+        kv_sharing_fast_prefill""",
     "weight offload": "cpu_offload_gb offload_group_size weight_transfer_config",
     "plug-in classes of another engine": """scheduler_cls worker_cls worker_extension_cls
         model_class_overrides additional_config""",
@@ -197,6 +197,7 @@ SUPPORTED_CHOICES = {
     "model_impl": ("auto", "vllm", "quire"),
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
     "distributed_executor_backend": ("uni", "mp", "ray"),
+    "kv_offloading_backend": ("native",),
 }
 """Accepted values of options without effect."""
 _ATTENTION_BACKENDS = """FLASH_ATTN FLASH_ATTN_VLLM_V1 FLASHINFER FLASHINFER_VLLM_V1 TRITON_ATTN

@@ -26,7 +26,7 @@ class RequestRow(NamedTuple):
 
     request_id: str
     index: int  # type: ignore[assignment]  # hides tuple.index
-    state: str  # "running" | "waiting" | "preempted" | "swapped"
+    state: str  # "running" | "waiting" | "preempted"
     prompt: int
     cached: int
     """Prompt tokens found in the prefix cache."""
@@ -49,7 +49,9 @@ class EngineCounters(NamedTuple):
     answered_tokens: int
     """Tokens of prompts that have a first output token; once per request, for any n."""
     cached_tokens: int
-    """Those of them that were found in the prefix cache."""
+    """Those of them that were found in the prefix cache, in tiers too."""
+    loaded_tokens: int
+    """Those of them that a tier had."""
     generated_tokens: int
     finished: dict[str, int]
     """Sequences by finish reason; "stop_string" is an end that quire.text found."""
@@ -114,7 +116,7 @@ class Snapshot(NamedTuple):
     """Monotonic clock, seconds."""
     stats: SchedulerStats
     preempted: int
-    """Sequences that wait to run again, swapped ones included; stats.waiting has the others too."""
+    """Sequences that wait to run again; stats.waiting has the others too."""
     max_seqs: int
     block_size: int
     counters: EngineCounters

@@ -33,7 +33,6 @@ class SequenceState(Enum):
 
     WAITING = auto()  # holds no blocks (or shared ones of another sequence, before its first step)
     RUNNING = auto()  # holds blocks and a slot
-    SWAPPED = auto()  # its KV is in host blocks; it waits to run again
     FINISHED = auto()  # its terminal update was made
 
 
@@ -109,6 +108,7 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     slot: int = -1  # device row while RUNNING
     cached: int = 0  # tokens found in the prefix cache at first admission
+    loaded: int = 0  # of those, tokens that a tier had
     preemptions: int = 0
     max_len: int = 0  # len(tokens) at which it finishes with "length"
     stop_ids: frozenset[int] = frozenset()  # every id that may end it: EOS and stop_token_ids
@@ -164,8 +164,8 @@ class StepPlan:
     """The work of one step. The runner executes in this order:
 
     leaves, joins   device rows emptied, filled
-    swap_out        device block -> host block
-    swap_in         host block -> device block
+    swap_out        device block -> host block: stores of the host tier
+    swap_in         host block -> device block: loads of the host tier
     copies          device block -> device block (copy on write)
     rows            one forward pass, one sampling
     """

@@ -25,7 +25,7 @@ from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
-from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.kv.tiers.host import HostTier
 from quire.core.scheduling.grammar_wait import GrammarProvider as GrammarSource
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import StepBudget, by_contract
@@ -347,7 +347,7 @@ def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None)
         cache.block_size,
         cache_specs(cache),
         prefix_caching=cache.prefix_caching,
-        host=HostBlockPool(cache.num_host_blocks),
+        host=HostTier(cache.num_host_blocks) if cache.num_host_blocks else None,
     )
     order = FairQueue(Priority if section.policy == "priority" else Fifo)
     return Scheduler(
@@ -364,7 +364,6 @@ def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None)
         ),
         max_seqs=section.max_num_seqs,
         max_len=section.max_model_len,
-        preemption=section.preemption_mode,
         steps_in_flight=section.steps_in_flight,
     )
 

@@ -82,7 +82,6 @@ def engine_of(
     prefix=True,
     chunked=True,
     policy="fcfs",
-    preemption="recompute",
     depth=1,
     threshold=0,
     processors=(),
@@ -136,7 +135,6 @@ def engine_of(
             long_prefill_token_threshold=threshold,
             inter_token_target_s=0.0,
             policy=policy,
-            preemption_mode=preemption,
             steps_in_flight=depth,
         ),
         load=LoadSection(format="dummy", download_dir=None, hf_token=None, progress=False),
@@ -201,6 +199,6 @@ def run(engine, requests, *, stagger=0):
     ends = [(u.request_id, u.index) for u in updates if u.finish]
     assert sorted(ends) == sorted(set(ends)), "a sequence ended twice"
     stats = engine.stats()
-    assert stats.running == stats.waiting == stats.swapped == stats.held_blocks == 0, stats
+    assert stats.running == stats.waiting == stats.held_host_blocks == stats.held_blocks == 0, stats
     engine.shutdown()
     return out, updates

@@ -76,22 +76,13 @@ SETTINGS = {
     "long prompts in parts": dict(threshold=20, budget=64),
     "priority": dict(policy="priority", stagger=2),
     "little memory": dict(num_blocks=30, expect_preemption=True),
-    "little memory, swap": dict(
-        num_blocks=30, host_blocks=60, preemption="swap", expect_preemption=True
-    ),
-    "little memory, priority, swap": dict(
-        num_blocks=30,
-        host_blocks=24,
-        preemption="swap",
-        policy="priority",
-        stagger=1,
-        expect_preemption=True,
+    "little memory, host tier": dict(num_blocks=30, host_blocks=60, expect_preemption=True),
+    "little memory, priority, small host tier": dict(
+        num_blocks=30, host_blocks=24, policy="priority", stagger=1, expect_preemption=True
     ),
     "overlap": dict(depth=2),
     "overlap, small chunks, little memory": dict(depth=2, budget=9, num_blocks=30, stagger=1),
-    "overlap, swap": dict(
-        depth=2, num_blocks=30, host_blocks=60, preemption="swap", expect_preemption=True
-    ),
+    "overlap, host tier": dict(depth=2, num_blocks=30, host_blocks=60, expect_preemption=True),
 }
 
 
@@ -121,6 +112,25 @@ def test_the_prefix_cache_is_hit_and_changes_nothing(case):
     again, updates = run(engine, workload(hf))
     assert again == want
     assert max(u.cached_tokens for u in updates) > 16
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_host_tier_is_hit_and_changes_nothing(case, depth):
+    hf, dtype, want = case
+    small = dict(block_size=4, num_blocks=160 if hf is WINDOWED else 60, seqs=4)
+    engine = engine_of(hf, dtype=dtype, host_blocks=2000, depth=depth, **small)
+    for one in workload(hf):
+        engine.add(one)
+    while not engine.idle:
+        engine.step()
+    engine.drain()
+    loaded = engine.stats().host_loaded_blocks
+    again, updates = run(engine, workload(hf))
+    assert again == want
+    stats = engine.stats()
+    assert stats.host_loaded_blocks - loaded > 20
+    assert stats.tier_hit_tokens > 100
+    assert sum(u.cached_tokens for u in updates if u.finish) > 100
 
 
 def test_tokens_do_not_depend_on_aborted_requests(case):

@@ -154,7 +154,8 @@ BASE = {
 }
 PLAIN = BASE | {"enable_prefix_caching": False, "enforce_eager": True}
 TIGHT = {"num_gpu_blocks_override": 18, "enable_prefix_caching": False}
-SWAP = {"preemption_mode": "swap", "swap_space": 0.005}
+CACHED = TIGHT | {"enable_prefix_caching": True}
+HOST = CACHED | {"kv_offloading_size": 0.005}
 PATHS = {
     "in a batch": {},
     "in small chunks": {"max_num_batched_tokens": 5},
@@ -166,15 +167,15 @@ PATHS = {
     "two seats": {"max_num_seqs": 2},
     "by priority": {"scheduling_policy": "priority"},
     "preempted": TIGHT,
-    "swapped": TIGHT | SWAP,
-    "preempted, with a prefix cache": TIGHT | {"enable_prefix_caching": True},
+    "preempted, with a prefix cache": CACHED,
+    "preempted, with a host tier": HOST,
     "overlapped": {"steps_in_flight": 2},
     "overlapped, in small chunks": {"steps_in_flight": 2, "max_num_batched_tokens": 9},
     "overlapped, preempted": {"steps_in_flight": 2} | TIGHT,
-    "overlapped, swapped": {"steps_in_flight": 2} | TIGHT | SWAP,
+    "overlapped, with a host tier": {"steps_in_flight": 2} | HOST,
     "three steps in flight": {"steps_in_flight": 3} | TIGHT,
 }
-BF16_PATHS = ("in a batch", "in small chunks", "blocks of 8", "overlapped, swapped")
+BF16_PATHS = ("in a batch", "in small chunks", "blocks of 8", "overlapped, with a host tier")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -261,8 +262,7 @@ def assert_same(outputs, want):
 def assert_clean(llm):
     engine = llm.llm_engine.engine
     stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.swapped, stats.held_blocks) == (0, 0, 0, 0)
-    assert stats.free_host_blocks == stats.host_blocks
+    assert (stats.running, stats.waiting, stats.held_host_blocks, stats.held_blocks) == (0, 0, 0, 0)
     engine.check()
     assert llm.reset_prefix_cache()
     assert engine.stats().free_blocks == stats.blocks

@@ -92,7 +92,7 @@ SETTINGS = {
     "two seats": dict(seqs=2),
     "no prefix cache": dict(prefix=False),
     "little memory": dict(num_blocks=40),
-    "little memory, swap": dict(num_blocks=40, host_blocks=60, preemption="swap"),
+    "little memory, host tier": dict(num_blocks=40, host_blocks=60),
     "overlap": dict(depth=2),
     "overlap, small chunks, little memory": dict(depth=2, budget=9, num_blocks=40),
 }

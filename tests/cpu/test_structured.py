@@ -108,16 +108,12 @@ SETTINGS = {
     "whole prompts": dict(chunked=False),
     "two seats": dict(seqs=2),
     "little memory": dict(num_blocks=30, expect_preemption=True),
-    "little memory, swap": dict(
-        num_blocks=30, host_blocks=60, preemption="swap", expect_preemption=True
-    ),
+    "little memory, host tier": dict(num_blocks=30, host_blocks=60, expect_preemption=True),
     "overlap": dict(depth=2),
     "overlap, staggered": dict(depth=2, stagger=2),
     "three in flight": dict(depth=3),
     "overlap, small chunks, little memory": dict(depth=2, budget=9, num_blocks=30, stagger=1),
-    "overlap, swap": dict(
-        depth=2, num_blocks=30, host_blocks=60, preemption="swap", expect_preemption=True
-    ),
+    "overlap, host tier": dict(depth=2, num_blocks=30, host_blocks=60, expect_preemption=True),
 }
 
 
@@ -381,7 +377,9 @@ def test_reasoning_after_begin_markers_shares_one_budget(depth):
     assert sum(lengths) == 6
 
 
-@pytest.mark.parametrize("name", ["little memory", "little memory, swap", "overlap, swap"])
+@pytest.mark.parametrize(
+    "name", ["little memory", "little memory, host tier", "overlap, host tier"]
+)
 def test_a_budget_outlives_preemption(name):
     settings = dict(SETTINGS[name])
     settings.pop("expect_preemption")

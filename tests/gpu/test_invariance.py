@@ -19,13 +19,8 @@ MORE = {
     "overlap, eager": dict(depth=2, eager=True),
     "overlap, staggered": dict(depth=2, stagger=3),
     "three steps in flight": dict(depth=3, stagger=2),
-    "overlap, priority, swap": dict(
-        depth=2,
-        num_blocks=30,
-        host_blocks=24,
-        preemption="swap",
-        policy="priority",
-        expect_preemption=True,
+    "overlap, priority, small host tier": dict(
+        depth=2, num_blocks=30, host_blocks=24, policy="priority", expect_preemption=True
     ),
 }
 SLOW = ("block of 8", "block of 1")  # by the reference, launch by launch
@@ -144,3 +139,18 @@ def test_logprobs_do_not_depend_on_the_batch():
                 assert [p.ids for p in some] == [p.ids for p in others]
                 for p, o in zip(some, others, strict=True):
                     assert torch.allclose(torch.tensor(p.values), torch.tensor(o.values), atol=1e-4)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_host_tier_is_hit_and_changes_nothing(case, depth):
+    hf, want = case
+    small = dict(block_size=4, num_blocks=160 if hf is WINDOWED else 60, seqs=4)
+    engine = engine_of(hf, host_blocks=2000, depth=depth, **small)
+    for one in workload(hf):
+        engine.add(one)
+    while not engine.idle:
+        engine.step()
+    engine.drain()
+    again, _ = run(engine, workload(hf))
+    assert again == want
+    assert engine.stats().host_loaded_blocks > 20

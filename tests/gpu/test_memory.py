@@ -81,7 +81,7 @@ def test_after_ready_no_memory_is_allocated_from_the_driver(folder, eager):
     assert asked() == before
 
 
-def test_preemption_and_swapping_allocate_nothing_from_the_driver(folder):
+def test_preemption_and_the_host_tier_allocate_nothing_from_the_driver(folder):
     llm = engine(
         folder,
         num_gpu_blocks_override=300,
@@ -94,7 +94,9 @@ def test_preemption_and_swapping_allocate_nothing_from_the_driver(folder):
     before = asked()
     params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True, detokenize=False)
     llm.generate(prompts(48, 40), params, use_tqdm=False)
+    llm.generate(prompts(48, 40), params, use_tqdm=False)
     assert asked() == before
+    assert llm.llm_engine.engine.stats().host_loaded_blocks
 
 
 def test_no_more_is_taken_than_was_allowed(folder):

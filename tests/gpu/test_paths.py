@@ -29,7 +29,8 @@ CHOSEN = (
     "preempted, with a prefix cache",
     "overlapped, in small chunks",
     "overlapped, preempted",
-    "overlapped, swapped",
+    "preempted, with a host tier",
+    "overlapped, with a host tier",
     "three steps in flight",
 )
 

@@ -46,9 +46,7 @@ PATHS = {
     "three in flight": dict(depth=3, stagger=1),
     "overlap, small chunks": dict(depth=2, budget=9),
     "overlap, preempted": dict(depth=2, num_blocks=24, stagger=1, expect_preemption=True),
-    "overlap, swap": dict(
-        depth=2, num_blocks=24, host_blocks=60, preemption="swap", expect_preemption=True
-    ),
+    "overlap, host tier": dict(depth=2, num_blocks=24, host_blocks=60, expect_preemption=True),
 }
 
 

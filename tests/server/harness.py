@@ -18,7 +18,7 @@ from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import FullAttentionSpec
 from quire.core.kv.kv_cache import KVCache
-from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.kv.tiers.host import HostTier
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
@@ -248,8 +248,10 @@ class Done:
 
 
 def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False, host=0):
-    """host: blocks to which sequences are swapped; 0: they are computed again."""
-    kv = KVCache(BlockPool(blocks), 4, (FullAttentionSpec(),), host=HostBlockPool(host))
+    """host: blocks of the host tier; 0: there is none."""
+    kv = KVCache(
+        BlockPool(blocks), 4, (FullAttentionSpec(),), host=HostTier(host) if host else None
+    )
     order, budget = FairQueue(Fifo), TokenBudget(256)
     limits = [
         FaultIsolationLimit(),
@@ -265,7 +267,6 @@ def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False, host=
         max_seqs=seqs,
         max_len=MAX_LEN,
         steps_in_flight=depth,
-        preemption="swap" if host else "recompute",
     )
     return EngineCore(scheduler, executor, steps_in_flight=depth, check=check)
 

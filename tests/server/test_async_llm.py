@@ -70,7 +70,6 @@ def config(vocab):
         max_long_partial_prefills=0,
         long_prefill_token_threshold=0,
         policy="fcfs",
-        preemption_mode="recompute",
         steps_in_flight=1,
         inter_token_target_s=0.0,
     )

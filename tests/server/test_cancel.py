@@ -173,11 +173,10 @@ class Scene:
     async def rest(self):
         """Until nothing runs; then nothing is held, here or in the engine."""
         await self.until(
-            lambda s: s.running == s.waiting == s.waiting_for_resources == s.swapped == 0
+            lambda s: s.running == s.waiting == s.waiting_for_resources == s.held_host_blocks == 0
         )
         stats = await self.until(lambda s: s.held_blocks == 0)
         assert stats.free_blocks + stats.cached_blocks == stats.blocks
-        assert stats.free_host_blocks == stats.host_blocks
         client, to = self.server.client, self.server.services
         await client.check()
         books = (
@@ -355,11 +354,11 @@ async def kept(scene):
     return call, None
 
 
-async def swapped(scene):
+async def preempted(scene):
     first = scene.call("chat", name="other")
     await scene.until(lambda s: s.running)
     call = scene.call("chat n", name="mine")
-    await scene.until(lambda s: s.swapped)
+    await scene.until(lambda s: s.preemptions)
     return call, first
 
 
@@ -388,7 +387,7 @@ async def orphaned(scene):
 STAGES = {
     queued: {"seqs": 1},
     kept: {},
-    swapped: {"blocks": 130, "host": 130},
+    preempted: {"blocks": 130, "host": 130},
     paused: {},
     waiting_for_another_engine: {},
     orphaned: {},

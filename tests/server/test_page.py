@@ -168,7 +168,7 @@ class FakeEngine:
 
 
 def snapshot(at=1.0, states=b"\x02\x02\x03\x00", owners=(1, 1, 1, 0), first=0, steps=3):
-    stats = SchedulerStats(1, 0, 0, 4, 2, 1, 1, 0, 0, 0, 10, 5)
+    stats = SchedulerStats(1, 0, 4, 2, 1, 1, 0, 10, 5)
     times = [0] * TIME_BUCKETS
     times[40] = first
     told = {

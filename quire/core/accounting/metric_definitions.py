@@ -25,7 +25,7 @@ def gauges(now: Snapshot) -> MetricValues:
             "capacity": stats.waiting - stats.following - stats.waiting_for_resources,
             "deferred": stats.following + stats.waiting_for_resources,
         },
-        "num_requests_swapped": {"": stats.swapped},
+        "host_kv_cache_usage_perc": {"": stats.host_usage},
         "kv_cache_usage_perc": {"": stats.usage},
         "grammars_waiting": {"": now.grammars.waiting},
         "grammars_kept": {"": now.grammars.cached},
@@ -38,10 +38,14 @@ def gauges(now: Snapshot) -> MetricValues:
 def counters(now: Snapshot) -> MetricValues:
     """Return the counters: totals since the engine started."""
     stats, counted = now.stats, now.counters
-    cached = counted.cached_tokens
+    cached, loaded = counted.cached_tokens, counted.loaded_tokens
     return {
         "prefix_cache_queries": {"": stats.prefix_query_tokens},
         "prefix_cache_hits": {"": stats.prefix_hit_tokens},
+        "external_prefix_cache_queries": {"": stats.tier_query_tokens},
+        "external_prefix_cache_hits": {"": stats.tier_hit_tokens},
+        "host_kv_blocks_stored": {"": stats.host_stored_blocks},
+        "host_kv_blocks_loaded": {"": stats.host_loaded_blocks},
         "num_preemptions": {"": stats.preemptions},
         "engine_failed_steps": {"": stats.failed_steps},
         "engine_failures_unattributed": {"": stats.unattributed_failures},
@@ -51,11 +55,11 @@ def counters(now: Snapshot) -> MetricValues:
         "prompt_tokens": {"": counted.answered_tokens},
         "prompt_tokens_by_source": {
             "local_compute": counted.answered_tokens - cached,
-            "local_cache_hit": cached,
-            "external_kv_transfer": 0,  # no KV comes from elsewhere
+            "local_cache_hit": cached - loaded,
+            "external_kv_transfer": loaded,
         },
         "prompt_tokens_cached": {"": cached},
-        "prompt_tokens_cached_by_source": {"device": cached},
+        "prompt_tokens_cached_by_source": {"device": cached - loaded, "host": loaded},
         "generation_tokens": {"": counted.generated_tokens},
         "engine_steps": {"": counted.steps},
         "engine_step_seconds": {"": counted.step_seconds},

@@ -15,7 +15,7 @@ class StepCounters:
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
-        self._answered = self._cached = 0
+        self._answered = self._cached = self._loaded = 0
         self._finished: Counter[str] = Counter()
         self._breakdown_seconds = [0.0] * len(BREAKDOWN_FIELDS)
         self._steps = self._generated = self._step_tokens_sum = 0
@@ -35,9 +35,10 @@ class StepCounters:
         """Count tokens that a step generated beyond one for each row."""
         self._generated += drafts
 
-    def count_prompt(self, tokens: int, cached: int) -> None:
+    def count_prompt(self, tokens: int, cached: int, loaded: int) -> None:
         self._answered += tokens
         self._cached += cached
+        self._loaded += loaded
 
     def count_finished(self, reason: str, cuts: Iterable[float]) -> None:
         self._finished[reason] += 1
@@ -56,6 +57,7 @@ class StepCounters:
             prompt_tokens=self.prompt_tokens,
             answered_tokens=self._answered,
             cached_tokens=self._cached,
+            loaded_tokens=self._loaded,
             generated_tokens=self._generated,
             finished=dict(self._finished),
             breakdown_seconds=list(self._breakdown_seconds),

@@ -305,7 +305,7 @@ class TimeAccounting:
         if account.group.first_prefill_timing is None:
             account.group.first_prefill_timing = self._timing(account, now)
             if counts:
-                self._step_counters.count_prompt(seq.prompt_len, seq.cached)
+                self._step_counters.count_prompt(seq.prompt_len, seq.cached, seq.loaded)
 
     def _enter_phase(self, account: SequenceTimer, phase: SequencePhase, now: float) -> None:
         """End the current phase of a sequence, and begin another."""

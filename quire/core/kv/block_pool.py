@@ -13,6 +13,7 @@ flight return here later: see quire.core.kv.deferred_free.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from enum import IntEnum
 
@@ -41,7 +42,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, tiers: Seq[Tier] = ()) -> None:
         assert num_blocks > 0, num_blocks
         self.size = num_blocks
-        self._tiers = tuple(tiers)
+        self._tiers = list(tiers)
         self._evicted: dict[int, BlockKey] = {}  # evicted by the allocation in progress
         self._refs = [0] * num_blocks
         self._free: deque[int] = deque(range(num_blocks))
@@ -63,21 +64,36 @@ class BlockPool:
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._block_of
 
-    def allocate(self, n: int, tenant: bytes = b"") -> list[int] | None:
+    def add_tier(self, tier: Tier) -> None:
+        """Offer what is evicted from now on to this tier too."""
+        self._tiers.append(tier)
+
+    def allocate(
+        self,
+        n: int,
+        tenant: bytes = b"",
+        *,
+        offer: bool = True,
+        load: Callable[[list[int]], object] | None = None,
+    ) -> list[int] | None:
         """Hold n blocks with no content. All or nothing: None if n are not available.
 
-        tenant: charged for the blocks until they are free again.
+        tenant: charged for the blocks until they are free again. offer: tiers may store what is
+        evicted; not if the blocks may be written before the step being planned runs. load: called
+        with the blocks before that, since storing may replace what tiers have.
         """
         if n > self.available:
             return None
         self._eviction_queue.charge(tenant, n)
         taken = [self._allocate_one() for _ in range(n)]
-        if self._evicted:
-            for tier in self._tiers:
-                tier.offer([*self._evicted], [*self._evicted.values()])
-            self._evicted.clear()
         if tenant:
             self._tenant_of.update(dict.fromkeys(taken, tenant))
+        if load is not None:
+            load(taken)
+        if self._evicted:
+            for tier in self._tiers if offer else ():
+                tier.offer([*self._evicted], [*self._evicted.values()])
+            self._evicted.clear()
         return taken
 
     def acquire_cached(self, key: BlockKey) -> int | None:
@@ -115,11 +131,18 @@ class BlockPool:
                     self._eviction_queue.discard(block)
                     self._set_free(block)
 
+    def forget(self, keys: Iterable[BlockKey]) -> None:
+        """Remove these contents from the cache and its tiers; held blocks stay held."""
+        keys = list(keys)
+        self.uncache([block for key in keys if (block := self._block_of.get(key)) is not None])
+        for tier in self._tiers:
+            tier.forget(keys)
+
     def evict(self, key: BlockKey) -> None:
-        """Remove this content from the cache, unless a sequence holds it."""
+        """Remove this content from the cache and its tiers, unless a sequence holds it."""
         block = self._block_of.get(key)
-        if block is not None and not self._refs[block]:
-            self.uncache([block])
+        if block is None or not self._refs[block]:
+            self.forget([key])
 
     def free(self, blocks: Seq[int]) -> None:
         """Release one hold on each block of a sequence, in order; its tail is evicted first."""
@@ -133,7 +156,7 @@ class BlockPool:
                     self._set_free(block)
 
     def reset(self) -> bool:
-        """Empty the cache. Returns False, without a change, while any block is held."""
+        """Empty the cache and its tiers. Returns False, unchanged, while any block is held."""
         if self.available < self.size:
             return False
         self._free.extend(self._eviction_queue)
@@ -141,6 +164,8 @@ class BlockPool:
         self._key_of.clear()
         self._block_of.clear()
         self._tenant_of.clear()
+        for tier in self._tiers:
+            tier.forget()
         return True
 
     def usage_map(self) -> bytes:

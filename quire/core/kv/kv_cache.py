@@ -6,7 +6,8 @@ draw from one pool. Content is identified by chained keys, so a key covers all t
 
     key(i) = SHA-256(key(i - 1) | token ids | extra content of block i)   key(-1) = SHA-256(salt)
 
-and a group's block is cached under key(i) + group number. It is a private helper of the scheduler
+and a group's block is cached under key(i) + group number, on the device or in a tier. What a tier
+has is loaded into device blocks before a step reads it. It is a private helper of the scheduler
 and writes `tables`, `keys`, `computed` and `planned` of sequences.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Seq
 from hashlib import sha256
 from struct import pack
@@ -22,13 +23,17 @@ from struct import pack
 from quire.core.kv.block_pool import BlockKey, BlockPool
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec
 from quire.core.kv.deferred_free import DeferredFree
-from quire.core.kv.tiers.host import HostBlockPool
-from quire.core.types import NO_BLOCK, BlockCopy, Sequence
+from quire.core.kv.tiers.base import SlowTier
+from quire.core.kv.tiers.host import NO_COPIES, HostTier, TierCopies
+from quire.core.types import NO_BLOCK, BlockCopy, Request, Sequence
 
 Tables = tuple[list[int], ...]
 
 MAX_SUSPECT_KEYS = 4096
 """Maximum of blocks remembered as read by a sequence with non-finite logits."""
+
+MAX_LOADING_SHARE = 0.25
+"""Maximum share of the device blocks that wait for loads of slow tiers."""
 
 
 class KVCache:
@@ -41,8 +46,9 @@ class KVCache:
         specs: Seq[CacheSpec] = (FullAttentionSpec(),),
         *,
         prefix_caching: bool = True,
-        host: HostBlockPool | None = None,
+        host: HostTier | None = None,
     ) -> None:
+        """host: a tier whose copies are part of plans. Other tiers are those of the pool."""
         assert block_size > 0, block_size
         assert specs, "a model has at least one layer group"
         self.pool = pool
@@ -50,9 +56,11 @@ class KVCache:
         self.specs = tuple(specs)
         self.prefix_caching = prefix_caching
         self.deferred_free = DeferredFree(pool.free)
-        self.host_pool = host or HostBlockPool(0)
-        self.host_deferred_free = DeferredFree(self.host_pool.free)
-        self._swapped: dict[Sequence, Tables] = {}  # tables of host blocks
+        self.host = host
+        if host is not None:
+            assert prefix_caching, "without prefix caching a tier finds nothing"
+            pool.add_tier(host)
+        self._loading: dict[Hashable, tuple[SlowTier, dict[BlockKey, int]]] = {}
         self._suspect_keys: OrderedDict[BlockKey, None] = (
             OrderedDict()
         )  # blocks read by a sequence with non-finite logits
@@ -80,13 +88,14 @@ class KVCache:
 
     def blocks_needed(self, seq: Sequence) -> int:
         """Maximum of new blocks that a waiting sequence needs to compute all its tokens."""
-        held = self._swapped.get(seq, seq.tables)
         own = len(self.specs) if self._is_shared(seq) else 0
-        if seq in self._swapped:
-            own = self.swapped_blocks(seq)
         return own + sum(
-            max(spec.max_blocks(len(seq.tokens), self.block_size) - _num_blocks(table), 0)
-            for spec, table in zip(self.specs, held, strict=True)
+            max(
+                spec.max_blocks(len(seq.tokens), self.block_size)
+                - (len(table) - table.count(NO_BLOCK)),
+                0,
+            )
+            for spec, table in zip(self.specs, seq.tables, strict=True)
         )
 
     # -- allocation -------------------------------------------------------------------------
@@ -127,31 +136,57 @@ class KVCache:
         return slid
 
     def release(self, seq: Sequence, after: int) -> None:
-        """Free all blocks of the sequence, on device and host, when step `after` has finished."""
+        """Free all blocks of the sequence when step `after` has finished."""
         for table in seq.tables:
             self.deferred_free.free_after([b for b in table if b != NO_BLOCK], after)
         seq.tables = self.new_tables()
         seq.computed = seq.planned = 0
-        for table in self._swapped.pop(seq, ()):
-            self.host_deferred_free.free_after([b for b in table if b != NO_BLOCK], after)
 
     # -- prefixes ---------------------------------------------------------------------------
 
     def match_prefix(self, seq: Sequence) -> None:
-        """Use cached blocks for the longest known prefix; at least one token is left to compute."""
+        """Use cached blocks for the longest known prefix; at least one token is left to compute.
+
+        Blocks that only the host tier has are NO_BLOCK until load_prefix().
+        """
         assert not seq.tables[0], "match() is for a sequence that holds nothing"
         if not self.prefix_caching or not seq.request.read_prefix_cache:
             return
         keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
-        hit = self._longest_hit(keys)
+        hit = self._longest_hit(keys, self._is_findable)
         seq.computed = seq.planned = hit * self.block_size
-        for g, spec in enumerate(self.specs):
-            first = min(spec.first_needed(seq.computed) // self.block_size, hit)
+        for g in range(len(self.specs)):
+            first = self._first_block(g, hit)
             seq.tables[g].extend([NO_BLOCK] * first)
             for key in keys[first:hit]:
                 block = self.pool.acquire_cached(key + self._group_suffixes[g])
-                assert block is not None, "the hit was just seen"
-                seq.tables[g].append(block)
+                seq.tables[g].append(NO_BLOCK if block is None else block)
+
+    def load_prefix(self, seq: Sequence) -> int:
+        """Load what match_prefix() found in the host tier, with the step being planned.
+
+        The pool must have the blocks. Returns the number of tokens that are not from the device.
+        """
+        host, hit = self.host, seq.computed // self.block_size
+        if host is None:
+            return 0
+        places = [
+            (i, g)
+            for g, table in enumerate(seq.tables)
+            for i in range(self._first_block(g, hit), hit)
+            if table[i] == NO_BLOCK
+        ]
+        if not places:
+            return 0
+        keys = [seq.keys[i] + self._group_suffixes[g] for i, g in places]
+        blocks = self.pool.allocate(
+            len(keys), seq.request.tenant, load=lambda blocks: host.load(keys, blocks)
+        )
+        assert blocks is not None, f"{seq.request.id} was admitted without blocks to load"
+        for (i, g), key, block in zip(places, keys, blocks, strict=True):
+            self.pool.cache_block(block, key)
+            seq.tables[g][i] = block
+        return len({i for i, _ in places}) * self.block_size
 
     def cache_full_blocks(self, seq: Sequence, since: int) -> None:
         """Make findable the blocks that filled up between token `since` and seq.computed."""
@@ -193,29 +228,31 @@ class KVCache:
         Of the blocks it only found there, those that two such sequences read are removed: one of
         them alone may have non-finite logits for another reason.
         """
-        own = seq.cached // self.block_size
-        for table in seq.tables:
-            found = [block for block in table[:own] if block != NO_BLOCK]
-            self.pool.uncache([b for b in table[own:] if b != NO_BLOCK])
-            self.pool.uncache([b for b in found if self.pool.key_of(b) in self._suspect_keys])
-            for key in map(self.pool.key_of, found):
-                if key is not None:
-                    self._suspect_keys[key] = None
+        own, end = seq.cached // self.block_size, seq.computed // self.block_size
+        computed = [key + group for key in seq.keys[own:end] for group in self._group_suffixes]
+        found = [b for table in seq.tables for b in table[:own] if b != NO_BLOCK]
+        read = [key for key in map(self.pool.key_of, found) if key is not None]
+        self.pool.forget([*computed, *(key for key in read if key in self._suspect_keys)])
+        self._suspect_keys.update(dict.fromkeys(read))
         while len(self._suspect_keys) > MAX_SUSPECT_KEYS:
             self._suspect_keys.popitem(last=False)
 
-    def _longest_hit(self, keys: Seq[BlockKey]) -> int:
+    def _is_findable(self, key: BlockKey) -> bool:
+        """Whether the next step can read this content."""
+        return key in self.pool or (self.host is not None and key in self.host)
+
+    def _longest_hit(self, keys: Seq[BlockKey], has: Callable[[BlockKey], bool]) -> int:
         """Number of leading blocks that all groups can take as computed."""
         most = len(keys)
         for g in self._full_groups:
             suffix = self._group_suffixes[g]
-            most = next((i for i in range(most) if keys[i] + suffix not in self.pool), most)
+            most = next((i for i in range(most) if not has(keys[i] + suffix)), most)
         if not self._window_groups:
             return most
         best, runs = 0, [0] * len(self.specs)  # consecutive blocks, up to here, that a group has
         for i in range(most):
             for g in self._window_groups:
-                runs[g] = runs[g] + 1 if keys[i] + self._group_suffixes[g] in self.pool else 0
+                runs[g] = runs[g] + 1 if has(keys[i] + self._group_suffixes[g]) else 0
             if all(i + 1 - runs[g] <= self._first_block(g, i + 1) for g in self._window_groups):
                 best = i + 1
         return best
@@ -285,87 +322,86 @@ class KVCache:
         """Whether a waiting sequence shares partly filled blocks; a prefix hit never does."""
         return bool(seq.tables[0]) and seq.planned % self.block_size != 0
 
-    # -- swapping ---------------------------------------------------------------------------
+    # -- loads of slow tiers -------------------------------------------------------------------
 
-    def swap_out(self, seq: Sequence, after: int) -> list[BlockCopy] | None:
-        """Move computed blocks to the host. None, without a change, if host blocks are lacking.
+    def start_loads(self, request: Request, tier: SlowTier) -> list[Hashable]:
+        """Load what the prompt's longest hit lacks from a slow tier, as far as blocks suffice.
 
-        The device blocks are freed when step `after` has finished; it must have finished, or the
-        device must run it before the copying.
+        Returns the names of the loads that the request should wait for, of other requests too.
         """
-        self.free_out_of_window(seq, after)
-        used = -(-seq.computed // self.block_size)
-        source = [table[:used] for table in seq.tables]
-        taken = self.host_pool.allocate(sum(map(_num_blocks, source)))
-        if not taken:
-            return None
-        host_pool = iter(taken)
-        tables = tuple([b if b == NO_BLOCK else next(host_pool) for b in table] for table in source)
-        computed = seq.computed
-        copies = _block_copies(source, tables)
-        self.release(seq, after)
-        seq.computed = seq.planned = computed
-        self._swapped[seq] = tables
-        return copies
+        if not self.prefix_caching or not request.read_prefix_cache:
+            return []
+        seq = Sequence(request, 0, list(request.prompt), self.new_tables())
+        keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
+        under_way = {key: name for name, (_, load) in self._loading.items() for key in load}
+        space = int(self.pool.size * MAX_LOADING_SHARE) - len(under_way)
+        space = min(space, self.pool.available)
+        while True:
+            hit = self._longest_hit(keys, lambda key: self._is_findable(key) or key in tier)
+            wanted = [
+                key + self._group_suffixes[g]
+                for g in range(len(self.specs))
+                for key in keys[self._first_block(g, hit) : hit]
+            ]
+            missing = [k for k in wanted if k not in under_way and not self._is_findable(k)]
+            if len(missing) <= max(space, 0):
+                break
+            keys = keys[: hit - 1]
+        names = dict.fromkeys(under_way[key] for key in wanted if key in under_way)
+        blocks = self.pool.allocate(len(missing), request.tenant, offer=False) if missing else None
+        if blocks:
+            name = tier.load(missing, blocks)
+            self._loading[name] = tier, dict(zip(missing, blocks, strict=True))
+            names[name] = None
+        return list(names)
 
-    def swap_in(self, seq: Sequence, after: int) -> list[BlockCopy] | None:
-        """Move a sequence back from the host. None, without a change, if blocks are lacking.
+    def finish_load(self, name: Hashable, *, loaded: bool) -> None:
+        """Make findable what was loaded, unless it was forgotten meanwhile, and free the blocks."""
+        tier, load = self._loading.pop(name)
+        for key, block in load.items():
+            if loaded and key in tier:
+                self.pool.cache_block(block, key)
+        self.pool.free([*load.values()])
 
-        The host blocks are freed when step `after`, which does the copying, has finished.
-        """
-        tables = self._swapped[seq]
-        taken = self.pool.allocate(self.swapped_blocks(seq), seq.request.tenant)
-        if taken is None:
-            return None
-        device = iter(taken)
-        del self._swapped[seq]
-        seq.tables = tuple([b if b == NO_BLOCK else next(device) for b in t] for t in tables)
-        for table in tables:
-            self.host_deferred_free.free_after([b for b in table if b != NO_BLOCK], after)
-        return _block_copies(tables, seq.tables)
+    # -- steps ------------------------------------------------------------------------------
 
-    def swapped_blocks(self, seq: Sequence) -> int:
-        """Number of host blocks that hold this sequence."""
-        return sum(map(_num_blocks, self._swapped.get(seq, ())))
-
-    # -- invariants -------------------------------------------------------------------------
+    def take_copies(self, step: int) -> TierCopies:
+        """Return the copies between device and host of the plan of this step."""
+        return NO_COPIES if self.host is None else self.host.take_copies(step)
 
     def step_finished(self, step: int) -> None:
         """Free the blocks that waited for this step."""
         self.deferred_free.step_finished(step)
-        self.host_deferred_free.step_finished(step)
+        if self.host is not None:
+            self.host.step_finished(step)
+
+    def step_failed(self) -> bool:
+        """Forget the contents that steps in flight copy; call it before step_finished().
+
+        Returns whether sequences may hold blocks whose content was not loaded.
+        """
+        lost = self.host.forget_copies_in_flight() if self.host is not None else []
+        self.pool.uncache(lost)
+        return bool(lost)
+
+    # -- invariants -------------------------------------------------------------------------
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless tables, deferred frees and pools agree. Takes all alive."""
         holds: Counter[int] = Counter(self.deferred_free.pending_blocks())
+        for _, load in self._loading.values():
+            holds.update(load.values())
         for seq in sequences:
             assert len({len(table) for table in seq.tables}) == 1, f"uneven tables {seq.tables}"
-            if seq not in self._swapped:
-                assert len(seq.tables[0]) * self.block_size >= seq.planned, "tokens without a block"
+            assert len(seq.tables[0]) * self.block_size >= seq.planned, "tokens without a block"
             self._check_windows(seq)
             for table in seq.tables:
                 holds.update(b for b in table if b != NO_BLOCK)
         self.pool.check(dict(holds))
-        on_host = [b for tables in self._swapped.values() for t in tables for b in t]
-        self.host_pool.check(
-            [b for b in on_host if b != NO_BLOCK] + self.host_deferred_free.pending_blocks()
-        )
+        if self.host is not None:
+            self.host.check()
 
     def _check_windows(self, seq: Sequence) -> None:
         for spec, table in zip(self.specs, seq.tables, strict=True):
             first = spec.first_needed(seq.computed) // self.block_size
             assert NO_BLOCK not in table[first:], f"a block that is still read is gone: {table}"
-
-
-def _num_blocks(table: list[int]) -> int:
-    return len(table) - table.count(NO_BLOCK)
-
-
-def _block_copies(source: Seq[list[int]], target: Seq[list[int]]) -> list[BlockCopy]:
-    """Pair the blocks of two lists of tables as copies."""
-    return [
-        BlockCopy(a, b)
-        for old, new in zip(source, target, strict=True)
-        for a, b in zip(old, new, strict=True)
-        if a != NO_BLOCK
-    ]

@@ -21,7 +21,7 @@ DUMMY_REQUEST = Request("", (0,), StopConditions(max_tokens=1), SamplingParams(t
 
 def build_dummy_step(kv: KVCache, registry: SequenceRegistry, number: int) -> StepPlan | None:
     """Build the step, with one slot and one block per table. None: no slot or no block is free."""
-    blocks = kv.pool.allocate(len(kv.specs))
+    blocks = kv.pool.allocate(len(kv.specs), offer=False)
     if blocks is None:
         return None
     seq = Sequence(

@@ -14,10 +14,9 @@ from quire.core.types import Sequence, StepPlan
 
 @dataclass(slots=True)
 class InflightStep:
-    """swapped: sequences that this plan moves to the host. stale: those whose rows are ignored."""
+    """stale: sequences whose rows are ignored."""
 
     plan: StepPlan
-    swapped: list[Sequence]
     stale: set[Sequence] = field(default_factory=set)
 
 
@@ -41,9 +40,9 @@ class InflightSteps:
         """Whether a result will change anything."""
         return any(flight.plan.rows for flight in self._steps)
 
-    def push(self, plan: StepPlan, swapped: list[Sequence]) -> None:
+    def push(self, plan: StepPlan) -> None:
         self.last_step = plan.step
-        self._steps.append(InflightStep(plan, swapped))
+        self._steps.append(InflightStep(plan))
 
     def pop_oldest(self, plan: StepPlan) -> InflightStep:
         assert self._steps, f"step {plan.step} was applied already"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from quire.core.kv.tiers.host import TierCopies
 from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.types import (
     UNKNOWN,
@@ -28,11 +29,8 @@ class PlanBuilder:
         self.rows: list[Row] = []
         self.joins: list[Sequence] = []
         self.changed_tables: list[Sequence] = []
-        self.swap_out: list[BlockCopy] = []
-        self.swap_in: list[BlockCopy] = []
         self.copies: list[BlockCopy] = []
         self.preempted: list[str] = []
-        self.swapped: list[Sequence] = []  # those of them that moved to the host
         self._num_drafts = 0
         self._speculative = speculative
         self._budgets = budgets
@@ -102,7 +100,7 @@ class PlanBuilder:
                     budget.undo(seq, row.count)
                 return
 
-    def build(self, step: int, leaves: tuple[int, ...]) -> StepPlan:
+    def build(self, step: int, leaves: tuple[int, ...], tier: TierCopies) -> StepPlan:
         return StepPlan(
             step=step,
             rows=tuple(self.rows),
@@ -111,8 +109,8 @@ class PlanBuilder:
             changed_tables=tuple(
                 seq for seq in self.changed_tables if seq.state is SequenceState.RUNNING
             ),
-            swap_out=tuple(self.swap_out),
-            swap_in=tuple(self.swap_in),
+            swap_out=tier.stores,
+            swap_in=tier.loads,
             copies=tuple(self.copies),
             preempted=tuple(self.preempted),
             num_drafts=self._num_drafts,

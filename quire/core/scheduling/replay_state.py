@@ -38,4 +38,4 @@ class ReplayState:
         """Take blocks for unknown sequences until `available` are left. Returns the number."""
         pool = self._kv.pool
         surplus = max(pool.available - available, 0)
-        return surplus if pool.allocate(surplus) is not None else 0
+        return surplus if pool.allocate(surplus, offer=False) is not None else 0

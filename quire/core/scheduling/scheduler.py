@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from quire.core.admission.request_checks import check_length, check_request
 from quire.core.kv.kv_cache import KVCache
@@ -84,7 +84,6 @@ class Scheduler:
         resources: Seq[ResourceProvider] = (),
         max_seqs: int,
         max_len: int,
-        preemption: Literal["recompute", "swap"] = "recompute",
         steps_in_flight: int = 1,
         watermark: float = 0.0,
         max_drafts: int = 0,
@@ -100,7 +99,6 @@ class Scheduler:
         self._listeners = list(listeners)
         self._resources = ResourceWaits(resources)
         self._max_len = max_len
-        self._preempts_by_swap = preemption == "swap"
         self._inflight = InflightSteps(steps_in_flight)
         self._registry = SequenceRegistry(kv, order, self._inflight, max_seqs)
         self._block_allocator = BlockAllocator(kv, self._registry, self._inflight, watermark)
@@ -234,8 +232,8 @@ class Scheduler:
         self._schedule_running(draft)
         if not draft.preempted:
             self._schedule_waiting(draft)
-        plan = draft.build(step, self._registry.take_leaves())
-        self._inflight.push(plan, draft.swapped)
+        plan = draft.build(step, self._registry.take_leaves(), self._kv.take_copies(step))
+        self._inflight.push(plan)
         return plan
 
     def _schedule_running(self, draft: PlanBuilder) -> None:
@@ -300,13 +298,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence, draft: PlanBuilder) -> None:
         draft.remove(seq)
         self._registry.stop_running(seq)
-        copies = (
-            self._kv.swap_out(seq, self._inflight.last_step) if self._preempts_by_swap else None
-        )
-        if copies:
-            draft.swap_out += copies
-            draft.swapped.append(seq)
-        self._registry.requeue(seq, swapped=bool(copies))
+        self._registry.requeue(seq)
         seq.preemptions += 1
         draft.preempted.append(seq.request.id)
         self._counters.count_preemption(seq)
@@ -339,7 +331,7 @@ class Scheduler:
     def _try_start(self, seq: Sequence, draft: PlanBuilder) -> bool:
         """Start a waiting sequence. Returns False, and changes nothing, if it cannot run."""
         kv = self._kv
-        fresh = seq.state is SequenceState.WAITING and not seq.tables[0]
+        fresh = not seq.tables[0]
         if self._block_allocator.still_lacks_blocks(seq):
             return False
         if fresh and not self._prompt_logprobs.needs_full_prompt(seq):
@@ -349,10 +341,10 @@ class Scheduler:
             if fresh:
                 kv.release(seq, 0)
             return False
+        loaded = kv.load_prefix(seq) if fresh else 0
         if fresh and not seq.preemptions and seq.request.read_prefix_cache:
-            seq.cached = seq.computed
-            self._counters.query_tokens += len(seq.tokens)
-            self._counters.hit_tokens += seq.cached
+            seq.cached, seq.loaded = seq.computed, loaded
+            self._counters.count_lookup(seq, tiers=kv.host is not None)
         self._assign_slot(seq, draft)
         n = min(n, kv.token_capacity(seq))
         grown = kv.allocate(seq, n)
@@ -362,16 +354,10 @@ class Scheduler:
         return True
 
     def _assign_slot(self, seq: Sequence, draft: PlanBuilder) -> None:
-        """Assign a slot, and allocate its own blocks for swapped or shared ones."""
-        step = self._inflight.next_step
-        if seq.state is SequenceState.SWAPPED:
-            back = self._kv.swap_in(seq, step)
-            assert back is not None, f"{seq.request.id} was admitted without blocks to swap in"
-            draft.swap_in += back
-        else:
-            copies = self._kv.copy_on_write(seq, step)
-            assert copies is not None, f"{seq.request.id} was admitted without blocks to copy"
-            draft.copies += copies
+        """Assign a slot, and allocate its own blocks for shared ones."""
+        copies = self._kv.copy_on_write(seq, self._inflight.next_step)
+        assert copies is not None, f"{seq.request.id} was admitted without blocks to copy"
+        draft.copies += copies
         self._registry.start_running(seq)
         draft.joins.append(seq)
 
@@ -418,15 +404,13 @@ class Scheduler:
         return ended
 
     def fail_step(self, plan: StepPlan) -> FailedStep:
-        """Handle a step that raised: its results are dropped, and blocks it swapped out are lost.
+        """Handle a step that raised: its results are dropped, and what it was to copy is lost.
 
         The device state of every slot is in doubt, so all running sequences return to the queue and
         are recomputed from their tokens, which are unchanged. Limits choose which are tried when.
         """
+        copies_lost = self._kv.step_failed()
         flight = self._pop_inflight(plan)
-        for seq in flight.swapped:
-            if seq.state is SequenceState.SWAPPED:
-                self._registry.discard_swap(seq)
         rows = [row.seq for row in plan.rows if row.seq not in flight.stale]
         culprit = None
         if rows:
@@ -434,6 +418,8 @@ class Scheduler:
             found = [listener.observe_step_failure(rows) for listener in self._listeners]
             culprit = next((one for one in found if one is not None), None)
         back = self._registry.requeue_all()
+        while copies_lost and self._registry.reclaim():
+            pass  # sequences that share blocks with those
         return FailedStep([seq.request.id for seq in back], culprit)
 
     def plan_dummy_step(self) -> StepPlan | None:

@@ -7,7 +7,7 @@ import logging
 from quire.core.kv.kv_cache import KVCache
 from quire.core.scheduler_stats import SchedulerStats
 from quire.core.scheduling.sequence_registry import SequenceRegistry
-from quire.core.types import Sequence, SequenceState
+from quire.core.types import Sequence
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ class SchedulerCounters:
         "hit_tokens",
         "preemptions",
         "query_tokens",
+        "tier_hit_tokens",
+        "tier_query_tokens",
     )
 
     def __init__(self) -> None:
@@ -33,19 +35,29 @@ class SchedulerCounters:
         self.failed_requests = 0  # number of requests
         self.corrupt_rows = 0
         self.query_tokens = 0  # tokens looked up in the prefix cache
-        self.hit_tokens = 0  # found there
+        self.hit_tokens = 0  # found on the device
+        self.tier_query_tokens = 0  # the others, if there are tiers
+        self.tier_hit_tokens = 0  # loaded from a tier
+
+    def count_lookup(self, seq: Sequence, *, tiers: bool) -> None:
+        """Count the prefix that a sequence found at its first admission."""
+        on_device = seq.cached - seq.loaded
+        self.query_tokens += len(seq.tokens)
+        self.hit_tokens += on_device
+        if tiers:
+            self.tier_query_tokens += len(seq.tokens) - on_device
+            self.tier_hit_tokens += seq.loaded
 
     def count_preemption(self, seq: Sequence) -> None:
         """Count a preemption, and log a warning now and then."""
         self.preemptions += 1
         if self.preemptions % WARN_EVERY == 1:
             log.warning(
-                "request %s was preempted (%s): the KV cache has too few blocks for what runs. "
+                "request %s was preempted: the KV cache has too few blocks for what runs. "
                 "This costs speed; raise gpu_memory_utilization, kv_cache_memory_bytes or "
                 "num_gpu_blocks_override, or lower max_num_seqs or max_num_batched_tokens. "
                 "Preemptions so far: %d",
                 seq.request.id,
-                "swap" if seq.state is SequenceState.SWAPPED else "recompute",
                 self.preemptions,
             )
 
@@ -53,23 +65,24 @@ class SchedulerCounters:
         self, kv: KVCache, registry: SequenceRegistry, unattributed_failures: int
     ) -> SchedulerStats:
         """Return the counters with the current state."""
-        pool, host, kept = kv.pool, kv.host_pool, len(registry.waiting_for_resources)
+        pool, host, kept = kv.pool, kv.host, len(registry.waiting_for_resources)
         return SchedulerStats(
             running=len(registry.running),
-            waiting=len(registry.waiting_queue)
-            - registry.num_swapped
-            + registry.num_followers
-            + kept,
-            swapped=registry.num_swapped,
+            waiting=len(registry.waiting_queue) + registry.num_followers + kept,
             blocks=pool.size,
             held_blocks=pool.size - pool.available,
             cached_blocks=pool.cached,
             free_blocks=pool.available - pool.cached,
-            host_blocks=host.size,
-            free_host_blocks=host.available,
             preemptions=self.preemptions,
             prefix_query_tokens=self.query_tokens,
             prefix_hit_tokens=self.hit_tokens,
+            tier_query_tokens=self.tier_query_tokens,
+            tier_hit_tokens=self.tier_hit_tokens,
+            host_blocks=host.pool.size if host else 0,
+            held_host_blocks=host.pool.size - host.pool.available if host else 0,
+            cached_host_blocks=host.pool.cached if host else 0,
+            host_stored_blocks=host.stored_blocks if host else 0,
+            host_loaded_blocks=host.loaded_blocks if host else 0,
             following=registry.num_followers,
             waiting_for_resources=kept,
             failed_steps=self.failed_steps,

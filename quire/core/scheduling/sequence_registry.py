@@ -38,7 +38,6 @@ class SequenceRegistry:
         self.waiting_for_resources: dict[Sequence, None] = {}
         self.reclaimable = ReclaimableBlocks()
         self.num_followers = 0
-        self.num_swapped = 0
 
     @property
     def has_slot(self) -> bool:
@@ -125,7 +124,6 @@ class SequenceRegistry:
 
     def start_running(self, seq: Sequence) -> None:
         """Assign a slot to a sequence; the caller has removed it from its waiting place."""
-        self.num_swapped -= seq.state is SequenceState.SWAPPED
         self.reclaimable.discard(seq)
         seq.state = SequenceState.RUNNING
         seq.slot = self._slots.pop()
@@ -144,12 +142,10 @@ class SequenceRegistry:
             seq.tokens.pop()
         seq.drafts = ()
 
-    def requeue(self, seq: Sequence, *, swapped: bool) -> None:
-        """Return a running sequence to the queue. swapped: its blocks are kept on the host."""
-        seq.state = SequenceState.SWAPPED if swapped else SequenceState.WAITING
-        self.num_swapped += swapped
-        if not swapped:
-            self._kv.release(seq, self._inflight.last_step)
+    def requeue(self, seq: Sequence) -> None:
+        """Return a running sequence to the queue, without its blocks."""
+        seq.state = SequenceState.WAITING
+        self._kv.release(seq, self._inflight.last_step)
         self.waiting_queue.requeue(seq)
 
     def requeue_all(self) -> list[Sequence]:
@@ -157,16 +153,9 @@ class SequenceRegistry:
         back = [*self.running]
         for seq in reversed(back):
             self.stop_running(seq)
-            self.requeue(seq, swapped=False)
+            self.requeue(seq)
             seq.preemptions += 1
         return back
-
-    def discard_swap(self, seq: Sequence) -> None:
-        """Free its host blocks; it is recomputed."""
-        assert seq.state is SequenceState.SWAPPED, seq.state
-        self._kv.release(seq, self._inflight.last_step)
-        seq.state = SequenceState.WAITING
-        self.num_swapped -= 1
 
     def finish(self, seq: Sequence) -> None:
         """Remove a live sequence from its current place."""
@@ -203,7 +192,6 @@ class SequenceRegistry:
             del self.waiting_for_resources[seq]
         else:
             self.waiting_queue.remove(seq)
-            self.num_swapped -= seq.state is SequenceState.SWAPPED
         self.reclaimable.discard(seq)
 
     def release(self, request_id: str) -> None:
@@ -245,9 +233,6 @@ class SequenceRegistry:
         taken = [seq.slot for seq in self.running]
         assert len({*taken, *self._slots}) == len(taken) + len(self._slots), "a slot is doubled"
         assert len(taken) + len(self._slots) == self.max_seqs, "a slot is lost"
-        assert self.num_swapped == [seq.state for seq in self.waiting_queue].count(
-            SequenceState.SWAPPED
-        )
         groups = self.groups.values()
         for family in groups:
             out = sum(seq in self.waiting_for_resources for seq in family.sequences)

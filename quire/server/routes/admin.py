@@ -160,7 +160,7 @@ async def reset_prefix_cache(
 ) -> Response:
     """Forget cached prefixes. reset_running_requests: end what runs first.
 
-    reset_external: there is no cache outside the engine to forget.
+    reset_external: has no effect, since tiers always forget too.
     """
     engine = _require_dev_routes(http).engine
     if not await engine.reset_prefix_cache(reset_running=reset_running_requests):

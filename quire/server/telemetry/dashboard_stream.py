@@ -224,7 +224,7 @@ def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
             "finished": sum(counters.finished.values()),
             "preemptions": stats.preemptions,
             "queried": stats.prefix_query_tokens,
-            "hit": stats.prefix_hit_tokens,
+            "hit": stats.prefix_hit_tokens + stats.tier_hit_tokens,
             "cuts": dict(zip(BREAKDOWN_FIELDS, counters.breakdown_seconds)),
         },
         "blocks": {

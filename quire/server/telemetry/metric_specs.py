@@ -82,9 +82,7 @@ def _histogram(name: str, bounds: tuple[float, ...] | Literal["context"], about:
 
 ENGINE_METRICS = (
     _gauge("num_requests_running", "Sequences that the steps compute."),
-    _gauge(
-        "num_requests_waiting", "Sequences that wait to run; those on the host are counted apart."
-    ),
+    _gauge("num_requests_waiting", "Sequences that wait to run."),
     _gauge(
         "num_requests_waiting_by_reason",
         "Of those, by what they wait for: KV blocks, a grammar, a prompt of a sibling.",
@@ -92,14 +90,18 @@ ENGINE_METRICS = (
         "capacity",
         "deferred",
     ),
-    _gauge("num_requests_swapped", "Sequences with their KV in host memory."),
     _gauge("kv_cache_usage_perc", "Share of the KV blocks that sequences hold, 0 to 1."),
+    _gauge("host_kv_cache_usage_perc", "Share of the host's KV blocks with content.", own=True),
     _gauge(
         "engine_sleep_state", "1 at the state that the engine is in.", "sleep_state", *SLEEP_STATES
     ),
     MetricSpec("cache_config_info", "gauge", "1, with the size of the KV cache in labels."),
     _counter("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache."),
-    _counter("prefix_cache_hits", "Tokens of prompts found in the prefix cache."),
+    _counter("prefix_cache_hits", "Tokens of prompts found in the prefix cache on the device."),
+    _counter("external_prefix_cache_queries", "Tokens of prompts looked up in host memory."),
+    _counter("external_prefix_cache_hits", "Tokens of prompts found in host memory."),
+    _counter("host_kv_blocks_stored", "KV blocks copied from the device to the host.", own=True),
+    _counter("host_kv_blocks_loaded", "KV blocks copied from the host to the device.", own=True),
     _counter("num_preemptions", "Sequences that lost their blocks to others."),
     _counter("prompt_tokens", "Tokens of prompts, cached ones included; once a request."),
     _counter(
@@ -111,7 +113,7 @@ ENGINE_METRICS = (
         "external_kv_transfer",
     ),
     _counter("prompt_tokens_cached", "Tokens of prompts that the prefix cache had."),
-    _counter("prompt_tokens_cached_by_source", "The same, by tier.", "source", "device"),
+    _counter("prompt_tokens_cached_by_source", "The same, by tier.", "source", "device", "host"),
     _counter("generation_tokens", "Tokens generated."),
     _histogram("iteration_tokens_total", STEP_TOKENS, "Tokens in a step of the engine."),
     _counter("engine_steps", "Steps that had rows.", own=True),

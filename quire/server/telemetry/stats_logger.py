@@ -77,16 +77,16 @@ def compute_rates(before: Snapshot | None, now: Snapshot, seconds: float) -> dic
         "prompt_tokens_per_s": counters.prompt_tokens,
         "generation_tokens_per_s": counters.generated_tokens,
     }
-    queries, hits = stats.prefix_query_tokens, stats.prefix_hit_tokens
+    queries, hits = stats.prefix_query_tokens, stats.prefix_hit_tokens + stats.tier_hit_tokens
     if before is not None:
         rates["prompt_tokens_per_s"] -= before.counters.prompt_tokens
         rates["generation_tokens_per_s"] -= before.counters.generated_tokens
         queries -= before.stats.prefix_query_tokens
-        hits -= before.stats.prefix_hit_tokens
+        hits -= before.stats.prefix_hit_tokens + before.stats.tier_hit_tokens
     rates = {name: tokens / seconds for name, tokens in rates.items()}
     return rates | {
         "running": stats.running,
-        "waiting": stats.waiting + stats.swapped,
+        "waiting": stats.waiting,
         "kv_cache_usage": stats.usage,
         "prefix_cache_hit_rate": hits / queries if queries else 0.0,
     }

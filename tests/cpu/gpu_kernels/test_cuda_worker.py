@@ -136,7 +136,7 @@ PATHS = {
     "overlap": dict(depth=2),
     "overlap, chunks": dict(depth=2, budget=9),
     "preempted": dict(depth=2, num_blocks=7, prefix=False),
-    "swapped": dict(depth=2, num_blocks=7, prefix=False, host_blocks=20, preemption="swap"),
+    "preempted, host tier": dict(depth=2, num_blocks=7, host_blocks=20),
 }
 
 

@@ -241,6 +241,7 @@ def test_budgets_follow_device_and_use():
         {"enable_chunked_prefill": False, "max_num_batched_tokens": 100},
         {"async_scheduling": False, "steps_in_flight": 2},
         {"preemption_mode": "swap", "swap_space": 0},
+        {"kv_offloading_size": 1e-9},
     ],
 )
 def test_what_cannot_be_is_refused(options):
@@ -277,10 +278,41 @@ def test_a_server_has_a_target_for_the_time_between_tokens():
         run(enable_chunked_prefill=False, inter_token_target_ms=80)
 
 
-def test_swap_space_is_taken_only_for_swapping():
-    assert run().config.cache.num_host_blocks == 0
-    cache = run(preemption_mode="swap", swap_space=1).config.cache
-    assert cache.num_host_blocks == GIB // cache.block_bytes
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({}, 0),
+        ({"swap_space": 1}, 0),
+        ({"kv_offloading_size": 0}, 0),
+        ({"kv_offloading_size": 2}, 2),
+        ({"kv_offloading_size": 2, "swap_space": 1}, 2),  # without effect, and logged
+        ({"preemption_mode": "swap"}, 4),
+        ({"preemption_mode": "swap", "swap_space": 1}, 1),
+        ({"preemption_mode": "swap", "kv_offloading_size": 2}, 2),
+        ({"preemption_mode": "swap", "kv_offloading_size": 2, "swap_space": 2}, 2),
+    ],
+)
+def test_the_host_tier_has_the_size_that_was_asked_for(options, size):
+    cache = run(**options).config.cache
+    assert cache.num_host_blocks == size * GIB // cache.block_bytes
+
+
+def test_two_sizes_of_the_host_tier_are_refused():
+    with pytest.raises(ConfigError, match=r"(?s)kv_offloading_size.*swap_space.*give one"):
+        run(preemption_mode="swap", kv_offloading_size=2, swap_space=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "knob"),
+    [
+        ({"kv_offloading_size": 1}, "kv_offloading_size"),
+        ({"preemption_mode": "swap"}, "swap_space"),
+    ],
+)
+def test_a_host_tier_without_prefix_caching_is_refused(options, knob):
+    with pytest.raises(ConfigError, match=f"(?s){knob}.*enable_prefix_caching"):
+        run(enable_prefix_caching=False, **options)
+    assert run(enable_prefix_caching=False).config.cache.num_host_blocks == 0
 
 
 def test_window_layers_are_grouped_or_not():

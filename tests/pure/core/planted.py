@@ -108,16 +108,94 @@ BUGS = (
         "if after <= self._last_finished + 1:",
     ),
     Bug(
-        "host blocks are free again before they were read",
-        "kv/kv_cache.py",
-        "self.host_deferred_free.free_after([b for b in table if b != NO_BLOCK], after)\n        return _block_copies",
-        "self.host_deferred_free.free_after([b for b in table if b != NO_BLOCK], 0)\n        return _block_copies",
+        "a host block that is loaded may be replaced in the same plan",
+        "kv/tiers/host.py",
+        "            self._held.append(host)\n",
+        "            self.pool.free([host])\n",
     ),
     Bug(
-        "swapping out forgets the partly filled block",
+        "host blocks may be replaced before the plan is over",
+        "kv/tiers/host.py",
+        "self.deferred_free.free_after(held, step)",
+        "self.deferred_free.free_after(held, 0)",
+    ),
+    Bug(
+        "contents that the host has are stored again",
+        "kv/tiers/host.py",
+        "            if known is None:\n",
+        "            if known is None or not pool.free([known]):\n",
+    ),
+    Bug(
+        "a block loaded twice in a plan gets the first content",
+        "kv/tiers/host.py",
+        "            self._loads[block] = host  #",
+        "            self._loads.setdefault(block, host)  #",
+    ),
+    Bug(
+        "what a failed step was to store is found",
+        "kv/tiers/host.py",
+        "            self.pool.uncache([copy.dst for copy in copies.stores])\n",
+        "",
+    ),
+    Bug(
+        "the host keeps the contents that were forgotten",
+        "kv/block_pool.py",
+        "            tier.forget(keys)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "the host keeps its contents when the cache is emptied",
+        "kv/block_pool.py",
+        "            tier.forget()\n",
+        "            pass\n",
+    ),
+    Bug(
+        "the host may replace what is about to be loaded",
+        "kv/block_pool.py",
+        """        if load is not None:
+            load(taken)
+        if self._evicted:
+            for tier in self._tiers if offer else ():
+                tier.offer([*self._evicted], [*self._evicted.values()])
+            self._evicted.clear()
+""",
+        """        if self._evicted:
+            for tier in self._tiers if offer else ():
+                tier.offer([*self._evicted], [*self._evicted.values()])
+            self._evicted.clear()
+        if load is not None:
+            load(taken)
+""",
+    ),
+    Bug(
+        "what a failed step was to load is found on the device",
         "kv/kv_cache.py",
-        "used = -(-seq.computed // self.block_size)",
-        "used = seq.computed // self.block_size",
+        "        self.pool.uncache(lost)\n",
+        "",
+    ),
+    Bug(
+        "siblings keep blocks that a failed step was to load",
+        "scheduling/scheduler.py",
+        "        while copies_lost and self._registry.reclaim():\n",
+        "        while False:\n",
+    ),
+    Bug(
+        "a block that is loaded is charged to nobody",
+        "kv/kv_cache.py",
+        "len(keys), seq.request.tenant, load=lambda",
+        'len(keys), b"", load=lambda',
+    ),
+    Bug(
+        "the host counts for one group only",
+        "kv/kv_cache.py",
+        "(self.host is not None and key in self.host)",
+        "(self.host is not None and key[:32] in self.host)",
+    ),
+    Bug(
+        "a step of no request has what it evicts stored",
+        "scheduling/dummy_step.py",
+        "kv.pool.allocate(len(kv.specs), offer=False)",
+        "kv.pool.allocate(len(kv.specs))",
     ),
     Bug(
         "a preempted sequence keeps its row",
@@ -258,8 +336,8 @@ BLAME = (
     Bug(
         "what a spoilt sequence computed is found",
         "kv/kv_cache.py",
-        "            self.pool.uncache([b for b in table[own:] if b != NO_BLOCK])\n",
-        "",
+        "self.pool.forget([*computed, *(key for",
+        "self.pool.forget([*(key for",
     ),
 )
 """Noticed by tests of blame."""
@@ -292,16 +370,30 @@ class Planter:
 
 def caught(seeds: int) -> str | None:
     """What noticed first, if anything did: properties of the parts, then the whole workload."""
-    from quire.core.kv.cache_spec import FullAttentionSpec
-    from tests.pure.core import test_block_pool, test_fence, test_kv_cache, test_limits
+    from tests.pure.core import (
+        test_block_pool,
+        test_fence,
+        test_host_tier,
+        test_invariance,
+        test_kv_cache,
+        test_limits,
+        test_scheduler,
+    )
     from tests.pure.core.workload import random_beams, random_run, random_squeeze
 
     searches = [
         test_block_pool.test_the_tail_of_a_sequence_is_evicted_first,
         test_fence.test_what_no_step_touches_returns_at_once,
+        test_block_pool.test_what_is_forgotten_is_forgotten_by_tiers_too,
+        test_host_tier.test_a_block_that_is_evicted_before_its_content_was_loaded_is_not_stored,
+        test_host_tier.test_a_block_that_is_loaded_twice_in_a_plan_gets_the_last_content,
+        test_host_tier.test_a_host_block_that_a_plan_uses_is_not_replaced_before_the_plan_is_over,
+        test_kv_cache.test_a_loaded_block_is_charged_to_the_tenant,
+        test_scheduler.test_a_step_of_no_request_stores_nothing,
         partial(
-            test_kv_cache.test_what_is_swapped_out_comes_back_to_the_same_places,
-            (FullAttentionSpec(),),
+            test_invariance.test_siblings_do_not_read_what_a_failed_step_was_to_load,
+            1,
+            (None,),
         ),
         test_limits.test_adding_a_row_to_a_draft_and_removing_it_is_nothing,
     ]

@@ -179,15 +179,17 @@ class FakeTier:
     def __init__(self):
         self.offered = []
 
-    def lookup(self, keys):
-        known = [key for _, key in self.offered]
-        return next((i for i, key in enumerate(keys) if key not in known), len(keys))
+    def __contains__(self, key):
+        return key in [known for _, known in self.offered]
 
     def load(self, keys, blocks):
-        return ("load", *keys)
+        assert all(key in self for key in keys)
 
     def offer(self, blocks, keys):
         self.offered += zip(blocks, keys, strict=True)
+
+    def forget(self, keys=None):
+        self.offered = [] if keys is None else [o for o in self.offered if o[1] not in keys]
 
 
 def test_what_is_evicted_is_offered_to_each_tier_once_and_in_order():
@@ -201,9 +203,38 @@ def test_what_is_evicted_is_offered_to_each_tier_once_and_in_order():
     assert not tiers[0].offered
     taken = pool.allocate(2)
     assert tiers[0].offered == tiers[1].offered == list(zip(taken, (b"c", b"b")))
-    assert tiers[0].lookup([b"c", b"b", b"a"]) == 2
     pool.free(taken)
     assert pool.allocate(2) is not None
     assert len(tiers[0].offered) == 2, "they had no content"
     assert pool.allocate(1) is not None
     assert [key for _, key in tiers[0].offered] == [b"c", b"b", b"a"]
+
+
+def test_what_is_forgotten_is_forgotten_by_tiers_too():
+    tier = FakeTier()
+    pool = BlockPool(1, [tier])
+    for key in (b"a", b"b", b"c"):
+        [block] = pool.allocate(1)
+        pool.cache_block(block, key)
+        pool.free([block])
+    assert b"a" in tier
+    assert b"b" in tier
+    pool.forget([b"a", b"c"])
+    assert b"a" not in tier
+    assert b"c" not in pool
+    pool.evict(b"b")
+    assert b"b" not in tier
+    tier.offer([0], [b"d"])
+    assert pool.reset()
+    assert not tier.offered
+
+
+def test_a_load_comes_before_what_it_evicts_is_offered():
+    events = []
+    pool = BlockPool(1, [tier := FakeTier()])
+    tier.offer = lambda blocks, keys: events.append(("offer", blocks, keys))
+    [block] = pool.allocate(1)
+    pool.cache_block(block, b"a")
+    pool.free([block])
+    assert pool.allocate(1, load=lambda blocks: events.append(("load", blocks))) == [block]
+    assert events == [("load", [block]), ("offer", [block], [b"a"])]

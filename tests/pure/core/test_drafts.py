@@ -68,11 +68,11 @@ def test_drafts_that_are_right_save_steps(depth, model_proposes):
     assert steps(4) < 45
 
 
-@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("host", [0, 80])
 @pytest.mark.parametrize("windows", [(None,), (6, None)])
-def test_drafts_survive_preemption_prefix_hits_and_chunks(windows, swap):
+def test_drafts_survive_preemption_prefix_hits_and_chunks(windows, host):
     requests = [Request(f"r{i}", (*range(6), i % 2), StopConditions(60)) for i in range(6)]
-    setup = Setup(blocks=30 * len(windows), windows=windows, swap=swap, host=80, budget=12)
+    setup = Setup(blocks=30 * len(windows), windows=windows, host=host, budget=12)
     setup.drafts, setup.proposer = 3, oracle(windows, 0.2)
     run = Run(setup, requests)
     out = run.go(add_per_step=1)

@@ -33,23 +33,21 @@ def test_output_survives_being_preempted_over_and_over(seed):
     random_squeeze(seed)
 
 
-@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("host", [0, 40])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("windows", [(None,), (6, None)])
 @pytest.mark.parametrize("priority", [False, True])
-def test_output_survives_preemption_of_every_kind(swap, depth, windows, priority):
+def test_output_survives_preemption_of_every_kind(host, depth, windows, priority):
     requests = [
         Request(f"r{i}", (*range(6), i), StopConditions(30), priority=-i if priority else 0)
         for i in range(6)
     ]
-    setup = Setup(
-        blocks=30, windows=windows, swap=swap, host=40, depth=depth, priority=priority, budget=40
-    )
+    setup = Setup(blocks=30, windows=windows, host=host, depth=depth, priority=priority, budget=40)
     run = Run(setup, requests)
     out = run.go()
     check_outcome(run, out)
     assert out.preemptions > 0
-    assert (out.swaps > 0) == swap
+    assert (out.loads > 0) == (host > 0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -86,3 +84,77 @@ def test_aborts_of_others_do_not_show():
     aborts = {i + 2: [r.id] for i, r in enumerate(requests) if i % 2}
     run = Run(Setup(blocks=40, budget=20, aborts=aborts, depth=2), requests)
     check_outcome(run, run.go())
+
+
+class FailingLoads(Run):
+    """The first steps that load anything raise."""
+
+    def __init__(self, setup, requests, fails=1):
+        super().__init__(setup, requests)
+        self.fails = fails
+
+    def _check_plan(self, plan):
+        super()._check_plan(plan)
+        if plan.swap_in and self.fails:
+            self.fails -= 1
+            self.setup.fails |= {plan.step}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("windows", [(None,), (6, None)])
+def test_siblings_do_not_read_what_a_failed_step_was_to_load(depth, windows):
+    head = tuple(i % 5 for i in range(16))
+    others = [Request(f"o{i}", (5, i % 6, i // 6, *head), StopConditions(1)) for i in range(9)]
+    requests = [
+        Request("a", (*head, 1), StopConditions(2)),
+        *others,
+        Request("b", (*head, 1), StopConditions(6), n=3),
+        Request("c", (*head, 2), StopConditions(6)),
+    ]
+    setup = Setup(blocks=24 * len(windows), windows=windows, host=80, depth=depth, slots=1)
+    run = FailingLoads(setup, requests)
+    for one in requests:
+        run.add(one)
+        if one.n == 1:
+            while not run.scheduler.idle or run.flying:
+                run.step()
+    run.requests = []
+    run.go()
+    run.requests = requests
+    check_outcome(run, run.out)
+    assert run.out.loads
+    assert not run.fails
+
+
+def conversations(**setup):
+    """The statistics of conversations that take turns, each turn longer than the one before."""
+    rng = random.Random(5)
+    run = Run(Setup(slots=4, **setup), [])
+    prompts = [tuple(rng.randrange(6) for _ in range(20)) for _ in range(12)]
+    for turn in range(4):
+        requests = [Request(f"{turn}-{i}", p, StopConditions(9)) for i, p in enumerate(prompts)]
+        for one in requests:
+            run.add(one)
+        while not run.scheduler.idle or run.flying:
+            run.step()
+        run.requests += requests
+        prompts = [p + tuple(run.out.tokens[f"{turn}-{i}", 0]) for i, p in enumerate(prompts)]
+    stats = run.scheduler.stats()
+    run.close()
+    check_outcome(run, run.out)
+    return stats
+
+
+@pytest.mark.parametrize("windows", [(None,), (5,), (5, None), (None, 7, 2)])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_working_set_beyond_the_device_is_found_on_the_host(depth, windows):
+    kind = {"windows": windows, "depth": depth}
+    small = 20 if windows == (5,) else 40 * len(windows)  # a window holds little of each
+    alone = conversations(blocks=small, **kind)
+    endless = conversations(blocks=2000, **kind)
+    stats = conversations(blocks=small, host=1000, **kind)
+    found = stats.prefix_hit_tokens + stats.tier_hit_tokens
+    assert found >= 0.95 * endless.prefix_hit_tokens
+    assert found > 1.2 * alone.prefix_hit_tokens
+    assert stats.tier_hit_tokens > 100
+    assert stats.tier_query_tokens == stats.prefix_query_tokens - stats.prefix_hit_tokens

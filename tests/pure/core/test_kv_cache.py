@@ -1,4 +1,4 @@
-"""Block tables: prefix hits, windows, forks and swaps, against what the tokens say."""
+"""Block tables: prefix hits, windows, forks and loads, against what the tokens say."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
-from quire.core.kv.tiers.host import HostBlockPool
-from quire.core.types import NO_BLOCK, BlockCopy
+from quire.core.kv.tiers.host import HostTier
+from quire.core.types import NO_BLOCK
 from tests.pure.core.made import sequence
 
 SPECS = {
@@ -234,54 +234,121 @@ def test_unsharing_fails_without_a_trace_when_there_is_no_block():
     kv.check([parent, child])
 
 
+def evicted(specs=SPECS["full"], blocks=60, prompt=22, host=60, tenant=b""):
+    """A cache whose device has nothing of a computed prompt, because the host has it."""
+    kv = cache(blocks, 4, specs, host=HostTier(host))
+    kv.release(done(kv, range(prompt), tenant=tenant), 0)
+    kv.pool.free(kv.pool.allocate(blocks))
+    kv.take_copies(1)
+    kv.step_finished(1)
+    assert not kv.pool.cached
+    return kv
+
+
 @pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
-def test_what_is_swapped_out_comes_back_to_the_same_places(specs):
-    kv = cache(60, 4, specs, host=HostBlockPool(60))
-    seq = done(kv, range(22))
-    kv.free_out_of_window(seq, 0)
-    before = [list(table) for table in seq.tables]
-    out = kv.swap_out(seq, 0)
-    assert [c.src for c in out] == [b for table in before for b in table if b != NO_BLOCK]
-    assert (seq.computed, seq.planned) == (22, 22)
-    kv.check([seq])
-    back = kv.swap_in(seq, after=3)
-    assert [c.src for c in back] == [c.dst for c in out]
-    assert [c.dst for c in back] == [b for table in seq.tables for b in table if b != NO_BLOCK]
+@given(length=st.integers(1, 30), missing=st.sets(st.integers(0, 14), max_size=3))
+def test_a_hit_takes_each_block_from_the_device_or_the_host(specs, length, missing):
+    """What is found, and where, is as if all of it were on the device."""
+    kv, plain = evicted(specs), cache(60, 4, specs)
+    plain.release(done(plain, range(22)), 0)
+    back = matched(kv, range(18))  # some of it is on the device again
+    kv.load_prefix(back)
+    kv.take_copies(2)
+    kv.step_finished(2)
+    kv.release(back, 0)
+    keys = [key + bytes([g] if g else []) for key in back.keys for g in range(len(specs))]
+    lost = [keys[i] for i in missing if i < len(keys)]
+    kv.pool.forget(lost)
+    plain.pool.forget(lost)
+    seq, want = matched(kv, range(length)), matched(plain, range(length))
+    assert seq.computed == want.computed
+    kv.load_prefix(seq)
     assert [[b == NO_BLOCK for b in t] for t in seq.tables] == [
-        [b == NO_BLOCK for b in t] for t in before
+        [b == NO_BLOCK for b in t] for t in want.tables
     ]
     kv.check([seq])
-    assert kv.host_pool.available == 60 - len(out), "read by step 3, so not free before"
-    kv.step_finished(3)
-    assert kv.host_pool.available == 60
 
 
-def test_nothing_is_swapped_out_when_the_host_is_full():
-    kv = cache(host=HostBlockPool(1))
-    seq = done(kv, range(8))
-    assert kv.swap_out(seq, 0) is None
-    assert len(seq.tables[0]) == 2
-    assert kv.host_pool.available == 1
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
+def test_what_the_host_has_is_loaded_into_blocks_of_the_sequence(specs):
+    kv = evicted(specs)
+    seq = matched(kv, range(22))
+    assert seq.computed == 20
+    needed = kv.blocks_needed(seq)
+    tokens = kv.load_prefix(seq)
+    loads = kv.take_copies(2).loads
+    assert sorted(c.dst for c in loads) == sorted(b for t in seq.tables for b in t if b != NO_BLOCK)
+    assert kv.blocks_needed(seq) == needed - len(loads), "they were counted before"
+    first = min(spec.first_needed(20) // 4 for spec in specs)
+    assert tokens == 20 - 4 * first
+    assert kv.host.pool.available == 60 - len(loads), "read by step 2, so not replaced before"
+    again = matched(kv, range(22))
+    assert again.tables == seq.tables, "found on the device"
+    assert not kv.load_prefix(again)
+    kv.check([seq, again])
+    kv.step_finished(2)
+    assert kv.host.pool.available == 60
+
+
+def test_loading_into_a_full_device_replaces_nothing_that_is_loaded():
+    kv = evicted(
+        blocks=5, prompt=20, host=5
+    )  # both full: what is evicted for it wants the place of it
+    kv.release(done(kv, range(50, 70)), 0)
+    kv.take_copies(2)
+    kv.step_finished(2)
+    seq = matched(kv, range(18))
+    assert seq.computed == 16
+    kv.load_prefix(seq)
+    copies = kv.take_copies(3)
+    assert not {c.dst for c in copies.stores} & {c.src for c in copies.loads}
     kv.check([seq])
 
 
-def test_nothing_is_swapped_in_when_the_device_is_full():
-    kv = cache(blocks=2, host=HostBlockPool(2))
-    seq = done(kv, range(8))
-    [first, _] = kv.swap_out(seq, 0)
-    other = kv.pool.allocate(1)
-    assert kv.swap_in(seq, 1) is None
-    kv.pool.free(other)
-    assert kv.swap_in(seq, 1)[0] == BlockCopy(first.dst, seq.tables[0][0])
+def test_a_loaded_block_is_charged_to_the_tenant():
+    kv = evicted()
+    seq = matched(kv, range(22), tenant=b"somebody")
+    kv.load_prefix(seq)
+    assert kv.pool._eviction_queue.blocks_per_tenant == {b"somebody": 5}
 
 
-def test_an_abandoned_swap_gives_its_host_blocks_back():
-    kv = cache(host=HostBlockPool(2))
-    seq = done(kv, range(8))
-    kv.swap_out(seq, 0)
+def test_other_salts_and_requests_that_do_not_read_find_nothing_on_the_host():
+    kv = evicted()
+    assert matched(kv, range(22), salt=b"x").computed == 0
+    assert matched(kv, range(22), read_prefix_cache=False).computed == 0
+    assert matched(kv, range(22)).computed == 20
+
+
+def test_what_a_failed_step_copied_is_nowhere():
+    kv = evicted(blocks=5, prompt=20)
+    seq = matched(kv, range(18))
+    kv.load_prefix(seq)
+    kv.take_copies(2)
+    assert kv.step_failed()
+    kv.step_finished(2)
     kv.release(seq, 0)
-    assert kv.host_pool.available == 2
-    kv.check([])
+    assert not kv.pool.cached
+    assert matched(kv, range(18)).computed == 16, "the host has it still"
+    kv.release(done(kv, range(50, 70)), 0)
+    kv.pool.free(kv.pool.allocate(5))
+    kv.take_copies(3)
+    assert not kv.step_failed()
+    kv.step_finished(3)
+    assert matched(kv, range(50, 70)).computed == 0
+
+
+def test_what_a_sequence_with_non_finite_logits_computed_is_on_no_tier():
+    kv = cache(blocks=12, specs=SPECS["both"], host=HostTier(40))
+    seq = done(kv, range(22))
+    kv.free_out_of_window(seq, 0)  # what slid out is cached, and evicted
+    kv.pool.free(kv.pool.allocate(kv.pool.available))
+    kv.take_copies(1)
+    kv.step_finished(1)
+    assert kv.host.pool.cached
+    kv.invalidate(seq)
+    kv.release(seq, 0)
+    assert not kv.pool.cached
+    assert not kv.host.pool.cached
 
 
 def test_without_prefix_caching_no_block_is_remembered():

@@ -336,8 +336,8 @@ def test_a_preempted_one_waits_and_is_computed_again_on_that_account():
     assert sum(cuts.values()) == pytest.approx(scene.timings["b", 0][-1].total)
 
 
-def test_a_swapped_one_waits_on_the_same_account():
-    scene = Scene(blocks=6, block_size=2, prefix_caching=False, swap=True, host=50)
+def test_a_preempted_one_whose_blocks_went_to_the_host_waits_on_the_same_account():
+    scene = Scene(blocks=6, block_size=2, host=50)
     scene.engine.add(request("a", prompt=4, most=8))
     scene.engine.add(request("b", prompt=4, most=4))
     assert scene.run().cuts("b")["preempted"] > 1.0

@@ -165,21 +165,14 @@ def test_the_youngest_is_preempted_and_nobody_is_let_in_meanwhile():
     assert len(plan.leaves) == 1
 
 
-def test_a_swapped_sequence_computes_nothing_twice():
-    scheduler, plans = squeeze(swap=True, host=4)
-    [out] = [plan for plan in plans if plan.swap_out]
+def test_a_preempted_sequence_loads_what_the_device_evicted():
+    scheduler, plans = squeeze(host=4)
+    stored = {c.dst for plan in plans for c in plan.swap_out}
     [back] = [plan for plan in plans if plan.swap_in]
-    assert out.preempted == ("b",)
-    assert [c.dst for c in out.swap_out] == [c.src for c in back.swap_in]
-    assert max(row.count for plan in plans[1:] for row in plan.rows) == 1
+    assert {c.src for c in back.swap_in} <= stored
+    assert max(row.count for plan in plans[1:] for row in plan.rows) <= 4  # the last block
     assert scheduler.stats().preemptions == 1
-
-
-def test_a_full_host_pool_falls_back_to_recomputing():
-    _, plans = squeeze(swap=True, host=1)
-    assert any(plan.preempted for plan in plans)
-    assert not any(plan.swap_out for plan in plans)
-    assert max(row.count for plan in plans[1:] for row in plan.rows) > 1
+    assert scheduler.stats().host_loaded_blocks == len(back.swap_in)
 
 
 def test_preemption_is_logged_first_and_then_every_fiftieth_time(caplog):
@@ -193,7 +186,7 @@ def test_preemption_is_logged_first_and_then_every_fiftieth_time(caplog):
             while not scheduler.idle:
                 step(scheduler)
     assert len(caplog.records) == 1 + (scheduler.stats().preemptions - 1) // 50
-    for word in ("num_gpu_blocks_override", "max_num_seqs", "recompute", "so far: 51"):
+    for word in ("num_gpu_blocks_override", "max_num_seqs", "so far: 51"):
         assert word in caplog.text
 
 
@@ -437,25 +430,85 @@ def test_a_made_up_step_leaves_nothing_behind():
     assert after.leaves == (plan.rows[0].seq.slot,)
 
 
-def test_what_a_failed_step_moved_to_the_host_is_computed_again():
-    scheduler = engine(
-        [request("a", range(4), 8), request("b", range(10, 14), 8)],
-        blocks=4,
-        block_size=4,
-        swap=True,
-        host=4,
-    )
+def until(scheduler, found):
+    """The first plan that found() accepts; those before it are applied."""
     plan = scheduler.plan()
-    while not plan.swap_out:
+    while not found(plan):
         scheduler.apply(plan, answer(plan))
         plan = scheduler.plan()
-    assert scheduler.stats().swapped == 1
+    return plan
+
+
+def test_what_a_failed_step_was_to_store_is_computed_again():
+    requests = [request("a", range(4), 8), request("b", range(10, 14), 8)]
+    scheduler = engine(requests, blocks=4, block_size=4, host=4)
+    scheduler.fail_step(until(scheduler, lambda plan: plan.swap_out))
+    stats = scheduler.stats()
+    assert (stats.held_host_blocks, stats.cached_host_blocks) == (0, 0)
+    while not scheduler.idle:
+        assert not step(scheduler)[0].swap_in
+
+
+def test_what_a_failed_step_was_to_load_is_not_found_on_the_device():
+    scheduler = engine([request("a", range(17), 1)], blocks=5, block_size=4, host=8)
+    step(scheduler)
+    scheduler.add(request("b", range(50, 67), 1))
+    step(scheduler)
+    scheduler.add(request("c", range(17), 1, n=2))
+    plan = until(scheduler, lambda plan: plan.swap_in)
+    loaded = len(plan.swap_in)
+    assert loaded
+    assert scheduler.stats().following == 0, "the siblings share what is loaded"
     scheduler.fail_step(plan)
-    assert scheduler.stats().swapped == 0
-    assert scheduler.stats().free_host_blocks == 4
+    scheduler.check()
     plan, _ = step(scheduler)
-    assert not plan.swap_in
-    assert plan.rows
+    assert len(plan.swap_in) == loaded, "it is loaded again"
+    while not scheduler.idle:
+        step(scheduler)
+
+
+def test_a_step_of_no_request_stores_nothing():
+    """What it evicts is overwritten before the next plan, which would do the copying."""
+    scheduler = engine([request("a", range(17), 1)], blocks=5, block_size=4, host=8)
+    step(scheduler)
+    scheduler.add(request("b", range(50, 66), 1))
+    scheduler.apply(plan := scheduler.plan(), answer(plan))
+    stored = scheduler.stats().host_stored_blocks
+    scheduler.finish_dummy_step(scheduler.plan_dummy_step())
+    scheduler.add(request("c", range(1), 1))
+    assert not step(scheduler)[0].swap_out
+    assert scheduler.stats().host_stored_blocks == stored
+
+
+def test_a_spoilt_row_s_contents_are_not_found_on_the_host():
+    scheduler = engine([request("a", range(17), 3)], blocks=6, block_size=4, host=8)
+    step(scheduler)
+    while not scheduler.idle:
+        step(scheduler)
+    scheduler.add(request("b", range(50, 70), 1))  # evicts a's
+    step(scheduler)
+    head = scheduler.stats().cached_host_blocks
+    assert head
+    for name, finds in (("c", True), ("d", True), ("e", False)):
+        before = scheduler.stats().tier_hit_tokens + scheduler.stats().prefix_hit_tokens
+        scheduler.add(request(name, range(17), 3))
+        plan = scheduler.plan()
+        scheduler.apply(plan, answer(plan, non_finite={0: "nan"}))
+        scheduler.check()
+        found = scheduler.stats().tier_hit_tokens + scheduler.stats().prefix_hit_tokens - before
+        assert (found > 0) == finds, name
+
+
+def test_a_reset_empties_the_host_too():
+    scheduler = engine([request("a", range(17), 1)], blocks=5, block_size=4, host=8)
+    step(scheduler)
+    scheduler.add(request("b", range(50, 67), 1))
+    step(scheduler)
+    assert scheduler.stats().cached_host_blocks
+    assert scheduler.reset_prefix_cache()
+    assert scheduler.stats().cached_host_blocks == 0
+    scheduler.add(request("a", range(17), 1))
+    assert not step(scheduler)[0].swap_in
 
 
 # -- steps in flight --------------------------------------------------------------------------
@@ -512,18 +565,6 @@ def test_a_child_shares_what_its_held_parent_computed():
     scheduler.release("p")
     scheduler.release("p")
     assert scheduler.stats().held_blocks == 0
-
-
-def test_a_child_of_a_parent_on_the_host_computes_for_itself():
-    requests = [request("a", range(4), 8), request("p", range(10, 14), 8, hold=True)]
-    scheduler = engine(requests, blocks=4, block_size=4, swap=True, host=4)
-    while not scheduler.stats().swapped:
-        step(scheduler)
-    scheduler.add(request("c", range(10, 14), 1, parent="p"))
-    scheduler.check()
-    assert scheduler.stats().waiting == 1
-    while not scheduler.idle:
-        step(scheduler)
 
 
 def test_released_parents_cannot_be_named():
@@ -606,7 +647,7 @@ def test_stats_count_sequences_blocks_and_hits():
     scheduler = engine([request("a", range(9), n=2), request("b", range(9))], slots=1, blocks=20)
     step(scheduler)
     stats = scheduler.stats()
-    assert (stats.running, stats.waiting, stats.swapped) == (1, 2, 0)
+    assert (stats.running, stats.waiting) == (1, 2)
     assert (stats.held_blocks, stats.usage) == (3, 0.15)
     assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (9, 0)
     assert stats.held_blocks + stats.cached_blocks + stats.free_blocks == stats.blocks == 20

@@ -13,7 +13,7 @@ from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
-from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.kv.tiers.host import HostTier
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
@@ -60,8 +60,7 @@ class Setup:
     priority: bool = False
     fair: bool = False
     short_first: bool = False
-    swap: bool = False
-    host: int = 0
+    host: int = 0  # blocks of the host tier
     depth: int = 1
     prefix_caching: bool = True
     watermark: float = 0.0
@@ -108,7 +107,7 @@ class Setup:
             self.block_size,
             tuple(FullAttentionSpec() if w is None else SlidingWindowSpec(w) for w in self.windows),
             prefix_caching=self.prefix_caching,
-            host=HostBlockPool(self.host),
+            host=HostTier(self.host) if self.host and self.prefix_caching else None,
         )
         inner = Priority if self.priority else Fifo
         order = FairQueue(inner) if self.fair else inner()
@@ -118,7 +117,6 @@ class Setup:
             **by_contract(self.limits(order, kv)),
             max_seqs=self.slots,
             max_len=max_len,
-            preemption="swap" if self.swap else "recompute",
             steps_in_flight=self.depth,
             watermark=self.watermark,
             max_drafts=self.drafts,
@@ -141,7 +139,8 @@ class Outcome:
     preemptions: int
     steps: int
     hits: int
-    swaps: int
+    loads: int  # blocks from the host
+    stores: int
     copies: int
 
 
@@ -167,7 +166,7 @@ class Run:
     def __init__(self, setup, requests, max_len=10_000):
         self.setup, self.requests = setup, list(requests)
         self.scheduler, self.kv, self.model = setup.build(max_len)
-        self.out = Outcome({}, {}, 0, 0, 0, 0, 0)
+        self.out = Outcome({}, {}, 0, 0, 0, 0, 0, 0)
         self.flying = []
         self.silent = set()
         self.prompt_logprobs = {}
@@ -240,7 +239,8 @@ class Run:
             assert row.count > 0
             assert len(row.seq.tables[0]) * self.setup.block_size >= row.start + row.count
         self.out.preemptions += len(plan.preempted)
-        self.out.swaps += bool(plan.swap_in)
+        self.out.loads += len(plan.swap_in)
+        self.out.stores += len(plan.swap_out)
         self.out.copies += len(plan.copies)
 
     def _take(self, updates):
@@ -269,11 +269,13 @@ class Run:
 
     def close(self):
         assert self.kv.pool.available == self.kv.pool.size, "blocks leaked"
-        assert self.kv.host_pool.available == self.kv.host_pool.size, "host blocks leaked"
+        host = self.kv.host
+        assert host is None or host.pool.available == host.pool.size, "host blocks leaked"
         stats = self.scheduler.stats()
-        assert (stats.running, stats.waiting, stats.swapped) == (0, 0, 0)
+        assert (stats.running, stats.waiting, stats.held_host_blocks) == (0, 0, 0)
         assert self.scheduler.reset_prefix_cache()
         assert not self.kv.pool.cached
+        assert host is None or not host.pool.cached
         if self.setup.grammars is not None:
             assert not +self.setup.grammars.held, "a grammar is held for nobody"
 
@@ -352,7 +354,6 @@ def random_setup(rng, requests, windows=None):
     setup.moody = rng.random() < 0.1
     setup.priority = rng.random() < 0.4
     setup.fair, setup.short_first = rng.random() < 0.6, rng.random() < 0.6
-    setup.swap = rng.random() < 0.5
     setup.host = rng.choice([0, 3, 20, 100])
     setup.depth = rng.choice([1, 2])
     setup.prefix_caching = rng.random() < 0.8
@@ -469,7 +470,8 @@ def random_squeeze(seed, most_steps=20_000):
     setup.host = rng.choice([0, setup.blocks // 2, setup.blocks * 3])
     setup.budget, setup.seats, setup.slots = rng.choice([4, 6, 40]), 20, 20
     setup.chunked, setup.watermark, setup.priority = True, 0.0, rng.random() < 0.7
-    setup.swap, setup.depth = rng.random() < 0.7, rng.choice([1, 2, 2])
+    setup.depth = rng.choice([1, 2, 2])
+    setup.fails = frozenset(rng.sample(range(2, 90), rng.choice([0, 0, 4, 12])))
     more = random.Random(f"drafts {seed}")
     if more.random() < 0.3:
         with_drafts(more, setup)

@@ -10,7 +10,7 @@ import pytest
 
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache import KVCache
-from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.kv.tiers.host import HostTier
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
@@ -33,7 +33,7 @@ class Scene:
     def __init__(self, depth=1, *, host=HOST):
         self.executor = Executor(lambda tokens: (sum(tokens) * 31 + len(tokens)) % 50)
         self.grammars = FakeGrammars()
-        self.kv = KVCache(BlockPool(BLOCKS), 4, host=HostBlockPool(host), prefix_caching=False)
+        self.kv = KVCache(BlockPool(BLOCKS), 4, host=HostTier(host) if host else None)
         self.scheduler = Scheduler(
             self.kv,
             Fifo(),
@@ -41,7 +41,6 @@ class Scene:
             max_seqs=SEQS,
             max_len=100,
             steps_in_flight=depth,
-            preemption="swap" if host else "recompute",
         )
         self.plans = []
         submit = self.executor.submit
@@ -61,7 +60,7 @@ class Scene:
     @property
     def is_free(self):
         stats = self.engine.stats()
-        held = stats.held_blocks, stats.host_blocks - stats.free_host_blocks
+        held = stats.held_blocks, stats.held_host_blocks
         return held == (0, 0) and not +self.grammars.held and self.engine.empty
 
 
@@ -111,10 +110,10 @@ def bound_and_decoding(scene):
 
 def on_the_host(scene):
     scene.add("other", prompt=60, max_tokens=40)
-    scene.add("it", prompt=40, max_tokens=50)
+    scene.add("it", prompt=40, max_tokens=50, salt=b"it")
     for _ in range(60):
         scene.steps(1)
-        if scene.engine.stats().swapped:
+        if scene.engine.stats().preemptions:
             break
     assert [s.request.id for s in scene.scheduler.sequences() if s.slot < 0] == ["it"]
 

@@ -76,7 +76,6 @@ def config(setup):
             long_prefill_token_threshold=0,
             inter_token_target_s=0.0,
             policy="fcfs",
-            preemption_mode="recompute",
             steps_in_flight=setup.depth,
         ),
         load=LoadSection(format="auto", download_dir="/secret", hf_token="secret", progress=False),

@@ -129,10 +129,10 @@ def test_updates_arrive_as_they_are():
         Update("c", 0, [], "error", error="too deep", fault="request", param="max_tokens"),
     ]
     news = message_codec.decode_from_engine(
-        message_codec.encode(OutputBatch(updates, [CallReply(4, SchedulerStats(*range(14)))]))
+        message_codec.encode(OutputBatch(updates, [CallReply(4, SchedulerStats(*range(15)))]))
     )
     assert news.updates == updates
-    assert news.replies[0].result["free_blocks"] == 6
+    assert news.replies[0].result["free_blocks"] == 5
 
 
 @pytest.mark.parametrize(

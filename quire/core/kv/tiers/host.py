@@ -1,33 +1,107 @@
-"""Host block pool: allocates blocks of host memory for the KV of swapped sequences.
+"""Host tier: keeps evicted KV in host memory, least recently used contents are replaced first.
 
-It manages block numbers; the runner owns the memory and copies as plans say. A block is read by the
-swap_in of the plan that frees it, so it returns through DeferredFree when that plan is over.
+It manages numbers of host blocks; the runner owns the memory and copies as plans say, stores before
+loads. A host block that a plan reads or writes is held until that plan is over: the copies of one
+list run at the same time.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
-class HostBlockPool:
-    """Host block ids [0, size): each taken or free."""
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.deferred_free import DeferredFree
+from quire.core.types import BlockCopy
+
+
+class TierCopies(NamedTuple):
+    """Copies of one step. stores: device block -> host block. loads: host block -> device block."""
+
+    stores: tuple[BlockCopy, ...] = ()
+    loads: tuple[BlockCopy, ...] = ()
+
+
+NO_COPIES = TierCopies()
+
+
+class HostTier:
+    """Each host block is held by a plan, ready with content, or free."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.size = num_blocks
-        self._free = list(range(num_blocks))
+        self.pool = BlockPool(num_blocks)
+        self.deferred_free = DeferredFree(self.pool.free)
+        self.stored_blocks = self.loaded_blocks = 0  # since the start
+        self._stores: list[BlockCopy] = []  # of the plan being made
+        self._loads: dict[int, int] = {}  # device block -> host block
+        self._held: list[int] = []  # for these loads
+        self._in_flight: deque[tuple[int, TierCopies]] = deque()
 
-    @property
-    def available(self) -> int:
-        return len(self._free)
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.pool
 
-    def allocate(self, n: int) -> list[int] | None:
-        """Hold n blocks. All or nothing: None if n are not available."""
-        if n > len(self._free):
-            return None
-        return [self._free.pop() for _ in range(n)]
+    def offer(self, blocks: Seq[int], keys: Seq[bytes]) -> None:
+        """Store contents that are not here yet, as far as host blocks are not held."""
+        pool, new = self.pool, []
+        for block, key in zip(blocks, keys, strict=True):
+            known = pool.acquire_cached(key)
+            if known is None:
+                new.append((block, key))
+            else:
+                pool.free([known])  # it is the most recently used now
+        del new[: max(len(new) - pool.available, 0)]  # the first offered are ends of sequences
+        for (block, key), host in zip(new, pool.allocate(len(new)) or (), strict=True):
+            pool.cache_block(host, key)
+            self._stores.append(BlockCopy(block, host))
 
-    def free(self, blocks: list[int]) -> None:
-        self._free += blocks
+    def load(self, keys: Seq[bytes], blocks: Seq[int]) -> None:
+        """Have the plan being made load contents, all of which are here."""
+        for key, block in zip(keys, blocks, strict=True):
+            host = self.pool.acquire_cached(key)
+            assert host is not None, "the tier lost a content between lookup and load"
+            self._loads[block] = (
+                host  # a block that is loaded twice in a plan gets the last content
+            )
+            self._held.append(host)
 
-    def check(self, taken: list[int]) -> None:
-        """Raise AssertionError unless every block is free or among `taken`, exactly once."""
-        if sorted([*self._free, *taken]) != list(range(self.size)):
-            raise AssertionError(f"host blocks leaked or doubled: free {self._free}, taken {taken}")
+    def forget(self, keys: Iterable[bytes] | None = None) -> None:
+        if keys is None:
+            self.pool.uncache(range(self.pool.size))
+        else:
+            self.pool.forget(keys)
+
+    def take_copies(self, step: int) -> TierCopies:
+        """Return the copies for the plan of this step, in whose order everything runs."""
+        if not self._stores and not self._held:
+            return NO_COPIES
+        loads = tuple([BlockCopy(host, block) for block, host in self._loads.items()])
+        copies = TierCopies(tuple(self._stores), loads)
+        # freed from the end on: what was offered first is replaced first, then ends of prefixes
+        held = [*self._held, *(copy.dst for copy in reversed(self._stores))]
+        self.deferred_free.free_after(held, step)
+        self._in_flight.append((step, copies))
+        self.stored_blocks += len(copies.stores)
+        self.loaded_blocks += len(copies.loads)
+        self._stores, self._loads, self._held = [], {}, []
+        return copies
+
+    def step_finished(self, step: int) -> None:
+        """Free what plans up to this one have held."""
+        self.deferred_free.step_finished(step)
+        while self._in_flight and self._in_flight[0][0] <= step:
+            self._in_flight.popleft()
+
+    def forget_copies_in_flight(self) -> list[int]:
+        """Forget what plans in flight store. Returns the device blocks that they load."""
+        loaded: list[int] = []
+        for _, copies in self._in_flight:
+            self.pool.uncache([copy.dst for copy in copies.stores])
+            loaded += [copy.dst for copy in copies.loads]
+        return loaded
+
+    def check(self) -> None:
+        """Raise AssertionError unless held + ready + free = size, and plans hold what they copy."""
+        stored = [copy.dst for copy in self._stores]
+        self.pool.check(Counter([*self.deferred_free.pending_blocks(), *self._held, *stored]))
