@@ -155,7 +155,7 @@ BASE = {
 PLAIN = BASE | {"enable_prefix_caching": False, "enforce_eager": True}
 TIGHT = {"num_gpu_blocks_override": 18, "enable_prefix_caching": False}
 CACHED = TIGHT | {"enable_prefix_caching": True}
-HOST = CACHED | {"kv_offloading_size": 0.005}
+HOST = CACHED | {"kv_offloading_size": 0.005, "block_size": 4, "num_gpu_blocks_override": 72}
 PATHS = {
     "in a batch": {},
     "in small chunks": {"max_num_batched_tokens": 5},
@@ -275,6 +275,8 @@ def test_a_feature_gives_the_same_answer(folder, plain, path):
     assert_same(outputs, plain)
     if "num_gpu_blocks_override" in PATHS[path]:
         assert llm.llm_engine.engine.stats().preemptions > 5
+    if "kv_offloading_size" in PATHS[path]:
+        assert llm.llm_engine.engine.stats().host_loaded_blocks > 30
     assert_clean(llm)
 
 

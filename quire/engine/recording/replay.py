@@ -360,7 +360,7 @@ class RecordingReplay:
                 replayed, recorded = describe_missing(now, then), describe_missing(then, now)
                 self._add_difference(f"it {verb} {replayed}; recorded: {recorded}")
         moved = (len(plan.swap_out), len(plan.swap_in), len(plan.copies))
-        compared = slice(0 if self._knows_tiers else 2, 3)
+        compared = slice(0 if self._knows_tiers else 2, 3)  # tiers move what they have
         differs = moved[compared] != step.blocks_moved[compared]
         if not self.differences and self._starts_empty and differs:
             self._add_difference(

@@ -170,8 +170,6 @@ KEY_METRICS = (
 """Of each name in the key file; the same."""
 
 PLANNED_METRICS = (
-    _counter("external_prefix_cache_queries", "Tokens looked up in a KV store elsewhere."),
-    _counter("external_prefix_cache_hits", "Tokens found there."),
     _counter("mm_cache_queries", "Images and sounds looked up in a cache of their embeddings."),
     _counter("mm_cache_hits", "Those found there."),
     _counter("spec_decode_num_drafts", "Drafts of speculative decoding."),

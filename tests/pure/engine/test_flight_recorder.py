@@ -181,6 +181,7 @@ SETUPS = {
     "roomy": {},
     "tight": {"blocks": 60, "budget": 40, "seats": 9, "slots": 9},
     "two in flight": {"blocks": 60, "budget": 40, "seats": 9, "slots": 9, "depth": 2},
+    "host tier": {"blocks": 50, "budget": 60, "slots": 9, "host": 100, "depth": 2},
     "no prefix cache": {"blocks": 80, "budget": 40, "prefix_caching": False},
     "fair": {"blocks": 70, "budget": 50, "fair": True, "short_first": True, "depth": 2},
     "grammars": {"blocks": 90, "depth": 2},
@@ -204,7 +205,7 @@ def test_a_recording_makes_the_same_plans_again(tmp_path, name, seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", ["tight", "two in flight", "no prefix cache"])
+@pytest.mark.parametrize("name", ["tight", "two in flight", "host tier", "no prefix cache"])
 def test_a_recording_that_begins_in_the_middle_is_of_use(tmp_path, name, seed):
     """Preempted sequences and the cache's contents are not in it; all else is."""
     flight = Flight(setup_of(name), tmp_path, size=30_000)
