@@ -144,12 +144,12 @@ class CacheOptions:
     enable_prefix_caching: bool | None = None
     """Reuse the KV of earlier prompts with the same beginning. None: on."""
     kv_offloading_size: float | None = option(None, low=0)
-    """GiB of host memory for KV that the device has no space for; prompts find it there, and so do
-    requests that had to give way. None or 0: none. Needs prefix caching."""
+    """GiB of host memory for KV that leaves the device; later prompts and preempted requests find
+    it there. None or 0: none. Needs prefix caching."""
     swap_space: float | None = option(None, low=0)
-    """The same as kv_offloading_size, with preemption_mode swap only. None: 4."""
+    """Another name of kv_offloading_size, used only with preemption_mode swap. None: 4."""
     preemption_mode: Literal["recompute", "swap"] = "recompute"
-    """swap: keep KV in swap_space GiB of host memory. recompute: in kv_offloading_size, if set."""
+    """swap: use swap_space GiB of host memory for KV. recompute: only kv_offloading_size."""
     disable_hybrid_kv_cache_manager: bool | None = None
     """Keep all blocks of layers with a window, in one block table for all layers."""
 
