@@ -334,10 +334,11 @@ def _resolve_host_blocks(
             f"{knob} of {size:g} GiB needs enable_prefix_caching, which is off: KV in host memory "
             "is found by the prefix cache; turn prefix caching on, or leave out the host memory"
         )
-    blocks = int(size * GIB) // plan.block_bytes
+    block_bytes = plan.block_bytes * plan.shape.ranks  # the size is that of all ranks together
+    blocks = int(size * GIB) // block_bytes
     if not blocks:
         raise ConfigError(
-            f"{knob} must have space for at least one block ({plan.block_bytes} bytes), "
+            f"{knob} must have space for at least one block ({block_bytes} bytes), "
             f"got {size:g} GiB"
         )
     return int(why.record("cache.num_host_blocks", blocks, f"{knob} of {size:g} GiB"))

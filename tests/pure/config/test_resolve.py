@@ -1,5 +1,7 @@
 """Options and facts to a config: defaults, and what cannot be."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -295,6 +297,11 @@ def test_a_server_has_a_target_for_the_time_between_tokens():
 def test_the_host_tier_has_the_size_that_was_asked_for(options, size):
     cache = run(**options).config.cache
     assert cache.num_host_blocks == size * GIB // cache.block_bytes
+
+
+def test_the_host_tier_s_size_is_that_of_all_ranks():
+    two = run(device=replace(cpu(), count=2), tensor_parallel_size=2, kv_offloading_size=1)
+    assert two.config.cache.num_host_blocks * 2 * two.config.cache.block_bytes == GIB
 
 
 def test_two_sizes_of_the_host_tier_are_refused():
