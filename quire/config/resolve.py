@@ -314,18 +314,18 @@ def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> Cache
 
 
 def _resolve_host_blocks(
-    asked: CacheOptions, plan: MemoryPlan, why: DecisionLog, *, prefix_caching: bool
+    requested: CacheOptions, plan: MemoryPlan, why: DecisionLog, *, prefix_caching: bool
 ) -> int:
     """Resolve the blocks of the host tier; 0: there is none."""
-    size, knob = asked.kv_offloading_size, "kv_offloading_size"
-    if asked.preemption_mode == "swap":
-        if size and asked.swap_space not in (None, size):
+    size, knob = requested.kv_offloading_size, "kv_offloading_size"
+    if requested.preemption_mode == "swap":
+        if size and requested.swap_space not in (None, size):
             raise ConfigError(
-                f"kv_offloading_size ({size:g} GiB) and swap_space ({asked.swap_space:g} GiB) are "
+                f"kv_offloading_size ({size:g} GiB) and swap_space ({requested.swap_space:g} GiB) are "
                 "one pool of host memory: give one of them"
             )
         if not size:
-            size = DEFAULT_SWAP_SPACE if asked.swap_space is None else asked.swap_space
+            size = DEFAULT_SWAP_SPACE if requested.swap_space is None else requested.swap_space
             knob = "preemption_mode swap with swap_space"
     elif not size:
         return 0
@@ -338,8 +338,7 @@ def _resolve_host_blocks(
     blocks = int(size * GIB) // block_bytes
     if not blocks:
         raise ConfigError(
-            f"{knob} must have space for at least one block ({block_bytes} bytes), "
-            f"got {size:g} GiB"
+            f"{knob} must have space for at least one block ({block_bytes} bytes), got {size:g} GiB"
         )
     return int(why.record("cache.num_host_blocks", blocks, f"{knob} of {size:g} GiB"))
 
