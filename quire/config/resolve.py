@@ -321,8 +321,8 @@ def _resolve_host_blocks(
     if requested.preemption_mode == "swap":
         if size and requested.swap_space not in (None, size):
             raise ConfigError(
-                f"kv_offloading_size ({size:g} GiB) and swap_space ({requested.swap_space:g} GiB) are "
-                "one pool of host memory: give one of them"
+                f"kv_offloading_size ({size:g} GiB) and swap_space ({requested.swap_space:g} GiB) "
+                "are one pool of host memory: give one of them"
             )
         if not size:
             size = DEFAULT_SWAP_SPACE if requested.swap_space is None else requested.swap_space
