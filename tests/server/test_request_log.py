@@ -99,7 +99,7 @@ def test_a_line_may_be_json_with_its_fields(capsys):
 
 
 def snapshot(prompt=0, generated=0, queries=0, hits=0, steps=0):
-    stats = SchedulerStats(3, 2, 100, 25, 0, 75, 0, queries, hits)
+    stats = SchedulerStats(3, 3, 100, 25, 0, 75, 0, queries, hits)
     counters = EngineCounters(steps, 0.0, prompt, 0, 0, 0, generated, {}, [], [], 0, [], [])
     return Snapshot(0.0, stats, 0, 8, 16, counters, [])
 

@@ -332,7 +332,7 @@ class KVCache:
         if not self.prefix_caching or not request.read_prefix_cache:
             return []
         seq = Sequence(request, 0, list(request.prompt), self.new_tables())
-        keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
+        keys = self._block_keys(seq, (len(request.prompt) - 1) // self.block_size)
         under_way = {key: name for name, (_, load) in self._loading.items() for key in load}
         space = int(self.pool.size * MAX_LOADING_SHARE) - len(under_way)
         space = min(space, self.pool.available)

@@ -61,9 +61,7 @@ class HostTier:
         for key, block in zip(keys, blocks, strict=True):
             host = self.pool.acquire_cached(key)
             assert host is not None, "the tier lost a content between lookup and load"
-            self._loads[block] = (
-                host  # a block that is loaded twice in a plan gets the last content
-            )
+            self._loads[block] = host  # the last one of this block
             self._held.append(host)
 
     def forget(self, keys: Iterable[bytes] | None = None) -> None:
