@@ -18,7 +18,9 @@ def main() -> None:
     print(f"the prompt has {counted.input_tokens} tokens")
 
     message = client.messages.create(model="embedded", max_tokens=200, messages=asked)
-    print(f"{message.content[0].text} ({message.stop_reason})")
+    for block in message.content:  # a server that reads thoughts sends them as blocks of their own
+        print(block.text if block.type == "text" else f"[{block.type}]")
+    print(f"({message.stop_reason})")
 
     with client.messages.stream(model="embedded", max_tokens=200, messages=asked) as stream:
         for text in stream.text_stream:

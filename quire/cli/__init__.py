@@ -55,13 +55,26 @@ def run(name: str, argv: Sequence[str]) -> int:
         command = importlib.import_module(f"quire.cli.{name.replace('-', '_')}")
         return int(command.main(argv) or 0)
     except QuireError as error:
-        print(f"quire {name}: error: {error}", file=sys.stderr)
+        message = _in_flags(str(error)) if isinstance(error, ConfigError) else str(error)
+        print(f"quire {name}: error: {message}", file=sys.stderr)
         return MISUSED if isinstance(error, ConfigError) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it
         sys.stderr.close()
         return FAILED
+
+
+def _in_flags(message: str) -> str:
+    """Return an error about options in the words of the command line."""
+    import dataclasses
+
+    from quire.config.command_line.error_words import flags_in_message
+    from quire.config.options import option_specs
+    from quire.server.options import ServerOptions
+
+    server = {one.name for one in dataclasses.fields(ServerOptions)}
+    return flags_in_message(message, server | set(option_specs()))
 
 
 def overview() -> str:

@@ -96,25 +96,37 @@ class ChatBackend(Protocol):
 
 
 class LocalBackend:
-    """A model in this process."""
+    """A model in this process. Its answers are parsed as the chat template marks reasoning."""
 
     def __init__(self, llm: Any, params: SamplingParams, variables: dict[str, Any]) -> None:
+        from quire.text.output.answer_parser import ParserOptions, build_answer_parser_factory
+
         self._llm = llm
+        self._parsers = build_answer_parser_factory(
+            ParserOptions(reasoning="auto"), llm.get_tokenizer(), llm.chat_template
+        )
         self._params = params
         self._variables = variables
         self._count = 0
 
     def generate(self, messages: Sequence[dict[str, str]]) -> GenerationResult:
         from quire.cli.stream_output import stream_to_stdout
+        from quire.text.output.answer_parser import PromptTail
 
         template = self._llm.get_tokenizer().template(self._llm.chat_template)
+        prompt = str(template.render(messages, variables=self._variables))
         self._count += 1
+        params, parser = self._params.clone(), None
+        if self._parsers is not None:
+            params.skip_special_tokens = False  # they may mark reasoning
+            parser = self._parsers.create(PromptTail(prompt, "", self._variables), None)
         return stream_to_stdout(
             self._llm.llm_engine,
-            str(template.render(messages, variables=self._variables)),
-            self._params,
+            prompt,
+            params,
             request_id=f"chat-{self._count}",
             add_special_tokens=False,
+            parser=parser,
         )
 
     def set_param(self, name: str, value: str) -> None:

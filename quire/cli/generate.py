@@ -56,8 +56,7 @@ def _stream_one(llm: object, text: str, params: SamplingParams, *, stats: bool) 
     from quire.llm import LLM
 
     assert isinstance(llm, LLM)
-    sys.stdout.write(text)
-    answer = stream_to_stdout(llm.llm_engine, text, params, request_id="generate")
+    answer = stream_to_stdout(llm.llm_engine, text, params, request_id="generate", prefix=text)
     if stats:
         print(answer.stats.format_line(), file=sys.stderr)
     return 130 if answer.stats.finish_reason == "abort" else 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
+
+DIM, PLAIN = "\033[2m", "\033[0m"
 
 
 @dataclass(slots=True)
@@ -28,9 +31,45 @@ class GenerationStats:
         )
 
 
+@dataclass(slots=True)
+class AnswerPrinter:
+    """Prints an answer as it arrives: its content to stdout, its reasoning to stderr.
+
+    prefix: text to print first.
+    """
+
+    prefix: str = ""
+    pieces: list[str] = field(default_factory=list)
+    is_reasoning: bool = False
+
+    def write(self, content: str, reasoning: str = "") -> None:
+        """Print what a piece of the answer adds."""
+        dim, plain = (DIM, PLAIN) if sys.stderr.isatty() else ("", "")
+        if reasoning:
+            head = "" if self.is_reasoning else "Thinking:\n"
+            self.is_reasoning = True
+            print(f"{dim}{head}{reasoning}{plain}", end="", file=sys.stderr, flush=True)
+        if content:
+            self._end_reasoning()
+            sys.stdout.write(content if self.pieces else self.prefix + content)
+            sys.stdout.flush()
+            self.pieces.append(content)
+
+    def finish(self) -> str:
+        """End the last line. Returns the content."""
+        self._end_reasoning()
+        print("" if self.pieces else self.prefix)
+        return "".join(self.pieces)
+
+    def _end_reasoning(self) -> None:
+        if self.is_reasoning:
+            print("\n", file=sys.stderr, flush=True)
+        self.is_reasoning = False
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The generated text with its statistics."""
+    """The generated text, without reasoning that was printed apart, and its statistics."""
 
     text: str
     stats: GenerationStats

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quire import env
-from quire.cli.generation_result import GenerationResult, GenerationStats
+from quire.cli.generation_result import AnswerPrinter, GenerationResult, GenerationStats
 from quire.errors import ConfigError, QuireError, RequestError
 
 DEFAULT_URL = "http://localhost:8000/v1"
@@ -173,33 +172,22 @@ def read_sse(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 def print_stream(chunks: Iterator[dict[str, Any]]) -> GenerationResult:
     """Print an answer as it arrives. Ctrl-C ends it early, as "abort"."""
     began = time.perf_counter()
-    stats, pieces = GenerationStats(), list[str]()
+    stats, printer = GenerationStats(), AnswerPrinter()
     try:
         for chunk in chunks:
             _add_usage(stats, chunk.get("usage"))
             for choice in chunk.get("choices") or ():
-                text = _chunk_text(choice)
-                if text and not pieces:
+                delta = choice.get("delta") or choice
+                reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
+                content = delta.get("content") or delta.get("text") or ""
+                if (reasoning or content) and not stats.first_s:
                     stats.first_s = time.perf_counter() - began
-                pieces.append(text)
+                printer.write(content, reasoning)
                 stats.finish_reason = choice.get("finish_reason") or stats.finish_reason
-                sys.stdout.write(text)
-                sys.stdout.flush()
     except KeyboardInterrupt:
         stats.finish_reason = "abort"
     stats.total_s = time.perf_counter() - began
-    print()
-    return GenerationResult("".join(pieces), stats)
-
-
-def _chunk_text(choice: Mapping[str, Any]) -> str:
-    """Return the text that a choice of a chunk adds, reasoning included."""
-    if "text" in choice:
-        return str(choice["text"])
-    delta = choice.get("delta") or {}
-    return (delta.get("reasoning") or delta.get("reasoning_content") or "") + (
-        delta.get("content") or ""
-    )
+    return GenerationResult(printer.finish(), stats)
 
 
 def _add_usage(stats: GenerationStats, usage: Mapping[str, Any] | None) -> None:

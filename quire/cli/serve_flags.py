@@ -177,10 +177,11 @@ def add_server_options(parser: argparse.ArgumentParser, only: Sequence[str] = ()
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, hint: object, about: str) -> None:
     flags = [f"--{name.replace('_', '-')}", *FLAG_ALIASES.get(name, ())]
-    if hint is bool:
-        add_boolean_flag(group, flags, name, about)
-        return
     default = ServerOptions.__dataclass_fields__[name].default
+    if hint is bool:
+        on = " Default: on." if default is True else ""
+        add_boolean_flag(group, flags, name, about + on)
+        return
     shown = default not in (None, (), "", MISSING)
     group.add_argument(
         *flags,

@@ -243,7 +243,10 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
     ranks = options.parallel.tensor_parallel_size
     if ranks > device.count:
         message = f"tensor_parallel_size={ranks} needs as many devices; this engine can use"
-        raise ConfigError(f"{message} {device.count}")
+        hint = ""
+        if device.kind != "cpu":
+            hint = ": tensor parallelism over GPUs is not built yet, over CPU processes it is"
+        raise ConfigError(f"{message} {device.count}{hint}")
     return ranks
 
 

@@ -6,6 +6,7 @@ or raises ConfigError with the given value and what is allowed.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Callable
@@ -69,7 +70,29 @@ def coerce(name: str, hint: Any, given: object, parse: str | None = None) -> Any
         return _coerce(hint, given, parse)
     except (ValueError, TypeError) as e:
         allowed = str(e) if parse and not isinstance(hint, str) and str(e) else describe_type(hint)
-        raise ConfigError(f"{name} must be {allowed}, got {given!r}") from None
+        hint = _suggest(hint, given, parse)
+        raise ConfigError(f"{name} must be {allowed}, got {given!r}{hint}") from None
+
+
+def _suggest(hint: Any, given: object, parse: str | None) -> str:
+    """Return what the text probably meant: a unit in other letters, a similar choice; else ""."""
+    text = str(given).strip()
+    number, unit = re.fullmatch(r"(.*?)([A-Za-z]*)", text, re.S).groups()  # type: ignore[union-attr]
+    if parse is not None and number and unit:
+        units = BYTE_UNITS if parse == "bytes" else COUNT_UNITS
+        near = [f"{number}{one}" for one in units if one.lower() == unit.lower()]
+    else:
+        hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        choices = [one for part in hints if get_origin(part) is Literal for one in get_args(part)]
+        near = difflib.get_close_matches(text, map(str, choices), n=1)
+    if near:
+        return f"; did you mean {near[-1]}?"
+    if text.startswith("{") and parse is None:
+        try:
+            json.loads(text)
+        except ValueError as error:
+            return f", which is not JSON: {error}"
+    return ""
 
 
 def describe_type(hint: Any) -> str:

@@ -318,3 +318,13 @@ def test_right_to_left_text_runs_right_to_left(page, site):
     assert page.eval_on_selector(f"{LAST} .text p >> nth=1", direction) == "rtl"
     assert page.eval_on_selector(f"{LAST} .text li", direction) == "rtl"
     assert page.eval_on_selector(f"{LAST} .text pre", direction) == "ltr"
+
+
+@pytest.mark.parametrize("width", [1000, 1280, 1360, 1600])
+def test_settings_do_not_cover_the_box_to_write_in(page, width):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.click("#open-settings")
+    box = page.locator("#say").bounding_box()
+    for share in (0.01, 0.5, 0.99):
+        at = [box["x"] + share * box["width"], box["y"] + box["height"] / 2]
+        assert page.evaluate("([x, y]) => document.elementFromPoint(x, y).id", at) == "say"

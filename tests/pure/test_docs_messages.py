@@ -13,7 +13,7 @@ QUOTED = [
     *re.findall(r"^\| ((?:`[^`\n]+`(?:, )?)+) \|", PAGE, re.M),  # the first column of a table
 ]
 MESSAGES = [one for group in QUOTED for one in re.findall(r"`([^`]+)`", group) if " " in one]
-VARIES = r"\.\.\.|'[^']*'|\d[\d.,]*(?: [GMK]iB)?|\b[A-Zxy]\b|--prot"
+VARIES = r"\.\.\.|--[a-z-]+|'[^']*'|\d[\d.,]*(?: [GMK]iB)?|\b[A-Zxy]\b|--prot"
 """Parts of a message that are not the same each time."""
 
 

@@ -142,9 +142,16 @@ def reading_url(reading_server):
     return reading_server.url
 
 
-@pytest.mark.parametrize("path", CLIENTS, ids=lambda path: path.name)
-def test_an_example_of_a_client_gets_an_answer(path, request):
-    url = request.getfixturevalue("reading_url" if path.name in READING else "url")
+EITHER = [path for path in CLIENTS if path.name not in READING]
+SERVED = [(path, "url") for path in EITHER] + [(path, "reading_url") for path in CLIENTS]
+
+
+@pytest.mark.parametrize(
+    ("path", "fixture"), SERVED, ids=[f"{path.name}-{name}" for path, name in SERVED]
+)
+def test_an_example_of_a_client_gets_an_answer(path, fixture, request):
+    """Also on the server that the examples of thoughts and calls need: readers start one."""
+    url = request.getfixturevalue(fixture)
     run = subprocess.run(
         [sys.executable, str(path), url] if path.suffix == ".py" else [str(path), url],
         capture_output=True, text=True, input=ASKED, check=False, timeout=60,

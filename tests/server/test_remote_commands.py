@@ -29,6 +29,13 @@ def test_quick_chat_prints_the_answer_of_the_server(capsys, server):
     assert "; stop]" in err
 
 
+def test_reasoning_that_the_server_sends_is_printed_apart(capsys):
+    deltas = [{"reasoning": "a"}, {"reasoning_content": "b"}, {"content": "c"}, {"content": "d"}]
+    answer = print_stream({"choices": [{"delta": one}]} for one in deltas)
+    said = capsys.readouterr()
+    assert (answer.text, said.out, said.err) == ("cd", "cd\n", "Thinking:\nab\n\n")
+
+
 def test_system_prompt_and_variables_reach_the_server(capsys, server):
     words = ["--system-prompt", "be kind", "--chat-template-kwargs", '{"shout": true}']
     _, out, _ = run(capsys, "chat", "--url", f"{server.url}/v1", "-q", "hi", *words)

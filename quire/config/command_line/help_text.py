@@ -2,7 +2,7 @@
 
 --help            one line for each flag, and the other forms of --help
 --help=GROUP      all flags of a group, in full
---help=WORD       the flags with this word in their name or text, in full
+--help=WORD       the flags with this word in their name, in full; else those with it in their text
 --help=all        everything, including names of other engines
 """
 
@@ -61,7 +61,7 @@ def format_overview(parser: argparse.ArgumentParser) -> str:
     titles = [_group_keyword(group) for group in groups if _is_options(group)]
     if titles:
         lines.append(f"  --help=GROUP   the flags of a group in full: {', '.join(titles)}")
-    lines.append("  --help=WORD    the flags that contain the word in their name or text")
+    lines.append("  --help=WORD    the flags with the word in their name, or else in their text")
     lines.append("  --help=all     every flag")
     return "\n".join(lines)
 
@@ -81,11 +81,15 @@ def format_topic(parser: argparse.ArgumentParser, word: str) -> str | None:
     for group in groups:
         if _is_options(group) and _group_keyword(group) == wanted:
             return _format_group(group, _visible_actions(group))
-    found = [
-        (group, [one for one in _visible_actions(group) if _matches(one, word)]) for group in groups
-    ]
-    parts = [_format_group(group, actions) for group, actions in found if actions]
-    return "\n".join(parts) or None
+    for matches in (_is_named, _has_word, _has_part, _has_text):
+        found = [
+            (group, [one for one in _visible_actions(group) if matches(one, word)])
+            for group in groups
+        ]
+        parts = [_format_group(group, actions) for group, actions in found if actions]
+        if parts:
+            return "\n".join(parts)
+    return None
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
@@ -109,20 +113,34 @@ def _group_keyword(group: argparse._ArgumentGroup) -> str:
     return "foreign" if title == VLLM_GROUP_TITLE else title.removesuffix(" options")
 
 
-def _matches(action: argparse.Action, word: str) -> bool:
-    query = word.lower().lstrip("-").replace("_", "-")
-    names = [flag.lstrip("-") for flag in action.option_strings]
-    return any(query in name for name in names) or word.lower() in (action.help or "").lower()
+def _is_named(action: argparse.Action, word: str) -> bool:
+    wanted = word.lower().lstrip("-").replace("_", "-")
+    return any(flag.lstrip("-") == wanted for flag in action.option_strings)
+
+
+def _has_word(action: argparse.Action, word: str) -> bool:
+    """A name of the flag has the word between dashes."""
+    wanted = word.lower().lstrip("-").replace("_", "-")
+    return any(f"-{wanted}-" in f"-{flag.lstrip('-')}-" for flag in action.option_strings)
+
+
+def _has_part(action: argparse.Action, word: str) -> bool:
+    wanted = word.lower().lstrip("-").replace("_", "-")
+    return any(wanted in flag for flag in action.option_strings)
+
+
+def _has_text(action: argparse.Action, word: str) -> bool:
+    return re.search(rf"\b{re.escape(word)}\b", action.help or "", re.I) is not None
 
 
 def _format_line(action: argparse.Action) -> str:
-    """Format a flag and the first sentence of its text, on one line if the width allows."""
+    """Format a flag with the first sentence of its text, and its default."""
     text = (action.help or "").replace("%%", "%")
+    text, _, default = text.partition(" Default: ")
     first = re.split(r"(?<=[^A-Z0-9 ]{2})\. (?=[A-Z0-9])", text, maxsplit=1)[0].rstrip(".")
-    return _two_columns(
-        _format_flag(action),
-        [textwrap.shorten(first, _terminal_width() - TEXT_COLUMN, placeholder=" …")],
-    )
+    if default:
+        first += f" [{default.removesuffix('.')}]"
+    return _two_columns(_format_flag(action), _wrapped(first))
 
 
 def _format_group(group: argparse._ArgumentGroup, actions: Iterable[argparse.Action]) -> str:

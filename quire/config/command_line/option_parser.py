@@ -121,7 +121,8 @@ def _add_option(group: argparse._ArgumentGroup, spec: OptionSpec) -> None:
         return
     about = option_docs()[spec.name].replace("%", "%%")
     if spec.is_flag:
-        add_boolean_flag(group, flags, spec.name, about)
+        default = " Default: on." if spec.default is True else ""
+        add_boolean_flag(group, flags, spec.name, about + default)
         return
     if spec.default not in (None, {}, ()):
         about += f" Default: {spec.default}."

@@ -16,6 +16,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -335,7 +336,9 @@ def startup_message(services: AppState, options: ServerOptions, listener: socket
     has_template = services.tokenizer is not None and bool(
         services.chat_template or services.tokenizer.templates
     )
-    path, body = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
+    prompt = "Once upon a time" if services.tokenizer is not None else [1, 2, 3]
+    path = "/v1/completions"
+    body: dict[str, object] = {"prompt": prompt, "max_tokens": 32}
     if has_template:
         ask = {"role": "user", "content": "What is the capital of France?"}
         path, body = "/v1/chat/completions", {"messages": [ask]}
@@ -344,13 +347,17 @@ def startup_message(services: AppState, options: ServerOptions, listener: socket
         words[1:1] = ["--unix-socket", options.uds]
     if options.ssl_certfile is not None:
         words[1:1] = ["--cacert", options.ssl_certfile]
-    if options.api_key or options.api_key_file:
-        words += ["-H", "Authorization: Bearer YOUR_KEY"]
+    if options.ssl_cert_reqs == ssl.CERT_REQUIRED:
+        words += ["--cert", "YOUR_CERTIFICATE"]
     words += ["-d", json.dumps({"model": services.served_model_names[0], **body})]
+    command = shlex.join(words)
+    if options.api_key or options.api_key_file:  # the shell fills the key in
+        command += ' -H "Authorization: Bearer $QUIRE_API_KEY"'
+    docs = "" if options.disable_fastapi_docs else ", routes at /docs"
     return (
         f"quire {quire.__version__} serves {services.served_model_names[0]} on {base} "
-        f"(open it in a browser; OpenAI API under /v1, routes at /docs). "
-        f"Try:\n  {shlex.join(words)}"
+        f"(open it in a browser; OpenAI API under /v1{docs}). "
+        f"Try:\n  {command}"
     )
 
 

@@ -22,6 +22,11 @@ from quire.text.tokenizing.tokenizer_files import NAMED_TOKENS, TokenizerFiles
 Side = Literal["left", "right"]
 LONG_TEXT_CHARS = 4096
 """Characters of a text that takes more than a millisecond or two."""
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab*", "*.model", "*.tiktoken", "*.spm"),
+    *("merges.txt", "tekken.json", "*.vocab"),
+)
+"""Patterns of the files that transformers can make a tokenizer of."""
 _EXTRA_SPACE = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
 
 
@@ -250,6 +255,14 @@ def open_backend(
         raise ConfigError(
             f"the tokenizer in {files.folder} is Python code of the model's repository; read it "
             "and set trust_remote_code=True to run it"
+        )
+    if not files.needs_code and not any(
+        path.match(name) for path in files.folder.iterdir() for name in TOKENIZER_FILES
+    ):
+        raise ConfigError(
+            f"there is no tokenizer in {files.folder}: copy the model's tokenizer.json there, name "
+            f"a folder or model that has one (--tokenizer), or work with token ids "
+            f"(--skip-tokenizer-init)"
         )
     made = _load_with_transformers(files.folder, trust_remote_code, revision, fast=not slow)
     named = {k: str(v) for k, v in made.special_tokens_map.items() if k in NAMED_TOKENS}

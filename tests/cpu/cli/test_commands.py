@@ -2,6 +2,7 @@
 
 import io
 import json
+import pathlib
 
 import pytest
 
@@ -40,8 +41,52 @@ def test_the_version_is_printed(capsys):
 def test_bad_options_are_one_line(capsys, folder):
     status, _, err = run(capsys, "generate", "x", "--model", folder, "--quantization", "awq")
     assert status == 2
-    assert err.startswith("quire generate: error: quantization='awq'")
+    assert err.startswith("quire generate: error: --quantization awq")
     assert run(capsys, "explain", "/no/such/folder")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("--hf-overrides", "{bad"), "--hf-overrides must be a JSON object, got '{bad', which is"),
+        (("--gpu-memory", "40Gib"), "got '40Gib'; did you mean 40GiB?"),
+        (("--dtype", "flaot16"), "got 'flaot16'; did you mean float16?"),
+        (("--max-model-len", "9000000"), "--max-model-len 9000000 "),
+        (("--max-model-len", "9000000"), """--hf-overrides '{"max_position_embeddings": 9000000}'"""),
+        (("-tp", "1000"), "--tensor-parallel-size 1000 needs as many devices"),
+        (("--kv-cache-memory-bytes", "1KiB"), "What would fit: --kv-cache-memory-bytes "),
+        (("--no-enable-chunked-prefill", "--inter-token-target-ms", "5"),
+         "--no-enable-chunked-prefill"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_in_words_of_the_command_line(capsys, folder, words, answer):
+    status, _, err = run(capsys, "explain", folder, *words)
+    assert status == 2
+    assert answer in err, err
+
+
+def test_a_prompt_that_is_refused_is_not_printed_before_the_error(capsys, folder):
+    status, out, err = run(capsys, "generate", "x " * 5000, "--model", folder)
+    assert status == 1
+    assert out == ""
+    assert err.startswith("quire generate: error: ")
+
+
+def test_a_folder_without_a_tokenizer_is_named_with_what_helps(capsys, folder, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((pathlib.Path(folder) / name).read_bytes())
+    status, _, err = run(capsys, "generate", "x", "--model", str(tmp_path))
+    assert status == 2
+    assert f"there is no tokenizer in {tmp_path}: copy" in err
+    assert "--skip-tokenizer-init" in err
+
+
+def test_chat_prints_reasoning_apart_from_the_answer(capsys):
+    status, out, err = run(capsys, "chat", "embedded", "-q", "What is 12 + 30?", "--temperature=0")
+    assert status == 0
+    assert out == "12 + 30 = 42.\n"
+    assert err.startswith("Thinking:\n")
+    assert "<think>" not in err
 
 
 def test_generate_streams_one_prompt(capsys, folder):

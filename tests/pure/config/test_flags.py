@@ -1,6 +1,7 @@
 """The command line of `quire serve`: every flag of vLLM, and its effect."""
 
 import logging
+import re
 import shlex
 from pathlib import Path
 
@@ -304,6 +305,20 @@ def test_help_searches_names_and_texts(capsys):
     status, text = help_of(capsys, "max-modle-len")
     assert status == 2
     assert "did you mean max-model-len" in text
+
+
+def test_help_of_a_word_shows_the_flags_that_are_named_so(capsys):
+    text = help_of(capsys, "port")[1]
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  --")] == ["--port"]
+
+
+def test_help_has_defaults_and_no_cut_lines(capsys):
+    text = help_of(capsys)[1]
+    assert "…" not in text
+    assert "Port to listen on [8000]" in text
+    for name in ("port", "metrics-prefix", "enable-log-deltas", "dtype"):
+        (start,) = re.finditer(rf"^  --{name}\b", text, re.M)
+        assert "[" in re.split(r"\n  --", text[start.end() :])[0], name
 
 
 def test_help_all_has_the_names_of_other_engines_too(capsys):

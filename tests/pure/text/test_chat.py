@@ -262,7 +262,9 @@ def test_a_template_comes_as_a_path_or_as_text(tmp_path):
 def test_a_template_that_is_too_large_is_refused_with_its_size_and_its_file(tmp_path):
     path = tmp_path / "t.jinja"
     path.write_text("{{ 1 }}" + " " * MAX_TEMPLATE_BYTES)
-    with pytest.raises(ConfigError, match=rf"t\.jinja has {MAX_TEMPLATE_BYTES + 7} bytes; the maximum"):
+    with pytest.raises(
+        ConfigError, match=rf"t\.jinja has {MAX_TEMPLATE_BYTES + 7} bytes; the maximum"
+    ):
         load_chat_template(path)
     with pytest.raises(ConfigError, match=rf"has {MAX_TEMPLATE_BYTES + 7} characters; at most"):
         load_chat_template(path.read_text())
