@@ -55,6 +55,17 @@ class TooLong(RequestError):
     """Prompt and output can never fit."""
 
 
+def context_overflow(
+    max_model_len: int, problem: str, *, param: str, remedy: str | None = None
+) -> TooLong:
+    """The error for what exceeds the context. Clients recognise the words of the first sentence.
+
+    problem: a clause with the numbers.
+    """
+    message = f"This model's maximum context length is {max_model_len} tokens. However, {problem}."
+    return TooLong(f"{message} Please {remedy or f'reduce the length of {param}'}.", param=param)
+
+
 class UnknownModel(RequestError):
     """No model of this name is served here."""
 

@@ -55,6 +55,20 @@ class BestEffortStream:
         return self._stream.fileno()
 
 
+def open_missing_streams() -> None:
+    """Open /dev/null where stdin, stdout or stderr is closed.
+
+    Otherwise the next file or socket gets the descriptor, and the log is written into it.
+    """
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free one, which is this
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+
+
 def setup(
     level: str = "INFO",
     *,

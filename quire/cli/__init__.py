@@ -9,6 +9,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from quire.log import open_missing_streams
+
 COMMANDS = {
     "serve": "start the OpenAI-compatible server",
     "chat": "chat with a model in the terminal, local or on a server",
@@ -29,6 +31,7 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
+    open_missing_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())

@@ -48,6 +48,8 @@ MAX_STOP_CHARS = 16_384
 """Limit for all stop strings together: possible beginnings are held back and searched again."""
 LOWEST_REPETITION, HIGHEST_REPETITION = 1e-6, 1e6
 """Outside of this range float32 logits overflow."""
+HIGHEST_LENGTH_PENALTY = 32.0
+"""A length of 10**9 to this power, or to its negative, is a finite float and not 0."""
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 HIGHEST_TEMPERATURE = 2.0
@@ -175,7 +177,8 @@ class SamplingParams:
     stream_interval: int | None = None
     """Tokens between two streamed outputs. None: the engine's value."""
     skip_clone: bool = False
-    """The caller promises not to touch this object again, so the engine need not copy it."""
+    """The caller does not change this object once it is made: it is neither copied nor checked
+    again."""
     structured_outputs: StructuredOutputsParams | None = None
     """A constraint on the text."""
     logit_bias: dict[int, float] | None = None
@@ -445,7 +448,7 @@ class BeamSearchParams:
     temperature: float = 0.0
     """Changes nothing under the default logprobs_mode: beams are scored by raw logprobs."""
     length_penalty: float = 1.0
-    """Score = sum of logprobs / generated tokens ** length_penalty."""
+    """[-32, 32]. Score = sum of logprobs / generated tokens ** length_penalty."""
     include_stop_str_in_output: bool = False
     """Keep the EOS token in the text and tokens of a finished beam."""
     structured_outputs: StructuredOutputsParams | None = None
@@ -461,8 +464,9 @@ class BeamSearchParams:
         check_int("beam_width", self.beam_width, 1, None, "an integer >= 1")
         check_int("max_tokens", self.max_tokens, 1, None, "an integer >= 1")
         check_float("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, "a number in [0, 2]")
-        high = math.inf
-        check_float("length_penalty", self.length_penalty, -high, high, "a finite number")
+        high = HIGHEST_LENGTH_PENALTY
+        allowed = f"a number in [{-high:g}, {high:g}]"
+        check_float("length_penalty", self.length_penalty, -high, high, allowed)
         if self.allowed_token_ids is not None:
             check_token_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.core.params import SamplingParams
 from quire.errors import RequestError
-from quire.grammar.frontends import from_params, validate
+from quire.grammar.frontends import from_params
 from quire.grammar.frontends.from_params import StructuredDefaults
-from quire.grammar.grammar_ast import GrammarNode
 from quire.outputs import CompletionOutput, FunctionCall, RequestOutput, ToolCall
 from quire.text.output.answer_parser import (
+    AnswerParser,
     AnswerParserFactory,
     ParserOptions,
     PromptTail,
@@ -23,13 +23,9 @@ from quire.text.output.answer_parser import (
 from quire.text.output.parsed_text import collect_pieces
 from quire.text.tokenizing.tokenizer import Tokenizer
 from quire.text.tools.base import tools_by_name
-from quire.tool_grammar.call_plan import ToolCallPlan, callable_tools, plan_tool_calls, strict_names
-from quire.tool_grammar.prompt_constraints import (
-    PromptConstraints,
-    answer_grammar,
-    build_thinking_budget,
-    check_tool_schema,
-)
+from quire.tool_grammar.answer_plan import AnswerPlan, ContentConstraint, build_content_constraint
+from quire.tool_grammar.call_plan import callable_tools, plan_tool_calls, strict_names
+from quire.tool_grammar.prompt_constraints import PromptConstraints, check_tool_schema
 from quire.tool_grammar.tool_choice import ToolChoicePolicy, parse_tool_choice
 
 
@@ -66,41 +62,46 @@ class ChatParsing:
         conversations: Sequence[Sequence[Any]],
         params: Sequence[SamplingParams],
     ) -> list[PromptConstraints]:
-        """Return the constraints of the answers to each prompt. Raises RequestError."""
-        return [self._build_prompt_constraints(*one) for one in zip(prompts, conversations, params)]
-
-    def _build_prompt_constraints(
-        self, prompt: str, messages: Sequence[Any], params: SamplingParams
-    ) -> PromptConstraints:
-        began, requested = self._prompt_tail(prompt, messages), params.structured_outputs
-        content = (
-            None
-            if requested is None
-            else from_params.params_to_node(requested, self.structured_defaults)
-        )
-        backend = (
-            self.structured_defaults.backend
-            if requested is None
-            else from_params.requested_backend(requested, self.structured_defaults)
-        )
-        bound = self._tool_call_plan(content).answer
-        form = answer_grammar(bound, self.answer_parsers, began, self.structured_defaults)
-        constraint = None
-        if form is not None:
-            param = "structured_outputs" if requested is not None else "tools"
-            constraint = validate.build_constraint(form, backend, param=param)
-        return PromptConstraints(
-            constraint,
-            build_thinking_budget(params.thinking_token_budget, self.answer_parsers, began),
-        )
+        """For the answers to each of them. Raises RequestError."""
+        return [
+            self._plan(one).constraints(self._prompt_tail(prompt, messages))
+            for prompt, messages, one in zip(prompts, conversations, params)
+        ]
 
     def parse_output(
         self, output: RequestOutput, messages: Sequence[Any], params: SamplingParams
     ) -> None:
         """Set reasoning and tool calls of all answers; their text is what is left."""
-        began = self._prompt_tail(output.prompt or "", messages)
+        plan = self._plan(replace(params, structured_outputs=None))
+        tail = self._prompt_tail(output.prompt or "", messages)
         for one in output.outputs:
-            self._parse_completion(one, began, special=not params.skip_special_tokens)
+            _parse_completion(one, plan.create_parser(tail))
+
+    def _plan(self, params: SamplingParams) -> AnswerPlan:
+        """Raises RequestError."""
+        asked, defaults = params.structured_outputs, self.structured_defaults
+        content = ContentConstraint(backend=defaults.backend)
+        if asked is not None:
+            content = build_content_constraint(asked, defaults, "structured_outputs")
+            from_params.log_ignored("structured_outputs", content.ignored_keywords)
+        return AnswerPlan(
+            parsers=self.answer_parsers,
+            structured_defaults=defaults,
+            tool_calls=plan_tool_calls(
+                self.answer_parsers.tools,
+                self.tools,
+                self.choice,
+                parallel=self.parallel_tool_calls,
+                ends=self.eos_texts,
+                content=content.grammar,
+            ),
+            content=content,
+            thinking_budget=params.thinking_token_budget,
+            param="tools" if asked is None else "structured_outputs",
+            parses_output=True,
+            parallel_tool_calls=self.parallel_tool_calls,
+            keep_special_tokens=not params.skip_special_tokens,
+        )
 
     def _prompt_tail(self, prompt: str, messages: Sequence[Any]) -> PromptTail:
         return PromptTail(
@@ -109,35 +110,18 @@ class ChatParsing:
             self.variables,
         )
 
-    def _tool_call_plan(self, content: GrammarNode | None = None) -> ToolCallPlan:
-        return plan_tool_calls(
-            self.answer_parsers.tools,
-            self.tools,
-            self.choice,
-            parallel=self.parallel_tool_calls,
-            ends=self.eos_texts,
-            content=content,
-        )
 
-    def _parse_completion(self, one: CompletionOutput, began: PromptTail, *, special: bool) -> None:
-        plan = self._tool_call_plan()
-        reader = self.answer_parsers.create(
-            began,
-            plan.parser(),
-            openers=plan.openers,
-            parallel=self.parallel_tool_calls,
-            special=special,
-        )
-        speech = collect_pieces(reader.push(one.text, one.token_ids, last=True))
-        one.text = speech.text
-        one.reasoning = speech.reasoning or None
-        one.tool_calls = [
-            ToolCall(call.id or "", FunctionCall(call.name or "", call.arguments))
-            for call in speech.calls
-        ]
-        one.notes = reader.notes
-        if one.finish_reason is not None:
-            one.finish_reason = reader.finish(one.finish_reason)
+def _parse_completion(one: CompletionOutput, parser: AnswerParser) -> None:
+    parsed = collect_pieces(parser.push(one.text, one.token_ids, last=True))
+    one.text = parsed.text
+    one.reasoning = parsed.reasoning or None
+    one.tool_calls = [
+        ToolCall(call.id or "", FunctionCall(call.name or "", call.arguments))
+        for call in parsed.calls
+    ]
+    one.notes = parser.notes
+    if one.finish_reason is not None:
+        one.finish_reason = parser.finish(one.finish_reason)
 
 
 @dataclass(frozen=True, slots=True)

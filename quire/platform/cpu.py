@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import psutil
 
 from quire.platform.base import DeviceMemory
+from quire.platform.host_memory import host_memory_limits
 
 name = "cpu"
 
-_CGROUP = Path("/sys/fs/cgroup")
-
 
 def memory() -> DeviceMemory:
-    """Total and available bytes, the smaller of the machine's and the container's."""
+    """Total and available bytes: the least of the machine, the control groups and the rlimits."""
     machine = psutil.virtual_memory()
-    total, free = int(machine.total), int(machine.available)
-    limit, used = (
-        _read_cgroup_number(_CGROUP / "memory.max"),
-        _read_cgroup_number(_CGROUP / "memory.current"),
-    )
-    if limit is not None and used is not None:
-        total, free = min(total, limit), min(free, max(limit - used, 0))
-    return DeviceMemory(total, free)
+    found = [(int(machine.total), int(machine.available))]
+    for limit, used in host_memory_limits():
+        found.append((limit, max(limit - used, 0)))
+    return DeviceMemory(min(total for total, _ in found), min(free for _, free in found))
 
 
 def available_cores() -> int:
@@ -32,12 +26,3 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _read_cgroup_number(path: Path) -> int | None:
-    """A number from a cgroup file; None if there is no such file or it holds "max"."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

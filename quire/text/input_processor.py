@@ -18,7 +18,7 @@ from quire.core.constraint import Constraint
 from quire.core.params import MAX_STOP_IDS, SamplingParams
 from quire.core.structured_output_params import StructuredOutputsParams
 from quire.core.types import Request, StopConditions, ThinkingBudget
-from quire.errors import RequestError, TooLong, Unsupported
+from quire.errors import RequestError, Unsupported, context_overflow
 from quire.text import fill_in_middle, prompts
 from quire.text.prompts import ParsedPrompt, Prompt
 from quire.text.tokenizing.tokenizer import Tokenizer
@@ -145,10 +145,6 @@ class InputProcessor:
 
     # -- the prompt -------------------------------------------------------------------------
 
-    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text that may be a prompt; TooLong if it cannot be one, before any work."""
-        return list(self._encode_text(text, TokenizationOptions(add_special_tokens)))
-
     def _ids(self, parsed: ParsedPrompt, how: TokenizationOptions) -> tuple[int, ...]:
         if parsed.suffix:
             ids = self._fill_in_middle(parsed, parsed.suffix, how)
@@ -220,11 +216,8 @@ class InputProcessor:
     def _check_chars(self, text: str) -> None:
         bound = self._char_bound(text)
         if bound is not None and len(text) > bound:
-            raise TooLong(
-                f"the prompt has {len(text)} characters; {self.max_model_len} tokens "
-                f"(max_model_len) hold at most {bound}. Shorten the prompt or raise max_model_len",
-                param="prompt",
-            )
+            problem = f"the prompt has {len(text)} characters, and so many tokens hold {bound}"
+            raise context_overflow(self.max_model_len, problem, param="prompt")
 
     def _truncate_text(self, text: str, how: TokenizationOptions) -> str:
         """Truncate a long text before it is tokenized, well outside of the part that is kept."""
@@ -235,11 +228,11 @@ class InputProcessor:
 
     def _check_length(self, length: int) -> None:
         if length >= self.max_model_len:
-            raise TooLong(
-                f"the prompt has {length} tokens; the maximum context length (max_model_len) is "
-                f"{self.max_model_len} and at least one token of it is for the output. Shorten "
-                "the prompt, set truncate_prompt_tokens, or raise max_model_len",
+            raise context_overflow(
+                self.max_model_len,
+                f"the prompt has {length} tokens, and the output needs at least one",
                 param="prompt",
+                remedy="reduce the length of the prompt, or set truncate_prompt_tokens",
             )
 
     def _check_ids(self, param: str, ids: Iterable[int]) -> None:
@@ -306,8 +299,10 @@ class InputProcessor:
                 f"sampling_params must be a SamplingParams, got a {type(params).__name__}",
                 param="sampling_params",
             )
-        asked = params if params.skip_clone else params.clone()
-        asked.verify()  # its fields may have been changed since it was made
+        asked = params
+        if not params.skip_clone:
+            asked = params.clone()
+            asked.verify()  # its fields may have been changed since it was made
         asked.reject_unimplemented_features()
         if self.tokenizer is None:
             if asked.structured_outputs is not None:

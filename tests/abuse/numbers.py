@@ -63,7 +63,8 @@ def _counts():
 def _lengths():
     yield from _each("2", "max_tokens", (0, -1, -(2**63), *NO_INTEGER), "refused")
     ends = {"choice": ["a"]}
-    yield from _each("2", "max_tokens", (CONTEXT, 2**31, 2**63 - 1), "answered", fields=ends)
+    yield from _each("2", "max_tokens", (CONTEXT - 200,), "answered", fields=ends)
+    yield from _each("2", "max_tokens", (CONTEXT, 2**31, 2**63 - 1), "refused", fields=ends)
     yield from _each("2", "max_tokens", (2**63, 2**64, 10**30, 10**400), "refused", fields=ends)
     unsaid = {MESSAGES: "refused"}  # this dialect's field is a required one
     yield from _each("2", "max_tokens", (None,), "answered", fields=ends, differs=unsaid)
@@ -181,7 +182,7 @@ def _prompts():
     yield from _each("8", "ids", ([7] * 1_000_000,), "refused", **refused)
     yield from _each("8", "ids", ([2**62] * 300_000,), "refused", **refused)
     yield from _each("8", "ids", ([2], [0], [VOCAB - 1]), "answered", **refused)
-    yield from _each("8", "ids", ([7] * (CONTEXT - 1),), "answered", **refused)
+    yield from _each("8", "ids", ([7] * (CONTEXT - 2),), "answered", **refused)  # and two answered
     flat = {"routes": (DETOKENIZE,)}
     yield from _each("8", "ids", (*ids[:9], [[1]], {}, 1, None, [5] * 999_999), "refused", **flat)
     yield from _each("8", "ids", ([0, 0], [VOCAB - 1, 0], [5] * 4096), "answered", **flat)
@@ -214,7 +215,7 @@ def _texts():
                 expect="answered",
                 routes=every,
             )
-    long = dict.fromkeys(TOKENS, "answered")  # they count; they answer what a model could not
+    long = {COUNT: "answered"}  # it counts what a model could not read
     yield Case(
         id="a megabyte without a space",
         origin="8",
@@ -252,6 +253,10 @@ def _products():
         expect="answered",
         streams=False,
     )
+    search = {"fields": {"use_beam_search": True, "n": 2, "max_tokens": 4}, "streams": False}
+    beyond = (308, 1e308, -1e308, 33, -309.0, *NO_NUMBERS)
+    yield from _each("10", "length_penalty", beyond, "refused", **search)
+    yield from _each("10", "length_penalty", (0, -0.0, 5e-324, 32, -32), "answered", **search)
     warm = {"temperature": 1.0, "max_tokens": 1}
     yield Case(
         id="500 answers",

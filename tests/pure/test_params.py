@@ -246,3 +246,8 @@ def test_beam_search_params_are_checked():
     for bad in [(0, 3), (2, 0)]:
         with pytest.raises(RequestError):
             BeamSearchParams(*bad)
+    for penalty in (308, -308, 1e308, 32.5, float("nan"), float("inf"), "1"):
+        with pytest.raises(RequestError, match="length_penalty"):
+            BeamSearchParams(2, 3, length_penalty=penalty)
+    for penalty in (32, -32, 5e-324):
+        assert BeamSearchParams(2, 3, length_penalty=penalty).length_penalty == penalty

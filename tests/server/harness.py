@@ -65,7 +65,7 @@ WORDS = [
     "ünïcödé",
     "中文",
 ]
-MAX_LEN = 512
+MAX_LEN = 1536
 BLOCKS = 2000
 
 

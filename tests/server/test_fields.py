@@ -570,7 +570,7 @@ def test_the_wish_to_choose_freely_is_refused_where_calls_are_not_read(asked_ser
 
 def test_a_thinking_budget_is_told_of(asked_server):
     """Clients cannot ask for thinking without one."""
-    change = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}
+    change = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1200}
     seen = ask(asked_server, MESSAGES, change)
     assert seen.status == 200, seen.raw
     assert "thinking.budget_tokens" in seen.headers["x-quire-ignored"]

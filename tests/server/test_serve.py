@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from quire.cli.serve import main
+from quire.env import child_environment
 from quire.errors import ConfigError
 from quire.server.options import ServerOptions
 from quire.server.process import api_process, listen_sockets
@@ -63,6 +65,7 @@ def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
         assert answer["choices"][0]["finish_reason"] == "stop"
         url = server.url
         check_that_streams_agree(url)
+        process.send_signal(signal.SIGHUP)  # nothing to read again
         body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
@@ -72,6 +75,46 @@ def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
         assert rest[-2] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-4]
         assert process.wait(20) == 0
+        log = process.stdout.read()
+        assert "SIGHUP is ignored: there is no key file and no TLS file" in log
+        assert "SIGTERM: no new connections; running requests may take 30 s more" in log
+        assert "shutdown: waiting for 1 requests, at most 30 s" in log
+
+
+@pytest.mark.slow("a server of its own")
+def test_a_server_starts_with_its_standard_streams_closed(tmp_path):
+    path = tmp_path / "s"
+    command = [sys.executable, "-m", "quire", "serve", "embedded", *SMALL, "--uds", str(path)]
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+    process = subprocess.Popen(shell, env=child_environment())
+    try:
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://x", timeout=60) as client:
+
+            def serves():
+                try:
+                    return client.get("/ready").status_code == 200
+                except httpx.TransportError:
+                    return process.poll() is not None
+
+            assert wait_until(serves, 60)
+            assert process.poll() is None
+            got = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+            assert got.status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_commands_end_well_with_closed_streams(closed):
+    command = [sys.executable, "-m", "quire"]
+    for words, wanted in ((["--version"], 0), (["no-such-command"], 2)):
+        shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command, *words]
+        got = subprocess.run(shell, env=child_environment(), capture_output=True, text=True)
+        assert got.returncode == wanted, got
+        assert "Traceback" not in got.stdout + got.stderr
 
 
 def test_runs_that_outlast_the_shutdown_are_told_so():

@@ -90,6 +90,18 @@ def test_a_new_certificate_is_used_without_a_restart(tokenizer, tmp_path, monkey
 
 
 @needs_openssl
+def test_tls_files_are_read_again_when_asked(tokenizer, tmp_path, caplog):
+    """What SIGHUP does, without --enable-ssl-refresh too."""
+    cert, key = make_certificate(tmp_path, "first")
+    options = ServerOptions(port=0, ssl_certfile=str(cert), ssl_keyfile=str(key))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    assert api_process.reload_tls(context, options)
+    cert.write_text("half of it")
+    assert not api_process.reload_tls(context, options)
+    assert "continue with the old ones" in caplog.text
+
+
+@needs_openssl
 def test_clients_may_have_to_show_a_certificate(tokenizer, tmp_path):
     cert, key = make_certificate(tmp_path, "both")
     options = ServerOptions(

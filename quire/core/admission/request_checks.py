@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from quire.core.kv.kv_cache import KVCache
 from quire.core.scheduling.request_group import RequestGroup
 from quire.core.types import Request
-from quire.errors import RequestError, TooLong
+from quire.errors import RequestError, TooLong, context_overflow
 
 
 def check_request(request: Request, families: Mapping[str, RequestGroup]) -> None:
@@ -47,11 +47,8 @@ def check_length(request: Request, kv: KVCache, max_len: int) -> None:
     """Raise TooLong if a sequence could not finish even with the whole cache."""
     prompt = len(request.prompt)
     if prompt + (request.pooling is None) > max_len:
-        raise TooLong(
-            f"the prompt has {prompt} tokens and the output needs at least one more, but a "
-            f"sequence may have {max_len}; shorten the prompt or raise max_model_len",
-            param="prompt",
-        )
+        problem = f"the prompt has {prompt} tokens, and the output needs at least one"
+        raise context_overflow(max_len, problem, param="prompt")
     tokens = min(prompt + request.stop.max_tokens, max_len) - 1  # the last is never computed
     need = kv.max_blocks(tokens)
     if need > kv.pool.size:

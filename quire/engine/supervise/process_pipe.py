@@ -20,6 +20,7 @@ import msgspec
 
 from quire.config.engine_config import EngineConfig
 from quire.engine.messages import WireError
+from quire.log import open_missing_streams
 
 STOP_GRACE_S = 5.0
 """Time for a process to stop before it is killed."""
@@ -307,6 +308,7 @@ class ChildProcess:
         sockets: Sequence[HasFileno] = (),
     ) -> None:
         """Run `main(fd of the pipe)` of a module in a process that inherits these sockets."""
+        open_missing_streams()  # the log of the child must not go into the pipe
         self.pipe, child_end = ProcessPipe.create_pair()
         with child_end:
             self.process = spawn_process(module, child_end, env=env, sockets=sockets)

@@ -21,9 +21,10 @@ BODY_TIMEOUT_S = 120.0
 MAX_STRINGS = 1 << 18
 """Of one body, names of fields included: 100,000 take a tenth of a second to read, and nothing else
 is done meanwhile."""
+MAX_CONTAINERS = 1 << 17
+"""Lists and objects of one body: each takes a microsecond to make."""
 MAX_VALUES = MAX_TOKEN_IDS + MAX_STRINGS
 """Of one body, numbers included: each costs many times the bytes that it is written with."""
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _FIELD = re.compile(rb'"([^"\\]{1,64})"\s*:\s*-?(?:NaN|Infinity)')
 _NON_FINITE = re.compile(rb"NaN|Infinity")
 """The parser would read them, and pass them on in whatever field no number is expected."""
@@ -113,10 +114,22 @@ def _check_value_count(body: bytes) -> None:
         raise RequestError(f"the body must have at most {MAX_VALUES} values")
     if body.count(b'"') - body.count(b'\\"') > 2 * MAX_STRINGS:  # those within texts are free
         raise RequestError(f"the body must have at most {MAX_STRINGS} strings, names included")
-    if (b"NaN" in body or b"Infinity" in body) and _NON_FINITE.search(_STRING.sub(b"", body)):
+    has_many = body.count(b"[") + body.count(b"{") > MAX_CONTAINERS
+    has_names = b"NaN" in body or b"Infinity" in body
+    if not has_many and not has_names:
+        return
+    bare = _without_strings(body)
+    if bare.count(b"[") + bare.count(b"{") > MAX_CONTAINERS:
+        raise RequestError(f"the body must have at most {MAX_CONTAINERS} lists and objects")
+    if _NON_FINITE.search(bare):
         field = _FIELD.search(body)
         name = None if field is None else field[1].decode("utf-8", "replace")
         raise RequestError(f"{name or 'the body'}: NaN and Infinity are no numbers", param=name)
+
+
+def _without_strings(body: bytes) -> bytes:
+    """JSON without its strings: a regular expression takes ten times as long on a large body."""
+    return b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 
 async def _receive_bytes(http: Request, limit: int, reservation: _BodyReservation) -> bytes:

@@ -25,6 +25,7 @@ CLIENT_FIELD_NAMES = {
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
     "parameters": "input_schema",
+    "reasoning_effort": "output_config.effort",
 }
 MIN_THINKING_BUDGET = 1024
 """Tokens of thinking, as this API limits it."""

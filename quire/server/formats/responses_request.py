@@ -40,6 +40,7 @@ CLIENT_FIELD_NAMES = {
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
     "parameters": "parameters",
+    "reasoning_effort": "reasoning.effort",
 }
 
 _UNSUPPORTED_FIELDS = {

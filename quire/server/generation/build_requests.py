@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from quire.core.params import RequestOutputKind, SamplingParams
-from quire.errors import RequestError
+from quire.errors import RequestError, context_overflow
 from quire.server.app_state import AppState
 from quire.server.generation import output_parsers
-from quire.server.generation.answer_plan import plan_answers
 from quire.server.generation.events import OutputParser
 from quire.server.generation.generation_request import GenerationRequest, RawPrompts
+from quire.server.generation.plan_answers import plan_answers
 from quire.server.generation.request_context import RequestContext
 from quire.server.generation.request_templates import (
     RenderedPrompts,
@@ -58,7 +58,7 @@ async def build_requests(
 ) -> PreparedGeneration:
     """Plan the answers and build a request for each prompt.
 
-    Raises: RequestError, TooLong, Unsupported.
+    Raises: RequestError, Unsupported.
     """
     size = max(request.prompt_chars, context.body_bytes)
     try:
@@ -158,7 +158,24 @@ def _build_request(
         constraint=constraints.constraint,
         thinking=constraints.thinking,
     )
+    _check_max_tokens(state, request, len(prepared.request.prompt))
     return _with_tenant(prepared, context)
+
+
+def _check_max_tokens(state: AppState, request: GenerationRequest, prompt: int) -> None:
+    """Raise TooLong if the client asks for more tokens than its prompt leaves of the context.
+
+    Defaults, of the API or of the model's generation config, are lowered to what is left.
+    """
+    asked = request.sampling.get("max_tokens")
+    if asked is None or prompt + asked <= state.max_model_len:
+        return
+    raise context_overflow(
+        state.max_model_len,
+        f"you requested {prompt + asked} tokens ({prompt} in the prompt, {asked} in the output)",
+        param="max_tokens",
+        remedy="reduce max_tokens or the length of the prompt",
+    )
 
 
 def _with_tenant(one: PreparedRequest, context: RequestContext) -> PreparedRequest:

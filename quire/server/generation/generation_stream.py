@@ -19,7 +19,6 @@ from starlette.requests import Request
 from quire.core.types import Update
 from quire.outputs import SampleLogprobs
 from quire.server.app_state import AppState, get_tenant
-from quire.server.generation.answer_plan import resolve_thinking_budget
 from quire.server.generation.beams import start_beam_search
 from quire.server.generation.build_requests import PreparedGeneration, build_requests
 from quire.server.generation.client_watch import ClientWatch
@@ -34,6 +33,7 @@ from quire.server.generation.events import (
     collect_response,
 )
 from quire.server.generation.generation_request import GenerationRequest
+from quire.server.generation.plan_answers import resolve_thinking_budget
 from quire.server.generation.request_context import read_request_context
 from quire.server.generation.validate import to_client_error, validate_request
 from quire.server.telemetry.request_timer import RequestTimer, get_request_timer

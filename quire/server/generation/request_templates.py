@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from quire.errors import RequestError, TooLong, Unsupported
+from quire.errors import RequestError, Unsupported, context_overflow
 from quire.server.app_state import AppState
-from quire.server.generation.answer_plan import NO_REASONING_EFFORT
 from quire.server.generation.generation_request import Conversation, GenerationRequest
+from quire.server.generation.plan_answers import NO_REASONING_EFFORT
 from quire.server.generation.validate import check_chars
 from quire.server.options import ContentFormat
 from quire.text.output.answer_parser import PromptTail, message_text
@@ -84,8 +84,8 @@ def _template_arguments(
     """Raises TooLong."""
     most = max(MIN_MESSAGE_LIMIT, state.max_model_len)
     if len(one.messages) > most:
-        message = f"{len(one.messages)} messages do not fit: this server accepts at most {most}"
-        raise TooLong(message, param="messages")
+        problem = f"there are {len(one.messages)} messages, and this server reads at most {most}"
+        raise context_overflow(state.max_model_len, problem, param="messages")
     hides_tools = (
         request.tool_choice == "none" and state.options.exclude_tools_when_tool_choice_none
     )

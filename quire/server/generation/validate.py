@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.core.params import MAX_SEQUENCES, SamplingParams
-from quire.errors import RequestError, TooLong, UnknownModel, Unsupported
+from quire.errors import RequestError, UnknownModel, Unsupported, context_overflow
 from quire.server.app_state import AppState
 from quire.server.formats import ignored_fields
 from quire.server.generation.generation_request import (
@@ -25,6 +25,8 @@ MAX_STOPS = 64
 """Stop strings of one request: each is searched for in all new text."""
 MAX_BEAMS = 64
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _CONTENT_REQUIRED_ROLES = ("user", "system", "developer")
 """Roles that need content; an assistant may call tools in its place."""
 _TEMPLATE_MARKERS = ("{{", "{%", "{#")
@@ -57,6 +59,7 @@ def validate_request(state: AppState, request: GenerationRequest) -> None:
     _check_tools(request.tools)
     for conversation in request.conversations:
         _check_conversation(state, conversation)
+        _check_words(state, request, conversation)
     _refuse_unsupported(state, request)
     _check_structured_output(state, request)
     _check_stream(request)
@@ -77,11 +80,8 @@ def check_chars(state: AppState, chars: int, param: str) -> None:
     """Raise TooLong for a text that no context holds: tokenizing it takes minutes and gigabytes."""
     most = state.max_prompt_chars
     if chars > most:
-        message = (
-            f"{param} has {chars} characters; this server reads at most {most} "
-            f"(its model has a context of {state.max_model_len} tokens)"
-        )
-        raise TooLong(message, param=param)
+        problem = f"{param} has {chars} characters, and this server reads at most {most}"
+        raise context_overflow(state.max_model_len, problem, param=param)
 
 
 def _refuse_unsupported(state: AppState, request: GenerationRequest) -> None:
@@ -139,6 +139,33 @@ def _check_conversation(state: AppState, one: Conversation) -> None:
         # A text without them is the name of a file, where the operator gives it
         problem = "chat_template must be the text of a Jinja template"
         raise RequestError(f"{problem}, got {one.chat_template!r:.80}", param="chat_template")
+
+
+def _check_words(state: AppState, request: GenerationRequest, one: Conversation) -> None:
+    """Roles and efforts are those of OpenAI's API, and those that the chat template names."""
+    for place, turn in enumerate(one.messages):
+        role = turn.get("role")
+        if role not in ROLES and not _template_names(state, request, one, role):
+            allowed = f"one of {', '.join(ROLES)}, or a role that the model's chat template names"
+            problem = f"messages[{place}].role must be {allowed}, got {role!r:.60}"
+            raise RequestError(problem, param="messages")
+    effort, known = one.reasoning_effort, (*EFFORTS, *state.options.reasoning_effort_map)
+    if effort is None or effort in known or _template_names(state, request, one, effort):
+        return
+    name = request.field_names.get("reasoning_effort", "reasoning_effort")
+    message = f"{name} must be one of {', '.join(dict.fromkeys(known))}, got {effort!r:.60}"
+    raise RequestError(message, param=name)
+
+
+def _template_names(
+    state: AppState, request: GenerationRequest, one: Conversation, word: object
+) -> bool:
+    """Whether the chat template compares something with this word."""
+    if not isinstance(word, str) or not word.isidentifier():
+        return False
+    tokenizer = state.require_tokenizer()
+    text = one.chat_template or tokenizer.get_chat_template(state.chat_template, request.tools)
+    return f"'{word}'" in text or f'"{word}"' in text
 
 
 def _check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:

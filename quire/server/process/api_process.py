@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ MAX_REQUESTS = 10**9
 """That one process is thought to serve in its life."""
 FINAL_EVENT_GRACE_S = 2
 """Time to send the last event of requests that were ended."""
+DRAIN_LOG_INTERVAL_S = 5.0
+"""Between two lines of the log about requests that a shutdown waits for."""
 TLS_POLL_INTERVAL_S = 1.0
 """How often TLS files are looked at, if they may change."""
 
@@ -84,7 +87,7 @@ def main(fd: int) -> int:
     heart = HeartbeatTask(orders)
     options = msgspec.convert(orders.options, ServerOptions)
     start_process(level=orders.log_level, style=options.log_format)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means: read the key file again
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means: read the files again
     try:
         return _serve(orders, options, link, heart)
     except QuireError as error:
@@ -201,20 +204,31 @@ class ApiServer:
         """
         self._health.draining = True
         self._app.state.live.shut_down()
-        await asyncio.sleep(self._options.shutdown_timeout)
+        active, most = self._app_state.active_requests, self._options.shutdown_timeout
+        end = time.monotonic() + most
+        while (left := end - time.monotonic()) > 0:
+            log.info("shutdown: waiting for %d requests, at most %.0f s", len(active), left)
+            await asyncio.sleep(min(left, DRAIN_LOG_INTERVAL_S))
+        if active:
+            log.warning("shutdown: %d requests get an error: %d s are over", len(active), most)
         self._app_state.engine.fail_streams(ShuttingDown("the server is shutting down"))
 
     def _announce_ready(self) -> None:
         if self._options.enable_ssl_refresh:
             self._refreshing = asyncio.create_task(refresh_tls(self._server.config, self._options))
-        if self._options.api_key_file is not None:
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGHUP, self._app.state.keys.schedule_reload)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_files)
         gc_control.raise_gc_threshold()
         self._heartbeat.start_on_loop()
         self._pipe.send(
             ServerListening(banner=startup_message(self._app_state, self._options, self._listener))
         )
+
+    def _reload_files(self) -> None:
+        """Read the key file and the TLS files now."""
+        if self._options.api_key_file is not None:
+            self._app.state.keys.schedule_reload()
+        if self._server.config.ssl is not None:
+            reload_tls(self._server.config.ssl, self._options)
 
 
 class UvicornServer(uvicorn.Server):
@@ -370,13 +384,19 @@ async def refresh_tls(config: uvicorn.Config, options: ServerOptions) -> None:
         now = [_file_stamp(path) for path in paths]
         if now == known or config.ssl is None:
             continue
-        try:
-            listen_sockets.load_tls(config.ssl, options)
-        except (OSError, ValueError) as error:  # half of it is written: the next look may do
-            log.warning("cannot use the new TLS files yet, keeping the old ones: %s", error)
-            continue
-        known = now
-        log.info("the TLS files have changed: new connections use them")
+        if reload_tls(config.ssl, options):  # else half of it is written: the next look may do
+            known = now
+
+
+def reload_tls(context: ssl.SSLContext, options: ServerOptions) -> bool:
+    """Load the TLS files for new connections. False: they cannot be used, and nothing changes."""
+    try:
+        listen_sockets.load_tls(context, options)
+    except (OSError, ValueError) as error:
+        log.warning("cannot use the TLS files, and continue with the old ones: %s", error)
+        return False
+    log.info("the TLS files were read again: new connections use them")
+    return True
 
 
 def _file_stamp(path: str | None) -> tuple[int, int, int] | None:

@@ -256,13 +256,27 @@ class Supervisor:
         numbers, self._signals = self._signals, []
         if signal.SIGHUP in numbers:
             numbers = [one for one in numbers if one != signal.SIGHUP]
-            for child in self._live_api_processes():
-                child.process.send_signal(signal.SIGHUP)
+            self._reload_files()
         if self._stopping and signal.SIGINT in numbers:
             self._kill_processes(*self._api_processes)
             self._status = 1
         elif numbers:
+            if not self._stopping:
+                log.info(
+                    "%s: no new connections; running requests may take %d s more "
+                    "(--shutdown-timeout)",
+                    signal.Signals(numbers[0]).name,
+                    self._options.shutdown_timeout,
+                )
             self._begin_shutdown()
+
+    def _reload_files(self) -> None:
+        """SIGHUP: the API processes read their files again. A closed terminal sends it too."""
+        if self._options.api_key_file is None and self._options.ssl_certfile is None:
+            log.info("SIGHUP is ignored: there is no key file and no TLS file to read again")
+            return
+        for child in self._ready_messages:  # others have just read them
+            child.process.send_signal(signal.SIGHUP)
 
     def _is_engine(self, child: ChildProcess) -> bool:
         return self._restarter is not None and child is self._restarter.engine.child
@@ -357,9 +371,7 @@ class Supervisor:
         ear, mouth = socket.socketpair()
         ear.setblocking(False)
         mouth.setblocking(False)
-        heard = [signal.SIGINT, signal.SIGTERM]
-        if self._options.api_key_file is not None:
-            heard.append(signal.SIGHUP)  # read it again
+        heard = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
         before = {n: signal.signal(n, self._on_signal) for n in heard}
         fd = signal.set_wakeup_fd(mouth.fileno())
         try:

@@ -15,10 +15,10 @@ from quire.server.formats.messages_request import (
     AnthropicMessagesRequest,
 )
 from quire.server.formats.sse import EventStreamResponse, build_full_response, build_json_response
-from quire.server.generation.answer_plan import plan_answers
 from quire.server.generation.build_requests import LONG_CHARS, run_off_loop
 from quire.server.generation.generation_request import GenerationRequest
 from quire.server.generation.generation_stream import start_generation
+from quire.server.generation.plan_answers import plan_answers
 from quire.server.generation.request_templates import render_conversation
 from quire.server.generation.validate import validate_request
 
@@ -51,7 +51,8 @@ async def count_tokens(http: Request) -> Response:
     raw = await read_json_bytes(http, state.options.max_body_bytes)
     request = AnthropicCountTokensRequest.model_validate_json(raw).to_generation_request()
     validate_request(state, request)
-    plan_answers(state, request)  # refuses tools as /v1/messages does
+    # Refuses tools as /v1/messages does
+    await run_off_loop(lambda: plan_answers(state, request), len(raw), LONG_CHARS)
     count = await run_off_loop(lambda: _count_prompt_tokens(state, request), len(raw), LONG_CHARS)
     return build_json_response(
         {"input_tokens": count}, ignored_fields.ignored_headers(request.ignored)

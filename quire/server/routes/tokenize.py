@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import RequestError
+from quire.errors import RequestError, context_overflow
 from quire.server.app_state import AppState, get_app_state
 from quire.server.formats import ignored_fields
 from quire.server.formats.body_reader import read_body, read_json_bytes
@@ -20,9 +20,9 @@ from quire.server.formats.tokenize_request import (
     TokenizeCompletionRequest,
     TokenizeRequestKind,
 )
-from quire.server.generation.answer_plan import plan_answers
 from quire.server.generation.build_requests import LONG_CHARS, run_off_loop
 from quire.server.generation.generation_request import GenerationRequest
+from quire.server.generation.plan_answers import plan_answers
 from quire.server.generation.request_templates import (
     RenderedPrompts,
     render_conversation,
@@ -36,8 +36,8 @@ BODIES = {
     "/detokenize": (DetokenizeRequest,),
 }
 
-MOST_TOKENS = 1 << 16
-"""To make text of, where the context is short."""
+MIN_TOKENS_SHOWN = 1 << 16
+"""Tokens that are returned, or made text of, where the context is short."""
 
 
 @router.post("/tokenize", tags=["tokens"])
@@ -54,9 +54,27 @@ async def tokenize(http: Request) -> Response:
             source=body.prompts(), model=body.model, ignored=body.ignored_fields()
         )
     validate_request(state, request)
-    plan_answers(state, request)  # refuses tools as the chat route does
+    # Refuses tools as the chat route does
+    await run_off_loop(lambda: plan_answers(state, request), len(raw), LONG_CHARS)
     texts = await render_request_templates(state, request)
-    ids = await run_off_loop(lambda: _encode(state, request, body, texts), len(raw), LONG_CHARS)
+    return await run_off_loop(
+        lambda: _show_tokens(state, request, body, texts), len(raw), LONG_CHARS
+    )
+
+
+def _show_tokens(
+    state: AppState,
+    request: GenerationRequest,
+    body: TokenizeCompletionRequest | TokenizeChatRequest,
+    texts: RenderedPrompts,
+) -> Response:
+    """Raises TooLong for many times the tokens of a context."""
+    ids = _encode(state, request, body, texts)
+    most = _max_tokens_shown(state)
+    if len(ids) > most:
+        problem = f"the text has {len(ids)} tokens, and this route shows at most {most}"
+        param = "prompt" if isinstance(body, TokenizeCompletionRequest) else "messages"
+        raise context_overflow(state.max_model_len, problem, param=param)
     strings = (
         state.require_tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None
     )
@@ -67,6 +85,10 @@ async def tokenize(http: Request) -> Response:
         "token_strs": strings,
     }
     return build_json_response(shown, ignored_fields.ignored_headers(request.ignored))
+
+
+def _max_tokens_shown(state: AppState) -> int:
+    return max(MIN_TOKENS_SHOWN, 4 * state.max_model_len)
 
 
 def _encode(
@@ -102,7 +124,7 @@ async def detokenize(http: Request) -> Response:
 
 
 def _check_tokens(state: AppState, tokens: list[int]) -> None:
-    most = max(MOST_TOKENS, 4 * state.max_model_len)
+    most = _max_tokens_shown(state)
     if len(tokens) > most:
         message = f"tokens must hold at most {most} ids, got {len(tokens)}"
         raise RequestError(message, param="tokens")

@@ -1,12 +1,13 @@
 """The search itself, against a table for a model."""
 
 import itertools
+import math
 
 import pytest
 
-from quire.core.params import BeamSearchParams
+from quire.core.params import HIGHEST_LENGTH_PENALTY, BeamSearchParams
 from quire.core.types import TokenLogprobs, Update
-from quire.engine.client.beam_search import BeamSearch
+from quire.engine.client.beam_search import Beam, BeamSearch
 from quire.errors import EngineError
 
 EOS = 9
@@ -48,6 +49,13 @@ def test_eos_does_not_count_in_the_length():
     assert best.tokens == (1, 3)  # -2.0 / 2; EOS would be -1.4 / 1
     _, _, (best,) = run(1, 2, length_penalty=0.0)
     assert (best.tokens, best.finish_reason, best.stop_reason) == ((1,), "stop", EOS)
+
+
+@pytest.mark.parametrize("penalty", [HIGHEST_LENGTH_PENALTY, -HIGHEST_LENGTH_PENALTY])
+def test_every_length_has_a_score(penalty):
+    beam = Beam(logprob_sum=-1e9, scored_tokens=10**9)
+    assert math.isfinite(beam.score(penalty))
+    assert beam.score(penalty) < 0
 
 
 def test_eos_is_kept_or_ignored_if_requested():

@@ -98,7 +98,7 @@ def test_what_this_build_cannot_read_is_refused_by_name(prompt):
 def test_a_prompt_must_leave_room_for_one_token():
     assert made([1] * 31).request.stop.max_tokens == 1
     for n in (32, 33):
-        with pytest.raises(TooLong, match=rf"{n} tokens.*max_model_len"):
+        with pytest.raises(TooLong, match=rf"context length is 32 tokens.*has {n} tokens"):
             made([1] * n)
 
 
