@@ -131,7 +131,7 @@ def test_what_is_wrong_with_the_options_is_said_in_one_line(folder):
     process = start("embedded", "--max-model-len", 1000000, folder=folder)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "quire serve: error: max_model_len" in said
+    assert "quire serve: error: --max-model-len 1000000 exceeds" in said
     assert "Traceback" not in said
 
 
