@@ -22,6 +22,11 @@ PAGES = (
     "docs/observability.md",
     "docs/migrating-from-vllm.md",
     "docs/troubleshooting.md",
+    "docs/deploy/open-webui.md",
+    "docs/deploy/litellm.md",
+    "docs/deploy/ray-serve.md",
+    "docs/deploy/kserve.md",
+    "docs/deploy/nginx.md",
 )
 CODE = ("sh", "python")
 _BLOCK = re.compile(

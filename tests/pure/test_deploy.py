@@ -18,10 +18,13 @@ from quire.cli import serve_flags
 from quire.engine.supervise.process_launcher import ENGINE_STOP_S
 from quire.server.process.supervisor import GRACE_S
 from quire.server.telemetry import metric_specs
+from tests.doc_blocks import all_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
+OPERATOR = "monitoring.coreos.com/v1"
+"""Resources of the Prometheus operator, which has its own schemas."""
 PARTS = ("base", "gpu", "example")
 LAST_WORDS_S = GRACE_S + ENGINE_STOP_S
 """What a server may take to end, beyond --shutdown-timeout."""
@@ -52,6 +55,7 @@ DOCKERFILE = instructions(DEPLOY / "Dockerfile")
 COMPOSE = yaml_of(DEPLOY / "compose.yaml")[0]
 OURS = {name: one for name, one in COMPOSE["services"].items() if name.startswith("quire")}
 BASE = {one["kind"]: one for path in (KUBERNETES / "base").glob("*.yaml") for one in yaml_of(path)}
+NETWORK = yaml_of(KUBERNETES / "network/network.yaml")[0]
 POD = BASE["Deployment"]["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 PATCHES = yaml_of(KUBERNETES / "gpu/kustomization.yaml")[0]["patches"]
@@ -115,7 +119,7 @@ def test_no_secret_is_in_these_files():
 
 def test_all_yaml_and_json_parses():
     for path in DEPLOY.rglob("*.yaml"):
-        assert yaml_of(path), path
+        assert path.parent.name == "templates" or yaml_of(path), path
     for path in DEPLOY.rglob("*.json"):
         assert json.loads(path.read_text()), path
 
@@ -157,9 +161,19 @@ def test_the_extras_that_the_image_installs_exist():
 
 def test_the_image_checks_its_health_at_an_existing_route():
     (check,) = [rest for _, word, rest in DOCKERFILE if word == "HEALTHCHECK"]
-    assert re.search(r":8000(/\w+)", check)[1] in routes()
-    command = json.loads(check.partition("CMD ")[2])
-    compile(command[2], "healthcheck", "exec")
+    assert json.loads(check.partition("CMD ")[2]) == ["python", "/opt/healthcheck.py"]
+    assert ("run", "COPY", "deploy/healthcheck.py /opt/healthcheck.py") in DOCKERFILE
+    assert "/health" in routes()
+
+
+def test_the_torch_of_the_cuda_image_is_the_measured_one():
+    """Another than that of constraints.txt, with which the CPU image and the tests run."""
+    pins = [re.findall(r"torch==([\d.]+)", rest) for stage, _, rest in DOCKERFILE]
+    (pinned,) = [version for found in pins for version in found]
+    measured = (ROOT / "docs/performance.md").read_text()
+    assert f"torch {pinned}+cu130" in measured
+    least = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+    assert [*map(int, pinned.split("."))] >= [*map(int, least.split("."))]
 
 
 # -- compose --------------------------------------------------------------------------------------
@@ -233,7 +247,7 @@ def test_selectors_choose_the_pods():
         BASE["Deployment"]["spec"]["selector"]["matchLabels"],
         BASE["Service"]["spec"]["selector"],
         BASE["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
-        BASE["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+        NETWORK["spec"]["podSelector"]["matchLabels"],
     ):
         assert chosen.items() <= labels.items()
 
@@ -258,14 +272,130 @@ def test_kustomize_builds_it(part, tmp_path):
     )
     assert run.returncode == 0, run.stderr
     made = list(yaml.safe_load_all(run.stdout))
-    assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= {
-        one["kind"] for one in made
-    }
+    kinds = {one["kind"] for one in made}
+    assert {"Deployment", "Service", "PodDisruptionBudget"} <= kinds
+    extra = {"NetworkPolicy", "ServiceMonitor", "PrometheusRule"}
+    assert kinds & extra == (extra if part == "example" else set())
     if importlib.util.find_spec("kubernetes_validate") is not None:
         import kubernetes_validate
 
-        for one in made:
+        for one in (one for one in made if one["apiVersion"] != OPERATOR):
             kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+
+
+# -- metrics --------------------------------------------------------------------------------------
+
+
+def test_alerts_query_metrics_that_exist_and_are_the_same_everywhere():
+    (rules,) = yaml_of(DEPLOY / "observe/alerts.yaml")
+    (operator,) = yaml_of(KUBERNETES / "monitoring/alerts.yaml")
+    assert operator["spec"]["groups"] == rules["groups"]
+    names = {metric.name for metric in metric_specs.ALL_METRICS}
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            for name in re.findall(r"quire:(\w+)", rule["expr"]):
+                assert names & {name, re.sub("_(total|bucket|sum|count)$", "", name)}, name
+
+
+def test_what_is_scraped_without_a_key_is_served_without_one():
+    for name, words in COMMANDS.items():
+        if name.startswith(("pod", "gpu pod", "compose")):
+            assert serve_flags.parse(words[1:])[1].public_metrics, name
+    (config,) = yaml_of(DEPLOY / "observe/prometheus.yaml")
+    targets = config["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert {one.partition(":")[0] for one in targets} == set(OURS)
+
+
+def test_a_profile_of_compose_starts_one_server():
+    profiles = [one["profiles"] for one in OURS.values()]
+    assert sorted(profiles) == [["cpu"], ["gpu"]]
+
+
+# -- Helm -----------------------------------------------------------------------------------------
+
+CHART = DEPLOY / "helm/quire"
+
+
+def rendered(**values):
+    """The resources of the chart. Fills the few forms that its templates use, as helm does."""
+    given = yaml.safe_load((CHART / "values.yaml").read_text()) | values
+
+    def value(path):
+        if path == ".Release.Name":
+            return "chat"
+        found = given
+        for part in path.removeprefix(".Values.").split("."):
+            found = found[part]
+        return found
+
+    def expression(found):
+        path, _, form = (part.strip() for part in found[1].partition("|"))
+        return json.dumps(str(value(path))) if form == "quote" else str(value(path))
+
+    def condition(found):
+        return found[2] if value(found[1]) else ""
+
+    def each(found):
+        return "".join(found[2].replace("{{ . | quote }}", json.dumps(x)) for x in value(found[1]))
+
+    made = []
+    for path in sorted((CHART / "templates").iterdir()):
+        text = path.read_text()
+        for word, fill in (("range", each), ("if", condition)):
+            block = rf"\n *\{{\{{- {word} (\S+) \}}\}}(.*?)\n *\{{\{{- end \}}\}}"
+            text = re.sub(block, fill, text, flags=re.S)
+        text = re.sub(r"\{\{ (.*?) \}\}", expression, text)
+        assert "{{" not in text, path
+        made += yaml.safe_load_all(text)
+    return {one["kind"]: one for one in made}
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_the_chart_has_the_pod_of_the_base(gpus):
+    made = rendered(gpus=gpus, model="Qwen/Qwen3-8B", args=["--max-model-len", "8192"])
+    pod = made["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    options, server = serve_flags.parse(container["args"][1:])
+    assert (options.model.model, options.model.max_model_len) == ("Qwen/Qwen3-8B", 8192)
+    assert (server.host, server.port, server.public_metrics) == ("0.0.0.0", 8000, True)
+    same = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "securityContext",
+            "ports", "volumeMounts")  # fmt: skip
+    assert {name: container[name] for name in same} == {name: CONTAINER[name] for name in same}
+    assert pod["securityContext"] == POD["securityContext"]
+    assert pod["terminationGracePeriodSeconds"] == POD["terminationGracePeriodSeconds"]
+    assert ("nvidia.com/gpu" in container["resources"]["limits"], "tolerations" in pod) == (
+        bool(gpus), bool(gpus),
+    )  # fmt: skip
+    claim = made["PersistentVolumeClaim"]["metadata"]["name"]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim
+    if importlib.util.find_spec("kubernetes_validate") is not None:
+        import kubernetes_validate
+
+        for one in made.values():
+            kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_chart_selects_its_own_pods_and_monitors_on_request():
+    assert "ServiceMonitor" not in rendered()
+    made = rendered(serviceMonitor=True)
+    labels = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert made["Service"]["spec"]["selector"] == labels == made["Service"]["metadata"]["labels"]
+    assert made["ServiceMonitor"]["spec"]["selector"]["matchLabels"] == labels
+
+
+# -- pages about others -----------------------------------------------------------------------------
+
+
+def test_what_the_pages_of_deploy_show_is_taken_by_quire():
+    shown = [block for block in all_blocks() if block.page.startswith("docs/deploy/")]
+    for block in shown:
+        if block.kind == "yaml":
+            for found in re.findall(r"args: (\[serve,.*\])", block.text):
+                serve_flags.parse(yaml.safe_load(found)[1:])
+            assert yaml.safe_load(block.text)
+        elif block.kind == "python":
+            compile(block.text, block.where, "exec")
+    assert {block.kind for block in shown} == {"sh", "yaml", "python", "nginx"}
 
 
 # -- systemd --------------------------------------------------------------------------------------

@@ -59,6 +59,14 @@ def test_each_file_the_page_names_exists(link):
     assert (ROOT / "quire" / link).exists()
 
 
+def test_each_word_of_the_layers_is_explained():
+    tree = ast.parse((ROOT / "quire/layers/__init__.py").read_text())
+    (words,) = [ast.literal_eval(one.value) for one in tree.body if isinstance(one, ast.Assign)]
+    table = (ROOT / "docs/adding-a-model.md").read_text().partition("\n## The layers\n")[2]
+    rows = "\n".join(line for line in table.splitlines() if line.startswith("|"))
+    assert [word for word in words if not re.search(rf"`{word}\b", rows)] == []
+
+
 def test_the_changelog_and_the_log_exist():
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "docs/LOG.md", "docs/glossary.md", "README.md"):
         assert (ROOT / name).stat().st_size > 200
