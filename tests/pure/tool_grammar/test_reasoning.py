@@ -14,8 +14,8 @@ from quire.tool_grammar import call_grammar
 from quire.tool_grammar.after_reasoning import AnswerGrammar, answer_with_reasoning, thinking_budget
 from quire.tool_grammar.call_plan import plan_tool_calls
 from quire.tool_grammar.tool_choice import ToolChoicePolicy
-from tests.pure.binding.tools import DECLARED, TOOLS
-from tests.pure.binding.walking import Trial
+from tests.pure.tool_grammar.tools import DECLARED, TOOLS
+from tests.pure.tool_grammar.walking import Trial
 from tests.pure.tools.rendering import CallToRender, render_calls
 from tests.pure.tools.samples import dialect_of
 

@@ -12,8 +12,8 @@ from quire.text.tools._render_calls import call_frame
 from quire.text.tools.parser import ToolParser
 from quire.tool_grammar import call_grammar
 from quire.tool_grammar.parameter_schemas import arguments_schema
-from tests.pure.binding.tools import DECLARED, TOOLS, arguments
-from tests.pure.binding.walking import Trial, rng
+from tests.pure.tool_grammar.tools import DECLARED, TOOLS, arguments
+from tests.pure.tool_grammar.walking import Trial, rng
 from tests.pure.tools.rendering import CallToRender, render_calls
 from tests.pure.tools.samples import FORMATS, dialect_of
 

@@ -14,8 +14,8 @@ from quire.tool_grammar.after_reasoning import ANY_TEXT
 from quire.tool_grammar.call_plan import plan_tool_calls
 from quire.tool_grammar.prompt_constraints import answer_grammar
 from quire.tool_grammar.tool_choice import ToolChoicePolicy, parse_tool_choice
-from tests.pure.binding.tools import TOOLS, function
-from tests.pure.binding.walking import Trial
+from tests.pure.tool_grammar.tools import TOOLS, function
+from tests.pure.tool_grammar.walking import Trial
 
 NAMES = ["get_weather", "now"]
 WEATHER, NOW = TOOLS[0], TOOLS[1]
