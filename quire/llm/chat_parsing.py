@@ -92,7 +92,7 @@ class ChatParsing:
                 self.tools,
                 self.choice,
                 parallel=self.parallel_tool_calls,
-                ends=self.eos_texts,
+                eos_texts=self.eos_texts,
                 content=content.grammar,
             ),
             content=content,

@@ -1,8 +1,10 @@
-"""Puts the constraint of an answer after its reasoning.
+"""Puts the grammar of an answer after its reasoning.
 
-the prompt ends in <think>       thoughts </think> form
-the prompt has no such mark      form, or <think> thoughts </think> form
-the prompt ends in </think>      form
+the prompt ends in <think>       reasoning </think> grammar
+the prompt has no such mark      grammar, or <think> reasoning </think> grammar
+the prompt ends in </think>      grammar
+
+A tool call may follow reasoning that is not closed.
 """
 
 from __future__ import annotations
@@ -34,71 +36,78 @@ from quire.tool_grammar.call_grammar import starts_with_literal, strip_prefix_li
 
 ANY_TEXT = RegexNode(r"[\s\S]*")
 _BREAK = RegexNode(r"\n{0,2}")
-"""Between thoughts and what follows; readers drop it."""
+"""Between reasoning and the answer; parsers drop it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerGrammar:
-    """What an answer without reasoning must be: content of this form, or calls of that one."""
+    """Grammar of an answer without reasoning: of its content, or of its calls."""
 
     content: GrammarNode | None = None
     calls: GrammarNode | None = None
     is_unconstrained: bool = False
-    """Calls are within free text."""
+    """Calls are in text that has no grammar."""
     openers: tuple[str, ...] = ()
     """Literals that begin a call for the parser, also in reasoning."""
     functions: tuple[str, ...] = ()
     """Names of the declared functions."""
 
     def combined(self) -> GrammarNode:
-        """Either."""
+        """Content or calls."""
         return _alternation([one for one in (self.content, self.calls) if one is not None])
 
 
 def answer_with_reasoning(
-    bound: AnswerGrammar,
-    dialect: ReasoningFormat,
+    answer: AnswerGrammar,
+    reasoning_format: ReasoningFormat,
     prompt: str = "",
     variables: Mapping[str, object] | None = None,
     *,
-    begun: str = "",
+    continued_text: str = "",
 ) -> GrammarNode:
-    """The whole answer to this prompt. begun: the text of the message that it continues."""
-    mode = ReasoningParser(dialect, prompt, variables, begun=begun).mode
-    if dialect.channels is not None:
-        return _channel_messages(bound, dialect.channels, mode, goes_on=bool(begun))
-    if dialect.prefix:
+    """The whole answer to this prompt. continued_text: of the message that it continues."""
+    mode = ReasoningParser(reasoning_format, prompt, variables, continued_text=continued_text).mode
+    if reasoning_format.channels is not None:
+        return _channel_messages(
+            answer, reasoning_format.channels, mode, continues=bool(continued_text)
+        )
+    if reasoning_format.prefix:
         return SequenceNode(
-            (UntilNode("</" + dialect.prefix.removeprefix("<")), _BREAK, bound.combined())
+            (UntilNode("</" + reasoning_format.prefix.removeprefix("<")), _BREAK, answer.combined())
         )
     if mode.kind is ModeKind.REASONING:
-        return _rest_of_reasoning(bound, dialect, mode)
-    if begun or mode is dialect.modes.get(dialect.mode_from_prompt(prompt) or ""):
-        return _alternation([_without_reasoning(bound, mode)])
-    ways = [_optionally_wrapped(bound, dialect, mode)]
+        return _rest_of_reasoning(answer, reasoning_format, mode)
+    if continued_text or mode is reasoning_format.modes.get(
+        reasoning_format.mode_from_prompt(prompt) or ""
+    ):
+        return _alternation([_without_reasoning(answer, mode)])
+    ways = [_optionally_wrapped(answer, reasoning_format, mode)]
     for mark, turn in {**mode.initial_transitions, **mode.transitions}.items():
-        inner = _target_mode(dialect, turn)
+        inner = _target_mode(reasoning_format, turn)
         if inner is not None and inner.kind is ModeKind.REASONING:
             ways.append(
-                SequenceNode((LiteralNode(mark), _rest_of_reasoning(bound, dialect, inner)))
+                SequenceNode(
+                    (LiteralNode(mark), _rest_of_reasoning(answer, reasoning_format, inner))
+                )
             )
     return _alternation(ways)
 
 
-def _target_mode(dialect: ReasoningFormat, turn: ModeTransition) -> ParserMode | None:
-    return dialect.modes[turn.target] if isinstance(turn.target, str) else None
+def _target_mode(reasoning_format: ReasoningFormat, turn: ModeTransition) -> ParserMode | None:
+    return reasoning_format.modes[turn.target] if isinstance(turn.target, str) else None
 
 
 def _rest_of_reasoning(
-    bound: AnswerGrammar, dialect: ReasoningFormat, mode: ParserMode
+    answer: AnswerGrammar, reasoning_format: ReasoningFormat, mode: ParserMode
 ) -> GrammarNode:
-    """The rest of a thought, and what follows it."""
+    """The rest of the reasoning, and the answer."""
     ways = {
-        mark: _after_marker(bound, dialect, mark, turn) for mark, turn in mode.transitions.items()
+        mark: _after_marker(answer, reasoning_format, mark, turn)
+        for mark, turn in mode.transitions.items()
     }
-    for mark in bound.openers:
+    for mark in answer.openers:
         turn = ModeTransition("content", "after")
-        ways.setdefault(mark, _after_marker(bound, dialect, mark, turn))
+        ways.setdefault(mark, _after_marker(answer, reasoning_format, mark, turn))
     if len(ways) == 1:
         ((mark, way),) = ways.items()
         assert way is not None, f"nothing may follow {mark}"
@@ -108,13 +117,13 @@ def _rest_of_reasoning(
 
 
 def _after_marker(
-    bound: AnswerGrammar, dialect: ReasoningFormat, mark: str, turn: ModeTransition
+    answer: AnswerGrammar, reasoning_format: ReasoningFormat, mark: str, turn: ModeTransition
 ) -> GrammarNode | None:
-    """What may follow a mark that ends a thought; None: the mark is not allowed there."""
-    into = _target_mode(dialect, turn)
+    """The grammar after a mark that ends reasoning; None: the mark is not allowed there."""
+    into = _target_mode(reasoning_format, turn)
     if turn.keep != "after":
-        return _optionally_wrapped(bound, dialect, into, spaced=True)
-    calls = bound.calls
+        return _optionally_wrapped(answer, reasoning_format, into, spaced=True)
+    calls = answer.calls
     return (
         strip_prefix_literal(calls, mark)
         if calls is not None and starts_with_literal(calls, mark)
@@ -123,19 +132,25 @@ def _after_marker(
 
 
 def _optionally_wrapped(
-    bound: AnswerGrammar, dialect: ReasoningFormat, mode: ParserMode | None, *, spaced: bool = False
+    answer: AnswerGrammar,
+    reasoning_format: ReasoningFormat,
+    mode: ParserMode | None,
+    *,
+    spaced: bool = False,
 ) -> GrammarNode:
-    """What is bound, its content with or without the marks that a model puts around it."""
+    """The answer, its content with or without the marks that a model writes around it."""
     lead = (_BREAK,) if spaced else ()
     ways: list[GrammarNode] = [
-        SequenceNode((*lead, bound.combined())) if spaced else bound.combined()
+        SequenceNode((*lead, answer.combined())) if spaced else answer.combined()
     ]
-    if bound.content is not None and mode is not None:
+    if answer.content is not None and mode is not None:
         for mark, turn in mode.initial_transitions.items():
-            inner = _target_mode(dialect, turn)
+            inner = _target_mode(reasoning_format, turn)
             if inner is not None and inner.kind is ModeKind.CONTENT:
                 ways.append(
-                    SequenceNode((*lead, LiteralNode(mark), _wrapped_content(bound.content, inner)))
+                    SequenceNode(
+                        (*lead, LiteralNode(mark), _wrapped_content(answer.content, inner))
+                    )
                 )
     return _alternation(ways)
 
@@ -147,71 +162,71 @@ def _wrapped_content(content: GrammarNode, mode: ParserMode) -> GrammarNode:
     )
 
 
-def _without_reasoning(bound: AnswerGrammar, mode: ParserMode) -> GrammarNode:
-    """After a prompt that excludes thoughts. It may have opened marks around the content."""
+def _without_reasoning(answer: AnswerGrammar, mode: ParserMode) -> GrammarNode:
+    """After a prompt that excludes reasoning. It may have opened marks around the content."""
     wraps = [mark for mark, turn in mode.transitions.items() if turn.target == "rest"]
-    if bound.content is None or not wraps:
-        return bound.combined()
+    if answer.content is None or not wraps:
+        return answer.combined()
     end = RepeatNode(
         SequenceNode((_BREAK, _alternation([LiteralNode(mark) for mark in wraps]))),
         min_count=0,
         max_count=1,
     )
-    content = SequenceNode((bound.content, end))
-    return content if bound.calls is None else AlternationNode((content, bound.calls))
+    content = SequenceNode((answer.content, end))
+    return content if answer.calls is None else AlternationNode((content, answer.calls))
 
 
 def _channel_messages(
-    bound: AnswerGrammar, how: ChannelMarkup, mode: ParserMode, *, goes_on: bool
+    answer: AnswerGrammar, markup: ChannelMarkup, mode: ParserMode, *, continues: bool
 ) -> GrammarNode:
-    """An answer of several messages: thoughts, then one of content or calls."""
+    """An answer of several messages: reasoning, then one of content or calls."""
     content = None
-    if bound.content is not None:
-        content = SequenceNode((LiteralNode(how.content), bound.content))
-    calls = bound.calls
-    if calls is not None and how.call[0]:
-        before, after = how.call
-        headers = [LiteralNode(f"{before}{name}{after}") for name in bound.functions]
+    if answer.content is not None:
+        content = SequenceNode((LiteralNode(markup.content), answer.content))
+    calls = answer.calls
+    if calls is not None and markup.call[0]:
+        before, after = markup.call
+        headers = [LiteralNode(f"{before}{name}{after}") for name in answer.functions]
         calls = SequenceNode((_alternation(headers), calls))
     last = AnswerGrammar(content, calls).combined()
     thought = SequenceNode(
-        (LiteralNode(how.reasoning), UntilNode(how.end), LiteralNode(how.next_message))
+        (LiteralNode(markup.reasoning), UntilNode(markup.end), LiteralNode(markup.next_message))
     )
-    answer = SequenceNode((RepeatNode(thought, min_count=0), last))
+    messages = SequenceNode((RepeatNode(thought, min_count=0), last))
     if mode.kind is ModeKind.REASONING:
-        return SequenceNode((UntilNode(how.end), LiteralNode(how.next_message), answer))
-    if goes_on and bound.content is not None:
-        return bound.content
-    return answer
+        return SequenceNode((UntilNode(markup.end), LiteralNode(markup.next_message), messages))
+    if continues and answer.content is not None:
+        return answer.content
+    return messages
 
 
 def _alternation(parts: Sequence[GrammarNode]) -> GrammarNode:
     return parts[0] if len(parts) == 1 else AlternationNode(tuple(parts))
 
 
-# -- how long -------------------------------------------------------------------------------------
+# -- budgets --------------------------------------------------------------------------------------
 
 
 def thinking_budget(
     budget: int,
-    dialect: ReasoningFormat,
+    reasoning_format: ReasoningFormat,
     encode: Callable[[str], Sequence[int]],
     prompt: str = "",
     variables: Mapping[str, object] | None = None,
     *,
-    begun: str = "",
+    continued_text: str = "",
 ) -> ThinkingBudget | None:
-    """The budget in tokens of this model. None: the format has no marks of thoughts."""
-    mode = ReasoningParser(dialect, prompt, variables, begun=begun).mode
-    if dialect.channels is not None:
-        begin, end = dialect.channels.reasoning, dialect.channels.end
-    elif dialect.prefix:
-        begin, end = dialect.prefix, "</" + dialect.prefix.removeprefix("<")
+    """The budget with this model's tokens. None: the format has no marks of reasoning."""
+    mode = ReasoningParser(reasoning_format, prompt, variables, continued_text=continued_text).mode
+    if reasoning_format.channels is not None:
+        begin, end = reasoning_format.channels.reasoning, reasoning_format.channels.end
+    elif reasoning_format.prefix:
+        begin, end = reasoning_format.prefix, "</" + reasoning_format.prefix.removeprefix("<")
         return ThinkingBudget(budget, tuple(encode(end)), None)
     elif mode.kind is ModeKind.REASONING:
         begin, end = "", _end_marker(mode)
     else:
-        pairs = list(_reasoning_markers(dialect, mode))
+        pairs = list(_reasoning_markers(reasoning_format, mode))
         if not pairs:
             return None
         begin, end = min(pairs, key=lambda pair: len(encode(pair[0])))
@@ -219,15 +234,17 @@ def thinking_budget(
     return ThinkingBudget(budget, tuple(encode(end)), None if within else tuple(encode(begin)))
 
 
-def _reasoning_markers(dialect: ReasoningFormat, mode: ParserMode) -> list[tuple[str, str]]:
+def _reasoning_markers(
+    reasoning_format: ReasoningFormat, mode: ParserMode
+) -> list[tuple[str, str]]:
     found = []
     for mark, turn in {**mode.initial_transitions, **mode.transitions}.items():
-        inner = _target_mode(dialect, turn)
+        inner = _target_mode(reasoning_format, turn)
         if inner is not None and inner.kind is ModeKind.REASONING:
             found.append((mark, _end_marker(inner)))
     return found
 
 
 def _end_marker(mode: ParserMode) -> str:
-    """The mark that ends a thought."""
+    """The mark that ends reasoning."""
     return next(mark for mark, turn in mode.transitions.items() if turn.keep != "after")

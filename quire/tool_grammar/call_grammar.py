@@ -2,7 +2,7 @@
 
     calls      one or more calls, and no other text         tool_choice required, or a function
     among      text in which any call is one of these       strict functions under tool_choice auto
-    listed     calls as a JSON list                         where a format has no form for them
+    listed     calls as a JSON list                         where a format cannot express them
     arguments  the arguments of one function, bare JSON     the same, for a function that was named
 
 quire.text.tools and quire.text.output.json_tool_parser parse the text.
@@ -57,28 +57,28 @@ _ANY_KEY = RegexNode("[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def calls_grammar(
-    dialect: ToolFormat,
+    tool_format: ToolFormat,
     tools: Sequence[Tool],
     *,
-    most: int | None = None,
-    ends: Collection[str] = (),
+    max_calls: int | None = None,
+    eos_texts: Collection[str] = (),
 ) -> GrammarNode:
-    """One or more calls. Raises Inexpressible if the dialect has no way to write some of them.
+    """One or more calls. Raises InexpressibleSchema if the format cannot express some of them.
 
-    ends: texts of tokens with which this model ends any text. Where calls end in one, it is not
-    part of the form: the end follows anyway, behind one call.
+    eos_texts: texts of this model's end tokens. Where calls end in one, it is not part of the
+    grammar: the end of the answer follows in any case, after one call.
     """
-    how = dialect.template
-    each = [call_grammar(dialect, tool) for tool in tools]
-    if not how.after and call_frame(dialect, "").end in ends:
+    template = tool_format.template
+    each = [call_grammar(tool_format, tool) for tool in tools]
+    if not template.after and call_frame(tool_format, "").end in eos_texts:
         return _alternation([SequenceNode(one.parts[:-1]) for one in each])
-    return _repeated_calls(dialect, each, most)
+    return _repeated_calls(tool_format, each, max_calls)
 
 
 def _repeated_calls(
-    dialect: ToolFormat,
+    tool_format: ToolFormat,
     each: Sequence[SequenceNode],
-    most: int | None,
+    max_calls: int | None,
     lead: Sequence[GrammarNode] = (),
 ) -> GrammarNode:
     """One or more of them. lead: what may come before the first.
@@ -86,18 +86,18 @@ def _repeated_calls(
     Text between two is joined to the second, and text before all to the first: lexers
     of backends do not come back from where one mark could have ended to take it for another.
     """
-    how = dialect.template
-    first = [SequenceNode((*lead, *_literal_nodes(how.before), *one.parts)) for one in each]
-    later = [SequenceNode((*_literal_nodes(how.between), *one.parts)) for one in each]
-    more = RepeatNode(_alternation(later), "", 0, most and most - 1)
+    template = tool_format.template
+    first = [SequenceNode((*lead, *_literal_nodes(template.before), *one.parts)) for one in each]
+    later = [SequenceNode((*_literal_nodes(template.between), *one.parts)) for one in each]
+    more = RepeatNode(_alternation(later), "", 0, max_calls and max_calls - 1)
     return SequenceNode(
-        (_alternation(first), *([] if most == 1 else [more]), *_literal_nodes(how.after))
+        (_alternation(first), *([] if max_calls == 1 else [more]), *_literal_nodes(template.after))
     )
 
 
-def json_list_grammar(tools: Sequence[Tool], *, most: int | None = None) -> GrammarNode:
+def json_list_grammar(tools: Sequence[Tool], *, max_calls: int | None = None) -> GrammarNode:
     """Calls as a JSON list, whatever the model's own way is."""
-    return calls_grammar(JSON_LIST_FORMAT, tools, most=most)
+    return calls_grammar(JSON_LIST_FORMAT, tools, max_calls=max_calls)
 
 
 def arguments_node(tool: Tool) -> JsonNode:
@@ -110,17 +110,17 @@ def _owner(tool: Tool) -> str:
     return f"the function {tool.name:.64}"
 
 
-def call_grammar(dialect: ToolFormat, tool: Tool) -> SequenceNode:
+def call_grammar(tool_format: ToolFormat, tool: Tool) -> SequenceNode:
     """One call of one function."""
-    how = dialect.template
-    if not how.name_in_json and not _NAME.fullmatch(tool.name):
+    template = tool_format.template
+    if not template.name_in_json and not _NAME.fullmatch(tool.name):
         raise InexpressibleSchema(f"the name {tool.name!r:.80}")
-    around_it = call_frame(dialect, tool.name, _INDEX_PLACEHOLDER)
+    around_it = call_frame(tool_format, tool.name, _INDEX_PLACEHOLDER)
     return SequenceNode(
         (
             *_literal_nodes(around_it.begin),
             map_json(
-                _arguments_grammar(dialect, tool), lambda one: replace(one, owner=_owner(tool))
+                _arguments_grammar(tool_format, tool), lambda one: replace(one, owner=_owner(tool))
             ),
             *_literal_nodes(around_it.end),
         )
@@ -128,7 +128,7 @@ def call_grammar(dialect: ToolFormat, tool: Tool) -> SequenceNode:
 
 
 def _literal_nodes(text: str) -> Iterator[GrammarNode]:
-    """The text, with a number where the place of a call belongs."""
+    """The text, with a number in place of the index of a call."""
     for i, part in enumerate(text.split(_INDEX_PLACEHOLDER)):
         if i:
             yield _NUMBER
@@ -143,20 +143,22 @@ def _alternation(parts: Sequence[GrammarNode]) -> GrammarNode:
 # -- arguments ------------------------------------------------------------------------------------
 
 
-def _arguments_grammar(dialect: ToolFormat, tool: Tool) -> GrammarNode:
-    how = dialect.template
-    if how.notation == "json":
+def _arguments_grammar(tool_format: ToolFormat, tool: Tool) -> GrammarNode:
+    template = tool_format.template
+    if template.notation == "json":
         return arguments_node(tool)
-    if how.notation in ("params", "elements"):
-        return _tagged_arguments(dialect, tool)
-    literals = LiteralNotation(how, tool.parameters)
-    if how.notation == "braces":
+    if template.notation in ("params", "elements"):
+        return _tagged_arguments(tool_format, tool)
+    literals = LiteralNotation(template, tool.parameters)
+    if template.notation == "braces":
         return literals.to_grammar(arguments_schema(tool.parameters))
-    return _keyword_arguments(tool, how, literals)
+    return _keyword_arguments(tool, template, literals)
 
 
-def _keyword_arguments(tool: Tool, how: CallTemplate, literals: LiteralNotation) -> GrammarNode:
-    """Arguments as Python has them: k='v', n=1."""
+def _keyword_arguments(
+    tool: Tool, template: CallTemplate, literals: LiteralNotation
+) -> GrammarNode:
+    """Arguments in Python's notation: k='v', n=1."""
     if not _IDENTIFIER.fullmatch(tool.name):
         raise InexpressibleSchema(f"the name {tool.name!r:.80}")
     wanted = function_parameters(tool.parameters)
@@ -164,7 +166,7 @@ def _keyword_arguments(tool: Tool, how: CallTemplate, literals: LiteralNotation)
     for one in wanted.named:
         if not _IDENTIFIER.fullmatch(one.name):
             raise InexpressibleSchema(f"the parameter {one.name!r:.80}")
-        begin, end = param_frame(how, one.name, text=False)
+        begin, end = param_frame(template, one.name, text=False)
         items.append(
             (
                 SequenceNode(
@@ -174,10 +176,10 @@ def _keyword_arguments(tool: Tool, how: CallTemplate, literals: LiteralNotation)
             )
         )
     if items or wanted.additional is None:
-        return ordered_grammar(items, how.param_between)
-    begin, end = param_frame(how, _INDEX_PLACEHOLDER, text=False)
+        return ordered_grammar(items, template.param_between)
+    begin, end = param_frame(template, _INDEX_PLACEHOLDER, text=False)
     any_one = _with_key(begin, literals.to_grammar(wanted.additional), end)
-    return RepeatNode(any_one, how.param_between, 0)
+    return RepeatNode(any_one, template.param_between, 0)
 
 
 def _with_key(begin: str, value: GrammarNode, end: str) -> GrammarNode:
@@ -187,18 +189,20 @@ def _with_key(begin: str, value: GrammarNode, end: str) -> GrammarNode:
     )
 
 
-def _tagged_arguments(dialect: ToolFormat, tool: Tool) -> GrammarNode:
+def _tagged_arguments(tool_format: ToolFormat, tool: Tool) -> GrammarNode:
     """Arguments between tags, in the order in which they are declared."""
-    how, ends = dialect.template, _value_ends(dialect)
+    template, ends = tool_format.template, _value_ends(tool_format)
     wanted = function_parameters(tool.parameters)
-    items = [(_param(how, ends, tool, one), one.required) for one in wanted.named]
+    items = [(_param(template, ends, tool, one), one.required) for one in wanted.named]
     if items or wanted.additional is None:
-        return ordered_grammar(items, how.param_between)
-    return RepeatNode(_any_param(how, ends, tool, wanted.additional), how.param_between, 0)
+        return ordered_grammar(items, template.param_between)
+    return RepeatNode(
+        _any_param(template, ends, tool, wanted.additional), template.param_between, 0
+    )
 
 
-def _any_param(how: CallTemplate, ends: _ValueEnds, tool: Tool, schema: object) -> GrammarNode:
-    place = _value_slot(how, ends, tool, _INDEX_PLACEHOLDER)
+def _any_param(template: CallTemplate, ends: _ValueEnds, tool: Tool, schema: object) -> GrammarNode:
+    place = _value_slot(template, ends, tool, _INDEX_PLACEHOLDER)
     if place.after.count(_INDEX_PLACEHOLDER):
         raise InexpressibleSchema("parameters of any name")
     head, before = place.before.split(_INDEX_PLACEHOLDER)
@@ -207,19 +211,21 @@ def _any_param(how: CallTemplate, ends: _ValueEnds, tool: Tool, schema: object) 
     return SequenceNode((LiteralNode(head), _ANY_KEY, value))
 
 
-def _param(how: CallTemplate, ends: _ValueEnds, tool: Tool, one: FunctionParameter) -> GrammarNode:
+def _param(
+    template: CallTemplate, ends: _ValueEnds, tool: Tool, one: FunctionParameter
+) -> GrammarNode:
     if one.name != one.name.strip().strip("\"'") or re.search(r'[<>"\s]', one.name):
         raise InexpressibleSchema(f"the parameter {one.name!r:.80}")
     try:
-        return _value_slot(how, ends, tool, one.name).to_grammar(one.schema, tool.parameters)
+        return _value_slot(template, ends, tool, one.name).to_grammar(one.schema, tool.parameters)
     except InexpressibleSchema as error:
         raise InexpressibleSchema(f"the parameter {one.name!r}: {error}") from None
 
 
-def _value_slot(how: CallTemplate, ends: _ValueEnds, tool: Tool, key: str) -> TaggedValue:
+def _value_slot(template: CallTemplate, ends: _ValueEnds, tool: Tool, key: str) -> TaggedValue:
     """The place of a parameter's value."""
-    begin, end = param_frame(how, key, text=True)
-    typed = param_frame(how, key, text=False) if how.json_attribute else None
+    begin, end = param_frame(template, key, text=True)
+    typed = param_frame(template, key, text=False) if template.json_attribute else None
     return TaggedValue(begin, end, ends.close, ends.barred, schema_types(tool, key), typed)
 
 
@@ -232,10 +238,10 @@ class _ValueEnds:
     """Those that must not be in a text, because the parser takes them for a forgotten `close`."""
 
 
-def _value_ends(dialect: ToolFormat) -> _ValueEnds:
-    end = dialect.template.param.partition("«value»")[2]
-    for form in dialect.syntaxes:
-        for step in _steps(form.steps):
+def _value_ends(tool_format: ToolFormat) -> _ValueEnds:
+    end = tool_format.template.param.partition("«value»")[2]
+    for syntax in tool_format.syntaxes:
+        for step in _steps(syntax.steps):
             if isinstance(step, ElementsStep):
                 return _ValueEnds(f"{step.prefix}<", ())
             if isinstance(step, ParamsStep) and step.value_close in end:
@@ -258,70 +264,74 @@ def _steps(steps: Sequence[SyntaxStep]) -> Iterator[SyntaxStep]:
 
 
 def text_with_calls_grammar(
-    dialect: ToolFormat, tools: Sequence[Tool], *, only_first: bool = False
+    tool_format: ToolFormat, tools: Sequence[Tool], *, only_first: bool = False
 ) -> GrammarNode:
-    """Any text; where a call begins in it, it is one of these, as its function declares it.
+    """Any text, in which every call is one of these, with arguments as declared.
 
-    only_first: one call, and nothing follows it. Raises Inexpressible.
+    only_first: one call, and nothing follows it. Raises InexpressibleSchema.
     """
-    if any(form.reread_chars for form in dialect.syntaxes if form.bare):
-        lines, text = _non_call_lines(dialect)
-        each = [call_grammar(dialect, tool) for tool in tools]
+    if any(syntax.reread_chars for syntax in tool_format.syntaxes if syntax.bare):
+        lines, text = _non_call_lines(tool_format)
+        each = [call_grammar(tool_format, tool) for tool in tools]
         return AlternationNode(
-            (text, _repeated_calls(dialect, each, 1 if only_first else None, [lines]))
+            (text, _repeated_calls(tool_format, each, 1 if only_first else None, [lines]))
         )
-    marks = [mark for form in dialect.syntaxes for mark in form.begin]
-    begin = _call_prefix(dialect, tools[0])
+    marks = [mark for syntax in tool_format.syntaxes for mark in syntax.begin]
+    begin = _call_prefix(tool_format, tools[0])
     mark = next((one for one in marks if begin.startswith(one)), None)
     if mark is None:
         raise InexpressibleSchema("calls that no mark begins")
-    last = only_first or not _has_closing_literal(dialect)
-    inner: GrammarNode = _alternation([call_grammar(dialect, tool) for tool in tools])
-    if dialect.template.before or last:
-        inner = calls_grammar(dialect, tools, most=1 if only_first else None)
+    last = only_first or not _has_closing_literal(tool_format)
+    inner: GrammarNode = _alternation([call_grammar(tool_format, tool) for tool in tools])
+    if tool_format.template.before or last:
+        inner = calls_grammar(tool_format, tools, max_calls=1 if only_first else None)
     return TaggedTextNode(
         tuple(marks), (TagNode(mark, strip_prefix_literal(inner, mark), ""),), only_first=last
     )
 
 
-def _has_closing_literal(dialect: ToolFormat) -> bool:
-    """Calls end in a mark. Where they do not, what follows could be read as more of them."""
-    end = (call_frame(dialect, "").end + dialect.template.after).rstrip()
+def _has_closing_literal(tool_format: ToolFormat) -> bool:
+    """Whether calls end in a literal; else text after one could be parsed as more calls."""
+    end = (call_frame(tool_format, "").end + tool_format.template.after).rstrip()
     return any(
-        end.endswith(mark) for form in dialect.syntaxes for mark in closing_literals(form.steps)
+        end.endswith(mark)
+        for syntax in tool_format.syntaxes
+        for mark in closing_literals(syntax.steps)
     )
 
 
-def _call_prefix(dialect: ToolFormat, tool: Tool) -> str:
-    return dialect.template.before + call_frame(dialect, tool.name, _INDEX_PLACEHOLDER).begin
+def _call_prefix(tool_format: ToolFormat, tool: Tool) -> str:
+    return (
+        tool_format.template.before + call_frame(tool_format, tool.name, _INDEX_PLACEHOLDER).begin
+    )
 
 
-def starts_with_literal(form: GrammarNode, mark: str) -> bool:
-    """Whether all that the form allows begins with this text."""
-    match form:
+def starts_with_literal(node: GrammarNode, mark: str) -> bool:
+    """Whether every text of the grammar begins with this one."""
+    match node:
         case LiteralNode():
-            return form.text.startswith(mark)
+            return node.text.startswith(mark)
         case SequenceNode():
-            return bool(form.parts) and starts_with_literal(form.parts[0], mark)
+            return bool(node.parts) and starts_with_literal(node.parts[0], mark)
         case AlternationNode():
-            return all(starts_with_literal(part, mark) for part in form.parts)
+            return all(starts_with_literal(part, mark) for part in node.parts)
         case RepeatNode():
-            return form.min_count == form.max_count == 1 and starts_with_literal(form.part, mark)
+            return node.min_count == node.max_count == 1 and starts_with_literal(node.part, mark)
     return False
 
 
-def strip_prefix_literal(form: GrammarNode, mark: str) -> GrammarNode:
-    """The form behind a text that it begins with."""
-    match form:
-        case LiteralNode() if form.text.startswith(mark):
-            return LiteralNode(form.text[len(mark) :]) if form.text != mark else SequenceNode(())
+def strip_prefix_literal(node: GrammarNode, mark: str) -> GrammarNode:
+    """The grammar after a text with which it begins."""
+    match node:
+        case LiteralNode() if node.text.startswith(mark):
+            return LiteralNode(node.text[len(mark) :]) if node.text != mark else SequenceNode(())
         case SequenceNode():
-            return SequenceNode((strip_prefix_literal(form.parts[0], mark), *form.parts[1:]))
+            return SequenceNode((strip_prefix_literal(node.parts[0], mark), *node.parts[1:]))
         case AlternationNode():
-            return AlternationNode(tuple(strip_prefix_literal(part, mark) for part in form.parts))
-        case RepeatNode() if form.min_count == form.max_count == 1:
-            return strip_prefix_literal(form.part, mark)
-    raise AssertionError(f"{form} does not begin with {mark!r}")
+            return AlternationNode(tuple(strip_prefix_literal(part, mark) for part in node.parts))
+        case RepeatNode() if node.min_count == node.max_count == 1:
+            return strip_prefix_literal(node.part, mark)
+    raise AssertionError(f"{node} does not begin with {mark!r}")
 
 
 _CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
@@ -329,7 +339,7 @@ _CALL_SECONDS = {"{": "\"' \t\r\n", "[": "{ \t\r\n"}
 """Characters after a bracket with which a call may begin."""
 
 
-def _non_call_lines(dialect: ToolFormat) -> tuple[RegexNode, RegexNode]:
+def _non_call_lines(tool_format: ToolFormat) -> tuple[RegexNode, RegexNode]:
     """Lines without the beginning of a call: some that a call may follow, and a whole text.
 
     Of an opening literal that counts anywhere not even two characters may be in the text; of one
@@ -337,9 +347,9 @@ def _non_call_lines(dialect: ToolFormat) -> tuple[RegexNode, RegexNode]:
     """
     seconds: dict[str, set[str]] = {}
     starts: set[str] = set()
-    for form in dialect.syntaxes:
-        for mark in form.begin:
-            if form.bare and not form.inline:
+    for syntax in tool_format.syntaxes:
+        for mark in syntax.begin:
+            if syntax.bare and not syntax.inline:
                 starts.add(mark[0])
             else:
                 after = mark[1] if len(mark) > 1 else _CALL_SECONDS[mark]
@@ -364,5 +374,5 @@ def _non_call_lines(dialect: ToolFormat) -> tuple[RegexNode, RegexNode]:
 
 
 def _char_set(chars: Iterable[str]) -> str:
-    """As they are written in a class of characters."""
+    """The characters, escaped for a character class."""
     return "".join(_CONTROLS.get(char) or re.escape(char) for char in sorted(set(chars)))

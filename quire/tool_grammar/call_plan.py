@@ -34,9 +34,9 @@ ToolDefinitions = Sequence[Mapping[str, object]]
 class ToolCallPlan:
     """How the calls of one answer are forced and parsed.
 
-    bound: the form of the answer without reasoning; None: it is free. own, listed, named: the
-    parser of its calls: that of the model, of a plain list, or of one function's arguments; none of
-    them: all of it is content.
+    answer: the grammar of the answer without reasoning; None: it has none. Its calls are parsed in
+    the model's format (parser_factory), as a JSON list (as_json_list), or as the arguments of one
+    function; with none of these all of it is content.
     """
 
     answer: AnswerGrammar | None = None
@@ -47,7 +47,7 @@ class ToolCallPlan:
 
     @property
     def parses_calls(self) -> bool:
-        """Calls are read."""
+        """Whether calls are parsed."""
         return self.parser_factory is not None or self.as_json_list or self.function is not None
 
     @property
@@ -57,7 +57,7 @@ class ToolCallPlan:
         return {} if tool_format is None else call_openers(tool_format, tools_by_name(self.tools))
 
     def parser(self) -> StreamingParser | None:
-        """A reader of the calls of one answer; None: its text is content."""
+        """A parser of the calls of one answer; None: its text is content."""
         if self.function is not None:
             return JsonArgumentsParser(self.function)
         if self.as_json_list:
@@ -66,20 +66,23 @@ class ToolCallPlan:
 
 
 def plan_tool_calls(
-    chosen: ToolParserFactory | None,
+    parser_factory: ToolParserFactory | None,
     tools: ToolDefinitions,
     choice: ToolChoicePolicy,
     *,
     parallel: bool = True,
-    ends: Collection[str] = (),
+    eos_texts: Collection[str] = (),
     content: GrammarNode | None = None,
 ) -> ToolCallPlan:
-    """The plan of one request. chosen: the parser of the model. ends: texts of its end tokens.
+    """Plan the calls of one request.
 
-    content: the form of the answer's own text. Raises RequestError for strict functions that the
-    format cannot express.
+    parser_factory: of the model's format. eos_texts: texts of the model's end tokens. content: the
+    grammar of the answer's text. Raises RequestError for strict functions that the format cannot
+    express.
     """
-    plan = _plan(chosen, tools, choice, parallel=parallel, ends=ends, content=content)
+    plan = _plan(
+        parser_factory, tools, choice, parallel=parallel, eos_texts=eos_texts, content=content
+    )
     if plan.answer is None:
         return plan
     functions = tuple(tool.name for tool in callable_tools(tools, choice)) if tools else ()
@@ -88,25 +91,29 @@ def plan_tool_calls(
 
 
 def _plan(
-    chosen: ToolParserFactory | None,
+    parser_factory: ToolParserFactory | None,
     tools: ToolDefinitions,
     choice: ToolChoicePolicy,
     *,
     parallel: bool,
-    ends: Collection[str],
+    eos_texts: Collection[str],
     content: GrammarNode | None,
 ) -> ToolCallPlan:
-    free = None if content is None else AnswerGrammar(content)
+    content_only = None if content is None else AnswerGrammar(content)
     if choice.mode == "none" or not tools:
-        return ToolCallPlan(free)
-    most = None if parallel else 1
+        return ToolCallPlan(content_only)
+    max_calls = None if parallel else 1
     if choice.is_required:
-        return _plan_required(chosen, tools, choice, most, ends)
-    if chosen is None:
-        return ToolCallPlan(free)
+        return _plan_required(parser_factory, tools, choice, max_calls, eos_texts)
+    if parser_factory is None:
+        return ToolCallPlan(content_only)
     if content is None and choice.allowed is None and not strict_names(tools):
-        return ToolCallPlan(None, tools, chosen)
-    return ToolCallPlan(_plan_auto(chosen, tools, choice, most, ends, content), tools, chosen)
+        return ToolCallPlan(None, tools, parser_factory)
+    return ToolCallPlan(
+        _plan_auto(parser_factory, tools, choice, max_calls, eos_texts, content),
+        tools,
+        parser_factory,
+    )
 
 
 def callable_tools(tools: ToolDefinitions, choice: ToolChoicePolicy) -> list[Tool]:
@@ -126,19 +133,21 @@ def strict_names(tools: ToolDefinitions) -> frozenset[str]:
 
 
 def _plan_required(
-    chosen: ToolParserFactory | None,
+    parser_factory: ToolParserFactory | None,
     tools: ToolDefinitions,
     choice: ToolChoicePolicy,
-    most: int | None,
-    ends: Collection[str],
+    max_calls: int | None,
+    eos_texts: Collection[str],
 ) -> ToolCallPlan:
-    """Nothing but calls."""
+    """The answer is calls only."""
     functions = callable_tools(tools, choice)
-    most = 1 if choice.function is not None else most
+    max_calls = 1 if choice.function is not None else max_calls
     try:
-        if chosen is not None and chosen.format is not None:
-            form = call_grammar.calls_grammar(chosen.format, functions, most=most, ends=ends)
-            return ToolCallPlan(AnswerGrammar(None, form), tools, chosen)
+        if parser_factory is not None and parser_factory.format is not None:
+            grammar = call_grammar.calls_grammar(
+                parser_factory.format, functions, max_calls=max_calls, eos_texts=eos_texts
+            )
+            return ToolCallPlan(AnswerGrammar(None, grammar), tools, parser_factory)
     except InexpressibleSchema:
         pass  # plain JSON can express everything
     if choice.function is not None:
@@ -148,52 +157,57 @@ def _plan_required(
             function=choice.function,
         )
     return ToolCallPlan(
-        AnswerGrammar(None, call_grammar.json_list_grammar(functions, most=most)),
+        AnswerGrammar(None, call_grammar.json_list_grammar(functions, max_calls=max_calls)),
         tools,
         as_json_list=True,
     )
 
 
 def _plan_auto(
-    chosen: ToolParserFactory,
+    parser_factory: ToolParserFactory,
     tools: ToolDefinitions,
     choice: ToolChoicePolicy,
-    most: int | None,
-    ends: Collection[str],
+    max_calls: int | None,
+    eos_texts: Collection[str],
     content: GrammarNode | None,
 ) -> AnswerGrammar:
-    """Text, or calls, or text with calls in it."""
-    dialect = chosen.format
-    if dialect is None:
-        message = f"the tool parser {chosen.name!r} has no format of calls"
+    """The answer is text, calls, or text with calls."""
+    tool_format = parser_factory.format
+    if tool_format is None:
+        message = f"the tool parser {parser_factory.name!r} has no format of calls"
         raise RequestError(f"{message}, so they cannot be bound to schemas", param="tools")
     strict = strict_names(tools)
     functions = [
-        _expressible_tool(dialect, tool, tool.name in strict)
+        _expressible_tool(tool_format, tool, tool.name in strict)
         for tool in callable_tools(tools, choice)
     ]
-    if content is None and not dialect.channels:
+    if content is None and not tool_format.channels:
         try:
-            text = call_grammar.text_with_calls_grammar(dialect, functions, only_first=most == 1)
+            text = call_grammar.text_with_calls_grammar(
+                tool_format, functions, only_first=max_calls == 1
+            )
             return AnswerGrammar(None, text, is_unconstrained=True)
         except InexpressibleSchema as error:
-            raise _inexpressible_error(dialect, str(error)) from None
+            raise _inexpressible_error(tool_format, str(error)) from None
     return AnswerGrammar(
-        content or ANY_TEXT, call_grammar.calls_grammar(dialect, functions, most=most, ends=ends)
+        content or ANY_TEXT,
+        call_grammar.calls_grammar(
+            tool_format, functions, max_calls=max_calls, eos_texts=eos_texts
+        ),
     )
 
 
-def _expressible_tool(dialect: ToolFormat, tool: Tool, strict: bool) -> Tool:
-    """The function, or if it need not be strict and cannot be one of any arguments."""
+def _expressible_tool(tool_format: ToolFormat, tool: Tool, strict: bool) -> Tool:
+    """The function; one that is not strict and cannot be expressed, with any arguments."""
     try:
-        call_grammar.call_grammar(dialect, tool)
+        call_grammar.call_grammar(tool_format, tool)
     except InexpressibleSchema as error:
         if strict:
-            raise _inexpressible_error(dialect, f"of {tool.name!r}: {error}") from None
+            raise _inexpressible_error(tool_format, f"of {tool.name!r}: {error}") from None
         return Tool(tool.name)
     return tool
 
 
-def _inexpressible_error(dialect: ToolFormat, what: str) -> RequestError:
-    message = f"strict: calls in the dialect {dialect.name!r} cannot be bound to {what}"
+def _inexpressible_error(tool_format: ToolFormat, what: str) -> RequestError:
+    message = f"strict: calls in the format {tool_format.name!r} cannot be bound to {what}"
     return RequestError(f"{message}; leave strict out, or force the call", param="tools")

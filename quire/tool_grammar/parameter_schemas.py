@@ -23,12 +23,12 @@ _DEFINITION_KEYWORDS = ("$defs", "definitions")
 
 
 class InexpressibleSchema(Exception):
-    """The dialect has no way to write all that this schema allows, and nothing else."""
+    """The format cannot express exactly what this schema allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionParameter:
-    """One of a function's."""
+    """A parameter of a function."""
 
     name: str
     schema: object
@@ -37,7 +37,7 @@ class FunctionParameter:
 
 @dataclass(frozen=True, slots=True)
 class FunctionParameters:
-    """What a function takes. rest: the schema of any other; None if there are no others."""
+    """Parameters of a function. additional: the schema of any other; None: there are no others."""
 
     named: tuple[FunctionParameter, ...]
     additional: object | None
@@ -60,7 +60,7 @@ def arguments_schema(schema: JsonSchema) -> dict[str, object]:
 
 
 def function_parameters(root: JsonSchema) -> FunctionParameters:
-    """The parameters one by one. Raises Inexpressible where the schema has more than that."""
+    """The parameters one by one. Raises InexpressibleSchema for schemas with other keywords."""
     schema = resolve_schema(arguments_schema(root), root)
     if schema.get("type") not in ("object", ["object"], None):
         raise InexpressibleSchema("arguments that are no object")
@@ -113,7 +113,7 @@ def assertion_keywords(schema: JsonSchema) -> set[str]:
 
 
 def resolve_schema(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
-    """The schema without references and wrappings around all of it. Raises Inexpressible."""
+    """The schema without references and wrappings around all of it. Raises InexpressibleSchema."""
     for _ in range(32):
         inner = _unwrap(schema, root)
         if inner is None:
@@ -123,7 +123,7 @@ def resolve_schema(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
 
 
 def _unwrap(schema: JsonSchema, root: JsonSchema) -> JsonSchema | None:
-    """What the schema is only a word for."""
+    """The schema that this one stands for; None: it stands for itself."""
     words = assertion_keywords(schema)
     if "$ref" in words:
         if words - {"$ref", "type"}:

@@ -27,61 +27,61 @@ class PromptConstraints:
 
 
 def answer_grammar(
-    bound: AnswerGrammar | None,
-    readers: AnswerParserFactory | None,
-    began: PromptTail,
-    house: StructuredDefaults,
+    answer: AnswerGrammar | None,
+    parsers: AnswerParserFactory | None,
+    tail: PromptTail,
+    defaults: StructuredDefaults,
 ) -> GrammarNode | None:
-    """The form of whole answers, reasoning included, written as the house has it."""
-    if bound is None:
+    """The grammar of whole answers, reasoning included; None: there is none."""
+    if answer is None:
         return None
-    form = _answer_grammar(bound, None if house.enable_in_reasoning else readers, began)
-    if house.disable_any_whitespace:
-        form = map_json(form, lambda node: replace(node, whitespace=False))
-    return form
+    node = _answer_grammar(answer, None if defaults.enable_in_reasoning else parsers, tail)
+    if defaults.disable_any_whitespace:
+        node = map_json(node, lambda one: replace(one, whitespace=False))
+    return node
 
 
 def _answer_grammar(
-    bound: AnswerGrammar, readers: AnswerParserFactory | None, began: PromptTail
+    answer: AnswerGrammar, parsers: AnswerParserFactory | None, tail: PromptTail
 ) -> GrammarNode:
-    reasoning = None if readers is None else readers.reasoning
+    reasoning = None if parsers is None else parsers.reasoning
     if (
         reasoning is None
-        and readers is not None
-        and bound.is_unconstrained
-        and _may_reason(readers.tokenizer)
+        and parsers is not None
+        and answer.is_unconstrained
+        and _may_reason(parsers.tokenizer)
     ):
         reasoning = qwen3.FORMAT
     if reasoning is None:
-        return bound.combined()
+        return answer.combined()
     return answer_with_reasoning(
-        bound, reasoning, began.prompt, began.variables, begun=began.continued_text
+        answer, reasoning, tail.prompt, tail.variables, continued_text=tail.continued_text
     )
 
 
 def _may_reason(tokenizer: Tokenizer) -> bool:
-    """Whether free text of the model may contain thoughts that are not parsed: their
-    marks are tokens, which forms never allow unless they name them."""
+    """Whether text of the model may contain reasoning that is not parsed: its marks are tokens,
+    which grammars allow only by name."""
     return len(tokenizer.encode("<think>", add_special_tokens=False)) == 1
 
 
 def build_thinking_budget(
-    tokens: int | None, readers: AnswerParserFactory | None, began: PromptTail
+    tokens: int | None, parsers: AnswerParserFactory | None, tail: PromptTail
 ) -> ThinkingBudget | None:
-    """How long answers may think; None: as long as they like. Raises RequestError."""
+    """The budget of reasoning tokens; None: no limit. Raises RequestError."""
     if tokens is None:
         return None
-    if readers is None or readers.reasoning is None:
+    if parsers is None or parsers.reasoning is None:
         message = "thinking_token_budget needs a reasoning parser"
         raise RequestError(f"{message} (--reasoning-parser)", param="thinking_token_budget")
-    tokenizer = readers.tokenizer
+    tokenizer = parsers.tokenizer
 
     def ids(mark: str) -> list[int]:
         return tokenizer.encode(mark, add_special_tokens=False)
 
-    reasoning, variables = readers.reasoning, began.variables
+    reasoning, variables = parsers.reasoning, tail.variables
     return thinking_budget(
-        tokens, reasoning, ids, began.prompt, variables, begun=began.continued_text
+        tokens, reasoning, ids, tail.prompt, variables, continued_text=tail.continued_text
     )
 
 

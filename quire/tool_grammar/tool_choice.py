@@ -20,7 +20,7 @@ _ALLOWED = "'none', 'auto', 'required' or the choice of a function"
 
 @dataclass(frozen=True, slots=True)
 class ToolChoicePolicy:
-    """The choice of a request. said: it was given; else it is the default."""
+    """The choice of a request. is_explicit: the request has one; else it is the default."""
 
     mode: ToolChoiceMode
     is_explicit: bool = False
@@ -42,20 +42,20 @@ def parse_tool_choice(
     if given is None:
         return ToolChoicePolicy("auto")
     if isinstance(given, str):
-        made = _parse_word(given, param)
+        policy = _parse_word(given, param)
     elif isinstance(given, Mapping):
-        made = _parse_object(given, param)
+        policy = _parse_object(given, param)
     else:
         raise RequestError(f"{param} must be {_ALLOWED}, got {given!r:.80}", param=param)
-    if made.is_required and not names:
+    if policy.is_required and not names:
         raise RequestError(f"{param} requires a call: tools must be given", param=param)
-    wanted = {made.function} if made.function is not None else made.allowed or set()
+    wanted = {policy.function} if policy.function is not None else policy.allowed or set()
     for name in sorted(one for one in wanted if one is not None):
         if name not in names:
             known = ", ".join(names[:8]) or "none"
             message = f"{param} names {name!r:.80}, which is not among the tools ({known:.400})"
             raise RequestError(message, param=param)
-    return made
+    return policy
 
 
 def _parse_word(given: str, param: str) -> ToolChoicePolicy:

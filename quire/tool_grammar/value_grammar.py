@@ -1,10 +1,10 @@
 """Grammars of argument values in notations other than plain JSON.
 
-    between tags     strings as they are, other values as JSON           Tagged
-    literals         of Python, or with quotes and keys of their own     literal()
+    between tags     strings as they are, other values as JSON           TaggedValue
+    literals         of Python, or with quotes and keys of their own     LiteralNotation
 
-The parser of the format (quire.text.tools) reads every text of such a grammar as a value that is
-valid under the schema; where that is impossible Inexpressible is raised. The grammar is narrower
+The parser of the format (quire.text.tools) parses every text of such a grammar to a value that is
+valid under the schema, or InexpressibleSchema is raised. The grammar is narrower
 than the schema in places: text between tags cannot contain the tag that ends it. One gap is left: a
 string within JSON between tags can, and the parser then ends the value there.
 """
@@ -124,13 +124,13 @@ class TaggedValue:
             raise InexpressibleSchema("a limited string or something else")
 
     def _round_trip(self, value: object) -> str | None:
-        """The text of a value, if what is read is the value again."""
+        """The text of a value, if it parses to the value again."""
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if self.json is not None:
             return text if self.close not in text else None
         kinds = self.kinds - {"string"}
-        told = coerce_to_json(text, kinds) if kinds else json.dumps(text)
-        same = json.loads(told) == value and isinstance(json.loads(told), bool) == isinstance(
+        coerced = coerce_to_json(text, kinds) if kinds else json.dumps(text)
+        same = json.loads(coerced) == value and isinstance(json.loads(coerced), bool) == isinstance(
             value, bool
         )
         return text if same and self.close not in text else None
@@ -397,5 +397,5 @@ def ordered_grammar(items: Sequence[tuple[GrammarNode, bool]], between: str) -> 
     return ways[0] if len(ways) == 1 else AlternationNode(tuple(ways))
 
 
-def _optional(form: GrammarNode) -> GrammarNode:
-    return RepeatNode(form, min_count=0, max_count=1)
+def _optional(node: GrammarNode) -> GrammarNode:
+    return RepeatNode(node, min_count=0, max_count=1)

@@ -14,7 +14,7 @@ from quire.text.reasoning.select import REASONING_FORMATS
 from quire.text.tools.base import closing_literals
 from tests.abuse.harness import LONG
 from tests.pure.tools.rendering import CallToRender, render_calls
-from tests.pure.tools.samples import FORMATS, dialect_of, pieces_of, read, reader
+from tests.pure.tools.samples import FORMATS, format_of, pieces_of, read, reader
 
 LENGTH = 200_000 if LONG else 4_000
 MOST_S = 30.0 if LONG else 1.0
@@ -25,7 +25,7 @@ CALL = CallToRender("get_weather", {"city": "Rom", "days": 2})
 
 def texts(dialect):
     """name -> text, of a dialect's own marks."""
-    one = dialect_of(dialect)
+    one = format_of(dialect)
     call = render_calls(one, [CALL])
     begin = one.syntaxes[0].begin[0]
     ends = [mark for form in one.syntaxes for mark in closing_literals(form.steps)] or ["</x>"]
@@ -71,7 +71,7 @@ def test_no_text_keeps_a_parser_of_calls_busy(dialect):
 @pytest.mark.parametrize("dialect", FORMATS)
 def test_code_in_arguments_stays_text(dialect, tmp_path):
     """CVE-2025-9141: as a value, as a name, and where a dialect expects a literal."""
-    one = dialect_of(dialect)
+    one = format_of(dialect)
     call = render_calls(one, [CallToRender("get_weather", {"city": CODE, "days": 2})])
     said = read(dialect, call)
     for made in said.calls:

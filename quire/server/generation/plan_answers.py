@@ -193,7 +193,7 @@ def _plan_tool_calls(
         request.tools or (),
         choice,
         parallel=request.parallel_tool_calls,
-        ends=_eos_texts(state) if request.tools else (),
+        eos_texts=_eos_texts(state) if request.tools else (),
         content=content.grammar,
     )
     drops_calls = request.tools and not request.parallel_tool_calls and choice.mode != "none"

@@ -47,7 +47,8 @@ class ParserOptions:
 class PromptTail:
     """How a prompt ends, for the reader of its answer.
 
-    begun: the text of its last message, if the answer continues it. variables: of the template.
+    continued_text: the text of its last message, if the answer continues it. variables: of the
+    template.
     """
 
     prompt: str = ""
@@ -85,7 +86,7 @@ class AnswerParserFactory:
                 self.reasoning,
                 began.prompt,
                 began.variables,
-                begun=began.continued_text,
+                continued_text=began.continued_text,
                 openers=openers,
             )
         reading = ParserChain(

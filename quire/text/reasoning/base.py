@@ -181,9 +181,9 @@ class TaggedReasoning(ReasoningFormat):
         self._reasoning_mode = f"reasoning {pairs[0][0]}"
 
     def default_mode(self, variables: Mapping[str, object]) -> str:
-        said = [variables[name] for name in self._switches if variables.get(name) is not None]
-        thinks = any(said) if said else self._enabled_by_default
-        return self._reasoning_mode if self._implied and thinks else "start"
+        values = [variables[name] for name in self._switches if variables.get(name) is not None]
+        reasons = any(values) if values else self._enabled_by_default
+        return self._reasoning_mode if self._implied and reasons else "start"
 
 
 def _stray_closing(mark: str) -> ModeTransition:
@@ -222,5 +222,5 @@ def _as_tuple(marks: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def never_detected(template: str) -> bool:
-    """`detect` of a second name of a dialect: the first is the one to be found."""
+    """`detect` of a second name of a format: only the first is detected."""
     return False

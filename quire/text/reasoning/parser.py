@@ -32,21 +32,21 @@ FORCE_CONTENT = "force_nonempty_content"
 
 
 class ReasoningParser:
-    """The reader of one answer. Begins as the prompt ended.
+    """Parses one answer, from the mode in which its prompt ends.
 
-    begun: the text of a message in the prompt that the answer continues. openers: literals that
-    begin a tool call, each with the literals of which one must follow for it to end reasoning.
+    continued_text: the text of a message in the prompt that the answer continues. openers: literals
+    that begin a tool call, each with the literals of which one must follow for it to end reasoning.
     spans: [start, end) of stretches of reasoning in the text, None while it is open; they are
     certain up to `settled_chars`.
     """
 
     def __init__(
         self,
-        dialect: ReasoningFormat,
+        reasoning_format: ReasoningFormat,
         prompt: str = "",
         variables: Mapping[str, object] | None = None,
         *,
-        begun: str = "",
+        continued_text: str = "",
         openers: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
         self._openers = openers
@@ -55,25 +55,25 @@ class ReasoningParser:
             self._held_reasoning = []
         self.spans: list[tuple[int, int | None]] = []
         self.settled_chars = 0  # where in the whole text what is held begins
-        self._format = dialect
+        self._format = reasoning_format
         self._out: list[ParsedPiece] = []
         self._emitted_kinds: set[ModeKind] = set()
         self._pending_space: list[str] = []
         self._header = ""
         self._pending = ""
         self._at_mode_start = True  # only white space so far in this mode
-        self._prefix = dialect.prefix
-        prompt, begun = prompt.rstrip(WHITESPACE), begun.strip(WHITESPACE)
-        goes_on = bool(begun) and prompt.endswith(begun)
-        before = prompt[: len(prompt) - len(begun)] if goes_on else prompt
-        self._enter(dialect.initial_mode(before, variables or {}), 0)
-        if goes_on:
-            self._resume(begun)
+        self._prefix = reasoning_format.prefix
+        prompt, continued_text = prompt.rstrip(WHITESPACE), continued_text.strip(WHITESPACE)
+        continues = bool(continued_text) and prompt.endswith(continued_text)
+        before = prompt[: len(prompt) - len(continued_text)] if continues else prompt
+        self._enter(reasoning_format.initial_mode(before, variables or {}), 0)
+        if continues:
+            self._resume(continued_text)
 
-    def _resume(self, begun: str) -> None:
+    def _resume(self, continued_text: str) -> None:
         """Advance to the state after this text, without output."""
         self._prefix = ""
-        self.push(begun, last=False)
+        self.push(continued_text, last=False)
         if self._mode.kind is ModeKind.HEADER:
             self._enter(self._format.fallback_mode, 0)
         self._pending, self._separator, self.settled_chars = "", "", 0
@@ -87,7 +87,7 @@ class ReasoningParser:
         return self._mode
 
     def push(self, text: str, *, last: bool) -> list[ParsedPiece]:
-        """See Reader."""
+        """See StreamingParser."""
         if self._prefix and (text or last):
             self._out.append(ParsedPiece(self._prefix))
             self._prefix = ""

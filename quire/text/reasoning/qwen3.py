@@ -1,4 +1,4 @@
-"""Qwen3, and all who put their reasoning into <think> tags: the prompt or the model opens."""
+"""Qwen3, and other models with <think> tags: the prompt or the model opens them."""
 
 from __future__ import annotations
 

@@ -13,18 +13,18 @@ NOT_BUILT = frozenset({"hf", "beam"})
 """Names that read a `response_template` in tokenizer_config.json, in other engines."""
 REASONING_FORMATS = PluginRegistry("quire.text.reasoning", "quire.reasoning_parsers")
 GENERIC_FORMAT = "qwen3"
-"""Has no marks of its own: it is meant where no other dialect is."""
+"""Has no marks of its own: chosen where no other format matches."""
 
 
 def format_names() -> list[str]:
-    """All there are."""
+    """Names of all formats."""
     return REASONING_FORMATS.names()
 
 
 def select_reasoning_format(
     name: str, template: str | None = None, plugin: str | None = None
 ) -> ReasoningFormat | None:
-    """The dialect of this name; "auto": of the template, None if it shows no reasoning.
+    """The format of this name; "auto": of the template, None if it shows no reasoning.
 
     plugin: a file of Python with `FORMAT`; its name is NAME or that of the file.
     Raises ConfigError with the nearest names.
@@ -69,17 +69,17 @@ def check_reasoning_marks(
 
 
 def detect_reasoning_format(template: str) -> str | None:
-    """The name of the dialect that a chat template is written for."""
+    """The name of the format that a chat template is written for."""
     found = [name for name in format_names() if REASONING_FORMATS.load(name).detect(template)]
     own = [name for name in found if name != GENERIC_FORMAT]
     return own[0] if own else found[0] if found else None
 
 
 def _format_of(module: ModuleType) -> ReasoningFormat:
-    dialect = vars(module).get("FORMAT")
-    if dialect is None:
+    reasoning_format = vars(module).get("FORMAT")
+    if reasoning_format is None:
         raise ConfigError(f"the reasoning parser {module.__name__!r} has no FORMAT")
-    if not isinstance(dialect, ReasoningFormat):
+    if not isinstance(reasoning_format, ReasoningFormat):
         message = f"{module.__name__}: FORMAT must be a quire.text.reasoning.base.ReasoningFormat"
         raise ConfigError(message)
-    return dialect
+    return reasoning_format

@@ -26,7 +26,7 @@ class CallEmitter:
         self,
         src: TextCursor,
         emit: Callable[[ParsedPiece], None],
-        dialect: ToolFormat,
+        tool_format: ToolFormat,
         tools: Mapping[str, Tool],
         *,
         parallel: bool,
@@ -35,7 +35,7 @@ class CallEmitter:
     ) -> None:
         self._cursor = src
         self._emit = emit
-        self._format = dialect
+        self._format = tool_format
         self.tools = tools
         self._max_calls = None if parallel else 1
         self._eager = eager
@@ -69,7 +69,7 @@ class CallEmitter:
         return self.tools.get(self._name)
 
     def set_name(self, name: str, *, declared_only: bool, own_id: str = "") -> None:
-        """The name of the call being read. own_id: the id that the model gave it.
+        """The name of the call being parsed. own_id: the id that the model gave it.
 
         declared_only: of the syntax; a format may demand it too. Raises MalformedMarkup.
         """

@@ -17,7 +17,7 @@ MARKER = "｜DSML｜"
 
 
 def dsml_format(name: str, outer: tuple[str, ...], *, space: str = "", sign: str) -> ToolFormat:
-    """A dialect whose calls stand in one of these outer tags; the first is what models write.
+    """A format whose calls stand in one of these outer tags; the first is what models write.
 
     space: after the marker of every tag. sign: what a chat template shows beside the marker.
     """

@@ -27,41 +27,43 @@ class CallFrame:
     number of `template.param`, and so on."""
 
 
-def call_frame(dialect: ToolFormat, name: str, place: int | str = 0) -> CallFrame:
+def call_frame(tool_format: ToolFormat, name: str, place: int | str = 0) -> CallFrame:
     """What a model writes before and after the arguments of a call of this function.
 
     place: which call it is, or a text that is to stand where models write that.
     """
-    how = dialect.template
-    middle = "«arguments»" if "«arguments»" in how.call else "«params»"
-    begin, _, end = how.call.partition(middle)
-    known = _placeholders(how, name, place)
-    return CallFrame(_fill(begin, known), _fill(end, known), how)
+    template = tool_format.template
+    middle = "«arguments»" if "«arguments»" in template.call else "«params»"
+    begin, _, end = template.call.partition(middle)
+    known = _placeholders(template, name, place)
+    return CallFrame(_fill(begin, known), _fill(end, known), template)
 
 
-def _placeholders(how: CallTemplate, name: str, place: int | str) -> dict[str, str]:
-    return {"name": escape_json(name) if how.name_in_json else name, "place": str(place)}
+def _placeholders(template: CallTemplate, name: str, place: int | str) -> dict[str, str]:
+    return {"name": escape_json(name) if template.name_in_json else name, "place": str(place)}
 
 
 def _fill(template: str, known: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda found: known[found[1]], template)
 
 
-def render_value(how: CallTemplate, item: object) -> str:
+def render_value(template: CallTemplate, item: object) -> str:
     """A value as it stands among the arguments of a call."""
-    if how.notation == "python":
+    if template.notation == "python":
         return repr(item)
-    if how.notation == "braces":
-        return _to_braces(item, how.quote)
+    if template.notation == "braces":
+        return _to_braces(item, template.quote)
     return (
-        item if isinstance(item, str) and how.notation in ("params", "elements") else _to_json(item)
+        item
+        if isinstance(item, str) and template.notation in ("params", "elements")
+        else _to_json(item)
     )
 
 
-def param_frame(how: CallTemplate, key: str, *, text: bool) -> tuple[str, str]:
+def param_frame(template: CallTemplate, key: str, *, text: bool) -> tuple[str, str]:
     """The text before and after the value of a parameter. text: the value is marked as text."""
-    begin, _, end = how.param.partition("«value»")
-    known = {"key": key, "type": how.text_attribute if text else how.json_attribute}
+    begin, _, end = template.param.partition("«value»")
+    known = {"key": key, "type": template.text_attribute if text else template.json_attribute}
     return _fill(begin, known), _fill(end, known)
 
 

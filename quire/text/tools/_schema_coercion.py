@@ -139,15 +139,15 @@ def coerce_to_json(text: str, kinds: frozenset[str]) -> str:
 class ValueEmitter:
     """Emits a value as it streams in: at once if it can only be text, else when it is complete."""
 
-    def __init__(self, tell: TextSink, kinds: frozenset[str], *, trim: bool = False) -> None:
-        self._emit = tell
+    def __init__(self, emit: TextSink, kinds: frozenset[str], *, trim: bool = False) -> None:
+        self._emit = emit
         self._kinds = kinds - {"string"}
         self._trim = trim
         self._parts: list[str] = []
         self._pending_newline = ""  # a newline that may belong to the closing tag
         self._started = False
         if not self._kinds:
-            tell('"')
+            emit('"')
 
     def push(self, text: str) -> None:
         """Add text, which is not empty."""

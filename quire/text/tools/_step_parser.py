@@ -283,17 +283,17 @@ class StepParser:
             return
         channel = _CHANNEL.search(header)
         src.commit()
-        heard = self._emit_reasoning if channel and channel[1] == "analysis" else self._emit_content
+        sink = self._emit_reasoning if channel and channel[1] == "analysis" else self._emit_content
 
-        def tell(text: str) -> None:
+        def emit(text: str) -> None:
             src.commit()
-            heard(text)
+            sink(text)
 
         try:
-            close = yield from src.read_until((*step.ends, *step.before), tell)
+            close = yield from src.read_until((*step.ends, *step.before), emit)
         except UnexpectedEnd:
             if rest := src.take_rest():
-                tell(rest)
+                emit(rest)
             return
         if close in step.before:
             src.pos -= len(close)

@@ -82,7 +82,7 @@ class TextCursor:
         return text
 
     def take_rest(self) -> str:
-        """As release(), with all that was not consumed."""
+        """As take_uncommitted(), with all that was not consumed."""
         self.pos = len(self.buf)
         return self.take_uncommitted()
 
@@ -92,7 +92,7 @@ class TextCursor:
         return self.last and self.pos == len(self.buf)
 
     def peek(self, i: int = 0) -> ParserCoroutine[str]:
-        """The character i places from here, not consumed. Cut if the text ends before."""
+        """The character i places from here, not consumed. Raises UnexpectedEnd."""
         self.steps += 1
         while self.pos + i >= len(self.buf):
             if self.last:
@@ -120,7 +120,7 @@ class TextCursor:
     ) -> ParserCoroutine[str]:
         """The longest of `texts` that comes next, consumed if `take`; "" if none does.
 
-        or_cut: raises Cut if the text ends in the beginning of one, or has ended.
+        or_cut: raises UnexpectedEnd if the text ends in the beginning of one, or has ended.
         """
         longest = max(map(len, texts))
         while True:
@@ -142,7 +142,7 @@ class TextCursor:
         return found
 
     def expect(self, texts: Sequence[str]) -> ParserCoroutine[str]:
-        """Consume the one of `texts` that comes next. Malformed if none does, Cut at the end."""
+        """Consume the one of `texts` that comes next. Raises MalformedMarkup, UnexpectedEnd."""
         found = yield from self.match_literal(texts, or_cut=True)
         if not found:
             raise self.unexpected(texts[0])
@@ -153,15 +153,15 @@ class TextCursor:
         return MalformedMarkup(f"{self.buf[self.pos]!r} where {wanted!r} belongs")
 
     def expect_char(self, *wanted: str) -> ParserCoroutine[str]:
-        """Consume one of these characters, after whitespace. Malformed if another comes."""
-        expect_char = yield from self.peek_nonspace()
-        if expect_char not in wanted:
-            raise MalformedMarkup(f"{expect_char!r} where {' or '.join(map(repr, wanted))} belongs")
+        """Consume one of these characters, after whitespace. Raises MalformedMarkup."""
+        char = yield from self.peek_nonspace()
+        if char not in wanted:
+            raise MalformedMarkup(f"{char!r} where {' or '.join(map(repr, wanted))} belongs")
         self.pos += 1
-        return expect_char
+        return char
 
     def peek_nonspace(self) -> ParserCoroutine[str]:
-        """The next character that is not whitespace, not consumed. Cut if there is none."""
+        """The next character that is not whitespace, not consumed. Raises UnexpectedEnd."""
         yield from self.skip_space()
         return (yield from self.peek())
 
@@ -171,38 +171,38 @@ class TextCursor:
             i += 1
         return char, i
 
-    def read_until(self, ends: Sequence[str], tell: TextSink) -> ParserCoroutine[str]:
+    def read_until(self, ends: Sequence[str], emit: TextSink) -> ParserCoroutine[str]:
         """Emit text up to the first of `ends`, consume that one and return it.
 
-        Raises Cut if there is none; a partial literal at the end of the text is not emitted.
+        Raises UnexpectedEnd; a partial literal at the end of the text is not emitted.
         """
         plain = text_before_pattern(ends)
         while True:
             yield from self.peek()
             if found := plain.match(self.buf, self.pos):
                 self.pos = found.end()
-                tell(found[0])
+                emit(found[0])
                 continue
             end = yield from self.match_literal(ends, or_cut=True)
             if end:
                 return end
-            expect_char = self.buf[self.pos]
+            char = self.buf[self.pos]
             self.pos += 1
-            tell(expect_char)
+            emit(char)
 
     def read_bounded(
-        self, ends: Sequence[str], what: str, most: int
+        self, ends: Sequence[str], what: str, max_chars: int
     ) -> ParserCoroutine[tuple[str, str]]:
-        """Text up to the first of `ends`, and which; Malformed if it is longer than `most`."""
+        """Text up to the first of `ends`, and which. Raises MalformedMarkup if it is longer."""
         parts: list[str] = []
         length = 0
 
-        def tell(text: str) -> None:
+        def emit(text: str) -> None:
             nonlocal length
             length += len(text)
             parts.append(text)
-            if length > most:
-                raise MalformedMarkup(f"{what} is longer than {most} characters")
+            if length > max_chars:
+                raise MalformedMarkup(f"{what} is longer than {max_chars} characters")
 
-        end = yield from self.read_until(ends, tell)
+        end = yield from self.read_until(ends, emit)
         return "".join(parts), end

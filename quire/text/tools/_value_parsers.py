@@ -80,7 +80,7 @@ def escape_json(text: str) -> str:
 
 def parse_value(
     src: TextCursor,
-    tell: TextSink,
+    emit: TextSink,
     language: ValueSyntax = JSON,
     string_end: StringEnd | None = None,
 ) -> ParserCoroutine[None]:
@@ -94,38 +94,38 @@ def parse_value(
         yield from src.skip_space()
         char = yield from src.peek()
         if want is _Expected.COMMA:
-            want = _after_value(src, tell, stack, char)
+            want = _after_value(src, emit, stack, char)
         elif want is not _Expected.VALUE and char == stack[-1].close:
-            _close_bracket(src, tell, stack)
+            _close_bracket(src, emit, stack)
             want = _Expected.COMMA
         else:
             if want is _Expected.NEXT:
-                tell(", ")
+                emit(", ")
             if want is not _Expected.VALUE and stack[-1].emitted == "}":
-                yield from _parse_key(src, tell, language)
+                yield from _parse_key(src, emit, language)
                 yield from src.skip_space()
                 char = yield from src.peek()
-            want = yield from _parse_item(src, tell, language, stack, char, string_end)
+            want = yield from _parse_item(src, emit, language, stack, char, string_end)
 
 
-def _after_value(src: TextCursor, tell: TextSink, stack: list[_Bracket], char: str) -> _Expected:
+def _after_value(src: TextCursor, emit: TextSink, stack: list[_Bracket], char: str) -> _Expected:
     if char == ",":
         src.pos += 1
         return _Expected.NEXT
     if char != stack[-1].close:
         raise MalformedMarkup(f"{char!r} where a comma or {stack[-1].close!r} belongs")
-    _close_bracket(src, tell, stack)
+    _close_bracket(src, emit, stack)
     return _Expected.COMMA
 
 
-def _close_bracket(src: TextCursor, tell: TextSink, stack: list[_Bracket]) -> None:
+def _close_bracket(src: TextCursor, emit: TextSink, stack: list[_Bracket]) -> None:
     src.pos += 1
-    tell(stack.pop().emitted)
+    emit(stack.pop().emitted)
 
 
 def _parse_item(
     src: TextCursor,
-    tell: TextSink,
+    emit: TextSink,
     language: ValueSyntax,
     stack: list[_Bracket],
     char: str,
@@ -137,42 +137,42 @@ def _parse_item(
             raise MalformedMarkup(f"nested more than {MAX_DEPTH} deep")
         src.pos += 1
         if char == "{" and language.python:
-            return (yield from _open_dict_or_set(src, tell, stack))
+            return (yield from _open_dict_or_set(src, emit, stack))
         stack.append(_Bracket(_CLOSE[char], "}" if char == "{" else "]"))
-        tell("{" if char == "{" else "[")
+        emit("{" if char == "{" else "[")
         return _Expected.FIRST
     if stack:
         string_end = _followed_by(src, f",{stack[-1].close}")
-    yield from _parse_scalar(src, tell, language, char, string_end)
+    yield from _parse_scalar(src, emit, language, char, string_end)
     return _Expected.COMMA
 
 
 def _open_dict_or_set(
-    src: TextCursor, tell: TextSink, stack: list[_Bracket]
+    src: TextCursor, emit: TextSink, stack: list[_Bracket]
 ) -> ParserCoroutine[_Expected]:
     """The beginning of a dict, or of a set, which is an array in JSON: the text after the first
     item decides."""
     char = yield from src.peek_nonspace()
     if char in "{[(":
         stack.append(_Bracket("}", "]"))
-        tell("[")
+        emit("[")
         return _Expected.FIRST
     if char == "}":
         stack.append(_Bracket("}", "}"))
-        tell("{")
+        emit("{")
         return _Expected.FIRST
     parts: list[str] = []
     yield from _parse_scalar(src, parts.append, PYTHON, char, _followed_by(src, ":,}"))
     item = "".join(parts)
     if (yield from src.peek_nonspace()) != ":":
         stack.append(_Bracket("}", "]"))
-        tell(f"[{item}")
+        emit(f"[{item}")
         return _Expected.COMMA
     src.pos += 1
     stack.append(_Bracket("}", "}"))
-    tell("{" + (item if item.startswith('"') else f'"{escape_json(item)}"') + ": ")
+    emit("{" + (item if item.startswith('"') else f'"{escape_json(item)}"') + ": ")
     char = yield from src.peek_nonspace()
-    return (yield from _parse_item(src, tell, PYTHON, stack, char, None))
+    return (yield from _parse_item(src, emit, PYTHON, stack, char, None))
 
 
 def _followed_by(src: TextCursor, chars: str) -> StringEnd:
@@ -184,11 +184,11 @@ def _followed_by(src: TextCursor, chars: str) -> StringEnd:
     return ends
 
 
-def _parse_key(src: TextCursor, tell: TextSink, language: ValueSyntax) -> ParserCoroutine[None]:
+def _parse_key(src: TextCursor, emit: TextSink, language: ValueSyntax) -> ParserCoroutine[None]:
     char = yield from src.peek()
     quoted = char in "\"'" or (language.quotes and (yield from _quoted_next(src, language)))
     if quoted:
-        yield from _parse_scalar(src, tell, language, char, _followed_by(src, ":"))
+        yield from _parse_scalar(src, emit, language, char, _followed_by(src, ":"))
     elif language.bare or language.python:
         word = yield from _read_word(src, bare=language.bare, stop=":")
         if src.at_end:
@@ -198,7 +198,7 @@ def _parse_key(src: TextCursor, tell: TextSink, language: ValueSyntax) -> Parser
         plain = _plain_scalar(word, language) if language.python else word
         if plain is None:
             raise MalformedMarkup(f"{word!r} where a key belongs")
-        tell(f'"{escape_json(plain)}"')
+        emit(f'"{escape_json(plain)}"')
     else:
         raise MalformedMarkup(f"{char!r} where a key belongs")
     yield from src.skip_space()
@@ -206,7 +206,7 @@ def _parse_key(src: TextCursor, tell: TextSink, language: ValueSyntax) -> Parser
     if char != ":":
         raise MalformedMarkup(f"{char!r} where a colon belongs")
     src.pos += 1
-    tell(": ")
+    emit(": ")
 
 
 def _quoted_next(src: TextCursor, language: ValueSyntax) -> ParserCoroutine[bool]:
@@ -215,7 +215,7 @@ def _quoted_next(src: TextCursor, language: ValueSyntax) -> ParserCoroutine[bool
 
 def _parse_scalar(
     src: TextCursor,
-    tell: TextSink,
+    emit: TextSink,
     language: ValueSyntax,
     char: str,
     string_end: StringEnd | None,
@@ -223,28 +223,28 @@ def _parse_scalar(
     if language.quotes:
         quote = yield from src.match_literal(language.quotes, or_cut=True)
         if quote:
-            yield from _parse_verbatim(src, tell, quote)
+            yield from _parse_verbatim(src, emit, quote)
             return
     if char in "\"'":
-        yield from parse_string(src, tell, language, string_end)
+        yield from parse_string(src, emit, language, string_end)
         return
     word = yield from _read_word(src, bare=language.bare, stop="")
     if src.at_end:
         if language is JSON and _NUMBER.fullmatch(word):
-            tell(word)  # perhaps not all of it, but a beginning in any case
+            emit(word)  # perhaps not all of it, but a beginning in any case
         raise UnexpectedEnd
     plain = _plain_scalar(word, language)
     if plain is None and language.bare and word:
         plain = f'"{escape_json(word)}"'
     if plain is None:
         raise MalformedMarkup(f"{word or char!r} where a value belongs")
-    tell(plain)
+    emit(plain)
 
 
-def _parse_verbatim(src: TextCursor, tell: TextSink, quote: str) -> ParserCoroutine[None]:
-    tell('"')
-    yield from src.read_until((quote,), lambda text: tell(escape_json(text)))
-    tell('"')
+def _parse_verbatim(src: TextCursor, emit: TextSink, quote: str) -> ParserCoroutine[None]:
+    emit('"')
+    yield from src.read_until((quote,), lambda text: emit(escape_json(text)))
+    emit('"')
 
 
 _BARE = re.compile(r"[^,:{}\[\]<>\"'\s]+")
@@ -254,12 +254,12 @@ _TOKEN = re.compile(r"[A-Za-z0-9_+.\-]+")
 
 def _read_word(src: TextCursor, *, bare: bool, stop: str) -> ParserCoroutine[str]:
     """A run of the characters that numbers and names are made of; "" if none comes."""
-    form = (_BARE if stop else _BARE_VALUE) if bare else _TOKEN
+    pattern = (_BARE if stop else _BARE_VALUE) if bare else _TOKEN
     parts: list[str] = []
     length = 0
     while True:
         src.steps += 1
-        found = form.match(src.buf, src.pos)
+        found = pattern.match(src.buf, src.pos)
         if found:
             length += len(found[0])
             if length > MAX_WORD_CHARS:
@@ -305,7 +305,7 @@ _STRING_RUN = {
 
 def parse_string(
     src: TextCursor,
-    tell: TextSink,
+    emit: TextSink,
     language: ValueSyntax = JSON,
     string_end: StringEnd | None = None,
 ) -> ParserCoroutine[None]:
@@ -320,28 +320,28 @@ def parse_string(
         if len(quote) == 2:
             if src.at_end:
                 raise UnexpectedEnd  # a third may have been meant to follow
-            tell('""')
+            emit('""')
             return
     else:
         src.pos += 1
     if not language.python or len(quote) > 1:
         string_end = None
-    tell('"')
+    emit('"')
     run = _STRING_RUN[quote[0]]
     while True:
         char = yield from src.peek()
         if found := run.match(src.buf, src.pos):
             src.pos = found.end()
-            tell(found[0])
+            emit(found[0])
         elif char == "\\":
-            yield from (_parse_python_escape if language.python else _parse_escape)(src, tell)
+            yield from (_parse_python_escape if language.python else _parse_escape)(src, emit)
         elif char == quote[0] and (yield from _ends_string(src, quote, string_end)):
             src.pos += len(quote)
-            tell('"')
+            emit('"')
             return
         else:
             src.pos += 1
-            tell(escape_json(char))
+            emit(escape_json(char))
 
 
 def _ends_string(
@@ -352,19 +352,19 @@ def _ends_string(
     return bool((yield from src.match_literal((quote,), take=False, or_cut=True)))
 
 
-def _parse_escape(src: TextCursor, tell: TextSink) -> ParserCoroutine[None]:
+def _parse_escape(src: TextCursor, emit: TextSink) -> ParserCoroutine[None]:
     """A backslash and what it means in JSON. What JSON does not know stays as it is written."""
     char = yield from src.peek(1)
     if char == "u" and (yield from _is_hex_ahead(src, 4)):
         text = src.buf[src.pos : src.pos + 6]
         src.pos += 6
-        tell(text)
+        emit(text)
         return
     src.pos += 2
     if char in "/'":
-        tell(char)
+        emit(char)
     else:
-        tell(_ESCAPES.get(char) or "\\\\" + escape_json(char))
+        emit(_ESCAPES.get(char) or "\\\\" + escape_json(char))
 
 
 def _is_hex_ahead(src: TextCursor, digits: int) -> ParserCoroutine[bool]:
@@ -379,7 +379,7 @@ _PYTHON_ESCAPES = {"a": "\\u0007", "v": "\\u000b", "'": "'", "\n": "", **_ESCAPE
 _HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
 
 
-def _parse_python_escape(src: TextCursor, tell: TextSink) -> ParserCoroutine[None]:
+def _parse_python_escape(src: TextCursor, emit: TextSink) -> ParserCoroutine[None]:
     char = yield from src.peek(1)
     digits = _HEX_ESCAPES.get(char)
     if digits and (yield from _is_hex_ahead(src, digits)):
@@ -387,11 +387,11 @@ def _parse_python_escape(src: TextCursor, tell: TextSink) -> ParserCoroutine[Non
         if code <= 0x10FFFF:
             src.pos += 2 + digits
             # half of a pair: escaped, so that the halves join where the JSON is read
-            tell(f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else escape_json(chr(code)))
+            emit(f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else escape_json(chr(code)))
             return
     src.pos += 2
     known = _PYTHON_ESCAPES.get(char)
-    tell(known if known is not None else _octal_escape(char) or "\\\\" + escape_json(char))
+    emit(known if known is not None else _octal_escape(char) or "\\\\" + escape_json(char))
 
 
 def _octal_escape(char: str) -> str:
@@ -399,22 +399,22 @@ def _octal_escape(char: str) -> str:
     return "\\u0000" if char == "0" else ""
 
 
-def read_string(src: TextCursor, most: int, what: str) -> ParserCoroutine[str]:
-    """A JSON string as text; Malformed if there is none or it is longer than `most`."""
+def read_string(src: TextCursor, max_chars: int, what: str) -> ParserCoroutine[str]:
+    """A JSON string as text; MalformedMarkup if there is none or it is longer than `most`."""
     char = yield from src.peek()
     if char not in "\"'":
         raise MalformedMarkup(f"{char!r} where {what} belongs")
     parts: list[str] = []
     length = 0
 
-    def tell(text: str) -> None:
+    def emit(text: str) -> None:
         nonlocal length
         length += len(text)
         parts.append(text)
-        if length > most:
-            raise MalformedMarkup(f"{what} is longer than {most} characters")
+        if length > max_chars:
+            raise MalformedMarkup(f"{what} is longer than {max_chars} characters")
 
-    yield from parse_string(src, tell)
+    yield from parse_string(src, emit)
     text = json.loads("".join(parts))
     assert isinstance(text, str)
     return text

@@ -235,12 +235,12 @@ class ToolFormat:
     @cached_property
     def openers(self) -> dict[str, CallSyntax]:
         """Literals that begin a form."""
-        return {text: form for form in self.syntaxes for text in form.begin}
+        return {text: syntax for syntax in self.syntaxes for text in syntax.begin}
 
     @cached_property
     def closers(self) -> tuple[str, ...]:
         """Literals that end one."""
-        return tuple(text for form in self.syntaxes for text in closing_literals(form.steps))
+        return tuple(text for syntax in self.syntaxes for text in closing_literals(syntax.steps))
 
 
 def closing_literals(steps: Iterable[SyntaxStep]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Command of the fourth generation: the dialect of the third."""
+"""Command of the fourth generation: the format of the third."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ernie 4.5: the dialect of Hermes."""
+"""Ernie 4.5: the format of Hermes."""
 
 from __future__ import annotations
 

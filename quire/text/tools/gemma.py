@@ -1,4 +1,4 @@
-"""The dialect of FunctionGemma by a shorter name."""
+"""The format of FunctionGemma by a shorter name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLM 4.7: the dialect of GLM 4.5."""
+"""GLM 4.7: the format of GLM 4.5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dialect of gpt-oss by the name of the model."""
+"""The format of gpt-oss by the name of the model."""
 
 from __future__ import annotations
 

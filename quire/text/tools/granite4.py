@@ -1,4 +1,4 @@
-"""Granite 4: the dialect of Hermes."""
+"""Granite 4: the format of Hermes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dialect of gpt-oss by the name of its format."""
+"""The format of gpt-oss by the name of its format."""
 
 from __future__ import annotations
 

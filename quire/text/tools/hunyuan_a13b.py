@@ -1,4 +1,4 @@
-"""Hunyuan A13B: the dialect of Jamba."""
+"""Hunyuan A13B: the format of Jamba."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hunyuan 4: the dialect of Hunyuan 3."""
+"""Hunyuan 4: the format of Hunyuan 3."""
 
 from __future__ import annotations
 

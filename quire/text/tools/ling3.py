@@ -1,4 +1,4 @@
-"""Ling 3: the dialect of GLM 4.5."""
+"""Ling 3: the format of GLM 4.5."""
 
 from __future__ import annotations
 

@@ -50,21 +50,21 @@ class ToolParser:
 
     def __init__(
         self,
-        dialect: ToolFormat,
+        tool_format: ToolFormat,
         tools: Sequence[Mapping[str, object]] | None = None,
         *,
         parallel: bool = True,
         eager: bool = True,
         ids: IdSource = new_hex_id,
     ) -> None:
-        self._format = dialect
+        self._format = tool_format
         self._cursor = TextCursor()
         self._out: list[ParsedPiece] = []
         self._tools = tools_by_name(tools or ())
         self._emitter = CallEmitter(
             self._cursor,
             self._out.append,
-            dialect,
+            tool_format,
             self._tools,
             parallel=parallel,
             eager=eager,
@@ -73,16 +73,16 @@ class ToolParser:
         self._step_parser = StepParser(
             self._cursor, self._emitter, self._emit_content, self._emit_reasoning
         )
-        self._syntax = dialect.syntaxes[0]
+        self._syntax = tool_format.syntaxes[0]
         self._completed_before = 0  # complete calls before this syntax
         self._stray_closers: frozenset[str] = frozenset()  # closings that a broken form left behind
         self._new_line = True  # at the beginning of a line
         self._no_content_yet = True  # no content yet
         self._after_call = False  # nothing but whitespace since a call
         self._space_before = self._held_space = ""  # whitespace before a call, see _hold_space
-        self._openers = dialect.openers
+        self._openers = tool_format.openers
         self._plain = text_before_pattern(
-            (*SPACES, *dialect.openers, *dialect.closers, *dialect.ignored)
+            (*SPACES, *tool_format.openers, *tool_format.closers, *tool_format.ignored)
         )
         self._coroutine: Iterator[None] = self._parse()
 
@@ -133,8 +133,8 @@ class ToolParser:
         bare_here = self._new_line and (self._no_content_yet or bool(self._tools))
         marks = [
             mark
-            for mark, form in self._openers.items()
-            if bare_here or not form.bare or (form.inline and self._tools)
+            for mark, syntax in self._openers.items()
+            if bare_here or not syntax.bare or (syntax.inline and self._tools)
         ]
         loose = (*self._stray_closers, *self._format.ignored)
         found = yield from src.match_literal((*marks, *loose)) if marks or loose else _no_match()
@@ -173,15 +173,15 @@ class ToolParser:
 
     # forms
 
-    def _parse_call(self, form: CallSyntax, space: str) -> ParserCoroutine[None]:
+    def _parse_call(self, syntax: CallSyntax, space: str) -> ParserCoroutine[None]:
         """A syntax, from behind its opening. space: the whitespace before it."""
-        self._syntax = form
+        self._syntax = syntax
         self._completed_before = self._emitter.completed
         within_text = not (self._after_call or self._no_content_yet)
         self._space_before = space if within_text else ""
         try:
-            yield from self._step_parser.parse(form)
-            if not self._has_completed_call and not isinstance(form.steps[0], HarmonyMessageStep):
+            yield from self._step_parser.parse(syntax)
+            if not self._has_completed_call and not isinstance(syntax.steps[0], HarmonyMessageStep):
                 raise MalformedMarkup("no call in it")  # noqa: TRY301 (as every other fault of a form)
         except MalformedMarkup as fault:
             self._reject(str(fault))
@@ -216,12 +216,12 @@ class ToolParser:
 
     def _finish_truncated(self) -> None:
         meant = bool(self._emitter.name) or not self._syntax.bare
-        told = self._emitter.abandon_call("cut")
+        announced = self._emitter.abandon_call("cut")
         text = self._cursor.take_rest()
-        self._hold_space(told or self._has_completed_call)
-        if told or (meant and text.strip(_BETWEEN)):
+        self._hold_space(announced or self._has_completed_call)
+        if announced or (meant and text.strip(_BETWEEN)):
             self._emit_note(f"the text ended in a tool call ({self._format.name})")
-        if told or (self._has_completed_call and not text.strip(_BETWEEN)):
+        if announced or (self._has_completed_call and not text.strip(_BETWEEN)):
             self._after_call = True
         else:
             self._emit_content(text)

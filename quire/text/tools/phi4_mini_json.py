@@ -1,4 +1,4 @@
-"""The dialect of Phi 4 mini by its other name."""
+"""The format of Phi 4 mini by its other name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poolside: the dialect of GLM 4.5."""
+"""Poolside: the format of GLM 4.5."""
 
 from __future__ import annotations
 

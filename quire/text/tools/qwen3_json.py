@@ -1,4 +1,4 @@
-"""Qwen 3, when it writes calls as JSON: the dialect of Hermes."""
+"""Qwen 3, when it writes calls as JSON: the format of Hermes."""
 
 from __future__ import annotations
 

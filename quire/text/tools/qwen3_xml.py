@@ -1,4 +1,4 @@
-"""The dialect of Qwen 3 Coder by its other name."""
+"""The format of Qwen 3 Coder by its other name."""
 
 from __future__ import annotations
 

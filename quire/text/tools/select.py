@@ -93,19 +93,21 @@ def refuse_if_not_built(name: str, what: str) -> None:
 
 def _from_module(name: str, module: ModuleType) -> ToolParserFactory:
     found = vars(module)
-    dialect, parser = found.get("FORMAT"), found.get("Parser")
+    tool_format, parser = found.get("FORMAT"), found.get("Parser")
     if parser is not None and callable(parser):
-        return ToolParserFactory(name, parser, dialect if isinstance(dialect, ToolFormat) else None)
-    if not isinstance(dialect, ToolFormat):
+        return ToolParserFactory(
+            name, parser, tool_format if isinstance(tool_format, ToolFormat) else None
+        )
+    if not isinstance(tool_format, ToolFormat):
         raise ConfigError(f"the tool parser {name!r} has neither a FORMAT nor a Parser")
-    return ToolParserFactory(name, _make_from_format(dialect), dialect)
+    return ToolParserFactory(name, _make_from_format(tool_format), tool_format)
 
 
-def _make_from_format(dialect: ToolFormat) -> MakeToolParser:
+def _make_from_format(tool_format: ToolFormat) -> MakeToolParser:
     def make(
         tools: Sequence[Mapping[str, object]] | None, *, parallel: bool, eager: bool, ids: IdSource
     ) -> StreamingParser:
-        return ToolParser(dialect, tools, parallel=parallel, eager=eager, ids=ids)
+        return ToolParser(tool_format, tools, parallel=parallel, eager=eager, ids=ids)
 
     return make
 
@@ -141,9 +143,9 @@ def detect_tool_formats(template: str) -> list[str]:
     found: dict[int, str] = {}
     for name in TOOL_FORMATS.names():
         module = TOOL_FORMATS.load(name)
-        detect, dialect = vars(module).get("detect"), vars(module).get("FORMAT")
+        detect, tool_format = vars(module).get("detect"), vars(module).get("FORMAT")
         if detect is None or not detect(template):
             continue
-        own = dialect.name if isinstance(dialect, ToolFormat) else name
-        found.setdefault(id(dialect) if dialect is not None else id(module), own)
+        own = tool_format.name if isinstance(tool_format, ToolFormat) else name
+        found.setdefault(id(tool_format) if tool_format is not None else id(module), own)
     return sorted(found.values())

@@ -1,4 +1,4 @@
-"""Step 3.5: the dialect of Qwen 3 Coder."""
+"""Step 3.5: the format of Qwen 3 Coder."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from quire.text.reasoning.parser import ReasoningParser
 from quire.text.reasoning.select import REASONING_FORMATS, select_reasoning_format
 from quire.text.tools._call_openers import call_openers
 from tests.pure.tools.rendering import CallToRender, render_calls
-from tests.pure.tools.samples import DECLARED, FORMATS, calls_of, dialect_of, pieces_of, reader
+from tests.pure.tools.samples import DECLARED, FORMATS, calls_of, format_of, pieces_of, reader
 
 NAMES = [tool["function"]["name"] for tool in DECLARED]
 BARE = {"llama3_json", "pythonic", "xlam"}
@@ -38,7 +38,7 @@ def read(reasoning, prompt, tools, parts, variables=None):
             select_reasoning_format(reasoning),
             prompt,
             variables,
-            openers=call_openers(dialect_of(tools), NAMES),
+            openers=call_openers(format_of(tools), NAMES),
         ),
         reader(tools),
     )
@@ -47,24 +47,24 @@ def read(reasoning, prompt, tools, parts, variables=None):
 
 @pytest.mark.parametrize("tools", sorted(set(FORMATS) - BARE - MESSAGES))
 def test_a_call_ends_reasoning_that_is_not_closed(tools):
-    one = dialect_of(tools)
+    one = format_of(tools)
     calls = [CallToRender("get_weather", {"city": "Rom"}), CallToRender("now", {})]
     text = f"I look.\n{render_calls(one, calls)}"
     for (reasoning, prompt), parts in itertools.product(opening_marks(), ([text], [*text, ""])):
-        said = read(reasoning, f"assistant\n{prompt}", tools, parts)
-        assert (said.reasoning, said.text.strip()) == ("I look.", ""), reasoning
-        assert calls_of(said) == [("get_weather", {"city": "Rom"}), ("now", {})], reasoning
+        parsed = read(reasoning, f"assistant\n{prompt}", tools, parts)
+        assert (parsed.reasoning, parsed.text.strip()) == ("I look.", ""), reasoning
+        assert calls_of(parsed) == [("get_weather", {"city": "Rom"}), ("now", {})], reasoning
 
 
 @pytest.mark.parametrize("tools", sorted(set(FORMATS) - MESSAGES))
 def test_markup_that_no_call_follows_stays_reasoning(tools):
-    for form in dialect_of(tools).syntaxes:
+    for form in format_of(tools).syntaxes:
         for mark in () if form.bare else form.begin:
             text = f"I may write {mark} or {mark}\n, see {mark}</think>Hi"
             expected = text.removesuffix("</think>Hi")
             for parts in ([text], [*text, ""], *([text[:i], text[i:]] for i in range(len(text)))):
-                said = read("deepseek_r1", "<think>", tools, parts)
-                assert (said.reasoning, said.text) == (expected, "Hi"), (mark, parts)
+                parsed = read("deepseek_r1", "<think>", tools, parts)
+                assert (parsed.reasoning, parsed.text) == (expected, "Hi"), (mark, parts)
 
 
 @pytest.mark.parametrize("place", range(60))
@@ -78,30 +78,30 @@ def test_no_split_changes_where_reasoning_ends(place):
 
 def test_an_answer_of_a_call_only_has_no_reasoning_in_formats_that_always_reason():
     text = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
-    said = read("deepseek_r1", "assistant", "hermes", [text])
-    assert (said.reasoning, said.text, calls_of(said)) == ("", "", [("now", {})])
+    parsed = read("deepseek_r1", "assistant", "hermes", [text])
+    assert (parsed.reasoning, parsed.text, calls_of(parsed)) == ("", "", [("now", {})])
 
 
 def test_an_undeclared_function_does_not_end_reasoning():
     text = "I write <tool_call>format\n<arg_key>a</arg_key></think>Hi"
-    said = read("glm45", "<think>", "glm45", [text])
-    assert (said.text, said.calls) == ("Hi", [])
+    parsed = read("glm45", "<think>", "glm45", [text])
+    assert (parsed.text, parsed.calls) == ("Hi", [])
 
 
 def test_reasoning_that_a_call_ends_is_no_content_where_content_is_forced():
     text = 'I look. <tool_call>{"name": "now", "arguments": {}}</tool_call>'
     forced = {"force_nonempty_content": True}
-    said = read("nemotron_v3", "<think>", "hermes", [*text, ""], forced)
-    assert (said.reasoning, said.text, calls_of(said)) == ("I look.", "", [("now", {})])
+    parsed = read("nemotron_v3", "<think>", "hermes", [*text, ""], forced)
+    assert (parsed.reasoning, parsed.text, calls_of(parsed)) == ("I look.", "", [("now", {})])
 
 
 def test_muse_reads_calls_of_messages():
-    call = render_calls(dialect_of("muse"), [CallToRender("now", {})])
+    call = render_calls(format_of("muse"), [CallToRender("now", {})])
     text = (
         f" to=self<|message|>I look.<|eom|><|start|>assistant to=now<|message|>{call}<|eom|>"
         f"<|start|>assistant to=now<|message|>{call}<|eom|>"
     )
     for parts in ([text], [*text, ""]):
-        said = read("muse", "<|start|>assistant", "muse", parts)
-        assert (said.reasoning, said.text.strip()) == ("I look.", "")
-        assert calls_of(said) == [("now", {})] * 2
+        parsed = read("muse", "<|start|>assistant", "muse", parts)
+        assert (parsed.reasoning, parsed.text.strip()) == ("I look.", "")
+        assert calls_of(parsed) == [("now", {})] * 2

@@ -1,4 +1,4 @@
-"""Every dialect of reasoning on its samples: what it says, and that no cut of the text matters."""
+"""Every reasoning format on its samples: the result, and that no cut of the text changes it."""
 
 import functools
 import itertools
@@ -23,23 +23,23 @@ ALIASES = {
 }
 
 
-dialect = functools.cache(select_reasoning_format)
+reasoning_format = functools.cache(select_reasoning_format)
 
 
 def reader(sample):
     return ReasoningParser(
-        dialect(sample["dialect"]),
+        reasoning_format(sample["format"]),
         sample.get("prompt", ""),
         sample.get("variables"),
-        begun=sample.get("begun", ""),
+        continued_text=sample.get("continued_text", ""),
     )
 
 
 def read(sample, parts):
-    """(what is said, where the reasoning is)."""
-    made = reader(sample)
-    pieces = [piece for part in parts for piece in made.push(part, last=False)]
-    return collect_pieces(pieces + made.push("", last=True)), made.spans
+    """The parsed text, and the spans of reasoning."""
+    parser = reader(sample)
+    pieces = [piece for part in parts for piece in parser.push(part, last=False)]
+    return collect_pieces(pieces + parser.push("", last=True)), parser.spans
 
 
 def cut(text, places):
@@ -48,18 +48,18 @@ def cut(text, places):
 
 
 def name_of(sample):
-    return f"{sample['dialect']}: {sample['text'][:40]}"
+    return f"{sample['format']}: {sample['text'][:40]}"
 
 
 @pytest.mark.parametrize("sample", CORPUS, ids=name_of)
-def test_a_sample_is_read_as_it_is_meant(sample):
-    speech, _ = read(sample, [sample["text"]])
-    assert (speech.reasoning, speech.text) == (sample["reasoning"], sample["content"])
-    assert len(speech.notes) == sample.get("notes", 0), speech.notes
+def test_a_sample_parses_to_its_reasoning_and_content(sample):
+    parsed, _ = read(sample, [sample["text"]])
+    assert (parsed.reasoning, parsed.text) == (sample["reasoning"], sample["content"])
+    assert len(parsed.notes) == sample.get("notes", 0), parsed.notes
 
 
 @pytest.mark.parametrize("sample", CORPUS, ids=name_of)
-def test_no_cut_in_two_changes_what_is_said(sample):
+def test_no_cut_in_two_changes_the_result(sample):
     text = sample["text"]
     whole = read(sample, [text])
     for place in range(len(text) + 1):
@@ -67,7 +67,7 @@ def test_no_cut_in_two_changes_what_is_said(sample):
     assert read(sample, list(text)) == whole
 
 
-def test_no_random_cuts_change_what_is_said():
+def test_no_random_cuts_change_the_result():
     draw = random.Random(5)
     whole = {}
     for _ in range(RANDOM_CUTS):
@@ -91,6 +91,6 @@ def test_spans_are_where_the_reasoning_is(sample):
     assert found.split() == sample["reasoning"].split()
 
 
-def test_every_dialect_has_samples_or_is_a_second_name():
-    sampled = {sample["dialect"] for sample in CORPUS}
+def test_every_format_has_samples_or_is_a_second_name():
+    sampled = {sample["format"] for sample in CORPUS}
     assert set(REASONING_FORMATS.names()) - sampled == ALIASES

@@ -1,4 +1,4 @@
-"""Whatever a model writes: nothing raises, nothing is lost, and time is linear."""
+"""Random texts: nothing raises, nothing is lost, and time is linear."""
 
 import random
 import time
@@ -15,11 +15,11 @@ FORMATS = {name: select_reasoning_format(name) for name in REASONING_FORMATS.nam
 WORDS = ["a", "<", "</", "\n", "  ", "é", "😀", "[", "|>", '{"x": "<think>"}', "to=f", "analysis"]
 
 
-def marks_of(dialect):
+def marks_of(reasoning_format):
     return sorted(
         {
             mark
-            for some in (dialect.markers, dialect.initial_markers)
+            for some in (reasoning_format.markers, reasoning_format.initial_markers)
             for m in some.values()
             for mark in m.strings
         }
@@ -54,36 +54,38 @@ def bare(text):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_random_texts_are_read_alike_however_they_are_cut_and_nothing_is_lost(name):
+def test_random_text_parses_alike_at_every_cut_and_loses_nothing(name):
     draw = random.Random(name)
-    dialect = FORMATS[name]
-    marks = marks_of(dialect)
+    reasoning_format = FORMATS[name]
+    marks = marks_of(reasoning_format)
     words = WORDS + marks * 2 + [mark[: len(mark) // 2] for mark in marks]
     prompts = ["", *(mark for mark in marks), "x <think>", "</think>\n\n"]
     for _ in range(60):
         text = "".join(draw.choices(words, k=draw.randint(0, 12)))
         prompt = draw.choice(prompts)
-        whole = collect_pieces(ReasoningParser(dialect, prompt).push(text, last=True))
-        cut = ReasoningParser(dialect, prompt)
+        whole = collect_pieces(ReasoningParser(reasoning_format, prompt).push(text, last=True))
+        cut = ReasoningParser(reasoning_format, prompt)
         assert (
             collect_pieces(
                 [p for c in text for p in cut.push(c, last=False)] + cut.push("", last=True)
             )
             == whole
         )
-        content = bare(whole.text.removeprefix(dialect.prefix))
+        content = bare(whole.text.removeprefix(reasoning_format.prefix))
         assert accounted(text, bare(whole.reasoning), content, marks), (prompt, text, whole)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_prompt_that_is_gone_on_with_never_speaks(name):
+def test_a_continued_message_is_not_emitted_again(name):
     draw = random.Random(name)
     marks = marks_of(FORMATS[name])
     for _ in range(40):
-        begun = "".join(draw.choices(WORDS + marks, k=5)).strip()
-        made = ReasoningParser(FORMATS[name], "assistant\n" + begun, begun=begun)
-        speech = collect_pieces(made.push("more", last=True))
-        assert "".join((speech.reasoning + speech.text).split()) == "more"
+        continued_text = "".join(draw.choices(WORDS + marks, k=5)).strip()
+        parser = ReasoningParser(
+            FORMATS[name], "assistant\n" + continued_text, continued_text=continued_text
+        )
+        parsed = collect_pieces(parser.push("more", last=True))
+        assert "".join((parsed.reasoning + parsed.text).split()) == "more"
 
 
 @pytest.mark.parametrize("unit", ["a", "\n", "<", "</think>", "<think>", "<|channel|>", "<|end|>a"])
@@ -93,11 +95,11 @@ def test_time_is_linear(name, unit):
         parts = [unit * count] if whole else [unit] * count
         best = 9e9
         for _ in range(3):
-            made = ReasoningParser(FORMATS[name], "<think>")
+            parser = ReasoningParser(FORMATS[name], "<think>")
             began = time.process_time()
             for part in parts:
-                made.push(part, last=False)
-            made.push("", last=True)
+                parser.push(part, last=False)
+            parser.push("", last=True)
             best = min(best, time.process_time() - began)
         return best
 
@@ -105,12 +107,12 @@ def test_time_is_linear(name, unit):
         assert seconds(16_000, whole) < 16 * max(seconds(2_000, whole), 0.002)
 
 
-def test_marks_are_taken_out_however_the_text_is_cut():
+def test_marks_are_removed_at_every_cut():
     marks = SpecialStrings(["<|a|>", "<|bc|>"])
     text = "x<|a|>y<|b<|bc|>z<|a|"
     for place in range(len(text)):
-        made = SpecialStringStripper(marks)
-        parts = made.push(text[:place]) + made.push(text[place:]) + made.push("", last=True)
+        parser = SpecialStringStripper(marks)
+        parts = parser.push(text[:place]) + parser.push(text[place:]) + parser.push("", last=True)
         assert parts == "xy<|bz<|a|"
 
 

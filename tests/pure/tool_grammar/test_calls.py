@@ -1,4 +1,4 @@
-"""What forms of calls allow is what a model of the dialect writes and what its reader understands."""
+"""Grammars of calls allow what a model of the format writes and what its parser accepts."""
 
 import json
 import re
@@ -15,22 +15,30 @@ from quire.tool_grammar.parameter_schemas import arguments_schema
 from tests.pure.tool_grammar.tools import DECLARED, TOOLS, arguments
 from tests.pure.tool_grammar.walking import Trial, rng
 from tests.pure.tools.rendering import CallToRender, render_calls
-from tests.pure.tools.samples import FORMATS, dialect_of
+from tests.pure.tools.samples import FORMATS, format_of
 
 EVERY = [*FORMATS, "json"]
 
 
 def of(name):
-    return JSON_LIST_FORMAT if name == "json" else dialect_of(name)
+    return JSON_LIST_FORMAT if name == "json" else format_of(name)
 
 
-def literals(dialect):
-    """Texts by which calls go on and end."""
-    how = dialect.template
-    made = ['"', "}", '"}', "]", *[how.after] * 4, how.between, *how.call.split("«arguments»")[1:]]
-    for part in (how.param, how.call):
-        made += [piece.partition("«")[0] for piece in part.split("»")]
-    return [text for text in made if text and "«" not in text]
+def literals(tool_format):
+    """Literals within and after calls."""
+    template = tool_format.template
+    parser = [
+        '"',
+        "}",
+        '"}',
+        "]",
+        *[template.after] * 4,
+        template.between,
+        *template.call.split("«arguments»")[1:],
+    ]
+    for part in (template.param, template.call):
+        parser += [piece.partition("«")[0] for piece in part.split("»")]
+    return [text for text in parser if text and "«" not in text]
 
 
 def made_calls(rand):
@@ -40,95 +48,97 @@ def made_calls(rand):
 
 @pytest.fixture(scope="module", params=EVERY)
 def trial(request):
-    dialect = of(request.param)
-    return dialect, Trial(call_grammar.calls_grammar(dialect, list(DECLARED.values())))
+    tool_format = of(request.param)
+    return tool_format, Trial(call_grammar.calls_grammar(tool_format, list(DECLARED.values())))
 
 
-def test_what_a_model_writes_is_allowed(trial, often):
-    dialect, form = trial
+def test_rendered_calls_are_allowed(trial, often):
+    tool_format, grammar = trial
     for seed in range(12 * often):
         asked = made_calls(rng(seed))
-        text = render_calls(dialect, asked)
-        assert form.accepts(text), form.taken(text)
+        text = render_calls(tool_format, asked)
+        assert grammar.accepts(text), grammar.taken(text)
 
 
-def is_torn(text, dialect):
-    """A string within JSON between tags holds a tag: there readers see the end of the value."""
-    end = dialect.template.param.partition("«value»")[2].strip()
+def is_torn(text, tool_format):
+    """A string within JSON between tags contains a tag: the parser ends the value there."""
+    end = tool_format.template.param.partition("«value»")[2].strip()
     whole = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
-    return dialect.template.notation == "params" and text.count(end[:4]) != whole.count(end[:4])
+    return tool_format.template.notation == "params" and text.count(end[:4]) != whole.count(end[:4])
 
 
-def said_in(text, dialect):
-    """What the dialect's reader takes from a text; every call is whole and as declared."""
-    speech = collect_pieces(ToolParser(dialect, TOOLS).push(text, last=True))
-    assert not speech.notes, (text, speech)
-    for call in speech.calls:
+def parse_valid(text, tool_format):
+    """The parsed text; every call in it is whole and as declared."""
+    parsed = collect_pieces(ToolParser(tool_format, TOOLS).push(text, last=True))
+    assert not parsed.notes, (text, parsed)
+    for call in parsed.calls:
         assert call.outcome == "whole", (text, call)
         schema = arguments_schema(DECLARED[call.name].parameters)
         jsonschema.validate(json.loads(call.arguments), schema)
-    return speech
+    return parsed
 
 
-def test_what_is_allowed_reads_as_calls_that_the_schemas_allow(trial, often):
-    dialect, form = trial
-    texts = [form.walk(rng(seed), literals(dialect)) for seed in range(20 * often)]
-    texts = [text for text in texts if text is not None and not is_torn(text, dialect)]
+def test_allowed_text_parses_to_valid_calls(trial, often):
+    tool_format, grammar = trial
+    texts = [grammar.walk(rng(seed), literals(tool_format)) for seed in range(20 * often)]
+    texts = [text for text in texts if text is not None and not is_torn(text, tool_format)]
     assert len(texts) >= 3
     for text in texts:
-        speech = said_in(text, dialect)
-        assert speech.calls, text
-        assert not speech.text.strip(), (text, speech)
+        parsed = parse_valid(text, tool_format)
+        assert parsed.calls, text
+        assert not parsed.text.strip(), (text, parsed)
 
 
-def test_one_call_only_is_one_call_only(trial):
-    dialect, _ = trial
-    form = Trial(call_grammar.calls_grammar(dialect, list(DECLARED.values()), most=1))
+def test_a_maximum_of_one_allows_one_call(trial):
+    tool_format, _ = trial
+    grammar = Trial(call_grammar.calls_grammar(tool_format, list(DECLARED.values()), most=1))
     one = CallToRender("get_weather", {"city": "Rome"})
-    assert form.accepts(render_calls(dialect, [one]))
-    assert not form.accepts(render_calls(dialect, [one, one]))
+    assert grammar.accepts(render_calls(tool_format, [one]))
+    assert not grammar.accepts(render_calls(tool_format, [one, one]))
 
 
 @pytest.fixture(scope="module", params=[name for name in EVERY if name not in ("json", "openai")])
-def loose(request):
-    dialect = of(request.param)
-    return dialect, Trial(call_grammar.text_with_calls_grammar(dialect, list(DECLARED.values())))
+def strict_text(request):
+    tool_format = of(request.param)
+    return tool_format, Trial(
+        call_grammar.text_with_calls_grammar(tool_format, list(DECLARED.values()))
+    )
 
 
 @pytest.mark.parametrize(
     "text", ["", "Hello.", "a < b, {x}, [y]\n\nand 汉 `code`", "It is:\n 1. x"]
 )
-def test_text_without_calls_is_as_free_as_ever(loose, text):
-    assert loose[1].accepts(text)
+def test_text_without_calls_is_unconstrained(strict_text, text):
+    assert strict_text[1].accepts(text)
 
 
-def test_calls_may_follow_text(loose, often):
-    dialect, form = loose
+def test_calls_may_follow_text(strict_text, often):
+    tool_format, grammar = strict_text
     for seed in range(4 * often):
-        text = "I look it up.\n" + render_calls(dialect, made_calls(rng(seed)))
-        assert form.accepts(text), form.taken(text)
+        text = "I look it up.\n" + render_calls(tool_format, made_calls(rng(seed)))
+        assert grammar.accepts(text), grammar.taken(text)
 
 
-def test_a_call_of_what_was_not_declared_cannot_be_written(loose):
-    dialect, form = loose
+def test_undeclared_functions_and_parameters_are_not_allowed(strict_text):
+    tool_format, grammar = strict_text
     for name in ("forecast", "get_weathers", "get"):
-        assert not form.accepts(
-            "So: \n" + render_calls(dialect, [CallToRender(name, {"city": "Rome"})])
+        assert not grammar.accepts(
+            "So: \n" + render_calls(tool_format, [CallToRender(name, {"city": "Rome"})])
         )
-    assert not form.accepts(
-        "\n" + render_calls(dialect, [CallToRender("get_weather", {"city": "x", "sky": "y"})])
+    assert not grammar.accepts(
+        "\n" + render_calls(tool_format, [CallToRender("get_weather", {"city": "x", "sky": "y"})])
     )
 
 
-def test_what_calls_of_free_text_say_the_schemas_allow(loose, often):
-    dialect, form = loose
-    marks = [mark for one in dialect.syntaxes for mark in one.begin]
-    begin = "So:\n" + dialect.template.before + call_frame(dialect, "order").begin
+def test_calls_in_unconstrained_text_are_valid(strict_text, often):
+    tool_format, grammar = strict_text
+    marks = [mark for one in tool_format.syntaxes for mark in one.begin]
+    begin = "So:\n" + tool_format.template.before + call_frame(tool_format, "order").begin
     read = 0
     for seed in range(10 * often):
-        more = [*literals(dialect), *marks, "\n"]
-        text = form.walk(rng(seed), more, most=2500, ends=0.1, begin=begin)
-        if text is not None and not is_torn(text, dialect):
-            assert said_in(text, dialect).calls
+        more = [*literals(tool_format), *marks, "\n"]
+        text = grammar.walk(rng(seed), more, most=2500, ends=0.1, begin=begin)
+        if text is not None and not is_torn(text, tool_format):
+            assert parse_valid(text, tool_format).calls
             read += 1
     assert read

@@ -31,7 +31,7 @@ def strict(tool):
 
 
 @pytest.mark.parametrize(
-    ("given", "made"),
+    ("given", "policy"),
     [
         (None, ToolChoicePolicy("auto")),
         ("auto", ToolChoicePolicy("auto", is_explicit=True)),
@@ -52,8 +52,8 @@ def strict(tool):
         ),
     ],
 )
-def test_a_choice_is_understood(given, made):
-    assert parse_tool_choice(given, NAMES) == made
+def test_tool_choice_is_parsed(given, policy):
+    assert parse_tool_choice(given, NAMES) == policy
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def test_a_choice_is_understood(given, made):
         {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "x"}]},
     ],
 )
-def test_a_choice_that_means_nothing_is_refused(given):
+def test_an_invalid_tool_choice_is_refused(given):
     with pytest.raises(RequestError):
         parse_tool_choice(given, NAMES)
 
 
-def test_a_choice_of_what_would_run_in_the_server_is_refused_as_such():
+def test_a_choice_of_a_server_side_tool_is_refused():
     with pytest.raises(Unsupported):
         parse_tool_choice({"type": "web_search_preview"}, NAMES)
 
 
-def test_no_call_can_be_asked_for_without_tools():
+def test_required_without_tools_is_refused():
     with pytest.raises(RequestError, match="tools must be given"):
         parse_tool_choice("required", [])
 
@@ -82,7 +82,7 @@ def test_no_call_can_be_asked_for_without_tools():
 # -- plans ----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_bound_or_read_where_nothing_asks_for_it():
+def test_without_tools_there_is_no_grammar_and_no_parser():
     assert plan_tool_calls(None, TOOLS, ToolChoicePolicy("auto")).answer is None
     assert not plan_tool_calls(None, TOOLS, ToolChoicePolicy("auto")).parses_calls
     assert not plan_tool_calls(
@@ -98,92 +98,96 @@ def test_nothing_is_bound_or_read_where_nothing_asks_for_it():
 
 
 def test_without_a_parser_calls_are_a_json_list():
-    made = plan_tool_calls(None, TOOLS, FORCED)
-    assert Trial(made.answer.combined()).accepts(
+    parser = plan_tool_calls(None, TOOLS, FORCED)
+    assert Trial(parser.answer.combined()).accepts(
         f'[{{"name": "get_weather", "parameters": {CITY}}}]'
     )
-    said = collect_pieces(made.parser().push('[{"name": "now", "parameters": {}}]', last=True))
-    assert [call.name for call in said.calls] == ["now"]
+    parsed = collect_pieces(parser.parser().push('[{"name": "now", "parameters": {}}]', last=True))
+    assert [call.name for call in parsed.calls] == ["now"]
 
 
 def test_without_a_parser_a_function_that_is_named_is_its_arguments():
-    made = plan_tool_calls(None, TOOLS, ToolChoicePolicy("required", True, "get_weather"))
-    assert Trial(made.answer.combined()).accepts(CITY)
-    said = collect_pieces(made.parser().push(CITY, last=True))
-    assert [(call.name, call.arguments, call.outcome) for call in said.calls] == [
+    parser = plan_tool_calls(None, TOOLS, ToolChoicePolicy("required", True, "get_weather"))
+    assert Trial(parser.answer.combined()).accepts(CITY)
+    parsed = collect_pieces(parser.parser().push(CITY, last=True))
+    assert [(call.name, call.arguments, call.outcome) for call in parsed.calls] == [
         ("get_weather", CITY, "whole")
     ]
 
 
-def test_a_schema_that_the_dialect_cannot_write_is_forced_as_json():
+def test_a_schema_that_the_format_cannot_express_is_forced_as_json():
     odd = function("f", {"a": {"type": "string", "format": "date"}}, ["a"])
     assert plan_tool_calls(select_tool_parser("qwen3_coder"), [odd], FORCED).as_json_list
     assert plan_tool_calls(select_tool_parser("hermes"), [odd], FORCED).parser_factory is not None
 
 
-def test_a_plug_in_that_says_nothing_of_writing_has_calls_forced_as_json():
+def test_a_plug_in_without_a_template_has_calls_forced_as_json():
     odd = ToolParserFactory("own", lambda *a, **k: None, None)
     assert plan_tool_calls(odd, TOOLS, FORCED).as_json_list
     with pytest.raises(RequestError, match="'own'"):
         plan_tool_calls(odd, [strict(NOW)], ToolChoicePolicy("auto"))
 
 
-def test_strict_functions_bind_calls_and_leave_text_free():
-    made = plan_tool_calls(
+def test_strict_functions_constrain_calls_and_not_text():
+    parser = plan_tool_calls(
         select_tool_parser("hermes"), [strict(WEATHER), NOW], ToolChoicePolicy("auto")
     )
-    assert isinstance(made.answer.calls, TaggedTextNode)
-    form = Trial(made.answer.combined())
-    assert form.accepts("Hello <b>")
-    assert not form.accepts('<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>')
+    assert isinstance(parser.answer.calls, TaggedTextNode)
+    grammar = Trial(parser.answer.combined())
+    assert grammar.accepts("Hello <b>")
+    assert not grammar.accepts(
+        '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
+    )
 
 
-def test_strict_functions_that_the_dialect_cannot_write_are_refused_by_name():
+def test_strict_functions_that_the_format_cannot_express_are_refused_by_name():
     odd = strict(function("f", {"a": {"type": "string", "format": "date"}}, ["a"]))
     with pytest.raises(RequestError, match=r"qwen3_coder.*'a'"):
         plan_tool_calls(select_tool_parser("qwen3_coder"), [odd], ToolChoicePolicy("auto"))
 
 
-def test_a_function_that_need_not_be_strict_may_be_called_with_anything():
+def test_a_function_that_is_not_strict_may_be_called_with_anything():
     odd = function("f", {"a": {"type": "string", "format": "date"}}, ["a"])
-    made = plan_tool_calls(select_tool_parser("mimo"), [strict(NOW), odd], ToolChoicePolicy("auto"))
-    text = "<tool_call><function=f><parameter=a>soon</parameter></function></tool_call>"
-    assert Trial(made.answer.combined()).accepts(text)
-
-
-def test_a_form_of_the_content_leaves_calls_possible():
-    form = JsonNode('{"type": "object", "properties": {"x": {"type": "integer"}}}')
-    made = plan_tool_calls(
-        select_tool_parser("hermes"), [NOW], ToolChoicePolicy("auto"), content=form
+    parser = plan_tool_calls(
+        select_tool_parser("mimo"), [strict(NOW), odd], ToolChoicePolicy("auto")
     )
-    trial = Trial(made.answer.combined())
+    text = "<tool_call><function=f><parameter=a>soon</parameter></function></tool_call>"
+    assert Trial(parser.answer.combined()).accepts(text)
+
+
+def test_a_response_format_leaves_calls_possible():
+    grammar = JsonNode('{"type": "object", "properties": {"x": {"type": "integer"}}}')
+    parser = plan_tool_calls(
+        select_tool_parser("hermes"), [NOW], ToolChoicePolicy("auto"), content=grammar
+    )
+    trial = Trial(parser.answer.combined())
     assert trial.accepts('{"x": 1}')
     assert trial.accepts('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
     assert not trial.accepts("Hello")
 
 
-def test_forced_calls_leave_no_room_for_content():
-    made = plan_tool_calls(select_tool_parser("hermes"), TOOLS, FORCED, content=JsonNode("true"))
-    assert made.answer.content is None
+def test_forced_calls_exclude_content():
+    parser = plan_tool_calls(select_tool_parser("hermes"), TOOLS, FORCED, content=JsonNode("true"))
+    assert parser.answer.content is None
 
 
-def test_only_functions_that_are_allowed_can_be_called():
+def test_only_allowed_functions_can_be_called():
     some = ToolChoicePolicy("auto", True, allowed=frozenset({"now"}))
-    form = Trial(plan_tool_calls(select_tool_parser("hermes"), TOOLS, some).answer.combined())
-    assert form.accepts('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
-    assert not form.accepts(
+    grammar = Trial(plan_tool_calls(select_tool_parser("hermes"), TOOLS, some).answer.combined())
+    assert grammar.accepts('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    assert not grammar.accepts(
         f'<tool_call>\n{{"name": "get_weather", "arguments": {CITY}}}\n</tool_call>'
     )
 
 
-def test_text_of_messages_with_channels_is_free_in_the_last():
-    made = plan_tool_calls(select_tool_parser("openai"), [strict(NOW)], ToolChoicePolicy("auto"))
-    assert made.answer.content == ANY_TEXT
+def test_the_last_message_of_channels_is_unconstrained_text():
+    parser = plan_tool_calls(select_tool_parser("openai"), [strict(NOW)], ToolChoicePolicy("auto"))
+    assert parser.answer.content == ANY_TEXT
 
 
-def test_an_end_token_that_ends_a_call_is_left_to_the_end_of_the_text():
-    made = plan_tool_calls(select_tool_parser("openai"), [NOW], FORCED, ends={"<|call|>"})
-    assert Trial(made.answer.combined()).accepts(
+def test_an_end_token_that_ends_a_call_is_not_in_the_grammar():
+    parser = plan_tool_calls(select_tool_parser("openai"), [NOW], FORCED, eos_texts={"<|call|>"})
+    assert Trial(parser.answer.combined()).accepts(
         "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
     )
 
@@ -191,7 +195,7 @@ def test_an_end_token_that_ends_a_call_is_left_to_the_end_of_the_text():
 # -- the reader of bare arguments -----------------------------------------------------------------
 
 
-def test_arguments_are_told_as_they_come():
+def test_arguments_are_emitted_as_they_arrive():
     reader = JsonArgumentsParser("f", lambda: "1")
     assert [piece.call for piece in reader.push(' {"a"', last=False)] == [
         ParsedCallDelta(0, "chatcmpl-tool-1", "f"),
@@ -204,20 +208,20 @@ def test_arguments_are_told_as_they_come():
 
 
 @pytest.mark.parametrize(("text", "end"), [('{"a": ', "cut"), ("[1]", "broken")])
-def test_arguments_that_are_none_do_not_end_whole(text, end):
+def test_invalid_arguments_are_cut_or_broken(text, end):
     (call,) = collect_pieces(JsonArgumentsParser("f").push(text, last=True)).calls
     assert call.outcome == end
 
 
-def test_a_text_of_nothing_is_no_call():
+def test_an_empty_text_is_no_call():
     assert JsonArgumentsParser("f").push(" \n", last=True) == []
 
 
-def test_what_reads_a_list_is_the_machine_of_all_dialects():
+def test_a_json_list_is_parsed_by_the_tool_parser():
     assert isinstance(plan_tool_calls(None, TOOLS, FORCED).parser(), ToolParser)
 
 
-def test_calls_are_written_as_the_house_has_its_json():
+def test_forced_calls_follow_the_whitespace_defaults():
     bound = plan_tool_calls(None, TOOLS, ToolChoicePolicy("required", True, "get_weather")).answer
     plain, compact = (
         Trial(

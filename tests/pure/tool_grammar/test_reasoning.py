@@ -1,4 +1,4 @@
-"""What an answer is bound to begins where its thoughts end, whatever the dialect."""
+"""The grammar of an answer begins where its reasoning ends, in every format."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from quire.tool_grammar.tool_choice import ToolChoicePolicy
 from tests.pure.tool_grammar.tools import DECLARED, TOOLS
 from tests.pure.tool_grammar.walking import Trial
 from tests.pure.tools.rendering import CallToRender, render_calls
-from tests.pure.tools.samples import dialect_of
+from tests.pure.tools.samples import format_of
 
 CALL = call_grammar.calls_grammar(kimi_k2.FORMAT, [DECLARED["now"]])
 WRITTEN = (
@@ -26,63 +26,65 @@ WRITTEN = (
 )
 OBJECT = JsonNode('{"type": "object", "properties": {"a": {"type": "integer"}}}')
 EVERY = sorted(set(REASONING_FORMATS.names()) - {"minimax_m2_append_think"})
-"""All that tell thoughts from content."""
+"""Formats that separate reasoning from content."""
 
 
-def trial(name, prompt="", *, content=OBJECT, calls=None, variables=None, begun="", openers=()):
-    form = answer_with_reasoning(
+def trial(
+    name, prompt="", *, content=OBJECT, calls=None, variables=None, continued_text="", openers=()
+):
+    grammar = answer_with_reasoning(
         AnswerGrammar(content, calls, openers=openers),
         select_reasoning_format(name),
         prompt,
         variables,
-        begun=begun,
+        continued_text=continued_text,
     )
-    return Trial(form)
+    return Trial(grammar)
 
 
-def test_thoughts_that_the_prompt_began_come_first():
-    form = trial("qwen3", "...<think>\n")
-    assert form.accepts('I think {x}.\n</think>\n\n{"a": 1}')
-    assert not form.accepts('{"a": 1}')
-    assert not form.accepts("I think</think>So")
+def test_reasoning_that_the_prompt_opened_comes_first():
+    grammar = trial("qwen3", "...<think>\n")
+    assert grammar.accepts('I think {x}.\n</think>\n\n{"a": 1}')
+    assert not grammar.accepts('{"a": 1}')
+    assert not grammar.accepts("I think</think>So")
 
 
-def test_where_the_prompt_says_nothing_the_model_may_think_or_not():
-    form = trial("qwen3", "assistant\n")
-    assert form.accepts('{"a": 1}')
-    assert form.accepts('<think>\nHm.\n</think>\n{"a": 1}')
-    assert not form.accepts("<think>Hm.</think>")
-    assert not form.accepts('Hm. {"a": 1}')
+def test_without_a_mark_in_the_prompt_reasoning_is_optional():
+    grammar = trial("qwen3", "assistant\n")
+    assert grammar.accepts('{"a": 1}')
+    assert grammar.accepts('<think>\nHm.\n</think>\n{"a": 1}')
+    assert not grammar.accepts("<think>Hm.</think>")
+    assert not grammar.accepts('Hm. {"a": 1}')
 
 
-def test_where_the_prompt_closed_thoughts_there_are_none():
-    form = trial("qwen3", "<think>\n\n</think>\n\n")
-    assert form.accepts('{"a": 1}')
-    assert not form.accepts('<think>a</think>{"a": 1}')
+def test_a_prompt_that_closed_reasoning_excludes_it():
+    grammar = trial("qwen3", "<think>\n\n</think>\n\n")
+    assert grammar.accepts('{"a": 1}')
+    assert not grammar.accepts('<think>a</think>{"a": 1}')
 
 
-def test_a_model_that_always_thinks_thinks():
+def test_implied_reasoning_is_required():
     assert not trial("deepseek_r1", "x").accepts('{"a": 1}')
     assert trial("deepseek_r1", "x").accepts('Hm</think>{"a": 1}')
     assert trial("deepseek_v3", "x").accepts('{"a": 1}')
     assert not trial("deepseek_v3", "x", variables={"thinking": True}).accepts('{"a": 1}')
 
 
-def test_an_answer_that_goes_on_with_a_message_is_no_thought():
-    assert trial("qwen3", 'x{"b": ', begun='{"b": ').accepts('{"a": 1}')
+def test_a_continued_message_has_no_reasoning():
+    assert trial("qwen3", 'x{"b": ', continued_text='{"b": ').accepts('{"a": 1}')
 
 
-def test_marks_around_content_may_stay():
-    form = trial("hunyuan_a13b", "x")
-    assert form.accepts('<think>\na\n</think>\n<answer>\n{"a": 1}\n</answer>')
-    assert form.accepts('<think>\na\n</think>\n{"a": 1}')
+def test_marks_around_content_are_optional():
+    grammar = trial("hunyuan_a13b", "x")
+    assert grammar.accepts('<think>\na\n</think>\n<answer>\n{"a": 1}\n</answer>')
+    assert grammar.accepts('<think>\na\n</think>\n{"a": 1}')
     assert trial("hunyuan_a13b", "x<answer>\n").accepts('{"a": 1}\n</answer>')
 
 
-def test_a_section_of_calls_ends_thoughts_where_the_dialect_has_it_so():
-    form = trial("kimi_k2", "<think>", content=None, calls=CALL)
-    assert form.accepts("I ask.</think>" + WRITTEN)
-    assert form.accepts("I ask." + WRITTEN)
+def test_a_section_of_calls_ends_reasoning_in_formats_with_breaks():
+    grammar = trial("kimi_k2", "<think>", content=None, calls=CALL)
+    assert grammar.accepts("I ask.</think>" + WRITTEN)
+    assert grammar.accepts("I ask." + WRITTEN)
     only_content = trial("kimi_k2", "<think>")
     assert not only_content.accepts("I ask." + WRITTEN)
     assert not only_content.accepts('I ask. <|tool_calls_section_begin|></think>{"a": 1}')
@@ -90,90 +92,95 @@ def test_a_section_of_calls_ends_thoughts_where_the_dialect_has_it_so():
 
 @pytest.mark.parametrize("tools", ["hermes", "qwen3_coder", "glm45", "deepseek_v4", "minimax_m3"])
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_r1", "granite", "gemma4"])
-def test_forced_calls_may_end_thoughts_and_their_markup_is_not_in_thoughts(name, tools):
-    tool_format = dialect_of(tools)
+def test_forced_calls_may_end_reasoning_and_their_markup_is_not_in_it(name, tools):
+    tool_format = format_of(tools)
     plan = plan_tool_calls(
         select_tool_parser(tools), TOOLS, ToolChoicePolicy("required", is_explicit=True)
     )
-    dialect = select_reasoning_format(name)
-    opening, mode = dialect.prompt_endings[0]
-    form = Trial(answer_with_reasoning(plan.answer, dialect, opening))
+    reasoning_format = select_reasoning_format(name)
+    opening, mode = reasoning_format.prompt_endings[0]
+    grammar = Trial(answer_with_reasoning(plan.answer, reasoning_format, opening))
     calls = render_calls(tool_format, [CallToRender("now", {})])
-    close = next(iter(dialect.modes[mode].transitions))
+    close = next(iter(reasoning_format.modes[mode].transitions))
     mark = tool_format.syntaxes[0].begin[0]
-    assert form.accepts("I ask." + calls)
-    assert form.accepts(f"I ask.{close}{calls}")
-    assert not form.accepts(f"I write {mark} so.{close}{calls}")
+    assert grammar.accepts("I ask." + calls)
+    assert grammar.accepts(f"I ask.{close}{calls}")
+    assert not grammar.accepts(f"I write {mark} so.{close}{calls}")
     for text in ("I ask." + calls, f"I ask.{close}{calls}"):
-        reader = ParserChain(ReasoningParser(dialect, opening, openers=plan.openers), plan.parser())
-        said = collect_pieces(reader.push(text, last=True))
-        assert (said.reasoning, said.text) == ("I ask.", "")
-        assert [call.name for call in said.calls] == ["now"]
+        reader = ParserChain(
+            ReasoningParser(reasoning_format, opening, openers=plan.openers), plan.parser()
+        )
+        parsed = collect_pieces(reader.push(text, last=True))
+        assert (parsed.reasoning, parsed.text) == ("I ask.", "")
+        assert [call.name for call in parsed.calls] == ["now"]
 
 
 def test_calls_of_muse_have_the_header_of_their_message():
     plan = plan_tool_calls(
         select_tool_parser("muse"), TOOLS, ToolChoicePolicy("required", is_explicit=True)
     )
-    dialect = select_reasoning_format("muse")
-    form = Trial(answer_with_reasoning(plan.answer, dialect, "<|start|>assistant"))
-    call = " to=now<|message|>" + render_calls(dialect_of("muse"), [CallToRender("now", {})])
+    reasoning_format = select_reasoning_format("muse")
+    grammar = Trial(answer_with_reasoning(plan.answer, reasoning_format, "<|start|>assistant"))
+    call = " to=now<|message|>" + render_calls(format_of("muse"), [CallToRender("now", {})])
     thought = " to=self<|message|>Hm.<|eom|><|start|>assistant"
     for text in (call, thought + call):
-        assert form.accepts(text), form.taken(text)
-        reader = ParserChain(ReasoningParser(dialect, "<|start|>assistant"), plan.parser())
-        said = collect_pieces(reader.push(text, last=True))
-        assert (said.text, [one.name for one in said.calls]) == ("", ["now"])
-    assert not form.accepts(" to=user<|message|>Hi.")
+        assert grammar.accepts(text), grammar.taken(text)
+        reader = ParserChain(ReasoningParser(reasoning_format, "<|start|>assistant"), plan.parser())
+        parsed = collect_pieces(reader.push(text, last=True))
+        assert (parsed.text, [one.name for one in parsed.calls]) == ("", ["now"])
+    assert not grammar.accepts(" to=user<|message|>Hi.")
 
 
-def test_any_of_several_closings_closes():
-    form = trial("granite", "x")
+def test_each_closing_mark_ends_reasoning():
+    grammar = trial("granite", "x")
     for close in ("Here is my response:", "Here's my response:"):
-        assert form.accepts(f'Here is my thought process: a {close}{{"a": 1}}')
+        assert grammar.accepts(f'Here is my thought process: a {close}{{"a": 1}}')
 
 
-def test_messages_with_channels_are_bound_in_the_last():
-    form = trial(
+def test_the_last_message_of_channels_has_the_grammar():
+    grammar = trial(
         "gpt_oss", "<|start|>assistant", calls=LiteralNode("<|channel|>commentary to=functions.f")
     )
     final = '<|channel|>final<|message|>{"a": 1}'
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
-    assert form.accepts(final)
-    assert form.accepts(thought + final)
-    assert form.accepts(thought + "<|channel|>commentary to=functions.f")
-    assert not form.accepts('{"a": 1}')
-    assert not form.accepts("<|channel|>final<|message|>Hm.")
+    assert grammar.accepts(final)
+    assert grammar.accepts(thought + final)
+    assert grammar.accepts(thought + "<|channel|>commentary to=functions.f")
+    assert not grammar.accepts('{"a": 1}')
+    assert not grammar.accepts("<|channel|>final<|message|>Hm.")
 
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("prompt", ["", "opened"])
-def test_what_is_allowed_is_read_as_thoughts_and_that_content(name, prompt):
-    dialect = select_reasoning_format(name)
-    opening = next(iter({**dialect.modes[dialect.default_mode({})].initial_transitions}), "<think>")
+def test_allowed_text_parses_to_reasoning_and_valid_content(name, prompt):
+    reasoning_format = select_reasoning_format(name)
+    opening = next(
+        iter({**reasoning_format.modes[reasoning_format.default_mode({})].initial_transitions}),
+        "<think>",
+    )
     prompt = opening if prompt else ""
-    form = trial(name, prompt, variables={"enable_thinking": True})
-    machine = ReasoningParser(dialect, prompt, {"enable_thinking": True})
+    grammar = trial(name, prompt, variables={"enable_thinking": True})
+    machine = ReasoningParser(reasoning_format, prompt, {"enable_thinking": True})
     close = next(
         (mark for mark, turn in machine.mode.transitions.items() if turn.keep != "after"), ""
     )
     texts = ['{"a": 1}', f'Hm{close}\n{{"a": 1}}', f'{opening}Hm</think>{{"a": 1}}']
-    for text in (one for one in texts if form.accepts(one)):
-        reader = ParserChain(ReasoningParser(dialect, prompt, {"enable_thinking": True}))
-        said = collect_pieces(reader.push(text, last=True))
-        assert said.text.strip() == '{"a": 1}', (text, said)
+    for text in (one for one in texts if grammar.accepts(one)):
+        reader = ParserChain(ReasoningParser(reasoning_format, prompt, {"enable_thinking": True}))
+        parsed = collect_pieces(reader.push(text, last=True))
+        assert parsed.text.strip() == '{"a": 1}', (text, parsed)
 
 
-def test_calls_behind_thoughts_are_read_behind_thoughts():
-    form = trial("kimi_k2", "<think>", content=None, calls=CALL)
+def test_forced_calls_after_reasoning_are_parsed():
+    grammar = trial("kimi_k2", "<think>", content=None, calls=CALL)
     text = "I ask.</think>\n" + WRITTEN
-    assert form.accepts(text)
+    assert grammar.accepts(text)
     reader = ParserChain(
         ReasoningParser(select_reasoning_format("kimi_k2"), "<think>"),
         ToolParser(kimi_k2.FORMAT, TOOLS),
     )
-    said = collect_pieces(reader.push(text, last=True))
-    assert (said.reasoning, [call.name for call in said.calls]) == ("I ask.", ["now"])
+    parsed = collect_pieces(reader.push(text, last=True))
+    assert (parsed.reasoning, [call.name for call in parsed.calls]) == ("I ask.", ["now"])
 
 
 # -- budgets --------------------------------------------------------------------------------------
@@ -196,8 +203,8 @@ def encode(mark):
         ("minimax_m2_append_think", "<think>\n", None, "</think>"),
     ],
 )
-def test_a_budget_has_the_marks_of_the_dialect(name, prompt, begin, end):
-    made = thinking_budget(5, select_reasoning_format(name), encode, prompt)
-    assert made.max_tokens == 5
-    assert made.start_token_ids == (None if begin is None else tuple(encode(begin)))
-    assert made.end_token_ids == tuple(encode(end))
+def test_a_budget_has_the_marks_of_the_format(name, prompt, begin, end):
+    budget = thinking_budget(5, select_reasoning_format(name), encode, prompt)
+    assert budget.max_tokens == 5
+    assert budget.start_token_ids == (None if begin is None else tuple(encode(begin)))
+    assert budget.end_token_ids == tuple(encode(end))

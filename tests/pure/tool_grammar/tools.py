@@ -1,4 +1,4 @@
-"""Functions whose calls are tried in every dialect, and arguments for them."""
+"""Functions whose calls are tried in every format, and arguments for them."""
 
 from quire.text.tools.base import tools_by_name
 

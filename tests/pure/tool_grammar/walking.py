@@ -1,4 +1,4 @@
-"""Forms tried out over a vocabulary of single bytes and some marks: what they accept, what they yield."""
+"""Grammars over a vocabulary of single bytes and some marks: texts they accept and generate."""
 
 import random
 
@@ -20,12 +20,12 @@ def vocabulary(marks=()):
 
 
 class Trial:
-    """A form, compiled."""
+    """A compiled grammar."""
 
-    def __init__(self, form, marks=()):
+    def __init__(self, grammar, marks=()):
         self.vocabulary = vocabulary(marks)
         self._names = SpecialTokenNames(self.vocabulary)
-        checked = map_json(load_node(validate.build_constraint(form).form), rewrite_node)
+        checked = map_json(load_node(validate.build_constraint(grammar).form), rewrite_node)
         self._grammar = LLGuidanceCompiler(self.vocabulary).compile(checked)
 
     def ids(self, text):
@@ -39,7 +39,7 @@ class Trial:
         return self.taken(text) is None
 
     def taken(self, text):
-        """What of the text is allowed; None: all of it, and to end there."""
+        """The allowed part of the text; None: all of it, and to end there."""
         matcher = self._grammar.matcher()
         ids = self.ids(text)
         for place, one in enumerate(ids):
@@ -52,7 +52,7 @@ class Trial:
         return b"".join(tokens[i] for i in ids).decode("utf-8", "replace")
 
     def walk(self, rng, literals=(), most=4000, ends=0.5, begin=""):
-        """A text that the form allows, drawn at random; None if it found no end.
+        """A random text that the grammar allows; None if it found no end.
 
         literals: texts that are tried as a whole now and then, so that walks come to an end. ends:
         how likely it ends where it may. begin: what it begins with.

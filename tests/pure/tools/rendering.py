@@ -14,28 +14,30 @@ class CallToRender:
 
 def render_calls(tool_format, calls):
     """The text of these calls."""
-    how = tool_format.template
+    template = tool_format.template
     texts = []
     for place, call in enumerate(calls):
         frame = call_frame(tool_format, call.name, place)
-        texts.append(frame.begin + render_arguments(how, call.arguments) + frame.end)
-    return how.before + how.between.join(texts) + how.after
+        texts.append(frame.begin + render_arguments(template, call.arguments) + frame.end)
+    return template.before + template.between.join(texts) + template.after
 
 
-def render_arguments(how, arguments):
-    if how.notation == "json":
+def render_arguments(template, arguments):
+    if template.notation == "json":
         return json.dumps(arguments, ensure_ascii=False)
-    if how.notation == "braces":
-        return render_value(how, arguments)
-    return how.param_between.join(render_param(how, key, one) for key, one in arguments.items())
+    if template.notation == "braces":
+        return render_value(template, arguments)
+    return template.param_between.join(
+        render_param(template, key, one) for key, one in arguments.items()
+    )
 
 
-def render_param(how, key, value):
-    begin, end = param_frame(how, key, text=isinstance(value, str))
-    if how.notation == "elements" and has_elements(value):
+def render_param(template, key, value):
+    begin, end = param_frame(template, key, text=isinstance(value, str))
+    if template.notation == "elements" and has_elements(value):
         items = value.items() if isinstance(value, dict) else [("item", one) for one in value]
-        return begin + "".join(render_param(how, name, one) for name, one in items) + end
-    return begin + render_value(how, value) + end
+        return begin + "".join(render_param(template, name, one) for name, one in items) + end
+    return begin + render_value(template, value) + end
 
 
 def has_elements(value):

@@ -1,4 +1,4 @@
-"""The corpus: what models of each dialect write, and what it says. One file a dialect."""
+"""The corpus: texts of models, and the calls and content in them. One file per format."""
 
 import functools
 import json
@@ -27,33 +27,33 @@ DECLARED = [
 
 
 @functools.lru_cache
-def corpus(dialect):
-    lines = (HERE / f"{dialect}.jsonl").read_text(encoding="utf-8").split("\n")
+def corpus(tool_format):
+    lines = (HERE / f"{tool_format}.jsonl").read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines if line]
 
 
-def dialect_of(name):
+def format_of(name):
     return TOOL_FORMATS.load(name).FORMAT
 
 
-def reader(dialect, **options):
+def reader(tool_format, **options):
     """A parser whose ids are all the same."""
     options.setdefault("ids", lambda: "0123456789abcdef" * 2)
-    return ToolParser(dialect_of(dialect), options.pop("tools", DECLARED), **options)
+    return ToolParser(format_of(tool_format), options.pop("tools", DECLARED), **options)
 
 
 def pieces_of(parser, parts):
-    """All that a parser tells of a text that comes in these parts."""
-    told = []
+    """All pieces that a parser emits for a text in these parts."""
+    emitted = []
     for part in parts[:-1]:
-        told += parser.push(part, last=False)
-    return told + parser.push(parts[-1], last=True)
+        emitted += parser.push(part, last=False)
+    return emitted + parser.push(parts[-1], last=True)
 
 
-def read(dialect, *parts, **options):
-    return collect_pieces(pieces_of(reader(dialect, **options), parts))
+def read(tool_format, *parts, **options):
+    return collect_pieces(pieces_of(reader(tool_format, **options), parts))
 
 
-def calls_of(speech):
+def calls_of(parsed):
     """Names and arguments of the whole calls."""
-    return [(c.name, json.loads(c.arguments)) for c in speech.calls if c.outcome == "whole"]
+    return [(c.name, json.loads(c.arguments)) for c in parsed.calls if c.outcome == "whole"]

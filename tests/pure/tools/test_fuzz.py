@@ -1,4 +1,4 @@
-"""Made-up texts: whatever is written, nothing is raised, nothing is lost, nothing is invented."""
+"""Random texts: nothing is raised, nothing is lost, nothing is invented."""
 
 import json
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from quire.text.tools._render_calls import call_frame
 from quire.text.tools.base import closing_literals
 from tests.pure.tools.rendering import CallToRender, render_calls
-from tests.pure.tools.samples import FORMATS, dialect_of, function, read
+from tests.pure.tools.samples import FORMATS, format_of, function, read
 
 LOOSE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
-def fragments(dialect):
-    """Shards of calls of a dialect, of other ones, and of nothing in particular."""
-    one = dialect_of(dialect)
+def fragments(tool_format):
+    """Shards of calls of a format, of other ones, and of nothing in particular."""
+    one = format_of(tool_format)
     marks = [m for form in one.syntaxes for m in form.begin]
     ends = [c for form in one.syntaxes for c in closing_literals(form.steps)]
     call = render_calls(one, [CallToRender("get_weather", {"city": "Rom", "days": 2})])
@@ -43,25 +43,25 @@ def fragments(dialect):
     return st.lists(known | st.text(max_size=6), max_size=14).map("".join)
 
 
-@pytest.mark.parametrize("dialect", FORMATS)
-def test_whatever_is_written_is_told_the_same_at_every_split_and_not_lost(dialect, often):
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_random_text_parses_alike_at_every_split_and_loses_nothing(tool_format, often):
     @settings(max_examples=12 * often, deadline=None, suppress_health_check=LOOSE)
-    @given(fragments(dialect), st.data())
+    @given(fragments(tool_format), st.data())
     def check(text, data):
-        said = read(dialect, text)
+        parsed = read(tool_format, text)
         cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
         parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
-        assert read(dialect, *parts) == said
-        for call in said.calls:
+        assert read(tool_format, *parts) == parsed
+        for call in parsed.calls:
             assert call.name
             assert call.arguments, "a call with nothing in it"
             if call.outcome == "whole":
                 assert isinstance(json.loads(call.arguments), dict)
-        if not said.calls and dialect != "openai":
-            assert said.text == text
-        if said.notes or not said.calls:
+        if not parsed.calls and tool_format != "openai":
+            assert parsed.text == text
+        if parsed.notes or not parsed.calls:
             return
-        assert all(call.outcome == "whole" for call in said.calls)
+        assert all(call.outcome == "whole" for call in parsed.calls)
 
     check()
 
@@ -101,42 +101,50 @@ CALLS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("dialect", FORMATS)
-def test_what_is_written_as_calls_is_read_as_those_calls(dialect, often):
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_rendered_calls_parse_to_the_same_calls(tool_format, often):
     @settings(max_examples=10 * often, deadline=None, suppress_health_check=LOOSE)
     @given(CALLS)
     def check(calls):
-        said = read(dialect, render_calls(dialect_of(dialect), calls), tools=declared_for(calls))
-        told = [(call.name, json.loads(call.arguments)) for call in said.calls]
-        assert told == [(call.name, dict(call.arguments)) for call in calls]
-        assert (said.text, said.notes) == ("", [])
+        parsed = read(
+            tool_format, render_calls(format_of(tool_format), calls), tools=declared_for(calls)
+        )
+        emitted = [(call.name, json.loads(call.arguments)) for call in parsed.calls]
+        assert emitted == [(call.name, dict(call.arguments)) for call in calls]
+        assert (parsed.text, parsed.notes) == ("", [])
 
     check()
 
 
-@pytest.mark.parametrize("dialect", FORMATS)
-def test_words_between_calls_are_all_kept(dialect):
-    one = dialect_of(dialect)
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_text_between_calls_is_content(tool_format):
+    one = format_of(tool_format)
     call = render_calls(one, [CallToRender("now", {})])
     between = (
-        "<|start|>assistant<|channel|>final<|message|>{}<|end|>" if dialect == "openai" else "{}"
+        "<|start|>assistant<|channel|>final<|message|>{}<|end|>"
+        if tool_format == "openai"
+        else "{}"
     )
     words = ["first", "second", "third"]
     text = "\n".join(part for word in words for part in (between.format(word), call))
-    said = read(dialect, text)
-    assert "".join(said.text.split()) == "".join(words)
-    assert len(said.calls) == 3
+    parsed = read(tool_format, text)
+    assert "".join(parsed.text.split()) == "".join(words)
+    assert len(parsed.calls) == 3
 
 
-@pytest.mark.parametrize("dialect", FORMATS)
-def test_frames_with_arguments_in_them_are_calls(dialect):
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_call_frames_around_arguments_are_calls(tool_format):
     call = CallToRender("get_weather", {"city": "Rom"})
-    first = call_frame(dialect_of(dialect), "get_weather", 0)
-    how = first.template
-    alone = render_calls(dialect_of(dialect), [call])
-    inside = alone[len(how.before + first.begin) : len(alone) - len(first.end + how.after)]
-    second = call_frame(dialect_of(dialect), "get_weather", 1)
-    calls = how.between.join(one.begin + inside + one.end for one in (first, second))
-    assert how.before + calls + how.after == render_calls(dialect_of(dialect), [call, call])
-    if how.notation == "json":
+    first = call_frame(format_of(tool_format), "get_weather", 0)
+    template = first.template
+    alone = render_calls(format_of(tool_format), [call])
+    inside = alone[
+        len(template.before + first.begin) : len(alone) - len(first.end + template.after)
+    ]
+    second = call_frame(format_of(tool_format), "get_weather", 1)
+    calls = template.between.join(one.begin + inside + one.end for one in (first, second))
+    assert template.before + calls + template.after == render_calls(
+        format_of(tool_format), [call, call]
+    )
+    if template.notation == "json":
         assert json.loads(inside) == {"city": "Rom"}

@@ -38,57 +38,57 @@ TEXT = "<think>\nhm LOUD <|x|>\n</think>\n\nIt <|x|>says GO now<|im_end|> RUN"
 
 
 def read(parts, **options):
-    made = ParserChain(ReasoningParser(FORMAT), Shouts(), HIDDEN, **options)
-    pieces = [piece for part in parts for piece in made.push(part, last=False)]
-    return collect_pieces(pieces + made.push("", last=True))
+    parser = ParserChain(ReasoningParser(FORMAT), Shouts(), HIDDEN, **options)
+    pieces = [piece for part in parts for piece in parser.push(part, last=False)]
+    return collect_pieces(pieces + parser.push("", last=True))
 
 
-def test_calls_are_read_behind_reasoning_only_and_no_special_token_is_left():
-    speech = read([TEXT])
-    assert speech.reasoning == "hm LOUD "
-    assert speech.text == "It says now "
-    assert [call.name for call in speech.calls] == ["GO", "RUN"]
+def test_calls_are_parsed_after_reasoning_and_special_tokens_are_removed():
+    parsed = read([TEXT])
+    assert parsed.reasoning == "hm LOUD "
+    assert parsed.text == "It says now "
+    assert [call.name for call in parsed.calls] == ["GO", "RUN"]
 
 
-def test_no_cut_changes_what_is_said():
+def test_no_cut_changes_the_result():
     whole = read([TEXT])
     for place in range(len(TEXT)):
         assert read([TEXT[:place], TEXT[place:]]) == whole, place
     assert read(list(TEXT)) == whole
 
 
-def test_of_several_calls_only_the_first_is_told_on_request():
-    speech = read(list(TEXT), first_call_only=True)
-    assert [call.name for call in speech.calls] == ["GO"]
-    assert len(speech.notes) == 1
+def test_first_call_only_emits_one_call():
+    parsed = read(list(TEXT), first_call_only=True)
+    assert [call.name for call in parsed.calls] == ["GO"]
+    assert len(parsed.notes) == 1
 
 
-def test_what_comes_first_is_told_first():
-    made = ParserChain(ReasoningParser(FORMAT), Shouts(), HIDDEN)
-    pieces = made.push(TEXT, last=True)
+def test_pieces_are_emitted_in_order():
+    parser = ParserChain(ReasoningParser(FORMAT), Shouts(), HIDDEN)
+    pieces = parser.push(TEXT, last=True)
     kinds = ["r" if p.reasoning else "c" if p.call else "t" for p in pieces]
     assert "".join(kinds).replace("tt", "t") == "rtctc"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
-def test_tokens_of_reasoning_are_counted_alike_however_they_come(size):
+def test_reasoning_tokens_are_counted_alike_in_any_chunks(size):
     tokens = ["<think>", "\n", "hm", ",", " so", "\n", "</think>", "\n\n", "Yes", "."]
-    made = ReasoningParser(FORMAT)
-    counter = ReasoningTokenCounter(made, lambda ids: "".join(tokens[i] for i in ids))
+    parser = ReasoningParser(FORMAT)
+    counter = ReasoningTokenCounter(parser, lambda ids: "".join(tokens[i] for i in ids))
     for at in range(0, len(tokens), size):
         ids = range(at, min(at + size, len(tokens)))
         counter.push(ids)
-        made.push("".join(tokens[i] for i in ids), last=False)
+        parser.push("".join(tokens[i] for i in ids), last=False)
         counter.count_pending()
-    made.push("", last=True)
+    parser.push("", last=True)
     counter.count_pending()
     assert counter.count == 5  # with the line ends around
 
 
 def test_reasoning_without_end_is_counted_to_the_end():
-    made = ReasoningParser(FORMAT, "<think>")
-    counter = ReasoningTokenCounter(made, lambda ids: "ab" * len(ids))
+    parser = ReasoningParser(FORMAT, "<think>")
+    counter = ReasoningTokenCounter(parser, lambda ids: "ab" * len(ids))
     counter.push([1, 2, 3, 4])
-    made.push("ababab", last=True)  # the last one ended the answer: it is no text
+    parser.push("ababab", last=True)  # the last one ended the answer: it is no text
     counter.count_pending()
     assert counter.count == 3

@@ -1,4 +1,4 @@
-"""What the one machine does in every dialect: malformed text, ids, types, one call only, its time."""
+"""The parser in every format: malformed text, ids, types, one call only, linear time."""
 
 import gc
 import itertools
@@ -16,7 +16,7 @@ from tests.pure.tools.samples import (
     TEXT,
     calls_of,
     corpus,
-    dialect_of,
+    format_of,
     function,
     pieces_of,
     read,
@@ -26,11 +26,11 @@ from tests.pure.tools.samples import (
 WEATHER = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rom", "days": 2}}</tool_call>'
 
 
-def pieces(dialect, text, **options):
-    return pieces_of(reader(dialect, **options), [text])
+def pieces(tool_format, text, **options):
+    return pieces_of(reader(tool_format, **options), [text])
 
 
-def test_arguments_are_told_as_they_come():
+def test_arguments_are_emitted_as_they_arrive():
     parser = reader("hermes")
     assert parser.push('<tool_call>{"name": "write_file", "arguments": {"path"') == []
     (first,) = parser.push(': "a b')
@@ -43,77 +43,77 @@ def test_arguments_are_told_as_they_come():
     assert third == ParsedPiece(call=ParsedCallDelta(0, arguments='"}', outcome="whole"))
 
 
-def test_content_comes_at_once_and_the_beginning_of_a_mark_does_not():
+def test_content_is_emitted_at_once_and_a_partial_mark_is_not():
     parser = reader("hermes")
     assert parser.push("It is <b>") == [ParsedPiece("It is <b>")]
     assert parser.push(" so <tool") == [ParsedPiece(" so")]
     assert parser.push("ing>") == [ParsedPiece(" <tooling>")]
 
 
-def test_a_mark_that_is_never_finished_comes_back_at_the_end():
+def test_a_partial_mark_at_the_end_is_content():
     parser = reader("hermes")
     parser.push("a <tool_ca")
     assert parser.push("", last=True) == [ParsedPiece(" <tool_ca")]
 
 
-def test_a_call_that_breaks_after_it_was_told_ends_as_broken_and_its_rest_is_content():
-    said = read("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1 oops}}</tool_call> x')
-    (call,) = said.calls
+def test_a_call_that_breaks_after_it_was_emitted_is_broken_and_its_rest_is_content():
+    parsed = read("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1 oops}}</tool_call> x')
+    (call,) = parsed.calls
     assert (call.arguments, call.outcome) == ('{"a": 1', "broken")
-    assert said.text == " oops}}</tool_call> x"
-    assert len(said.notes) == 1
+    assert parsed.text == " oops}}</tool_call> x"
+    assert len(parsed.notes) == 1
 
 
 def test_several_objects_in_one_tag_are_several_calls():
     one = '{"name": "now", "arguments": {}}'
-    said = read("jamba", f"<tool_calls>\n{one}\n{one}\n</tool_calls>")
-    assert (calls_of(said), said.text, said.notes) == ([("now", {})] * 2, "", [])
+    parsed = read("jamba", f"<tool_calls>\n{one}\n{one}\n</tool_calls>")
+    assert (calls_of(parsed), parsed.text, parsed.notes) == ([("now", {})] * 2, "", [])
 
 
-def test_what_breaks_behind_the_arguments_leaves_the_call_whole():
+def test_malformed_text_after_the_arguments_leaves_the_call_whole():
     text = '<tool_call>{"name": "now", "arguments": {}, "id": "x" oops}</tool_call> y'
-    said = read("hermes", text)
-    assert calls_of(said) == [("now", {})]
-    assert said.text == " oops} y"
-    assert len(said.notes) == 1
+    parsed = read("hermes", text)
+    assert calls_of(parsed) == [("now", {})]
+    assert parsed.text == " oops} y"
+    assert len(parsed.notes) == 1
 
 
-def test_with_eager_off_a_call_that_breaks_is_content_to_its_beginning():
+def test_with_eager_off_a_broken_call_is_content():
     text = '<tool_call>{"name": "now", "arguments": {"a": 1 oops}}</tool_call> x'
-    said = read("hermes", text, eager=False)
-    assert (said.calls, said.text) == ([], text)
+    parsed = read("hermes", text, eager=False)
+    assert (parsed.calls, parsed.text) == ([], text)
 
 
-def test_with_eager_off_a_call_that_breaks_takes_no_place():
+def test_with_eager_off_a_broken_call_takes_no_index():
     broken = '<tool_call>{"name": "now", "arguments": {"a": 1 oops}}'
     (call,) = read("hermes", broken + WEATHER, eager=False).calls
     assert (call.index, call.name) == (0, "get_weather")
 
 
-@pytest.mark.parametrize("dialect", FORMATS)
-def test_with_eager_off_calls_come_whole(dialect):
-    for sample in corpus(dialect):
-        told = [p.call for p in pieces(dialect, sample["text"], eager=False) if p.call]
-        found = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in told]
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_with_eager_off_calls_are_emitted_whole(tool_format):
+    for sample in corpus(tool_format):
+        emitted = [p.call for p in pieces(tool_format, sample["text"], eager=False) if p.call]
+        found = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in emitted]
         assert found == sample["calls"]
-        assert {c.outcome for c in told} <= {"whole"}
+        assert {c.outcome for c in emitted} <= {"whole"}
 
 
-def test_a_cut_call_is_told_as_cut_and_says_so():
-    said = read("hermes", '<tool_call>{"name": "write_file", "arguments": {"path": "a')
-    assert said.calls[0].outcome == "cut"
-    assert said.calls[0].arguments == '{"path": "a'
-    assert (said.text, len(said.notes)) == ("", 1)
+def test_a_truncated_call_is_cut_with_a_note():
+    parsed = read("hermes", '<tool_call>{"name": "write_file", "arguments": {"path": "a')
+    assert parsed.calls[0].outcome == "cut"
+    assert parsed.calls[0].arguments == '{"path": "a'
+    assert (parsed.text, len(parsed.notes)) == ("", 1)
 
 
 def test_a_call_cut_before_its_arguments_is_content():
     text = '<tool_call>{"name": "write_file", "argum'
-    said = read("hermes", text)
-    assert (said.calls, said.text, len(said.notes)) == ([], text, 1)
+    parsed = read("hermes", text)
+    assert (parsed.calls, parsed.text, len(parsed.notes)) == ([], text, 1)
 
 
 @pytest.mark.parametrize(
-    ("dialect", "text"),
+    ("tool_format", "text"),
     [
         ("llama3_json", '{"name": "now", "parameters": {}}; '),
         ("mistral", '[TOOL_CALLS] [{"name": "now", "arguments": {}},\n'),
@@ -121,19 +121,19 @@ def test_a_call_cut_before_its_arguments_is_content():
         ("hermes", '<tool_call>{"name": "now", "arguments": {}}</tool_call>\n'),
     ],
 )
-def test_what_stands_between_calls_is_no_content_where_the_text_ends(dialect, text):
-    said = read(dialect, text)
-    assert (calls_of(said), said.text) == ([("now", {})], "")
+def test_separators_at_the_end_of_the_text_are_not_content(tool_format, text):
+    parsed = read(tool_format, text)
+    assert (calls_of(parsed), parsed.text) == ([("now", {})], "")
 
 
 @pytest.mark.parametrize("text", ["<tool_calls>[]</tool_calls>", "<tool_calls>[ ] and more"])
 def test_a_list_of_no_calls_is_content_with_a_note(text):
-    said = read("jamba", text)
-    assert (said.calls, said.text, len(said.notes)) == ([], text, 1)
+    parsed = read("jamba", text)
+    assert (parsed.calls, parsed.text, len(parsed.notes)) == ([], text, 1)
 
 
 @pytest.mark.parametrize(
-    ("dialect", "text"),
+    ("tool_format", "text"),
     [
         ("hermes", '<tool_call>{"name": "now", "name": "search", "arguments": {}}</tool_call>'),
         (
@@ -146,44 +146,46 @@ def test_a_list_of_no_calls_is_content_with_a_note(text):
         ),
     ],
 )
-def test_what_could_be_read_in_two_ways_is_content(dialect, text):
-    said = read(dialect, text)
-    assert (said.calls, said.text, len(said.notes)) == ([], text, 1)
+def test_ambiguous_markup_is_content(tool_format, text):
+    parsed = read(tool_format, text)
+    assert (parsed.calls, parsed.text, len(parsed.notes)) == ([], text, 1)
 
 
-def test_one_call_only_tells_the_first_and_counts_the_others():
-    said = read("hermes", WEATHER * 3, parallel=False)
-    assert calls_of(said) == [("get_weather", {"city": "Rom", "days": 2})]
-    assert said.notes == ["2 more calls were dropped: only one was allowed"]
-    assert said.text == ""
+def test_without_parallel_calls_the_first_is_emitted_and_the_others_are_counted():
+    parsed = read("hermes", WEATHER * 3, parallel=False)
+    assert calls_of(parsed) == [("get_weather", {"city": "Rom", "days": 2})]
+    assert parsed.notes == ["2 more calls were dropped: only one was allowed"]
+    assert parsed.text == ""
 
 
-def test_arguments_too_deep_for_json_readers_are_content():
+def test_arguments_nested_too_deep_are_broken():
     deep = '<tool_call>{"name": "now", "arguments": {"a": ' + "[" * 100_000
-    said = read("hermes", deep)
-    assert said.calls[0].outcome == "broken"
-    assert len(said.calls[0].arguments) < 300
+    parsed = read("hermes", deep)
+    assert parsed.calls[0].outcome == "broken"
+    assert len(parsed.calls[0].arguments) < 300
 
 
-def test_a_number_without_end_is_no_number():
-    said = read("hermes", '<tool_call>{"name": "now", "arguments": {"a": ' + "1" * 5000 + "}}")
-    assert said.calls[0].outcome == "broken"
+def test_a_number_that_is_too_long_is_broken():
+    parsed = read("hermes", '<tool_call>{"name": "now", "arguments": {"a": ' + "1" * 5000 + "}}")
+    assert parsed.calls[0].outcome == "broken"
 
 
 @pytest.mark.parametrize(
     "word", ["NaN", "Infinity", "-Infinity", "undefined", "01", "1.", ".5", "+1"]
 )
-def test_what_is_no_json_never_ends_whole(word):
-    said = read("hermes", f'<tool_call>{{"name": "now", "arguments": {{"a": {word}}}}}</tool_call>')
-    assert said.calls[0].outcome == "broken"
+def test_invalid_json_is_broken(word):
+    parsed = read(
+        "hermes", f'<tool_call>{{"name": "now", "arguments": {{"a": {word}}}}}</tool_call>'
+    )
+    assert parsed.calls[0].outcome == "broken"
 
 
-def string_as_read(dialect, literal):
+def string_as_read(tool_format, literal):
     """What a string is that was written so; the same whether or not it came in characters."""
     form = '<tool_call>{{"name": "search", "arguments": {{"query": {}}}}}</tool_call>'
-    text = (form if dialect == "hermes" else "[search(query={})]").format(literal)
-    (found,) = calls_of(read(dialect, text))
-    assert calls_of(read(dialect, *text, "")) == [found]
+    text = (form if tool_format == "hermes" else "[search(query={})]").format(literal)
+    (found,) = calls_of(read(tool_format, text))
+    assert calls_of(read(tool_format, *text, "")) == [found]
     return found[1]["query"]
 
 
@@ -198,7 +200,7 @@ def string_as_read(dialect, literal):
         ('"a\nb"', "a\nb"),
     ],
 )
-def test_a_string_of_json_and_its_slips(literal, value):
+def test_json_strings_with_common_mistakes(literal, value):
     assert string_as_read("hermes", literal) == value
 
 
@@ -215,20 +217,20 @@ def test_a_string_of_json_and_its_slips(literal, value):
         ("'''a''b'''", "a''b"),
     ],
 )
-def test_a_string_of_python(literal, value):
+def test_python_strings(literal, value):
     assert string_as_read("pythonic", literal) == value
 
 
 def test_a_null_character_in_a_string_is_escaped():
-    said = read("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\0\x1f"}}</tool_call>')
-    assert calls_of(said) == [("now", {"a": "\0\x1f"})]
+    parsed = read("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\0\x1f"}}</tool_call>')
+    assert calls_of(parsed) == [("now", {"a": "\0\x1f"})]
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "<x>", "x" * 600, 'a"b', "{}"])
-def test_what_is_no_name_makes_no_call(name):
+def test_an_invalid_name_is_no_call(name):
     text = f'<tool_call>{{"name": {json.dumps(name)}, "arguments": {{}}}}</tool_call>'
-    said = read("hermes", text)
-    assert (said.calls, said.text) == ([], text)
+    parsed = read("hermes", text)
+    assert (parsed.calls, parsed.text) == ([], text)
 
 
 def test_a_strange_name_is_a_name_if_it_was_declared():
@@ -237,47 +239,47 @@ def test_a_strange_name_is_a_name_if_it_was_declared():
     assert calls_of(read("hermes", text, tools=tools)) == [('say "hi"', {})]
 
 
-def test_an_undeclared_function_is_told_where_marks_make_it_a_call():
-    said = read("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>')
-    assert calls_of(said) == [("other", {})]
+def test_an_undeclared_function_is_a_call_in_tags():
+    parsed = read("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>')
+    assert calls_of(parsed) == [("other", {})]
 
 
-@pytest.mark.parametrize("dialect", FORMATS)
-def test_an_undeclared_function_is_a_call_unless_the_format_has_declared_ones_only(dialect):
-    text = render_calls(dialect_of(dialect), [CallToRender("other", {"city": "Rom"})])
-    said = read(dialect, text)
-    bare = dialect in ("llama3_json", "pythonic", "xlam")
-    if bare or dialect_of(dialect).declared_only:
-        assert (said.calls, said.text) == ([], text)
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_an_undeclared_function_is_a_call_unless_the_format_is_declared_only(tool_format):
+    text = render_calls(format_of(tool_format), [CallToRender("other", {"city": "Rom"})])
+    parsed = read(tool_format, text)
+    bare = tool_format in ("llama3_json", "pythonic", "xlam")
+    if bare or format_of(tool_format).declared_only:
+        assert (parsed.calls, parsed.text) == ([], text)
     else:
-        assert [call.name for call in said.calls] == ["other"]
-    if dialect not in ("llama3_json", "pythonic"):  # without tools any answer is a call there
-        assert [call.name for call in read(dialect, text, tools=None).calls] == ["other"]
+        assert [call.name for call in parsed.calls] == ["other"]
+    if tool_format not in ("llama3_json", "pythonic"):  # without tools any answer is a call there
+        assert [call.name for call in read(tool_format, text, tools=None).calls] == ["other"]
 
 
 @pytest.mark.parametrize(
-    ("dialect", "text"),
+    ("tool_format", "text"),
     [("llama3_json", '{"name": "f", "parameters": {}}'), ("pythonic", "[f()]")],
 )
-def test_bare_calls_are_told_when_nothing_was_declared_and_nothing_was_said(dialect, text):
-    assert calls_of(read(dialect, text, tools=None)) == [("f", {})]
-    assert read(dialect, "See:\n" + text, tools=None).text == "See:\n" + text
+def test_bare_calls_without_declared_functions_are_calls_before_any_content(tool_format, text):
+    assert calls_of(read(tool_format, text, tools=None)) == [("f", {})]
+    assert read(tool_format, "See:\n" + text, tools=None).text == "See:\n" + text
 
 
 def test_bare_calls_of_declared_functions_are_found_at_the_beginning_of_a_line():
-    said = read("llama3_json", 'I will look.\n{"name": "now", "parameters": {}}')
-    assert (said.text, calls_of(said)) == ("I will look.", [("now", {})])
+    parsed = read("llama3_json", 'I will look.\n{"name": "now", "parameters": {}}')
+    assert (parsed.text, calls_of(parsed)) == ("I will look.", [("now", {})])
 
 
-def test_an_answer_in_json_is_not_held_back_until_its_end():
+def test_a_json_answer_is_streamed():
     parser = reader("llama3_json")
     assert parser.push('{"temperature": 2') == [ParsedPiece('{"temperature": 2')]
 
 
-def ids(dialect, text):
+def ids(tool_format, text):
     counter = itertools.count(1)
-    made = reader(dialect, ids=lambda: f"{next(counter):032x}")
-    return [p.call.id for p in pieces_of(made, [text]) if p.call and p.call.id]
+    parser = reader(tool_format, ids=lambda: f"{next(counter):032x}")
+    return [p.call.id for p in pieces_of(parser, [text]) if p.call and p.call.id]
 
 
 def test_ids_are_hex_and_each_is_fresh():
@@ -293,11 +295,11 @@ def test_ids_of_mistral_are_nine_letters_and_digits():
 
 def test_an_id_that_mistral_wrote_is_kept_if_it_is_one():
     assert ids("mistral", "[TOOL_CALLS]now[CALL_ID]AbCdEf123[ARGS]{}") == ["AbCdEf123"]
-    (made,) = ids("mistral", "[TOOL_CALLS]now[CALL_ID]../etc[ARGS]{}")
-    assert made != "../etc"
+    (parser,) = ids("mistral", "[TOOL_CALLS]now[CALL_ID]../etc[ARGS]{}")
+    assert parser != "../etc"
 
 
-def test_ids_of_kimi_are_its_own():
+def test_ids_of_kimi_are_those_of_the_model():
     text = (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:3"
         "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
@@ -360,7 +362,7 @@ def typed(schema, text, **root):
         ({"type": "what"}, "5", "5"),
     ],
 )
-def test_values_between_tags_become_what_their_schema_says(schema, text, value):
+def test_values_between_tags_have_the_types_of_their_schema(schema, text, value):
     loop = {"anyOf": [{"$ref": "#/$defs/loop"}, {"$ref": "#/$defs/loop"}]}
     found = typed(schema, text, **{"$defs": {"n": {"type": "integer"}, "loop": loop}})
     assert found == value
@@ -423,16 +425,16 @@ def test_nested_elements_have_the_types_of_the_schema():
 
 
 @pytest.mark.parametrize("inner", ["<a>]<]minimax[>[</b>", "<a>" * 300, "<>", "x"])
-def test_elements_that_do_not_match_are_no_call(inner):
+def test_mismatched_elements_are_no_call(inner):
     text = ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="now">' + inner.replace(
         "<a>", "]<]minimax[>[<a>"
     )
-    said = read("minimax_m3", text + "]<]minimax[>[</invoke>")
-    assert not calls_of(said)
-    assert len(said.notes) == 1
+    parsed = read("minimax_m3", text + "]<]minimax[>[</invoke>")
+    assert not calls_of(parsed)
+    assert len(parsed.notes) == 1
 
 
-def test_a_text_value_is_told_as_it_comes():
+def test_a_text_value_is_emitted_as_it_arrives():
     parser = reader("qwen3_coder")
     parser.push("<tool_call>\n<function=write_file>\n<parameter=text>\n")
     (piece,) = parser.push("one two\n")
@@ -462,36 +464,40 @@ ADVERSE = [
 STEPS_PER_CHARACTER = 24
 
 
-def adverse(dialect, how, length):
-    forms = dialect_of(dialect).syntaxes
+def adverse(tool_format, template, length):
+    forms = format_of(tool_format).syntaxes
     mark = forms[0].begin[0]
     close = ([c for form in forms for c in closing_literals(form.steps)] or ["]"])[0]
-    unit = how.format(mark=mark, close=close)
+    unit = template.format(mark=mark, close=close)
     return (unit * (length // len(unit) + 1))[:length]
 
 
-@pytest.mark.parametrize("dialect", FORMATS)
-def test_work_is_linear_whatever_is_written_and_however_it_comes(dialect):
-    for how in ADVERSE:
-        for begun in ("", dialect_of(dialect).syntaxes[0].begin[0], prefix_of_call(dialect)):
-            text = begun + adverse(dialect, how, 600)
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_work_is_linear_for_adverse_text_in_any_chunks(tool_format):
+    for template in ADVERSE:
+        for begun in ("", format_of(tool_format).syntaxes[0].begin[0], prefix_of_call(tool_format)):
+            text = begun + adverse(tool_format, template, 600)
             for size in (1, len(text)):
-                parser = reader(dialect)
+                parser = reader(tool_format)
                 for at in range(0, len(text), size):
                     parser.push(text[at : at + size])
                 parser.push("", last=True)
-                assert parser.steps <= STEPS_PER_CHARACTER * len(text) + 200, (how, begun, size)
+                assert parser.steps <= STEPS_PER_CHARACTER * len(text) + 200, (
+                    template,
+                    begun,
+                    size,
+                )
 
 
-def prefix_of_call(dialect):
+def prefix_of_call(tool_format):
     """A call that has begun to give the text of a file."""
-    text = render_calls(dialect_of(dialect), [CallToRender("write_file", {"path": "STOP"})])
+    text = render_calls(format_of(tool_format), [CallToRender("write_file", {"path": "STOP"})])
     return text[: text.index("STOP")]
 
 
-@pytest.mark.parametrize("how", ['{mark}{{"name": "', "</parameter>\n"])
-def test_a_megabyte_takes_a_megabyte_of_steps(how):
-    text = adverse("qwen3_coder", how, 1_000_000)
+@pytest.mark.parametrize("template", ['{mark}{{"name": "', "</parameter>\n"])
+def test_a_megabyte_takes_a_linear_number_of_steps(template):
+    text = adverse("qwen3_coder", template, 1_000_000)
     parser = reader("qwen3_coder")
     for at in range(0, len(text), 4096):
         parser.push(text[at : at + 4096])
@@ -499,14 +505,14 @@ def test_a_megabyte_takes_a_megabyte_of_steps(how):
     assert parser.steps <= 4 * len(text)
 
 
-def test_no_tools_is_as_good_as_none_declared():
+def test_an_empty_list_of_tools_equals_none():
     assert calls_of(read("hermes", WEATHER, tools=[])) == calls_of(
         read("hermes", WEATHER, tools=None)
     )
     assert len(DECLARED) == 4
 
 
-def test_a_reader_that_has_ended_is_gone_without_the_collector():
+def test_a_finished_parser_is_freed_without_garbage_collection():
     one = reader("hermes")
     gone = weakref.ref(one)
     gc.disable()

@@ -1,4 +1,4 @@
-"""Choosing a dialect: by name, by what a chat template teaches, or out of a file."""
+"""Selection of a format: by name, by chat template, or from a plug-in file."""
 
 import importlib.metadata
 
@@ -8,7 +8,7 @@ from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 from quire.text.output.parsed_text import ParsedPiece
 from quire.text.tools.select import TOOL_FORMATS, detect_tool_formats, select_tool_parser
-from tests.pure.tools.samples import FORMATS, dialect_of
+from tests.pure.tools.samples import FORMATS, format_of
 
 TEMPLATES = {
     "hermes": "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>",
@@ -46,23 +46,23 @@ TEMPLATES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dialect", TEMPLATES)
-def test_a_template_is_recognised_by_what_it_teaches(dialect):
-    assert detect_tool_formats(TEMPLATES[dialect]) == [dialect]
+@pytest.mark.parametrize("tool_format", TEMPLATES)
+def test_a_template_selects_its_format(tool_format):
+    assert detect_tool_formats(TEMPLATES[tool_format]) == [tool_format]
 
 
-@pytest.mark.parametrize("dialect", FORMATS)
-def test_no_two_dialects_claim_one_template(dialect):
-    signs = dialect_of(dialect).template_markers
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_no_two_formats_match_one_template(tool_format):
+    signs = format_of(tool_format).template_markers
     for texts in signs:
-        assert detect_tool_formats(" ".join(texts)) == [dialect]
+        assert detect_tool_formats(" ".join(texts)) == [tool_format]
 
 
-def test_auto_takes_the_one_that_the_template_teaches():
+def test_auto_selects_the_format_of_the_template():
     assert select_tool_parser("auto", template=TEMPLATES["kimi_k2"]).name == "kimi_k2"
 
 
-def test_auto_says_what_it_found_if_that_is_not_one():
+def test_auto_lists_the_matches_if_there_is_not_one():
     with pytest.raises(ConfigError, match="several tool parsers: kimi_k2, mistral;"):
         select_tool_parser("auto", template=TEMPLATES["kimi_k2"] + TEMPLATES["mistral"])
     with pytest.raises(ConfigError, match=r"no tool parser that is known; name one of: .*hermes"):
@@ -72,7 +72,7 @@ def test_auto_says_what_it_found_if_that_is_not_one():
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS.names())
-def test_every_name_makes_a_reader(name):
+def test_every_name_creates_a_parser(name):
     assert select_tool_parser(name).create([]).push("Hello.", last=True) == [ParsedPiece("Hello.")]
 
 
@@ -114,18 +114,18 @@ def written(folder, source, name="my-parser.py"):
 
 
 @pytest.mark.parametrize("name", ["mine", "my-parser", "my_parser", "auto"])
-def test_a_plug_in_file_is_chosen_by_its_own_or_its_files_name(tmp_path, name):
+def test_a_plug_in_is_selected_by_its_name_or_its_files(tmp_path, name):
     chosen = select_tool_parser(name, plugin=written(tmp_path, PLUGIN))
     (piece,) = chosen.create([]).push('<mine>{"name": "f", "arguments": {}}</mine>', last=True)
     assert piece.call.name == "f"
 
 
-def test_a_plug_in_may_read_in_its_own_way(tmp_path):
+def test_a_plug_in_may_have_its_own_parser(tmp_path):
     chosen = select_tool_parser("my-parser", plugin=written(tmp_path, OWN_WAY))
     assert chosen.create([]).push("a", last=True) == [ParsedPiece("A")]
 
 
-def test_a_plug_in_file_leaves_the_other_names_as_they_are(tmp_path):
+def test_a_plug_in_does_not_replace_other_formats(tmp_path):
     assert select_tool_parser("hermes", plugin=written(tmp_path, PLUGIN)).name == "hermes"
     with pytest.raises(
         ConfigError, match=r"no tool parser 'mien'; .* has 'mine'; did you mean mine"
@@ -141,12 +141,12 @@ def test_a_plug_in_file_leaves_the_other_names_as_they_are(tmp_path):
         ("import nope_", "nope_"),
     ],
 )
-def test_a_plug_in_file_that_is_none_is_refused(tmp_path, source, says):
+def test_an_invalid_plug_in_is_refused(tmp_path, source, says):
     with pytest.raises(ConfigError, match=says):
         select_tool_parser("mine", plugin=written(tmp_path, source))
 
 
-def test_a_plug_in_file_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_plug_in_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no tool parser plug-in at"):
         select_tool_parser("mine", plugin=str(tmp_path / "none.py"))
 
@@ -157,4 +157,4 @@ def test_entry_points_add_names(monkeypatch):
     monkeypatch.setattr("quire.registry.entry_points", lambda *, group: installed[group])
     fresh = PluginRegistry(TOOL_FORMATS.package, TOOL_FORMATS.group)
     monkeypatch.setattr("quire.text.tools.select.TOOL_FORMATS", fresh)
-    assert select_tool_parser("mine").format is dialect_of("longcat")
+    assert select_tool_parser("mine").format is format_of("longcat")

@@ -1,4 +1,4 @@
-"""Which dialect is meant."""
+"""Selection of a reasoning format."""
 
 import pytest
 
@@ -31,12 +31,12 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_template_shows_the_dialect(name):
+def test_the_template_selects_the_format(name):
     assert detect_reasoning_format(TEMPLATES[name]) == name
     assert select_reasoning_format("auto", TEMPLATES[name]) is select_reasoning_format(name)
 
 
-def test_a_template_without_reasoning_has_no_dialect():
+def test_a_template_without_reasoning_has_no_format():
     assert select_reasoning_format("auto", "<|im_start|>{{ messages[0].content }}") is None
 
 
@@ -61,7 +61,7 @@ PLUGIN = "from quire.text.reasoning.base import TaggedReasoning\nFORMAT = Tagged
 @pytest.mark.parametrize(
     ("extra", "name"), [("", "mine"), ("NAME = 'yours'\n", "yours"), ("", "auto")]
 )
-def test_a_file_brings_a_dialect(tmp_path, extra, name):
+def test_a_plug_in_file_has_a_format(tmp_path, extra, name):
     file = tmp_path / "mine.py"
     file.write_text(PLUGIN + extra)
     assert (
@@ -74,13 +74,13 @@ def test_a_file_brings_a_dialect(tmp_path, extra, name):
     ("text", "fault"),
     [("", "has no FORMAT"), ("1 / 0", "failed: ZeroDivisionError"), ("FORMAT = 1", "must be a")],
 )
-def test_a_file_that_brings_none_is_refused(tmp_path, text, fault):
+def test_a_plug_in_file_without_a_format_is_refused(tmp_path, text, fault):
     file = tmp_path / "mine.py"
     file.write_text(text)
     with pytest.raises(ConfigError, match=fault):
         select_reasoning_format("mine", plugin=str(file))
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_plug_in_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is not a file"):
         select_reasoning_format("mine", plugin=str(tmp_path / "mine.py"))
