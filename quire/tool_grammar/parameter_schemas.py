@@ -123,7 +123,7 @@ def resolve_schema(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
 
 
 def _unwrap(schema: JsonSchema, root: JsonSchema) -> JsonSchema | None:
-    """The schema that this one stands for; None: it stands for itself."""
+    """The schema that a reference or a single allOf refers to; None: this is neither."""
     words = assertion_keywords(schema)
     if "$ref" in words:
         if words - {"$ref", "type"}:
