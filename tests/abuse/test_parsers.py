@@ -93,7 +93,7 @@ def test_no_text_keeps_a_parser_of_thoughts_busy(name):
     dialect = REASONING_FORMATS.load(name).FORMAT
     for unit in ("<think>", "</think>", "<", "a", "<thin", "\n", "[THINK]", "<|channel|>", "</"):
         text = unit * (LENGTH // len(unit))
-        machine = ReasoningParser(dialect, "", None, begun="")
+        machine = ReasoningParser(dialect, "", None, continued_text="")
         began = time.process_time()
         for i in range(0, len(text), PIECE):
             machine.push(text[i : i + PIECE], last=False)

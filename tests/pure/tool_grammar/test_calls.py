@@ -91,7 +91,7 @@ def test_allowed_text_parses_to_valid_calls(trial, often):
 
 def test_a_maximum_of_one_allows_one_call(trial):
     tool_format, _ = trial
-    grammar = Trial(call_grammar.calls_grammar(tool_format, list(DECLARED.values()), most=1))
+    grammar = Trial(call_grammar.calls_grammar(tool_format, list(DECLARED.values()), max_calls=1))
     one = CallToRender("get_weather", {"city": "Rome"})
     assert grammar.accepts(render_calls(tool_format, [one]))
     assert not grammar.accepts(render_calls(tool_format, [one, one]))
