@@ -58,7 +58,7 @@ def run(name: str, argv: Sequence[str]) -> int:
         command = importlib.import_module(f"quire.cli.{name.replace('-', '_')}")
         return int(command.main(argv) or 0)
     except QuireError as error:
-        message = _in_flags(str(error)) if isinstance(error, ConfigError) else str(error)
+        message = in_flags(str(error)) if isinstance(error, ConfigError) else str(error)
         print(f"quire {name}: error: {message}", file=sys.stderr)
         return MISUSED if isinstance(error, ConfigError) else FAILED
     except KeyboardInterrupt:
@@ -68,7 +68,7 @@ def run(name: str, argv: Sequence[str]) -> int:
         return FAILED
 
 
-def _in_flags(message: str) -> str:
+def in_flags(message: str) -> str:
     """Return an error about options in the words of the command line."""
     import dataclasses
 

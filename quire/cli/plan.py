@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire import env
+from quire.cli import in_flags
 from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.config.decisions import DecisionLog
 from quire.config.facts import (
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         require_memory(plan)
         problem = None
     except NoRoom as error:
-        problem = str(error)
+        problem = in_flags(str(error))
     name = options.model.model
     if args.json:
         print(json.dumps(as_json(name, plan, source, problem), indent=2))

@@ -80,7 +80,7 @@ def test_a_plan_that_does_not_fit_states_what_would(qwen, capsys):
     status, found = plan(capsys, qwen, "--gpu-memory", "16GiB")
     assert status == 1
     assert not found["fits"]
-    assert "What would fit: max_model_len=" in found["problem"]
+    assert "What would fit: --max-model-len " in found["problem"]
     status, found = plan(capsys, qwen, "--gpu-memory", "16GiB", "-tp", "2")
     assert status == 0
     assert len(found["ranks"]) == 2
@@ -141,6 +141,7 @@ def test_a_model_of_70b_on_a_cpu_of_23_gib_is_refused_before_it_is_loaded(
     status, found = plan(capsys, tmp_path, "--device", "cpu")
     assert status == 1
     assert "for weights in bfloat16" in found["problem"]
+    assert "a model with at most 20." in found["problem"]
     assert main(["explain", str(tmp_path), "--device", "cpu"]) == 2  # as the engine's start does
     assert found["problem"] in capsys.readouterr().err
 

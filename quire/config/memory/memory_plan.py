@@ -288,10 +288,11 @@ def _too_large_weights(plan: MemoryPlan, fixed: int, most: int) -> str:
         if shape.dtype == "float32" and total - plan.weight_bytes // 2 <= most:
             cures.append("dtype=bfloat16 (half of the weights)")
         cures += _budget_cures(plan, total)
-    room = max(most - rest - plan.max_len_kv_bytes, 0)
+    room = max(most - rest - plan.block_bytes, 0)
     cures.append(f"a model with at most {gib(room)} of weights")
     device = "machine" if shape.device == "cpu" else "GPU"
-    cures.append(f"a {device} with {gib(int(total / DEFAULT_UTILIZATION))} free")
+    free = gib(int(total / DEFAULT_UTILIZATION))
+    cures.append(f"a {device} with {free} free (for max_model_len={shape.max_model_len})")
     return (
         f"needs {gib(plan.weight_bytes)} for weights in {shape.quantization or shape.dtype} and "
         f"{gib(rest)} for activations; there is room for {gib(max(most, 0))}, and "
