@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -203,3 +204,21 @@ def test_who_does_not_get_a_request_sent_is_hung_up_on(tokenizer, monkeypatch):
         with httpx.Client(base_url=url) as client:
             for _ in range(2):  # who waits for an answer, or asks again later, is not
                 assert client.post("/v1/completions", json=ask).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("said", "services", "has"),
+    [
+        ({"api_key": ("k",)}, {}, ['-H "Authorization: Bearer $QUIRE_API_KEY"', "/docs"]),
+        ({"disable_fastapi_docs": True}, {}, ["under /v1)"]),
+        ({}, {"tokenizer": None}, ['"prompt": [1, 2, 3]']),
+        ({"ssl_certfile": "c", "ssl_cert_reqs": 2}, {}, ["--cacert c", "--cert "]),
+    ],
+)
+def test_the_command_to_try_fits_the_server(tokenizer, said, services, has):
+    options = ServerOptions(**said)
+    state = replace(Server(tokenizer, options=options).services, **services)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        text = api_process.startup_message(state, options, listener)
+    assert not [one for one in has if one not in text], text

@@ -395,3 +395,8 @@ def test_what_was_measured_replaces_what_was_planned():
     assert fitted.kv_available_bytes == plan.allowed_bytes - 14 * GIB
     assert fitted.num_blocks == fitted.kv_available_bytes // plan.block_bytes
     assert apply_measurements(plan, **changes, num_blocks=77).num_blocks == 77
+
+
+def test_ranks_on_gpus_are_refused_as_not_built():
+    with pytest.raises(ConfigError, match="over GPUs is not built yet, over CPU processes it is"):
+        run(device=gpu(), tensor_parallel_size=2)
