@@ -19,12 +19,12 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 
 
 def invalid_param(param: str, given: object, allowed: str) -> RequestError:
-    """Return the error. given: shortened, so that large values fill neither answer nor log."""
+    """Return the error. given: shortened in the message."""
     return RequestError(f"{param} must be {allowed}, got {_SHORT.repr(given)}", param=param)
 
 
 def shown_json(value: object) -> str:
-    """A value of a request in a message: as JSON, shortened."""
+    """Return a value of a request for a message: as JSON, shortened."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
@@ -33,7 +33,7 @@ def shown_json(value: object) -> str:
 
 
 def check_int(param: str, given: object, low: int, high: int | None, allowed: str) -> None:
-    """Check the type and the range. high: None is LARGEST."""
+    """Check the type and the range. high: None is MAX_INT64."""
     if isinstance(given, bool) or not isinstance(given, int) or given < low:
         raise invalid_param(param, given, allowed)
     if given > (MAX_INT64 if high is None else high):

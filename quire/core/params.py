@@ -5,7 +5,7 @@ quire.core.structured_output_params has the constraints on the text, and
 quire.text.input_processor checks what needs a vocabulary, a tokenizer or the engine's limits.
 
 Names, defaults and ranges are those of vLLM. A field of a feature that is not implemented yet is
-kept and checked here, and the input processor refuses it (`LATER`); none is ignored.
+kept and checked here, and the input processor refuses it (`UNIMPLEMENTED_FIELDS`); none is ignored.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class SamplingParams:
     routed_experts_prompt_start: int = 0
     """First prompt position whose routed experts are returned."""
     watermarking: bool | None = None
-    """Use the server's watermark. None: the server's choice."""
+    """Use the server's watermark. None: the server's default."""
     trace_decode_token_ids: list[int] | None = None
     """Force these output tokens."""
     best_of: int | None = None
@@ -221,8 +221,8 @@ class SamplingParams:
         known = [f.name for f in fields(cls) if f.init]
         for name in given:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=3)
-                hint = f"; did you mean {' or '.join(near)}?" if near else ""
+                matches = difflib.get_close_matches(name, known, n=3)
+                hint = f"; did you mean {' or '.join(matches)}?" if matches else ""
                 raise RequestError(f"SamplingParams has no {name!r}{hint}", param=name)
         keep = {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
         return cls(**keep)
@@ -249,11 +249,11 @@ class SamplingParams:
 
     def clone(self) -> SamplingParams:
         """Return a copy that shares no list or dict with this one, only functions and schemas."""
-        twin = copy.copy(self)
+        copied = copy.copy(self)
         for name, value in self.__dict__.items():
             if isinstance(value, (list, dict)):
-                setattr(twin, name, value.copy())
-        return twin
+                setattr(copied, name, value.copy())
+        return copied
 
     def reject_unimplemented_features(self) -> None:
         """Raise Unsupported if a field of a feature that does not exist yet is set."""
@@ -409,14 +409,14 @@ def _normalize_bias(given: object) -> dict[int, float]:
         raise invalid_param("logit_bias", given, allowed)
     if len(given) > MAX_BIASED_TOKENS:
         raise invalid_param("logit_bias", f"{len(given)} ids", f"at most {MAX_BIASED_TOKENS} ids")
-    tidy: dict[int, float] = {}
+    clamped: dict[int, float] = {}
     for key, value in given.items():
         try:
             token, bias = _token_id(key), _bias(value)
         except (TypeError, ValueError, OverflowError):
             raise invalid_param("logit_bias", {key: value}, allowed) from None
-        tidy[token] = min(100.0, max(-100.0, bias))
-    return tidy
+        clamped[token] = min(100.0, max(-100.0, bias))
+    return clamped
 
 
 def _token_id(key: Any) -> int:
@@ -437,7 +437,7 @@ def _bias(value: Any) -> float:
 
 @dataclass(slots=True)
 class BeamSearchParams:
-    """How LLM.beam_search looks for the likeliest sequences."""
+    """Parameters of LLM.beam_search, which searches for the most likely sequences."""
 
     beam_width: int
     """Live beams at each step, and results returned."""
@@ -473,7 +473,9 @@ class BeamSearchParams:
     def reject_unimplemented_features(self) -> None:
         """Raise Unsupported if a field of a feature that does not exist yet is set."""
         if self.structured_outputs is not None:
-            message = "structured_outputs: a beam search cannot be bound to a form; sample instead"
+            message = (
+                "structured_outputs: a beam search cannot be constrained; use sampling instead"
+            )
             raise Unsupported(message, param="structured_outputs")
         if self.watermarking:
             raise Unsupported(

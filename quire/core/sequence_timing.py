@@ -5,9 +5,8 @@
 
 A step is shared, so its time is divided by tokens: for a running sequence, the time of prompt
 tokens of other requests is `others`, and the rest belongs to its own phase. Plain data; made by
-quire.core.accounting.time_accounting, and carried by the first and the last Update of a sequence
-(by each one, if the
-request is `timed`).
+quire.core.accounting.time_accounting. The first and the last Update of a sequence have one; if the
+request is `timed`, each has.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import NamedTuple
 TimeBreakdown = tuple[float, float, float, float, float, float, float]
 BREAKDOWN_FIELDS = ("grammar", "queue", "prefill", "others", "preempted", "decode", "engine_other")
 BREAKDOWN_WITH_RECOVERY_FIELDS = (*BREAKDOWN_FIELDS, "recovery")
-"""Adds the time between two engines, which neither of them can measure."""
+"""The seven phases, and the time between two engines, which neither of them can measure."""
 
 
 class QueueAtArrival(NamedTuple):
@@ -28,7 +27,7 @@ class QueueAtArrival(NamedTuple):
     tokens: int
     """Tokens of their prompts."""
     of_others: int
-    """Those of the requests that came with another key."""
+    """Waiting requests with another API key."""
     running: int
     """Running sequences."""
 
@@ -56,20 +55,20 @@ class SequenceTiming(NamedTuple):
     engine_other: float
     """It ran, but no step did: the engine read messages, sent updates, or was delayed."""
     preemptions: int = 0
-    """How often it lost its blocks."""
+    """Number of preemptions."""
     recovery: float = 0.0
     """From the crash of its engine until another engine had recomputed its tokens."""
     queue_at_arrival: QueueAtArrival | None = None
-    """The queue when it joined it; None: it never reached the queue."""
+    """The queue when the request joined it; None: it never reached the queue."""
     prompt_steps: int = 0
     """Number of steps that computed its prompt."""
     step_before: tuple[float, float] | None = None
     """Start and end of the last step before it was accepted; requests that come meanwhile wait."""
 
     @classmethod
-    def starting_at(cls, moment: float) -> SequenceTiming:
+    def starting_at(cls, at: float) -> SequenceTiming:
         """The timing of a sequence that is accepted at that moment."""
-        return cls(moment, moment, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return cls(at, at, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     @property
     def total(self) -> float:
@@ -100,7 +99,7 @@ class SequenceTiming(NamedTuple):
         return (*self.breakdown, self.recovery)
 
     def extended_to(self, at: float) -> SequenceTiming:
-        """Extend the timing of a sequence that generated until its engine died at time `at`."""
+        """Extend the timing of a sequence that generated until its engine crashed at time `at`."""
         if self.first_token_at is None or at <= self.ended_at:
             return self
         return self._replace(ended_at=at, decode=self.decode + at - self.ended_at)
@@ -111,9 +110,9 @@ class SequenceTiming(NamedTuple):
         Time to recompute what this one had is recovery; if it had computed nothing, only the gap
         between the two is.
         """
-        lost = after.accepted_at - self.ended_at
+        recovery = after.accepted_at - self.ended_at
         if self.first_token_at is not None:
-            lost += after.grammar + after.queue + after.prefill
+            recovery += after.grammar + after.queue + after.prefill
             after = after._replace(
                 first_token_at=self.first_token_at, grammar=0.0, queue=0.0, prefill=0.0
             )
@@ -127,7 +126,7 @@ class SequenceTiming(NamedTuple):
             decode=self.decode + after.decode,
             engine_other=self.engine_other + after.engine_other,
             preemptions=self.preemptions + after.preemptions,
-            recovery=self.recovery + after.recovery + lost,
+            recovery=self.recovery + after.recovery + recovery,
             queue_at_arrival=after.queue_at_arrival
             if self.queue_at_arrival is None
             else self.queue_at_arrival,

@@ -1,6 +1,6 @@
 """Snapshot: the state of the engine at one moment, for dashboards. Plain data.
 
-Counters only grow, so a reader gets rates and percentiles of any window from two snapshots; the
+Counters only grow, so a client computes rates and percentiles of any window from two snapshots; the
 engine keeps no windows. Made by quire.core.accounting.snapshot_builder, between two steps.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from quire.core.scheduler_stats import SchedulerStats
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Bounds, inclusive, of Counters.step_tokens; the last bucket is what is above."""
+"""Bounds, inclusive, of Counters.step_tokens; the last bucket counts larger steps."""
 
 PER_DOUBLING = 8
 SHORTEST_S = 2.0**-14
@@ -102,7 +102,7 @@ class AdmissionStats(NamedTuple):
     """0: unlimited."""
     max_queued_tokens: int = 0
     predicted_ttft_s: float = 0.0
-    """Time to first token of a prompt of usual length that came now; 0: unknown."""
+    """Predicted time to first token of a prompt of mean length that arrives now; 0: unknown."""
     refused: dict[str, int] = {}  # noqa: RUF012 - a NamedTuple's default, never written to
     """Refused requests by the limit that they exceeded."""
     tenants: dict[str, TenantStats] = {}  # noqa: RUF012

@@ -66,7 +66,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     """JSON without white space between its tokens."""
     disable_additional_properties: bool = False
-    """Objects have only the properties that the schema names, where it does not say."""
+    """Objects have only the properties that the schema names, unless it allows others."""
     whitespace_pattern: str | None = None
     """A regular expression for the white space between JSON tokens."""
     structural_tag: str | None = None
@@ -93,9 +93,9 @@ class StructuredOutputsParams:
 
     def _read_backend(self) -> None:
         """Split the settings of older releases off the name: "xgrammar:disable-any-whitespace"."""
-        name, _, said = (self.backend or "").partition(":")
+        name, _, settings = (self.backend or "").partition(":")
         self.backend = name or None
-        for one in filter(None, said.split(",")):
+        for one in filter(None, settings.split(",")):
             if one not in _BACKEND_SETTINGS:
                 message = f"structured_outputs.backend has no setting {one!r:.40}"
                 known = ", ".join(_BACKEND_SETTINGS)
@@ -112,8 +112,12 @@ class StructuredOutputsParams:
         known = [one.name for one in fields(cls)]
         for name in given:
             if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1)
-                hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+                matches = difflib.get_close_matches(str(name), known, n=1)
+                hint = (
+                    f"; did you mean {matches[0]}?"
+                    if matches
+                    else f"; known are {', '.join(known)}"
+                )
                 raise RequestError(f"{param} has no {name!r:.40}{hint}", param=param)
         return cls(**{name: value for name, value in given.items() if value is not None})
 
@@ -183,23 +187,23 @@ def _check_json(param: str, given: object, most: int) -> None:
         raise RequestError(f"{param} is nested deeper than {most} levels", param=param)
 
 
-def _reject_non_json_number(word: str) -> None:
+def _reject_non_json_number(name: str) -> None:
     """Reject NaN and Infinity, which Python's parser accepts."""
-    raise ValueError(f"{word} is not JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def json_depth(value: object, most: int) -> int:
     """Return the nesting of a JSON value, 0 for a scalar; counting stops at `most` + 1."""
     deepest, layer = 0, [value]  # not recursive: schemas are untrusted
     while layer and deepest <= most:
-        below: list[object] = []
+        children: list[object] = []
         for one in layer:
             if isinstance(one, dict):
-                below.extend(one.values())
+                children.extend(one.values())
             elif isinstance(one, (list, tuple)):
-                below.extend(one)
+                children.extend(one)
         deepest += any(isinstance(one, (dict, list, tuple)) for one in layer)
-        layer = below
+        layer = children
     return deepest
 
 
@@ -224,32 +228,32 @@ def parse_guided_fields(given: Mapping[str, Any]) -> tuple[StructuredOutputsPara
 
     Returns None if there is none. Raises RequestError under those names.
     """
-    said = {name: value for name, value in given.items() if value is not None}
-    if said.get("guided_json_object") is False:
-        del said["guided_json_object"]
-    asked = [name for name in _GUIDED_CONSTRAINTS if name in said]
-    if not asked:
+    settings = {name: value for name, value in given.items() if value is not None}
+    if settings.get("guided_json_object") is False:
+        del settings["guided_json_object"]
+    constraints = [name for name in _GUIDED_CONSTRAINTS if name in settings]
+    if not constraints:
         return None
-    if len(asked) > 1:
-        message = f"give one of {' and '.join(asked)}: a text has one form"
-        raise RequestError(message, param=asked[1])
-    words = {today: name for name, today in GUIDED_FIELDS.items()}
-    with translate_error_param(words):
-        made = StructuredOutputsParams(
-            **{GUIDED_FIELDS[name]: value for name, value in said.items()}
+    if len(constraints) > 1:
+        message = f"give one of {' and '.join(constraints)}: a text can have only one constraint"
+        raise RequestError(message, param=constraints[1])
+    names = {current: name for name, current in GUIDED_FIELDS.items()}
+    with translate_error_param(names):
+        params = StructuredOutputsParams(
+            **{GUIDED_FIELDS[name]: value for name, value in settings.items()}
         )
-    return made, asked[0]
+    return params, constraints[0]
 
 
 @contextmanager
-def translate_error_param(words: Mapping[str, str]) -> Iterator[None]:
+def translate_error_param(names: Mapping[str, str]) -> Iterator[None]:
     """Rename the field in errors about StructuredOutputsParams to the caller's name for it."""
     try:
         yield
     except RequestError as error:
         field = (error.param or "").removeprefix("structured_outputs.")
-        word = words.get(field)
-        if word is None or error.param is None:
+        name = names.get(field)
+        if name is None or error.param is None:
             raise
-        message = str(error).replace(error.param, word, 1)
-        raise type(error)(message, param=word) from None
+        message = str(error).replace(error.param, name, 1)
+        raise type(error)(message, param=name) from None

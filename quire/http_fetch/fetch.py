@@ -228,7 +228,7 @@ def _check_headers(answer: _HttpResponse, policy: FetchPolicy, param: str | None
     if answer.status != 200:
         raise RequestError(f"{address} answered {answer.status}", param=param)
     if answer.header("content-encoding").lower() not in ("", "identity"):
-        raise RequestError(f"{address} answered with packed content", param=param)
+        raise RequestError(f"{address} answered with compressed content", param=param)
     if policy.media_types and not answer.media_type.startswith(policy.media_types):
         wanted = " or ".join(policy.media_types)
         raise RequestError(f"{address} is {answer.media_type!r:.60}, not {wanted}", param=param)
@@ -266,7 +266,7 @@ _ERROR_MESSAGES: tuple[tuple[type[BaseException], str], ...] = (
     (httpcore.TimeoutException, "it does not answer in time"),
     (TimeoutError, "fetching it takes too long"),
     (httpcore.ConnectError, "its host cannot be reached"),
-    (httpcore.NetworkError, "the connection broke off"),
+    (httpcore.NetworkError, "the connection was closed early"),
     (httpcore.ProtocolError, "it does not answer in HTTP"),
     (httpcore.UnsupportedProtocol, "it does not answer in HTTP"),
 )

@@ -67,7 +67,7 @@ def parse_url(text: str, param: str | None = None) -> HttpUrl:
     scheme, authority, rest = form[1].lower(), form[2], form[3]
     parts = _AUTHORITY.fullmatch(authority)
     if parts is None:
-        why = "names and passwords do not belong there, and names are ASCII (xn--)"
+        why = "user names and passwords are not allowed, and host names are ASCII (xn--)"
         raise RequestError(f"the address {quoted} has no host that can be used: {why}", param=param)
     port = DEFAULT_PORTS[scheme] if parts[2] is None else int(parts[2])
     host = _normalize_host(parts[1])
@@ -100,7 +100,7 @@ def _normalize_host(text: str) -> str | None:
         labels = host.split(".")
         if _NUMERIC_LABEL.fullmatch(
             labels[-1]
-        ):  # then it is no name; some parsers take 127.1 as an address
+        ):  # not a name: some parsers read 127.1 as an address
             return str(ipaddress.IPv4Address(host))
     except ValueError:
         return None

@@ -1,9 +1,9 @@
-"""Restricts a worker process for good: it can open no file, no socket and no process any more.
+"""Restricts a worker process permanently: it can no longer open files, sockets or processes.
 
-On every system: no new descriptors, and no right is regained. With Landlock (Linux 5.13, and more
-from 6.7 and 6.12 on): the file system is closed to writing, linking and removing too, TCP is
-closed, and no process outside can be traced or signalled. It is best effort by nature: the
-worker's own language is the first defence.
+On every system: no new descriptors, and no right can be regained. With Landlock (Linux 5.13, and
+more from 6.7 and 6.12 on): the file system is closed to writing, linking and removing too, TCP is
+closed, and no process outside can be traced or signalled. It is best effort by nature: the worker's
+own language is the first defence.
 
 Source: the kernel's description of Landlock, docs.kernel.org/userspace-api/landlock.html
 """
@@ -38,7 +38,7 @@ def _apply_landlock() -> int:
         libc = ctypes.CDLL(None, use_errno=True)
         prctl, syscall = libc.prctl, libc.syscall
     except (OSError, AttributeError):
-        return 0  # no Linux
+        return 0  # not Linux
     prctl(_NOT_DUMPABLE, 0, 0, 0, 0)
     if prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
         return 0

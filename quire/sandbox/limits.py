@@ -1,4 +1,4 @@
-"""Limits a worker process: the OOM killer takes it first, and no job exceeds its resources."""
+"""Limits a worker process: the OOM killer chooses it first, and jobs have resource limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ResourceLimits:
         """Return the processor seconds of this process, by the clock of its limit.
 
         Linux samples the running process at ticks of its own clock, and after thousands of short
-        jobs this differs by seconds from the actual use: the limit would end too early a job that
+        jobs this differs by seconds from the actual use: the limit would end a job too early that
         had just begun. A profiling timer uses the same clock.
         """
         return self._cpu_seconds_before + ENDLESS_TIMER_S - signal.getitimer(signal.ITIMER_PROF)[0]
@@ -63,7 +63,7 @@ def setup_worker_process(name: str) -> None:
     name: for `ps` and `top`.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are handled by the parent
+        signal.signal(number, signal.SIG_IGN)  # the parent handles them
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE_ADJ)
     with suppress(OSError):

@@ -138,7 +138,7 @@ class WorkerHandle(Generic[W]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it accepts jobs."""
+        """Whether the worker accepts jobs."""
         return self._process.poll() is None
 
     def kill(self) -> None:

@@ -62,7 +62,7 @@ def test_a_free_request_does_not_wait_for_the_grammar_of_one_before_it(llm):
 
 
 def test_a_text_that_cannot_be_whole_is_refused_by_name(llm):
-    with pytest.raises(RequestError, match="takes 3 tokens") as caught:
+    with pytest.raises(RequestError, match="has 3 tokens") as caught:
         llm.generate(["a", "b"], [asked(), asked(2, structured_outputs=NUMBER)], use_tqdm=False)
     assert caught.value.param == "max_tokens"
     assert llm.llm_engine.engine.empty

@@ -148,5 +148,5 @@ def test_a_first_token_is_counted_once():
 )
 def test_a_resumed_request_without_remaining_tokens_is_refused(spoken):
     one = dataclasses.replace(request("a", [20, 21], 8), resumed_tokens=spoken)
-    with pytest.raises(RequestError, match="nothing is left to say"):
+    with pytest.raises(RequestError, match="no token is left to generate"):
         made().add(one)

@@ -399,7 +399,7 @@ def test_fewer_tokens_than_any_whole_text_takes_are_refused(own, path, word, giv
         message = got.json()["error"]["message"]
         assert got.status_code == 400, got.text
         assert message.startswith(f"{word}=2 ")
-        assert "takes 3 tokens" in message
+        assert "has 3 tokens" in message
         assert path == MESSAGES or got.json()["error"]["param"] == word
     given = dict.fromkeys(given, 3)
     own.model.bound.texts = ["{ }"]

@@ -68,7 +68,9 @@ def counters(now: Snapshot) -> MetricValues:
         "grammar_cache_hits": {"": now.grammars.hits},
         "grammar_compile_seconds": {"": now.grammars.compile_seconds},
         "request_time_seconds": dict(zip(BREAKDOWN_FIELDS, counted.breakdown_seconds)),
-        "admission_rejections": {one: now.admission.refused.get(one, 0) for one in REJECT_REASONS},
+        "admission_rejections": {
+            reason: now.admission.refused.get(reason, 0) for reason in REJECT_REASONS
+        },
     }
 
 
@@ -77,18 +79,18 @@ def per_key_counters(now: Snapshot, names: Mapping[bytes, str]) -> MetricValues:
 
     names: tenant -> name of its API key.
     """
-    found: dict[str, dict[str, float]] = {}
-    for digest, one in now.admission.tenants.items():
+    metrics: dict[str, dict[str, float]] = {}
+    for digest, stats in now.admission.tenants.items():
         name = names.get(bytes.fromhex(digest), "")
-        told = {
-            "key_requests": one.requests,
-            "key_refused": one.refused,
-            "key_prompt_tokens": one.prompt_tokens,
-            "key_generation_tokens": one.generated_tokens,
-            "key_requests_here": one.active_requests,
-            "key_queued_tokens": one.queued_tokens,
+        values = {
+            "key_requests": stats.requests,
+            "key_refused": stats.refused,
+            "key_prompt_tokens": stats.prompt_tokens,
+            "key_generation_tokens": stats.generated_tokens,
+            "key_requests_here": stats.active_requests,
+            "key_queued_tokens": stats.queued_tokens,
         }
-        for figure, value in told.items():
-            cells = found.setdefault(figure, {})
-            cells[name] = cells.get(name, 0) + value
-    return {**found}
+        for metric, value in values.items():
+            by_name = metrics.setdefault(metric, {})
+            by_name[name] = by_name.get(name, 0) + value
+    return {**metrics}

@@ -40,9 +40,9 @@ class SequenceTimer:
     )
 
     def __init__(
-        self, family: RequestTimerGroup, index: int, now: float, phase: SequencePhase
+        self, group: RequestTimerGroup, index: int, now: float, phase: SequencePhase
     ) -> None:
-        self.group = family
+        self.group = group
         self.index = index
         self.accepted_at = self.since = now
         self.phase = phase
@@ -72,7 +72,7 @@ class RequestTimerGroup:
     def __init__(
         self, request: Request, now: float, phase: SequencePhase = SequencePhase.QUEUE
     ) -> None:
-        ended = {i for i, said in enumerate(request.resumed_tokens) if said is None}
+        ended = {i for i, tokens in enumerate(request.resumed_tokens) if tokens is None}
         self.timers: list[SequenceTimer | None] = [
             None if i in ended else SequenceTimer(self, i, now, phase) for i in range(request.n)
         ]
@@ -94,27 +94,27 @@ class QueueDepth:
         self.requests = self.tokens = 0
         self._requests_by_tenant: dict[bytes, int] = {}  # requests per tenant
 
-    def add(self, family: RequestTimerGroup, running: int) -> None:
+    def add(self, group: RequestTimerGroup, running: int) -> None:
         """Count a request that starts to wait behind those already counted."""
-        own = self._requests_by_tenant.get(family.tenant, 0)
-        family.queue_at_arrival = QueueAtArrival(
-            self.requests, self.tokens, self.requests - own, running
+        same_tenant = self._requests_by_tenant.get(group.tenant, 0)
+        group.queue_at_arrival = QueueAtArrival(
+            self.requests, self.tokens, self.requests - same_tenant, running
         )
-        family.queued = True
+        group.queued = True
         self.requests += 1
-        self.tokens += family.tokens
-        self._requests_by_tenant[family.tenant] = own + 1
+        self.tokens += group.tokens
+        self._requests_by_tenant[group.tenant] = same_tenant + 1
 
-    def remove(self, family: RequestTimerGroup) -> None:
+    def remove(self, group: RequestTimerGroup) -> None:
         """Stop counting a request. Does nothing for one that is not counted."""
-        if not family.queued:
+        if not group.queued:
             return
-        family.queued = False
+        group.queued = False
         self.requests -= 1
-        self.tokens -= family.tokens
-        self._requests_by_tenant[family.tenant] -= 1
-        if not self._requests_by_tenant[family.tenant]:
-            del self._requests_by_tenant[family.tenant]
+        self.tokens -= group.tokens
+        self._requests_by_tenant[group.tenant] -= 1
+        if not self._requests_by_tenant[group.tenant]:
+            del self._requests_by_tenant[group.tenant]
 
 
 class PrefillChunk:
@@ -129,7 +129,7 @@ class PrefillChunk:
 
 
 class TimedStep:
-    """A step in flight: sequences that start, sequences that it preempts, and its prompt chunks."""
+    """A step in flight: sequences that start, sequences that it preempts, prompt chunks, tokens."""
 
     __slots__ = ("chunks", "drafts", "joins", "preempted", "tokens")
 

@@ -20,36 +20,36 @@ MOST_ROWS = 65_534
 
 
 def build_snapshot(
-    scheduler: Scheduler, ledger: TimeAccounting, *, at: float, most: int, blocks: bool
+    scheduler: Scheduler, accounting: TimeAccounting, *, at: float, most: int, blocks: bool
 ) -> Snapshot:
     """Return a snapshot at time `at` with at most `most` rows, and with the block map if wanted."""
-    shown = list(islice(scheduler.sequences(), max(0, min(most, MOST_ROWS))))
+    sequences = list(islice(scheduler.sequences(), max(0, min(most, MOST_ROWS))))
     states = scheduler.block_map() if blocks else b""
-    told = scheduler.limit_stats()
+    stats = scheduler.limit_stats()
     return Snapshot(
         at=at,
         stats=scheduler.stats(),
-        preempted=ledger.num_preempted,
+        preempted=accounting.num_preempted,
         max_seqs=scheduler.max_seqs,
         block_size=scheduler.block_size,
-        counters=ledger.counters(),
-        rows=[_row(seq, at - ledger.accepted_at(seq)) for seq in shown],
+        counters=accounting.counters(),
+        rows=[_row(seq, at - accounting.accepted_at(seq)) for seq in sequences],
         block_states=states,
-        block_owners=_block_owners(shown, len(states)) if blocks else b"",
-        grammars=_stats_of_type(told, GrammarStats),
-        admission=_stats_of_type(told, AdmissionStats),
+        block_owners=_block_owners(sequences, len(states)) if blocks else b"",
+        grammars=_stats_of_type(stats, GrammarStats),
+        admission=_stats_of_type(stats, AdmissionStats),
     )
 
 
-def _stats_of_type(told: list[object], kind: type[F]) -> F:
+def _stats_of_type(stats: list[object], kind: type[F]) -> F:
     """Return the given stats of this type, or empty stats if there are none."""
-    return next((one for one in told if isinstance(one, kind)), kind())
+    return next((one for one in stats if isinstance(one, kind)), kind())
 
 
 def _row(seq: Sequence, seconds: float) -> RequestRow:
     """Describe one sequence. Hundreds per snapshot: positional arguments, few calls, for speed."""
     prompt, tokens = seq.prompt_len, seq.tokens
-    on_the_way = _num_unknown(tokens) if tokens[-1] == UNKNOWN else 0
+    unknown = _num_unknown(tokens) if tokens[-1] == UNKNOWN else 0
     blocks = 0
     for table in seq.tables:
         blocks += len(table) - table.count(NO_BLOCK)
@@ -62,7 +62,7 @@ def _row(seq: Sequence, seconds: float) -> RequestRow:
         prompt,
         seq.cached,
         seq.computed,
-        len(tokens) - on_the_way - prompt,
+        len(tokens) - unknown - prompt,
         blocks,
         seq.preemptions,
         seconds,
@@ -77,10 +77,10 @@ def _num_unknown(tokens: list[int]) -> int:
     return count
 
 
-def _block_owners(shown: Iterable[Sequence], blocks: int) -> bytes:
+def _block_owners(sequences: Iterable[Sequence], blocks: int) -> bytes:
     """Number (from 1) of the first sequence of `shown` that has each block; 0 for none."""
     owners = array("H", bytes(2 * blocks))
-    for number, seq in reversed(list(enumerate(shown, 1))):
+    for number, seq in reversed(list(enumerate(sequences, 1))):
         for table in seq.tables:
             for block in [b for b in table if b >= 0] if NO_BLOCK in table else table:
                 owners[block] = number

@@ -68,22 +68,22 @@ class TimeAccounting:
     # -- requests ----------------------------------------------------------------------------
 
     def add_request(self, request: Request, *, kept: bool = False) -> None:
-        """Start timers for an accepted request. kept: it waits for resources first."""
+        """Start timers for an accepted request. kept: the request waits for resources first."""
         phase = SequencePhase.RESOURCE_WAIT if kept else SequencePhase.QUEUE
-        family = self._groups[request.id] = RequestTimerGroup(request, self._clock(), phase)
-        family.step_before = self._entered_at, self._left_at
+        group = self._groups[request.id] = RequestTimerGroup(request, self._clock(), phase)
+        group.step_before = self._entered_at, self._left_at
         if not kept:
-            self._queue.add(family, self._num_running)
+            self._queue.add(group, self._num_running)
         if request.timed:
             self._timed.add(request.id)
 
     def mark_queued(self, request_id: str) -> None:
         """End the resource wait of a request: it was outside of the queue until this step."""
-        family = self._groups[request_id]
-        self._queue.add(family, self._num_running)
-        for account in family.timers:
-            if account is not None:
-                self._enter_phase(account, SequencePhase.QUEUE, self._entered_at)
+        group = self._groups[request_id]
+        self._queue.add(group, self._num_running)
+        for timer in group.timers:
+            if timer is not None:
+                self._enter_phase(timer, SequencePhase.QUEUE, self._entered_at)
 
     def attach_timings(self, updates: list[Update]) -> list[Update]:
         """Put a Timing into each terminal update of sequences that ended now."""
@@ -92,19 +92,17 @@ class TimeAccounting:
 
     def drop_sequence(self, request_id: str, index: int) -> None:
         """Close the timer of a sequence that ends without an update. Ignores one that has ended."""
-        family = self._groups.get(request_id)
-        account = None if family is None else family.timers[index]
-        if account is not None:
-            self._step_counters.count_finished(
-                "stop_string", self._breakdown(account, self._clock())
-            )
+        group = self._groups.get(request_id)
+        timer = None if group is None else group.timers[index]
+        if timer is not None:
+            self._step_counters.count_finished("stop_string", self._breakdown(timer, self._clock()))
             self._close_timer(request_id, index)
 
     def accepted_at(self, seq: Sequence) -> float:
         """Return the time when the engine accepted a live sequence."""
-        account = self._groups[seq.request.id].timers[seq.index]
-        assert account is not None, f"{seq.request.id} has ended"
-        return account.accepted_at
+        timer = self._groups[seq.request.id].timers[seq.index]
+        assert timer is not None, f"{seq.request.id} has ended"
+        return timer.accepted_at
 
     @property
     def num_preempted(self) -> int:
@@ -114,7 +112,7 @@ class TimeAccounting:
     # -- steps -------------------------------------------------------------------------------
 
     def enter_step(self) -> None:
-        """Start to measure a step of the engine loop."""
+        """Start the measurement of a step of the engine loop."""
         self._entered_at = now = self._clock()
         if self._inflight:
             self._stall_s += now - self._left_at
@@ -122,17 +120,17 @@ class TimeAccounting:
             self._overhead_clock += now - self._left_at
 
     def leave_step(self) -> None:
-        """Stop to measure a step of the engine loop."""
+        """End the measurement of a step of the engine loop."""
         self._left_at = self._clock()
 
     def record_plan(self, plan: StepPlan) -> None:
         """Record a plan that goes to the executor now."""
-        put_off = self._mark_preempted(plan.preempted) if plan.preempted else []
+        preempted = self._mark_preempted(plan.preempted) if plan.preempted else []
         joins = [self._mark_running(seq) for seq in plan.joins] if plan.joins else []
         chunks = self._prefill_chunks() if self._prefilling else []
         tokens = len(plan.rows) - len(chunks) + sum([chunk.tokens for chunk in chunks])
         drafts = plan.num_drafts
-        self._inflight.append(TimedStep(joins, put_off, chunks, tokens + drafts, drafts))
+        self._inflight.append(TimedStep(joins, preempted, chunks, tokens + drafts, drafts))
         if len(self._inflight) == 1:
             self._begin_period(self._entered_at)
 
@@ -142,19 +140,19 @@ class TimeAccounting:
         Terminal updates, first updates and those of timed requests get their Timing.
         """
         now = self._clock()
-        flight = self._inflight.popleft()
-        hold_up = 0.0 if waited > OVERLAP_THRESHOLD_S else self._stall_s
-        step = now - self._begun_at - hold_up
-        self._overhead_clock += hold_up
-        firsts = self._attribute_step(flight, step, now) if flight.chunks else set()
-        spoken = len(updates) - self._attach_due_timings(updates, now, firsts)
-        self.last_step = StepTiming(sum([chunk.tokens for chunk in flight.chunks]), step)
-        if flight.tokens:
-            self._step_counters.count_step(flight.tokens, step, spoken)
-        if flight.drafts:
+        timed = self._inflight.popleft()
+        stalled = 0.0 if waited > OVERLAP_THRESHOLD_S else self._stall_s
+        step = now - self._begun_at - stalled
+        self._overhead_clock += stalled
+        firsts = self._attribute_step(timed, step, now) if timed.chunks else set()
+        with_tokens = len(updates) - self._attach_due_timings(updates, now, firsts)
+        self.last_step = StepTiming(sum([chunk.tokens for chunk in timed.chunks]), step)
+        if timed.tokens:
+            self._step_counters.count_step(timed.tokens, step, with_tokens)
+        if timed.drafts:
             self._count_runs(updates, firsts, now - self._applied_at)
-        elif spoken > len(firsts):
-            self._step_counters.count_inter_token(now - self._applied_at, spoken - len(firsts))
+        elif with_tokens > len(firsts):
+            self._step_counters.count_inter_token(now - self._applied_at, with_tokens - len(firsts))
         self._applied_at = now
         if self._inflight:
             self._begin_period(now)
@@ -163,8 +161,8 @@ class TimeAccounting:
     def mark_requeued(self, request_ids: Iterable[str]) -> None:
         """Mark requests that are recomputed after a step raised. No step may be in flight."""
         now = self._clock()
-        for account in self._mark_preempted(request_ids):
-            self._enter_phase(account, SequencePhase.PREEMPTED, now)
+        for timer in self._mark_preempted(request_ids):
+            self._enter_phase(timer, SequencePhase.PREEMPTED, now)
 
     def counters(self) -> EngineCounters:
         """Return the totals so far."""
@@ -172,61 +170,58 @@ class TimeAccounting:
 
     def check(self, alive: int) -> None:
         """Raise AssertionError unless exactly `alive` timers are open."""
-        accounts = [a for f in self._groups.values() for a in f.timers if a is not None]
-        assert len(accounts) == alive, f"{len(accounts)} accounts of {alive} sequences"
-        assert {*self._prefilling, *self._preempted} <= {*accounts}, (
-            "an account is closed and still used"
-        )
-        running = sum(account.seq is not None for account in accounts)
+        groups = self._groups.values()
+        timers = [timer for group in groups for timer in group.timers if timer is not None]
+        assert len(timers) == alive, f"{len(timers)} timers are open for {alive} sequences"
+        assert {*self._prefilling, *self._preempted} <= {*timers}, "a closed timer is still used"
+        running = sum(timer.seq is not None for timer in timers)
         assert running == self._num_running, f"{running} running, not {self._num_running}"
-        mark_queued = sum(family.queued for family in self._groups.values())
-        assert mark_queued == self._queue.requests, (
-            f"{mark_queued} queued, not {self._queue.requests}"
-        )
+        queued = sum(group.queued for group in groups)
+        assert queued == self._queue.requests, f"{queued} queued, not {self._queue.requests}"
 
     # -- plans -------------------------------------------------------------------------------
 
     def _mark_preempted(self, request_ids: Iterable[str]) -> list[SequenceTimer]:
         """Mark sequences that the new plan has preempted: any of the n of each request."""
-        found: list[SequenceTimer] = []
+        preempted: list[SequenceTimer] = []
         for request_id in dict.fromkeys(request_ids):
-            for account in self._groups[request_id].timers:
-                if account is None or account.seq is None:
+            for timer in self._groups[request_id].timers:
+                if timer is None or timer.seq is None:
                     continue
-                if account.seq.state is not SequenceState.RUNNING:
-                    account.seq = None
-                    account.preemptions += 1
+                if timer.seq.state is not SequenceState.RUNNING:
+                    timer.seq = None
+                    timer.preemptions += 1
                     self._num_running -= 1
-                    self._prefilling.pop(account, None)
-                    self._preempted[account] = None
-                    found.append(account)
-        return found
+                    self._prefilling.pop(timer, None)
+                    self._preempted[timer] = None
+                    preempted.append(timer)
+        return preempted
 
     def _mark_running(self, seq: Sequence) -> SequenceTimer:
-        account = self._groups[seq.request.id].timers[seq.index]
-        assert account is not None, f"{seq.request.id} was scheduled after its end"
-        account.seq = seq
+        timer = self._groups[seq.request.id].timers[seq.index]
+        assert timer is not None, f"{seq.request.id} was scheduled after its end"
+        timer.seq = seq
         self._num_running += 1
-        self._queue.remove(account.group)
-        account.planned = seq.computed
-        self._prefilling[account] = None
+        self._queue.remove(timer.group)
+        timer.planned = seq.computed
+        self._prefilling[timer] = None
         if self._preempted:
-            self._preempted.pop(account, None)
-        return account
+            self._preempted.pop(timer, None)
+        return timer
 
     def _prefill_chunks(self) -> list[PrefillChunk]:
         """Return the prompt chunks in the new plan."""
         chunks: list[PrefillChunk] = []
-        for account in list(self._prefilling):
-            seq = account.seq
+        for timer in list(self._prefilling):
+            seq = timer.seq
             assert seq is not None, "only a running sequence computes a prompt"
-            tokens = seq.planned - account.planned
+            tokens = seq.planned - timer.planned
             if tokens:
                 samples = seq.tokens[-1] == UNKNOWN or not seq.pending
-                chunks.append(PrefillChunk(account, tokens, samples))
-                account.planned = seq.planned
+                chunks.append(PrefillChunk(timer, tokens, samples))
+                timer.planned = seq.planned
                 if samples:
-                    del self._prefilling[account]
+                    del self._prefilling[timer]
         return chunks
 
     # -- periods -----------------------------------------------------------------------------
@@ -235,50 +230,52 @@ class TimeAccounting:
         """Start the period of the oldest plan: its preemptions and starts take effect now."""
         self._begun_at = now
         self._stall_s = 0.0
-        flight = self._inflight[0]
-        for account in flight.preempted:
-            self._enter_phase(account, SequencePhase.PREEMPTED, now)
-        for account in flight.joins:
-            if account.phase is SequencePhase.PREEMPTED:
-                self._enter_phase(account, SequencePhase.RECOMPUTE, now)
+        timed = self._inflight[0]
+        for timer in timed.preempted:
+            self._enter_phase(timer, SequencePhase.PREEMPTED, now)
+        for timer in timed.joins:
+            if timer.phase is SequencePhase.PREEMPTED:
+                self._enter_phase(timer, SequencePhase.RECOMPUTE, now)
             else:
-                self._start_prefill(account, now)
+                self._start_prefill(timer, now)
 
-    def _start_prefill(self, account: SequenceTimer, now: float) -> None:
+    def _start_prefill(self, timer: SequenceTimer, now: float) -> None:
         """End its queue phase. The time in which a sibling computed its prompt is its own."""
-        done = account.group.first_prefill_timing
+        done = timer.group.first_prefill_timing
         if done is not None and done.first_token_at is not None:
-            account.breakdown = done.breakdown
-            account.since = done.first_token_at
-            account.prompt_steps = done.prompt_steps
-        self._enter_phase(account, SequencePhase.PREFILL, now)
+            timer.breakdown = done.breakdown
+            timer.since = done.first_token_at
+            timer.prompt_steps = done.prompt_steps
+        self._enter_phase(timer, SequencePhase.PREFILL, now)
 
-    def _attribute_step(self, flight: TimedStep, step: float, now: float) -> set[tuple[str, int]]:
+    def _attribute_step(self, timed: TimedStep, step: float, now: float) -> set[tuple[str, int]]:
         """Attribute a step that computed prompts. Returns the sequences that got a first token."""
-        each = step / flight.tokens
+        each = step / timed.tokens
         prompts = 0
-        for chunk in flight.chunks:
+        for chunk in timed.chunks:
             prompts += chunk.tokens
             chunk.timer.own_prefill_s += each * chunk.tokens
             chunk.timer.prompt_steps += 1
         self._prefill_clock += each * prompts
         self._step_counters.prompt_tokens += prompts
         firsts: set[tuple[str, int]] = set()
-        for chunk in flight.chunks:
-            account, seq = chunk.timer, chunk.timer.seq
+        for chunk in timed.chunks:
+            timer, seq = chunk.timer, chunk.timer.seq
             if chunk.samples and seq is not None:
-                if account.first_token_at is None and not _has_first_token(seq):
-                    self._prefilling[account] = None  # the step yielded no token: once more
-                    account.planned = seq.planned
+                if timer.first_token_at is None and not _has_first_token(seq):
+                    self._prefilling[timer] = (
+                        None  # the step yielded no token, so the next one computes it again
+                    )
+                    timer.planned = seq.planned
                     continue
-                if account.first_token_at is None:
-                    account.first_token_at = now
+                if timer.first_token_at is None:
+                    timer.first_token_at = now
                     if (
                         seq.generation_start == seq.prompt_len
                     ):  # else an earlier engine generated its first token
                         firsts.add((seq.request.id, seq.index))
-                    self._count_first(seq, account, now)
-                self._enter_phase(account, SequencePhase.DECODE, now)
+                    self._count_first(seq, timer, now)
+                self._enter_phase(timer, SequencePhase.DECODE, now)
         return firsts
 
     def _count_runs(
@@ -292,7 +289,7 @@ class TimeAccounting:
                 if update[:2] not in firsts:
                     self._step_counters.count_inter_token(seconds / tokens, tokens)
 
-    def _count_first(self, seq: Sequence, account: SequenceTimer, now: float) -> None:
+    def _count_first(self, seq: Sequence, timer: SequenceTimer, now: float) -> None:
         """Count a first token, except of a request that holds blocks: a round of a larger search.
 
         Requests that an earlier engine ran before are not counted either.
@@ -300,46 +297,46 @@ class TimeAccounting:
         counts = not seq.request.hold and not seq.request.resumed_tokens
         if counts:
             self._step_counters.count_first_token(
-                now - (seq.request.arrived_at or account.accepted_at)
+                now - (seq.request.arrived_at or timer.accepted_at)
             )
-        if account.group.first_prefill_timing is None:
-            account.group.first_prefill_timing = self._timing(account, now)
+        if timer.group.first_prefill_timing is None:
+            timer.group.first_prefill_timing = self._timing(timer, now)
             if counts:
                 self._step_counters.count_prompt(seq.prompt_len, seq.cached, seq.loaded)
 
-    def _enter_phase(self, account: SequenceTimer, phase: SequencePhase, now: float) -> None:
+    def _enter_phase(self, timer: SequenceTimer, phase: SequencePhase, now: float) -> None:
         """End the current phase of a sequence, and begin another."""
-        account.breakdown = self._breakdown(account, now)
-        account.phase = phase
-        account.since = now
-        account.prefill_clock_at_start = self._prefill_clock
-        account.overhead_clock_at_start = self._overhead_clock
-        account.own_prefill_s = 0.0
+        timer.breakdown = self._breakdown(timer, now)
+        timer.phase = phase
+        timer.since = now
+        timer.prefill_clock_at_start = self._prefill_clock
+        timer.overhead_clock_at_start = self._overhead_clock
+        timer.own_prefill_s = 0.0
 
-    def _breakdown(self, account: SequenceTimer, now: float) -> TimeBreakdown:
+    def _breakdown(self, timer: SequenceTimer, now: float) -> TimeBreakdown:
         """Return its seconds up to now: those of finished phases, and of the current one."""
-        kept, queue, prefill, others, num_preempted, decode, outside = account.breakdown
-        seconds, phase = now - account.since, account.phase
+        waited, queue, prefill, others, preempted, decode, outside = timer.breakdown
+        seconds, phase = now - timer.since, timer.phase
         if phase is SequencePhase.QUEUE:
-            return (kept, queue + seconds, prefill, others, num_preempted, decode, outside)
+            return (waited, queue + seconds, prefill, others, preempted, decode, outside)
         if phase is SequencePhase.PREEMPTED:
-            return (kept, queue, prefill, others, num_preempted + seconds, decode, outside)
+            return (waited, queue, prefill, others, preempted + seconds, decode, outside)
         if phase is SequencePhase.RESOURCE_WAIT:
-            return (kept + seconds, queue, prefill, others, num_preempted, decode, outside)
-        for_others = max(
-            self._prefill_clock - account.prefill_clock_at_start - account.own_prefill_s, 0.0
+            return (waited + seconds, queue, prefill, others, preempted, decode, outside)
+        prefill_of_others = max(
+            self._prefill_clock - timer.prefill_clock_at_start - timer.own_prefill_s, 0.0
         )
-        not_in_step = self._overhead_clock - account.overhead_clock_at_start
-        seconds = max(seconds - for_others - not_in_step, 0.0)
-        others += for_others
-        outside += not_in_step
+        overhead = self._overhead_clock - timer.overhead_clock_at_start
+        seconds = max(seconds - prefill_of_others - overhead, 0.0)
+        others += prefill_of_others
+        outside += overhead
         if phase is SequencePhase.PREFILL:
             prefill += seconds
         elif phase is SequencePhase.DECODE:
             decode += seconds
         else:
-            num_preempted += seconds
-        return (kept, queue, prefill, others, num_preempted, decode, outside)
+            preempted += seconds
+        return (waited, queue, prefill, others, preempted, decode, outside)
 
     # -- updates -----------------------------------------------------------------------------
 
@@ -347,19 +344,19 @@ class TimeAccounting:
         self, updates: list[Update], now: float, firsts: Set[tuple[str, int]]
     ) -> int:
         """Put Timings where they are due, and close timers. Returns the updates without a token."""
-        silent = 0
+        without_token = 0
         for i in self._indices_due(updates, firsts):
             update = updates[i]
-            family = self._groups[update.request_id]
-            account = family.timers[update.index]
-            assert account is not None, f"an update of {update.request_id} after its end"
-            timing = self._timing(account, now)
+            group = self._groups[update.request_id]
+            timer = group.timers[update.index]
+            assert timer is not None, f"an update of {update.request_id} after its end"
+            timing = self._timing(timer, now)
             updates[i] = update._replace(timing=timing)
-            silent += not update.token_ids
+            without_token += not update.token_ids
             if update.finish is not None:
                 self._step_counters.count_finished(update.finish, timing.breakdown)
                 self._close_timer(update.request_id, update.index)
-        return silent
+        return without_token
 
     def _indices_due(self, updates: list[Update], firsts: Set[tuple[str, int]]) -> list[int]:
         """Indices of updates that get a Timing. Fast for the usual case, which is none."""
@@ -375,31 +372,31 @@ class TimeAccounting:
             return []
         return [i for i, finish in enumerate(finishes) if finish is not None]
 
-    def _timing(self, account: SequenceTimer, now: float) -> SequenceTiming:
-        cuts = self._breakdown(account, now)
+    def _timing(self, timer: SequenceTimer, now: float) -> SequenceTiming:
+        cuts = self._breakdown(timer, now)
         return SequenceTiming(
-            account.accepted_at,
+            timer.accepted_at,
             now,
-            account.first_token_at,
+            timer.first_token_at,
             *cuts,
-            account.preemptions,
-            queue_at_arrival=account.group.queue_at_arrival,
-            prompt_steps=account.prompt_steps,
-            step_before=account.group.step_before,
+            timer.preemptions,
+            queue_at_arrival=timer.group.queue_at_arrival,
+            prompt_steps=timer.prompt_steps,
+            step_before=timer.group.step_before,
         )
 
     def _close_timer(self, request_id: str, index: int) -> None:
-        family = self._groups[request_id]
-        account = family.timers[index]
-        assert account is not None, f"{request_id} ended twice"
-        family.timers[index] = None
-        self._num_running -= account.seq is not None
-        account.seq = None
-        self._prefilling.pop(account, None)
-        self._preempted.pop(account, None)
-        family.num_unfinished -= 1
-        if not family.num_unfinished:
-            self._queue.remove(family)
+        group = self._groups[request_id]
+        timer = group.timers[index]
+        assert timer is not None, f"{request_id} ended twice"
+        group.timers[index] = None
+        self._num_running -= timer.seq is not None
+        timer.seq = None
+        self._prefilling.pop(timer, None)
+        self._preempted.pop(timer, None)
+        group.num_unfinished -= 1
+        if not group.num_unfinished:
+            self._queue.remove(group)
             del self._groups[request_id]
             self._timed.discard(request_id)
 

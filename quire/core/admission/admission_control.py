@@ -27,7 +27,7 @@ REJECT_REASONS = (
     *("key_requests", "key_queued_tokens", "key_tokens_per_minute"),
 )
 RETRY_AFTER_RANGE_S = (1.0, 60.0)
-"""An earlier retry is useless, and a later time cannot be predicted."""
+"""Bounds of Retry-After in seconds: an earlier retry fails again, a later one is a guess."""
 DECAY = 0.9
 CHARGE_EVERY = 16
 """Steps between two updates of the count of generated tokens."""
@@ -45,9 +45,9 @@ class _Batch(NamedTuple):
 
 
 def _check_ever(batch: _Batch, most: int, limit: str) -> None:
-    """Raise RequestError if the batch alone is over a limit: it would be refused for ever."""
+    """Raise RequestError if the batch alone is over a limit: it would always be refused."""
     if batch.sequences > most:
-        message = f"the request is {batch.sequences} requests (prompts times n or best_of), and "
+        message = f"the body has {batch.sequences} requests (prompts times n or best_of), and "
         raise RequestError(f"{message}{limit.format(most)}: send fewer", param=batch.param)
 
 
@@ -82,20 +82,21 @@ class AdmissionControl(StepBudget, Admission, StepListener):
     # -- requests -----------------------------------------------------------------------------
 
     def check_batch(self, requests: Seq[Request]) -> None:
-        """Raise Overloaded if a limit refuses the requests of one body now, and RequestError if it
-        would always.
+        """Check the requests of one body against all limits.
+
+        Raises Overloaded if a limit refuses them now, and RequestError if it always would.
         """
-        fresh = [one for one in requests if one.parent is None and not one.resumed_tokens]
-        if not fresh:
+        new = [one for one in requests if one.parent is None and not one.resumed_tokens]
+        if not new:
             return
         self._tenant_usage.charge_outputs(self._clock())
         batch = _Batch(
-            fresh[0].tenant,
-            fresh[0].tenant_limits,
-            sum(one.n for one in fresh),
-            sum(len(one.prompt) for one in fresh),
-            "n" if any(one.n > 1 for one in fresh) else "prompt",
-            fresh[0].deadline_at,
+            new[0].tenant,
+            new[0].tenant_limits,
+            sum(one.n for one in new),
+            sum(len(one.prompt) for one in new),
+            "n" if any(one.n > 1 for one in new) else "prompt",
+            new[0].deadline_at,
         )
         self._check_tenant(batch)
         self._check_queue(batch)
@@ -118,32 +119,32 @@ class AdmissionControl(StepBudget, Admission, StepListener):
         self._mean_finish_gap_s = self._mean_finish_gap_s * DECAY + gap * (1 - DECAY)
 
     def predicted_ttft_s(self, tenant: bytes, weight: float, tokens: int) -> float | None:
-        """Estimate the time to first token of a prompt that came now; None without data."""
+        """Estimate the time to first token of a prompt that arrives now; None without data."""
         ahead = self.backlog.tokens_ahead(tenant, weight, tokens)
         return self.ttft_estimator.estimate_seconds(ahead + tokens)
 
     def _check_tenant(self, batch: _Batch) -> None:
-        limits, here = batch.limits, self.backlog.of_tenant(batch.tenant)
+        limits, queued = batch.limits, self.backlog.of_tenant(batch.tenant)
         most = limits.max_requests
-        if most is not None and here.requests + batch.sequences > most:
+        if most is not None and queued.requests + batch.sequences > most:
             _check_ever(batch, most, "this key may have {} requests at a time")
             self._reject(
                 batch,
                 "key_requests",
-                f"this key has {here.requests} requests here and sends {batch.sequences}, and may "
-                f"have {most}",
+                f"this key has {queued.requests} active requests and sends {batch.sequences} more, "
+                f"and at most {most} may be active",
                 self._mean_finish_gap_s,
-                key_requests=here.requests,
+                key_requests=queued.requests,
                 max_key_requests=most,
             )
-        if over := here.excess_tokens(batch.tokens, limits.max_queued_tokens):
+        if over := queued.excess_tokens(batch.tokens, limits.max_queued_tokens):
             self._reject(
                 batch,
                 "key_queued_tokens",
-                f"this key has prompts of {here.tokens} tokens waiting and sends {batch.tokens}, "
-                f"and {limits.max_queued_tokens} may wait",
+                f"this key has {queued.tokens} prompt tokens queued and sends {batch.tokens} more, "
+                f"and at most {limits.max_queued_tokens} may be queued",
                 self.ttft_estimator.estimate_seconds(over),
-                key_queued_tokens=here.tokens,
+                key_queued_tokens=queued.tokens,
                 max_key_queued_tokens=limits.max_queued_tokens or 0,
             )
         wait_s = self._tenant_usage.wait_s(batch.tenant, limits, batch.tokens, self._clock())
@@ -152,29 +153,29 @@ class AdmissionControl(StepBudget, Admission, StepListener):
                 batch,
                 "key_tokens_per_minute",
                 f"this key may use {limits.tokens_per_minute} tokens a minute, and a prompt of "
-                f"{batch.tokens} is too much for now",
+                f"{batch.tokens} tokens exceeds what is left now",
                 wait_s,
                 key_tokens_left=max(self._tenant_usage.tokens_left(batch.tenant), 0.0),
                 max_key_tokens_per_minute=limits.tokens_per_minute or 0,
             )
 
     def _check_queue(self, batch: _Batch) -> None:
-        here, most = self.backlog.total, self._max_requests
-        if most is not None and here.requests + batch.sequences > most:
+        queued, most = self.backlog.total, self._max_requests
+        if most is not None and queued.requests + batch.sequences > most:
             _check_ever(batch, most, "this server holds at most {} requests (max_num_queued_reqs)")
             self._reject(
                 batch,
                 "max_num_queued_reqs",
-                f"{here.requests} requests are here and {batch.sequences} more come, and at most "
-                f"{most} may be",
+                f"{queued.requests} requests are active and {batch.sequences} more were sent, and "
+                f"at most {most} may be active",
                 self._mean_finish_gap_s,
             )
-        if over := here.excess_tokens(batch.tokens, self._max_tokens):
+        if over := queued.excess_tokens(batch.tokens, self._max_tokens):
             self._reject(
                 batch,
                 "max_num_queued_tokens",
-                f"prompts of {here.tokens} tokens wait and {batch.tokens} more come, and "
-                f"{self._max_tokens} may wait",
+                f"{queued.tokens} prompt tokens are queued and {batch.tokens} more were sent, and "
+                f"at most {self._max_tokens} may be queued",
                 self.ttft_estimator.estimate_seconds(over),
             )
 
@@ -197,15 +198,15 @@ class AdmissionControl(StepBudget, Admission, StepListener):
             )
 
     def _reject(
-        self, batch: _Batch, reason: str, why: str, retry_s: float | None, **more: float
+        self, batch: _Batch, reason: str, message: str, retry_s: float | None, **more: float
     ) -> None:
         """Raise Overloaded, with the numbers."""
         self._rejections[reason] += 1
         self._tenant_usage.of_tenant(batch.tenant, self._clock()).refused += 1
-        here, predicted = self.backlog.total, self._predict(batch)
+        queued, predicted = self.backlog.total, self._predict(batch)
         numbers: dict[str, float] = {
-            "queued_requests": here.requests,
-            "queued_tokens": here.tokens,
+            "queued_requests": queued.requests,
+            "queued_tokens": queued.tokens,
             **({} if self._max_requests is None else {"max_queued_requests": self._max_requests}),
             **({} if self._max_tokens is None else {"max_queued_tokens": self._max_tokens}),
             **({} if predicted is None else {"predicted_ttft_s": round(predicted, 3)}),
@@ -213,7 +214,7 @@ class AdmissionControl(StepBudget, Admission, StepListener):
         }
         low, high = RETRY_AFTER_RANGE_S
         after = min(max(retry_s or low, low), high)
-        message = f"{why}: try again in {after:.0f} s"
+        message = f"{message}: try again in {after:.0f} s"
         raise Overloaded(message, retry_after_s=after, reason=reason, numbers=numbers)
 
     # -- steps --------------------------------------------------------------------------------
@@ -244,14 +245,14 @@ class AdmissionControl(StepBudget, Admission, StepListener):
     def stats(self) -> AdmissionStats:
         """Return counts of active requests and of refused ones."""
         self._tenant_usage.charge_outputs(self._clock())
-        here, usual = self.backlog.total, self._mean_prompt_tokens
-        ahead = self.backlog.tokens_ahead(b"", 1.0, round(usual)) if here.tokens else 0.0
+        queued, typical = self.backlog.total, self._mean_prompt_tokens
+        ahead = self.backlog.tokens_ahead(b"", 1.0, round(typical)) if queued.tokens else 0.0
         return AdmissionStats(
-            requests=here.requests,
-            queued_tokens=here.tokens,
+            requests=queued.requests,
+            queued_tokens=queued.tokens,
             max_requests=self._max_requests or 0,
             max_queued_tokens=self._max_tokens or 0,
-            predicted_ttft_s=self.ttft_estimator.estimate_seconds(ahead + usual) or 0.0,
+            predicted_ttft_s=self.ttft_estimator.estimate_seconds(ahead + typical) or 0.0,
             refused=dict(self._rejections),
             tenants={
                 name.hex(): usage.to_stats(

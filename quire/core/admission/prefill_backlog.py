@@ -1,8 +1,8 @@
 """Prefill backlog: counts the prompt tokens that are still to be computed, by size.
 
-It counts active requests, and the prompt tokens that no step has computed yet. Recomputation
-after preemption is not counted again. Size buckets make the cost of a change or a
-query independent of the number of requests.
+It counts active requests, and the prompt tokens that no step has computed yet. Recomputation after
+preemption is not counted again. With size buckets the cost of a change or a query does not depend
+on the number of requests.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class SizeBuckets:
                 self.sums[size] += sign * left
 
     def excess_tokens(self, tokens: int, most: int | None) -> int:
-        """Tokens beyond `most` if a prompt of `tokens` came; 0 if there are no others."""
+        """Tokens beyond `most` if a prompt of `tokens` is added; 0 without others."""
         return 0 if most is None or not self.tokens else max(self.tokens + tokens - most, 0)
 
     def tokens_before(self, tokens: int) -> float:
-        """Tokens computed before the end of a prompt of this length: shorter prompts first; of
-        the longer ones the oldest keeps its share."""
+        """Return the tokens computed before the end of a prompt of this length.
+
+        Shorter prompts go first; of the longer ones the oldest keeps its share.
+        """
         size = min(max(tokens, 1).bit_length(), NUM_BUCKETS - 1)
         longer = any(self.counts[size + 1 :])
         share = OLDEST_PROMPT_SHARE / (1 - OLDEST_PROMPT_SHARE)
@@ -66,10 +68,10 @@ class PrefillBacklog:
 
     def add_request(self, request: Request) -> None:
         """Count an accepted request."""
-        pile = self._tenants.setdefault(request.tenant, SizeBuckets())
-        pile.weight = request.tenant_limits.weight
+        buckets = self._tenants.setdefault(request.tenant, SizeBuckets())
+        buckets.weight = request.tenant_limits.weight
         self._remaining[request.id] = 0
-        for one in (self.total, pile):
+        for one in (self.total, buckets):
             one.requests += request.n
         self.set_remaining(request, len(request.prompt))
 
@@ -88,10 +90,10 @@ class PrefillBacklog:
             return
         self.set_remaining(request, 0)
         del self._remaining[request.id]
-        pile = self._tenants[request.tenant]
-        for one in (self.total, pile):
+        buckets = self._tenants[request.tenant]
+        for one in (self.total, buckets):
             one.requests -= request.n
-        if not pile.requests:
+        if not buckets.requests:
             del self._tenants[request.tenant]
 
     def of_tenant(self, tenant: bytes) -> SizeBuckets:
@@ -104,14 +106,14 @@ class PrefillBacklog:
         return self._tenants
 
     def tokens_ahead(self, tenant: bytes, weight: float, tokens: int) -> float:
-        """Tokens computed before the end of a prompt that came now, of a tenant of this weight.
+        """Tokens computed before the end of a prompt that arrives now, of a tenant of this weight.
 
         Assumes that meanwhile each other tenant gets at most equal service, scaled by its weight.
         """
-        mine = self.of_tenant(tenant).tokens_before(tokens)
-        own = mine + tokens
-        return mine + sum(
-            min(float(pile.tokens), own * pile.weight / weight)
-            for name, pile in self._tenants.items()
+        own_before = self.of_tenant(tenant).tokens_before(tokens)
+        own = own_before + tokens
+        return own_before + sum(
+            min(float(buckets.tokens), own * buckets.weight / weight)
+            for name, buckets in self._tenants.items()
             if name != tenant
         )

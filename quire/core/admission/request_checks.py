@@ -10,9 +10,9 @@ from quire.core.types import Request
 from quire.errors import RequestError, TooLong, context_overflow
 
 
-def check_request(request: Request, families: Mapping[str, RequestGroup]) -> None:
+def check_request(request: Request, groups: Mapping[str, RequestGroup]) -> None:
     """Raise RequestError if the request is malformed or conflicts with active requests."""
-    if request.id in families:
+    if request.id in groups:
         raise RequestError(f"request id {request.id!r} is in use", param="request_id")
     if not request.prompt or request.n < 1 or request.stop.max_tokens < 1:
         raise RequestError(
@@ -22,7 +22,7 @@ def check_request(request: Request, families: Mapping[str, RequestGroup]) -> Non
     _check_resumed(request)
     if request.parent is None:
         return
-    parent = families.get(request.parent)
+    parent = groups.get(request.parent)
     if parent is None or not parent.hold:
         raise RequestError(
             f"parent {request.parent!r} is not a request made with hold=True, or was released",
@@ -32,14 +32,15 @@ def check_request(request: Request, families: Mapping[str, RequestGroup]) -> Non
 
 def _check_resumed(request: Request) -> None:
     """Raise unless each unfinished sequence of a resumed request can generate more tokens."""
-    said = request.resumed_tokens
-    if not said:
+    resumed = request.resumed_tokens
+    if not resumed:
         return
-    most = max((len(one) for one in said if one is not None), default=request.stop.max_tokens)
-    if len(said) != request.n or most >= request.stop.max_tokens:
+    longest = max((len(one) for one in resumed if one is not None), default=request.stop.max_tokens)
+    if len(resumed) != request.n or longest >= request.stop.max_tokens:
         raise RequestError(
-            f"request {request.id!r} has said {most} of max_tokens={request.stop.max_tokens} "
-            f"tokens already, in {len(said)} of n={request.n} sequences: nothing is left to say"
+            f"request {request.id!r} has {longest} resumed tokens in {len(resumed)} of "
+            f"n={request.n} sequences, and max_tokens={request.stop.max_tokens}: no token is left "
+            "to generate"
         )
 
 

@@ -18,7 +18,8 @@ MAX_TENANTS = 4096
 
 
 class TenantUsage:
-    """Usage of one tenant since the start. left, at: the token bucket and its last update."""
+    """Usage of one tenant since the start. bucket_tokens, refilled_at: the token bucket and
+    the time of its last update."""
 
     __slots__ = (
         "bucket_tokens",
@@ -58,16 +59,16 @@ class TenantUsageTable:
 
     def of_tenant(self, tenant: bytes, now: float) -> TenantUsage:
         """Return the usage of a tenant, creating it if it is new."""
-        found = self._tenants.get(tenant)
-        if found is None:
+        usage = self._tenants.get(tenant)
+        if usage is None:
             if len(self._tenants) >= MAX_TENANTS:
                 del self._tenants[next(iter(self._tenants))]
-            found = self._tenants[tenant] = TenantUsage(now)
-        return found
+            usage = self._tenants[tenant] = TenantUsage(now)
+        return usage
 
-    def wait_s(self, tenant: bytes, terms: TenantLimits, tokens: int, now: float) -> float:
+    def wait_s(self, tenant: bytes, limits: TenantLimits, tokens: int, now: float) -> float:
         """Return the seconds until a prompt of this length is admitted; 0: now."""
-        per_minute = terms.tokens_per_minute
+        per_minute = limits.tokens_per_minute
         if per_minute is None:
             return 0.0
         tokens_left = self._refill(self.of_tenant(tenant, now), per_minute, now)
@@ -92,12 +93,12 @@ class TenantUsageTable:
     def charge_outputs(self, now: float) -> None:
         """Charge the tokens generated since the last call."""
         for seq, before in list(self._counted_tokens.items()):
-            said = len(seq.tokens) - seq.prompt_len
-            if said > before:
+            generated = len(seq.tokens) - seq.prompt_len
+            if generated > before:
                 usage = self.of_tenant(seq.request.tenant, now)
-                usage.generated_tokens += said - before
-                self._consume(usage, seq.request.tenant_limits, said - before, now)
-                self._counted_tokens[seq] = said
+                usage.generated_tokens += generated - before
+                self._consume(usage, seq.request.tenant_limits, generated - before, now)
+                self._counted_tokens[seq] = generated
             if seq.state is SequenceState.FINISHED:
                 del self._counted_tokens[seq]
 
@@ -106,9 +107,9 @@ class TenantUsageTable:
         """Return all usage by tenant."""
         return self._tenants
 
-    def _consume(self, usage: TenantUsage, terms: TenantLimits, tokens: int, now: float) -> None:
-        if terms.tokens_per_minute is not None:
-            usage.bucket_tokens = self._refill(usage, terms.tokens_per_minute, now) - tokens
+    def _consume(self, usage: TenantUsage, limits: TenantLimits, tokens: int, now: float) -> None:
+        if limits.tokens_per_minute is not None:
+            usage.bucket_tokens = self._refill(usage, limits.tokens_per_minute, now) - tokens
 
     def _refill(self, usage: TenantUsage, per_minute: int, now: float) -> float:
         """Refill the bucket, and return its tokens."""

@@ -48,7 +48,7 @@ class TTFTEstimator:
         """Return the seconds until `tokens` prompt tokens are computed; None without data."""
         if not self._n:
             return None
-        under_way = self._s / self._n / 2  # of the running step, half is over on average
+        under_way = self._s / self._n / 2  # on average half of the running step is over
         each = (
             self._full_p / self._full_n
             if self._full_n >= MIN_WEIGHT

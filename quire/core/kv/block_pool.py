@@ -111,7 +111,7 @@ class BlockPool:
             self._refs[block] += 1
 
     def cache_block(self, block: int, key: BlockKey) -> None:
-        """Make a full, held block findable. A second block with the same content stays private."""
+        """Add a full, held block to the cache. A second block of this content stays private."""
         if key not in self._block_of:
             assert block not in self._key_of, f"block {block} already holds other content"
             self._block_of[key] = block
@@ -147,7 +147,7 @@ class BlockPool:
     def free(self, blocks: Seq[int]) -> None:
         """Release one hold on each block of a sequence, in order; its tail is evicted first."""
         for block in reversed(blocks):
-            assert self._refs[block] > 0, f"block {block} dropped once too often"
+            assert self._refs[block] > 0, f"block {block} freed once too often"
             self._refs[block] -= 1
             if self._refs[block] == 0:
                 if block in self._key_of:
@@ -187,7 +187,7 @@ class BlockPool:
         held = [b for b, refs in enumerate(self._refs) if refs > 0]
         places = [*held, *self._eviction_queue, *self._free]
         if len(places) != self.size or len(set(places)) != self.size:
-            raise AssertionError(f"blocks leaked or doubled: {sorted(places)}")
+            raise AssertionError(f"blocks leaked or duplicated: {sorted(places)}")
         if {b: k for k, b in self._block_of.items()} != self._key_of:
             raise AssertionError("the two content maps disagree")
         if any(b in self._key_of for b in self._free) or any(

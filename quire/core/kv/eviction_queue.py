@@ -79,7 +79,7 @@ class EvictionQueue:
                 del self._cached_blocks[tenant]
 
     def pop(self) -> int:
-        """Remove and return the next block to evict; there must be one. Credits no tenant."""
+        """Remove and return the next block to evict; there must be one. Changes no count."""
         tenant = (
             next(iter(self._cached_blocks))
             if len(self._cached_blocks) == 1

@@ -105,35 +105,35 @@ class KVCache:
 
     def allocate(self, seq: Sequence, n: int) -> bool:
         """Allocate blocks for n more tokens. Returns False, without a change, if too few."""
-        need = self.blocks_to_allocate(seq, n)
-        if not need:
+        needed = self.blocks_to_allocate(seq, n)
+        if not needed:
             return True
-        fresh = self.pool.allocate(need, seq.request.tenant)
-        if fresh is None:
+        blocks = self.pool.allocate(needed, seq.request.tenant)
+        if blocks is None:
             return False
-        each = need // len(self.specs)
+        each = needed // len(self.specs)
         for g, table in enumerate(seq.tables):
-            table += fresh[g * each : (g + 1) * each]
+            table += blocks[g * each : (g + 1) * each]
         return True
 
     def free_out_of_window(self, seq: Sequence, after: int) -> bool:
-        """Free blocks outside of the window when step `after` has finished; whether there are any.
+        """Free blocks outside of the window when step `after` has finished. Returns whether any.
 
         The window ends at `computed`, not `planned`: steps in flight, and siblings that fork when
         the prompt is confirmed, still read older blocks.
         """
-        slid = False
+        freed_any = False
         for g in self._window_groups:
             table = seq.tables[g]
-            gone: list[int] = []
+            out_of_window: list[int] = []
             for i in range(self.specs[g].first_needed(seq.computed) // self.block_size - 1, -1, -1):
                 if table[i] == NO_BLOCK:
                     break
-                gone.append(table[i])
+                out_of_window.append(table[i])
                 table[i] = NO_BLOCK
-            self.deferred_free.free_after(gone[::-1], after)
-            slid = slid or bool(gone)
-        return slid
+            self.deferred_free.free_after(out_of_window[::-1], after)
+            freed_any = freed_any or bool(out_of_window)
+        return freed_any
 
     def release(self, seq: Sequence, after: int) -> None:
         """Free all blocks of the sequence when step `after` has finished."""
@@ -149,11 +149,11 @@ class KVCache:
 
         Blocks that only the host tier has are NO_BLOCK until load_prefix().
         """
-        assert not seq.tables[0], "match() is for a sequence that holds nothing"
+        assert not seq.tables[0], "match_prefix() needs a sequence without blocks"
         if not self.prefix_caching or not seq.request.read_prefix_cache:
             return
         keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
-        hit = self._longest_hit(keys, self._is_findable)
+        hit = self._longest_hit(keys, self._is_available)
         seq.computed = seq.planned = hit * self.block_size
         for g in range(len(self.specs)):
             first = self._first_block(g, hit)
@@ -170,26 +170,26 @@ class KVCache:
         host, hit = self.host, seq.computed // self.block_size
         if host is None:
             return 0
-        places = [
+        missing = [
             (i, g)
             for g, table in enumerate(seq.tables)
             for i in range(self._first_block(g, hit), hit)
             if table[i] == NO_BLOCK
         ]
-        if not places:
+        if not missing:
             return 0
-        keys = [seq.keys[i] + self._group_suffixes[g] for i, g in places]
+        keys = [seq.keys[i] + self._group_suffixes[g] for i, g in missing]
         blocks = self.pool.allocate(
             len(keys), seq.request.tenant, load=lambda blocks: host.load(keys, blocks)
         )
         assert blocks is not None, f"{seq.request.id} was admitted without blocks to load"
-        for (i, g), key, block in zip(places, keys, blocks, strict=True):
+        for (i, g), key, block in zip(missing, keys, blocks, strict=True):
             self.pool.cache_block(block, key)
             seq.tables[g][i] = block
-        return len({i for i, _ in places}) * self.block_size
+        return len({i for i, _ in missing}) * self.block_size
 
     def cache_full_blocks(self, seq: Sequence, since: int) -> None:
-        """Make findable the blocks that filled up between token `since` and seq.computed."""
+        """Add to the prefix cache the blocks completed between token `since` and seq.computed."""
         first, last = since // self.block_size, seq.computed // self.block_size
         if first == last or not self.prefix_caching:
             return
@@ -225,8 +225,8 @@ class KVCache:
     def invalidate(self, seq: Sequence) -> None:
         """Remove from the prefix cache what the sequence has computed.
 
-        Of the blocks it only found there, those that two such sequences read are removed: one of
-        them alone may have non-finite logits for another reason.
+        A block that it found there is removed once two such sequences have read it: a single one
+        may have non-finite logits for another reason.
         """
         own, end = seq.cached // self.block_size, seq.computed // self.block_size
         computed = [key + group for key in seq.keys[own:end] for group in self._group_suffixes]
@@ -237,8 +237,8 @@ class KVCache:
         while len(self._suspect_keys) > MAX_SUSPECT_KEYS:
             self._suspect_keys.popitem(last=False)
 
-    def _is_findable(self, key: BlockKey) -> bool:
-        """Whether the next step can read this content."""
+    def _is_available(self, key: BlockKey) -> bool:
+        """Whether the next step can read this content: from the device pool or the host tier."""
         return key in self.pool or (self.host is not None and key in self.host)
 
     def _longest_hit(self, keys: Seq[BlockKey], has: Callable[[BlockKey], bool]) -> int:
@@ -287,7 +287,7 @@ class KVCache:
         The last one may be partly filled, and the parent may continue to fill it: copy_on_write()
         gives the child its own block before its first write.
         """
-        assert not child.tables[0], "fork() is for a sequence that holds nothing"
+        assert not child.tables[0], "fork() needs a sequence without blocks"
         blocks = -(-length // self.block_size)
         firsts = [min(spec.first_needed(length) // self.block_size, blocks) for spec in self.specs]
         for first, table in zip(firsts, parent.tables, strict=True):
@@ -308,11 +308,11 @@ class KVCache:
         """
         if not self._is_shared(seq):
             return []
-        fresh = self.pool.allocate(len(self.specs), seq.request.tenant)
-        if fresh is None:
+        blocks = self.pool.allocate(len(self.specs), seq.request.tenant)
+        if blocks is None:
             return None
         copies = []
-        for table, block in zip(seq.tables, fresh, strict=True):
+        for table, block in zip(seq.tables, blocks, strict=True):
             copies.append(BlockCopy(table[-1], block))
             self.deferred_free.free_after([table[-1]], after)
             table[-1] = block
@@ -337,13 +337,13 @@ class KVCache:
         space = int(self.pool.size * MAX_LOADING_SHARE) - len(under_way)
         space = min(space, self.pool.available)
         while True:
-            hit = self._longest_hit(keys, lambda key: self._is_findable(key) or key in tier)
+            hit = self._longest_hit(keys, lambda key: self._is_available(key) or key in tier)
             wanted = [
                 key + self._group_suffixes[g]
                 for g in range(len(self.specs))
                 for key in keys[self._first_block(g, hit) : hit]
             ]
-            missing = [k for k in wanted if k not in under_way and not self._is_findable(k)]
+            missing = [k for k in wanted if k not in under_way and not self._is_available(k)]
             if len(missing) <= max(space, 0):
                 break
             keys = keys[: hit - 1]
@@ -356,7 +356,7 @@ class KVCache:
         return list(names)
 
     def finish_load(self, name: Hashable, *, loaded: bool) -> None:
-        """Make findable what was loaded, unless it was forgotten meanwhile, and free the blocks."""
+        """Add the loaded content to the cache, unless it was forgotten, and free the blocks."""
         tier, load = self._loading.pop(name)
         for key, block in load.items():
             if loaded and key in tier:
@@ -404,4 +404,4 @@ class KVCache:
     def _check_windows(self, seq: Sequence) -> None:
         for spec, table in zip(self.specs, seq.tables, strict=True):
             first = spec.first_needed(seq.computed) // self.block_size
-            assert NO_BLOCK not in table[first:], f"a block that is still read is gone: {table}"
+            assert NO_BLOCK not in table[first:], f"a block that is still read was freed: {table}"

@@ -26,8 +26,8 @@ class ReclaimableBlocks:
         return seq
 
     def discard(self, seq: Sequence) -> bool:
-        """Remove a sequence if it is here, and return whether it was."""
-        found = seq in self.held or seq in self.sharing
+        """Remove a sequence. Returns False if it was not one of them."""
+        present = seq in self.held or seq in self.sharing
         self.held.pop(seq, None)
         self.sharing.pop(seq, None)
-        return found
+        return present

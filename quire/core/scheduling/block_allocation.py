@@ -19,11 +19,11 @@ class BlockAllocator:
     """Helper of the scheduler. watermark: share of the pool kept free beside running rows."""
 
     def __init__(
-        self, kv: KVCache, registry: SequenceRegistry, flights: InflightSteps, watermark: float
+        self, kv: KVCache, registry: SequenceRegistry, inflight: InflightSteps, watermark: float
     ) -> None:
         self._kv = kv
         self._registry = registry
-        self._inflight = flights
+        self._inflight = inflight
         self._watermark_blocks = int(watermark * kv.pool.size)
         self._last_shortage: tuple[Sequence, int] | None = (
             None  # a sequence that lacked blocks, and the number available
@@ -70,8 +70,8 @@ class BlockAllocator:
 
     def ensure_blocks(self, seq: Sequence) -> bool:
         """Whether there are blocks for all its tokens; frees reclaimable ones if nothing runs."""
-        pool, spared = self._kv.pool, self._watermark_blocks if self._registry.running else 0
-        while self._kv.blocks_needed(seq) > pool.available - spared:
+        pool, reserved = self._kv.pool, self._watermark_blocks if self._registry.running else 0
+        while self._kv.blocks_needed(seq) > pool.available - reserved:
             if self._may_gain_blocks or not self._registry.reclaim(sparing=seq):
                 self._last_shortage = (seq, pool.available)
                 return False

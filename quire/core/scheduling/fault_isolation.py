@@ -1,4 +1,4 @@
-"""Fault bisection: finds the request that makes steps raise, by trying halves.
+"""Fault bisection: finds the request that makes steps raise, by bisection.
 
     a step of A B C D raised        groups: [A B] [C D]
     A B passed                      groups: [C D]
@@ -67,14 +67,14 @@ class FaultBisection:
         if request_id not in self._suspects:
             return
         self._suspects.discard(request_id)
-        left = (_without(party, (request_id,)) for party in self.trial_groups)
-        self.trial_groups = deque(party for party in left if party)
+        left = (_without(group, (request_id,)) for group in self.trial_groups)
+        self.trial_groups = deque(group for group in left if group)
         self._finish_if_done()
 
-    def _push_group(self, party: TrialGroup) -> None:
-        if party:
-            self.trial_groups.appendleft(party)
-            self._suspects.update(party)
+    def _push_group(self, group: TrialGroup) -> None:
+        if group:
+            self.trial_groups.appendleft(group)
+            self._suspects.update(group)
 
     def _finish_if_done(self) -> None:
         if self.trial_groups:
@@ -83,5 +83,5 @@ class FaultBisection:
         self._found_culprit = False
 
 
-def _without(party: TrialGroup, ids: Collection[str]) -> TrialGroup:
-    return tuple(one for one in party if one not in ids)
+def _without(group: TrialGroup, ids: Collection[str]) -> TrialGroup:
+    return tuple(request_id for request_id in group if request_id not in ids)

@@ -73,7 +73,7 @@ class GrammarWait(ResourceProvider):
         if request.constraint is None:
             return
         if self._grammars is None:
-            message = f"structured output needs {self._missing}, which this engine has not"
+            message = f"structured output needs {self._missing}, which this engine lacks"
             raise Unsupported(message, param="structured_outputs")
         self._grammars.check_constraint(request.constraint)
 
@@ -112,14 +112,14 @@ class GrammarWait(ResourceProvider):
         most, prompt = request.stop.max_tokens, len(request.prompt)
         if most < least:
             return RequestError(
-                f"max_tokens={most} is too small for the structured output asked for: "
-                f"the shortest text that is allowed takes {least} tokens",
+                f"max_tokens={most} is too small for the requested structured output: "
+                f"the shortest allowed text has {least} tokens",
                 param="max_tokens",
             )
         if self._max_len - prompt < least:
             return TooLong(
                 f"the prompt has {prompt} tokens and the shortest text that the structured output "
-                f"allows takes {least}, but a sequence may have {self._max_len}; shorten the "
+                f"allows has {least}, but a sequence may have {self._max_len}; shorten the "
                 "prompt or raise max_model_len",
                 param="prompt",
             )

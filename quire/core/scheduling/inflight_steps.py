@@ -38,7 +38,7 @@ class InflightSteps:
     @property
     def has_rows(self) -> bool:
         """Whether a result will change anything."""
-        return any(flight.plan.rows for flight in self._steps)
+        return any(step.plan.rows for step in self._steps)
 
     def push(self, plan: StepPlan) -> None:
         self.last_step = plan.step
@@ -46,11 +46,11 @@ class InflightSteps:
 
     def pop_oldest(self, plan: StepPlan) -> InflightStep:
         assert self._steps, f"step {plan.step} was applied already"
-        flight = self._steps.popleft()
-        assert flight.plan.step == plan.step, f"step {plan.step} before {flight.plan.step}"
-        return flight
+        step = self._steps.popleft()
+        assert step.plan.step == plan.step, f"step {plan.step} before {step.plan.step}"
+        return step
 
     def invalidate_rows(self, seq: Sequence) -> None:
         """Ignore the rows in flight of this sequence."""
-        for flight in self._steps:
-            flight.stale.add(seq)
+        for step in self._steps:
+            step.stale.add(seq)

@@ -1,4 +1,4 @@
-"""Prefixes in a slow tier as named resources: a request waits until its prefix is on the device.
+"""Provides prefixes in a slow tier as resources: a request waits until its prefix is on the device.
 
 A load is started once, also for several requests, and never fails a request: what is not loaded is
 computed. Its blocks are held until it has ended, even if all its requests have.

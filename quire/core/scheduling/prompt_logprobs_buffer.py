@@ -17,13 +17,13 @@ class PromptLogprobsBuffer:
     def __init__(self) -> None:
         self.known: dict[Sequence, list[TokenLogprobs]] = {}
 
-    def add(self, row: Row, news: list[TokenLogprobs]) -> None:
+    def add(self, row: Row, logprobs: list[TokenLogprobs]) -> None:
         """Keep the logprobs of new positions. `news` begins at position row.start + 1."""
         seq = row.seq
         if len(seq.tokens) > seq.prompt_len and seq.tokens[seq.prompt_len] != UNKNOWN:
             return  # recomputed after its first token, which had them
         known = self.known.setdefault(seq, [])
-        known += news[max(seq.cached + len(known) - row.start, 0) :]
+        known += logprobs[max(seq.cached + len(known) - row.start, 0) :]
 
     def needs_full_prompt(self, seq: Sequence) -> bool:
         """Whether a preempted sequence must recompute its prompt: cached blocks lack logprobs."""

@@ -27,8 +27,8 @@ class ReplayState:
 
     def waits_without_blocks(self, request_id: str, index: int) -> bool:
         """Whether the sequence exists and holds no blocks."""
-        family = self._registry.groups.get(request_id)
-        return family is not None and not family.sequences[index].tables[0]
+        group = self._registry.groups.get(request_id)
+        return group is not None and not group.sequences[index].tables[0]
 
     def restore_prefix(self, request_id: str, index: int, tokens: int) -> None:
         """Limit the prefix hit of a waiting sequence to its first `tokens` tokens."""

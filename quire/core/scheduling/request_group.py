@@ -35,18 +35,18 @@ class RequestGroup:
         end = min(len(request.prompt) + request.stop.max_tokens, max_len)
         if request.pooling is not None:
             end = len(request.prompt)  # so its rows are never planned as decodes
-        made = tuple(
+        sequences = tuple(
             Sequence(request, i, list(request.prompt), new_tables(), max_len=end, stop_ids=stop_ids)
             for i in range(request.n)
         )
-        for seq, said in zip(made, request.resumed_tokens):
-            if said is None:
+        for seq, generated in zip(sequences, request.resumed_tokens):
+            if generated is None:
                 seq.state = SequenceState.FINISHED
             else:
-                seq.tokens.extend(said)
-        first, *others = [seq for seq in made if seq.state is not SequenceState.FINISHED]
+                seq.tokens.extend(generated)
+        first, *others = [seq for seq in sequences if seq.state is not SequenceState.FINISHED]
         unfinished = 1 + len(others)
-        return cls(request, made, first, dict.fromkeys(others), unfinished, request.hold)
+        return cls(request, sequences, first, dict.fromkeys(others), unfinished, request.hold)
 
     @property
     def unfinished(self) -> list[Sequence]:
@@ -58,10 +58,10 @@ class RequestGroup:
         return len(self.request.prompt) - 1
 
 
-def best_parent(family: RequestGroup, child: Sequence) -> tuple[Sequence, int]:
+def best_parent(group: RequestGroup, child: Sequence) -> tuple[Sequence, int]:
     """Return the sequence of a held group that shares most with the child, and how many tokens."""
     return max(
-        ((seq, _shared_prefix_len(seq, child)) for seq in family.sequences),
+        ((seq, _shared_prefix_len(seq, child)) for seq in group.sequences),
         key=lambda pair: pair[1],
     )
 

@@ -49,7 +49,7 @@ from quire.errors import EngineError, RequestError
 log = logging.getLogger(__name__)
 
 MAX_SKIPPED = 64
-"""Maximum of sequences that a step passes over for one behind them."""
+"""Maximum of waiting sequences that a step skips to start a later one."""
 
 
 _UPDATE_TAIL = tuple(Update._field_defaults.values())[5:]
@@ -161,8 +161,8 @@ class Scheduler:
 
     def is_waiting_for_resources(self, request_id: str) -> bool:
         """Whether the request waits for resources."""
-        family = self._registry.groups.get(request_id)
-        return family is not None and family.waits_for_resources
+        group = self._registry.groups.get(request_id)
+        return group is not None and group.waits_for_resources
 
     def enqueue_ready(self) -> EnqueueResult:
         """Queue requests whose resources are ready, and end those that can never run."""
@@ -198,18 +198,18 @@ class Scheduler:
         return self._finish_request(request_id, "abort")
 
     def _finish_request(self, request_id: str, reason: str) -> list[Update]:
-        family = self._registry.groups.get(request_id)
-        if family is None:
+        group = self._registry.groups.get(request_id)
+        if group is None:
             return []
-        updates = [self._finish_with_update(seq, reason) for seq in reversed(family.unfinished)]
+        updates = [self._finish_with_update(seq, reason) for seq in reversed(group.unfinished)]
         self.release(request_id)
         return updates[::-1]
 
     def abort_sequence(self, request_id: str, index: int) -> None:
         """End one sequence whose text is complete. No update follows; unknown ones are ignored."""
-        family = self._registry.groups.get(request_id)
-        if family is not None and family.sequences[index].state is not SequenceState.FINISHED:
-            self._finish(family.sequences[index])
+        group = self._registry.groups.get(request_id)
+        if group is not None and group.sequences[index].state is not SequenceState.FINISHED:
+            self._finish(group.sequences[index])
 
     def release(self, request_id: str) -> None:
         """Free the blocks of a request made with hold=True. Ignores unknown ones."""
@@ -259,7 +259,7 @@ class Scheduler:
                 tokens.append(UNKNOWN)
                 seq.planned = length
                 ones += 1
-            elif seq.state is running:  # else an older one has just preempted it
+            elif seq.state is running:  # an older sequence may have just preempted it
                 draft.take_decode_rows(ones)
                 self._schedule_sequence(seq, draft)
                 slack, ones = draft.free_decode_rows(), 0
@@ -347,8 +347,8 @@ class Scheduler:
             self._counters.count_lookup(seq, tiers=kv.host is not None)
         self._assign_slot(seq, draft)
         n = min(n, kv.token_capacity(seq))
-        grown = kv.allocate(seq, n)
-        assert grown, f"{seq.request.id} was admitted without blocks for {n} tokens"
+        allocated = kv.allocate(seq, n)
+        assert allocated, f"{seq.request.id} was admitted without blocks for {n} tokens"
         draft.add(seq, n)
         self._registry.fork_followers(seq)
         return True
@@ -374,9 +374,9 @@ class Scheduler:
         The branch in this loop is the fast path: one more token of a decoding sequence, which
         fills no block and ends nothing. It does what _apply_row(), the general rule, would do.
         """
-        flight = self._pop_inflight(plan)
+        inflight = self._pop_inflight(plan)
         updates, self._planning_failures = self._planning_failures, []
-        slow = self._slow_rows(flight, result)
+        slow = self._slow_rows(inflight, result)
         size, wants_token, new_tuple = self._kv.block_size, Wants.TOKEN, tuple.__new__
         for i, (row, ids) in enumerate(zip(plan.rows, result.token_ids, strict=True)):
             seq, start, count, wants, _ = row
@@ -388,7 +388,7 @@ class Scheduler:
                     head = seq.request.id, seq.index, ids, None, None, None, None, seq.cached
                     updates.append(new_tuple(Update, head + _UPDATE_TAIL))
                     continue
-            if seq not in flight.stale:
+            if seq not in inflight.stale:
                 try:
                     self._apply_row(i, row, result, updates)
                 except Exception as error:  # noqa: BLE001 isolates an error in one row's result
@@ -410,13 +410,13 @@ class Scheduler:
         are recomputed from their tokens, which are unchanged. Limits choose which are tried when.
         """
         copies_lost = self._kv.step_failed()
-        flight = self._pop_inflight(plan)
-        rows = [row.seq for row in plan.rows if row.seq not in flight.stale]
+        inflight = self._pop_inflight(plan)
+        rows = [row.seq for row in plan.rows if row.seq not in inflight.stale]
         culprit = None
         if rows:
             self._counters.failed_steps += 1
-            found = [listener.observe_step_failure(rows) for listener in self._listeners]
-            culprit = next((one for one in found if one is not None), None)
+            culprits = [listener.observe_step_failure(rows) for listener in self._listeners]
+            culprit = next((one for one in culprits if one is not None), None)
         back = self._registry.requeue_all()
         while copies_lost and self._registry.reclaim():
             pass  # sequences that share blocks with those
@@ -439,26 +439,26 @@ class Scheduler:
         return ReplayState(self._kv, self._registry)
 
     def _pop_inflight(self, plan: StepPlan) -> InflightStep:
-        flight = self._inflight.pop_oldest(plan)
+        inflight = self._inflight.pop_oldest(plan)
         self._kv.step_finished(plan.step)
-        return flight
+        return inflight
 
-    def _slow_rows(self, flight: InflightStep, result: StepResult) -> set[int]:
+    def _slow_rows(self, inflight: InflightStep, result: StepResult) -> set[int]:
         """Return the rows that have more than one token, or are stale."""
         slow = result.rows_with_extras()
-        special = flight.stale | self._prompt_logprobs.known.keys()
+        special = inflight.stale | self._prompt_logprobs.known.keys()
         if special:
-            slow.update(i for i, row in enumerate(flight.plan.rows) if row.seq in special)
+            slow.update(i for i, row in enumerate(inflight.plan.rows) if row.seq in special)
         return slow
 
     def _apply_row(self, i: int, row: Row, result: StepResult, updates: list[Update]) -> None:
         """Apply one live row, whatever it contains."""
         seq = row.seq
-        if (trouble := result.row_error(i)) is not None:
-            if trouble.fault == "numbers":
+        if (error := result.row_error(i)) is not None:
+            if error.fault == "numbers":
                 self._counters.corrupt_rows += 1
                 self._kv.invalidate(seq)
-            updates.append(self._finish_with_update(seq, "error")._replace(**trouble._asdict()))
+            updates.append(self._finish_with_update(seq, "error")._replace(**error._asdict()))
             return
         if i in result.prompt_logprobs:
             self._prompt_logprobs.add(row, result.prompt_logprobs[i])
@@ -496,13 +496,13 @@ class Scheduler:
     ) -> Update:
         """Report the first `kept` tokens of a row, and end the sequence if it is done."""
         seq, ids, logprobs = row.seq, result.token_ids[i], result.logprobs.get(i)
-        whole = False
+        text_complete = False
         if (
             i in result.finish_reasons
             and kept == len(ids)
             and (done is None or done.token_id is None)
         ):
-            done, whole = StopResult(result.finish_reasons[i]), ids[-1] not in seq.stop_ids
+            done, text_complete = StopResult(result.finish_reasons[i]), ids[-1] not in seq.stop_ids
         ids, logprobs = ids[:kept], logprobs and logprobs[:kept]
         prompt_logprobs = self._prompt_logprobs.pop(seq)
         if done is not None:
@@ -516,7 +516,7 @@ class Scheduler:
             logprobs,
             prompt_logprobs,
             seq.cached,
-            last_token_is_text=whole,
+            last_token_is_text=text_complete,
         )
 
     # -- ends and stats ------------------------------------------------------------------------
@@ -526,12 +526,12 @@ class Scheduler:
         return Update(seq.request.id, seq.index, (), reason, cached_tokens=seq.cached, error=error)
 
     def _finish(self, seq: Sequence) -> None:
-        """Remove a live sequence from its current place. Makes no update."""
+        """Remove a live sequence from its current place, without an update."""
         request = seq.request
-        family = self._registry.groups[request.id]
+        group = self._registry.groups[request.id]
         self._registry.finish(seq)
         self._prompt_logprobs.pop(seq)
-        if not family.num_unfinished:
+        if not group.num_unfinished:
             self._resources.remove_request(request)
             for admission in self.admissions:
                 admission.remove_request(request)

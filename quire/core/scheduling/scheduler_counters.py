@@ -65,10 +65,10 @@ class SchedulerCounters:
         self, kv: KVCache, registry: SequenceRegistry, unattributed_failures: int
     ) -> SchedulerStats:
         """Return the counters with the current state."""
-        pool, host, kept = kv.pool, kv.host, len(registry.waiting_for_resources)
+        pool, host, in_resource_wait = kv.pool, kv.host, len(registry.waiting_for_resources)
         return SchedulerStats(
             running=len(registry.running),
-            waiting=len(registry.waiting_queue) + registry.num_followers + kept,
+            waiting=len(registry.waiting_queue) + registry.num_followers + in_resource_wait,
             blocks=pool.size,
             held_blocks=pool.size - pool.available,
             cached_blocks=pool.cached,
@@ -84,7 +84,7 @@ class SchedulerCounters:
             host_stored_blocks=host.stored_blocks if host else 0,
             host_loaded_blocks=host.loaded_blocks if host else 0,
             following=registry.num_followers,
-            waiting_for_resources=kept,
+            waiting_for_resources=in_resource_wait,
             failed_steps=self.failed_steps,
             unattributed_failures=unattributed_failures,
             failed_requests=self.failed_requests,

@@ -1,6 +1,6 @@
 """Sequence registry: holds each sequence in one place, and moves it to another.
 
-    followers, waiting for resources -> queue -> running -> (queue -> running)* -> held -> gone
+    followers, waiting for resources -> queue -> running -> (queue -> running)* -> held -> removed
 
 A live sequence is in exactly one of the first four. The scheduler decides which sequences move;
 the registry keeps slots, shared blocks and request groups consistent with the moves. It is a
@@ -24,12 +24,12 @@ class SequenceRegistry:
     waiting_for_resources: sequences outside of the queue until their resources are ready."""
 
     def __init__(
-        self, kv: KVCache, order: WaitingQueue, flights: InflightSteps, max_seqs: int
+        self, kv: KVCache, order: WaitingQueue, inflight: InflightSteps, max_seqs: int
     ) -> None:
         assert max_seqs > 0, max_seqs
         self.max_seqs = max_seqs
         self._kv = kv
-        self._inflight = flights
+        self._inflight = inflight
         self._slots = list(range(max_seqs - 1, -1, -1))  # free ones
         self._leaves: list[int] = []
         self.waiting_queue = order
@@ -57,8 +57,8 @@ class SequenceRegistry:
         yield from self.running
         yield from self.waiting_queue
         yield from self.waiting_for_resources
-        for family in self.groups.values():
-            yield from family.followers
+        for group in self.groups.values():
+            yield from group.followers
 
     def take_leaves(self) -> tuple[int, ...]:
         """Return the slots emptied since the last call."""
@@ -72,20 +72,20 @@ class SequenceRegistry:
 
         waits: they stay out of the queue until enqueue_ready().
         """
-        family = RequestGroup.create(request, max_len, self._kv.new_tables)
-        family.waits_for_resources = waits
-        self.groups[request.id] = family
-        leader = family.leader
+        group = RequestGroup.create(request, max_len, self._kv.new_tables)
+        group.waits_for_resources = waits
+        self.groups[request.id] = group
+        leader = group.leader
         if request.parent is not None:
             parent, length = best_parent(self.groups[request.parent], leader)
             self._fork(parent, leader, length)
             leader.cached = leader.computed
         self._enqueue(leader, waits=waits)
-        if family.shared_len:
-            self.num_followers += len(family.followers)
+        if group.shared_len:
+            self.num_followers += len(group.followers)
         else:
-            num_followers, family.followers = family.followers, {}
-            for seq in num_followers:
+            followers, group.followers = group.followers, {}
+            for seq in followers:
                 self._enqueue(seq, waits=waits)
 
     def _enqueue(self, seq: Sequence, *, waits: bool) -> None:
@@ -96,9 +96,9 @@ class SequenceRegistry:
 
     def enqueue_ready(self, request_id: str) -> None:
         """Queue a request whose resources are ready."""
-        family = self.groups[request_id]
-        family.waits_for_resources = False
-        for seq in [seq for seq in family.sequences if seq in self.waiting_for_resources]:
+        group = self.groups[request_id]
+        group.waits_for_resources = False
+        for seq in [seq for seq in group.sequences if seq in self.waiting_for_resources]:
             del self.waiting_for_resources[seq]
             self.waiting_queue.push(seq)
 
@@ -106,13 +106,13 @@ class SequenceRegistry:
         """Fork the other sequences of a request once its prompt is computed."""
         if leader.request.n == 1:
             return
-        family = self.groups[leader.request.id]
-        if leader is not family.leader or leader.computed < family.shared_len:
+        group = self.groups[leader.request.id]
+        if leader is not group.leader or leader.computed < group.shared_len:
             return
-        num_followers, family.followers = family.followers, {}
-        self.num_followers -= len(num_followers)
-        for seq in reversed(num_followers):
-            self._fork(leader, seq, family.shared_len)
+        followers, group.followers = group.followers, {}
+        self.num_followers -= len(followers)
+        for seq in reversed(followers):
+            self._fork(leader, seq, group.shared_len)
             seq.cached = leader.cached
             self.waiting_queue.requeue(seq)
 
@@ -159,33 +159,33 @@ class SequenceRegistry:
 
     def finish(self, seq: Sequence) -> None:
         """Remove a live sequence from its current place."""
-        family = self.groups[seq.request.id]
-        held = seq.state is SequenceState.RUNNING and family.hold
+        group = self.groups[seq.request.id]
+        held = seq.state is SequenceState.RUNNING and group.hold
         if seq.state is SequenceState.RUNNING:
             self.stop_running(seq)
         else:
             self.remove_waiting(seq)
         seq.state = SequenceState.FINISHED
-        family.num_unfinished -= 1
+        group.num_unfinished -= 1
         if held:
             self.reclaimable.held[seq] = None
         else:
             self._kv.release(seq, self._inflight.last_step)
-        if seq is family.leader and family.followers:
-            family.leader = next(iter(family.followers))
-            del family.followers[family.leader]
+        if seq is group.leader and group.followers:
+            group.leader = next(iter(group.followers))
+            del group.followers[group.leader]
             self.num_followers -= 1
-            if family.waits_for_resources:
-                self.waiting_for_resources[family.leader] = None
+            if group.waits_for_resources:
+                self.waiting_for_resources[group.leader] = None
             else:
-                self.waiting_queue.requeue(family.leader)
-        self._drop_if_finished(family)
+                self.waiting_queue.requeue(group.leader)
+        self._drop_if_finished(group)
 
     def remove_waiting(self, seq: Sequence) -> None:
         """Remove a sequence and its blocks from its waiting place; the caller places it."""
-        family = self.groups[seq.request.id]
-        if seq in family.followers:
-            del family.followers[seq]
+        group = self.groups[seq.request.id]
+        if seq in group.followers:
+            del group.followers[seq]
             self.num_followers -= 1
             return
         if seq in self.waiting_for_resources:
@@ -196,14 +196,14 @@ class SequenceRegistry:
 
     def release(self, request_id: str) -> None:
         """Free the blocks of a held request once its sequences have ended."""
-        family = self.groups.get(request_id)
-        if family is None:
+        group = self.groups.get(request_id)
+        if group is None:
             return
-        family.hold = False
-        for seq in family.sequences:
+        group.hold = False
+        for seq in group.sequences:
             if seq.state is SequenceState.FINISHED and self.reclaimable.discard(seq):
                 self._kv.release(seq, self._inflight.last_step)
-        self._drop_if_finished(family)
+        self._drop_if_finished(group)
 
     def reclaim(self, sparing: Sequence | None = None) -> bool:
         """Free the blocks of one sequence that can lose them. Returns False if there is none."""
@@ -213,14 +213,14 @@ class SequenceRegistry:
         self._kv.release(seq, self._inflight.last_step)
         return True
 
-    def _drop_if_finished(self, family: RequestGroup) -> None:
-        if not family.hold and not family.num_unfinished:
-            self.groups.pop(family.request.id, None)
+    def _drop_if_finished(self, group: RequestGroup) -> None:
+        if not group.hold and not group.num_unfinished:
+            self.groups.pop(group.request.id, None)
 
     # -- invariants ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise AssertionError if a sequence is nowhere, in two places, or miscounted."""
+        """Raise AssertionError if a sequence is in no place, in two places, or miscounted."""
         live = [*self.running, *self.waiting_queue, *self.waiting_for_resources]
         for seq in live:
             known = len(seq.tokens) - seq.tokens.count(UNKNOWN)
@@ -230,20 +230,18 @@ class SequenceRegistry:
             assert (seq.state is SequenceState.RUNNING) == runs == (seq.slot >= 0), (
                 f"misplaced: {seq}"
             )
-        taken = [seq.slot for seq in self.running]
-        assert len({*taken, *self._slots}) == len(taken) + len(self._slots), "a slot is doubled"
-        assert len(taken) + len(self._slots) == self.max_seqs, "a slot is lost"
+        used = [seq.slot for seq in self.running]
+        assert len({*used, *self._slots}) == len(used) + len(self._slots), "a slot is duplicated"
+        assert len(used) + len(self._slots) == self.max_seqs, "a slot is lost"
         groups = self.groups.values()
-        for family in groups:
-            out = sum(seq in self.waiting_for_resources for seq in family.sequences)
-            assert bool(out) == (family.waits_for_resources and family.num_unfinished > 0), (
-                f"{out} kept out: {family}"
+        for group in groups:
+            outside = sum(seq in self.waiting_for_resources for seq in group.sequences)
+            assert bool(outside) == (group.waits_for_resources and group.num_unfinished > 0), (
+                f"{outside} waiting for resources: {group}"
             )
-        assert self.num_followers == sum(len(family.followers) for family in groups)
-        assert all(family.num_unfinished == len(family.unfinished) for family in groups), (
-            "miscounted"
-        )
-        live_sequences = sum(family.num_unfinished for family in groups)
+        assert self.num_followers == sum(len(group.followers) for group in groups)
+        assert all(group.num_unfinished == len(group.unfinished) for group in groups), "miscounted"
+        live_sequences = sum(group.num_unfinished for group in groups)
         assert len(live) + self.num_followers == live_sequences, (
             f"{live_sequences} live, {len(live)} in their places"
         )

@@ -49,7 +49,7 @@ class ResourceProvider:
         """Set callback(), which any thread calls when has_outcomes may have become true."""
 
     def stats(self) -> object | None:
-        """One of the types in quire.core.snapshot for a snapshot of the engine, or None."""
+        """Return one of the types in quire.core.snapshot for a snapshot of the engine, or None."""
         return None
 
 

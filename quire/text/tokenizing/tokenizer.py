@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 from quire.errors import ConfigError, RequestError, Unsupported
 from quire.text.templates.chat_template import ChatTemplate
@@ -28,7 +28,6 @@ from quire.text.tokenizing.token_pieces import (
     longest_token_chars,
 )
 
-TokenizerMode = Literal["auto", "hf", "fast", "slow"]
 MODES = ("auto", "hf", "fast", "slow")
 UNKNOWN_MAX_LENGTH = 10**30
 _SIDES: dict[str, Side] = {"left": "left", "right": "right"}

@@ -122,8 +122,8 @@ BUGS = (
     Bug(
         "contents that the host has are stored again",
         "kv/tiers/host.py",
-        "            if known is None:\n",
-        "            if known is None or not pool.free([known]):\n",
+        "            if held_block is None:\n",
+        "            if held_block is None or not pool.free([held_block]):\n",
     ),
     Bug(
         "a block loaded twice in a plan gets the first content",
@@ -218,7 +218,7 @@ BUGS = (
     Bug(
         "rows of those who left are applied",
         "scheduling/inflight_steps.py",
-        "            flight.stale.add(seq)\n",
+        "            step.stale.add(seq)\n",
         "            pass\n",
     ),
     Bug(
@@ -254,7 +254,7 @@ BUGS = (
     Bug(
         "followers never start when their leader ends early",
         "scheduling/sequence_registry.py",
-        "        if seq is family.leader and family.followers:\n",
+        "        if seq is group.leader and group.followers:\n",
         "        if False:\n",
     ),
     Bug(
@@ -278,8 +278,8 @@ BUGS = (
     Bug(
         "prompt logprobs computed twice are told twice",
         "scheduling/prompt_logprobs_buffer.py",
-        "known += news[max(seq.cached + len(known) - row.start, 0) :]",
-        "known += news",
+        "known += logprobs[max(seq.cached + len(known) - row.start, 0) :]",
+        "known += logprobs",
     ),
     Bug(
         "the last prompt logprobs are lost when the next step is planned already",

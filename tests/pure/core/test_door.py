@@ -104,7 +104,9 @@ def test_a_request_counts_as_its_answers_and_a_body_as_all_its_prompts(clock):
     first = enter(door, "a", n=3)
     assert door.stats().requests == 3
     refused(door, "b", n=2)
-    with pytest.raises(Overloaded, match="3 requests are here and 2 more come, and at most 4"):
+    with pytest.raises(
+        Overloaded, match="3 requests are active and 2 more were sent, and at most 4"
+    ):
         door.check_batch([request("b"), request("c")])
     enter(door, "d")
     door.remove_request(first)
@@ -117,7 +119,7 @@ def test_what_can_never_be_admitted_is_no_overload(clock):
         (AdmissionControl(max_requests=4, clock=clock), {}),
         (AdmissionControl(clock=clock), {"tenant_limits": TenantLimits(max_requests=4)}),
     ):
-        with pytest.raises(RequestError, match=r"is 5 requests.* 4 requests") as caught:
+        with pytest.raises(RequestError, match=r"has 5 requests.* 4 requests") as caught:
             door.check_batch([request("a", n=5, **fields)])
         assert caught.value.param == "n"
         with pytest.raises(RequestError) as caught:

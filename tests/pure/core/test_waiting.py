@@ -56,7 +56,7 @@ def test_a_text_that_cannot_be_whole_is_refused(most, prompt, max_len, param):
     asked(limit, request("a", range(prompt), most, constraint=bound(0, 5)))
     [(_, error)] = limit.results()
     assert (error and error.param) == param
-    assert error is None or "5 tokens" in str(error) or "takes 5" in str(error)
+    assert error is None or "5 tokens" in str(error) or "has 5" in str(error)
 
 
 def test_what_ended_while_it_waited_is_not_named_and_holds_nothing():

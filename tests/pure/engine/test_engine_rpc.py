@@ -266,7 +266,7 @@ def test_requests_over_the_limit_get_a_retry_hint():
     told = to.run_step()
     (answer,) = answers(told, 2)
     assert (answer.error.error_type, answer.error.retry_after_s) == ("Overloaded", 1.0)
-    assert "2 requests are here and 1 more come, and at most 2" in answer.error.message
+    assert "2 requests are active and 1 more were sent, and at most 2" in answer.error.message
     assert answer.error.reason == "max_num_queued_reqs"
     assert answer.error.details["queued_requests"] == 2
     turns(to)

@@ -1,8 +1,8 @@
 """Tier: stores the KV of full blocks outside of the device pool, found by block keys.
 
 The device pool offers what it evicts to each of its tiers, and what it forgets they forget too. A
-load either is part of the step being planned, or takes longer: then it is a named resource that
-requests wait for (quire.core.scheduling.kv_load_wait), and its device blocks are held until then.
+load is part of the step being planned, or takes longer: then it is a named resource that requests
+wait for (quire.core.scheduling.kv_load_wait), and its device blocks are held until then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Tier(Protocol):
     def load(self, keys: Seq[bytes], blocks: Seq[int]) -> Hashable | None:
         """Load contents into device blocks; the caller holds them until the load has ended.
 
-        Returns None if the step being planned finds them there, else the name of the load.
+        Returns None if the step being planned can read them, else the name of the load.
         """
         ...
 

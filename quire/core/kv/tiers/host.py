@@ -43,21 +43,21 @@ class HostTier:
         return key in self.pool
 
     def offer(self, blocks: Seq[int], keys: Seq[bytes]) -> None:
-        """Store contents that are not here yet, as far as host blocks are not held."""
+        """Store contents that the tier lacks, as far as host blocks are not held."""
         pool, new = self.pool, []
         for block, key in zip(blocks, keys, strict=True):
-            known = pool.acquire_cached(key)
-            if known is None:
+            held_block = pool.acquire_cached(key)
+            if held_block is None:
                 new.append((block, key))
             else:
-                pool.free([known])  # it is the most recently used now
+                pool.free([held_block])  # it is the most recently used now
         del new[: max(len(new) - pool.available, 0)]  # the first offered are ends of sequences
         for (block, key), host in zip(new, pool.allocate(len(new)) or (), strict=True):
             pool.cache_block(host, key)
             self._stores.append(BlockCopy(block, host))
 
     def load(self, keys: Seq[bytes], blocks: Seq[int]) -> None:
-        """Have the plan being made load contents, all of which are here."""
+        """Add loads of contents, all in the tier, to the plan being made."""
         for key, block in zip(keys, blocks, strict=True):
             host = self.pool.acquire_cached(key)
             assert host is not None, "the tier lost a content between lookup and load"
@@ -71,12 +71,12 @@ class HostTier:
             self.pool.forget(keys)
 
     def take_copies(self, step: int) -> TierCopies:
-        """Return the copies for the plan of this step, in whose order everything runs."""
+        """Return the copies for the plan of this step. Stores run before loads."""
         if not self._stores and not self._held:
             return NO_COPIES
         loads = tuple([BlockCopy(host, block) for block, host in self._loads.items()])
         copies = TierCopies(tuple(self._stores), loads)
-        # freed from the end on: what was offered first is replaced first, then ends of prefixes
+        # freed in reverse: what was offered first is replaced first, then ends of prefixes
         held = [*self._held, *(copy.dst for copy in reversed(self._stores))]
         self.deferred_free.free_after(held, step)
         self._in_flight.append((step, copies))

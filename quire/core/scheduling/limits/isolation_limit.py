@@ -29,8 +29,10 @@ class FaultIsolationLimit(StepBudget, Admission, StepListener):
 
     def __init__(self) -> None:
         self._bisection = FaultBisection()
-        self._crash_suspects: dict[str, None] = {}  # ran during a crash and are not tried yet
-        self._solo_suspect: str | None = None  # the one of them that is on trial
+        self._crash_suspects: dict[
+            str, None
+        ] = {}  # requests that ran during a crash and are not tried yet
+        self._solo_suspect: str | None = None  # the crash suspect on trial
         self._goal_lengths: dict[Sequence, int] = {}  # length at which a suspect has passed
         self._is_trial_step = False  # this step is a trial
         self._rows = 0  # of this step
@@ -78,21 +80,21 @@ class FaultIsolationLimit(StepBudget, Admission, StepListener):
             self._is_trial_step, self._rows = False, 0
             return
         self._clear_passed()
-        nobody_could = self._is_trial_step and not self._rows
-        self._is_trial_step = self.serialize_steps and not nobody_could
+        no_suspect_ran = self._is_trial_step and not self._rows
+        self._is_trial_step = self.serialize_steps and not no_suspect_ran
         self._rows, self._chose_solo_suspect = 0, False
         self._new_goals.clear()
 
     def _clear_passed(self) -> None:
         """Clear the suspects on trial if all their sequences have passed."""
-        party = self._bisection.current_group
-        on_trial = party or (() if self._solo_suspect is None else (self._solo_suspect,))
+        group = self._bisection.current_group
+        on_trial = group or (() if self._solo_suspect is None else (self._solo_suspect,))
         goals = [(seq, at) for seq, at in self._goal_lengths.items() if seq.request.id in on_trial]
         if not goals or any(
             seq.computed < at for seq, at in goals if seq.state is not SequenceState.FINISHED
         ):
             return
-        if party is not None:
+        if group is not None:
             self._bisection.record_success()
         for request_id in on_trial:
             self._clear(request_id)
@@ -106,8 +108,8 @@ class FaultIsolationLimit(StepBudget, Admission, StepListener):
             return 0 if suspected else want
         if self._bisection.current_group is not None:
             return want if name in self._bisection.current_group else 0
-        one = self._solo_suspect
-        return want if name == one or (one is None and name in self._crash_suspects) else 0
+        suspect = self._solo_suspect
+        return want if name == suspect or (suspect is None and name in self._crash_suspects) else 0
 
     def take(self, seq: Sequence, n: int) -> None:
         self._rows += 1

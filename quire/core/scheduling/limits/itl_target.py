@@ -1,12 +1,13 @@
 """Inter-token latency limit: bounds prompt tokens of a step, so that decoding rows meet a target.
 
-A step takes as many prompt tokens as fit into the target. That number is learned from each applied
-step: more or fewer tokens as the step was quicker or slower than the target. Fixed costs make this
-err on the small side; it needs no model of the device, and recovers from a stall in a few steps.
+A step takes as many prompt tokens as fit into the target. That number is adapted after each
+applied step: more tokens if the step was quicker than the target, fewer if it was slower. Fixed
+costs make the number too small rather than too large. It needs no model of the device, and recovers
+from a stall in a few steps.
 
 A short prompt is over in a few steps. A long prompt takes hundreds, so after each of its steps
 follow steps without it, until decoding rows have had their share of the time: half of it; less if
-more prompts than decoding rows are there, because total throughput would fall. Its parts are as
+there are more prompts than decoding rows, because total throughput would fall. Its parts are as
 small as stays efficient: a step with few prompt tokens may cost as much as one with a hundred.
 Where no row decodes, prompts get the whole step.
 """
@@ -101,7 +102,7 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
             self.decode_step_s = known + (min(seconds, 2 * known) - known) / 8
 
     def _observe_prompt_step(self, prompt_tokens: int, seconds: float) -> None:
-        """Learn how many prompt tokens fit. A step that was not full can only show more."""
+        """Adapt the number of tokens that fit. A step that was not full can only raise it."""
         bound, fits = self.fitting_tokens, prompt_tokens * self._target_s / seconds
         if bound >= NO_BOUND:
             if prompt_tokens >= MIN_PROMPT_TOKENS:

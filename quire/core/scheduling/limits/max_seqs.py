@@ -7,12 +7,12 @@ from quire.core.types import Sequence
 
 
 class MaxSeqsLimit(StepBudget):
-    """left = seats - rows taken in this step, never negative."""
+    """left = max_seqs - rows taken in this step, never negative."""
 
-    def __init__(self, seats: int) -> None:
-        assert seats > 0, seats
-        self.max_seqs = seats
-        self.left = seats
+    def __init__(self, max_seqs: int) -> None:
+        assert max_seqs > 0, max_seqs
+        self.max_seqs = max_seqs
+        self.left = max_seqs
 
     def begin_step(self, sequences: int) -> None:
         self.left = self.max_seqs

@@ -1,8 +1,9 @@
 """Shortest prompt first: shares the prompt tokens of a step, with a quarter for the oldest prompt.
 
 Without it the first running prompt takes all prompt tokens of a step, and a prompt of ten tokens
-waits for the end of a book. Here each prompt leaves tokens for shorter ones: running, or among the
-first that wait. The oldest unfinished prompt keeps a quarter of the step, so that none starves.
+waits until a book-length prompt ends. Here each prompt leaves tokens for shorter ones: running, or
+among the first that wait. The oldest unfinished prompt keeps a quarter of the step, so that none
+starves.
 
 Tokens left for waiting prompts are lost if those do not start (no slot, no blocks). After a step in
 which none started, none are left for a while, and for longer each time.
@@ -24,14 +25,15 @@ MAX_BACKOFF = 31
 
 
 class ShortestPromptFirst(StepBudget):
-    """queue: of waiting sequences. room: returns the prompt tokens that earlier limits leave.
+    """queue: of waiting sequences. prompt_tokens_left: returns the prompt tokens that earlier
+    limits leave.
 
     Comes after those limits.
     """
 
-    def __init__(self, queue: WaitingQueue, room: Callable[[], int]) -> None:
+    def __init__(self, queue: WaitingQueue, prompt_tokens_left: Callable[[], int]) -> None:
         self._queue = queue
-        self._prompt_tokens_left = room
+        self._prompt_tokens_left = prompt_tokens_left
         self._partial_prompts: dict[Sequence, None] = {}  # prompts that come in parts, oldest first
         self._queue_heads: list[Sequence] = []  # waiting sequences that tokens were left for
         self._oldest: Sequence | None = None
@@ -41,9 +43,9 @@ class ShortestPromptFirst(StepBudget):
 
     def begin_step(self, sequences: int) -> None:
         self._partial_prompts = {
-            s: None
-            for s in self._partial_prompts
-            if s.state is SequenceState.RUNNING and _is_prefilling(s)
+            seq: None
+            for seq in self._partial_prompts
+            if seq.state is SequenceState.RUNNING and _is_prefilling(seq)
         }
         self._update_backoff()
         first = [] if self._backoff_left or not len(self._queue) else islice(self._queue, LOOKAHEAD)

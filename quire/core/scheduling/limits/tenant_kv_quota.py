@@ -37,12 +37,12 @@ class TenantKVQuota(StepBudget):
 
     def begin_step(self, sequences: int) -> None:
         self._steps += 1
-        often = (
+        interval = (
             1 + self._queue.num_accounts // SEQUENCES_PER_CHARGE
             if len(self._queue)
             else IDLE_CHARGE_EVERY
         )
-        if self._steps % often == 0:
+        if self._steps % interval == 0:
             self._queue.charge_service()
         self._added_this_step = {}
         if self._running:

@@ -73,9 +73,9 @@ class FairQueue:
             seq = heads.pop(name)
             yield seq
             virtual_counter[name] += self._upfront_charge(seq) / self._tenants[name].weight
-            following = next(rest[name], None)
-            if following is not None:
-                heads[name] = following
+            next_seq = next(rest[name], None)
+            if next_seq is not None:
+                heads[name] = next_seq
             heads = {name: heads[name] for name in self._waiting if name in heads}
 
     def push(self, seq: Sequence) -> None:
@@ -105,8 +105,8 @@ class FairQueue:
             del waiting[name]
         if len(self._tenants) > 1:
             tenant.virtual_counter += self._upfront_charge(seq) / tenant.weight
-            bill = self._accounts[seq] = self._accounts.get(seq) or _ServiceAccount(seq.planned)
-            bill.charged = max(bill.charged, self._expected_service(seq))
+            account = self._accounts[seq] = self._accounts.get(seq) or _ServiceAccount(seq.planned)
+            account.charged = max(account.charged, self._expected_service(seq))
         return seq
 
     def remove(self, seq: Sequence) -> None:
@@ -118,7 +118,7 @@ class FairQueue:
     def choose_victim(self, running: dict[Sequence, None]) -> Sequence:
         """Return the inner order's choice among the largest tenant's sequences, never the oldest.
 
-        So one sequence always finishes: otherwise two could preempt each other for ever.
+        So one sequence always finishes: otherwise two sequences could preempt each other forever.
         """
         if len(self._tenants) < 2 or len(running) == 1:
             return self._victim_chooser.choose_victim(running)
@@ -128,9 +128,9 @@ class FairQueue:
             name = seq.request.tenant
             holds[name] = holds.get(name, 0.0) + blocks / seq.request.tenant_limits.weight
         others = list(running)[1:]
-        most = max({seq.request.tenant for seq in others}, key=lambda name: (holds[name], name))
+        largest = max({seq.request.tenant for seq in others}, key=lambda name: (holds[name], name))
         return self._victim_chooser.choose_victim(
-            {seq: None for seq in others if seq.request.tenant == most}
+            {seq: None for seq in others if seq.request.tenant == largest}
         )
 
     def deprioritize(self, tenants: Iterable[bytes]) -> None:
@@ -139,8 +139,8 @@ class FairQueue:
 
     def next_of_tenant(self, tenant: bytes) -> Sequence | None:
         """Return the next waiting sequence of a tenant."""
-        found = self._waiting.get(tenant)
-        return None if found is None else next(iter(found.queue))
+        waiting = self._waiting.get(tenant)
+        return None if waiting is None else next(iter(waiting.queue))
 
     # -- service --------------------------------------------------------------------------------
 
@@ -168,39 +168,39 @@ class FairQueue:
         """Charge its tenant exactly for the service that it got."""
         if len(self._tenants) < 2:
             return
-        bill = self._accounts.get(seq)
-        if bill is None:
-            if seq.planned:  # it shares what another computed, and waits for its first step
+        account = self._accounts.get(seq)
+        if account is None:
+            if seq.planned:  # a fork, which has blocks before its first step
                 self._accounts[seq] = _ServiceAccount(seq.planned)
             return
-        bill.received = max(bill.received, self._service_received(seq, bill))
-        if bill.received != bill.charged:
+        account.received = max(account.received, self._service_received(seq, account))
+        if account.received != account.charged:
             tenant = self._tenant_of(seq)
-            tenant.virtual_counter += (bill.received - bill.charged) / tenant.weight
-            bill.charged = bill.received
+            tenant.virtual_counter += (account.received - account.charged) / tenant.weight
+            account.charged = account.received
 
-    def _service_received(self, seq: Sequence, bill: _ServiceAccount) -> float:
+    def _service_received(self, seq: Sequence, account: _ServiceAccount) -> float:
         """Return the service of a sequence; recomputation lowers it, and is not charged.
 
         A sequence with output has computed all of its prompt, also if its blocks are gone.
         """
-        said = max(len(seq.tokens) - seq.generation_start, 0)
-        computed = seq.prompt_len if said else min(seq.planned, seq.prompt_len)
-        return max(computed - max(seq.cached, bill.precomputed), 0) + OUTPUT_COST * said
+        generated = max(len(seq.tokens) - seq.generation_start, 0)
+        computed = seq.prompt_len if generated else min(seq.planned, seq.prompt_len)
+        return max(computed - max(seq.cached, account.precomputed), 0) + OUTPUT_COST * generated
 
     def _expected_service(self, seq: Sequence) -> float:
         """Return its service once its prompt is computed, if nothing of it is cached."""
-        bill = self._accounts.get(seq)
-        base = seq.planned if bill is None else max(seq.cached, bill.precomputed)
-        said = OUTPUT_COST * max(len(seq.tokens) - seq.generation_start, 0)
-        return max(seq.prompt_len - base, 0) + said
+        account = self._accounts.get(seq)
+        base = seq.planned if account is None else max(seq.cached, account.precomputed)
+        generated = OUTPUT_COST * max(len(seq.tokens) - seq.generation_start, 0)
+        return max(seq.prompt_len - base, 0) + generated
 
     def _upfront_charge(self, seq: Sequence) -> float:
         """Return the charge made in advance, when it is taken from the queue."""
         if len(self._tenants) < 2:
             return 0.0
-        bill = self._accounts.get(seq)
-        return max(self._expected_service(seq) - (0.0 if bill is None else bill.charged), 0.0)
+        account = self._accounts.get(seq)
+        return max(self._expected_service(seq) - (0.0 if account is None else account.charged), 0.0)
 
     def _catch_up(self, tenant: _TenantQueue) -> None:
         level = min(
@@ -213,17 +213,17 @@ class FairQueue:
 
     def _tenant_of(self, seq: Sequence) -> _TenantQueue:
         name = seq.request.tenant
-        found = self._tenants.get(name)
-        if found is None:
-            found = self._tenants[name] = _TenantQueue(self._make_queue())
-        return found
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _TenantQueue(self._make_queue())
+        return tenant
 
     def _queue(self, seq: Sequence, tenant: _TenantQueue) -> WaitingQueue:
         self._waiting[seq.request.tenant] = tenant
         return tenant.queue
 
     def _drop_idle_tenants(self) -> None:
-        here = {seq.request.tenant for seq in self._accounts} | self._waiting.keys()
+        active = {seq.request.tenant for seq in self._accounts} | self._waiting.keys()
         level = min(
             [one.virtual_counter for one in self._waiting.values()],
             default=self._last_virtual_counter,
@@ -231,5 +231,6 @@ class FairQueue:
         self._tenants = {
             name: one
             for name, one in self._tenants.items()
-            if name in here or one.virtual_counter > level  # others are raised to it anyway
+            if name in active
+            or one.virtual_counter > level  # others start at this level when they return
         }

@@ -39,7 +39,7 @@ class Priority:
 
     def remove(self, seq: Sequence) -> None:
         at = bisect_left(self._queue, _reverse_rank(seq), key=_reverse_rank)
-        assert self._queue[at] is seq, f"{seq.request.id} does not wait"
+        assert self._queue[at] is seq, f"{seq.request.id} is not in the queue"
         del self._queue[at]
 
     def choose_victim(self, running: dict[Sequence, None]) -> Sequence:
