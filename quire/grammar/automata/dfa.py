@@ -8,6 +8,7 @@ stays open, and not that the expression is wrong.
 from __future__ import annotations
 
 import functools
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -206,6 +207,41 @@ def intersects(*nodes: RegexExpr) -> bool:
 def difference(all_of: Sequence[RegexExpr], none_of: Sequence[RegexExpr]) -> RegexExpr:
     """Texts that match all of the first and none of the second."""
     return RegexDfa(all_of, none_of).to_regex()
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_search(pattern: str, wide: bool = False) -> RegexExpr:
+    """As regex_ast.parse_search, with look-aheads at the start of an anchored pattern.
+
+    Raises RequestError, and DfaTooComplex for large look-aheads.
+    """
+    rest, all_of, none_of = pattern.removeprefix("^"), [], []
+    while rest.startswith(("(?!", "(?=")) and pattern.startswith("^") and (end := _group_end(rest)):
+        ahead, is_barred = f"^(?:{rest[3:end]})", rest.startswith("(?!")
+        (none_of if is_barred else all_of).append(regex_ast.parse_search(ahead, wide != is_barred))
+        rest = rest[end + 1 :]
+    is_choice = (
+        isinstance(regex_ast.parse_regex(rest), RegexAlternation) if none_of or all_of else True
+    )
+    if is_choice:
+        return regex_ast.parse_search(pattern, wide)
+    return difference([regex_ast.parse_search(f"^{rest}", wide), *all_of], none_of)
+
+
+def _group_end(pattern: str) -> int:
+    """Where the group ends that a pattern begins with; 0: nowhere."""
+    depth, place, in_class = 0, 0, False
+    for found in re.finditer(r"\\.|[\[\]()]", pattern, re.DOTALL):
+        sign, place = found[0], found.start()
+        if in_class:
+            in_class = sign != "]"
+        elif sign == "[":
+            in_class = True
+        else:
+            depth += (sign == "(") - (sign == ")")
+        if not depth:
+            return place
+    return 0
 
 
 class _StateElimination:

@@ -10,7 +10,9 @@ Where dialects differ (`\\w`, `.`, `$` before a line break) a tree matches what 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
+import unicodedata
 from dataclasses import dataclass
 
 from quire.errors import RequestError
@@ -128,6 +130,26 @@ def _wide_class(letter: str) -> CharRanges:
     assigned = "".join(map(chr, [*range(0xD800), *range(0xE000, _ASSIGNED)]))
     runs = re.finditer(f"\\{letter}+", assigned)
     return tuple((ord(one.group()[0]), ord(one.group()[-1])) for one in runs)
+
+
+_LONG_CATEGORIES = {"Letter": "L", "Number": "N", "Punctuation": "P", "Symbol": "S"}
+
+
+@functools.cache
+def _category(name: str) -> CharRanges:
+    """Characters of a Unicode category (L, Lu); none: there is no such category."""
+    return union_ranges(tuple((a, b) for kind, a, b in _categories() if kind.startswith(name)))
+
+
+@functools.cache
+def _categories() -> list[tuple[str, int, int]]:
+    """All characters but surrogates, in runs of one category."""
+    found: list[tuple[str, int, int]] = []
+    points = (*range(0xD800), *range(0xE000, MAX_CODE_POINT + 1))
+    for kind, run in itertools.groupby(points, lambda point: unicodedata.category(chr(point))):
+        each = [*run]
+        found.append((kind, each[0], each[-1]))
+    return found
 
 
 def _named_class(letter: str, wide: bool) -> CharRanges:
@@ -295,10 +317,22 @@ class _RegexParser:
         if letter in "bBkGKXRQE" or letter in "123456789":
             what = "a reference to a group" if letter in "k123456789" else f"\\{letter}"
             raise self.error(f"{what}, which a grammar cannot follow")
-        if letter in "pPNC":
+        if letter in "pP":
+            return self.unicode_category(letter == "P")
+        if letter in "NC":
             raise self.error(f"\\{letter}: write the characters as a class, [...]")
         point = self.code_point(letter)
         return ((point, point),)
+
+    def unicode_category(self, negated: bool) -> CharRanges:
+        found = re.compile(r"\{([A-Z][a-z]?|Letter|Number|Punctuation|Symbol)\}").match(
+            self.pattern, self.position
+        )
+        ranges = () if found is None else _category(_LONG_CATEGORIES.get(found[1], found[1]))
+        if found is None or not ranges:
+            raise self.error("\\p of something else than a general category, as in \\p{L}")
+        self.position = found.end()
+        return complement_ranges(ranges) if negated else ranges
 
     def code_point(self, letter: str) -> int:
         if letter in _CONTROLS:

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from quire.core.param_checks import shown_json
 from quire.errors import RequestError
+from quire.grammar.automata import dfa
 from quire.grammar.automata import regex_ast as regex
 from quire.grammar.json_schema import formats
 
@@ -107,7 +108,8 @@ class Subschema:
         """A subschema of this one."""
         if isinstance(value, Subschema):  # of a schema that is made of others
             return value
-        base = self.base if _identity(value) is None else _joined(self.base, _identity(value))
+        has_base = _identity(value) is not None and "$ref" not in value  # as drafts 4 to 7 have it
+        base = _joined(self.base, _identity(value)) if has_base else self.base
         return Subschema(value, self.at(*steps), urldefrag(base)[0])
 
 
@@ -249,7 +251,8 @@ class Document:
             elif word == "uniqueItems" and given:
                 self.ignored.add(word)
             elif word == "$ref" and part.place and _identity(part.value) is not None:
-                refuse(part.at("$id"), "dialects differ on what $id means beside $ref")
+                is_old = "draft-0" in str(self.root.get("$schema"))
+                is_old or refuse(part.at("$id"), "drafts differ on what $id means beside $ref")
         elif word in MOST_LISTED and (word != "items" or isinstance(given, list)):
             if not isinstance(given, list) or not 0 < len(given) <= MOST_LISTED[word]:
                 limits = f"1 to {MOST_LISTED[word]}"
@@ -330,7 +333,9 @@ def pattern(given: str, place: str, wide: bool = False) -> regex.RegexExpr:
     if len(given) > MOST_PATTERN:
         refuse(place, f"the pattern has {len(given)} characters; the limit is {MOST_PATTERN}")
     try:
-        tree = regex.parse_search(given, wide)
+        tree = dfa.parse_search(given, wide)
+    except dfa.DfaTooComplex:
+        refuse(place, "its look-ahead takes too many states")
     except RequestError as error:
         refuse(place, str(error))
     return refuse(place, "it matches no text") if regex.text_lengths(tree) is None else tree

@@ -24,8 +24,8 @@ from quire.grammar.automata.dfa import DfaState, DfaTooComplex, RegexDfa, fully_
 from quire.grammar.automata.regex_ast import parse_search
 from quire.grammar.frontends import ebnf
 from quire.grammar.grammar_ast import GrammarNode
-from quire.grammar.json_schema import cases
-from quire.grammar.json_schema.cases import SchemaCases, Together
+from quire.grammar.length_closing import schema_cases as cases
+from quire.grammar.length_closing.schema_cases import SchemaCases, Together
 
 MAX_CALLS = 50_000
 MAX_CHARS = 20_000

@@ -1,5 +1,6 @@
 """Regular expressions as trees, and sets of texts."""
 
+import random
 import re
 
 import jsonschema
@@ -64,7 +65,7 @@ def test_a_pattern_means_what_all_dialects_agree_on(pattern, good, bad):
             "[]",
             "a^b",
         ),
-        *("a{,3}", r"\p{L}", r"\012", "a{1,999999999}", "(" * 200 + ")" * 200, "a\0", "x" * 20000),
+        *("a{,3}", r"\p{Graph}", r"\012", "a{1,999999999}", "(" * 200 + ")" * 200, "a\0", "x" * 20000),
     ],
 )
 def test_what_a_grammar_cannot_follow_is_refused(pattern):
@@ -135,3 +136,29 @@ def test_all_formats_are_read():
     for name in formats.KNOWN:
         node = formats.node(name)
         assert node is None or regex_ast.text_lengths(node) is not None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("^(?!aws:)[a-z:]+$", "^(?=a)b", "^(?=.*[0-9])[a-z0-9]{2,4}$", "^(?!a$)a?b?$"),
+        *("^(?!.*--)[a-z-]+$", "^(?!(a|[)b])x)[)abx]+$", "^(?!x$|y$)(x|y|z)+$", "^(?![ab])"),
+    ],
+)
+def test_look_aheads_at_the_start_are_differences(pattern):
+    draw = random.Random(1)
+    narrow, wide = dfa.parse_search(pattern), dfa.parse_search(pattern, True)
+    for _ in range(300):
+        text = "".join(draw.choice("ab-x0:)yzws") for _ in range(draw.randint(0, 5)))
+        expected = re.search(pattern, text) is not None
+        for node in (narrow, wide):
+            assert (node != regex_ast.NO_MATCH and dfa.fully_matches(node, text)) == expected, text
+
+
+def test_general_categories_are_classes():
+    letters = dfa.parse_search(r"^\p{Lu}[\p{L}\p{Zs}]+\P{Letter}$")
+    assert dfa.fully_matches(letters, "Éa ß1")
+    assert not dfa.fully_matches(letters, "éa ß1")
+    for unknown in (r"\p{Graph}", r"\p{Xx}", r"\pL"):
+        with pytest.raises(RequestError, match="general category"):
+            regex_ast.parse_regex(unknown)
