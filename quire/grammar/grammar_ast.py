@@ -166,6 +166,24 @@ def map_json(form: GrammarNode, change: Callable[[JsonNode], GrammarNode]) -> Gr
     return form
 
 
+def is_larger(form: GrammarNode, most: int) -> bool:
+    """Whether it has more parts, shared ones counted each time."""
+    waiting: list[GrammarNode] = [form]
+    for _ in range(most):
+        if not waiting:
+            return False
+        one = waiting.pop()
+        if isinstance(one, SequenceNode | AlternationNode):
+            waiting += one.parts
+        elif isinstance(one, RepeatNode):
+            waiting.append(one.part)
+        elif isinstance(one, TagNode):
+            waiting.append(one.content)
+        elif isinstance(one, TaggedTextNode):
+            waiting += one.tags
+    return bool(waiting)
+
+
 def user_grammars(form: GrammarNode) -> Iterator[str]:
     """The texts of callers' grammars in it."""
     if isinstance(form, UserGrammarNode):

@@ -11,10 +11,11 @@ string within JSON between tags can, and the parser then ends the value there.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from quire.grammar.grammar_ast import (
     AlternationNode,
@@ -28,6 +29,7 @@ from quire.grammar.grammar_ast import (
     TaggedTextNode,
     TagNode,
     UntilNode,
+    is_larger,
 )
 from quire.text.tools._render_calls import render_value
 from quire.text.tools._schema_coercion import coerce_to_json
@@ -40,6 +42,12 @@ from quire.tool_grammar.parameter_schemas import (
     standalone_schema,
 )
 
+MAX_VALUES = 300
+"""Values of one function's arguments in a notation of their own, and options of one value."""
+MAX_PARTS = 2_000
+"""Parts of the grammar of one value; optional properties are written out for each before them."""
+MAX_OPTION_DEPTH = 8
+"""Options within options."""
 _TEXT_LIKE_TYPES = frozenset({"null", "boolean"})
 """Kinds of which a text that looks like one may as well be one, if the schema allows any."""
 _NO_TEXT = ["array", "boolean", "null", "number", "object"]
@@ -198,8 +206,12 @@ def _pattern(schema: JsonSchema, words: set[str], never: str) -> str:
     raise InexpressibleSchema(f"{' and '.join(sorted(words))} of a string")
 
 
-def split_string_schemas(schema: object, root: JsonSchema) -> tuple[list[JsonSchema], list[object]]:
+def split_string_schemas(
+    schema: object, root: JsonSchema, depth: int = 0
+) -> tuple[list[JsonSchema], list[object]]:
     """The schema of a value as those of its strings and those of all else. Either list is "or"."""
+    if depth > MAX_OPTION_DEPTH:
+        raise InexpressibleSchema("options within options")
     if not isinstance(schema, Mapping):
         if schema is False:
             raise InexpressibleSchema("a value that nothing is allowed for")
@@ -209,7 +221,7 @@ def split_string_schemas(schema: object, root: JsonSchema) -> tuple[list[JsonSch
     for word in ("anyOf", "oneOf"):
         options = schema.get(word)
         if word in words and isinstance(options, list):
-            return _split_options(schema, options, words - {word}, root)
+            return _split_options(schema, options, words - {word}, root, depth)
     if words & {"enum", "const"}:
         return _split_values(schema)
     types = _types(schema)
@@ -223,14 +235,16 @@ def split_string_schemas(schema: object, root: JsonSchema) -> tuple[list[JsonSch
 
 
 def _split_options(
-    schema: JsonSchema, options: list[object], beside: set[str], root: JsonSchema
+    schema: JsonSchema, options: list[object], beside: set[str], root: JsonSchema, depth: int
 ) -> tuple[list[JsonSchema], list[object]]:
     texts: list[JsonSchema] = []
     others: list[object] = []
     for option in options:
-        more, rest = split_string_schemas(option, root)
+        more, rest = split_string_schemas(option, root, depth + 1)
         texts += more
         others += rest
+        if len(texts) + len(others) > MAX_VALUES:
+            raise InexpressibleSchema(f"over {MAX_VALUES} options")
     if not beside:
         return texts, others
     if not texts:
@@ -266,6 +280,7 @@ class LiteralNotation:
 
     template: CallTemplate
     root: JsonSchema
+    _num_values: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def _python(self) -> bool:
@@ -274,15 +289,18 @@ class LiteralNotation:
     def to_grammar(self, schema: object, depth: int = 0) -> GrammarNode:
         """A value. Where the notation's own way does not do, the JSON that its readers take too."""
         try:
-            return self._native_value(schema, depth)
+            made = self._native_value(schema, depth)
         except InexpressibleSchema:
+            made = None
+        if made is None or is_larger(made, MAX_PARTS):
             return JsonNode(standalone_schema(schema, self.root))
+        return made
 
     def _native_value(self, schema: object, depth: int) -> GrammarNode:
         if schema is True or schema == {}:
             return AlternationNode((JsonNode("true"), *(self._scalar(one) for one in _SCALARS)))
-        if not isinstance(schema, Mapping) or depth > 6:
-            raise InexpressibleSchema("deep")
+        if not isinstance(schema, Mapping) or depth > 6 or next(self._num_values) > MAX_VALUES:
+            raise InexpressibleSchema("deep, or of many values")
         schema = resolve_schema(schema, self.root)
         values = _values(schema)
         if values is not None:

@@ -24,8 +24,8 @@ from quire.grammar.automata.regex_ast import parse_search
 from quire.grammar.frontends import ebnf
 from quire.grammar.grammar_ast import GrammarNode
 from quire.grammar.length_closing import schema_cases as cases
-from quire.grammar.length_closing.schema_cases import SchemaCases, Together
 from quire.grammar.length_closing.min_example import ShortestExample
+from quire.grammar.length_closing.schema_cases import SchemaCases, Together
 from quire.grammar.length_closing.token_classes import TokenClasses
 
 NUMBER = 4

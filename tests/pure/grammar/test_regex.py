@@ -65,7 +65,15 @@ def test_a_pattern_means_what_all_dialects_agree_on(pattern, good, bad):
             "[]",
             "a^b",
         ),
-        *("a{,3}", r"\p{Graph}", r"\012", "a{1,999999999}", "(" * 200 + ")" * 200, "a\0", "x" * 20000),
+        *(
+            "a{,3}",
+            r"\p{Graph}",
+            r"\012",
+            "a{1,999999999}",
+            "(" * 200 + ")" * 200,
+            "a\0",
+            "x" * 20000,
+        ),
     ],
 )
 def test_what_a_grammar_cannot_follow_is_refused(pattern):
