@@ -215,7 +215,9 @@ def parse_search(pattern: str, wide: bool = False) -> RegexExpr:
 
     Raises RequestError, and DfaTooComplex for large look-aheads.
     """
-    rest, all_of, none_of = pattern.removeprefix("^"), [], []
+    rest = pattern.removeprefix("^")
+    all_of: list[RegexExpr] = []
+    none_of: list[RegexExpr] = []
     while rest.startswith(("(?!", "(?=")) and pattern.startswith("^") and (end := _group_end(rest)):
         ahead, is_barred = f"^(?:{rest[3:end]})", rest.startswith("(?!")
         (none_of if is_barred else all_of).append(regex_ast.parse_search(ahead, wide != is_barred))

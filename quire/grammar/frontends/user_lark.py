@@ -31,11 +31,6 @@ def prepare_user_lark(text: str, names: SpecialTokenNames, whitespace: str) -> s
     return "".join(_rewrite_pieces(text, names, whitespace))
 
 
-def has_json(text: str) -> bool:
-    """Whether it contains a JSON schema."""
-    return any(found["json"] for found in _PIECE.finditer(text))
-
-
 def _rewrite_pieces(text: str, names: SpecialTokenNames, whitespace: str) -> Iterator[str]:
     at = 0
     while found := _PIECE.search(text, at):

@@ -9,9 +9,7 @@ that one cannot be enforced, or that a form takes too much work (quire.grammar.c
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from quire.config.structured_backends import canonical_name
 from quire.core.constraint import Constraint
@@ -56,25 +54,6 @@ CACHE_SIZE = 64
 _SPACES = regex_ast.RegexRepeat(regex_ast.CharClass(((9, 10), (13, 13), (32, 32))), 0, None)
 
 
-@dataclass(frozen=True, slots=True)
-class JsonOptions:
-    """How JSON is written, and how open its objects are. Fields as in forms.Json."""
-
-    whitespace: bool = True
-    closed: bool = False
-    whitespace_pattern: str | None = None
-
-
-def json_node(
-    schema: str | bool | Mapping[str, object],
-    options: JsonOptions = JsonOptions(),
-    param: str | None = None,
-) -> JsonNode:
-    """The form of a schema as a caller gives it, parsed or as text. constraint() checks it."""
-    text = schema if isinstance(schema, str) else _schema_text(schema, param)
-    return JsonNode(text, options.whitespace, options.closed, options.whitespace_pattern)
-
-
 def build_constraint(
     form: GrammarNode, backend: str = "auto", *, param: str | None = None
 ) -> Constraint:
@@ -109,13 +88,6 @@ def _backend(given: str) -> str:
     except ConfigError as error:
         raise RequestError(str(error)) from None
     return canonical_name(given)
-
-
-def _schema_text(given: object, param: str | None) -> str:
-    try:
-        return json.dumps(given, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"the schema is no JSON: {error}", param=param) from None
 
 
 class _NodeValidator:

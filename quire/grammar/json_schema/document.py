@@ -180,15 +180,10 @@ class Document:
             return found or refuse(
                 part.at("$ref"), f"the schema defines no anchor {shown_json(given)}"
             )
-        for step in fragment.split("/")[1:]:
-            name, inside = step.replace("~1", "/").replace("~0", "~"), found.value
-            if isinstance(inside, dict) and name in inside:
-                found = found.child(inside[name], name)
-            elif isinstance(inside, list) and name.isdecimal() and int(name) < len(inside):
-                found = found.child(inside[int(name)], name)
-            else:
-                refuse(part.at("$ref"), f"the schema has nothing at {shown_json(given)}")
-        return found
+        inner = _at_pointer(found, fragment) or (
+            uri == part.base and _at_pointer(self.root, fragment)
+        )
+        return inner or refuse(part.at("$ref"), f"the schema has nothing at {shown_json(given)}")
 
     def _name_targets(self, part: Subschema, depth: int) -> None:
         """Find what `$id` and anchors name."""
@@ -268,6 +263,20 @@ class Document:
         elif word not in ANNOTATIONS:
             self.ignored.add(word)
         return []
+
+
+def _at_pointer(found: Subschema, pointer: str) -> Subschema | None:
+    """What a JSON pointer leads to. In old drafts a subschema with an `$id` is no root of its own:
+    callers try the document's root too."""
+    for step in pointer.split("/")[1:]:
+        name, inside = step.replace("~1", "/").replace("~0", "~"), found.value
+        if isinstance(inside, dict) and name in inside:
+            found = found.child(inside[name], name)
+        elif isinstance(inside, list) and name.isdecimal() and int(name) < len(inside):
+            found = found.child(inside[int(name)], name)
+        else:
+            return None
+    return found
 
 
 def _check_loops(beside: dict[str, list[str]]) -> None:

@@ -326,19 +326,3 @@ class BudgetedMatcher:
 
 def _token_of(past: _MatcherState | int) -> int:
     return past if isinstance(past, int) else past.token
-
-
-def fill_all_bitmasks(
-    work: Sequence[tuple[BudgetedMatcher, int]], words: MaskWords, fill: FillBitmasks | None = None
-) -> None:
-    """The i-th guide, with what is left to it, fills words[i].
-
-    fill: a Compiler.fill_all that made all of their matchers, which fills them in parallel.
-    """
-    if fill is None:
-        for row, (guide, _) in enumerate(work):
-            guide.matcher.fill_bitmask(words[row])
-    else:
-        fill([(row, guide.matcher) for row, (guide, _) in enumerate(work)], words)
-    for row, (guide, left) in enumerate(work):
-        guide.apply_budget(words[row], left)

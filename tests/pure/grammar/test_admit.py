@@ -23,13 +23,14 @@ from quire.grammar.grammar_ast import (
 from quire.grammar.grammar_ast import UntilNode as UntilMark
 from quire.grammar.json_schema import document, rewrite
 from quire.grammar.json_schema.document import UnsupportedSchema
+from tests.pure.grammar import walks
 
 MANY = json.dumps({"oneOf": [{"properties": {f"k{n}": {"type": "integer"}}} for n in range(60)]})
 OBJECT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
 
 
 def test_a_constraint_is_the_form_and_the_backend():
-    given = validate.json_node({"type": "object", "properties": {"a": {"const": 1}}})
+    given = walks.json_node({"type": "object", "properties": {"a": {"const": 1}}})
     made = validate.build_constraint(given, "guidance")
     assert isinstance(made, Constraint)
     assert made.backend == "llguidance"
@@ -128,12 +129,6 @@ def test_an_unknown_backend_is_refused():
         validate.build_constraint(RegexNode("a"), "best", param="backend")
 
 
-def test_what_is_no_json_is_no_schema():
-    with pytest.raises(RequestError, match="no JSON") as caught:
-        validate.json_node({"a": {1, 2}}, param="schema")
-    assert caught.value.param == "schema"
-
-
 def test_white_space_may_be_told_by_a_pattern_of_white_space():
     made = validate.build_constraint(JsonNode(OBJECT, whitespace_pattern=r"[ \n]?"))
     assert grammar_ast.load_node(made.form).whitespace_pattern == r"[ \n]?"
@@ -141,7 +136,7 @@ def test_white_space_may_be_told_by_a_pattern_of_white_space():
 
 def test_a_refusal_names_keyword_place_and_way_out():
     with pytest.raises(UnsupportedSchema) as caught:
-        validate.build_constraint(validate.json_node({"properties": {"a": {"$ref": "http://x/y"}}}))
+        validate.build_constraint(walks.json_node({"properties": {"a": {"$ref": "http://x/y"}}}))
     assert caught.value.place == "/properties/a/$ref"
     assert all(word in str(caught.value) for word in ("/properties/a/$ref", "http://x/y", "$defs"))
 
@@ -168,10 +163,10 @@ def test_a_refusal_names_the_function_of_a_schema():
 def test_keywords_that_are_not_enforced_are_ignored_and_named():
     given = {"type": "string", "propertyOrder": 1, "format": "city", "$comment": "x", "default": 1}
     assert json.loads(rewrite.rewrite(json.dumps(given))) == {"type": "string"}
-    nodes = (validate.json_node(given), validate.json_node({"uniqueItems": True}))
+    nodes = (walks.json_node(given), walks.json_node({"uniqueItems": True}))
     found = validate.ignored_keywords(SequenceNode(nodes))
     assert found == ("format.city", "propertyOrder", "uniqueItems")
-    assert validate.ignored_keywords(validate.json_node({"uniqueItems": False})) == ()
+    assert validate.ignored_keywords(walks.json_node({"uniqueItems": False})) == ()
 
 
 def test_items_that_recursion_never_ends_are_left_out():

@@ -31,7 +31,6 @@ from quire.grammar.grammar_ast import (
     UntilNode,
     UserGrammarNode,
 )
-from quire.grammar.length_closing import budgeted_matcher
 from quire.grammar.length_closing.budgeted_matcher import BudgetedMatcher
 from quire.grammar.length_closing.completion_plan import (
     CompletionPlan,
@@ -155,7 +154,7 @@ each_room = pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS.keys())
 
 
 def schema_form(schema: object) -> JsonNode:
-    form = walks.rewritten(validate.build_constraint(validate.json_node(json.dumps(schema))))
+    form = walks.rewritten(validate.build_constraint(walks.json_node(json.dumps(schema))))
     assert isinstance(form, JsonNode)
     return form
 
@@ -488,7 +487,10 @@ def test_many_are_filled_as_each_alone():
         (room.guide(schema_form(one)), left) for one, left in zip(SCHEMAS.values(), (20, 300) * 5)
     ]
     rows = np.zeros((len(work), room.vocabulary.mask_words), np.int32)
-    budgeted_matcher.fill_all_bitmasks(work, rows, room.compiler.fill_bitmasks)
+    matchers = [(row, guide.matcher) for row, (guide, _) in enumerate(work)]
+    room.compiler.fill_bitmasks(matchers, rows)
+    for row, (guide, left) in enumerate(work):
+        guide.apply_budget(rows[row], left)
     for (guide, left), row in zip(work, rows):
         assert room.spelling.tokens_of(row) == room.allowed(guide, left)
 

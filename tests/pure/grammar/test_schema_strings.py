@@ -109,7 +109,7 @@ def test_long_names_and_great_lengths_are_honoured(length, size):
         "required": [name],
         "additionalProperties": False,
     }
-    constraint = validate.build_constraint(validate.json_node(schema))
+    constraint = validate.build_constraint(walks.json_node(schema))
     done = walks.service().compile(constraint.form, constraint.backend)
     assert done.min_completion["min_tokens"] > 0
 

@@ -71,8 +71,7 @@ def _validator(row):
 
 
 def _constraint(row):
-    options = validate.JsonOptions(closed=row.get("closed", False))
-    return validate.build_constraint(validate.json_node(row["schema"], options))
+    return validate.build_constraint(walks.json_node(row["schema"], row.get("closed", False)))
 
 
 def _check(text, validator):
@@ -112,7 +111,7 @@ def test_every_budget_from_the_least_gives_a_valid_text(row, often):
 def test_what_is_not_honoured_is_refused_with_its_place(row):
     """`at` is null where only the compiler finds that no value is valid."""
     if row["at"] is None:
-        node = validate.json_node(row["schema"])
+        node = walks.json_node(row["schema"])
         with pytest.raises(RequestError):
             walks.service().compile(grammar_ast.dump_node(node), "auto")
         return

@@ -55,6 +55,12 @@ def compiler(name: str):
     return backend_select.build_compiler(name, tokens()[0])
 
 
+def json_node(schema: object, closed: bool = False) -> grammar_ast.JsonNode:
+    """The node of a schema, parsed or as text."""
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return grammar_ast.JsonNode(text, closed=closed)
+
+
 def compiled(constraint: Constraint) -> CompiledGrammar:
     """The grammar of a constraint."""
     return compiler(constraint.backend).compile(rewritten(constraint))
