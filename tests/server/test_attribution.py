@@ -127,7 +127,7 @@ def test_a_step_under_way_when_it_came_is_inbox(scene):
 
 
 def test_a_seat_that_others_have_is_queue_and_says_behind_whom(scene):
-    scene.faults.arm(slow("compute", id="other1", at=2, times=4))
+    scene.faults.arm(slow("compute", id="other1", at=2, times=6))
     with ThreadPoolExecutor(3) as pool:
         others = [pool.submit(scene.ask, request_id="other0", tokens=500)]
         assert wait_until(lambda: scene.in_progress() == 1)
@@ -139,7 +139,7 @@ def test_a_seat_that_others_have_is_queue_and_says_behind_whom(scene):
         timing = scene.ask(request_id="mine", tokens=1)
         before = waiting.result()
         assert all(other.result() for other in others)
-    assert timing["inbox_s"] + timing["queue_s"] > 0.9 * DELAY
+    assert timing["inbox_s"] + timing["queue_s"] > 0.5 * DELAY
     assert timing["queued_behind"] == {"requests": 1, "tokens": 40, "of_others": 0, "running": 2}
     assert before["queued_behind"]["requests"] == 0
 

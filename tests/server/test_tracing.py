@@ -119,7 +119,7 @@ def test_a_failed_request_is_a_span_with_an_error(traced, spans):
 
 def test_a_refused_request_leaves_nothing_behind(traced, spans):
     refused = ask(
-        traced, headers={"traceparent": f"00-{TRACE}-{CALLER}-01"}, prompt=[1] * 600, max_tokens=3
+        traced, headers={"traceparent": f"00-{TRACE}-{CALLER}-01"}, prompt=[1] * 1600, max_tokens=3
     )
     assert refused.status_code == 400
     assert not spans.get_finished_spans()
