@@ -1,4 +1,5 @@
-"""Attention on the GPU: bytes/s of decode and FLOP/s of prompts, beside torch's own and the card.
+"""Attention on the GPU: bytes/s of decode and FLOP/s of prompts, compared with torch's own and with
+the card.
 
     python bench/attention.py [decode] [one] [prefill] [--json FILE]
 
@@ -42,7 +43,7 @@ PROMPTS = {
 
 
 class Cached:
-    """Sequences of (queries, context) in a cache of random blocks, in `copies` places."""
+    """Sequences of (queries, context) in a cache of random blocks, in `copies` copies."""
 
     def __init__(self, rows, heads, kv_heads, copies=1):
         self.heads, self.kv_heads, self.rows = heads, kv_heads, rows
@@ -70,7 +71,7 @@ class Cached:
         ]  # fmt: skip
 
     def fused(self):
-        """One launch from the raw product, for each place."""
+        """Return one launch from the raw qkv product for each copy."""
         table = torch.randn(8192, D, device="cuda")
         norms = (norm_rope_write.QKNorm(rand(D), 1e-6, 0.0),) * 2
         positions = self.contexts - 1

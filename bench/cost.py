@@ -1,13 +1,13 @@
-"""What the work since a revision costs: throughput of this tree over that one's, in one run.
+"""Compares the throughput of this tree with that of another revision, in one run.
 
     python bench/cost.py REVISION [--cases offline,served] [--pairs 6] [--model DIR --llm '{...}']
                                   [--only-here "flags of quire serve"]
 
-REVISION may be a folder that has one. Both engines (or servers) live at once and take turns, A B
-B A ..., so that what drifts on the machine hits both; who has no turn is idle. Every round is the
-same work: token ids, greedy, ignore_eos. One JSON line a case: tokens per second of each round, the
-median of the ratios of neighbours, and their quartiles; and the same of tokens per second of
-processor time, which says more where others work on the machine. Speed needs a quiet one.
+REVISION may be a folder with a checkout. Both engines (or servers) run at once and take turns, A B
+B A ..., so that drift of the machine affects both; the other one is idle meanwhile. Every round is
+the same work: token ids, greedy, ignore_eos. Prints one JSON line a case: tokens per second of each
+round, the median of the ratios of neighbours, and their quartiles; and the same of tokens per
+second of processor time, which is more reliable on a shared machine.
 """
 
 import argparse
@@ -36,7 +36,7 @@ EMBEDDED = {"kv_cache_memory_bytes": "256MiB", "max_num_seqs": 64}
 
 
 def work(args):
-    """(prompts, lengths) of a round."""
+    """Return the (prompts, lengths) of a round."""
     draw = random.Random(args.seed)
     low, high = map(int, args.prompt.split(":"))
     most = list(map(int, args.output.split(":")))
@@ -48,27 +48,27 @@ def work(args):
 
 
 def child(args):
-    """Make an engine, then a round for every line that is read."""
+    """Create an engine, then run a round for every line of stdin."""
     from quire import LLM, SamplingParams
 
     folder = {} if args.model == "embedded" else {"load_format": args.load_format}
     llm = LLM(model=args.model, **folder, **json.loads(args.llm))
-    say({"ready": True})
+    write_message({"ready": True})
     for line in sys.stdin:
         args.seed = int(line)
         prompts, lengths = work(args)
         params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=n) for n in lengths]
-        given = [{"prompt_token_ids": one} for one in prompts]
+        inputs = [{"prompt_token_ids": one} for one in prompts]
         began = time.perf_counter()
-        found = llm.generate(given, params, use_tqdm=False)
+        found = llm.generate(inputs, params, use_tqdm=False)
         seconds = time.perf_counter() - began
         tokens = sum(len(one.outputs[0].token_ids) for one in found)
         assert tokens == sum(lengths), (tokens, sum(lengths))
-        say({"tok_s": tokens / seconds})
+        write_message({"tok_s": tokens / seconds})
 
 
-def say(what):
-    print("\x00" + json.dumps(what), flush=True)  # the library may print too
+def write_message(message):
+    print("\x00" + json.dumps(message), flush=True)  # marks messages, as the library may print too
 
 
 class Offline:
@@ -89,14 +89,14 @@ class Offline:
         stack.callback(self.process.kill)
 
     def ready(self):
-        self._hear()
+        self._read_message()
 
     def round(self, seed):
         self.process.stdin.write(f"{seed}\n")
         self.process.stdin.flush()
-        return self._hear()["tok_s"]
+        return self._read_message()["tok_s"]
 
-    def _hear(self):
+    def _read_message(self):
         for line in self.process.stdout:
             if line.startswith("\x00"):
                 return json.loads(line[1:])
@@ -107,7 +107,7 @@ class Offline:
 
 
 class Served:
-    """A server of one tree, and clients that keep it busy with streams."""
+    """A server of one tree, and clients that send streaming requests in a closed loop."""
 
     def __init__(self, stack, tree, args, flags):
         self.args = args
@@ -163,12 +163,14 @@ class Served:
 
 
 def flags_of(options):
-    return [word for name, said in options.items() for word in _flag(name, said)]
+    return [word for name, value in options.items() for word in _flag(name, value)]
 
 
-def _flag(name, said):
+def _flag(name, value):
     word = "--" + name.replace("_", "-")
-    return [word if said else "--no-" + word[2:]] if isinstance(said, bool) else [word, str(said)]
+    return (
+        [word if value else "--no-" + word[2:]] if isinstance(value, bool) else [word, str(value)]
+    )
 
 
 # -- both in turn --------------------------------------------------------------------------------------
@@ -179,13 +181,13 @@ def environment(tree):
 
 
 def sys_path():
-    given = os.environ.get("PYTHONPATH", "")
-    return [one for one in given.split(os.pathsep) if one and Path(one).resolve() != ROOT]
+    path = os.environ.get("PYTHONPATH", "")
+    return [one for one in path.split(os.pathsep) if one and Path(one).resolve() != ROOT]
 
 
 @contextmanager
 def tree_of(revision):
-    """A folder with that revision: a copy, beside this tree and none of its business."""
+    """Yield a folder with a copy of that revision."""
     if Path(revision).is_dir():
         yield Path(revision).resolve()
         return
@@ -201,29 +203,29 @@ def tree_of(revision):
 
 
 def processor_s(pid):
-    """Of a process and those it has started."""
+    """Return the processor seconds of a process and its descendants."""
     first = psutil.Process(pid)
     times = [one.cpu_times() for one in (first, *first.children(recursive=True))]
     return sum(one.user + one.system for one in times)
 
 
 def measured(side, seed, tokens):
-    """(tokens per second, tokens per second of processor time) of a round."""
+    """Return (tokens per second, tokens per second of processor time) of a round."""
     before = processor_s(side.process.pid)
     rate = side.round(seed)
     return rate, tokens / (processor_s(side.process.pid) - before)
 
 
-def compare(kind, base, here, args):
+def compare(kind, base, compared, args):
     with ExitStack() as stack:
         sides = [
             kind(stack, base, args, []),
-            kind(stack, here, args, shlex.split(args.only_here)),
+            kind(stack, compared, args, shlex.split(args.only_here)),
         ]
         for one in sides:
             one.ready()
         for one in sides:
-            one.round(0)  # what is made at first is made now
+            one.round(0)  # warm-up
         rates = [[], []]
         for pair in range(args.pairs):
             args.seed = pair + 1
@@ -233,15 +235,15 @@ def compare(kind, base, here, args):
     return rates
 
 
-def ratio(base, here):
-    """Median and quartiles of the ratios of neighbours."""
-    ratios = [b / a for a, b in zip(base, here)]
+def ratio(base, compared):
+    """Return the median and the quartiles of the ratios of neighbours."""
+    ratios = [b / a for a, b in zip(base, compared)]
     spread = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
     return [round(one, 4) for one in (statistics.median(ratios), spread[0], spread[2])]
 
 
-def told(case, args, rates):
-    (base, base_cpu), (here, here_cpu) = (zip(*one) for one in rates)
+def summary(case, args, rates):
+    (base, base_cpu), (compared, here_cpu) = (zip(*one) for one in rates)
     return {
         "bench": "cost",
         "case": case,
@@ -249,8 +251,8 @@ def told(case, args, rates):
         "model": Path(args.model).name,
         "requests": args.requests,
         "base_tok_s": [round(one) for one in base],
-        "here_tok_s": [round(one) for one in here],
-        "ratio_and_quartiles": ratio(base, here),
+        "here_tok_s": [round(one) for one in compared],
+        "ratio_and_quartiles": ratio(base, compared),
         "processor_ratio_and_quartiles": ratio(base_cpu, here_cpu),
         "processor_ratio_of_best": round(max(here_cpu) / max(base_cpu), 4),
     }
@@ -258,14 +260,14 @@ def told(case, args, rates):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("revision", help="of git, or a folder that has one")
-    parser.add_argument("--here", default="HEAD", help="what is compared with it; '.': this tree")
+    parser.add_argument("revision", help="of git, or a folder with a checkout")
+    parser.add_argument("--here", default="HEAD", help="the revision to compare; '.': this tree")
     parser.add_argument("--cases", default="offline,served")
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--llm", help="options of the engine, as JSON")
-    parser.add_argument("--load-format", default="dummy", help="of a model that is a folder")
-    parser.add_argument("--only-here", default="", help="flags that the base does not know")
+    parser.add_argument("--load-format", default="dummy", help="model folder")
+    parser.add_argument("--only-here", default="", help="flags that the base lacks")
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--prompt", default="16:128", help="tokens, from:to")
@@ -278,11 +280,11 @@ def main():
     if args.child:
         child(args)
         return
-    here = str(ROOT) if args.here == "." else args.here
-    with tree_of(args.revision) as base, tree_of(here) as there:
+    compared = str(ROOT) if args.here == "." else args.here
+    with tree_of(args.revision) as base, tree_of(compared) as compared_tree:
         for case in args.cases.split(","):
-            rates = compare({"offline": Offline, "served": Served}[case], base, there, args)
-            print(json.dumps(told(case, args, rates)), flush=True)
+            rates = compare({"offline": Offline, "served": Served}[case], base, compared_tree, args)
+            print(json.dumps(summary(case, args, rates)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The CPU workloads, quire and transformers in turn, in one run. JSON lines, then a table of medians.
+"""Runs the CPU workloads on quire and transformers in turn. Prints JSON lines, then medians.
 
 usage: python bench/cpu.py MODELS_DIR [--rounds 3] [--engines quire,transformers] [--cases ...]
 
-MODELS_DIR is what make_models.py wrote. Weights are random bf16, greedy, ignore_eos: every engine does
+make_models.py writes MODELS_DIR. Weights are random bf16, greedy, ignore_eos: every engine does
 the same work. Each engine runs in a process of its own, one after the other, `rounds` times.
 """
 
@@ -23,7 +23,7 @@ VOCAB = {"qwen3-0.6b": 100000, "qwen3-tiny": 4000}
 
 
 def transformers_rounds(folder, cases, vocab):
-    """The same cases through transformers' generate, left-padded batches (here: equal lengths)."""
+    """Run the cases with transformers' generate, in left-padded batches (of equal lengths)."""
     import torch
     import transformers
 
@@ -75,7 +75,7 @@ def transformers_rounds(folder, cases, vocab):
 
 
 def run(engine, folder, cases, vocab):
-    """One engine, one process; its JSON lines."""
+    """Run one engine in its own process. Returns its JSON lines."""
     if engine == "transformers":
         command = [sys.executable, __file__, str(folder), "--child", cases, "--vocab", str(vocab)]
     else:

@@ -1,24 +1,24 @@
-"""What one key's load, or a long prompt, costs other requests. JSON lines.
+"""Measures what the load of one API key, or a long prompt, costs other requests. JSON lines.
 
     python bench/fairness.py keys [--rate 2] [--times 100] [--seconds 20] [--limit 4]
     python bench/fairness.py long [--tokens 1500] [--streams 1,4,16] [--prompts 1] [--seconds 5]
 
-Both: [--model FOLDER] [--options JSON]. Without a folder an engine of the embedded model's shape with
-a longer context and made-up weights. No HTTP: the engine in this process, whose steps run one after
-the other; a request's time begins when it is due, also if a step is under way then.
+Both: [--model FOLDER] [--options JSON]. Without a folder the engine has the embedded model's shape,
+a longer context and random weights. No HTTP: the engine is in this process, and its steps run one
+after the other; a request's time begins when it is due, also during a step.
 
 keys: one key sends `rate` requests a second, at random times; another as many, or `times` as many
-(prompts of 256 tokens, 16 out, no prefix hits). Cases: the first alone; both at one load; the other at
-`times` the load with as many tokens a minute as the first uses; with --limit requests at a time;
-without limits; and both as one tenant, which is first come, first served. `grows` is p95 of the first
-key's time to first token over that of "both". Each line also shows how good the prediction was that
-each request got on arrival: predicted over measured, at the 10th, 50th and 90th percentile, and the
-share within half and double.
+(prompts of 256 tokens, 16 out, no prefix hits). Cases: the first alone; both at one load; the other
+at `times` the load with as many tokens a minute as the first uses; with --limit requests at a time;
+without limits; and both as one tenant, which is first come, first served. `grows` is p95 of the
+first key's time to first token over that of "both". Each line also has the quality of the TTFT
+predictions: predicted over measured, at the 10th, 50th and 90th percentile, and the share within
+half and double.
 
-long: `streams` sequences decode, each `context` tokens in; one that ends is sent again (its prompt is
-cached), so steps stay as they are. Then --prompts of `tokens` tokens come. `prompt` is their throughput
-over that alone; `streams_keep` the tokens per second of the streams over those before; `total` the sum
-of the two over the same sum without a target. Goals: at least 0.33, 0.5 and 0.85.
+long: `streams` sequences decode, each `context` tokens in; one that ends is sent again (its prompt
+is cached), so steps stay as they are. Then --prompts of `tokens` tokens come. `prompt` is their
+throughput over that alone; `streams_keep` the tokens per second of the streams over those before;
+`total` the sum of the two over the same sum without a target. Goals: at least 0.33, 0.5 and 0.85.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ WARM_S = 3.0
 
 
 class Driver:
-    """An engine, requests that come when they are due, and the times of their tokens."""
+    """Runs an engine, adds requests when they are due, and records the times of their tokens."""
 
     def __init__(self, model, options):
         self.engine = build_engine(
             Options.from_flat({"model": model, **options}), server=True
         ).engine
-        parts = self.engine._scheduler._admissions
+        parts = self.engine._scheduler.admissions
         self.admission = next(one for one in parts if isinstance(one, AdmissionControl))
         self.draw = random.Random(1)
-        self.made = 0
+        self.num_sent = 0
         self.clear()
 
     def clear(self):
@@ -64,19 +64,19 @@ class Driver:
         self.endless = {}  # name -> prompt and tokens of the request that follows when it ends
 
     def send(self, at, name, tokens, out, *, again=None, **fields):
-        """tokens: of a new prompt, or the prompt itself. again: output tokens of the next request."""
-        self.made += 1
+        """tokens: of a prompt, or the prompt itself. again: output tokens of the next request."""
+        self.num_sent += 1
         prompt = tokens
         if isinstance(tokens, int):
             prompt = tuple(self.draw.randrange(10, 4000) for _ in range(tokens))
         if again:
-            self.endless[f"{name}-{self.made}"] = prompt, again
+            self.endless[f"{name}-{self.num_sent}"] = prompt, again
         params = SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True)
-        made = Request(
-            f"{name}-{self.made}", prompt, StopConditions(out), params, arrived_at=at, **fields
+        request = Request(
+            f"{name}-{self.num_sent}", prompt, StopConditions(out), params, arrived_at=at, **fields
         )
-        heapq.heappush(self.due, (at, self.made, made))
-        return made.id
+        heapq.heappush(self.due, (at, self.num_sent, request))
+        return request.id
 
     def run(self, until):
         """Run steps until `until()` is true."""
@@ -147,19 +147,19 @@ def report(**fields):
 
 
 def load(driver, a, name, rate, **fields):
-    """Requests of one key for the whole case, from now on."""
+    """Schedule the requests of one key for the whole case, from now on."""
     began, whole = time.monotonic(), WARM_S + a.seconds
     for _ in range(int(rate * whole)):
         driver.send(began + driver.draw.uniform(0, whole), name, PROMPT, OUT, **fields)
 
 
 def case(driver, a, name, loads):
-    """The time to first token of the first key beside these loads."""
+    """Measure the time to first token of the first key under these loads."""
     for kind, rate, fields in loads:
         load(driver, a, kind, rate, **fields)
     began = time.monotonic()
     driver.run(lambda: time.monotonic() - began > WARM_S + a.seconds)
-    mine = {
+    first_key = {
         one: driver.first.get(one, time.monotonic() - at)
         for one, at in driver.sent.items()
         if one.startswith("first-") and at - began > WARM_S and time.monotonic() - at > 1.0
@@ -170,9 +170,9 @@ def case(driver, a, name, loads):
     figures = dict(
         bench="fairness keys",
         case=name,
-        requests=len(mine),
-        ttft_p50_ms=ms(mine.values(), 0.5),
-        ttft_p95_ms=ms(mine.values(), 0.95),
+        requests=len(first_key),
+        ttft_p50_ms=ms(first_key.values(), 0.5),
+        ttft_p95_ms=ms(first_key.values(), 0.95),
         first_refused=driver.refused.get("first", 0),
         other_done=driver.done.get("other", 0),
         other_refused=driver.refused.get("other", 0),
@@ -186,20 +186,20 @@ def case(driver, a, name, loads):
 
 def keys(driver, a):
     one, other = {"tenant": b"one"}, {"tenant": b"other"}
-    few = {**other, "terms": TenantLimits(max_requests=a.limit)}
+    limited = {**other, "tenant_limits": TenantLimits(max_requests=a.limit)}
     same = {"tenant": b"one"}
     allowed = TenantLimits(tokens_per_minute=int(a.rate * (PROMPT + OUT) * 60))
-    metered = {"tenant": b"metered", "terms": allowed}
+    metered = {"tenant": b"metered", "tenant_limits": allowed}
     cases = {
-        "warm": [("first", a.rate, one), ("other", a.rate * a.times, few)],
+        "warm": [("first", a.rate, one), ("other", a.rate * a.times, limited)],
         "alone": [("first", a.rate, one)],
         "both": [("first", a.rate, one), ("other", a.rate, other)],
-        "drain": [("other", a.rate * a.times, metered)],  # its first minute's worth
+        "drain": [("other", a.rate * a.times, metered)],  # empty the token bucket
         "other x times, tokens a minute": [
             ("first", a.rate, one),
             ("other", a.rate * a.times, metered),
         ],
-        "other x times, limited": [("first", a.rate, one), ("other", a.rate * a.times, few)],
+        "other x times, limited": [("first", a.rate, one), ("other", a.rate * a.times, limited)],
         "other x times, no limit": [("first", a.rate, one), ("other", a.rate * a.times, other)],
         "other x times, one tenant": [("first", a.rate, one), ("other", a.rate * a.times, same)],
     }
@@ -217,21 +217,21 @@ def keys(driver, a):
 
 
 def long_alone(driver, a):
-    """Seconds that the prompts take where nothing else runs."""
+    """Return the seconds that the prompts take alone."""
     now = time.monotonic
-    for _ in range(2):  # the first run learns and compiles
+    for _ in range(2):  # the first run is warm-up
         began = now()
         names = [driver.send(began, "long", a.tokens, 1) for _ in range(a.prompts)]
         driver.run(lambda names=names: all(name in driver.first for name in names))
-        took = now() - began
+        seconds_taken = now() - began
         driver.empty()
-    return took
+    return seconds_taken
 
 
 def long_beside(driver, a, streams):
-    """Gaps between tokens of the streams before and beside the prompts, and seconds of both."""
+    """Return gaps between the streams' tokens before and during the prompts, and both seconds."""
     now = time.monotonic
-    for i in range(streams):  # not all end in one step
+    for i in range(streams):  # so that they do not all end in one step
         out = max(a.out * (i + 1) // streams, 2)
         driver.send(now(), "stream", a.context, out, again=a.out)
     driver.run(lambda: len(driver.first) == streams)
@@ -257,9 +257,9 @@ def long(driver, unpaced, a):
         shares = []
         for one in (unpaced, driver):
             (gaps, seconds), (beside, beside_s), done = long_beside(one, a, streams)
-            kept = len(beside) / beside_s / (len(gaps) / seconds)
-            shares.append((alone_s / beside_s if done else 0.0, kept))
-        prompt, kept = shares[1]
+            kept_rate = len(beside) / beside_s / (len(gaps) / seconds)
+            shares.append((alone_s / beside_s if done else 0.0, kept_rate))
+        prompt, kept_rate = shares[1]
         report(
             bench="fairness long",
             tokens=a.tokens,
@@ -267,7 +267,7 @@ def long(driver, unpaced, a):
             streams=streams,
             context=a.context,
             prompt=round(prompt, 2),
-            streams_keep=round(kept, 2),
+            streams_keep=round(kept_rate, 2),
             total=round(sum(shares[1]) / sum(shares[0]), 2),
             ttft_alone_s=round(alone_s, 2),
             ttft_beside_s=round(beside_s, 2) if done else None,
@@ -279,7 +279,7 @@ def long(driver, unpaced, a):
 
 
 def made_model(folder, max_len):
-    """The embedded model's shape, for longer texts."""
+    """Write a model of the embedded model's shape with a longer context."""
     config = json.loads((embedded.path() / "config.json").read_text())
     config["max_position_embeddings"] = max_len
     (Path(folder) / "config.json").write_text(json.dumps(config))

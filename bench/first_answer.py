@@ -1,7 +1,7 @@
-"""Seconds from typing `quire serve` to the first useful answer, by what happens between.
+"""Measures the seconds from the start of `quire serve` to the first answer, by phases.
 
-The embedded model, a client that asks again every few milliseconds as a waiting person's script
-does. Lines: the port takes connections, /ready is 200, the first whole answer, the second one.
+Uses the embedded model and a client that polls every few milliseconds. Lines: the port accepts
+connections, /ready is 200, the first complete answer, the second one.
 
 usage: python bench/first_answer.py [--rounds 5] [flags of quire serve ...]
 """
@@ -16,17 +16,17 @@ import subprocess
 import sys
 import time
 
-ASK = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+REQUEST = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
 GIVE_UP_S = 120
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
-def ask(port, method, path, body=None):
-    """(status, body), or None while nobody listens."""
+def send_request(port, method, path, body=None):
+    """Return (status, body), or None while the port is closed."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"Content-Type": "application/json"}
     try:
@@ -39,9 +39,9 @@ def ask(port, method, path, body=None):
         connection.close()
 
 
-def until(good, process):
+def wait_until(check, process):
     deadline = time.perf_counter() + GIVE_UP_S
-    while not (found := good()):
+    while not (found := check()):
         if process.poll() is not None or time.perf_counter() > deadline:
             raise SystemExit(f"the server did not answer: {process.communicate()[1].decode()}")
         time.sleep(0.005)
@@ -55,20 +55,20 @@ def one_round(flags):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     times = {}
 
-    def mark(name):
+    def record(name):
         times[name] = time.perf_counter() - began
 
     try:
-        until(lambda: ask(port, "GET", "/live"), process)
-        mark("listens")
-        until(lambda: (ask(port, "GET", "/ready") or (0,))[0] == 200, process)
-        mark("ready")
-        status, raw = ask(port, "POST", "/v1/chat/completions", ASK)
-        mark("first answer")
+        wait_until(lambda: send_request(port, "GET", "/live"), process)
+        record("listens")
+        wait_until(lambda: (send_request(port, "GET", "/ready") or (0,))[0] == 200, process)
+        record("ready")
+        status, raw = send_request(port, "POST", "/v1/chat/completions", REQUEST)
+        record("first answer")
         assert status == 200, raw
         assert "Paris" in json.loads(raw)["choices"][0]["message"]["content"], raw
         again = time.perf_counter()
-        ask(port, "POST", "/v1/chat/completions", ASK)
+        send_request(port, "POST", "/v1/chat/completions", REQUEST)
         times["second answer alone"] = time.perf_counter() - again
     finally:
         process.send_signal(signal.SIGTERM)

@@ -1,8 +1,8 @@
-"""e4m3 weights on the GPU: products and passes beside bfloat16 and beside what the card can do.
+"""e4m3 weights on the GPU: products and passes compared with bfloat16 and with the card's limits.
 
     python bench/fp8.py [products] [passes] [--blocks] [--rows 16384,256,32] [--json FILE]
 
-A product is timed with the pass that quantizes its rows, as a step has it; bfloat16 beside it is
+A product is timed with the pass that quantizes its rows, as a step has it; bfloat16 is
 the library's. Medians of graph replays over weights that do not fit the cache together.
 """
 

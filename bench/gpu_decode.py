@@ -2,8 +2,8 @@
 
     python bench/gpu_decode.py [--model llama-8b,qwen3-0.6b] [--rows 1,8] [--quantize fp8]
 
-Attention is left out: rotated queries go straight on to the output projection. What remains should
-take the time that the weights take to read; the ceiling is printed beside it.
+Attention is left out: rotated queries are the input of the output projection. The rest should take
+the time that reading the weights takes, which is printed as the ceiling.
 """
 
 import argparse
@@ -64,7 +64,7 @@ class Stack:
         }
 
     def step(self, t):
-        """Logits of every row."""
+        """Return the logits of every row."""
         h, k, d = (self.s[c] for c in "HKD")
         x, res = embedding(t["ids"], self.head), None
         rows = x.shape[0]

@@ -1,4 +1,4 @@
-"""Dense ops on the GPU: achieved bytes/s or FLOP/s beside what the card can do.
+"""Dense ops on the GPU: achieved bytes/s or FLOP/s compared with the card's limits.
 
     python bench/gpu_ops.py [elementwise] [gemm] [host] [--json FILE]
 
@@ -16,7 +16,7 @@ import torch
 from quire.kernels import act, add, embedding, layer_norm, linear, rms_norm, rope
 from quire.kernels.framework.op import OPS
 
-FILES = (act, add, embedding, layer_norm, linear, rms_norm, rope)  # importing one files its ops
+FILES = (act, add, embedding, layer_norm, linear, rms_norm, rope)  # the import registers its ops
 SHAPES = {
     "llama-8b": {"E": 4096, "F": 14336, "H": 32, "K": 8, "D": 128},
     "qwen3-0.6b": {"E": 1024, "F": 3072, "H": 16, "K": 8, "D": 128},
@@ -27,7 +27,7 @@ BF16 = torch.bfloat16
 def graph_ms(calls, repeats=10):
     """Median time of one call when all of them replay as one graph."""
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())  # inputs may still be on their way
+    stream.wait_stream(torch.cuda.current_stream())  # copies of inputs may be in progress
     with torch.cuda.stream(stream):
         for call in calls:
             call()
@@ -53,9 +53,11 @@ def rand(*shape):
 
 
 def ceilings():
-    """(bytes/s of a copy, FLOP/s of a product)."""
+    """Return (bytes/s of a copy, FLOP/s of a product)."""
     a, b = (torch.empty(1 << 30, dtype=BF16, device="cuda") for _ in range(2))
-    copy = 2 * a.nbytes / graph_ms([lambda: torch.neg(a, out=b)]) * 1e3  # a kernel: no copy engine
+    copy = (
+        2 * a.nbytes / graph_ms([lambda: torch.neg(a, out=b)]) * 1e3
+    )  # by a kernel, not the copy engine
     x, w = rand(8192, 8192), rand(8192, 8192)
     return copy, 2 * 8192**3 / graph_ms([lambda: torch.mm(x, w.t())] * 4) * 1e3
 
@@ -118,7 +120,7 @@ def gemm(flops, rows=(16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)):
 
 
 def host():
-    """Host microseconds of an op call, when the device does next to nothing."""
+    """Return the host microseconds of an op call with a tiny input."""
     s = SHAPES["qwen3-0.6b"]
     cases = list(element_cases(s, 4))
     cases.append(("linear", "linear", (rand(4, 1024), rand(1024, 1024)), 0))

@@ -1,19 +1,20 @@
-"""What structured output costs those who did not ask for it, and those who did. One JSON line a result.
+"""Measures what structured output costs plain requests and constrained ones. One JSON line a
+result.
 
 usage: python bench/grammars.py flood [--schemas 1000] [--at-once 8] [--rounds 3]
        python bench/grammars.py overhead [--rows 32] [--requests 128] [--tokens 128] [--rounds 5]
 
-flood: 16 streams decode all the while, on the embedded model, and the time between two tokens of a
-stream is taken where the engine tells them. Three runs a round: alone; while requests come and go
-with a schema of their own each; while as many plain ones of as many tokens do. `over_alone` and
-`over_plain` compare the second with the others: what the streams notice, and what grammars cost.
+flood: 16 streams decode on the embedded model, and the time between two tokens of a stream is
+measured at the engine's output. Three runs a round: alone; with other requests, each with its own
+schema; with as many plain requests of as many tokens. `over_alone` and `over_plain` compare the
+second with the others: the cost of the requests, and of the grammars.
 
 overhead: tokens per second of the same requests with and without a JSON schema, in turns, always so
-many rows at once. Texts of a schema end when they like, so a first run counts the tokens of each
-request, and plain ones are given as many: both arms make the same steps. `share` is the median of
-each round's quotient, `cpu_share` that of processor time. Two kinds of text: "asked", the model is
-asked for the JSON that it is bound to, greedily; "rambling", it is asked for nothing, at temperature
-1, so the form has to hold it at every third token, and its budget to end it.
+many rows at once. The length of constrained texts varies, so a first run counts the tokens of each
+request, and plain requests have the same lengths: both arms have the same steps. `share` is the
+median of each round's quotient, `cpu_share` that of processor time. Two kinds of text: "asked", the
+prompt requests the JSON of the constraint, greedily; "rambling", the prompt requests nothing, at
+temperature 1, so that the mask rejects every third token, and max_tokens ends the text.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ ORDER: dict[str, Any] = {
 
 
 def schema(number: int) -> dict[str, Any]:
-    """One of a kind: a record as people ask for."""
+    """Return a distinct schema of a typical record."""
     names = [f"{word}_{number}" for word in ("name", "size", "kind")]
     return {
         "type": "object",
@@ -81,12 +82,12 @@ def schema(number: int) -> dict[str, Any]:
     }
 
 
-def bound_to(number: int) -> Constraint:
+def constraint_of(number: int) -> Constraint:
     return validate.build_constraint(validate.json_node(schema(number)))
 
 
-class Asking(NamedTuple):
-    """Requests, the schema of half of them, and how many run at once."""
+class Workload(NamedTuple):
+    """Requests, the schema of one arm, and the number of concurrent rows."""
 
     prompts: Sequence[str]
     constraint: Constraint
@@ -96,7 +97,7 @@ class Asking(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What some requests took, and the tokens of each."""
+    """Seconds of some requests, and the tokens of each."""
 
     seconds: float
     cpu: float
@@ -111,13 +112,13 @@ class Bench:
             "embedded",
             max_model_len=1024,
             max_num_seqs=64,
-            num_gpu_blocks_override=2048,  # few, so that all are touched before memory is measured
+            num_gpu_blocks_override=2048,  # few, so that all are used before memory is measured
             disable_log_stats=True,
         )
         self.engine: EngineCore = self.llm.llm_engine.engine
         self.inputs: InputProcessor = self.llm.llm_engine.inputs
         self.count = 0
-        self.said = 0  # tokens of the flood
+        self.flood_tokens = 0  # tokens of the flood
 
     def request(
         self, tokens: int, constraint: Constraint | None = None, *, ignore_eos: bool = True
@@ -134,9 +135,9 @@ class Bench:
     def streams(
         self, flood: Iterator[PreparedRequest], at_once: int, least_s: float
     ) -> list[float]:
-        """Gaps between tokens of streams, while the flood comes, and for so long at least."""
+        """Return gaps between tokens of the streams during the flood, at least `least_s` long."""
         names = [self._begin(self.request(STREAM)) for _ in range(STREAMS)]
-        self.said = 0
+        self.flood_tokens = 0
         last = dict.fromkeys(names, 0.0)
         gaps: list[float] = []
         running: set[str] = set()
@@ -156,7 +157,7 @@ class Bench:
                         del last[name]
                         last[self._begin(self.request(STREAM))] = 0.0
                     continue
-                self.said += len(update.token_ids)
+                self.flood_tokens += len(update.token_ids)
                 if update.finish is not None:
                     assert update.finish != "error", update.error
                     running.discard(name)
@@ -166,27 +167,27 @@ class Bench:
         return gaps
 
     def order(self, number: int) -> str:
-        """Asks for JSON that the model can write."""
-        who = f"{FIRST[number % len(FIRST)]} {LAST[number // len(FIRST) % len(LAST)]}"
-        text = f"{who} bought {number % 17 + 2} of the red lamp for {number % 90 + 9} dollars."
-        asked = f"Extract name, product, quantity and price as JSON: {text}"
-        message = [{"role": "user", "content": asked}]
-        made: str = self.llm.get_tokenizer().apply_chat_template(
+        """Return a prompt that requests JSON which the model can write."""
+        name = f"{FIRST[number % len(FIRST)]} {LAST[number // len(FIRST) % len(LAST)]}"
+        text = f"{name} bought {number % 17 + 2} of the red lamp for {number % 90 + 9} dollars."
+        question = f"Extract name, product, quantity and price as JSON: {text}"
+        message = [{"role": "user", "content": question}]
+        prompt: str = self.llm.get_tokenizer().apply_chat_template(
             message, add_generation_prompt=True, tokenize=False, enable_thinking=False
         )
-        return made
+        return prompt
 
     def ramble(self, number: int) -> str:
-        """Asks for nothing in particular."""
+        """Return a prompt that requests nothing in particular."""
         return f"Request {number} wants a record: "
 
-    def closed(self, asking: Asking, lengths: Sequence[int] | None = None) -> Run:
-        """The requests, `rows` of them at once. lengths: of each, without a schema."""
+    def closed_loop(self, workload: Workload, lengths: Sequence[int] | None = None) -> Run:
+        """Run the requests, `rows` of them at once. lengths: tokens of each, without a schema."""
         prepared = []
-        for number, prompt in enumerate(asking.prompts):
+        for number, prompt in enumerate(workload.prompts):
             params = SamplingParams(
-                max_tokens=lengths[number] if lengths else asking.most,
-                temperature=asking.temperature,
+                max_tokens=lengths[number] if lengths else workload.most,
+                temperature=workload.temperature,
                 ignore_eos=True,
                 seed=7,
             )
@@ -196,21 +197,21 @@ class Bench:
                     prompt,
                     params,
                     request_id=f"b{self.count}",
-                    constraint=None if lengths else asking.constraint,
+                    constraint=None if lengths else workload.constraint,
                 )
             )
-        waiting, told = iter(prepared), dict.fromkeys((one.request.id for one in prepared), 0)
+        waiting, counts = iter(prepared), dict.fromkeys((one.request.id for one in prepared), 0)
         began, cpu = time.perf_counter(), time.process_time()
-        for one in itertools.islice(waiting, asking.rows):
+        for one in itertools.islice(waiting, workload.rows):
             self._begin(one)
         while not self.engine.empty:
             for update in self.engine.step():
                 assert update.finish != "error", update.error
-                told[update.request_id] += len(update.token_ids)
+                counts[update.request_id] += len(update.token_ids)
                 if update.finish is not None and (more := next(waiting, None)) is not None:
                     self._begin(more)
         spent = time.perf_counter() - began
-        return Run(spent, time.process_time() - cpu, list(told.values()))
+        return Run(spent, time.process_time() - cpu, list(counts.values()))
 
     def _begin(self, prepared: PreparedRequest) -> str:
         self.engine.add(prepared.request)
@@ -222,7 +223,7 @@ def p99(gaps: Sequence[float]) -> float:
 
 
 def memory() -> tuple[int, int]:
-    """MiB that this process holds, and its workers."""
+    """Return the MiB of this process and of its workers."""
     own = psutil.Process()
     workers = sum(one.memory_info().rss for one in own.children())
     return own.memory_info().rss >> 20, workers >> 20
@@ -232,23 +233,23 @@ def flood(args: argparse.Namespace) -> None:
     bench = Bench()
     count, at_once = args.schemas, args.at_once
     first = 0
-    # The first worker, what is made once for a vocabulary, and every block of the cache
-    bench.streams(iter([bench.request(ANSWER, bound_to(-1))]), 1, args.least)
+    # warm-up: the first worker, the tables of the vocabulary, and every block of the cache
+    bench.streams(iter([bench.request(ANSWER, constraint_of(-1))]), 1, args.least)
     before = memory()
     for number in range(args.rounds):
-        made = {}
+        results = {}
         tokens = ANSWER
         for kind in ("alone", "schemas", "plain"):
             prepared = [
-                bench.request(tokens, bound_to(first + i) if kind == "schemas" else None)
+                bench.request(tokens, constraint_of(first + i) if kind == "schemas" else None)
                 for i in range(count if kind != "alone" else 0)
             ]
             began = time.perf_counter()
             gaps = bench.streams(iter(prepared), at_once, args.least)
             seconds = time.perf_counter() - began
             if kind == "schemas":
-                tokens = round(bench.said / count)
-            made[kind] = {
+                tokens = round(bench.flood_tokens / count)
+            results[kind] = {
                 "p50_ms": round(statistics.median(gaps) * 1e3, 3),
                 "p99_ms": round(p99(gaps) * 1e3, 3),
                 "max_ms": round(max(gaps) * 1e3, 2),
@@ -256,13 +257,13 @@ def flood(args: argparse.Namespace) -> None:
             }
         first += count
         after = memory()
-        last = made["schemas"]["p99_ms"]
-        tell(
+        last = results["schemas"]["p99_ms"]
+        print_result(
             case="flood",
             round=number,
-            **made,
-            over_alone=round(last / made["alone"]["p99_ms"], 3),
-            over_plain=round(last / made["plain"]["p99_ms"], 3),
+            **results,
+            over_alone=round(last / results["alone"]["p99_ms"], 3),
+            over_plain=round(last / results["plain"]["p99_ms"], 3),
             rss_before_mib=before,
             rss_after_mib=after,
             tokens_each=tokens,
@@ -279,20 +280,23 @@ def overhead(args: argparse.Namespace) -> None:
     }
     for name, (prompts, wanted, temperature) in cases.items():
         constraint = validate.build_constraint(validate.json_node(wanted))
-        asking = Asking(prompts, constraint, args.tokens, temperature, args.rows)
-        bench.closed(asking)  # what is made once
-        lengths = bench.closed(asking).lengths
-        rounds = [(bench.closed(asking, lengths), bench.closed(asking)) for _ in range(args.rounds)]
+        workload = Workload(prompts, constraint, args.tokens, temperature, args.rows)
+        bench.closed_loop(workload)  # warm-up
+        lengths = bench.closed_loop(workload).lengths
+        rounds = [
+            (bench.closed_loop(workload, lengths), bench.closed_loop(workload))
+            for _ in range(args.rounds)
+        ]
         assert all(one.lengths == lengths for pair in rounds for one in pair)
         total = sum(lengths)
-        plain, bound = (statistics.median(one.seconds for one in arm) for arm in zip(*rounds))
-        tell(
+        plain, constrained = (statistics.median(one.seconds for one in arm) for arm in zip(*rounds))
+        print_result(
             case="overhead",
             text=name,
             rows=args.rows,
             tokens=total,
             plain_tok_s=round(total / plain, 1),
-            schema_tok_s=round(total / bound, 1),
+            schema_tok_s=round(total / constrained, 1),
             share=round(statistics.median(a.seconds / b.seconds for a, b in rounds), 3),
             shares=[round(a.seconds / b.seconds, 3) for a, b in rounds],
             cpu_share=round(statistics.median(a.cpu / b.cpu for a, b in rounds), 3),
@@ -300,8 +304,8 @@ def overhead(args: argparse.Namespace) -> None:
     bench.engine.shutdown()
 
 
-def tell(**found: Any) -> None:
-    print(json.dumps(found), flush=True)
+def print_result(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 def main() -> None:

@@ -1,13 +1,14 @@
 """Where a step's time goes: host work per step by part, GPU busy share, kernels by time.
 
-usage: python bench/host.py --model DIR [--rows 1,32,256,1024] [--prefill 4096] [--kernels 12] [--batch 1 --rounds 2]
+usage: python bench/host.py --model DIR [--rows 1,32,256,1024] [--prefill 4096] [--kernels 12]
+[--batch 1 --rounds 2]
 
-For each number of rows: decode steps of that many sequences, first timed as they are, then some of
-them under torch's profiler (device activity only). "busy" is the share of the profiled time in which a
-kernel or copy ran; "host" is all the host did but wait for results; "idle" is what a step takes
-longer than its graph alone. --batch runs a share of offline.py's batch and says how much of the time
-went by in steps that were in line only when the step before them was done already ("late": the GPU
-may have idled in them, in no others). Weights are random.
+For each number of rows: decode steps of that many sequences, first timed without profiling, then
+some under torch's profiler (device activity only). "busy" is the share of the profiled time in
+which a kernel or copy ran; "host" is host time other than waiting for results; "idle" is the time
+of a step beyond that of its graph alone. --batch runs a share of offline.py's batch and prints the
+share of time of steps that were submitted after the step before them was done ("late": only in
+these may the GPU have been idle). Weights are random.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from quire.runner.gpu import cuda_worker
 PARTS = ("plan", "build", "launch", "wait", "apply")
 
 
-class Clock:
+class PartTimer:
     """Seconds of each part of the engine's step."""
 
     def __init__(self, engine):
@@ -89,7 +90,7 @@ def finish(llm):
 
 
 def kernels(events, wall):
-    """(busy share, [(name, calls, us)]) of device events."""
+    """Return (busy share, [(name, calls, us)]) of device events."""
     spans, found = [], {}
     for e in events:
         if e.device_type != torch.autograd.DeviceType.CUDA:
@@ -100,10 +101,10 @@ def kernels(events, wall):
         calls, total = found.get(name, (0, 0.0))
         found[name] = (calls + 1, total + end - start)
     spans.sort()
-    busy, upto = 0.0, float("-inf")
+    busy, covered_until = 0.0, float("-inf")
     for start, end in spans:
-        busy += max(0.0, end - max(start, upto))
-        upto = max(upto, end)
+        busy += max(0.0, end - max(start, covered_until))
+        covered_until = max(covered_until, end)
     whole = spans[-1][1] - spans[0][0] if spans else wall
     ranked = sorted(((n, c, t) for n, (c, t) in found.items()), key=lambda x: -x[2])
     return busy / whole, busy, ranked
@@ -125,14 +126,14 @@ def show(name, count, busy, total_us, ranked, limit):
 
 
 def graph_alone(llm, rows, count=30):
-    """Microseconds of the graph that the last steps replayed, without a host between replays."""
-    lane = llm.llm_engine.engine._executor.runner.worker
-    size = lane._decode_graphs.size_for(rows, "greedy")
-    graph = lane._decode_graphs._captured.get((size, "greedy"))
+    """Return the microseconds of the last steps' graph, replayed without host work."""
+    worker = llm.llm_engine.engine._executor.runner.worker
+    size = worker._decode_graphs.size_for(rows, "greedy")
+    graph = worker._decode_graphs._captured.get((size, "greedy"))
     if graph is None:
         return None
     torch.cuda.synchronize()
-    with lane.execution_context():
+    with worker.execution_context():
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         graph.replay()
         start.record()
@@ -140,7 +141,7 @@ def graph_alone(llm, rows, count=30):
             graph.replay()
         end.record()
         torch.cuda.synchronize()
-        lane._pinned_io.resync()
+        worker._pinned_io.resync()
     return start.elapsed_time(end) * 1e3 / count
 
 
@@ -191,15 +192,15 @@ def prefill(llm, rng, length, args):
     finish(llm)
 
 
-class Watch:
-    """Seconds of engine steps by kind, and of those that were launched too late."""
+class LateStepRecorder:
+    """Records seconds of engine steps by kind, and of those that were submitted late."""
 
     def __init__(self, engine):
         self.seconds, self.counts = {}, {}
         self.kind, self.is_late, self._before = "none", False, None
         submit = engine._executor.submit
 
-        def watched(plan):
+        def timed_submit(plan):
             pending = submit(plan)
             tokens = sum(row.count for row in plan.rows)
             self.kind = "decode" if tokens == len(plan.rows) else "mixed"
@@ -207,7 +208,7 @@ class Watch:
             self.is_late = done is None or done.query()
             return pending
 
-        engine._executor.submit = watched
+        engine._executor.submit = timed_submit
 
     def step(self, seconds):
         for name in (self.kind, "late " + self.kind) if self.is_late else (self.kind,):
@@ -215,8 +216,8 @@ class Watch:
             self.counts[name] = self.counts.get(name, 0) + 1
 
 
-def batch(llm, clock, share, watch, number):
-    """offline.py's batch, or a share of its requests: other prompts for each number."""
+def batch(llm, clock, share, recorder, number):
+    """Run offline.py's batch, or a share of it. number: selects the prompts."""
     for part in (share / 8, share):
         prompts, outs = case_specs(random.Random(f"batch-{number}"), 100000)["batch"]
         count = int(len(prompts) * part)
@@ -229,17 +230,17 @@ def batch(llm, clock, share, watch, number):
             )
             llm.llm_engine.add_request(f"b{number}-{part}-{i}", {"prompt_token_ids": ids}, params)
         clock.take()
-        watch.seconds.clear(), watch.counts.clear()
+        recorder.seconds.clear(), recorder.counts.clear()
         before = start = time.perf_counter()
         while llm.llm_engine.has_unfinished_requests():
             llm.llm_engine.step()
             now = time.perf_counter()
-            watch.step(now - before)
+            recorder.step(now - before)
             before = now
         wall = before - start
     parts = {name: round(seconds, 2) for name, seconds in clock.take().items()}
-    shown = {n: [watch.counts[n], round(s, 2)] for n, s in sorted(watch.seconds.items())}
-    late = sum(s for n, s in watch.seconds.items() if n.startswith("late")) / wall
+    shown = {n: [recorder.counts[n], round(s, 2)] for n, s in sorted(recorder.seconds.items())}
+    late = sum(s for n, s in recorder.seconds.items() if n.startswith("late")) / wall
     graphs = len(llm.llm_engine.engine._executor.runner.worker._decode_graphs._captured)
     print(
         json.dumps(
@@ -277,14 +278,14 @@ def main():
     llm = LLM(args.model, load_format="dummy", use_tqdm_on_load=False, **json.loads(args.kw))
     print(f"ready in {time.perf_counter() - start:.1f} s", flush=True)
     rng = random.Random(0)
-    clock = Clock(llm.llm_engine.engine)
+    clock = PartTimer(llm.llm_engine.engine)
     for rows in map(int, filter(None, args.rows.split(","))):
         decode(llm, clock, rng, rows, args)
     if args.prefill:
         prefill(llm, rng, args.prefill, args)
-    watch = Watch(llm.llm_engine.engine) if args.batch else None
+    recorder = LateStepRecorder(llm.llm_engine.engine) if args.batch else None
     for number in range(1, args.rounds + 1) if args.batch else ():
-        batch(llm, clock, args.batch, watch, number)
+        batch(llm, clock, args.batch, recorder, number)
 
 
 if __name__ == "__main__":

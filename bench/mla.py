@@ -1,10 +1,11 @@
-"""Latent attention on the GPU: bytes/s and FLOP/s at DeepSeek's shapes, beside expanded heads.
+"""Latent attention on the GPU: bytes/s and FLOP/s at DeepSeek's shapes, compared with expanded
+heads.
 
     python bench/mla.py [--json FILE]
 
 decode    what a step's rows read of the cache (L + R numbers a token) and multiply
-prompt    FLOPs of the expanded form, P + R + V a pair, whatever was done
-sdpa      torch's attention over keys and values made for every head, the yardstick
+prompt    FLOPs of the expanded form, P + R + V a pair, for any algorithm
+sdpa      torch's attention over keys and values made for every head, the reference
 
 Times are medians of graph replays (of eager runs for prompts). Weights and cache are random.
 """
@@ -33,7 +34,7 @@ def ints(values):
 
 
 def timed_us(call, *, graphed=True, repeats=11):
-    """Median time of a call in microseconds."""
+    """Return the median time of a call in microseconds."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -55,7 +56,7 @@ def timed_us(call, *, graphed=True, repeats=11):
 
 
 class Step:
-    """Arguments of mla_attention for sequences of (queries, context)."""
+    """Return arguments of mla_attention for sequences of (queries, context)."""
 
     def __init__(self, rows, heads):
         queries = [q for q, _ in rows]
@@ -144,7 +145,7 @@ CASES = [
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", help="append the lines to this file too")
+    parser.add_argument("--json", help="also append the lines to this file")
     args = parser.parse_args()
     torch.manual_seed(0)
     for case, first, second, heads in CASES:

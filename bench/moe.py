@@ -1,4 +1,5 @@
-"""One sparse layer on the GPU: router and experts, by number of rows, beside what the card can do.
+"""One sparse layer on the GPU: router and experts, by number of rows, compared with the card's
+limits.
 
     python bench/moe.py [--model qwen3-30b-a3b] [--rows 1 8 64 1024 16384] [--layers 6]
 

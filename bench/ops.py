@@ -1,4 +1,4 @@
-"""How fast the CPU kernels are beside what the machine can do at that very moment.
+"""Compares the speed of CPU kernels with the machine's limits at the same time.
 
 usage: python bench/ops.py [--only linear] [--dtype fp32] [--rounds 3]
 
@@ -87,7 +87,7 @@ int main(int, char** v) {
 
 
 def ceiling_program(folder):
-    """Compile the ceiling program; the command to run it."""
+    """Compile the ceiling program. Returns the command to run it."""
     source, binary = Path(folder) / "ceiling.cpp", Path(folder) / "ceiling"
     source.write_text(CEILING)
     flags = [f for f in FLAGS if f not in ("-fPIC", "-shared")]
@@ -97,7 +97,7 @@ def ceiling_program(folder):
 
 
 def copies_of(nbytes):
-    """How many to rotate over so that the last-level cache does not help."""
+    """Return the number of copies to rotate over, so that they exceed the last-level cache."""
     return max(1, min(48, math.ceil(192e6 / nbytes)))
 
 
@@ -162,7 +162,7 @@ CASES = {"linear": linear_cases, "attention": attention_cases, "small": small_ca
 
 
 def round_of(calls, seconds):
-    """Seconds per call over one short round."""
+    """Return the seconds per call in one short round."""
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         calls[count % len(calls)]()

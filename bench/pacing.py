@@ -1,20 +1,21 @@
-"""How prompts share steps with decoding rows: the real scheduler, with made-up step times. JSON lines.
+"""Measures how prompts share steps with decoding rows: the scheduler with simulated step times.
 
     python bench/pacing.py serve [--concurrency 32,128,256] [--targets 0,50,30]
     python bench/pacing.py long  [--streams 1,4,16] [--targets 0,40]
 
-No model and no GPU: it shows the scheduler's policy alone.
+No model and no GPU: the result is the scheduler's policy alone. Prints JSON lines.
 
-serve: clients in a closed loop, 512 tokens in, 128 out, 4 requests a client. A step takes what an 8B
-model took on an H200 for so many rows (H200_STEPS), and the KV reads of its decoding rows (131 KB a
-token at 4.2 TB/s); one of more than a thousand rows at least 10 ms if there is a prompt in it.
+serve: clients in a closed loop, 512 tokens in, 128 out, 4 requests a client. A step takes the
+measured time of an 8B model on an H200 for so many rows (H200_STEPS), and the KV reads of its
+decoding rows (131 KB a token at 4.2 TB/s); one of more than a thousand rows at least 10 ms if there
+is a prompt in it.
 
-long: a long prompt beside streams, on made-up devices (DEVICES): fixed costs of a step with prompts,
-noise, slow first steps, stalls. The prompt takes --seconds alone. While it runs: `prompt` is its
-throughput over that alone, `streams_keep` the tokens per second of the streams over those alone, and
-`total` the sum of the two over the same sum without a target. Goals: at least 0.33, 0.5 and 0.85; the
-time between tokens is bounded by one full step. With several --prompts, prompts may take more than
-half of the time.
+long: a long prompt beside streams, on simulated devices (DEVICES): fixed costs of a step with
+prompts, noise, slow first steps, stalls. The prompt takes --seconds alone. While it runs: `prompt`
+is its throughput over that alone, `streams_keep` the tokens per second of the streams over those
+alone, and `total` the sum of the two over the same sum without a target. Goals: at least 0.33, 0.5
+and 0.85; the time between tokens is bounded by one full step. With several --prompts, prompts may
+take more than half of the time.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def h200_step_s(prompts, rows, step):
 
 @dataclass(frozen=True)
 class Device:
-    """Seconds of a step: fixed, for each row, for each prompt token; factors of noise and stalls."""
+    """Seconds of a step: fixed, per row, per prompt token; factors of noise and stalls."""
 
     decode_s: float
     row_s: float
@@ -85,8 +86,8 @@ DEVICES = {
 }
 
 
-class Loop:
-    """A scheduler, a device's step times, and a clock of its own."""
+class SchedulerLoop:
+    """Runs a scheduler with a device's step times and a simulated clock."""
 
     def __init__(self, step_s, target_s, *, depth=DEPTH, max_len=4096):
         queue, budget = Fifo(), TokenBudget(BUDGET)
@@ -104,7 +105,7 @@ class Loop:
         self.now = self.free_at = 0.0
         self.sent, self.last, self.first, self.gaps = {}, {}, {}, []
         self.ids, self.draw = itertools.count(), random.Random(1)
-        self.flights, self.steps, self.on_finish = [], 0, lambda name: None
+        self.in_flight, self.steps, self.on_finish = [], 0, lambda name: None
 
     def send(self, tokens, out):
         name = f"r{next(self.ids)}"
@@ -114,23 +115,23 @@ class Loop:
         return name
 
     def run(self, until=lambda: False):
-        while not until() and not (self.scheduler.idle and not self.flights):
+        while not until() and not (self.scheduler.idle and not self.in_flight):
             self._launch()
             self._apply()
 
     def _launch(self):
-        while len(self.flights) < self.depth and not self.scheduler.idle:
+        while len(self.in_flight) < self.depth and not self.scheduler.idle:
             plan = self.scheduler.plan()
             prompts = sum(row.count for row in plan.rows if row.count > 1)
             rows = sum(row.count == 1 for row in plan.rows)
             begun = max(self.free_at, self.now)
-            took = self.step_s(prompts, rows, self.steps) if plan.rows else 0.0
+            seconds_taken = self.step_s(prompts, rows, self.steps) if plan.rows else 0.0
             self.steps += 1
-            self.free_at = begun + took
-            self.flights.append((plan, prompts, took, self.free_at))
+            self.free_at = begun + seconds_taken
+            self.in_flight.append((plan, prompts, seconds_taken, self.free_at))
 
     def _apply(self):
-        plan, prompts, seconds, at = self.flights.pop(0)
+        plan, prompts, seconds, at = self.in_flight.pop(0)
         self.now = max(self.now, at)
         result = StepResult([(7,) if row.wants is Wants.TOKEN else () for row in plan.rows])
         for update in self.scheduler.apply(plan, result):
@@ -154,7 +155,7 @@ def ms(values, share):
 
 
 def serve(clients, target_ms):
-    loop = Loop(h200_step_s, target_ms / 1e3)
+    loop = SchedulerLoop(h200_step_s, target_ms / 1e3)
     left = itertools.count(4 * clients, -1)
     loop.on_finish = lambda name: loop.send(INPUT, OUTPUT) if next(left) > 0 else None
     for _ in range(clients):
@@ -175,8 +176,8 @@ def serve(clients, target_ms):
 
 
 def beside(device, target_ms, streams, tokens, prompts):
-    """Seconds that long prompts took beside streams, tokens a stream and second, before and then."""
-    loop = Loop(device.step_s, target_ms / 1e3, depth=1, max_len=1 << 20)
+    """Return the prompts' seconds, the streams' rate over that alone, and the streams' gaps."""
+    loop = SchedulerLoop(device.step_s, target_ms / 1e3, depth=1, max_len=1 << 20)
     first_steps = iter([device.first_s] * 3)
     loop.step_s = lambda p, r, step: device.step_s(p, r, step) + (next(first_steps, 0) if p else 0)
     for _ in range(streams):
@@ -189,20 +190,20 @@ def beside(device, target_ms, streams, tokens, prompts):
     began = loop.now
     names = [loop.send(tokens, 1) for _ in range(prompts)]
     loop.run(lambda: all(name in loop.first for name in names))
-    took = loop.now - began
-    return took, len(loop.gaps) / took / alone, loop.gaps
+    seconds_taken = loop.now - began
+    return seconds_taken, len(loop.gaps) / seconds_taken / alone, loop.gaps
 
 
 def long(name, target_ms, streams, seconds, prompts):
     device = DEVICES[name]
     tokens = int(seconds / device.prompt_token_s / prompts)
-    alone = Loop(device.step_s, target_ms / 1e3, depth=1, max_len=1 << 20)
+    alone = SchedulerLoop(device.step_s, target_ms / 1e3, depth=1, max_len=1 << 20)
     for _ in range(prompts):
         alone.send(tokens, 1)
     alone.run()
-    took, kept, gaps = beside(device, target_ms, streams, tokens, prompts)
+    seconds_taken, kept, gaps = beside(device, target_ms, streams, tokens, prompts)
     unpaced_took, unpaced_kept, _ = beside(device, 0, streams, tokens, prompts)
-    share, unpaced_share = alone.now / took, alone.now / unpaced_took
+    share, unpaced_share = alone.now / seconds_taken, alone.now / unpaced_took
     return dict(
         bench="pacing long",
         device=name,

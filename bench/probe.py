@@ -1,10 +1,10 @@
-"""What a process of a server holds, seen from within: a thread that writes a line now and then.
+"""Measures the memory of a server process from within: a thread writes a line at intervals.
 
-Put before everything else in the processes of a server by bench/soak.py, as `sitecustomize` in a
-folder of PYTHONPATH; quire knows nothing of it. RSS alone does not tell a leak from a heap that
-does not shrink, so the three owners of memory are counted by themselves: Python's blocks, malloc's
-bytes in use and malloc's free ones. When the file `mark` or `end` appears in the folder, objects
-are counted by type (and allocations by line, with SOAK_TRACE): what grew between the two is told.
+bench/soak.py loads it into the processes of a server as `sitecustomize` in a folder of PYTHONPATH;
+quire does not refer to it. RSS alone does not separate a leak from a heap that does not shrink, so
+three owners of memory are counted separately: Python's blocks, malloc's bytes in use and malloc's
+free bytes. When the file `mark` or `end` appears in the folder, objects are counted by type (and
+allocations by line, with SOAK_TRACE): growth between the two is reported.
 """
 
 import collections
@@ -24,7 +24,7 @@ TOP = 16
 
 
 class Mallinfo(ctypes.Structure):
-    """Of glibc: what mallinfo2() gives."""
+    """Result of glibc's mallinfo2()."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -37,7 +37,7 @@ class Mallinfo(ctypes.Structure):
 
 @functools.cache
 def mallinfo():
-    """The function; None where there is none."""
+    """Return the function of libc; None if it is missing."""
     try:
         found = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -47,7 +47,7 @@ def mallinfo():
 
 
 def malloc_state():
-    """Bytes in use and free, of all arenas."""
+    """Return the bytes in use and free, of all arenas."""
     function = mallinfo()
     if function is None:
         return None
@@ -56,7 +56,7 @@ def malloc_state():
 
 
 def trimmed_mib():
-    """RSS once malloc has given back what is free: the same pages would be used again."""
+    """Return the RSS after malloc has returned its free memory to the system."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -65,24 +65,24 @@ def trimmed_mib():
 
 
 def tasks():
-    """Tasks of whatever event loop there is that are not done; None: they change too fast."""
+    """Count unfinished tasks of all event loops; None: they change too fast."""
     loaded = sys.modules.get("asyncio.tasks")
     for _ in range(100):
         try:
             return sum(not one.done() for one in list(loaded._all_tasks)) if loaded else 0
-        except RuntimeError:  # it changed while we looked
+        except RuntimeError:  # it changed during the iteration
             continue
     return None
 
 
 def line():
-    used, spare = malloc_state() or (0, 0)
+    used, unused = malloc_state() or (0, 0)
     return {
         "at": time.monotonic(),
         "tasks": tasks(),
         "python_blocks": sys.getallocatedblocks(),
         "malloc_used": used,
-        "malloc_free": spare,
+        "malloc_free": unused,
     }
 
 
@@ -93,7 +93,7 @@ def by_type():
 
 
 def garbage():
-    """What waited for the collector, by type."""
+    """Collect garbage. Returns the collected objects by type."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect()
     gc.set_debug(0)
@@ -110,7 +110,7 @@ def by_line():
 
 
 def grown(before, after):
-    """Types of which there are more."""
+    """Return the types whose number has grown."""
     more = collections.Counter(after)
     more.subtract(before)
     return [(kind, count) for kind, count in more.most_common(TOP) if count > 0]

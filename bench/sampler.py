@@ -4,8 +4,8 @@ usage: python bench/sampler.py [--rows 1,32,256] [--vocab 4096,152064] [--thread
 
 Logits are random and peaked like a language model's (a few likely tokens over a flat rest); "flat"
 kinds use plain normal ones, the worst case for top-p. `us` is the best of several repeats, which
-includes reading the errors, as the runner does; `cpu_us` is the same in time of the calling thread's
-CPU, which a busy machine disturbs less.
+includes reading the errors, as the runner does; `cpu_us` is the same in time of the calling
+thread's CPU, which a busy machine disturbs less.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def logits_like(rows, vocab, flat, dtype):
 
 
 def measure(kind, rows, vocab, dtype):
-    """Best times of a step, in microseconds: wall, CPU of this thread."""
+    """Return the best times of a step in microseconds: wall, CPU of this thread."""
     params = SamplingParams(**KINDS[kind])
     sampler = Sampler(vocab, rows)
     for slot in range(rows):

@@ -1,11 +1,12 @@
 """Time of one sampling step on a GPU, per batch size and kind of request. JSON lines.
 
-usage: python bench/sampler_gpu.py [--rows 1,256,1024] [--vocab 151936] [--dtype bfloat16] [--kinds ...]
+usage: python bench/sampler_gpu.py [--rows 1,256,1024] [--vocab 151936] [--dtype bfloat16] [--kinds
+...]
 
-`us` is the median of replays of a captured graph (what a decode step pays), over several inputs so
-that the cache of the chip does not hold them; `gbs` is the logits' bytes over that time. Kinds that
-no graph holds (logprobs, penalties) are timed as launched, between events: `host_us` is what the
-launching thread spends.
+`us` is the median of replays of a captured graph (the cost in a decode step), over several inputs
+so that the cache of the chip does not hold them; `gbs` is the logits' bytes over that time. Kinds
+that no graph holds (logprobs, penalties) are timed without a graph, between events: `host_us` is
+what the launching thread spends.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def sampler_of(kind, rows, vocab):
 
 
 def replayed(sampler, inputs, how):
-    """Median seconds of a replay."""
+    """Return the median seconds of a replay."""
     rows = len(inputs[0])
     slots = torch.arange(rows, dtype=torch.int32, device=CUDA)
     outputs = torch.full((rows,), 3, dtype=torch.int32, device=CUDA)
@@ -99,7 +100,7 @@ def timed(run, times, ahead=0):
 
 
 def launched(sampler, inputs):
-    """Median seconds of a step on the device, and of the thread that launches it."""
+    """Return the median seconds of a step on the device, and of the launching thread."""
     rows, position = len(inputs[0]), 0
     slots, host = range(rows), []
 

@@ -1,4 +1,4 @@
-"""Cost of one step of the scheduler: plan + apply while so many sequences decode.
+"""Measures one step of the scheduler: plan + apply while so many sequences decode.
 
     python bench/scheduler.py [--json] [--steps 400] [--depth 1]
 
@@ -27,7 +27,7 @@ from quire.core.types import Request, StepResult, StopConditions, Wants
 
 
 def decoding(sequences: int, depth: int) -> Scheduler:
-    """A scheduler whose sequences have all done their prompts."""
+    """Return a scheduler whose sequences have computed their prompts."""
     kv = KVCache(BlockPool(sequences * 80), 16)
     limits = [TokenBudget(8192), MaxSeqsLimit(sequences)]
     scheduler = Scheduler(
@@ -49,7 +49,7 @@ def answer(plan) -> StepResult:
 
 
 def step(scheduler: Scheduler, flying: list) -> tuple[float, float]:
-    """One plan and one apply; with a step in flight, that of the plan before. Wall, CPU seconds."""
+    """Run a plan, and apply it or the one in flight. Returns wall and CPU seconds."""
     wall, cpu = time.perf_counter(), time.thread_time()
     flying.append(scheduler.plan())
     wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu

@@ -1,9 +1,9 @@
-"""What the engine's process spends on being asked: per turn, and per request. JSON lines.
+"""Measures the engine process's cost of client messages, per turn and per request. JSON lines.
 
     python bench/serving.py [--rows 256] [--senders 1,4]
 
-A turn: look at the socket, route the updates of `rows` decoding sequences, make messages, send them
-over ZeroMQ to processes that read and decode them. The step itself is not in it. The median and the
+A turn: poll the socket, route the updates of `rows` decoding sequences, make messages, send them
+over ZeroMQ to processes that read and decode them. The step itself is excluded. The median and the
 99th percentile of 2,000 turns, in microseconds. Needs no model.
 """
 
@@ -30,13 +30,22 @@ from quire.engine.messages import PROTOCOL_VERSION, AddRequests, Hello, request_
 TURNS = 2000
 
 
-class Stub:
-    """An engine that says one token of each sequence at every step."""
+class StubEngine:
+    """An engine that generates one token of each sequence in every step."""
 
-    idle = False
+    idle = empty = False
 
     def __init__(self):
         self.ids = []
+
+    def set_ready_callback(self, callback):
+        """Ignore it: requests are ready at once."""
+
+    def set_observers(self, *observers):
+        """Ignore them."""
+
+    def check_batch(self, requests):
+        """Admit all."""
 
     def add(self, request):
         self.ids.append(request.id)
@@ -45,17 +54,17 @@ class Stub:
         return [Update(one, 0, (12345,), cached_tokens=16) for one in self.ids]
 
     def check(self):
-        """Nothing to prove."""
+        """Do nothing: there is no state to check."""
 
     snapshot = check
 
 
-class Starter:
+class StubStarter:
     stopping = False
 
 
-def asker(folder, number, rows):
-    """Add requests, then read what comes until the engine is gone."""
+def client_process(folder, number, rows):
+    """Add requests, then read updates until the engine has ended."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.ROUTING_ID, b"api-%d" % number)
@@ -81,23 +90,23 @@ def request(name):
 
 
 def measure(rows, senders):
-    engine = Stub()
+    engine = StubEngine()
     spawn = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        made = EngineCoreProcess(EngineRpc(engine), folder, Starter())
+        rpc = EngineCoreProcess(EngineRpc(engine), folder, StubStarter())
         each = rows // senders
         for number in range(senders):
-            spawn.Process(target=asker, args=(folder, number, each), daemon=True).start()
+            spawn.Process(target=client_process, args=(folder, number, each), daemon=True).start()
         adding = 0.0
         while len(engine.ids) < each * senders:
             began = time.perf_counter()
             before = len(engine.ids)
-            made._read_inbox()
+            rpc._read_inbox()
             adding += (time.perf_counter() - began) if len(engine.ids) > before else 0.0
         stubs = timed(engine.step)
-        turns = timed(made.run_once)
-        made._socket.close(0)
-        made._context.term()
+        turns = timed(rpc.run_once)
+        rpc._socket.close(0)
+        rpc._context.term()
     print(
         json.dumps(
             {
@@ -119,7 +128,7 @@ def timed(function):
         began = time.perf_counter()
         function()
         found.append((time.perf_counter() - began) * 1e6)
-        time.sleep(0.0005)  # where the step would be: the sockets' own threads need their time
+        time.sleep(0.0005)  # in place of the step: ZeroMQ's threads need time
     return found
 
 

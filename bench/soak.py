@@ -1,19 +1,20 @@
-"""A server under everything at once for N minutes: what grows, what fails, what gets slower.
+"""Runs a server under a mixed load for N minutes: what grows, what fails, what gets slower.
 
     python bench/soak.py [MODEL] [--minutes 3] [--clients 12] [--cancels 0.05] [--bad 0.02]
                          [--serve "--kv-cache-memory-bytes 64MiB"] [--trace]
 
 Starts `quire serve MODEL` and loads it in a closed loop with chats, completions, n > 1, several
-prompts, tools, structured output, Responses (kept ones too), Messages, beams; streamed and not.
-Some are cancelled at a random moment (by leaving, by a deadline, by their id), and some are wrong
-(those of tests/abuse that are to be refused). One JSON line:
+prompts, tools, structured output, Responses (also stored), Messages, beams; streamed and not.
+Some are cancelled at a random moment (by a disconnect, by a deadline, by their id), and some are
+invalid (those of tests/abuse that are refused). One JSON line:
 
     slope   of each process, by least squares after the warm-up (a fifth): MiB of RSS an hour with
-            its standard error (and of the last half alone: caches fill up before); and of what it holds as seen from within (bench/probe.py): Python's
-            blocks, malloc's bytes in use. RSS grows without these two where a heap is ragged.
+its standard error (and of the last half alone: caches fill up before); and of its memory measured
+from within (bench/probe.py): Python's blocks, malloc's bytes in use. RSS grows without these two if
+a heap is fragmented.
     last    at rest after the load: blocks held, files, threads, tasks, temporary files; `first` is
             the same after the warm-up
-    errors  answers that should not have been, by kind and status
+    errors  wrong answers, by kind and status
     times   TTFT and inter-token times, p50 and p99 in ms, of the first and of the last fifth
 """
 
@@ -46,10 +47,11 @@ SWITCHES = (
 )
 EMBEDDED = ("--kv-cache-memory-bytes", "64MiB")
 KEPT = ("grown", "lines", "garbage", "python_blocks_without", "trimmed_mib")
-"""Of a probe's last line. garbage: objects in cycles that waited for the collector. trimmed_mib: RSS
-after the warm-up and at the end, each once malloc has given back what was free."""
+"""Fields of a probe's last line. garbage: objects in cycles that waited for the collector.
+trimmed_mib: RSS after the warm-up and at the end, each after malloc has returned its free memory.
+"""
 QUIET_S = 4.0
-"""At rest, before things are counted."""
+"""Seconds at rest before counting."""
 WORDS = ["once", "upon", "a", "time", "there", "was", "one", "who", "would", "not", "count"]
 TOOL = {
     "name": "weather",
@@ -61,7 +63,7 @@ TOOL = {
 
 
 class Served:
-    """A server of ours, with a probe in each of its processes."""
+    """A server with a probe in each of its processes."""
 
     def __init__(self, args):
         self.folder = Path(tempfile.mkdtemp(prefix="q"))
@@ -87,7 +89,7 @@ class Served:
             cwd=ROOT,
         )
         self.url = self._wait()
-        self.family = self._processes()
+        self.pids = self._processes()
 
     def _wait(self):
         for line in self.process.stdout:
@@ -101,9 +103,9 @@ class Served:
         return {one.pid: one for one in (first, *first.children(recursive=True))}
 
     def names(self):
-        """pid -> what it is; two of a kind are counted."""
+        """Return pid -> kind of process, numbered if there are several."""
         seen, found = collections.Counter(), {}
-        for pid, one in self.family.items():
+        for pid, one in self.pids.items():
             line = " ".join(one.cmdline())
             kind = next((k for k in ("engine", "processes", "grammar") if k in line), "supervisor")
             kind = "supervisor" if pid == self.process.pid else kind.replace("processes", "api")
@@ -112,9 +114,9 @@ class Served:
         return found
 
     def sizes(self):
-        """pid -> (RSS, files, threads) of those that live."""
+        """Return pid -> (RSS, files, threads) of running processes."""
         found = {}
-        for pid, one in self.family.items():
+        for pid, one in self.pids.items():
             with contextlib.suppress(psutil.NoSuchProcess):
                 found[pid] = one.memory_info().rss, one.num_fds(), one.num_threads()
         return found
@@ -139,7 +141,7 @@ class Served:
 
 
 def text(draw, most=60):
-    """Words; often those that others had too."""
+    """Return words, often ones that other requests have too."""
     draw = random.Random(draw.randrange(20)) if draw.random() < 0.5 else draw
     return " ".join(draw.choice(WORDS) for _ in range(draw.randrange(1, most)))
 
@@ -170,7 +172,7 @@ def long(draw):
 def formed(draw):
     names = [f"f{draw.randrange(4)}" for _ in range(draw.randrange(1, 4))]
     if draw.random() < 0.2:
-        names.append(f"u{draw.randrange(10**6)}")  # nobody has compiled this one
+        names.append(f"u{draw.randrange(10**6)}")  # a schema that is not compiled yet
     schema = {
         "type": "object",
         "properties": {name: {"enum": ["a", "b"]} for name in names},
@@ -188,8 +190,8 @@ def response(draw):
 
 
 def message(draw):
-    said = [{"role": "user", "content": text(draw)}]
-    return "/v1/messages", {"messages": said, "max_tokens": draw.randrange(4, 40)}
+    messages = [{"role": "user", "content": text(draw)}]
+    return "/v1/messages", {"messages": messages, "max_tokens": draw.randrange(4, 40)}
 
 
 def beams(draw):
@@ -215,7 +217,7 @@ OWN_BAD = [
 
 
 def bad_inputs():
-    """(path, body) of what must be refused."""
+    """Return (path, body) of requests that must be refused."""
     try:
         from tests.abuse import dialects, numbers
     except ImportError:
@@ -235,7 +237,7 @@ def bad_inputs():
 
 
 class Load:
-    """Clients in a closed loop, and what became of their requests."""
+    """Clients in a closed loop, and the results of their requests."""
 
     def __init__(self, session, args):
         self.session, self.args = session, args
@@ -243,8 +245,8 @@ class Load:
         self.bad = bad_inputs()
         self.sent, self.errors = collections.Counter(), collections.Counter()
         self.firsts, self.gaps = [], []  # (when, ms)
-        self.began = time.monotonic()
-        self.until = self.began + args.minutes * 60
+        self.started_at = time.monotonic()
+        self.until = self.started_at + args.minutes * 60
 
     async def run(self):
         await asyncio.gather(*(self.client() for _ in range(self.args.clients)))
@@ -253,11 +255,11 @@ class Load:
         while time.monotonic() < self.until:
             chance = self.draw.random()
             if chance < self.args.bad:
-                await self.wrong()
+                await self.send_invalid()
             else:
-                await self.right(chance < self.args.bad + self.args.cancels)
+                await self.send_valid(chance < self.args.bad + self.args.cancels)
 
-    async def wrong(self):
+    async def send_invalid(self):
         path, data = self.draw.choice(self.bad)
         self.sent["bad"] += 1
         headers = {"Content-Type": "application/json"}
@@ -266,7 +268,7 @@ class Load:
             if not (400 <= got.status < 500 or got.status == 501):
                 self.errors[f"bad: {got.status}"] += 1
 
-    async def right(self, is_cancelled):
+    async def send_valid(self, is_cancelled):
         kind = self.draw.choices([*KINDS], [*KINDS.values()])[0]
         path, body = kind(self.draw)
         if kind not in WHOLE and self.draw.random() < 0.6:
@@ -276,12 +278,12 @@ class Load:
             await self.cancelled(path, body)
             return
         try:
-            await self.whole(kind.__name__, path, body)
+            await self.read_whole(kind.__name__, path, body)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             self.errors[f"{kind.__name__}: {type(error).__name__}"] += 1
 
-    async def whole(self, kind, path, body, headers=None):
-        began = last = time.monotonic()
+    async def read_whole(self, kind, path, body, headers=None):
+        started_at = last = time.monotonic()
         async with self.session.post(path, json=body, headers=headers) as got:
             if got.status != 200:
                 self.errors[f"{kind}: {got.status} {(await got.text())[:120]}"] += 1
@@ -294,30 +296,35 @@ class Load:
                     if b'"error":{' in line or b'"type":"error"' in line:
                         self.errors[f"{kind}: in the stream {line[:120]!r}"] += 1
                     now = time.monotonic()
-                    into = self.firsts if last is began else self.gaps
-                    into.append((now, (now - last) * 1e3))
+                    latencies = self.firsts if last is started_at else self.gaps
+                    latencies.append((now, (now - last) * 1e3))
                     last = now
 
     async def cancelled(self, path, body):
-        """End it in one of the ways; whatever it says is right."""
+        """Cancel the request in a random way; any of several outcomes is valid."""
         name = f"soak{self.draw.randrange(1 << 40)}"
-        how, after = self.draw.choice(["leave", "deadline", "id"]), self.draw.random() ** 2 * 0.5
+        way, after = self.draw.choice(["leave", "deadline", "id"]), self.draw.random() ** 2 * 0.5
         headers = {"X-Request-Id": name}
-        if how == "deadline":
+        if way == "deadline":
             headers["X-Request-Timeout"] = f"{after + 0.001:.4f}"
         task = asyncio.create_task(self.read(path, body, headers))
-        if how != "deadline":
+        if way != "deadline":
             await asyncio.sleep(after)
-        if how == "leave":
+        if way == "leave":
             task.cancel()
-        elif how == "id":
+        elif way == "id":
             async with self.session.delete(f"/v1/requests/{name}") as got:
                 if got.status not in (200, 404):
                     self.errors[f"cancel: {got.status}"] += 1
         (status,) = await asyncio.gather(task, return_exceptions=True)
-        right = (200, 408, 499, *((429,) if how == "deadline" else ()))  # 429: no time for it
-        if isinstance(status, int) and status not in right:
-            self.errors[f"cancelled {how}: {status}"] += 1
+        send_valid = (
+            200,
+            408,
+            499,
+            *((429,) if way == "deadline" else ()),
+        )  # 429: the deadline cannot be met
+        if isinstance(status, int) and status not in send_valid:
+            self.errors[f"cancelled {way}: {status}"] += 1
 
     async def read(self, path, body, headers):
         async with self.session.post(path, json=body, headers=headers) as got:
@@ -329,7 +336,7 @@ class Load:
 
 
 def slope(points):
-    """Of (seconds, value): per hour, and its standard error."""
+    """Return the slope per hour of (seconds, value), and its standard error."""
     count = len(points)
     if count < 3:
         return None
@@ -342,7 +349,7 @@ def slope(points):
 
 
 def quantiles(pairs, start, end):
-    """p50 and p99 of what came between two moments."""
+    """Return p50 and p99 of the values between two times."""
     found = sorted(ms for at, ms in pairs if start <= at < end)
     if not found:
         return None
@@ -361,7 +368,7 @@ async def engine_stats(session):
 
 
 def state(served, stats):
-    """Everything that must come back to what it was."""
+    """Return everything that must return to its first value."""
     names = served.names()
     sizes = {names[pid]: each for pid, each in served.sizes().items()}
     probes = {names[pid]: served.probed(pid) for pid in names}
@@ -402,7 +409,7 @@ async def soak(served, args):
     return load, samples, (warm_at, over_at), first, last
 
 
-def told(served, args, load, samples, between, first, last):
+def report(served, args, load, samples, between, first, last):
     warm_at, over_at = between
     names = served.names()
     slopes, grown = {}, {}
@@ -421,7 +428,7 @@ def told(served, args, load, samples, between, first, last):
         final = served.probed(pid)[-1] if served.probed(pid) else {}
         grown[name] = {key: final[key] for key in KEPT if key in final}
     fifth = args.minutes * 60 / 5
-    ends = ((load.began, load.began + fifth), (over_at - fifth, over_at))
+    ends = ((load.started_at, load.started_at + fifth), (over_at - fifth, over_at))
     return {
         "bench": "soak",
         "command": " ".join(served.command),
@@ -435,7 +442,7 @@ def told(served, args, load, samples, between, first, last):
         "last": last,
         "ttft_ms_p50_p99": [quantiles(load.firsts, *one) for one in ends],
         "itl_ms_p50_p99": [quantiles(load.gaps, *one) for one in ends],
-        "same_processes": all(one.is_running() for one in served.family.values()),
+        "same_processes": all(one.is_running() for one in served.pids.values()),
         "grown": grown,
     }
 
@@ -449,12 +456,14 @@ def main():
     parser.add_argument("--bad", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--serve", default="", help="more flags of quire serve")
-    parser.add_argument("--trace", action="store_true", help="say which lines allocated what grew")
-    parser.add_argument("--log", help="where the server's log goes")
+    parser.add_argument(
+        "--trace", action="store_true", help="report the lines that allocated growing memory"
+    )
+    parser.add_argument("--log", help="file for the server's log")
     args = parser.parse_args()
     served = Served(args)
     try:
-        found = told(served, args, *asyncio.run(soak(served, args)))
+        found = report(served, args, *asyncio.run(soak(served, args)))
     except BaseException:
         served.process.kill()
         raise

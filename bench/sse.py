@@ -1,10 +1,10 @@
-"""What one streamed token costs the API process: updates in, bytes out. One JSON line a case.
+"""Measures the API process's cost of a streamed token: updates in, bytes out. One JSON line a case.
 
 usage: python bench/sse.py [--streams 256] [--turns 200] [--cases chat,completions,...] [--http]
 
-A made-up engine gives every stream one token a turn; the real app (routes, middlewares,
+A stub engine yields one token of each stream a turn; the real app (routes, middlewares,
 detokenizer, encoding) turns each into a chunk. Without --http the ASGI calls are made in this
-process and what they send is dropped; with it uvicorn writes to sockets and another process reads
+process and their output is dropped; with it uvicorn writes to sockets and another process reads
 them. us: CPU microseconds of this process per chunk, system time included; best of three runs.
 """
 
@@ -46,7 +46,7 @@ CASES = {
 
 
 class Stream:
-    """The face of quire.engine.client.engine_client.Stream, without an engine."""
+    """Has the interface of quire.engine.client.engine_client.Stream, without an engine."""
 
     def __init__(self, requests):
         self.live = [(r.id, index) for r in requests for index in range(r.n)]
@@ -85,7 +85,7 @@ class Stream:
 
 
 class Engine:
-    """One token a turn for everyone."""
+    """Yields one token a turn for each stream."""
 
     def __init__(self, vocab):
         self.dead = None
@@ -107,7 +107,7 @@ class Engine:
 
     def turn(self, finish=None):
         for stream in self.streams:
-            stream.push([self._update(stream, *place, finish) for place in stream.live])
+            stream.push([self._update(stream, *position, finish) for position in stream.live])
             if finish is not None:
                 stream.live = []
 
@@ -135,8 +135,8 @@ class Call:
     def __init__(self, app, path, body):
         self._app = app
         self._body = json.dumps(body).encode()
-        self._gone = asyncio.Event()
-        self._asked = False
+        self._disconnected = asyncio.Event()
+        self._body_sent = False
         self.scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
             "path": path, "raw_path": path.encode(), "root_path": "", "scheme": "http",
@@ -148,10 +148,10 @@ class Call:
         await self._app(self.scope, self._receive, self._send)
 
     async def _receive(self):
-        if self._asked:
-            await self._gone.wait()
+        if self._body_sent:
+            await self._disconnected.wait()
             return {"type": "http.disconnect"}
-        self._asked = True
+        self._body_sent = True
         return {"type": "http.request", "body": self._body, "more_body": False}
 
     async def _send(self, message):
@@ -168,15 +168,15 @@ async def in_process(case, streams, turns):
     while len(engine.streams) < streams:
         await asyncio.sleep(0)
     Call.chunks = 0
-    for _ in range(3):  # first chunks are other chunks
+    for _ in range(3):  # first chunks differ
         await turn(engine, lambda: Call.chunks)
     begun, before = time.process_time(), Call.chunks
     for _ in range(turns):
         await turn(engine, lambda: Call.chunks)
-    spent, made = time.process_time() - begun, Call.chunks - before
+    spent, chunks = time.process_time() - begun, Call.chunks - before
     engine.turn("length")
     await asyncio.gather(*calls)
-    return spent, made
+    return spent, chunks
 
 
 async def turn(engine, count):
@@ -217,21 +217,21 @@ async def over_http(case, streams, turns):
     while len(engine.streams) < streams:
         await asyncio.sleep(0.01)
     for _ in range(3):
-        await quiet(engine)
-    begun, made = time.process_time(), 0
+        await wait_until_idle(engine)
+    begun, chunks = time.process_time(), 0
     for _ in range(turns):
-        made += sum(len(stream.live) for stream in engine.streams)
-        await quiet(engine)
+        chunks += sum(len(stream.live) for stream in engine.streams)
+        await wait_until_idle(engine)
     spent = time.process_time() - begun
     engine.turn("length")
     await asyncio.to_thread(reader.wait)
     server.should_exit = True
     await task
-    return spent, made
+    return spent, chunks
 
 
-async def quiet(engine):
-    """A turn, until every stream waits for the next."""
+async def wait_until_idle(engine):
+    """Wait until every stream waits for the next turn."""
     engine.turn()
     while any(stream._pending for stream in engine.streams):
         await asyncio.sleep(0)
@@ -250,10 +250,10 @@ def main():
         rounds = []
         for _ in range(3):
             gc.collect()
-            spent, made = uvloop.run(run(CASES[name], args.streams, args.turns))
-            rounds.append(spent / made * 1e6)
+            spent, chunks = uvloop.run(run(CASES[name], args.streams, args.turns))
+            rounds.append(spent / chunks * 1e6)
         mode = "http" if args.http else "asgi"
-        print(json.dumps({"case": name, "mode": mode, "streams": args.streams, "chunks": made,
+        print(json.dumps({"case": name, "mode": mode, "streams": args.streams, "chunks": chunks,
                           "us": round(min(rounds), 2)}), flush=True)  # fmt: skip
 
 

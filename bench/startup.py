@@ -1,4 +1,5 @@
-"""Seconds a user waits: `import quire`, and process start to the first token of the embedded model.
+"""Measures the seconds of `import quire`, and from process start to the embedded model's first
+token.
 
 usage: python bench/startup.py [--rounds 5]
 """

@@ -1,11 +1,12 @@
-"""The table of docs/performance.md: every model and case of offline.py on one GPU, beside the goals.
+"""The table of docs/performance.md: every model and case of offline.py on one GPU, with the goals.
 
 usage: python bench/table.py MODELS [--rows llama-8b,qwen3-0.6b,qwen3-30b-a3b,llama-8b:fp8]
                              [--repeat 2] [--commit HASH] [--seconds 540]
 
-MODELS is what make_models.py wrote. Each row of models is a process of its own, after one that measures
-what the card can do (copy, matrix-vector and matrix products). JSON lines go to stdout, with commit, machine and
-command; the table for people to stderr. --seconds: no new model is begun later than this.
+make_models.py writes MODELS. Each row of models runs in its own process, after one that measures
+the card's limits (copy, matrix-vector and matrix products). JSON lines go to stdout, with commit,
+machine and command; the table for people to stderr. --seconds: no new model is begun later than
+this.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-# (model, case) -> what counts, the peer (vLLM 0.25.1 on such a card), the goal
+# (model, case) -> metric, the peer (vLLM 0.25.1 on such a card), the goal
 GOALS = {
     ("llama-8b", "decode1"): ("out_tok_s", 203, 245),
     ("llama-8b", "batch"): ("out_tok_s", 9924, 11500),

@@ -1,10 +1,10 @@
-"""Which cut of the one-row product is fastest, shape by shape: makes quire/kernels/tuned/gemv.json.
+"""Finds the fastest tiling of the one-row product by shape, for quire/kernels/tuned/gemv.json.
 
     python bench/tune_gemv.py [--only l.qkv,...] [--kind bf16,e4m3] [--seconds 60]
 
-Each candidate multiplies distinct weights in turn inside one graph, so that no cache helps. Prints
-one line a shape: the floor at 4.4 TB/s, the cut in use, the best ones. Copy what wins by more
-than noise (3 %) into the table.
+Each candidate multiplies distinct weights in turn inside one graph, so that caches are cold. Prints
+one line a shape: the floor at 4.4 TB/s, the tiling in use, the best ones. Copy those that are
+faster by more than noise (3 %) into the table.
 """
 
 import argparse
@@ -50,7 +50,7 @@ SHAPES = {  # outputs, inputs, norm before, activation after
 
 
 def candidates(outputs, inputs, pair, kind):
-    """Cuts whose loads are 16 bytes and whose tiles fit the registers."""
+    """Return tilings whose loads are 16 bytes and whose tiles fit the registers."""
     per = 16 if kind == "e4m3" else 8
     for warps in (2, 4, 8):
         for columns in (32 * warps * per, 64 * warps * per):

@@ -20,7 +20,7 @@ from quire.engine.core.engine_rpc import EngineRpc
 from quire.engine.core.process import EngineCoreProcess
 from quire.engine.messages import PROTOCOL_VERSION, AddRequests, Hello, OutputBatch, request_to_wire
 from quire.errors import RequestError
-from tests.pure.core.made import FakeGrammars, bound
+from tests.pure.core.builders import FakeGrammars, fake_constraint
 from tests.server.harness import Executor, Reciter, make_engine
 from tests.server.test_processes import Bell
 
@@ -70,7 +70,9 @@ def engine(tokenizer, monkeypatch):
 
 def request(name="a", **constraint):
     params = SamplingParams(max_tokens=5, ignore_eos=True)
-    return Request(name, (1, 2, 3), StopConditions(5), params, constraint=bound(1, **constraint))
+    return Request(
+        name, (1, 2, 3), StopConditions(5), params, constraint=fake_constraint(1, **constraint)
+    )
 
 
 async def rest(stream):

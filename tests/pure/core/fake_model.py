@@ -1,11 +1,11 @@
-"""A model that is wrong as soon as the core is.
+"""A model whose output is wrong if the core is.
 
 Like attention, its KV cells depend on all cells before them (within the window, in a window
 group) and are read only through block tables; like a runner, it keeps tables and last tokens in
-slots of its own, obeys a plan in the order that StepPlan says, and does so late: the plan is
-taken down at submit() and carried out at wait(), when the scheduler has moved on.
+slots of its own, and executes a plan in the order of StepPlan. It executes late: submit() copies
+the plan, and wait() executes it, after the scheduler has planned on.
 
-said() is the same arithmetic on plain lists: what must come out whatever the scheduler does.
+reference_output() is the same arithmetic on plain lists: the expected output for any schedule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOD = 1_000_003
 
 
 def cell(state, token, group, salt):
-    """salt: what else separates contents, an adapter for one, makes other contents."""
+    """Content of a KV cell. salt: separates contents of equal tokens, as an adapter does."""
     return (state * 31 + token * 7 + group * 3 + sum(salt) + 1) % MOD
 
 
@@ -31,12 +31,12 @@ def fold(cells):
 
 
 def draw(state, seed, position):
-    """The token a sequence says: its own random numbers, counted by its outputs."""
+    """Return the sampled token: a function of the state, the seed and the output position."""
     return (state ^ (seed * 7919 + position * 104_729)) % VOCAB
 
 
-def said(prompt, length, *, windows=(None,), seed=0, salt=b""):
-    """The first `length` output tokens, with no cache at all."""
+def reference_output(prompt, length, *, windows=(None,), seed=0, salt=b""):
+    """Return the first `length` output tokens, computed without a cache."""
     tokens, cells = list(prompt), [[] for _ in windows]
     for position in range(len(prompt) + length):
         state = 0
@@ -55,7 +55,7 @@ def said(prompt, length, *, windows=(None,), seed=0, salt=b""):
 
 
 class FakeModel:
-    """blocks, host: device and host memory, cell by cell; garbage where nobody wrote."""
+    """blocks, host: number of blocks in device and host memory, initialized with garbage."""
 
     def __init__(self, blocks, block_size, windows=(None,), host=0, slots=64, proposer=None):
         self.size, self.windows = block_size, windows
@@ -66,11 +66,11 @@ class FakeModel:
         self.last = [None] * slots
         self.queue = deque()
         self.proposer = proposer  # (sequence, tokens) -> proposed next ones, in the result
-        self.accepted = []  # how many drafts of each row that had some
+        self.accepted = []  # number of accepted drafts of each row with drafts
         self.skips = lambda: False  # whether a row yields no token
 
     def submit(self, plan):
-        """Take the plan down, as a runner does when it fills its input buffers."""
+        """Copy the plan, as a runner does when it fills its input buffers."""
         for slot in plan.leaves:
             assert self.joined[slot] is not None, f"slot {slot} is empty already"
             self.joined[slot] = None
@@ -81,33 +81,37 @@ class FakeModel:
         for seq in plan.changed_tables:
             self.tables[seq.slot] = [[] for _ in self.windows]
         rows = [self._row(row) for row in plan.rows]
-        self._check_fence(plan, rows)
+        self._check_block_reuse(plan, rows)
         self.queue.append((plan, rows))
 
-    def _check_fence(self, plan, rows):
-        """Nobody may write what a step in flight reads for somebody else: it may be late."""
-        for other, theirs in self.queue:
-            read = {b for *_, tables in theirs for t in tables for b in t}
+    def _check_block_reuse(self, plan, rows):
+        """Check that no row writes blocks that a step in flight reads for another sequence."""
+        for other, other_rows in self.queue:
+            read = {b for *_, tables in other_rows for t in tables for b in t}
             read |= {c.src for c in other.copies}
             written = {c.dst for c in (*plan.copies, *plan.swap_in)}
-            assert not read & written, "a block was handed out too early"
+            assert not read & written, "a block was allocated too early"
             for seq, _, start, tokens, _, tables in rows:
                 blocks = {
                     t[p // self.size] for t in tables for p in range(start, start + len(tokens))
                 }
-                for whose, *_, old in theirs:
-                    clash = blocks & {b for t in old for b in t}
-                    assert seq is whose or not clash, "a block was handed out too early"
-            back = {c.src for c in other.swap_in}
-            assert not back & {c.dst for c in plan.swap_out}, "a host block was reused too early"
+                for owner, *_, other_tables in other_rows:
+                    clash = blocks & {b for t in other_tables for b in t}
+                    assert seq is owner or not clash, "a block was allocated too early"
+            host_sources = {c.src for c in other.swap_in}
+            assert not host_sources & {c.dst for c in plan.swap_out}, (
+                "a host block was reused too early"
+            )
 
     def _row(self, row):
         seq = row.seq
         assert self.joined[seq.slot] is seq, "a row of a sequence without a slot"
         for g, table in enumerate(seq.tables):
-            mine = self.tables[seq.slot][g]
-            mine += table[len(mine) :]
-            assert mine == table, "a table changed otherwise than by append, and was not named"
+            known_table = self.tables[seq.slot][g]
+            known_table += table[len(known_table) :]
+            assert known_table == table, (
+                "a table changed other than by append, and is not in changed_tables"
+            )
         assert row.count == row.drafts + 1 or not row.drafts
         drafts = seq.drafts[: row.drafts]
         assert len(drafts) == row.drafts
@@ -116,46 +120,46 @@ class FakeModel:
         return seq, seq.slot, row.start, [*tokens, *drafts], (row.wants, drafts), tables
 
     def wait(self):
-        """Carry out the oldest plan."""
+        """Execute the oldest plan."""
         plan, rows = self.queue.popleft()
         self._copy(plan.swap_out, self.device, self.host)
         self._copy(plan.swap_in, self.host, self.device)
         self._copy(plan.copies, self.device, self.device)
         self._check_writes(rows)
-        said = [self._run(*row) for row in rows]
+        generated = [self._run(*row) for row in rows]
         pooled = {
             i: row.seq.request.id for i, row in enumerate(plan.rows) if row.wants is Wants.POOLED
         }
         logprobs = self._prompt_logprobs(rows)
-        proposals = self._propose(rows, said)
-        return StepResult(said, prompt_logprobs=logprobs, pooled=pooled, drafts=proposals)
+        proposals = self._propose(rows, generated)
+        return StepResult(generated, prompt_logprobs=logprobs, pooled=pooled, drafts=proposals)
 
-    def _propose(self, rows, said):
-        """Drafts of the next row of each sequence that has a token."""
-        found = {}
+    def _propose(self, rows, generated):
+        """Return drafts for the next row of each sequence that has a token."""
+        results = {}
         for i, (seq, _, start, tokens, (_, drafts), _) in enumerate(rows):
-            if self.proposer is not None and said[i]:
-                known = [*seq.tokens[:start], *tokens[: len(tokens) - len(drafts)], *said[i]]
-                found[i] = tuple(self.proposer(seq, known))
-        return {i: drafts for i, drafts in found.items() if drafts}
+            if self.proposer is not None and generated[i]:
+                known = [*seq.tokens[:start], *tokens[: len(tokens) - len(drafts)], *generated[i]]
+                results[i] = tuple(self.proposer(seq, known))
+        return {i: drafts for i, drafts in results.items() if drafts}
 
     def _prompt_logprobs(self, rows):
-        """For who computes every prompt position, of each its own number."""
-        found = {}
+        """Return positions as logprob entries of requests that compute all of them."""
+        results = {}
         for i, (seq, _, start, tokens, _, _) in enumerate(rows):
             end = min(start + len(tokens) + 1, seq.prompt_len)
             if seq.index == 0 and not seq.request.read_prefix_cache and start + 1 < end:
-                found[i] = [TokenLogprobs([p], [0.0], [1]) for p in range(start + 1, end)]
-        return found
+                results[i] = [TokenLogprobs([p], [0.0], [1]) for p in range(start + 1, end)]
+        return results
 
     def lose(self):
-        """Fail at the oldest plan: nothing of it happens on the device."""
+        """Fail the oldest plan, without any effect on the device."""
         plan, _ = self.queue.popleft()
         for row in plan.rows:
             self.last[row.seq.slot] = 0
 
     def _copy(self, pairs, source, target):
-        """All at once: a kernel does not go in order."""
+        """Copy all blocks at once: a kernel has no order."""
         read = [list(source[a]) for a, _ in pairs]
         assert len({b for _, b in pairs}) == len(pairs), "two copies to one block"
         for (_, b), cells in zip(pairs, read):
@@ -189,19 +193,19 @@ class FakeModel:
         if self.skips():
             self.last[slot] = 0
             return ()
-        said, known = [], start + len(tokens) - len(drafts)
+        generated, known = [], start + len(tokens) - len(drafts)
         for end, draft in enumerate((*drafts, None), known):
             state = 0
             for g, w in enumerate(self.windows):
                 first = 0 if w is None else max(0, end - w)
                 state = (state * 43 + fold(self._read(tables[g], first, end))) % MOD
-            said.append(draw(state, seq.request.seed + seq.index, end - seq.prompt_len))
-            if said[-1] != draft:
+            generated.append(draw(state, seq.request.seed + seq.index, end - seq.prompt_len))
+            if generated[-1] != draft:
                 break
         if drafts:
-            self.accepted.append(len(said) - 1)
-        self.last[slot] = said[-1]
-        return tuple(said)
+            self.accepted.append(len(generated) - 1)
+        self.last[slot] = generated[-1]
+        return tuple(generated)
 
     def _read(self, table, first, end):
         cells = [self.device[table[p // self.size]][p % self.size] for p in range(first, end)]

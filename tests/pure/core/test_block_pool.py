@@ -1,4 +1,4 @@
-"""The pool against a plain model of it, for any order of calls."""
+"""The block pool behaves as a simple model for any order of calls."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ SIZE = 6
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """holds: what each user holds, in order; a user drops all of its blocks at once."""
+    """holds: blocks of each user, in order; a user frees all of its blocks at once."""
 
     def __init__(self):
         super().__init__()
         self.pool = BlockPool(SIZE)
         self.holds = []
-        self.content = {}  # block -> key, while its content counts
-        self.dropped = []  # blocks without users but with content, the next to go first
+        self.content = {}  # block -> key, while its content is valid
+        self.dropped = []  # blocks without users but with content, next victim first
 
     def refs(self):
         return Counter(b for blocks in self.holds for b in blocks)
 
     @rule(n=st.integers(0, SIZE + 1))
     def take(self, n):
-        room = SIZE - len(self.refs())
-        free = room - len(self.dropped)
+        available = SIZE - len(self.refs())
+        free = available - len(self.dropped)
         blocks = self.pool.allocate(n)
-        if n > room:
+        if n > available:
             assert blocks is None
             return
         assert len(set(blocks)) == n
         assert not set(blocks) & set(self.refs())
         gone = self.dropped[: max(n - free, 0)]
-        assert set(gone) <= set(blocks), "evicted another than the least recently dropped"
+        assert set(gone) <= set(blocks), "evicted a block other than the least recently freed"
         assert not set(blocks) & set(self.dropped[len(gone) :])
         del self.dropped[: len(gone)]
         for block in gone:
@@ -47,7 +47,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holds)
     @rule(data=st.data(), key=st.binary(min_size=1, max_size=1))
-    def publish(self, data, key):
+    def cache_block(self, data, key):
         block = data.draw(st.sampled_from(sorted(self.refs()) or [None]))
         if block is None or block in self.content:
             return
@@ -83,7 +83,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holds)
     @rule(data=st.data())
-    def drop(self, data):
+    def free(self, data):
         blocks = self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1)))
         self.pool.free(blocks)
         left = self.refs()
@@ -126,7 +126,7 @@ def test_the_tail_of_a_sequence_is_evicted_first():
     assert bytes([2]) not in pool
 
 
-def test_a_block_is_not_dropped_more_often_than_it_is_held():
+def test_freeing_an_unheld_block_raises():
     pool = BlockPool(2)
     blocks = pool.allocate(1)
     pool.free(blocks)
@@ -134,14 +134,14 @@ def test_a_block_is_not_dropped_more_often_than_it_is_held():
         pool.free(blocks)
 
 
-def test_check_sees_a_lost_block():
+def test_check_detects_a_lost_block():
     pool = BlockPool(2)
     pool._free.pop()
     with pytest.raises(AssertionError, match="leaked"):
         pool.check()
 
 
-def test_check_sees_content_maps_that_differ():
+def test_check_detects_content_maps_that_differ():
     pool = BlockPool(2)
     [block] = pool.allocate(1)
     pool.cache_block(block, b"a")
@@ -150,7 +150,7 @@ def test_check_sees_content_maps_that_differ():
         pool.check()
 
 
-def test_check_sees_a_block_on_the_wrong_account():
+def test_check_detects_a_block_charged_to_the_wrong_tenant():
     pool = BlockPool(4)
     (block,) = pool.allocate(1, b"somebody")
     pool.check()
@@ -159,14 +159,14 @@ def test_check_sees_a_block_on_the_wrong_account():
         pool.check()
 
 
-def test_check_sees_a_cached_block_without_content():
+def test_check_detects_a_cached_block_without_content():
     pool = BlockPool(2)
     pool._eviction_queue.add(pool._free.pop(), b"")
     with pytest.raises(AssertionError, match="has none"):
         pool.check()
 
 
-def test_check_sees_holds_that_differ():
+def test_check_detects_holds_that_differ():
     pool = BlockPool(2)
     [block] = pool.allocate(1)
     with pytest.raises(AssertionError, match="held"):
@@ -174,7 +174,7 @@ def test_check_sees_holds_that_differ():
 
 
 class FakeTier:
-    """Takes all that is offered."""
+    """Stores everything that is offered."""
 
     def __init__(self):
         self.offered = []
@@ -192,14 +192,14 @@ class FakeTier:
         self.offered = [] if keys is None else [o for o in self.offered if o[1] not in keys]
 
 
-def test_what_is_evicted_is_offered_to_each_tier_once_and_in_order():
+def test_evicted_blocks_are_offered_to_each_tier_once_and_in_order():
     tiers = FakeTier(), FakeTier()
     pool = BlockPool(4, tiers)
     blocks = pool.allocate(3)
     for block, key in zip(blocks, (b"a", b"b", b"c")):
         pool.cache_block(block, key)
     pool.free(blocks)
-    assert pool.allocate(1) is not None  # a free one
+    assert pool.allocate(1) is not None  # a free block
     assert not tiers[0].offered
     taken = pool.allocate(2)
     assert tiers[0].offered == tiers[1].offered == list(zip(taken, (b"c", b"b")))
@@ -210,7 +210,7 @@ def test_what_is_evicted_is_offered_to_each_tier_once_and_in_order():
     assert [key for _, key in tiers[0].offered] == [b"c", b"b", b"a"]
 
 
-def test_what_is_forgotten_is_forgotten_by_tiers_too():
+def test_forget_applies_to_tiers_too():
     tier = FakeTier()
     pool = BlockPool(1, [tier])
     for key in (b"a", b"b", b"c"):
@@ -229,7 +229,7 @@ def test_what_is_forgotten_is_forgotten_by_tiers_too():
     assert not tier.offered
 
 
-def test_a_load_comes_before_what_it_evicts_is_offered():
+def test_load_runs_before_evicted_blocks_are_offered():
     events = []
     pool = BlockPool(1, [tier := FakeTier()])
     tier.offer = lambda blocks, keys: events.append(("offer", blocks, keys))

@@ -1,4 +1,4 @@
-"""The arithmetic of layer groups, against counting."""
+"""Cache specs equal a count by brute force."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ small = st.integers(1, 40)
 
 
 @given(small, small)
-def test_full_attention_keeps_everything(tokens, size):
+def test_full_attention_needs_all_positions(tokens, size):
     assert FullAttentionSpec().first_needed(tokens) == 0
     assert FullAttentionSpec().max_blocks(tokens, size) == len({p // size for p in range(tokens)})
 
 
 @given(small, st.integers(0, 60))
-def test_a_window_reads_as_many_positions_as_it_is_wide(window, position):
+def test_a_window_reads_as_many_positions_as_its_size(window, position):
     read = [p for p in range(position + 1) if position - window < p <= position]
     assert SlidingWindowSpec(window).first_needed(position) == read[0]
 
 
 @given(small, small, st.integers(1, 60))
-def test_a_window_needs_no_more_blocks_than_promised(window, size, tokens):
+def test_a_window_needs_at_most_max_blocks(window, size, tokens):
     spec = SlidingWindowSpec(window)
     worst = max(
         len({p // size for p in range(spec.first_needed(position), position + 1)})

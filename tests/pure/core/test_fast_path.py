@@ -1,4 +1,4 @@
-"""The fast paths of plan() and apply() do what the general rule does, step by step."""
+"""The fast paths of plan() and apply() give the results of the general rule."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from quire.core.scheduling.scheduler import Scheduler
 from tests.pure.core.workload import Run, random_aborts, random_requests, random_setup
 
 
-class NoSlack(TokenBudget):
-    """Has to be asked for every row, so no row is planned without asking."""
+class NoFreeRows(TokenBudget):
+    """Has no free decode rows, so every row is planned with allow()."""
 
     def free_decode_rows(self):
         return 0
 
 
-def slowly(run):
-    """Send every row of a run through the general rule."""
+def without_fast_paths(run):
+    """Disable the fast paths of a run."""
     scheduler = run.scheduler
-    scheduler._budgets.append(NoSlack(10**9))
+    scheduler._budgets.append(NoFreeRows(10**9))
     scheduler._slow_rows = lambda flight, result: set(range(len(flight.plan.rows)))
     return run
 
 
 def recorded(run):
-    """All plans and updates of a run, as plain values."""
+    """Record all plans and updates of a run as plain values."""
     log, scheduler = [], run.scheduler
     plan, apply = scheduler.plan, scheduler.apply
 
@@ -49,7 +49,7 @@ def recorded(run):
         return updates
 
     scheduler.plan, scheduler.apply = planned, applied
-    run.go()
+    run.run()
     return log
 
 
@@ -59,11 +59,11 @@ def test_the_fast_paths_agree_with_the_general_rule(seed):
     requests = random_requests(rng)
     setup = random_setup(rng, requests)
     setup.aborts = random_aborts(rng, requests)
-    assert recorded(Run(setup, requests)) == recorded(slowly(Run(setup, requests)))
+    assert recorded(Run(setup, requests)) == recorded(without_fast_paths(Run(setup, requests)))
 
 
 def test_decoding_takes_the_fast_paths(monkeypatch):
-    from tests.pure.core.made import request
+    from tests.pure.core.builders import request
 
     calls = []
     for name in ("_schedule_sequence", "_apply_row"):
@@ -74,7 +74,7 @@ def test_decoding_takes_the_fast_paths(monkeypatch):
     requests = [request(f"r{i}", (i, 1, 2), 29) for i in range(4)]
     from tests.pure.core.workload import Setup
 
-    Run(Setup(block_size=16), requests).go(add_per_step=9)
+    Run(Setup(block_size=16), requests).run(add_per_step=9)
     # each: a prompt, the token that opens the second block, the last one
     assert calls.count("_schedule_sequence") == 4
     assert calls.count("_apply_row") == 4 * 3

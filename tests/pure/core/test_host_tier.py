@@ -1,4 +1,4 @@
-"""The host tier: which contents it has, which host blocks a plan may use, and what failures cost."""
+"""The host tier: stored contents, host blocks that plans use, and failed steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def offered(tier, *keys, step, first=0):
     return tier.take_copies(step)
 
 
-def test_what_is_offered_is_stored_once_and_found():
+def test_offered_contents_are_stored_once():
     tier = HostTier(4)
     copies = offered(tier, b"a", b"b", step=1)
     assert [copy.src for copy in copies.stores] == [0, 1]
     assert not copies.loads
     assert b"a" in tier
     assert b"b" in tier
-    assert not offered(tier, b"b", step=2).stores, "it is there already"
+    assert not offered(tier, b"b", step=2).stores, "it is stored already"
     tier.check()
     tier.step_finished(1)
     tier.step_finished(2)
@@ -37,7 +37,7 @@ def test_the_least_recently_used_content_is_replaced():
     offered(tier, b"a", step=1)
     offered(tier, b"b", step=2)
     tier.step_finished(2)
-    offered(tier, b"a", step=3)  # evicted from the device once more
+    offered(tier, b"a", step=3)  # evicted from the device again
     tier.step_finished(3)
     offered(tier, b"c", step=4)
     assert b"a" in tier
@@ -46,7 +46,7 @@ def test_the_least_recently_used_content_is_replaced():
 
 
 def test_ends_of_sequences_are_replaced_before_their_beginnings():
-    """The device evicts ends first; so it offers them first."""
+    """The device evicts ends of sequences first, so it offers them first."""
     tier = HostTier(3)
     offered(tier, b"end", b"middle", b"head", step=1)
     tier.step_finished(1)
@@ -61,14 +61,14 @@ def test_ends_of_sequences_are_replaced_before_their_beginnings():
     assert b"head" in tier
 
 
-def test_what_exceeds_the_host_keeps_what_was_offered_last():
+def test_the_last_offered_contents_are_kept_when_the_host_is_full():
     tier = HostTier(2)
     copies = offered(tier, b"end", b"middle", b"head", step=1)
     assert [copy.src for copy in copies.stores] == [1, 2]
     assert b"end" not in tier
 
 
-def test_a_host_block_that_a_plan_uses_is_not_replaced_before_the_plan_is_over():
+def test_a_host_block_used_by_a_plan_is_not_replaced_until_it_is_applied():
     tier = HostTier(2)
     offered(tier, b"a", b"b", step=1)
     assert not offered(tier, b"c", step=2).stores, "both are being written"
@@ -84,7 +84,7 @@ def test_a_host_block_that_a_plan_uses_is_not_replaced_before_the_plan_is_over()
     tier.check()
 
 
-def test_a_block_that_is_evicted_before_its_content_was_loaded_is_not_stored():
+def test_a_block_evicted_before_its_load_is_not_stored():
     tier = HostTier(2)
     offered(tier, b"a", step=1)
     tier.step_finished(1)
@@ -93,7 +93,7 @@ def test_a_block_that_is_evicted_before_its_content_was_loaded_is_not_stored():
     assert not tier.take_copies(2).stores
 
 
-def test_a_block_that_is_loaded_twice_in_a_plan_gets_the_last_content():
+def test_a_block_loaded_twice_in_a_plan_gets_the_last_content():
     tier = HostTier(2)
     (a, b), _ = offered(tier, b"a", b"b", step=1)
     tier.step_finished(1)
@@ -106,7 +106,7 @@ def test_a_block_that_is_loaded_twice_in_a_plan_gets_the_last_content():
     assert a.dst != b.dst
 
 
-def test_what_plans_in_flight_store_is_forgotten_when_one_fails():
+def test_stores_in_flight_are_forgotten_when_a_step_fails():
     tier = HostTier(4)
     offered(tier, b"a", step=1)
     tier.step_finished(1)
@@ -123,7 +123,7 @@ def test_what_plans_in_flight_store_is_forgotten_when_one_fails():
     assert (tier.pool.available, tier.pool.cached) == (4, 1)
 
 
-def test_a_forgotten_content_is_not_found_and_its_block_is_kept_until_the_plan_is_over():
+def test_a_forgotten_content_is_not_found_and_its_block_is_held_until_the_plan_is_applied():
     tier = HostTier(1)
     offered(tier, b"a", step=1)
     tier.forget([b"a"])
@@ -137,8 +137,8 @@ def test_a_forgotten_content_is_not_found_and_its_block_is_kept_until_the_plan_i
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_loaded_is_what_was_stored_whatever_happens(seed):
-    """The pool and the tier against memory with contents; steps are late, and some fail."""
+def test_loaded_contents_equal_stored_contents(seed):
+    """Compares pool and tier with simulated memory; steps are late, and some fail."""
     rng = random.Random(seed)
     size, depth = rng.randrange(4, 12), rng.choice([1, 2])
     tier = HostTier(rng.randrange(1, 16))

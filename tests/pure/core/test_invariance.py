@@ -1,4 +1,4 @@
-"""The same tokens come out whatever the engine does inside. See workload.py for what varies."""
+"""The output does not depend on the engine's configuration. workload.py has what varies."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.pure.core.workload import (
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_output_does_not_depend_on_anything_inside_the_engine(seed):
+def test_output_does_not_depend_on_the_engine_configuration(seed):
     random_run(seed)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_beams_say_what_they_would_say_alone(seed):
+def test_beams_generate_the_tokens_of_separate_requests(seed):
     random_beams(seed)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_output_survives_being_preempted_over_and_over(seed):
+def test_repeated_preemption_does_not_change_the_output(seed):
     random_squeeze(seed)
 
 
@@ -37,14 +37,14 @@ def test_output_survives_being_preempted_over_and_over(seed):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("windows", [(None,), (6, None)])
 @pytest.mark.parametrize("priority", [False, True])
-def test_output_survives_preemption_of_every_kind(host, depth, windows, priority):
+def test_no_kind_of_preemption_changes_the_output(host, depth, windows, priority):
     requests = [
         Request(f"r{i}", (*range(6), i), StopConditions(30), priority=-i if priority else 0)
         for i in range(6)
     ]
     setup = Setup(blocks=30, windows=windows, host=host, depth=depth, priority=priority, budget=40)
     run = Run(setup, requests)
-    out = run.go()
+    out = run.run()
     check_outcome(run, out)
     assert out.preemptions > 0
     assert (out.loads > 0) == (host > 0)
@@ -52,42 +52,42 @@ def test_output_survives_preemption_of_every_kind(host, depth, windows, priority
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("windows", [(None,), (5,), (5, None)])
-def test_siblings_share_the_prompt_and_copy_what_they_write(depth, windows):
+def test_siblings_share_the_prompt_and_copy_on_write(depth, windows):
     request = Request("r", tuple(i % 6 for i in range(22)), StopConditions(10), n=5, seed=3)
     run = Run(Setup(blocks=60, windows=windows, depth=depth), [request])
-    out = run.go()
+    out = run.run()
     check_outcome(run, out)
     assert out.copies == 4 * len(windows)
 
 
-def test_a_repeated_prompt_is_found_in_the_prefix_cache():
+def test_a_repeated_prompt_hits_the_prefix_cache():
     requests = [
         Request(f"r{i}", tuple(i % 5 for i in range(21)), StopConditions(3)) for i in range(3)
     ]
-    run = Run(Setup(seats=1, slots=1), requests)
-    out = run.go(add_per_step=1)
+    run = Run(Setup(max_rows=1, slots=1), requests)
+    out = run.run(add_per_step=1)
     check_outcome(run, out)
     stats = run.scheduler.stats()
     assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (63, 40)
 
 
-def test_without_prefix_caching_nothing_is_found():
+def test_without_prefix_caching_there_are_no_hits():
     requests = [Request(f"r{i}", (1, 2, 3, 4, 5, 0, 1), StopConditions(3)) for i in range(3)]
-    run = Run(Setup(seats=1, prefix_caching=False), requests)
-    check_outcome(run, run.go())
+    run = Run(Setup(max_rows=1, prefix_caching=False), requests)
+    check_outcome(run, run.run())
     assert run.scheduler.stats().prefix_hit_tokens == 0
 
 
-def test_aborts_of_others_do_not_show():
+def test_aborts_do_not_change_other_outputs():
     rng = random.Random(7)
     requests = random_requests(rng, most=14)
     aborts = {i + 2: [r.id] for i, r in enumerate(requests) if i % 2}
     run = Run(Setup(blocks=40, budget=20, aborts=aborts, depth=2), requests)
-    check_outcome(run, run.go())
+    check_outcome(run, run.run())
 
 
 class FailingLoads(Run):
-    """The first steps that load anything raise."""
+    """Makes the first steps with loads raise."""
 
     def __init__(self, setup, requests, fails=1):
         super().__init__(setup, requests)
@@ -102,7 +102,7 @@ class FailingLoads(Run):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("windows", [(None,), (6, None)])
-def test_siblings_do_not_read_what_a_failed_step_was_to_load(depth, windows):
+def test_siblings_do_not_read_blocks_that_a_failed_step_did_not_load(depth, windows):
     head = tuple(i % 5 for i in range(16))
     others = [Request(f"o{i}", (5, i % 6, i // 6, *head), StopConditions(1)) for i in range(9)]
     requests = [
@@ -116,10 +116,10 @@ def test_siblings_do_not_read_what_a_failed_step_was_to_load(depth, windows):
     for one in requests:
         run.add(one)
         if one.n == 1:
-            while not run.scheduler.idle or run.flying:
+            while not run.scheduler.idle or run.in_flight:
                 run.step()
     run.requests = []
-    run.go()
+    run.run()
     run.requests = requests
     check_outcome(run, run.out)
     assert run.out.loads
@@ -127,7 +127,7 @@ def test_siblings_do_not_read_what_a_failed_step_was_to_load(depth, windows):
 
 
 def conversations(**setup):
-    """The statistics of conversations that take turns, each turn longer than the one before."""
+    """Run conversations in turns, each turn longer than the one before. Returns the stats."""
     rng = random.Random(5)
     run = Run(Setup(slots=4, **setup), [])
     prompts = [tuple(rng.randrange(6) for _ in range(20)) for _ in range(12)]
@@ -135,7 +135,7 @@ def conversations(**setup):
         requests = [Request(f"{turn}-{i}", p, StopConditions(9)) for i, p in enumerate(prompts)]
         for one in requests:
             run.add(one)
-        while not run.scheduler.idle or run.flying:
+        while not run.scheduler.idle or run.in_flight:
             run.step()
         run.requests += requests
         prompts = [p + tuple(run.out.tokens[f"{turn}-{i}", 0]) for i, p in enumerate(prompts)]
@@ -147,9 +147,9 @@ def conversations(**setup):
 
 @pytest.mark.parametrize("windows", [(None,), (5,), (5, None), (None, 7, 2)])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_working_set_beyond_the_device_is_found_on_the_host(depth, windows):
+def test_a_working_set_above_device_memory_hits_the_host_tier(depth, windows):
     kind = {"windows": windows, "depth": depth}
-    small = 20 if windows == (5,) else 40 * len(windows)  # a window holds little of each
+    small = 20 if windows == (5,) else 40 * len(windows)  # a window keeps few blocks of each
     alone = conversations(blocks=small, **kind)
     endless = conversations(blocks=2000, **kind)
     stats = conversations(blocks=small, host=1000, **kind)

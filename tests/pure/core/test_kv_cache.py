@@ -1,4 +1,4 @@
-"""Block tables: prefix hits, windows, forks and loads, against what the tokens say."""
+"""Block tables: prefix hits, windows, forks and loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.core.kv.cache_spec import FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostTier
 from quire.core.types import NO_BLOCK
-from tests.pure.core.made import sequence
+from tests.pure.core.builders import sequence
 
 SPECS = {
     "full": (FullAttentionSpec(),),
@@ -26,7 +26,7 @@ def cache(blocks=40, size=4, specs=SPECS["full"], **options):
 
 
 def compute(kv, seq, n):
-    """What the scheduler does with a sequence over a step, when all goes well."""
+    """Do what the scheduler does with a sequence in a successful step."""
     kv.free_out_of_window(seq, 0)
     assert kv.allocate(seq, n)
     since = seq.computed
@@ -36,7 +36,7 @@ def compute(kv, seq, n):
 
 
 def done(kv, prompt, **fields):
-    """A sequence whose whole prompt is computed."""
+    """Return a sequence whose whole prompt is computed."""
     seq = sequence(prompt=prompt, tables=len(kv.specs), **fields)
     compute(kv, seq, len(prompt))
     return seq
@@ -55,7 +55,7 @@ tokens = st.lists(st.integers(0, 1), min_size=1, max_size=24).map(tuple)
 @given(prompts=st.lists(tokens, min_size=1, max_size=4), wanted=tokens, size=st.integers(1, 5))
 def test_a_hit_is_the_longest_known_prefix_of_full_blocks(specs, prompts, wanted, size):
     kv = cache(400, size, specs)
-    owner = {}  # (group, tokens up to the end of a block) -> the block that has them
+    owner = {}  # (group, tokens up to the end of a block) -> block
     seqs = [done(kv, prompt) for prompt in prompts]
     for seq, prompt in zip(seqs, prompts):
         for g in range(len(specs)):
@@ -86,7 +86,7 @@ def test_at_least_one_token_is_left_to_compute():
 @pytest.mark.parametrize(
     ("fields", "hit"), [({}, 4), ({"salt": b"x"}, 0), ({"read_prefix_cache": False}, 0)]
 )
-def test_only_the_same_salt_hits_and_only_who_reads(fields, hit):
+def test_a_hit_needs_the_same_salt_and_read_prefix_cache(fields, hit):
     kv = cache()
     done(kv, range(8))
     assert matched(kv, range(8), **fields).computed == hit
@@ -103,20 +103,20 @@ def test_only_the_same_salt_hits_and_only_who_reads(fields, hit):
         (((1, b"cat"), (5, b"cat")), 0),
     ],
 )
-def test_text_before_other_content_hits_and_text_behind_it_does_not(mine, hit):
+def test_a_hit_ends_before_the_first_different_extra_content(mine, hit):
     kv = cache()
     done(kv, range(8), extra_content=((5, b"cat"),))
     assert matched(kv, range(12), extra_content=mine).computed == hit
 
 
-def test_what_follows_a_block_with_content_is_not_found_behind_other_content():
+def test_blocks_after_different_extra_content_are_not_hit():
     kv = cache()
     done(kv, range(16), extra_content=((5, b"cat"),))
     assert matched(kv, range(20), extra_content=((5, b"dog"),)).computed == 4
     assert matched(kv, range(20), extra_content=((5, b"cat"),)).computed == 16
 
 
-def test_the_same_block_behind_another_beginning_is_not_a_hit():
+def test_a_block_after_a_different_prefix_is_not_hit():
     kv = cache()
     done(kv, (1, 1, 1, 1, 2, 2, 2, 2))
     assert matched(kv, (2, 2, 2, 2, 9)).computed == 0
@@ -134,7 +134,7 @@ def test_a_window_group_needs_only_its_last_blocks_for_a_hit():
     assert hit.tables[0] == seq.tables[0]
 
 
-def test_who_fills_the_cache_takes_no_prefix_of_another_tenant():
+def test_a_tenant_that_fills_the_cache_evicts_its_own_blocks():
     kv = cache(blocks=16)
     regular = {"tenant": b"regular", "salt": b"regular"}
     kv.release(done(kv, range(21), **regular), 0)
@@ -147,7 +147,7 @@ def test_who_fills_the_cache_takes_no_prefix_of_another_tenant():
     kv.pool.check()
 
 
-def test_every_group_has_to_agree_to_a_hit():
+def test_a_hit_needs_blocks_in_every_group():
     kv = cache(blocks=12, specs=(FullAttentionSpec(), SlidingWindowSpec(5)))
     seq = done(kv, range(16))
     last = seq.tables[1][3]
@@ -157,7 +157,7 @@ def test_every_group_has_to_agree_to_a_hit():
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.lists(st.integers(1, 7), max_size=12))
-def test_a_window_gives_back_what_slid_out_and_keeps_what_is_read(window, size, chunks):
+def test_a_window_frees_only_blocks_outside_of_it(window, size, chunks):
     kv = cache(200, size, (SlidingWindowSpec(window),))
     seq = sequence(prompt=range(100))
     for n in chunks:
@@ -170,7 +170,7 @@ def test_a_window_gives_back_what_slid_out_and_keeps_what_is_read(window, size, 
         ]
 
 
-def test_growing_takes_all_or_nothing():
+def test_allocate_takes_all_blocks_or_none():
     kv = cache(blocks=3, specs=(FullAttentionSpec(), FullAttentionSpec()))
     seq = sequence(prompt=range(20), tables=2)
     assert not kv.allocate(seq, 5)
@@ -183,7 +183,7 @@ def test_growing_takes_all_or_nothing():
 
 @pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
 @given(prompt=st.integers(2, 24), length=st.integers(1, 23), size=st.integers(1, 5))
-def test_a_fork_shares_all_up_to_its_length_and_copies_the_last_block(specs, prompt, length, size):
+def test_a_fork_shares_blocks_and_copies_the_partial_one(specs, prompt, length, size):
     kv = cache(400, size, specs)
     parent = sequence(prompt=range(prompt), tables=len(specs))
     compute(kv, parent, prompt)
@@ -205,7 +205,7 @@ def test_a_fork_shares_all_up_to_its_length_and_copies_the_last_block(specs, pro
     assert kv.pool.available == 400
 
 
-def test_a_fork_shares_nothing_when_the_window_lost_what_it_would_read():
+def test_a_fork_shares_nothing_if_the_window_freed_needed_blocks():
     kv = cache(specs=(SlidingWindowSpec(5),))
     parent = done(kv, range(20))
     kv.free_out_of_window(parent, 0)
@@ -214,18 +214,20 @@ def test_a_fork_shares_nothing_when_the_window_lost_what_it_would_read():
     assert (child.computed, child.tables) == (0, ([],))
 
 
-def test_a_shared_block_is_kept_until_the_copy_was_made():
+def test_a_shared_block_is_held_until_it_is_copied():
     kv = cache(blocks=4)
     parent, child = done(kv, range(6)), sequence(prompt=range(6))
     kv.fork(parent, child, 5)
     kv.release(parent, 0)
     [copy] = kv.copy_on_write(child, after=7)
-    assert kv.pool.allocate(2) is None, "the source must not be handed out before step 7 is over"
+    assert kv.pool.allocate(2) is None, (
+        "the source must not be allocated before step 7 has finished"
+    )
     kv.step_finished(7)
     assert copy.src in kv.pool.allocate(2)
 
 
-def test_unsharing_fails_without_a_trace_when_there_is_no_block():
+def test_copy_on_write_without_free_blocks_changes_nothing():
     kv = cache(blocks=2)
     parent, child = done(kv, range(6)), sequence(prompt=range(6))
     kv.fork(parent, child, 5)
@@ -235,7 +237,7 @@ def test_unsharing_fails_without_a_trace_when_there_is_no_block():
 
 
 def evicted(specs=SPECS["full"], blocks=60, prompt=22, host=60, tenant=b""):
-    """A cache whose device has nothing of a computed prompt, because the host has it."""
+    """Return a cache with a computed prompt in the host tier only."""
     kv = cache(blocks, 4, specs, host=HostTier(host))
     kv.release(done(kv, range(prompt), tenant=tenant), 0)
     kv.pool.free(kv.pool.allocate(blocks))
@@ -247,11 +249,11 @@ def evicted(specs=SPECS["full"], blocks=60, prompt=22, host=60, tenant=b""):
 
 @pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
 @given(length=st.integers(1, 30), missing=st.sets(st.integers(0, 14), max_size=3))
-def test_a_hit_takes_each_block_from_the_device_or_the_host(specs, length, missing):
-    """What is found, and where, is as if all of it were on the device."""
+def test_a_hit_uses_blocks_of_the_device_and_the_host(specs, length, missing):
+    """A hit is as long as if all blocks were on the device."""
     kv, plain = evicted(specs), cache(60, 4, specs)
     plain.release(done(plain, range(22)), 0)
-    back = matched(kv, range(18))  # some of it is on the device again
+    back = matched(kv, range(18))  # part of it is on the device again
     kv.load_prefix(back)
     kv.take_copies(2)
     kv.step_finished(2)
@@ -270,7 +272,7 @@ def test_a_hit_takes_each_block_from_the_device_or_the_host(specs, length, missi
 
 
 @pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
-def test_what_the_host_has_is_loaded_into_blocks_of_the_sequence(specs):
+def test_host_contents_are_loaded_into_blocks_of_the_sequence(specs):
     kv = evicted(specs)
     seq = matched(kv, range(22))
     assert seq.computed == 20
@@ -290,10 +292,10 @@ def test_what_the_host_has_is_loaded_into_blocks_of_the_sequence(specs):
     assert kv.host.pool.available == 60
 
 
-def test_loading_into_a_full_device_replaces_nothing_that_is_loaded():
+def test_loading_into_a_full_device_keeps_the_loaded_contents():
     kv = evicted(
         blocks=5, prompt=20, host=5
-    )  # both full: what is evicted for it wants the place of it
+    )  # both are full: the block evicted for the load would replace its content
     kv.release(done(kv, range(50, 70)), 0)
     kv.take_copies(2)
     kv.step_finished(2)
@@ -312,14 +314,14 @@ def test_a_loaded_block_is_charged_to_the_tenant():
     assert kv.pool._eviction_queue.blocks_per_tenant == {b"somebody": 5}
 
 
-def test_other_salts_and_requests_that_do_not_read_find_nothing_on_the_host():
+def test_other_salts_and_requests_without_cache_reads_miss_the_host():
     kv = evicted()
     assert matched(kv, range(22), salt=b"x").computed == 0
     assert matched(kv, range(22), read_prefix_cache=False).computed == 0
     assert matched(kv, range(22)).computed == 20
 
 
-def test_what_a_failed_step_copied_is_nowhere():
+def test_copies_of_a_failed_step_are_forgotten():
     kv = evicted(blocks=5, prompt=20)
     seq = matched(kv, range(18))
     kv.load_prefix(seq)
@@ -328,7 +330,7 @@ def test_what_a_failed_step_copied_is_nowhere():
     kv.step_finished(2)
     kv.release(seq, 0)
     assert not kv.pool.cached
-    assert matched(kv, range(18)).computed == 16, "the host has it still"
+    assert matched(kv, range(18)).computed == 16, "it is still in the host tier"
     kv.release(done(kv, range(50, 70)), 0)
     kv.pool.free(kv.pool.allocate(5))
     kv.take_copies(3)
@@ -337,10 +339,10 @@ def test_what_a_failed_step_copied_is_nowhere():
     assert matched(kv, range(50, 70)).computed == 0
 
 
-def test_what_a_sequence_with_non_finite_logits_computed_is_on_no_tier():
+def test_invalidated_contents_are_removed_from_all_tiers():
     kv = cache(blocks=12, specs=SPECS["both"], host=HostTier(40))
     seq = done(kv, range(22))
-    kv.free_out_of_window(seq, 0)  # what slid out is cached, and evicted
+    kv.free_out_of_window(seq, 0)  # blocks outside of the window are cached, and evicted
     kv.pool.free(kv.pool.allocate(kv.pool.available))
     kv.take_copies(1)
     kv.step_finished(1)
@@ -351,7 +353,7 @@ def test_what_a_sequence_with_non_finite_logits_computed_is_on_no_tier():
     assert not kv.host.pool.cached
 
 
-def test_without_prefix_caching_no_block_is_remembered():
+def test_without_prefix_caching_no_block_is_cached():
     kv = cache(prefix_caching=False)
     seq = done(kv, range(8))
     assert not seq.keys

@@ -1,4 +1,4 @@
-"""A tier whose loads outlast a step: requests wait for them, others pass, and failures cost time."""
+"""KV loads of a slow tier: requests wait for them, others overtake, failures are recomputed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.scheduler import Scheduler
-from tests.pure.core.made import request, sequence
+from tests.pure.core.builders import request, sequence
 from tests.pure.core.test_scheduler import answer, rows, step
 
 HEAD = tuple(range(12))
 
 
 class SlowTier:
-    """Has what was stored by hand; a load ends when the test says so."""
+    """Has the contents that a test stores; end() ends a load."""
 
     def __init__(self):
         self.keys, self.loading, self._ended = set(), {}, []
@@ -55,7 +55,7 @@ class SlowTier:
 FULL = (FullAttentionSpec(),)
 
 
-def scene(blocks=40, specs=FULL, host=None):
+def build_run(blocks=40, specs=FULL, host=None):
     tier = SlowTier()
     kv = KVCache(BlockPool(blocks, [tier]), 4, specs, host=host)
     scheduler = Scheduler(
@@ -69,13 +69,13 @@ def scene(blocks=40, specs=FULL, host=None):
 
 
 def stored(kv, tier, prompt=HEAD):
-    """The tier has all blocks of a prompt."""
+    """Store all blocks of a prompt in the tier."""
     for key in kv._block_keys(sequence(prompt), len(prompt) // 4):
         tier.keys |= {key + suffix for suffix in kv._group_suffixes}
 
 
 def test_a_request_waits_for_its_load_and_others_pass():
-    scheduler, kv, tier = scene()
+    scheduler, kv, tier = build_run()
     stored(kv, tier)
     scheduler.add(request("a", (*HEAD, 99), 1))
     scheduler.add(request("b", (50, 51), 3))
@@ -92,8 +92,8 @@ def test_a_request_waits_for_its_load_and_others_pass():
     assert {u.request_id: u.cached_tokens for u in updates}["a"] == 12
 
 
-def test_a_load_that_failed_costs_computing():
-    scheduler, kv, tier = scene()
+def test_a_failed_load_is_recomputed():
+    scheduler, kv, tier = build_run()
     stored(kv, tier)
     scheduler.add(request("a", (*HEAD, 99), 1))
     tier.end(loaded=False)
@@ -105,8 +105,8 @@ def test_a_load_that_failed_costs_computing():
     assert kv.pool.available == kv.pool.size
 
 
-def test_an_abort_leaves_the_blocks_held_until_the_load_has_ended():
-    scheduler, kv, tier = scene()
+def test_blocks_of_an_aborted_request_are_held_until_the_load_ends():
+    scheduler, kv, tier = build_run()
     stored(kv, tier)
     scheduler.add(request("a", (*HEAD, 99), 1))
     assert [u.finish for u in scheduler.abort("a")] == ["abort"]
@@ -116,12 +116,12 @@ def test_an_abort_leaves_the_blocks_held_until_the_load_has_ended():
     tier.end()
     assert scheduler._resources.results() == []
     assert kv.pool.available == kv.pool.size
-    assert kv.pool.cached == 3, "it is there for the next one"
+    assert kv.pool.cached == 3, "it is cached for the next request"
     scheduler.check()
 
 
 def test_two_requests_wait_for_one_load_and_each_loads_what_it_lacks():
-    scheduler, kv, tier = scene()
+    scheduler, kv, tier = build_run()
     stored(kv, tier, (*HEAD, *range(100, 108)))
     for name, prompt in (("a", (*HEAD, 99)), ("b", (*HEAD, 99)), ("c", (*HEAD, *range(100, 109)))):
         scheduler.add(request(name, prompt, 1))
@@ -134,8 +134,8 @@ def test_two_requests_wait_for_one_load_and_each_loads_what_it_lacks():
     assert [row[:3] for row in rows(plan)] == [("a", 0, 12), ("b", 0, 12), ("c", 0, 20)]
 
 
-def test_only_a_share_of_the_device_waits_for_loads():
-    scheduler, kv, tier = scene(blocks=16)
+def test_loads_hold_a_bounded_share_of_the_device():
+    scheduler, kv, tier = build_run(blocks=16)
     prompt = tuple(range(37))
     stored(kv, tier, prompt)
     scheduler.add(request("a", prompt, 1))
@@ -143,11 +143,11 @@ def test_only_a_share_of_the_device_waits_for_loads():
     tier.end()
     scheduler.enqueue_ready()
     assert rows(step(scheduler)[0]) == [("a", 0, 16, 21)]
-    assert not scene(blocks=1)[2].loading
+    assert not build_run(blocks=1)[2].loading
 
 
-def test_what_is_on_the_device_or_the_host_is_not_loaded():
-    scheduler, kv, tier = scene(host=HostTier(8))
+def test_contents_on_device_or_host_are_not_loaded():
+    scheduler, kv, tier = build_run(host=HostTier(8))
     stored(kv, tier)
     scheduler.add(request("a", (*HEAD, 99), 1))
     tier.end()
@@ -158,8 +158,8 @@ def test_what_is_on_the_device_or_the_host_is_not_loaded():
     assert len(tier.loading) == 1
 
 
-def test_every_window_gets_what_it_needs():
-    scheduler, kv, tier = scene(specs=(FullAttentionSpec(), SlidingWindowSpec(5)))
+def test_each_window_group_loads_its_blocks():
+    scheduler, kv, tier = build_run(specs=(FullAttentionSpec(), SlidingWindowSpec(5)))
     stored(kv, tier)
     scheduler.add(request("a", (*HEAD, 99), 1))
     assert len(tier.loading["load 0"]) == 3 + 1
@@ -169,8 +169,8 @@ def test_every_window_gets_what_it_needs():
     scheduler.check()
 
 
-def test_what_is_forgotten_while_it_is_loaded_is_not_found():
-    scheduler, kv, tier = scene()
+def test_contents_forgotten_during_a_load_are_not_cached():
+    scheduler, kv, tier = build_run()
     stored(kv, tier)
     scheduler.add(request("a", (*HEAD, 99), 1))
     kv.pool.forget([key for key, _ in tier.loading["load 0"][1:]])
@@ -179,10 +179,10 @@ def test_what_is_forgotten_while_it_is_loaded_is_not_found():
     assert rows(step(scheduler)[0]) == [("a", 0, 4, 9)]
 
 
-def test_what_a_load_evicts_is_not_stored_with_a_plan():
+def test_blocks_evicted_by_a_load_are_not_stored():
     """The load may write the block before the next plan would copy it."""
     host = HostTier(8)
-    scheduler, kv, tier = scene(blocks=8, host=host)
+    scheduler, kv, tier = build_run(blocks=8, host=host)
     scheduler.add(request("b", range(50, 80), 1))
     step(scheduler)
     stored(kv, tier)

@@ -1,4 +1,4 @@
-"""What every limit promises; one test for all of them, and what each is for."""
+"""The contract of limits for all of them, and tests of each."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.plan_builder import PlanBuilder
 from quire.core.types import SequenceState, Wants
 from quire.errors import TooLong
-from tests.pure.core.made import request, sequence
+from tests.pure.core.builders import request, sequence
 from tests.pure.core.workload import Run, Setup
 
 
 class OneLongRow(StepBudget, StepListener):
-    """A budget that no hub names: one row of several tokens in a step, and none after a slow one."""
+    """A new budget: one row of several tokens in a step, and none after a slow step."""
 
     def __init__(self, most=1):
         self.most = self.left = most
@@ -63,35 +63,37 @@ class OneLongRow(StepBudget, StepListener):
 MAKERS = {
     "tokens": lambda k: TokenBudget(3 * k),
     "whole": lambda k: WholePromptLimit(3 * k),
-    "seats": MaxSeqsLimit,
+    "max seqs": MaxSeqsLimit,
     "one long row": OneLongRow,
     "chunk": PrefillChunkLimit,
     "partial": PartialPrefillLimit,
     "long": lambda k: LongPrefillLimit(k, 5),
-    "suspects": lambda k: suspects(k, marked=False, accused=0),
-    "suspects, marked": lambda k: suspects(k, marked=True, accused=0),
-    "suspects, accused": lambda k: suspects(k, marked=False, accused=k),
-    "suspects, an open step": lambda k: suspects(k, marked=True, accused=k, waits=True),
-    "door": lambda k: AdmissionControl(max_requests=k, max_tokens=9 * k, clock=lambda: 0.0),
-    "kv share": lambda k: TenantKVQuota(FairQueue(Fifo), 4 * k, lambda tokens: tokens),
-    "short first": lambda k: ShortestPromptFirst(Fifo(), lambda: 3 * k),
-    "pace": lambda k: paced(k, known=False),
-    "pace, known": lambda k: paced(k, known=True),
+    "fault isolation": lambda k: isolation_limit(k, crashed=False, failed=0),
+    "fault isolation, after a crash": lambda k: isolation_limit(k, crashed=True, failed=0),
+    "fault isolation, after a failed step": lambda k: isolation_limit(k, crashed=False, failed=k),
+    "fault isolation, a trial without rows": lambda k: isolation_limit(
+        k, crashed=True, failed=k, blocked=True
+    ),
+    "admission": lambda k: AdmissionControl(max_requests=k, max_tokens=9 * k, clock=lambda: 0.0),
+    "kv quota": lambda k: TenantKVQuota(FairQueue(Fifo), 4 * k, lambda tokens: tokens),
+    "shortest first": lambda k: ShortestPromptFirst(Fifo(), lambda: 3 * k),
+    "itl": lambda k: itl_limit(k, known=False),
+    "itl, measured": lambda k: itl_limit(k, known=True),
 }
 
 
-def suspects(number, *, marked, accused, waits=False):
-    """Of the sequences that the tests make all are of one request, "r"."""
+def isolation_limit(number, *, crashed, failed, blocked=False):
+    """Return a limit with suspects. The tests' sequences belong to request "r"."""
     limit = FaultIsolationLimit()
-    if marked:
+    if crashed:
         limit.add_request(request("r", engine_crashes=1))
-    limit.observe_step_failure([sequence(id=f"other{i}") for i in range(accused)])
-    if waits:
-        limit.begin_step(1)  # nobody of those on trial comes
+    limit.observe_step_failure([sequence(id=f"other{i}") for i in range(failed)])
+    if blocked:
+        limit.begin_step(1)  # no request on trial has rows
     return limit
 
 
-def paced(decoding, *, known):
+def itl_limit(decoding, *, known):
     limit = InterTokenLatencyLimit(0.05)
     if known:
         limit.observe_step(1000, 0.05)
@@ -99,13 +101,13 @@ def paced(decoding, *, known):
     return limit
 
 
-wishes = st.lists(
+want_lists = st.lists(
     st.tuples(st.integers(1, 12), st.integers(0, 5), st.booleans()), min_size=1, max_size=8
 )
 
 
-def seqs_of(wishes):
-    for prompt, planned, running in wishes:
+def seqs_of(want_lists):
+    for prompt, planned, running in want_lists:
         yield sequence(
             prompt=range(prompt),
             planned=min(planned, prompt - 1),
@@ -117,8 +119,8 @@ def state_of(limit):
     return dict(vars(limit))
 
 
-def known_to(limit):
-    """What a copy of a limit shares with it: sequences, and all else that is itself and no value."""
+def shared_objects(limit):
+    """Return the objects by id that a deep copy must share, as they have no value equality."""
     held = [
         one for value in vars(limit).values() if isinstance(value, dict | list) for one in value
     ]
@@ -127,19 +129,17 @@ def known_to(limit):
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-@given(size=st.integers(1, 4), sequences=st.integers(1, 3), wishes=wishes)
-def test_a_limit_allows_no_more_than_wanted_and_forgets_what_is_undone(
-    make, size, sequences, wishes
-):
+@given(size=st.integers(1, 4), sequences=st.integers(1, 3), want_lists=want_lists)
+def test_allow_is_bounded_by_want_and_undo_reverts_take(make, size, sequences, want_lists):
     limit = make(size)
     limit.begin_step(sequences)
-    for seq in seqs_of(wishes):
+    for seq in seqs_of(want_lists):
         for want in range(seq.pending + 1):
             before = state_of(limit)
             allowed = limit.allow(seq, want)
             assert 0 <= allowed <= want
             assert state_of(limit) == before, "allow() changed something"
-            assert not (limit.full() and allowed), "full, and yet it allows"
+            assert not (limit.full() and allowed), "it is full, but allows tokens"
             if allowed:
                 limit.take(seq, allowed)
                 limit.undo(seq, allowed)
@@ -150,16 +150,16 @@ def test_a_limit_allows_no_more_than_wanted_and_forgets_what_is_undone(
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-@given(size=st.integers(1, 4), wishes=wishes)
-def test_slack_rows_are_granted_and_counted_like_any_other(make, size, wishes):
+@given(size=st.integers(1, 4), want_lists=want_lists)
+def test_free_decode_rows_are_granted_and_counted_like_others(make, size, want_lists):
     limit = make(size)
     limit.begin_step(9)
-    for seq in seqs_of(wishes):
+    for seq in seqs_of(want_lists):
         n = limit.allow(seq, seq.pending)
         if n:
             limit.take(seq, n)
     one = sequence(prompt=range(9), output=(1,), planned=9, state=SequenceState.RUNNING)
-    other = copy.deepcopy(limit, known_to(limit))
+    other = copy.deepcopy(limit, shared_objects(limit))
     rows = min(limit.free_decode_rows(), 5)
     for _ in range(rows):
         assert limit.allow(one, 1) == 1
@@ -168,8 +168,8 @@ def test_slack_rows_are_granted_and_counted_like_any_other(make, size, wishes):
     assert state_of(other) == state_of(limit)
 
 
-@given(wishes)
-def test_adding_a_row_to_a_draft_and_removing_it_is_nothing(wishes):
+@given(want_lists)
+def test_adding_and_removing_a_row_leaves_the_plan_unchanged(want_lists):
     limits = [
         PrefillChunkLimit(4),
         TokenBudget(20),
@@ -178,7 +178,7 @@ def test_adding_a_row_to_a_draft_and_removing_it_is_nothing(wishes):
         LongPrefillLimit(1, 5),
     ]
     draft = PlanBuilder(limits, 9)
-    for seq in seqs_of(wishes):
+    for seq in seqs_of(want_lists):
         n = draft.allowed_tokens(seq)
         if not n:
             continue
@@ -204,7 +204,7 @@ def test_the_token_budget_is_shared_in_order():
     assert budget.full()
 
 
-def test_whole_prompts_are_not_cut_but_recomputed_ones_may_be():
+def test_whole_prompts_are_not_chunked_but_recomputed_ones_may_be():
     limit = WholePromptLimit(10)
     seq = sequence(prompt=range(8))
     assert limit.allow(seq, 7) == 0
@@ -216,14 +216,14 @@ def test_whole_prompts_are_not_cut_but_recomputed_ones_may_be():
     assert limit.allow(seq, 3) == 3
 
 
-def test_a_prompt_beyond_the_budget_is_refused_when_it_may_not_be_cut():
+def test_a_prompt_above_the_budget_is_refused_without_chunked_prefill():
     WholePromptLimit(10).check_request(request(prompt=range(10)))
     with pytest.raises(TooLong, match=r"11 tokens.*at most 10.*max_num_batched_tokens") as caught:
         WholePromptLimit(10).check_request(request(prompt=range(11)))
     assert caught.value.param == "prompt"
 
 
-def test_long_prompts_come_in_pieces_unless_alone():
+def test_long_prompts_are_chunked_unless_alone():
     cap = PrefillChunkLimit(4)
     seq = sequence(prompt=range(20))
     cap.begin_step(2)
@@ -255,14 +255,14 @@ def prompt_of(tokens):
     return sequence(prompt=range(tokens), planned=0, state=SequenceState.WAITING)
 
 
-def short(limit):
-    """A prompt that would take all that a step has, and is not long."""
+def longest_short_prompt(limit):
+    """Return the longest prompt that does not count as long."""
     fits = min(max(limit.fitting_tokens, MIN_PROMPT_TOKENS), 20_000)
     return prompt_of(int(fits * LONG_PROMPT_STEPS))
 
 
-def told(limit, rows, prompt_tokens, seconds):
-    """A step of so many decoding rows was planned and applied; the next is being planned."""
+def observe_step_of(limit, rows, prompt_tokens, seconds):
+    """Observe a step with so many decoding rows, and begin the next."""
     limit.observe_step(0, 0.004)
     limit.begin_step(rows + 1)
     limit.take_decode_rows(rows)
@@ -270,18 +270,18 @@ def told(limit, rows, prompt_tokens, seconds):
     limit.begin_step(rows + 1)
 
 
-def granted(limit, rows=4):
-    """Prompt tokens that the next step may have."""
+def granted_prompt_tokens(limit, rows=4):
+    """Return the prompt tokens that the next step is allowed."""
     limit.begin_step(rows + 1)
     limit.take_decode_rows(rows)
-    return limit.allow(short(limit), 100_000)
+    return limit.allow(longest_short_prompt(limit), 100_000)
 
 
 def run_full_steps(limit, fixed_s, token_s, steps, rows=4):
-    """Steps that take all they are allowed, on a device with a fixed cost a step."""
+    """Run steps with all allowed tokens on a device with these costs. Returns the last duration."""
     seconds = 0.0
     for _ in range(steps):
-        tokens = granted(limit, rows)
+        tokens = granted_prompt_tokens(limit, rows)
         seconds = fixed_s + token_s * (tokens + rows)
         limit.observe_step(tokens, seconds)
     return seconds
@@ -289,7 +289,7 @@ def run_full_steps(limit, fixed_s, token_s, steps, rows=4):
 
 def test_prompts_beside_decoding_rows_get_what_fits_the_target():
     limit = InterTokenLatencyLimit(0.050)
-    told(limit, 4, 2000, 0.100)
+    observe_step_of(limit, 4, 2000, 0.100)
     most = limit.allow(prompt_of(5000), 5000)
     assert 850 < most <= 1000
     limit.take(prompt_of(600), 600)
@@ -301,13 +301,13 @@ def test_prompts_beside_decoding_rows_get_what_fits_the_target():
 )
 def test_a_step_beside_decoding_rows_fills_the_tiles_of_products(rows, fits, tokens):
     limit = InterTokenLatencyLimit(0.050)
-    told(limit, rows, 2 * fits, 0.100)
+    observe_step_of(limit, rows, 2 * fits, 0.100)
     limit.take_decode_rows(rows)
-    assert limit.allow(short(limit), 9000) + rows == tokens
+    assert limit.allow(longest_short_prompt(limit), 9000) + rows == tokens
 
 
 @pytest.mark.parametrize(("fixed_s", "token_s"), [(0.0, 22e-6), (0.02, 22e-6), (0.005, 2e-3)])
-def test_steps_come_near_the_target_and_not_over_it_whatever_a_step_costs(fixed_s, token_s):
+def test_step_times_approach_the_target_for_any_cost(fixed_s, token_s):
     limit = InterTokenLatencyLimit(0.050)
     limit.observe_step(8000, fixed_s + 8000 * token_s)
     seconds = run_full_steps(limit, fixed_s, token_s, 30)
@@ -315,41 +315,41 @@ def test_steps_come_near_the_target_and_not_over_it_whatever_a_step_costs(fixed_
     assert max(0.022, least) <= seconds <= max(0.055, least)
 
 
-def test_prompts_get_all_they_want_while_nobody_decodes():
+def test_prompts_are_not_limited_without_decoding_rows():
     limit = InterTokenLatencyLimit(0.050)
-    told(limit, 0, 2000, 0.090)
+    observe_step_of(limit, 0, 2000, 0.090)
     assert limit.allow(prompt_of(5000), 5000) == 5000
 
 
-def test_a_prompt_gets_on_however_slow_the_device_is():
+def test_a_prompt_makes_progress_on_a_slow_device():
     limit = InterTokenLatencyLimit(0.050)
-    told(limit, 1, 100, 10.0)
-    assert limit.allow(short(limit), 5000) == MIN_PROMPT_TOKENS
+    observe_step_of(limit, 1, 100, 10.0)
+    assert limit.allow(longest_short_prompt(limit), 5000) == MIN_PROMPT_TOKENS
 
 
-def test_a_step_that_stalled_is_forgotten_after_some_full_ones():
+def test_the_limit_recovers_from_a_stalled_step():
     limit = InterTokenLatencyLimit(0.050)
     run_full_steps(limit, 0.02, 22e-6, 20)
-    before = granted(limit)
-    limit.observe_step(granted(limit), 9.0)
-    assert granted(limit) < before / 2
+    before = granted_prompt_tokens(limit)
+    limit.observe_step(granted_prompt_tokens(limit), 9.0)
+    assert granted_prompt_tokens(limit) < before / 2
     run_full_steps(limit, 0.02, 22e-6, 12)
-    assert granted(limit) >= 0.75 * before
+    assert granted_prompt_tokens(limit) >= 0.75 * before
 
 
-def test_a_step_with_few_prompts_teaches_nothing_of_many():
+def test_a_step_with_few_prompt_tokens_does_not_lower_the_limit():
     limit = InterTokenLatencyLimit(0.050)
     limit.observe_step(2000, 0.100)
-    granted(limit)
-    before = granted(limit)
+    granted_prompt_tokens(limit)
+    before = granted_prompt_tokens(limit)
     for _ in range(20):
         limit.observe_step(100, 0.012)
-    assert granted(limit) == before
+    assert granted_prompt_tokens(limit) == before
 
 
-def test_a_decoding_row_is_never_held_back():
+def test_decoding_rows_are_never_limited():
     limit = InterTokenLatencyLimit(0.001)
-    told(limit, 4, 2000, 1.0)
+    observe_step_of(limit, 4, 2000, 1.0)
     limit.take(prompt_of(MIN_PROMPT_TOKENS), MIN_PROMPT_TOKENS)
     row = sequence(prompt=range(3), output=[7], planned=3, state=SequenceState.RUNNING)
     assert limit.allow(row, 1) == 1

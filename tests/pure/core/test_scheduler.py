@@ -1,4 +1,4 @@
-"""What the scheduler promises beyond the tokens: refusals, ends, order, and what it tells."""
+"""The scheduler: refusals, finish reasons, order, failures, counters."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from quire.core.types import (
     Wants,
 )
 from quire.errors import NotFinite, RequestError, StepFailed, TooLong
-from tests.pure.core.made import FakeGrammars, bound, request
+from tests.pure.core.builders import FakeGrammars, fake_constraint, request
 from tests.pure.core.workload import Run, Setup, check_outcome
 
 
 def engine(requests=(), **setup):
-    """A scheduler with requests queued, and nothing done."""
+    """Return a scheduler with queued requests."""
     more = setup.pop("limits", [])
-    made = Setup(**setup)
-    made.more = more
-    scheduler, _, _ = made.build()
+    scheduler, _, _ = Setup(**setup, more=more).build()
     for one in requests:
         scheduler.add(one)
     return scheduler
@@ -52,7 +50,7 @@ def step(scheduler, token=1):
 # -- refusals ---------------------------------------------------------------------------------
 
 
-def test_a_request_that_can_never_fit_is_refused_with_numbers_and_knobs():
+def test_a_request_that_never_fits_is_refused_with_numbers_and_options():
     scheduler = engine(blocks=3, block_size=4)
     scheduler.add(request("fits", prompt=range(8), max_tokens=5))
     with pytest.raises(TooLong, match=r"4 KV cache blocks of 4 tokens, and there are 3") as caught:
@@ -70,7 +68,7 @@ def test_a_window_makes_long_sequences_fit():
 def test_a_prompt_as_long_as_the_model_is_refused():
     scheduler, _, _ = Setup().build(max_len=8)
     scheduler.add(request("fits", prompt=range(7), max_tokens=100))
-    with pytest.raises(TooLong, match=r"8 tokens.*may have 8.*max_model_len"):
+    with pytest.raises(TooLong, match=r"context length is 8 tokens.*the prompt has 8 tokens"):
         scheduler.add(request("long", prompt=range(8)))
 
 
@@ -85,7 +83,7 @@ def test_a_prompt_as_long_as_the_model_is_refused():
         ({"parent": "old"}, "hold=True"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(fields, what):
+def test_a_malformed_request_is_refused(fields, what):
     scheduler = engine([request("old")])
     with pytest.raises(RequestError, match=what):
         scheduler.add(request(**{"id": "new", **fields}))
@@ -101,7 +99,7 @@ def test_a_prompt_beyond_the_budget_is_refused_without_chunked_prefill():
 # -- prompts and order ------------------------------------------------------------------------
 
 
-def test_a_prompt_comes_in_chunks_of_what_the_budget_leaves():
+def test_a_prompt_is_chunked_by_the_remaining_budget():
     scheduler = engine([request("a", range(9)), request("b", range(20, 29))], budget=6)
     assert rows(step(scheduler)[0]) == [("a", 0, 0, 6)]
     assert rows(step(scheduler)[0]) == [("a", 0, 6, 3), ("b", 0, 0, 3)]
@@ -115,28 +113,28 @@ def test_without_chunked_prefill_a_prompt_waits_until_it_fits_whole():
     assert rows(step(scheduler)[0]) == [("a", 0, 4, 1), ("b", 0, 0, 9)]
 
 
-def test_short_prompts_pass_long_ones_that_wait_for_a_place():
+def test_short_prompts_overtake_waiting_long_ones():
     requests = [request("a", range(30)), request("b", range(30)), request("c", range(3))]
     scheduler = engine(requests, budget=12, chunk_cap=5, long=(1, 10))
     assert rows(step(scheduler)[0]) == [("a", 0, 0, 5), ("c", 0, 0, 3)]
 
 
-def test_several_prompts_may_be_in_prefill_at_once():
+def test_several_prompts_may_be_partial_at_once():
     requests = [request(c, range(30)) for c in "abc"]
     scheduler = engine(requests, budget=12, chunk_cap=5)
     assert rows(step(scheduler)[0]) == [("a", 0, 0, 5), ("b", 0, 0, 5), ("c", 0, 0, 2)]
 
 
-def test_priority_goes_first_and_fifo_does_not_care():
+def test_the_priority_queue_orders_by_priority_and_fifo_ignores_it():
     requests = [request("a", priority=1), request("b", priority=0)]
     assert rows(step(engine(requests, slots=1, priority=True))[0])[0][0] == "b"
     assert rows(step(engine(requests, slots=1))[0])[0][0] == "a"
 
 
-def test_slots_are_given_out_and_taken_back():
+def test_slots_are_assigned_and_returned():
     scheduler = engine([request(c, max_tokens=1) for c in "abc"], slots=2)
     plan, _ = step(scheduler)
-    assert sorted(seq.slot for seq in plan.joins) == [-1, -1]  # both have left again
+    assert sorted(seq.slot for seq in plan.joins) == [-1, -1]  # both have ended
     assert len(plan.rows) == 2
     plan = scheduler.plan()
     assert sorted(plan.leaves) == [0, 1]
@@ -146,8 +144,8 @@ def test_slots_are_given_out_and_taken_back():
 # -- preemption -------------------------------------------------------------------------------
 
 
-def squeeze(**setup):
-    """Two sequences that fit at first, until they grow."""
+def preempting_scheduler(**setup):
+    """Return a scheduler with two sequences that fit until they grow."""
     scheduler = engine(
         [request("a", range(4), 8), request("b", range(10, 14), 8)], blocks=4, block_size=4, **setup
     )
@@ -157,8 +155,8 @@ def squeeze(**setup):
     return scheduler, plans
 
 
-def test_the_youngest_is_preempted_and_nobody_is_let_in_meanwhile():
-    _, plans = squeeze()
+def test_the_youngest_is_preempted_and_none_is_admitted_meanwhile():
+    _, plans = preempting_scheduler()
     [plan] = [plan for plan in plans if plan.preempted]
     assert plan.preempted == ("b",)
     assert not plan.joins
@@ -166,7 +164,7 @@ def test_the_youngest_is_preempted_and_nobody_is_let_in_meanwhile():
 
 
 def test_a_preempted_sequence_loads_what_the_device_evicted():
-    scheduler, plans = squeeze(host=4)
+    scheduler, plans = preempting_scheduler(host=4)
     stored = {c.dst for plan in plans for c in plan.swap_out}
     [back] = [plan for plan in plans if plan.swap_in]
     assert {c.src for c in back.swap_in} <= stored
@@ -186,8 +184,8 @@ def test_preemption_is_logged_first_and_then_every_fiftieth_time(caplog):
             while not scheduler.idle:
                 step(scheduler)
     assert len(caplog.records) == 1 + (scheduler.stats().preemptions - 1) // 50
-    for word in ("num_gpu_blocks_override", "max_num_seqs", "so far: 51"):
-        assert word in caplog.text
+    for text in ("num_gpu_blocks_override", "max_num_seqs", "so far: 51"):
+        assert text in caplog.text
 
 
 # -- ends -------------------------------------------------------------------------------------
@@ -215,7 +213,7 @@ def test_the_length_of_the_model_ends_a_sequence_too():
     assert [u.finish for _ in range(2) for u in step(scheduler)[1]] == [None, "length"]
 
 
-def test_tokens_behind_one_that_ends_the_sequence_are_cut():
+def test_tokens_after_the_last_one_are_dropped():
     scheduler = engine([request(stop=StopConditions(9, eos_ids=frozenset({7})))])
     scheduler.apply(scheduler.plan(), StepResult([(1, 2)]))
     plan = scheduler.plan()
@@ -227,7 +225,7 @@ def test_tokens_behind_one_that_ends_the_sequence_are_cut():
     scheduler.check()
 
 
-def test_abort_ends_all_sequences_of_a_request_wherever_they_are():
+def test_abort_ends_all_sequences_of_a_request_in_any_state():
     scheduler = engine([request("a", range(20), n=3), request("b")], budget=5)
     step(scheduler)
     updates = scheduler.abort("a")
@@ -238,7 +236,7 @@ def test_abort_ends_all_sequences_of_a_request_wherever_they_are():
     assert rows(step(scheduler)[0]) == [("b", 0, 0, 3)]
 
 
-def test_a_sequence_aborted_with_a_step_in_flight_leaves_a_dead_row():
+def test_a_sequence_aborted_with_a_step_in_flight_leaves_a_stale_row():
     scheduler = engine([request("a"), request("b")], depth=2)
     first = scheduler.plan()
     second = scheduler.plan()
@@ -252,7 +250,7 @@ def test_a_sequence_aborted_with_a_step_in_flight_leaves_a_dead_row():
     scheduler.check()
 
 
-def test_silently_aborted_sequences_make_no_update():
+def test_silently_aborted_sequences_have_no_update():
     scheduler = engine([request(n=2, max_tokens=2)])
     step(scheduler)
     scheduler.abort_sequence("r", 0)
@@ -263,7 +261,7 @@ def test_silently_aborted_sequences_make_no_update():
     assert scheduler.idle
 
 
-def test_another_takes_over_when_the_one_that_computes_the_prompt_ends():
+def test_a_follower_becomes_leader_when_the_leader_ends():
     scheduler = engine([request(prompt=range(20), n=3)], budget=8)
     step(scheduler)
     scheduler.abort_sequence("r", 0)
@@ -274,16 +272,16 @@ def test_another_takes_over_when_the_one_that_computes_the_prompt_ends():
 def test_an_error_ends_its_row_only():
     scheduler = engine([request("a"), request("b")])
     plan = scheduler.plan()
-    updates = scheduler.apply(plan, answer(plan, errors={0: "grammar went astray"}))
+    updates = scheduler.apply(plan, answer(plan, errors={0: "the mask allows no token"}))
     assert [(u.request_id, u.finish, u.error) for u in updates] == [
-        ("a", "error", "grammar went astray"),
+        ("a", "error", "the mask allows no token"),
         ("b", None, None),
     ]
     scheduler.check()
     assert scheduler.stats().cached_blocks == 0
 
 
-def test_a_refusal_ends_its_row_by_the_fault_of_the_request():
+def test_a_request_error_ends_its_row_as_the_requests_fault():
     scheduler = engine([request("a", max_tokens=9), request("b", max_tokens=9)])
     step(scheduler)
     plan = scheduler.plan()
@@ -296,7 +294,7 @@ def test_a_refusal_ends_its_row_by_the_fault_of_the_request():
     scheduler.check()
 
 
-def test_all_who_run_when_a_step_fails_go_back_in_their_order_and_say_what_they_would_have():
+def test_a_failed_step_requeues_all_in_order_and_keeps_their_output():
     scheduler = engine([request("a"), request("b", range(30))], budget=7, depth=2)
     first, second = scheduler.plan(), scheduler.plan()
     scheduler.add(request("c"))
@@ -310,12 +308,12 @@ def test_all_who_run_when_a_step_fails_go_back_in_their_order_and_say_what_they_
     assert len(plan.leaves) == 2
 
 
-def test_whom_a_limit_blames_ends_and_nobody_else():
-    class Knows(MaxSeqsLimit, StepListener):
+def test_only_the_culprit_of_a_limit_ends():
+    class BlamingLimit(MaxSeqsLimit, StepListener):
         def observe_step_failure(self, rows):
             return rows[-1].request.id
 
-    scheduler = engine([request("a"), request("b", n=3)], limits=[Knows(9)])
+    scheduler = engine([request("a"), request("b", n=3)], limits=[BlamingLimit(9)])
     step(scheduler)
     failed = scheduler.fail_step(scheduler.plan())
     assert failed.culprit == "b"
@@ -329,12 +327,12 @@ def test_whom_a_limit_blames_ends_and_nobody_else():
     assert scheduler.stats().failed_requests == 1
 
 
-def test_a_spoilt_row_ends_and_nobody_finds_what_it_computed():
+def test_a_row_with_non_finite_logits_ends_and_its_blocks_are_not_hit():
     head = tuple(range(8))
     scheduler = engine([request("a", (*head, 9, 9, 9, 9, 9), 9)], block_size=4)
     step(scheduler)
     scheduler.add(request("b", (*head, 7, 7, 7, 7, 7), 9))
-    step(scheduler)  # finds the two blocks of the head, and fills a third
+    step(scheduler)  # hits the two blocks of the head, and fills a third
     assert scheduler.stats().prefix_hit_tokens == 8
     plan = scheduler.plan()
     (update,) = [u for u in scheduler.apply(plan, answer(plan, non_finite={1: "nan"})) if u.finish]
@@ -344,11 +342,11 @@ def test_a_spoilt_row_ends_and_nobody_finds_what_it_computed():
     hits = scheduler.stats().prefix_hit_tokens
     scheduler.add(request("c", (*head, 7, 7, 7, 7, 7), 9))
     step(scheduler)
-    assert scheduler.stats().prefix_hit_tokens == hits + 8  # what a computed; not what b did
+    assert scheduler.stats().prefix_hit_tokens == hits + 8  # blocks of a, but not of b
     assert scheduler.stats().corrupt_rows == 1
 
 
-def test_blocks_that_two_spoilt_rows_have_read_are_found_no_more():
+def test_blocks_read_by_two_non_finite_rows_are_not_hit():
     head = tuple(range(8))
     scheduler = engine([request("a", (*head, 9), 9)], block_size=4)
     step(scheduler)
@@ -361,7 +359,7 @@ def test_blocks_that_two_spoilt_rows_have_read_are_found_no_more():
         assert scheduler.stats().prefix_hit_tokens - before == hit
 
 
-def test_what_breaks_the_books_of_one_ends_that_one(caplog, monkeypatch):
+def test_an_exception_in_one_result_ends_that_request(caplog, monkeypatch):
     scheduler = engine([request("a", max_tokens=9), request("b", max_tokens=9)])
     step(scheduler)
     publish = KVCache.cache_full_blocks
@@ -379,7 +377,7 @@ def test_what_breaks_the_books_of_one_ends_that_one(caplog, monkeypatch):
     assert {row[0] for row in rows(step(scheduler)[0])} == {"a"}
 
 
-def test_what_breaks_at_admission_ends_that_one(caplog, monkeypatch):
+def test_an_exception_at_admission_ends_that_request(caplog, monkeypatch):
     match = KVCache.match_prefix
 
     def breaks(self, seq):
@@ -395,26 +393,26 @@ def test_what_breaks_at_admission_ends_that_one(caplog, monkeypatch):
     scheduler.check()
 
 
-def test_a_limit_that_breaks_on_a_request_refuses_it_and_keeps_nothing():
-    forgotten = []
+def test_an_exception_in_a_limit_refuses_the_request_and_leaves_no_state():
+    removed = []
 
-    class First(Admission):
+    class FirstAdmission(Admission):
         def remove_request(self, request):
-            forgotten.append(request.id)
+            removed.append(request.id)
 
-    class Breaks(Admission):
+    class RaisingAdmission(Admission):
         def add_request(self, request):
             raise OSError("no room")
 
-    scheduler = engine([], limits=[First(), Breaks()])
+    scheduler = engine([], limits=[FirstAdmission(), RaisingAdmission()])
     with pytest.raises(OSError, match="no room"):
         scheduler.add(request("a"))
-    assert forgotten == ["a"]
+    assert removed == ["a"]
     assert scheduler.idle
     scheduler.check()
 
 
-def test_a_made_up_step_leaves_nothing_behind():
+def test_a_dummy_step_leaves_no_state():
     scheduler = engine([request("a"), request("b")], depth=2)
     step(scheduler)
     scheduler.fail_step(scheduler.plan())
@@ -430,8 +428,8 @@ def test_a_made_up_step_leaves_nothing_behind():
     assert after.leaves == (plan.rows[0].seq.slot,)
 
 
-def until(scheduler, found):
-    """The first plan that found() accepts; those before it are applied."""
+def run_until(scheduler, found):
+    """Return the first plan that the predicate accepts; apply those before it."""
     plan = scheduler.plan()
     while not found(plan):
         scheduler.apply(plan, answer(plan))
@@ -439,23 +437,23 @@ def until(scheduler, found):
     return plan
 
 
-def test_what_a_failed_step_was_to_store_is_computed_again():
+def test_stores_of_a_failed_step_are_recomputed():
     requests = [request("a", range(4), 8), request("b", range(10, 14), 8)]
     scheduler = engine(requests, blocks=4, block_size=4, host=4)
-    scheduler.fail_step(until(scheduler, lambda plan: plan.swap_out))
+    scheduler.fail_step(run_until(scheduler, lambda plan: plan.swap_out))
     stats = scheduler.stats()
     assert (stats.held_host_blocks, stats.cached_host_blocks) == (0, 0)
     while not scheduler.idle:
         assert not step(scheduler)[0].swap_in
 
 
-def test_what_a_failed_step_was_to_load_is_not_found_on_the_device():
+def test_loads_of_a_failed_step_are_not_cached():
     scheduler = engine([request("a", range(17), 1)], blocks=5, block_size=4, host=8)
     step(scheduler)
     scheduler.add(request("b", range(50, 67), 1))
     step(scheduler)
     scheduler.add(request("c", range(17), 1, n=2))
-    plan = until(scheduler, lambda plan: plan.swap_in)
+    plan = run_until(scheduler, lambda plan: plan.swap_in)
     loaded = len(plan.swap_in)
     assert loaded
     assert scheduler.stats().following == 0, "the siblings share what is loaded"
@@ -467,8 +465,8 @@ def test_what_a_failed_step_was_to_load_is_not_found_on_the_device():
         step(scheduler)
 
 
-def test_a_step_of_no_request_stores_nothing():
-    """What it evicts is overwritten before the next plan, which would do the copying."""
+def test_a_dummy_step_stores_nothing():
+    """Its evicted block is overwritten before the next plan, which would copy it."""
     scheduler = engine([request("a", range(17), 1)], blocks=5, block_size=4, host=8)
     step(scheduler)
     scheduler.add(request("b", range(50, 66), 1))
@@ -480,7 +478,7 @@ def test_a_step_of_no_request_stores_nothing():
     assert scheduler.stats().host_stored_blocks == stored
 
 
-def test_a_spoilt_row_s_contents_are_not_found_on_the_host():
+def test_contents_of_a_non_finite_row_are_not_on_the_host():
     scheduler = engine([request("a", range(17), 3)], blocks=6, block_size=4, host=8)
     step(scheduler)
     while not scheduler.idle:
@@ -514,7 +512,7 @@ def test_a_reset_empties_the_host_too():
 # -- steps in flight --------------------------------------------------------------------------
 
 
-def test_no_row_is_wasted_on_a_length_that_is_known_beforehand():
+def test_no_row_is_planned_beyond_max_tokens():
     scheduler = engine([request(max_tokens=2)], depth=2)
     first, second = scheduler.plan(), scheduler.plan()
     assert rows(second) == [("r", 0, 3, 1)]
@@ -523,14 +521,14 @@ def test_no_row_is_wasted_on_a_length_that_is_known_beforehand():
     assert scheduler.apply(second, answer(second))[0].finish == "length"
 
 
-def test_no_more_steps_than_agreed_are_in_flight():
+def test_steps_in_flight_are_bounded():
     scheduler = engine([request()])
     scheduler.plan()
     with pytest.raises(AssertionError, match="in flight already"):
         scheduler.plan()
 
 
-def test_results_come_in_the_order_of_their_plans():
+def test_results_must_be_applied_in_plan_order():
     scheduler = engine([request()], depth=2)
     _, second = scheduler.plan(), scheduler.plan()
     with pytest.raises(AssertionError, match="step 2 before 1"):
@@ -540,7 +538,7 @@ def test_results_come_in_the_order_of_their_plans():
 # -- forks and holds --------------------------------------------------------------------------
 
 
-def test_siblings_start_with_the_prompt_but_its_last_token():
+def test_siblings_share_the_prompt_except_its_last_token():
     scheduler = engine([request(prompt=range(10), n=3)])
     step(scheduler)
     plan = scheduler.plan()
@@ -551,7 +549,7 @@ def test_siblings_start_with_the_prompt_but_its_last_token():
     assert [c.dst for c in plan.copies] == [tables[1][2], tables[2][2]]
 
 
-def test_a_child_shares_what_its_held_parent_computed():
+def test_a_child_shares_computed_tokens_of_its_held_parent():
     scheduler = engine([request("p", range(9), 1, hold=True)])
     step(scheduler, token=5)
     assert scheduler.idle
@@ -567,7 +565,7 @@ def test_a_child_shares_what_its_held_parent_computed():
     assert scheduler.stats().held_blocks == 0
 
 
-def test_released_parents_cannot_be_named():
+def test_a_released_parent_is_refused():
     scheduler = engine([request("p", hold=True, max_tokens=1)])
     step(scheduler)
     scheduler.release("p")
@@ -575,7 +573,7 @@ def test_released_parents_cannot_be_named():
         scheduler.add(request("c", parent="p"))
 
 
-def test_a_request_released_before_its_end_is_forgotten_at_its_end():
+def test_a_request_released_before_its_end_is_removed_at_its_end():
     scheduler = engine([request("p", hold=True, max_tokens=2)])
     step(scheduler)
     scheduler.release("p")
@@ -585,7 +583,7 @@ def test_a_request_released_before_its_end_is_forgotten_at_its_end():
     scheduler.add(request("p"))
 
 
-def test_held_blocks_give_way_to_those_who_run():
+def test_held_blocks_are_freed_for_running_sequences():
     scheduler = engine([request("p", range(7), 1, hold=True)], blocks=2, block_size=4)
     step(scheduler)
     scheduler.add(request("q", range(20, 26), 2))
@@ -596,7 +594,7 @@ def test_held_blocks_give_way_to_those_who_run():
 # -- what it tells ----------------------------------------------------------------------------
 
 
-def test_prompt_logprobs_are_handed_out_once_with_the_first_token():
+def test_prompt_logprobs_come_once_with_the_first_token():
     def lp(row):
         return [
             TokenLogprobs([p], [0.0], [1])
@@ -615,14 +613,14 @@ def test_prompt_logprobs_are_handed_out_once_with_the_first_token():
     assert all(u.prompt_logprobs is None for u in given[1:])
 
 
-def test_prompt_logprobs_of_a_prompt_computed_twice_are_handed_out_once():
+def test_prompt_logprobs_of_a_recomputed_prompt_come_once():
     scheduler = engine(
         [request("a", range(4), 9), request("b", range(10, 19), 1)],
         blocks=4,
         block_size=4,
         budget=3,
     )
-    got = []
+    generated = []
     while not scheduler.idle:
         plan = scheduler.plan()
         news = {
@@ -633,13 +631,13 @@ def test_prompt_logprobs_of_a_prompt_computed_twice_are_handed_out_once():
             for i, r in enumerate(plan.rows)
             if r.seq.request.id == "b" and r.start < 8
         }
-        got += [
+        generated += [
             u
             for u in scheduler.apply(plan, answer(plan, prompt_logprobs=news))
             if u.request_id == "b"
         ]
     assert scheduler.stats().preemptions > 0
-    [update] = got
+    [update] = generated
     assert [p.ids[0] for p in update.prompt_logprobs] == list(range(1, 9))
 
 
@@ -653,7 +651,7 @@ def test_stats_count_sequences_blocks_and_hits():
     assert stats.held_blocks + stats.cached_blocks + stats.free_blocks == stats.blocks == 20
 
 
-def test_the_block_map_says_what_each_block_is_for():
+def test_the_block_map_has_the_state_of_each_block():
     scheduler = engine([request(prompt=range(9), n=2, max_tokens=3)], blocks=8)
     step(scheduler)
     step(scheduler)
@@ -677,7 +675,7 @@ def test_the_prefix_cache_is_not_reset_while_blocks_are_in_use():
     assert rows(step(scheduler)[0]) == [("again", 0, 0, 9)]
 
 
-def test_moved_names_running_sequences_whose_window_slid():
+def test_changed_tables_has_running_sequences_whose_window_moved():
     run = Run(Setup(windows=(5,), block_size=2), [request(prompt=range(20), max_tokens=9)])
     run.add(run.requests[0])
     moved = []
@@ -688,7 +686,7 @@ def test_moved_names_running_sequences_whose_window_slid():
     assert max(moved) >= 10
 
 
-def test_check_sees_a_sequence_in_the_wrong_state():
+def test_check_detects_a_sequence_in_the_wrong_state():
     scheduler = engine([request()])
     step(scheduler)
     next(iter(scheduler._running)).state = SequenceState.WAITING
@@ -696,12 +694,12 @@ def test_check_sees_a_sequence_in_the_wrong_state():
         scheduler.check()
 
 
-def test_a_watermark_keeps_blocks_free_for_those_who_run():
+def test_a_watermark_keeps_blocks_free_for_running_sequences():
     requests = [request("a", range(4), 20), request("b", range(10, 14), 20)]
     assert len(step(engine(requests, blocks=10, watermark=0.0))[0].rows) == 2
     assert len(step(engine(requests, blocks=10, watermark=0.9))[0].rows) == 1
     run = Run(Setup(blocks=10, watermark=0.9), requests)
-    check_outcome(run, run.go())
+    check_outcome(run, run.run())
 
 
 def ends(plan, reason, token=1):
@@ -709,7 +707,7 @@ def ends(plan, reason, token=1):
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_a_result_that_says_so_ends_a_row_with_its_token(reason):
+def test_a_finish_reason_in_the_result_ends_the_row_with_its_token(reason):
     scheduler = engine([request("a", max_tokens=9)])
     step(scheduler)
     plan = scheduler.plan()
@@ -719,7 +717,7 @@ def test_a_result_that_says_so_ends_a_row_with_its_token(reason):
     assert scheduler.idle
 
 
-def test_an_end_that_the_result_tells_counts_more_than_the_least_and_the_most():
+def test_a_finish_reason_in_the_result_overrides_min_and_max_tokens():
     stop = StopConditions(1, min_tokens=9)
     scheduler = engine([request("a", stop=stop)])
     plan = scheduler.plan()
@@ -727,14 +725,14 @@ def test_an_end_that_the_result_tells_counts_more_than_the_least_and_the_most():
     assert update.finish == "stop"
 
 
-def test_an_end_that_the_result_tells_keeps_the_stop_token():
+def test_a_finish_reason_in_the_result_keeps_the_stop_token():
     scheduler = engine([request("a", stop=StopConditions(9, token_ids=frozenset({4})))])
     plan = scheduler.plan()
     [update] = scheduler.apply(plan, ends(plan, "length", 4))
     assert (update.finish, update.stop_reason, update.last_token_is_text) == ("stop", 4, False)
 
 
-def test_an_end_that_the_result_tells_says_whether_the_last_token_is_text():
+def test_a_finish_reason_in_the_result_sets_last_token_is_text():
     stop = StopConditions(9, min_tokens=5, eos_ids=frozenset({2}))
     scheduler = engine([request("a", stop=stop), request("b", stop=stop)])
     plan = scheduler.plan()
@@ -742,7 +740,7 @@ def test_an_end_that_the_result_tells_says_whether_the_last_token_is_text():
     assert [(u.finish, u.last_token_is_text) for u in updates] == [("stop", False), ("stop", True)]
 
 
-def test_a_row_of_a_sequence_that_ended_by_the_result_means_nothing():
+def test_a_row_after_a_finish_reason_is_stale():
     scheduler = engine([request("a", range(5), 9)], depth=2)
     first = scheduler.plan()
     second = scheduler.plan()
@@ -751,7 +749,7 @@ def test_a_row_of_a_sequence_that_ended_by_the_result_means_nothing():
     scheduler.check()
 
 
-def test_only_the_rows_that_end_leave_the_fast_path():
+def test_only_rows_with_a_finish_reason_leave_the_fast_path():
     scheduler = engine([request("a", max_tokens=9), request("b", max_tokens=9)])
     step(scheduler)
     plan = scheduler.plan()
@@ -762,17 +760,17 @@ def test_only_the_rows_that_end_leave_the_fast_path():
 # -- requests that are kept out of the queue ---------------------------------------------------
 
 
-def test_others_pass_a_request_that_is_kept_out_whatever_the_order():
-    waiting = [request(f"w{i}", constraint=bound(9)) for i in range(200)]
+def test_requests_overtake_one_that_waits_for_resources():
+    waiting = [request(f"w{i}", constraint=fake_constraint(9)) for i in range(200)]
     scheduler = engine([*waiting, request("plain")], grammars=FakeGrammars())
     assert rows(step(scheduler)[0]) == [("plain", 0, 0, 3)]
     stats = scheduler.stats()
     assert (stats.running, stats.waiting, stats.waiting_for_resources) == (1, 200, 200)
 
 
-def test_a_scheduler_where_all_are_kept_out_is_idle_until_one_is_let_go():
+def test_a_scheduler_is_idle_while_all_wait_for_resources():
     grammars = FakeGrammars()
-    scheduler = engine([request("a", constraint=bound(2), n=2)], grammars=grammars)
+    scheduler = engine([request("a", constraint=fake_constraint(2), n=2)], grammars=grammars)
     assert (scheduler.idle, scheduler.any_waiting_for_resources, scheduler.has_ready) == (
         True,
         True,
@@ -789,9 +787,9 @@ def test_a_scheduler_where_all_are_kept_out_is_idle_until_one_is_let_go():
     scheduler.check()
 
 
-def test_a_request_whose_grammar_fails_ends_alone_and_whole():
+def test_a_failed_grammar_ends_all_sequences_of_that_request_only():
     grammars = FakeGrammars()
-    bad = request("a", constraint=bound(1, fails=True), n=3)
+    bad = request("a", constraint=fake_constraint(1, fails=True), n=3)
     scheduler = engine([bad, request("b")], grammars=grammars)
     grammars.tick()
     queued, ended = scheduler.enqueue_ready()
@@ -803,10 +801,13 @@ def test_a_request_whose_grammar_fails_ends_alone_and_whole():
     assert not +grammars.held
 
 
-def test_a_request_that_is_kept_out_can_be_aborted_whole_or_in_part():
+def test_a_request_in_resource_wait_can_be_aborted_whole_or_in_part():
     grammars = FakeGrammars()
     scheduler = engine(
-        [request("a", constraint=bound(1), n=3), request("b", constraint=bound(1))],
+        [
+            request("a", constraint=fake_constraint(1), n=3),
+            request("b", constraint=fake_constraint(1)),
+        ],
         grammars=grammars,
     )
     scheduler.abort_sequence("a", 0)
@@ -822,7 +823,7 @@ def test_a_request_that_is_kept_out_can_be_aborted_whole_or_in_part():
 
 def test_a_grammar_is_held_until_the_last_sequence_has_ended():
     grammars = FakeGrammars()
-    one = request("a", constraint=bound(0), n=2, max_tokens=3)
+    one = request("a", constraint=fake_constraint(0), n=2, max_tokens=3)
     scheduler = engine([one], grammars=grammars)
     scheduler.enqueue_ready()
     scheduler.abort_sequence("a", 0)

@@ -1,4 +1,4 @@
-"""The nouns that carry behaviour."""
+"""Methods of the core's types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from quire.core.types import Update
 from quire.errors import EngineError, RequestError
 
 
-def test_an_error_says_whose_fault_it_is():
+def test_a_terminal_update_has_an_exception_for_its_fault():
     ours = Update("a", 0, (), "error", error="device lost").to_exception()
     assert isinstance(ours, EngineError)
     assert "device lost" in str(ours)

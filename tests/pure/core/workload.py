@@ -1,7 +1,7 @@
-"""Random requests, a random engine, and what must hold while one runs the other.
+"""Random requests and engine configurations, and the invariants of a run.
 
-The workload repeats itself (prompts share beginnings, and come again), because a cache that is
-never hit is never wrong. Everything that may vary is in Setup; nothing of it may show.
+Prompts share beginnings and are repeated, because a cache that is never hit is never wrong. Setup
+has everything that may vary; none of it may change the output.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import Request, StopConditions
-from tests.pure.core.fake_model import VOCAB, FakeModel, said
-from tests.pure.core.made import FakeGrammars, bound
+from tests.pure.core.builders import FakeGrammars, fake_constraint
+from tests.pure.core.fake_model import VOCAB, FakeModel, reference_output
 
 
-class Moody(MaxSeqsLimit):
-    """Has another number of seats in each step, so that those who run may not all go on."""
+class VaryingMaxSeqsLimit(MaxSeqsLimit):
+    """Changes its number in each step, so that some running sequences have no row."""
 
     def begin_step(self, sequences):
         self.max_seqs = self.max_seqs * 5 % 7 + 1  # 1, 6, 3, 2, 4, 7, ...
@@ -50,13 +50,13 @@ class Setup:
     block_size: int = 4
     windows: tuple = (None,)
     budget: int = 1000
-    seats: int = 64
+    max_rows: int = 64
     slots: int = 64
     chunked: bool = True
     chunk_cap: int = 0
     partial: int = 0
     long: tuple = ()
-    moody: bool = False
+    varying_max_seqs: bool = False
     priority: bool = False
     fair: bool = False
     short_first: bool = False
@@ -68,17 +68,17 @@ class Setup:
     fails: frozenset = frozenset()  # plans that raise instead of giving a result
     errors: frozenset = frozenset()  # plans whose first row reports an error
     grammars: object = None  # a FakeGrammars
-    suspects: bool = False
+    fault_isolation: bool = False
     more: list = field(default_factory=list)  # limits, before the others
-    drafts: int = 0  # at most, of a row
+    drafts: int = 0  # maximum of a row
     proposer: object = None  # (sequence, tokens) -> drafts
-    model_proposes: bool = False  # else the scheduler has them proposed
+    model_proposes: bool = False  # else the scheduler proposes
     skips: object = None  # random.Random: a tenth of the rows yields no token
 
     def limits(self, order, kv):
         limits = [
             *self.more,
-            *([FaultIsolationLimit()] if self.suspects else []),
+            *([FaultIsolationLimit()] if self.fault_isolation else []),
             AdmissionControl(clock=lambda: 0.0),
         ]
         if self.fair:
@@ -86,15 +86,15 @@ class Setup:
         if self.chunk_cap:
             limits.append(PrefillChunkLimit(self.chunk_cap))
         budget = TokenBudget(self.budget)
-        limits += [budget, MaxSeqsLimit(self.seats)]
+        limits += [budget, MaxSeqsLimit(self.max_rows)]
         if not self.chunked:
             limits.append(WholePromptLimit(self.budget))
         elif self.short_first:
             limits.append(ShortestPromptFirst(order, lambda: budget.left))
         if self.partial:
             limits.append(PartialPrefillLimit(self.partial))
-        if self.moody:
-            limits.append(Moody(1))
+        if self.varying_max_seqs:
+            limits.append(VaryingMaxSeqsLimit(1))
         if self.long:
             limits.append(LongPrefillLimit(*self.long))
         if self.grammars is not None:
@@ -145,8 +145,8 @@ class Outcome:
 
 
 def expected(request, index, windows):
-    """What the sequence must say, from the model alone."""
-    out = said(
+    """Return the expected output and finish reason of a sequence."""
+    out = reference_output(
         request.prompt,
         request.stop.max_tokens,
         windows=windows,
@@ -161,21 +161,21 @@ def expected(request, index, windows):
 
 
 class Run:
-    """One engine at work; everything that can be checked after a step is."""
+    """Runs one engine, and checks all invariants after each step."""
 
     def __init__(self, setup, requests, max_len=10_000):
         self.setup, self.requests = setup, list(requests)
         self.scheduler, self.kv, self.model = setup.build(max_len)
         self.out = Outcome({}, {}, 0, 0, 0, 0, 0, 0)
-        self.flying = []
-        self.silent = set()
+        self.in_flight = []
+        self.silently_aborted = set()
         self.prompt_logprobs = {}
 
-    def go(self, most_steps=20_000, add_per_step=3):
+    def run(self, most_steps=20_000, add_per_step=3):
         todo = list(self.requests)
         while (
             todo
-            or self.flying
+            or self.in_flight
             or self.scheduler.any_waiting_for_resources
             or not self.scheduler.idle
         ):
@@ -183,7 +183,7 @@ class Run:
             for request in todo[:add_per_step]:
                 self.add(request)
             del todo[:add_per_step]
-            self._interfere()
+            self._abort_some()
             self.step()
         for request in self.requests:
             self.scheduler.release(request.id)
@@ -200,19 +200,19 @@ class Run:
         if self.setup.grammars is not None:
             self.setup.grammars.tick()
         if self.scheduler.has_ready:
-            self._take(self.scheduler.enqueue_ready().failed)
+            self._record(self.scheduler.enqueue_ready().failed)
             self.scheduler.check()
         if not self.scheduler.idle:
             planned = self.scheduler.plan()
             self._check_plan(planned)
             self.scheduler.check()
             self.model.submit(planned)
-            self.flying.append(planned)
-        if self.flying and (
-            len(self.flying) >= self.setup.depth or planned is None or not planned.rows
+            self.in_flight.append(planned)
+        if self.in_flight and (
+            len(self.in_flight) >= self.setup.depth or planned is None or not planned.rows
         ):
-            plan = self.flying.pop(0)
-            self._take(self._result(plan))
+            plan = self.in_flight.pop(0)
+            self._record(self._result(plan))
             self.scheduler.check()
         self.out.steps += 1
 
@@ -232,8 +232,8 @@ class Run:
 
     def _check_plan(self, plan):
         assert sum(row.count for row in plan.rows) <= self.setup.budget
-        assert len(plan.rows) <= self.setup.seats
-        idle = not plan.rows and not plan.leaves and not self.flying
+        assert len(plan.rows) <= self.setup.max_rows
+        idle = not plan.rows and not plan.leaves and not self.in_flight
         assert not idle, "a plan does nothing, and nothing is in flight"
         for row in plan.rows:
             assert row.count > 0
@@ -243,11 +243,11 @@ class Run:
         self.out.stores += len(plan.swap_out)
         self.out.copies += len(plan.copies)
 
-    def _take(self, updates):
+    def _record(self, updates):
         for u in updates:
             key = u.request_id, u.index
-            assert key not in self.out.finish, f"{key} was over and goes on"
-            assert key not in self.silent, f"{key} was aborted silently and speaks"
+            assert key not in self.out.finish, f"{key} has an update after its end"
+            assert key not in self.silently_aborted, f"{key} was aborted silently and has an update"
             if u.token_ids and not self.out.tokens[key]:
                 self.prompt_logprobs[key] = [p.ids[0] for p in u.prompt_logprobs or ()]
             else:
@@ -257,13 +257,13 @@ class Run:
                 self.out.finish[key] = u.finish
             self.out.hits += u.cached_tokens > 0
 
-    def _interfere(self):
+    def _abort_some(self):
         for what in self.setup.aborts.get(self.out.steps, ()):
             if isinstance(what, str):
-                self._take(self.scheduler.abort(what))
+                self._record(self.scheduler.abort(what))
                 self.scheduler.check()
             elif what in self.out.tokens and what not in self.out.finish:
-                self.silent.add(what)
+                self.silently_aborted.add(what)
                 self.scheduler.abort_sequence(*what)
                 self.scheduler.check()
 
@@ -277,16 +277,16 @@ class Run:
         assert not self.kv.pool.cached
         assert host is None or not host.pool.cached
         if self.setup.grammars is not None:
-            assert not +self.setup.grammars.held, "a grammar is held for nobody"
+            assert not +self.setup.grammars.held, "a grammar is held without a request"
 
 
 def check_outcome(run, out):
-    """Every sequence said what it must, and ended once."""
+    """Check that every sequence has the expected output, and ended once."""
     for request in run.requests:
         for index in range(request.n):
             key = request.id, index
             want, finish = expected(request, index, run.setup.windows)
-            if out.finish.get(key) in ("abort", "error") or key in run.silent:
+            if out.finish.get(key) in ("abort", "error") or key in run.silently_aborted:
                 assert out.tokens[key] == want[: len(out.tokens[key])], key
             else:
                 assert (out.tokens[key], out.finish.get(key)) == (want, finish), key
@@ -295,7 +295,7 @@ def check_outcome(run, out):
 
 
 def random_requests(rng, most=12):
-    """Few heads, so that prompts share beginnings."""
+    """Return random requests with few heads, so that prompts share beginnings."""
     heads = [tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 24))) for _ in range(3)]
     requests = []
     for i in range(rng.randrange(1, most)):
@@ -319,26 +319,28 @@ def random_requests(rng, most=12):
                 read_prefix_cache=rng.random() < 0.85,
             )
         )
-    asked = [(r.prompt, r.stop.max_tokens, r.n, r.salt) for r in requests]
-    return with_tenants(random.Random(f"tenants {asked}"), requests)
+    keys = [(r.prompt, r.stop.max_tokens, r.n, r.salt) for r in requests]
+    return with_tenants(random.Random(f"tenants {keys}"), requests)
 
 
 def with_tenants(rng, requests):
-    """The requests, come with the keys of several."""
-    terms = {
+    """Return the requests with random tenants."""
+    tenant_limits = {
         name: TenantLimits(
             weight=rng.choice([0.5, 1, 4]), kv_share=rng.choice([None, None, 0.1, 0.5])
         )
         for name in (b"", b"a", b"b")[: rng.randrange(1, 4)]
     }
     return [
-        replace(one, tenant=(name := rng.choice([*terms])), tenant_limits=terms[name])
+        replace(
+            one, tenant=(name := rng.choice([*tenant_limits])), tenant_limits=tenant_limits[name]
+        )
         for one in requests
     ]
 
 
 def random_setup(rng, requests, windows=None):
-    """Memory that just suffices for the biggest sequence, or a little more."""
+    """Return a setup whose memory just suffices for the largest sequence, or a little more."""
     if windows is None:
         windows = rng.choice([(None,), (None,), (None, 5), (3, None), (9,), (None, 7, 2)])
     size = rng.choice([1, 2, 3, 4, 4, 8])
@@ -346,12 +348,12 @@ def random_setup(rng, requests, windows=None):
     need = max(least_blocks(setup, r) for r in requests)
     setup.blocks = need + rng.choice([0, 0, 1, 2, 5, 20, 60])
     setup.budget = rng.choice([1, 3, 7, 16, 40, 1000])
-    setup.seats = rng.randrange(1, 8)
+    setup.max_rows = rng.randrange(1, 8)
     setup.slots = rng.randrange(1, 10)
     setup.chunk_cap = rng.choice([0, 0, 2, 5])
     setup.partial = rng.choice([0, 0, 1, 2])
     setup.long = rng.choice([(), (), (1, 8)])
-    setup.moody = rng.random() < 0.1
+    setup.varying_max_seqs = rng.random() < 0.1
     setup.priority = rng.random() < 0.4
     setup.fair, setup.short_first = rng.random() < 0.6, rng.random() < 0.6
     setup.host = rng.choice([0, 3, 20, 100])
@@ -371,7 +373,7 @@ def least_blocks(setup, request):
 
 
 def random_aborts(rng, requests):
-    """Some of the requests and sequences end early, at any step."""
+    """Return aborts of some requests and sequences, at random steps."""
     aborts = {}
     for request in requests:
         if rng.random() < 0.3:
@@ -381,7 +383,7 @@ def random_aborts(rng, requests):
 
 
 def random_run(seed, most_steps=20_000, **fixed):
-    """The whole workload of one seed; raises AssertionError if anything shows."""
+    """Run the workload of one seed. Raises AssertionError if the output is wrong."""
     rng = random.Random(seed)
     requests = random_requests(rng)
     setup = random_setup(rng, requests)
@@ -390,21 +392,21 @@ def random_run(seed, most_steps=20_000, **fixed):
     if rng.random() < 0.15:
         setup.fails = frozenset(rng.sample(range(2, 30), 2))
         setup.errors = frozenset(rng.sample(range(2, 30), 3))
-    more = random.Random(f"drafts {seed}")
-    if more.random() < 0.3:
-        with_drafts(more, setup)
-    if more.random() < 0.2:
-        setup.skips = more
+    rng2 = random.Random(f"drafts {seed}")
+    if rng2.random() < 0.3:
+        with_drafts(rng2, setup)
+    if rng2.random() < 0.2:
+        setup.skips = rng2
     for name, value in fixed.items():
         setattr(setup, name, value)
     run = Run(setup, with_grammars(random.Random(f"grammars {seed}"), requests, setup))
-    out = run.go(most_steps)
+    out = run.run(most_steps)
     check_outcome(run, out)
     return out
 
 
 def with_drafts(rng, setup):
-    """The setup, with rows of several tokens: what comes out is what it was."""
+    """Add drafts to the setup; the output must not change."""
     setup.drafts = rng.choice([1, 2, 3, 7])
     setup.proposer = rng.choice([ngram, oracle(setup.windows, rng.choice([0.0, 0.2, 0.5]))])
     setup.model_proposes = rng.random() < 0.5
@@ -412,7 +414,7 @@ def with_drafts(rng, setup):
 
 
 def ngram(seq, tokens, most=8):
-    """What followed the last two tokens where they came before, and came last."""
+    """Propose what followed the last occurrence of the last two tokens."""
     for at in range(len(tokens) - 3, -1, -1):
         if tokens[at : at + 2] == tokens[-2:]:
             return tokens[at + 2 : at + 2 + most]
@@ -420,12 +422,12 @@ def ngram(seq, tokens, most=8):
 
 
 def oracle(windows, wrong):
-    """Proposes what the model will say, each token with this chance of another."""
+    """Return a proposer of the model's own output; each token is wrong with this probability."""
 
     def propose(seq, tokens):
         rng = random.Random(f"{seq.request.id} {seq.index} {len(tokens)}")
         request = seq.request
-        out = said(
+        out = reference_output(
             request.prompt,
             len(tokens) - seq.prompt_len + rng.randrange(1, 9),
             windows=windows,
@@ -439,18 +441,19 @@ def oracle(windows, wrong):
 
 
 def with_grammars(rng, requests, setup):
-    """The requests, some of them bound; what they say is what it was."""
+    """Return the requests, some with constraints; the output must not change."""
     if rng.random() < 0.6:
         return requests
     setup.grammars = FakeGrammars()
     kinds = [
-        bound(rng.randrange(9), rng.choice([1, 1, 5]), fails=rng.random() < 0.2) for _ in "abc"
+        fake_constraint(rng.randrange(9), rng.choice([1, 1, 5]), fails=rng.random() < 0.2)
+        for _ in "abc"
     ]
     return [replace(one, constraint=rng.choice([None, *kinds])) for one in requests]
 
 
 def random_squeeze(seed, most_steps=20_000):
-    """Little memory and long outputs, the important ones coming last: everybody is preempted."""
+    """Run with little memory, long outputs and rising priorities, so that all are preempted."""
     rng = random.Random(seed)
     heads = [tuple(rng.randrange(VOCAB) for _ in range(16)) for _ in range(2)]
     requests = [
@@ -468,21 +471,21 @@ def random_squeeze(seed, most_steps=20_000):
     setup = random_setup(rng, requests)
     setup.blocks = max(least_blocks(setup, r) for r in requests) + rng.randrange(3)
     setup.host = rng.choice([0, setup.blocks // 2, setup.blocks * 3])
-    setup.budget, setup.seats, setup.slots = rng.choice([4, 6, 40]), 20, 20
+    setup.budget, setup.max_rows, setup.slots = rng.choice([4, 6, 40]), 20, 20
     setup.chunked, setup.watermark, setup.priority = True, 0.0, rng.random() < 0.7
     setup.depth = rng.choice([1, 2, 2])
     setup.fails = frozenset(rng.sample(range(2, 90), rng.choice([0, 0, 4, 12])))
-    more = random.Random(f"drafts {seed}")
-    if more.random() < 0.3:
-        with_drafts(more, setup)
+    rng2 = random.Random(f"drafts {seed}")
+    if rng2.random() < 0.3:
+        with_drafts(rng2, setup)
     run = Run(setup, with_tenants(random.Random(f"tenants {seed}"), requests))
-    out = run.go(most_steps)
+    out = run.run(most_steps)
     check_outcome(run, out)
     return out
 
 
 def random_beams(seed, most_steps=20_000):
-    """Beam search as a client does it: held parents, children that go on from them, releases."""
+    """Run a beam search as a client does: held parents, children that continue them, releases."""
     rng = random.Random(seed)
     setup = random_setup(rng, [Request("x", (1,) * 40, StopConditions(8))])
     run = Run(setup, [])
@@ -490,7 +493,7 @@ def random_beams(seed, most_steps=20_000):
     roots = [
         Request(f"b{i}", prompt, StopConditions(rng.randrange(1, 4)), hold=True) for i in range(2)
     ]
-    alive, seen = [], 0
+    alive, num_children = [], 0
     for request in roots:
         run.add(request)
         alive.append(request)
@@ -502,13 +505,15 @@ def random_beams(seed, most_steps=20_000):
         children = []
         for parent in alive:
             for _ in range(rng.randrange(3) if len(parent.prompt) < 36 else 0):
-                seen += 1
-                children.append(_child(rng, parent, run.out.tokens[parent.id, 0], f"c{seen}"))
+                num_children += 1
+                children.append(
+                    _child(rng, parent, run.out.tokens[parent.id, 0], f"c{num_children}")
+                )
                 run.add(children[-1])
         for parent in alive:
             run.scheduler.release(parent.id)
         alive = _cut(run, children)
-    while run.flying or not run.scheduler.idle:
+    while run.in_flight or not run.scheduler.idle:
         run.step()
         assert run.out.steps < most_steps, "no progress"
     run.close()
@@ -517,10 +522,10 @@ def random_beams(seed, most_steps=20_000):
 
 
 def _child(rng, parent, output, id):
-    """Goes on from somewhere in the parent's tokens with a token of its own, or with no token."""
+    """Return a child that continues a prefix of the parent's tokens."""
     tokens = parent.prompt + tuple(output)
-    keep = rng.choice([len(tokens), len(tokens) - 1, rng.randrange(1, len(tokens) + 1)])
-    prompt = tokens[: max(keep, 1)] + ((rng.randrange(VOCAB),) if rng.random() < 0.7 else ())
+    length = rng.choice([len(tokens), len(tokens) - 1, rng.randrange(1, len(tokens) + 1)])
+    prompt = tokens[: max(length, 1)] + ((rng.randrange(VOCAB),) if rng.random() < 0.7 else ())
     return Request(
         id,
         prompt,
@@ -532,8 +537,8 @@ def _child(rng, parent, output, id):
 
 
 def _cut(run, children):
-    """Only a few beams live on."""
+    """Keep the first few beams, and abort the others."""
     for child in children[4:]:
-        run._take(run.scheduler.abort(child.id))
+        run._record(run.scheduler.abort(child.id))
     run.requests += children[4:]
     return children[:4]

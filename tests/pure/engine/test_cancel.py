@@ -21,7 +21,7 @@ from quire.core.types import Request, StopConditions
 from quire.engine.core.engine_core import EngineCore
 from quire.executors.fake import Executor
 from tests import tiers
-from tests.pure.core.made import FakeGrammars, bound
+from tests.pure.core.builders import FakeGrammars, fake_constraint
 
 CANCELS = tiers.amount(2000, 10_000)
 BLOCKS, HOST, SEQS = 40, 20, 4
@@ -73,7 +73,7 @@ def waiting_behind_others(scene):
 
 
 def kept_for_its_grammar(scene):
-    scene.add("it", constraint=bound(100))
+    scene.add("it", constraint=fake_constraint(100))
     scene.steps(2)
     assert scene.engine.stats().waiting_for_resources == 1
 
@@ -103,7 +103,7 @@ def decoding(scene):
 
 
 def bound_and_decoding(scene):
-    scene.add("it", constraint=bound(0))
+    scene.add("it", constraint=fake_constraint(0))
     scene.steps(6)
     assert scene.rows_of("it") > 4
 
@@ -174,7 +174,7 @@ def at_random(draw, number):
     prompt, n = draw.choice([1, 3, 9, 30]), draw.choice([1, 1, 1, 3])
     more = {"n": n, "hold": draw.random() < 0.1}
     if draw.random() < 0.3:
-        more["constraint"] = bound(draw.randrange(6), fails=draw.random() < 0.1)
+        more["constraint"] = fake_constraint(draw.randrange(6), fails=draw.random() < 0.1)
     return f"r{number}", prompt, draw.randrange(1, 30), more
 
 

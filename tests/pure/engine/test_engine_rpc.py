@@ -28,7 +28,7 @@ from quire.engine.messages import (
     request_to_wire,
 )
 from quire.executors.fake import Executor
-from tests.pure.core.made import FakeGrammars, bound
+from tests.pure.core.builders import FakeGrammars, fake_constraint
 
 
 class Forgetful(Executor):
@@ -294,7 +294,12 @@ def test_while_all_wait_for_a_grammar_there_is_nothing_to_do_until_one_is_there(
     to = service(grammars)
     rung = []
     to.engine.set_ready_callback(lambda: rung.append(to.idle))
-    add(to, 1, request("a", constraint=bound(1)), request("b", constraint=bound(2)))
+    add(
+        to,
+        1,
+        request("a", constraint=fake_constraint(1)),
+        request("b", constraint=fake_constraint(2)),
+    )
     to.run_step()
     assert to.idle
     grammars.tick()
@@ -306,8 +311,8 @@ def test_while_all_wait_for_a_grammar_there_is_nothing_to_do_until_one_is_there(
 def test_a_grammar_failure_is_sent_to_its_owner_alone_even_when_idle():
     grammars = FakeGrammars()
     to = service(grammars)
-    add(to, 1, request("a", constraint=bound(1, fails=True)))
-    add(to, 2, request("b", constraint=bound(9)))
+    add(to, 1, request("a", constraint=fake_constraint(1, fails=True)))
+    add(to, 2, request("b", constraint=fake_constraint(9)))
     to.run_step()
     grammars.tick()
     told = turns(to)
@@ -318,7 +323,7 @@ def test_a_grammar_failure_is_sent_to_its_owner_alone_even_when_idle():
 def test_a_client_that_leaves_takes_its_request_that_waits_for_a_grammar_along():
     grammars = FakeGrammars()
     to = service(grammars)
-    add(to, 1, request("a", constraint=bound(1)))
+    add(to, 1, request("a", constraint=fake_constraint(1)))
     to.handle(1, AbortRequests(["a"]))
     assert [u.finish for u in updates(turns(to), 1)] == ["abort"]
     assert to.engine.empty
@@ -328,7 +333,7 @@ def test_a_client_that_leaves_takes_its_request_that_waits_for_a_grammar_along()
 def test_sleep_that_waits_for_the_last_request_waits_for_one_without_a_grammar():
     grammars = FakeGrammars()
     to = service(grammars)
-    add(to, 1, request("a", constraint=bound(1)))
+    add(to, 1, request("a", constraint=fake_constraint(1)))
     to.run_step()
     to.handle(1, UtilityCall(5, "sleep", [1, "wait", False]))
     assert to.idle
@@ -342,7 +347,7 @@ def test_sleep_that_waits_for_the_last_request_waits_for_one_without_a_grammar()
 def test_a_paused_engine_runs_no_request_until_it_is_resumed():
     grammars = FakeGrammars()
     to = service(grammars)
-    add(to, 1, request("a", constraint=bound(1)))
+    add(to, 1, request("a", constraint=fake_constraint(1)))
     to.handle(1, UtilityCall(1, "sleep", [0, "keep", False]))
     grammars.tick()
     assert updates(turns(to), 1) == []

@@ -31,7 +31,7 @@ from quire.engine.recording.flight_recorder import FlightRecorder, RecordRing, r
 from quire.engine.recording.replay import RecordingReplay
 from quire.errors import ConfigError
 from quire.executors.fake import Executor
-from tests.pure.core.made import FakeGrammars, bound
+from tests.pure.core.builders import FakeGrammars, fake_constraint
 from tests.pure.core.workload import Setup
 
 EOS = 5
@@ -161,7 +161,7 @@ def made(seed, count, grammars):
     for i in range(count):
         prompt = rng.choice(shared)[: rng.randrange(0, 40)]
         prompt += tuple(rng.randrange(6, 400) for _ in range(rng.randrange(1, 30)))
-        constraint = bound(3, 1) if grammars is not None and rng.random() < 0.2 else None
+        constraint = fake_constraint(3, 1) if grammars is not None and rng.random() < 0.2 else None
         yield Request(
             f"user-{i}",
             prompt,
@@ -179,8 +179,8 @@ def made(seed, count, grammars):
 
 SETUPS = {
     "roomy": {},
-    "tight": {"blocks": 60, "budget": 40, "seats": 9, "slots": 9},
-    "two in flight": {"blocks": 60, "budget": 40, "seats": 9, "slots": 9, "depth": 2},
+    "tight": {"blocks": 60, "budget": 40, "max_rows": 9, "slots": 9},
+    "two in flight": {"blocks": 60, "budget": 40, "max_rows": 9, "slots": 9, "depth": 2},
     "host tier": {"blocks": 50, "budget": 60, "slots": 9, "host": 100, "depth": 2},
     "no prefix cache": {"blocks": 80, "budget": 40, "prefix_caching": False},
     "fair": {"blocks": 70, "budget": 50, "fair": True, "short_first": True, "depth": 2},
@@ -318,7 +318,7 @@ class Poisoned(Executor):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_failed_steps_and_the_fault_search_are_replayed(tmp_path, depth):
-    flight = Flight(Again(blocks=300, depth=depth, suspects=True), tmp_path)
+    flight = Flight(Again(blocks=300, depth=depth, fault_isolation=True), tmp_path)
     flight.engine._executor = Poisoned(flight.next_token)
     flight.fly(3)
     recording = flight.recording()

@@ -1,4 +1,4 @@
-"""How prompts share steps with those who decode, with each other, and tenants the cache."""
+"""Limits that share steps between prompts and decoding rows, and the cache between tenants."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.request_group import _shared_prefix_len
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import SequenceState
-from tests.pure.core.made import request, sequence
-from tests.pure.core.test_limits import granted, prompt_of, run_full_steps
+from tests.pure.core.builders import request, sequence
+from tests.pure.core.test_limits import granted_prompt_tokens, prompt_of, run_full_steps
 
 
 def running(tokens, planned=0):
     return sequence(prompt=range(tokens), planned=planned, state=SequenceState.RUNNING)
 
 
-def test_the_first_prompt_beside_decoding_rows_begins_small():
+def test_the_first_prompt_beside_decoding_rows_starts_small():
     limit = InterTokenLatencyLimit(0.050)
     limit.begin_step(5)
     limit.take_decode_rows(4)
@@ -34,33 +34,33 @@ def test_the_first_prompt_beside_decoding_rows_begins_small():
 
 
 class Device:
-    """Steps of decoding rows beside a long prompt; seconds(tokens, context) of the prompt's part."""
+    """Runs steps of decoding rows and a long prompt. seconds(tokens, context): time of its part."""
 
     def __init__(self, decode_s, seconds, *, rows=4, waiting=1, target_s=0.040):
         self.limit = InterTokenLatencyLimit(target_s)
         self.decode_s, self.seconds, self.rows, self.waiting = decode_s, seconds, rows, waiting
         self.prompt = running(1_000_000)
-        self.took, self.tokens = [], []
+        self.seconds_taken, self.tokens = [], []
 
     def run(self, steps):
         for _ in range(steps):
             self.limit.begin_step(self.rows + self.waiting)
             self.limit.take_decode_rows(self.rows)
             n = self.limit.allow(self.prompt, 8192)
-            took = self.decode_s
+            seconds_taken = self.decode_s
             if n:
                 self.limit.take(self.prompt, n)
-                took += self.seconds(n, self.prompt.planned)
-            self.limit.observe_step(n, took)
+                seconds_taken += self.seconds(n, self.prompt.planned)
+            self.limit.observe_step(n, seconds_taken)
             self.prompt.planned += n
-            self.took.append(took)
+            self.seconds_taken.append(seconds_taken)
             self.tokens.append(n)
         return self
 
     def recent(self, steps=400):
-        """Of the last steps: share of time for decoding rows alone, and prompt tokens a second."""
-        took, tokens = self.took[-steps:], self.tokens[-steps:]
-        return steps * self.decode_s / sum(took), sum(tokens) / sum(took)
+        """Return of the last steps the time share of decoding alone, and prompt tokens a second."""
+        seconds_taken, tokens = self.seconds_taken[-steps:], self.tokens[-steps:]
+        return steps * self.decode_s / sum(seconds_taken), sum(tokens) / sum(seconds_taken)
 
 
 COSTS = {
@@ -80,15 +80,15 @@ def test_a_long_prompt_and_decoding_rows_get_half_of_the_time_each(name):
     assert 0.45 < kept < 0.62
     assert speed > seconds(8192, device.prompt.planned) ** -1 * 8192 / 3
     full_s = decode_s + seconds(MIN_PROMPT_TOKENS, device.prompt.planned)
-    assert max(device.took[-400:]) <= 1.1 * max(0.040, 2 * decode_s, full_s)
+    assert max(device.seconds_taken[-400:]) <= 1.1 * max(0.040, 2 * decode_s, full_s)
 
 
 @pytest.mark.parametrize("stalled", [0, 1, 300])
-def test_the_pace_recovers_from_steps_that_stalled(stalled):
+def test_the_limit_recovers_from_stalled_steps(stalled):
     decode_s, seconds = COSTS["a CPU with fixed costs of a step"]
     device = Device(decode_s, seconds).run(stalled)
     device.seconds = lambda n, c: 3.0
-    while len([took for took in device.took if took > 3.0]) < 3:
+    while len([seconds_taken for seconds_taken in device.seconds_taken if seconds_taken > 3.0]) < 3:
         device.run(1)
     device.seconds = seconds
     device.run(100)
@@ -115,7 +115,7 @@ def test_a_short_prompt_does_not_wait_for_the_share_of_decoding_rows():
     assert device.limit.allow(prompt_of(100), 100) == 100
 
 
-def test_a_long_prompt_does_not_wait_where_no_row_decodes_any_more():
+def test_a_long_prompt_does_not_wait_after_decoding_ends():
     device = Device(*COSTS["a GPU"]).run(400)
     while not device.tokens[-1]:
         device.run(1)
@@ -135,15 +135,15 @@ def test_short_prompts_get_half_of_a_step_where_decoding_alone_is_beyond_the_tar
     limit = Device(0.100, lambda n, c: 1e-3 * n).run(100).limit
     run_full_steps(limit, 0.100, 1e-3, 40, rows=16)
     part = DECODE_STEPS_PER_TARGET - 1
-    assert granted(limit, 16) * 1e-3 == pytest.approx(part * 0.100, rel=0.2)
+    assert granted_prompt_tokens(limit, 16) * 1e-3 == pytest.approx(part * 0.100, rel=0.2)
 
 
 # -- short prompts first -----------------------------------------------------------------------
 
 
-def aboard(*seqs, room=100, waiting=()):
-    """A limit that has seen these come aboard in this order, at the beginning of a step."""
-    queue, left = Fifo(), [room]
+def with_running(*seqs, budget=100, waiting=()):
+    """Return a limit after these sequences started in this order, and a function that schedules."""
+    queue, left = Fifo(), [budget]
     limit = ShortestPromptFirst(queue, lambda: left[0])
     for seq in seqs:
         limit.begin_step(9)
@@ -152,7 +152,7 @@ def aboard(*seqs, room=100, waiting=()):
         queue.push(seq)
     limit.begin_step(9)
 
-    def give(seq, want=10_000):
+    def schedule(seq, want=10_000):
         n = limit.allow(seq, min(want, seq.pending, left[0]))
         if n:
             limit.take(seq, n)
@@ -160,64 +160,64 @@ def aboard(*seqs, room=100, waiting=()):
             seq.planned += n
         return n
 
-    return limit, give
+    return limit, schedule
 
 
-def test_a_long_prompt_leaves_room_for_a_shorter_one_that_waits():
+def test_a_long_prompt_leaves_tokens_for_a_shorter_waiting_one():
     long, short = running(10_000), prompt_of(60)
-    _, give = aboard(long, waiting=[short])
-    assert (give(long), give(short)) == (40, 60)
+    _, schedule = with_running(long, waiting=[short])
+    assert (schedule(long), schedule(short)) == (40, 60)
 
 
-def test_the_eldest_keeps_a_quarter_whatever_comes():
+def test_the_oldest_prompt_keeps_a_quarter():
     long = running(10_000)
-    _, give = aboard(long, waiting=[prompt_of(60) for _ in range(5)])
-    assert give(long) == 25
+    _, schedule = with_running(long, waiting=[prompt_of(60) for _ in range(5)])
+    assert schedule(long) == 25
 
 
-def test_among_those_aboard_the_one_with_least_to_do_goes_first():
-    eldest, middle, least = running(900), running(400), running(50)
-    _, give = aboard(eldest, middle, least)
-    assert (give(eldest), give(middle), give(least)) == (25, 25, 50)
+def test_among_running_prompts_the_shortest_is_first():
+    oldest, middle, shortest = running(900), running(400), running(50)
+    _, schedule = with_running(oldest, middle, shortest)
+    assert (schedule(oldest), schedule(middle), schedule(shortest)) == (25, 25, 50)
 
 
-def test_an_only_prompt_gets_everything_and_decoding_rows_are_left_alone():
+def test_a_single_prompt_and_decoding_rows_are_not_limited():
     long, row = running(10_000), sequence(prompt=range(3), output=[7], planned=3)
-    limit, give = aboard(long)
-    assert give(long) == 100
+    limit, schedule = with_running(long)
+    assert schedule(long) == 100
     assert limit.allow(row, 1) == 1
 
 
-def test_room_is_not_left_for_long_for_those_who_cannot_come():
-    long, stuck = running(10_000_000), prompt_of(60)
-    limit, _ = aboard(long, waiting=[stuck])
-    got = []
+def test_tokens_are_not_left_for_prompts_that_cannot_start():
+    long, blocked = running(10_000_000), prompt_of(60)
+    limit, _ = with_running(long, waiting=[blocked])
+    granted_tokens = []
     for _ in range(200):
-        got.append(limit.allow(long, 100))
-        limit.take(long, got[-1])
+        granted_tokens.append(limit.allow(long, 100))
+        limit.take(long, granted_tokens[-1])
         limit.begin_step(9)
-    assert got.count(40) <= 12
-    assert got[-MAX_BACKOFF:].count(40) <= 2
+    assert granted_tokens.count(40) <= 12
+    assert granted_tokens[-MAX_BACKOFF:].count(40) <= 2
 
 
 # -- shares of the cache -----------------------------------------------------------------------
 
 
-def of(tenant, tokens=10, share=0.5, **fields):
-    made = sequence(prompt=range(tokens), **fields)
-    made.request = request(
-        id=f"{tenant}{id(made)}",
+def tenant_seq(tenant, tokens=10, share=0.5, **fields):
+    seq = sequence(prompt=range(tokens), **fields)
+    seq.request = request(
+        id=f"{tenant}{id(seq)}",
         prompt=range(tokens),
         tenant=tenant,
         tenant_limits=TenantLimits(kv_share=share),
     )
-    return made
+    return seq
 
 
-def test_beyond_its_share_nobody_of_a_tenant_comes_in_and_those_who_run_go_on():
+def test_a_tenant_at_its_quota_starts_no_sequence_and_running_ones_continue():
     order = FairQueue(Fifo)
     limit = TenantKVQuota(order, 40, lambda tokens: tokens)
-    first, second, third = of(b"a"), of(b"a"), of(b"a")
+    first, second, third = tenant_seq(b"a"), tenant_seq(b"a"), tenant_seq(b"a")
     limit.begin_step(3)
     for seq in (first, second):
         assert limit.allow(seq, 10) == 10
@@ -227,17 +227,17 @@ def test_beyond_its_share_nobody_of_a_tenant_comes_in_and_those_who_run_go_on():
     assert limit.allow(third, 10) == 0
     assert limit.allows_overtaking
     assert limit.allow(second, 1) == 1
-    assert limit.allow(of(b"b"), 10) == 10
-    assert limit.allow(of(b"a", share=None), 10) == 10
+    assert limit.allow(tenant_seq(b"b"), 10) == 10
+    assert limit.allow(tenant_seq(b"a", share=None), 10) == 10
     first.state = SequenceState.FINISHED
     limit.begin_step(2)
     assert limit.allow(third, 10) == 10
 
 
-def test_one_of_a_tenant_may_always_run_and_who_is_at_its_share_is_passed_over():
+def test_a_tenant_may_always_run_one_sequence_and_is_overtaken_at_its_quota():
     order = FairQueue(Fifo)
     limit = TenantKVQuota(order, 40, lambda tokens: tokens)
-    large, next_one, other = of(b"a", 30), of(b"a"), of(b"b")
+    large, next_one, other = tenant_seq(b"a", 30), tenant_seq(b"a"), tenant_seq(b"b")
     limit.begin_step(1)
     assert limit.allow(large, 30) == 30
     limit.take(large, 30)
@@ -252,7 +252,7 @@ def test_one_of_a_tenant_may_always_run_and_who_is_at_its_share_is_passed_over()
 @pytest.mark.parametrize(
     ("content", "shared"), [(((5, b"cat"),), 9), (((5, b"dog"),), 5), ((), 5), (((2, b"x"),), 2)]
 )
-def test_a_fork_shares_nothing_behind_other_content(content, shared):
+def test_a_fork_shares_nothing_after_different_extra_content(content, shared):
     parent = sequence(prompt=range(9), extra_content=((5, b"cat"),), computed=9)
     child = sequence(prompt=range(12), extra_content=content)
     assert _shared_prefix_len(parent, child) == shared

@@ -1,4 +1,4 @@
-"""Rows with drafts yield several tokens, or none, and the output is what it is without."""
+"""Rows with drafts yield any number of tokens, and the output does not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.core.types import Request, SequenceState, StepResult, StopConditions,
 from quire.engine.core.engine_core import EngineCore
 from quire.errors import TooLong
 from quire.executors.fake import Executor
-from tests.pure.core.made import request
+from tests.pure.core.builders import request
 from tests.pure.core.workload import (
     Run,
     Setup,
@@ -27,24 +27,24 @@ from tests.pure.core.workload import (
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_output_with_drafts_is_that_without(seed):
+def test_drafts_do_not_change_the_output(seed):
     rng = random.Random(f"with drafts {seed}")
     requests = random_requests(rng)
     setup = with_drafts(rng, random_setup(rng, requests))
     if rng.random() < 0.3:
         setup.aborts = random_aborts(rng, requests)
     run = Run(setup, requests)
-    check_outcome(run, run.go())
+    check_outcome(run, run.run())
 
 
-def test_any_number_of_drafts_is_accepted_and_stops_fall_among_them():
+def test_stops_within_accepted_drafts_end_the_sequence():
     accepted, stopped = set(), 0
     for seed in range(40):
         rng = random.Random(f"accepted {seed}")
         requests = random_requests(rng)
         setup = Setup(drafts=4, proposer=oracle((None,), 0.2), depth=rng.choice([1, 2]))
         run = Run(setup, requests)
-        out = run.go()
+        out = run.run()
         check_outcome(run, out)
         accepted |= set(run.model.accepted)
         stopped += list(out.finish.values()).count("stop")
@@ -54,13 +54,13 @@ def test_any_number_of_drafts_is_accepted_and_stops_fall_among_them():
 
 @pytest.mark.parametrize("model_proposes", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_drafts_that_are_right_save_steps(depth, model_proposes):
+def test_accepted_drafts_save_steps(depth, model_proposes):
     def steps(drafts):
         setup = Setup(
             drafts=drafts, proposer=oracle((None,), 0), model_proposes=model_proposes, depth=depth
         )
         run = Run(setup, [request("r", range(9), 61)])
-        out = run.go()
+        out = run.run()
         check_outcome(run, out)
         return out.steps
 
@@ -75,7 +75,7 @@ def test_drafts_survive_preemption_prefix_hits_and_chunks(windows, host):
     setup = Setup(blocks=30 * len(windows), windows=windows, host=host, budget=12)
     setup.drafts, setup.proposer = 3, oracle(windows, 0.2)
     run = Run(setup, requests)
-    out = run.go(add_per_step=1)
+    out = run.run(add_per_step=1)
     check_outcome(run, out)
     assert out.preemptions > 0
     assert run.scheduler.stats().prefix_hit_tokens > 0
@@ -83,7 +83,7 @@ def test_drafts_survive_preemption_prefix_hits_and_chunks(windows, host):
 
 
 def started(setup, *requests):
-    """A run whose requests have their first token."""
+    """Return a run whose requests have their first token."""
     run = Run(setup, requests)
     for one in requests:
         run.add(one)
@@ -93,7 +93,7 @@ def started(setup, *requests):
 
 
 def test_drafts_do_not_preempt_and_do_not_exceed_the_budget():
-    """Each of two sequences needs a block for its drafts, and there is none."""
+    """Two sequences need a block for their drafts each, and none is free."""
     setup = Setup(blocks=2, drafts=3, proposer=lambda seq, tokens: (0, 0, 0), prefix_caching=False)
     run = started(setup, request("a", (1, 2), 6), request("b", (1, 2), 6))
     plan = run.scheduler.plan()
@@ -106,25 +106,25 @@ def test_drafts_do_not_preempt_and_do_not_exceed_the_budget():
     assert plan.num_drafts == 3
 
 
-def test_a_row_has_no_more_drafts_than_tokens_are_left():
+def test_drafts_of_a_row_do_not_exceed_its_remaining_tokens():
     run = started(Setup(drafts=8, proposer=oracle((None,), 0)), request("a", (1, 2), 4))
     (row,) = run.scheduler.plan().rows
     assert row.drafts == 2
 
 
-def test_a_row_with_drafts_is_over_before_the_next_is_planned():
+def test_a_row_with_drafts_is_applied_before_the_next_is_planned():
     run = started(
         Setup(depth=2, drafts=2, proposer=lambda seq, tokens: (0,)), request("a", (1,), 9)
     )
-    while run.flying:
-        run._take(run._result(run.flying.pop(0)))
+    while run.in_flight:
+        run._record(run._result(run.in_flight.pop(0)))
     first = run.scheduler.plan()
     assert first.rows[0].drafts == 1
     assert not run.scheduler.plan().rows
 
 
-def test_blocks_of_rejected_drafts_are_not_found():
-    """Two blocks fill up, the second with drafts that are wrong from its second token on."""
+def test_blocks_of_rejected_drafts_are_not_cached():
+    """The second of two full blocks has drafts that are wrong from its second token on."""
     setup = Setup(block_size=4, drafts=8, proposer=oracle((None,), 0), budget=100)
     run = started(setup, request("a", (1, 2, 3), 20))
     while run.scheduler._running and len(next(iter(run.scheduler._running)).tokens) < 5:
@@ -143,7 +143,7 @@ def test_blocks_of_rejected_drafts_are_not_found():
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_a_row_may_yield_no_token_and_is_computed_once_more(depth, drafts):
+def test_a_row_without_a_token_is_computed_again(depth, drafts):
     for seed in range(20):
         rng = random.Random(f"none {seed}")
         requests = random_requests(rng)
@@ -152,11 +152,11 @@ def test_a_row_may_yield_no_token_and_is_computed_once_more(depth, drafts):
         if drafts:
             setup.drafts, setup.proposer = drafts, oracle(setup.windows, 0.3)
         run = Run(setup, requests)
-        check_outcome(run, run.go())
+        check_outcome(run, run.run())
 
 
 def test_the_fake_executor_accepts_drafts_too():
-    """The engine's own step, with a counting model: every third token is 0."""
+    """Uses the engine's step with a counting model: every third token is 0."""
 
     def next_token(tokens):
         return len(tokens) % 3
@@ -182,24 +182,24 @@ def test_the_fake_executor_accepts_drafts_too():
 
 def test_time_is_accounted_for_rows_that_yield_no_token():
     now = [0.0]
-    ledger = TimeAccounting(lambda: now[0])
+    accounting = TimeAccounting(lambda: now[0])
     run = Run(Setup(), [])
     one = request("a", (1, 2, 3), 2)
     run.scheduler.add(one)
-    ledger.add_request(one)
+    accounting.add_request(one)
     ends = []
     for tokens in ((), (5,), (), (6,)):
-        ledger.enter_step()
+        accounting.enter_step()
         plan = run.scheduler.plan()
-        ledger.record_plan(plan)
+        accounting.record_plan(plan)
         now[0] += 1.0
         updates = run.scheduler.apply(plan, StepResult([tokens]))
-        ends += ledger.record_result(updates, 1.0)
-        ledger.leave_step()
-        ledger.check(sum(1 for _ in run.scheduler.sequences()))
+        ends += accounting.record_result(updates, 1.0)
+        accounting.leave_step()
+        accounting.check(sum(1 for _ in run.scheduler.sequences()))
     timing = ends[-1].timing
     assert (timing.first_token_at, timing.prefill, timing.decode) == (2.0, 2.0, 2.0)
-    assert (ledger.counters().steps, ledger.counters().generated_tokens) == (4, 2)
+    assert (accounting.counters().steps, accounting.counters().generated_tokens) == (4, 2)
 
 
 def test_a_pooling_request_yields_one_result_and_no_token():
@@ -207,7 +207,7 @@ def test_a_pooling_request_yields_one_result_and_no_token():
     run.scheduler.add(request("a", range(10), 1, pooling="last"))
     run.scheduler.add(request("b", range(3), 2))
     updates, wants = [], []
-    while run.flying or not run.scheduler.idle:
+    while run.in_flight or not run.scheduler.idle:
         plan = run.scheduler.plan()
         run.model.submit(plan)
         wants += [row.wants for row in plan.rows if row.seq.request.id == "a"]

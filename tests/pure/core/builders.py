@@ -1,4 +1,4 @@
-"""Small real objects for tests of the core."""
+"""Builders of small requests, sequences and grammars for tests of the core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def request(id="r", prompt=(1, 2, 3), max_tokens=4, **fields):
 
 
 def sequence(prompt=(1, 2, 3), *, tables=1, index=0, output=(), **fields):
-    asked = {
+    request_fields = {
         k: fields.pop(k)
         for k in (
             "id",
@@ -30,30 +30,30 @@ def sequence(prompt=(1, 2, 3), *, tables=1, index=0, output=(), **fields):
         )
         if k in fields
     }
-    made = request(prompt=prompt, **asked)
-    seq = Sequence(made, index, [*prompt, *output], tuple([] for _ in range(tables)))
-    seq.max_len = len(prompt) + made.stop.max_tokens
-    seq.stop_ids = made.stop.eos_ids | made.stop.token_ids
+    req = request(prompt=prompt, **request_fields)
+    seq = Sequence(req, index, [*prompt, *output], tuple([] for _ in range(tables)))
+    seq.max_len = len(prompt) + req.stop.max_tokens
+    seq.stop_ids = req.stop.eos_ids | req.stop.token_ids
     seq.state = fields.pop("state", SequenceState.WAITING)
     for name, value in fields.items():
         setattr(seq, name, value)
     return seq
 
 
-def bound(ticks=1, least=1, *, fails=False):
-    """A constraint that FakeGrammars compiles in so many ticks."""
+def fake_constraint(ticks=1, least=1, *, fails=False):
+    """Return a constraint that FakeGrammars compiles in so many ticks."""
     return Constraint(f"{ticks} {'fails' if fails else least}")
 
 
 class FakeGrammars:
-    """Compiles what bound() makes; what is asked for once more is ready at once."""
+    """Compiles constraints of fake_constraint(); one that was compiled before is ready at once."""
 
     def __init__(self):
         self.held = Counter()
         self.compiling = {}  # constraint -> ticks left
         self.done = set()
-        self.news = []
-        self.ring = lambda: None
+        self.ready = []
+        self.callback = lambda: None
 
     def check_constraint(self, constraint):
         pass
@@ -61,7 +61,7 @@ class FakeGrammars:
     def acquire(self, constraint):
         self.held[constraint] += 1
         if constraint in self.done:
-            self.news.append(constraint)
+            self.ready.append(constraint)
         else:
             self.compiling.setdefault(constraint, int(constraint.form.split()[0]))
             self.tick(0)
@@ -73,26 +73,26 @@ class FakeGrammars:
             self.compiling.pop(constraint, None)
 
     def tick(self, ticks=1):
-        for constraint, left in list(self.compiling.items()):
-            self.compiling[constraint] = left - ticks
-            if left <= ticks:
+        for constraint, ticks_left in list(self.compiling.items()):
+            self.compiling[constraint] = ticks_left - ticks
+            if ticks_left <= ticks:
                 del self.compiling[constraint]
                 self.done.add(constraint)
-                self.news.append(constraint)
-                self.ring()
+                self.ready.append(constraint)
+                self.callback()
 
     def outcomes(self):
-        news, self.news = self.news, []
-        for constraint in news:
+        ready, self.ready = self.ready, []
+        for constraint in ready:
             what = constraint.form.split()[1]
             yield constraint, RequestError("no") if what == "fails" else int(what)
 
     @property
     def has_outcomes(self):
-        return bool(self.news)
+        return bool(self.ready)
 
-    def set_outcome_callback(self, ring):
-        self.ring = ring
+    def set_outcome_callback(self, callback):
+        self.callback = callback
 
     def stats(self):
         return GrammarStats(waiting=len(self.compiling))

@@ -1,4 +1,4 @@
-"""What a snapshot of the engine shows: the sequences, the blocks by owner, percentiles of times."""
+"""Snapshots of the engine: sequences, block owners, percentiles of times."""
 
 from array import array
 
@@ -15,54 +15,54 @@ from quire.core.snapshot import (
     percentiles,
     time_bucket,
 )
-from tests.pure.core.test_ledger import Scene, request
 from tests.pure.core.test_scheduler import engine
+from tests.pure.core.test_time_accounting import Simulation, request
 
 
-def scene_of(*requests, steps=1, **setup):
-    scene = Scene(**setup)
+def simulation_of(*requests, steps=1, **setup):
+    sim = Simulation(**setup)
     for one in requests:
-        scene.engine.add(one)
+        sim.engine.add(one)
     for _ in range(steps):
-        scene.step()
-    return scene
+        sim.step()
+    return sim
 
 
-def test_rows_tell_who_runs_and_who_waits():
-    scene = scene_of(request("a", prompt=9, most=5), request("b"), slots=1, steps=2)
-    running, waiting = scene.engine.snapshot().rows
+def test_rows_have_the_state_of_each_sequence():
+    sim = simulation_of(request("a", prompt=9, most=5), request("b"), slots=1, steps=2)
+    running, waiting = sim.engine.snapshot().rows
     assert running[:7] == ("a", 0, "running", 9, 0, 10, 2)
     assert (running.blocks, running.preemptions, running.seconds) == (3, 0, 2.0)
     assert (waiting.request_id, waiting.state, waiting.generated) == ("b", "waiting", 0)
 
 
 @pytest.mark.parametrize("host", [0, 50])
-def test_rows_tell_who_was_preempted(host):
+def test_rows_mark_preempted_sequences(host):
     small = dict(blocks=6, block_size=2, host=host)
-    scene = scene_of(
+    sim = simulation_of(
         request("a", prompt=4, most=8), request("b", prompt=4, most=4), steps=5, **small
     )
-    snapshot = scene.engine.snapshot()
+    snapshot = sim.engine.snapshot()
     assert [row.state for row in snapshot.rows] == ["running", "preempted"]
     assert snapshot.preempted == 1
-    scene.run()
-    assert scene.engine.snapshot().preempted == 0
+    sim.run()
+    assert sim.engine.snapshot().preempted == 0
 
 
 def test_followers_of_a_sibling_are_among_the_waiting():
-    scene = scene_of(request("a", prompt=8, n=3), budget=4)
-    assert [row.state for row in scene.engine.snapshot().rows] == ["running", "waiting", "waiting"]
+    sim = simulation_of(request("a", prompt=8, n=3), budget=4)
+    assert [row.state for row in sim.engine.snapshot().rows] == ["running", "waiting", "waiting"]
 
 
-def test_a_token_that_is_on_its_way_is_not_counted():
-    scene = scene_of(request("a", most=9), steps=3, depth=2)
-    (row,) = scene.engine.snapshot().rows
+def test_unknown_tokens_are_not_counted():
+    sim = simulation_of(request("a", most=9), steps=3, depth=2)
+    (row,) = sim.engine.snapshot().rows
     assert row.generated == 2
 
 
-def test_each_block_is_told_with_its_first_owner():
-    scene = scene_of(request("a", prompt=9, most=5), request("b", prompt=5, most=5))
-    snapshot = scene.engine.snapshot()
+def test_block_owners_are_the_first_sequences_with_a_block():
+    sim = simulation_of(request("a", prompt=9, most=5), request("b", prompt=5, most=5))
+    snapshot = sim.engine.snapshot()
     owners = array("H", snapshot.block_owners)
     assert len(owners) == len(snapshot.block_states) == snapshot.stats.blocks
     assert [owners.count(k) for k in (1, 2)] == [3, 2]
@@ -70,37 +70,39 @@ def test_each_block_is_told_with_its_first_owner():
     assert held == {i for i, owner in enumerate(owners) if owner}
 
 
-def test_a_block_that_two_share_belongs_to_the_first():
-    scene = Scene()
-    scene.engine.add(request("a", prompt=9, most=9))
-    scene.step()
-    first = scene.engine._scheduler._registry.groups["a"].sequences[0]
-    scene.engine.add(request("b", prompt=9, most=9))
-    second = scene.engine._scheduler._registry.groups["b"].sequences[0]
-    second.tokens[:] = first.tokens[:9]  # the same prompt, so its full blocks are found
-    scene.step()
-    snapshot = scene.engine.snapshot()
+def test_a_shared_block_is_owned_by_the_first_sequence():
+    sim = Simulation()
+    sim.engine.add(request("a", prompt=9, most=9))
+    sim.step()
+    first = sim.engine._scheduler._registry.groups["a"].sequences[0]
+    sim.engine.add(request("b", prompt=9, most=9))
+    second = sim.engine._scheduler._registry.groups["b"].sequences[0]
+    second.tokens[:] = first.tokens[:9]  # the same prompt, so its full blocks are hit
+    sim.step()
+    snapshot = sim.engine.snapshot()
     owners = array("H", snapshot.block_owners)
     shared = [i for i, state in enumerate(snapshot.block_states) if state == BlockState.SHARED]
     assert len(shared) == 2
     assert {owners[i] for i in shared} == {1}
 
 
-def test_rows_beyond_those_asked_for_are_left_out_and_counted():
-    scene = scene_of(*(request(f"r{i}") for i in range(5)), slots=2)
-    snapshot = scene.engine.snapshot(rows=1, blocks=False)
+def test_rows_above_the_maximum_are_counted_only():
+    sim = simulation_of(*(request(f"r{i}") for i in range(5)), slots=2)
+    snapshot = sim.engine.snapshot(rows=1, blocks=False)
     assert [row.request_id for row in snapshot.rows] == ["r0"]
     assert (snapshot.stats.running, snapshot.stats.waiting) == (2, 3)
     assert snapshot.block_states == snapshot.block_owners == b""
 
 
-def test_windows_leave_holes_that_nobody_owns():
-    scene = scene_of(request("a", prompt=30, most=9), windows=(4,), block_size=2, budget=8, steps=5)
-    owners = array("H", scene.engine.snapshot().block_owners)
-    assert owners.count(1) == scene.engine.snapshot().rows[0].blocks
+def test_blocks_outside_of_a_window_have_no_owner():
+    sim = simulation_of(
+        request("a", prompt=30, most=9), windows=(4,), block_size=2, budget=8, steps=5
+    )
+    owners = array("H", sim.engine.snapshot().block_owners)
+    assert owners.count(1) == sim.engine.snapshot().rows[0].blocks
 
 
-def test_a_block_may_be_held_more_often_than_a_byte_can_say():
+def test_a_block_may_have_more_than_255_holds():
     pool = BlockPool(3)
     (block,) = pool.allocate(1)
     for _ in range(300):
@@ -110,18 +112,20 @@ def test_a_block_may_be_held_more_often_than_a_byte_can_say():
     assert states.count(BlockState.FREE) == 2
 
 
-class Tells(Admission):
+class FixedStats(Admission):
     def stats(self):
         return GrammarStats(waiting=3)
 
 
-def test_what_a_limit_has_to_tell_is_found_by_its_type():
-    seen = build_snapshot(engine(limits=[Tells()]), TimeAccounting(), at=0.0, most=1, blocks=False)
-    assert seen.grammars == GrammarStats(waiting=3)
-    assert seen.admission == AdmissionStats(), "no limit tells of a door"
+def test_limit_stats_are_found_by_type():
+    snapshot = build_snapshot(
+        engine(limits=[FixedStats()]), TimeAccounting(), at=0.0, most=1, blocks=False
+    )
+    assert snapshot.grammars == GrammarStats(waiting=3)
+    assert snapshot.admission == AdmissionStats(), "no limit has admission stats"
 
 
-def test_percentiles_are_right_within_a_tenth():
+def test_percentiles_are_within_ten_percent():
     counts = [0] * TIME_BUCKETS
     for i in range(1, 1001):
         counts[time_bucket(i / 1000)] += 1
@@ -129,7 +133,7 @@ def test_percentiles_are_right_within_a_tenth():
         assert value == pytest.approx(share, rel=0.1)
 
 
-def test_percentiles_of_a_window_leave_out_what_was_before():
+def test_percentiles_of_a_window_exclude_earlier_counts():
     before = [0] * TIME_BUCKETS
     before[time_bucket(5.0)] = 100
     after = list(before)

@@ -1,4 +1,4 @@
-"""When a sequence ends, in the documented order."""
+"""check_stop: the documented order of reasons to end a sequence."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 
 from quire.core.scheduling.stop_check import StopResult, check_stop
 from quire.core.types import StopConditions
-from tests.pure.core.made import sequence
+from tests.pure.core.builders import sequence
 
 EOS, STOP, OTHER = 7, 8, 1
 
 
-def judge(token, outputs, **stop):
+def check(token, outputs, **stop):
     seq = sequence(prompt=(1, 2, 3), stop=StopConditions(eos_ids=frozenset({EOS}), **stop))
     return check_stop(seq, token, 3 + outputs)
 
@@ -32,5 +32,5 @@ def judge(token, outputs, **stop):
         (EOS, 3, {"max_tokens": 3, "min_tokens": 9}, StopResult("length")),
     ],
 )
-def test_a_token_ends_a_sequence_as_documented(token, outputs, stop, want):
-    assert judge(token, outputs, **stop) == want
+def test_check_stop_follows_the_documented_order(token, outputs, stop, want):
+    assert check(token, outputs, **stop) == want

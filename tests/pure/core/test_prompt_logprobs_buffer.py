@@ -1,4 +1,4 @@
-"""Each judged prompt position is handed out once, at its place, whatever was computed again."""
+"""Prompt logprobs are returned once per position, also after recomputation."""
 
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache import KVCache
@@ -23,24 +23,24 @@ def entries(positions):
     return [TokenLogprobs([p], [0.0], [1]) for p in positions]
 
 
-def test_positions_behind_a_prefix_hit_stay_at_their_places_when_all_is_computed_again():
+def test_positions_after_a_prefix_hit_are_kept_in_place_on_recomputation():
     seq = Sequence(
         Request("a", tuple(range(10)), StopConditions(1)), 0, list(range(10)), ([],), cached=4
     )
-    told = PromptLogprobsBuffer()
-    told.add(Row(seq, 4, 3, Wants.NOTHING), entries([5, 6, 7]))
-    told.add(Row(seq, 0, 6, Wants.NOTHING), entries([1, 2, 3, 4, 5, 6]))
-    told.add(Row(seq, 6, 4, Wants.TOKEN), entries([7, 8, 9]))
-    assert told.pop(seq) == entries([5, 6, 7, 8, 9])
+    buffer = PromptLogprobsBuffer()
+    buffer.add(Row(seq, 4, 3, Wants.NOTHING), entries([5, 6, 7]))
+    buffer.add(Row(seq, 0, 6, Wants.NOTHING), entries([1, 2, 3, 4, 5, 6]))
+    buffer.add(Row(seq, 6, 4, Wants.TOKEN), entries([7, 8, 9]))
+    assert buffer.pop(seq) == entries([5, 6, 7, 8, 9])
 
 
-def test_a_preempted_prompt_that_is_judged_is_not_taken_from_the_cache():
-    """Another may have filled the cache further than it was judged."""
-    for judged in (None, 0):
+def test_a_preempted_prompt_with_logprobs_does_not_use_the_cache():
+    """Another request may have cached more of the prompt than has logprobs."""
+    for prompt_logprobs_count in (None, 0):
         kv = KVCache(BlockPool(8), 4)
         scheduler = Scheduler(kv, Fifo(), **by_contract([TokenBudget(8)]), max_seqs=4, max_len=32)
         scheduler.add(Request("old", (1, 2, 3), StopConditions(25)))
-        params = SamplingParams(prompt_logprobs=judged)
+        params = SamplingParams(prompt_logprobs=prompt_logprobs_count)
         scheduler.add(Request("young", tuple(range(10, 24)), StopConditions(12), params))
         starts = []
         while not scheduler.idle:
@@ -50,4 +50,4 @@ def test_a_preempted_prompt_that_is_judged_is_not_taken_from_the_cache():
                 plan, StepResult([(7,) if row.wants is Wants.TOKEN else () for row in plan.rows])
             )
         assert starts
-        assert all(start == 0 for start in starts) == (judged is not None)
+        assert all(start == 0 for start in starts) == (prompt_logprobs_count is not None)

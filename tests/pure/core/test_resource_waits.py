@@ -1,4 +1,4 @@
-"""Waiting for named resources: one state machine for grammars and whatever comes next."""
+"""Resource waits: one state machine for grammars and other named resources."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.waiting import ResourceProvider, ResourceWaits
 from quire.core.types import SequenceState
 from quire.errors import EngineError, Overloaded, Unsupported
-from tests.pure.core.made import FakeGrammars, bound, request
+from tests.pure.core.builders import FakeGrammars, fake_constraint, request
 from tests.pure.core.workload import Run, Setup, check_outcome
 
 
-def asked(limit, *requests):
+def add_request(limit, *requests):
     for one in requests:
         limit.check_request(one)
         assert limit.add_request(one) == (one.constraint is not None)
 
 
-def test_a_request_without_a_constraint_is_not_kept():
+def test_a_request_without_a_constraint_does_not_wait():
     limit = ResourceWaits([GrammarWait(FakeGrammars(), 100)])
-    asked(limit, request("a"))
+    add_request(limit, request("a"))
     assert not limit.has_results
 
 
-def test_all_who_wait_for_a_grammar_are_let_go_with_it():
+def test_a_ready_grammar_queues_all_requests_that_wait_for_it():
     grammars = FakeGrammars()
     limit = ResourceWaits([GrammarWait(grammars, 100)])
-    first, other = bound(1), bound(2)
-    asked(limit, request("a", constraint=first), request("b", constraint=other))
-    asked(limit, request("c", constraint=first))
+    first, other = fake_constraint(1), fake_constraint(2)
+    add_request(limit, request("a", constraint=first), request("b", constraint=other))
+    add_request(limit, request("c", constraint=first))
     assert not limit.has_results
     grammars.tick()
     assert limit.has_results
     assert limit.results() == [("a", None), ("c", None)]
-    asked(limit, request("d", constraint=first))
+    add_request(limit, request("d", constraint=first))
     assert limit.results() == [("d", None)]
 
 
-def test_a_grammar_that_fails_is_the_fault_of_the_request():
+def test_a_failed_grammar_is_a_request_error():
     grammars = FakeGrammars()
     limit = ResourceWaits([GrammarWait(grammars, 100)])
-    asked(limit, request("a", constraint=bound(0, fails=True)))
+    add_request(limit, request("a", constraint=fake_constraint(0, fails=True)))
     [(name, error)] = limit.results()
     assert (name, str(error)) == ("a", "no")
 
@@ -50,20 +50,23 @@ def test_a_grammar_that_fails_is_the_fault_of_the_request():
     ("most", "prompt", "max_len", "param"),
     [(5, 3, 100, None), (4, 3, 100, "max_tokens"), (9, 3, 8, None), (9, 3, 7, "prompt")],
 )
-def test_a_text_that_cannot_be_whole_is_refused(most, prompt, max_len, param):
+def test_a_length_below_the_shortest_text_is_refused(most, prompt, max_len, param):
     grammars = FakeGrammars()
     limit = ResourceWaits([GrammarWait(grammars, max_len)])
-    asked(limit, request("a", range(prompt), most, constraint=bound(0, 5)))
+    add_request(limit, request("a", range(prompt), most, constraint=fake_constraint(0, 5)))
     [(_, error)] = limit.results()
     assert (error and error.param) == param
     assert error is None or "5 tokens" in str(error) or "has 5" in str(error)
 
 
-def test_what_ended_while_it_waited_is_not_named_and_holds_nothing():
+def test_a_request_that_ended_in_its_wait_has_no_result_and_holds_nothing():
     grammars = FakeGrammars()
     limit = ResourceWaits([GrammarWait(grammars, 100)])
-    gone, other = request("a", constraint=bound(1)), request("b", constraint=bound(1))
-    asked(limit, gone, other)
+    gone, other = (
+        request("a", constraint=fake_constraint(1)),
+        request("b", constraint=fake_constraint(1)),
+    )
+    add_request(limit, gone, other)
     limit.remove_request(gone)
     grammars.tick()
     assert limit.results() == [("b", None)]
@@ -73,17 +76,17 @@ def test_what_ended_while_it_waited_is_not_named_and_holds_nothing():
 
 def test_without_grammars_a_constraint_is_refused_at_once():
     with pytest.raises(Unsupported, match="tokenizer"):
-        GrammarWait(None, 100).check_request(request("a", constraint=bound()))
+        GrammarWait(None, 100).check_request(request("a", constraint=fake_constraint()))
 
 
 # -- a second provider --------------------------------------------------------------------------
 
 
 class FakeAdapters(ResourceProvider):
-    """Loads the adapter that a salt names."""
+    """Provides the adapter that a salt names."""
 
     def __init__(self):
-        self.held, self.news, self.callback = [], [], lambda: None
+        self.held, self.ready, self.callback = [], [], lambda: None
 
     def check_request(self, request):
         if request.salt == b"too big":
@@ -100,19 +103,19 @@ class FakeAdapters(ResourceProvider):
             self.held.remove(request.id)
 
     def loaded(self, kind, salt, error=None):
-        self.news.append(((kind, salt), error))
+        self.ready.append(((kind, salt), error))
         self.callback()
 
     @property
     def has_outcomes(self):
-        return bool(self.news)
+        return bool(self.ready)
 
     def set_outcome_callback(self, callback):
         self.callback = callback
 
     def report(self, waits):
-        news, self.news = self.news, []
-        for name, error in news:
+        ready, self.ready = self.ready, []
+        for name, error in ready:
             if error is None:
                 waits.ready(name)
             else:
@@ -130,16 +133,16 @@ def started(*requests):
 
 
 def drain(run):
-    while not run.scheduler.idle or run.flying:
+    while not run.scheduler.idle or run.in_flight:
         run.step()
 
 
 def test_a_request_waits_for_all_its_resources_of_both_providers():
-    one = request("a", salt=b"x", constraint=bound(2))
+    one = request("a", salt=b"x", constraint=fake_constraint(2))
     run, adapters, grammars, rings = started(one, request("b"))
     run.scheduler.check()
     adapters.loaded("adapter", b"x")
-    drain(run)  # the other one passes, and the grammar is ready meanwhile
+    drain(run)  # the other request overtakes, and the grammar is ready meanwhile
     assert run.out.finish == {("b", 0): "length"}
     assert run.scheduler.is_waiting_for_resources("a")
     assert len(rings) == 2
@@ -152,8 +155,8 @@ def test_a_request_waits_for_all_its_resources_of_both_providers():
     assert not +grammars.held
 
 
-def test_one_resource_that_fails_ends_all_who_wait_for_it_and_no_one_else():
-    both = request("a", salt=b"x", constraint=bound(90))
+def test_a_failed_resource_ends_exactly_the_requests_that_wait_for_it():
+    both = request("a", salt=b"x", constraint=fake_constraint(90))
     run, adapters, grammars, _ = started(both, request("b", salt=b"x"), request("c", salt=b"y"))
     adapters.loaded("adapter", b"x", EngineError("no such file"))
     run.step()
@@ -179,8 +182,10 @@ def test_requests_are_queued_in_the_order_in_which_they_become_ready():
     assert run.scheduler.enqueue_ready().queued == ["b", "c", "a"]
 
 
-def test_a_request_that_is_aborted_while_it_waits_holds_nothing():
-    run, adapters, grammars, _ = started(request("a", salt=b"x", constraint=bound(5), n=3))
+def test_a_request_aborted_in_its_wait_holds_nothing():
+    run, adapters, grammars, _ = started(
+        request("a", salt=b"x", constraint=fake_constraint(5), n=3)
+    )
     assert [update.finish for update in run.scheduler.abort("a")] == ["abort"] * 3
     assert not adapters.held
     assert not +grammars.held
@@ -189,23 +194,23 @@ def test_a_request_that_is_aborted_while_it_waits_holds_nothing():
     run.scheduler.check()
 
 
-def test_a_request_that_a_provider_refuses_leaves_nothing_behind():
+def test_a_request_refused_by_a_provider_leaves_no_state():
     run, adapters, grammars, _ = started()
     with pytest.raises(Overloaded):
-        run.scheduler.add(request("a", salt=b"too big", constraint=bound(5)))
+        run.scheduler.add(request("a", salt=b"too big", constraint=fake_constraint(5)))
     assert not adapters.held
     assert not +grammars.held
     assert run.scheduler.idle
     assert not run.scheduler.any_waiting_for_resources
 
 
-def test_a_provider_that_raises_has_the_others_release_the_request():
-    class Broken(ResourceProvider):
+def test_an_exception_in_a_provider_releases_the_request_at_the_others():
+    class RaisingProvider(ResourceProvider):
         def request(self, request):
             raise RuntimeError("broken")
 
     adapters = FakeAdapters()
-    run = Run(Setup(more=[adapters, Broken()]), [])
+    run = Run(Setup(more=[adapters, RaisingProvider()]), [])
     with pytest.raises(RuntimeError):
         run.scheduler.add(request("a", salt=b"x"))
     assert not adapters.held

@@ -1,8 +1,8 @@
-"""Single-line bugs for the core, and the search for them.
+"""Single-line bugs of the core, and the tests that must find them.
 
-Each runs in a process of its own, which imports one module of quire.core with the bug in it:
+Each runs in its own process, which imports one module of quire.core with the bug:
 
-    python -m tests.pure.core.planted NUMBER SEEDS     exits with CAUGHT, or 0 if nobody noticed
+python -m tests.pure.core.planted_bugs NUMBER SEEDS     exits with CAUGHT, or 0 if no test failed
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CORE = Path(__file__).resolve().parents[3] / "quire" / "core"
 
 
 class Bug(NamedTuple):
-    """What is wrong once `old` (which the file has exactly once) reads `new`."""
+    """A replacement of `old`, which the file has exactly once, by `new`."""
 
-    what: str
+    description: str
     file: str
     old: str
     new: str
@@ -42,25 +42,25 @@ BUGS = (
         "keys.append(sha256(sha256(seq.request.salt).digest() + chunk).digest())",
     ),
     Bug(
-        "the salt does not count",
+        "the salt is ignored",
         "kv/kv_cache.py",
         "else sha256(seq.request.salt).digest()",
         'else sha256(b"").digest()',
     ),
     Bug(
-        "groups do not tell their blocks apart",
+        "groups share their block keys",
         "kv/kv_cache.py",
         'tuple(bytes([g]) if g else b"" for g in',
         'tuple(b"" for g in',
     ),
     Bug(
-        "a block is published before it is full",
+        "a block is cached before it is full",
         "kv/kv_cache.py",
         "first, last = since // self.block_size, seq.computed // self.block_size",
         "first, last = since // self.block_size, -(-seq.computed // self.block_size)",
     ),
     Bug(
-        "finding a cached block does not hold it",
+        "acquiring a cached block does not hold it",
         "kv/block_pool.py",
         "            self._refs[block] += 1\n            self._eviction_queue.discard(block)",
         "            self._eviction_queue.discard(block)",
@@ -78,7 +78,7 @@ BUGS = (
         "for block in blocks:",
     ),
     Bug(
-        "dropping a shared block frees it",
+        "freeing one hold of a shared block frees it",
         "kv/block_pool.py",
         "            if self._refs[block] == 0:\n",
         "            if self._refs[block] <= 1:\n",
@@ -90,19 +90,19 @@ BUGS = (
         "        return []\n",
     ),
     Bug(
-        "a window gives back a block too many",
+        "a window frees one block too many",
         "kv/kv_cache.py",
         "for i in range(self.specs[g].first_needed(seq.computed) // self.block_size - 1, -1, -1):",
         "for i in range(self.specs[g].first_needed(seq.computed) // self.block_size, -1, -1):",
     ),
     Bug(
-        "a window slides by what is planned, not by what is computed",
+        "a window moves by planned tokens, not by computed ones",
         "kv/kv_cache.py",
         "self.specs[g].first_needed(seq.computed) // self.block_size - 1",
         "self.specs[g].first_needed(seq.planned) // self.block_size - 1",
     ),
     Bug(
-        "the fence lets blocks through a step early",
+        "deferred frees happen a step early",
         "kv/deferred_free.py",
         "if after <= self._last_finished:",
         "if after <= self._last_finished + 1:",
@@ -120,7 +120,7 @@ BUGS = (
         "self.deferred_free.free_after(held, 0)",
     ),
     Bug(
-        "contents that the host has are stored again",
+        "contents in the host tier are stored again",
         "kv/tiers/host.py",
         "            if held_block is None:\n",
         "            if held_block is None or not pool.free([held_block]):\n",
@@ -132,25 +132,25 @@ BUGS = (
         "            self._loads.setdefault(block, host)  #",
     ),
     Bug(
-        "what a failed step was to store is found",
+        "contents that a failed step did not store are found",
         "kv/tiers/host.py",
         "            self.pool.uncache([copy.dst for copy in copies.stores])\n",
         "",
     ),
     Bug(
-        "the host keeps the contents that were forgotten",
+        "the host tier keeps forgotten contents",
         "kv/block_pool.py",
         "            tier.forget(keys)\n",
         "            pass\n",
     ),
     Bug(
-        "the host keeps its contents when the cache is emptied",
+        "the host tier keeps its contents when the cache is reset",
         "kv/block_pool.py",
         "            tier.forget()\n",
         "            pass\n",
     ),
     Bug(
-        "the host may replace what is about to be loaded",
+        "the host tier may replace contents before their load",
         "kv/block_pool.py",
         """        if load is not None:
             load(taken)
@@ -168,31 +168,31 @@ BUGS = (
 """,
     ),
     Bug(
-        "what a failed step was to load is found on the device",
+        "contents that a failed step did not load are found on the device",
         "kv/kv_cache.py",
         "        self.pool.uncache(lost)\n",
         "",
     ),
     Bug(
-        "siblings keep blocks that a failed step was to load",
+        "siblings keep blocks that a failed step did not load",
         "scheduling/scheduler.py",
         "        while copies_lost and self._registry.reclaim():\n",
         "        while False:\n",
     ),
     Bug(
-        "a block that is loaded is charged to nobody",
+        "a loaded block is not charged to the tenant",
         "kv/kv_cache.py",
         "len(keys), seq.request.tenant, load=lambda",
         'len(keys), b"", load=lambda',
     ),
     Bug(
-        "the host counts for one group only",
+        "the host tier is used for one group only",
         "kv/kv_cache.py",
         "(self.host is not None and key in self.host)",
         "(self.host is not None and key[:32] in self.host)",
     ),
     Bug(
-        "a step of no request has what it evicts stored",
+        "a dummy step stores evicted blocks",
         "scheduling/dummy_step.py",
         "kv.pool.allocate(len(kv.specs), offer=False)",
         "kv.pool.allocate(len(kv.specs))",
@@ -204,55 +204,55 @@ BUGS = (
         "",
     ),
     Bug(
-        "limits do not get back what a preempted row took",
+        "limits do not undo a preempted row",
         "scheduling/plan_builder.py",
         "                    budget.undo(seq, row.count)\n",
         "                    pass\n",
     ),
     Bug(
-        "a preempted sequence keeps the token it was promised",
+        "a preempted sequence keeps its unknown token",
         "scheduling/sequence_registry.py",
         "        while seq.tokens[-1] == UNKNOWN:\n            seq.tokens.pop()\n",
         "",
     ),
     Bug(
-        "rows of those who left are applied",
+        "stale rows are applied",
         "scheduling/inflight_steps.py",
         "            step.stale.add(seq)\n",
         "            pass\n",
     ),
     Bug(
-        "a sampled token is put one place too far",
+        "a sampled token is stored at the wrong index",
         "scheduling/scheduler.py",
         "                    seq.tokens[at] = token\n",
         "                    seq.tokens[at - 1] = token\n",
     ),
     Bug(
-        "the fast path overlooks stop ids",
+        "the fast path ignores stop ids",
         "scheduling/scheduler.py",
         " and token not in seq.stop_ids:",
         ":",
     ),
     Bug(
-        "the fast path does not ask how much slack is left",
+        "the fast path ignores the number of free decode rows",
         "scheduling/scheduler.py",
         "                and ones < slack\n",
         "",
     ),
     Bug(
-        "min_tokens is one off",
+        "min_tokens is off by one",
         "scheduling/stop_check.py",
         ">= stop.min_tokens",
         "> stop.min_tokens",
     ),
     Bug(
-        "a sequence may be one token longer than asked",
+        "a sequence may exceed max_tokens by one",
         "scheduling/stop_check.py",
         "if length >= seq.max_len else None",
         "if length > seq.max_len else None",
     ),
     Bug(
-        "followers never start when their leader ends early",
+        "followers never start if their leader ends early",
         "scheduling/sequence_registry.py",
         "        if seq is group.leader and group.followers:\n",
         "        if False:\n",
@@ -264,7 +264,7 @@ BUGS = (
         "",
     ),
     Bug(
-        "a sequence that moved is not named",
+        "a sequence with a changed table is not in the plan",
         "scheduling/scheduler.py",
         "            draft.changed_tables.append(seq)\n",
         "            pass\n",
@@ -276,13 +276,13 @@ BUGS = (
         "most = min(len(parent.tokens), child.prompt_len - 1, ",
     ),
     Bug(
-        "prompt logprobs computed twice are told twice",
+        "recomputed prompt logprobs are returned twice",
         "scheduling/prompt_logprobs_buffer.py",
         "known += logprobs[max(seq.cached + len(known) - row.start, 0) :]",
         "known += logprobs",
     ),
     Bug(
-        "the last prompt logprobs are lost when the next step is planned already",
+        "the last prompt logprobs are lost if the next step is in flight",
         "scheduling/prompt_logprobs_buffer.py",
         "if len(seq.tokens) > seq.prompt_len and seq.tokens[seq.prompt_len] != UNKNOWN:",
         "if len(seq.tokens) > seq.prompt_len + 1:",
@@ -290,70 +290,70 @@ BUGS = (
 )
 
 
-BLAME = (
+ISOLATION_BUGS = (
     Bug(
-        "one of those who are accused is never tried",
+        "one suspect is never tried",
         "scheduling/fault_isolation.py",
         "        self._push_group(ids[half:])\n",
         "        self._push_group(ids[half + 1 :])\n",
     ),
     Bug(
-        "who raises among others is blamed",
+        "a request that raises together with others is blamed",
         "scheduling/fault_isolation.py",
         "        if tried and len(ids) == 1:\n",
         "        if tried or len(ids) == 1:\n",
     ),
     Bug(
-        "the rest of a party is acquitted unseen",
+        "the rest of a trial group is cleared without a trial",
         "scheduling/fault_isolation.py",
         "            self._push_group(_without(self.trial_groups.popleft(), ids))\n",
         "            self.trial_groups.popleft()\n",
     ),
     Bug(
-        "others have rows in a trial",
+        "other requests have rows in a trial",
         "scheduling/limits/isolation_limit.py",
         "            return want if name in self._bisection.current_group else 0\n",
         "            return want\n",
     ),
     Bug(
-        "a trial is over before it has come where the step raised",
+        "a trial ends before it reaches the step that raised",
         "scheduling/limits/isolation_limit.py",
         "            self._goal_lengths[seq] = max(seq.planned, self._goal_lengths.get(seq, 0))\n",
         "            self._goal_lengths[seq] = min(1, self._goal_lengths.get(seq, 1))\n",
     ),
     Bug(
-        "who was aboard a death is alone for one step only",
+        "a crash suspect runs alone for one step only",
         "scheduling/limits/isolation_limit.py",
         "            self._goal_lengths[seq] = seq.generation_start + TRIAL_STEPS - 1\n",
         "            self._goal_lengths[seq] = seq.generation_start\n",
     ),
     Bug(
-        "those who are tried have a step in line behind them",
+        "steps are not serialized during a trial of crash suspects",
         "scheduling/limits/isolation_limit.py",
         "        return bool(self._crash_suspects) or self._bisection.current_group is not None\n",
         "        return self._bisection.current_group is not None\n",
     ),
     Bug(
-        "what a spoilt sequence computed is found",
+        "blocks of a sequence with non-finite logits are hit",
         "kv/kv_cache.py",
         "self.pool.forget([*computed, *(key for",
         "self.pool.forget([*(key for",
     ),
 )
-"""Noticed by tests of blame."""
+"""Bugs that the tests of fault isolation find."""
 
 
-def planted(bug: Bug, source: str) -> str:
+def insert_bug(bug: Bug, source: str) -> str:
     assert source.count(bug.old) == 1, f"{bug.file} has {source.count(bug.old)} of {bug.old!r}"
     return source.replace(bug.old, bug.new)
 
 
-class Planter:
-    """Imports one module of quire.core with the bug in it, the rest as they are."""
+class BugImporter:
+    """Import hook: loads one module of quire.core with the bug."""
 
     def __init__(self, bug: Bug) -> None:
         self.path = CORE / bug.file
-        self.source = planted(bug, self.path.read_text(encoding="utf-8"))
+        self.source = insert_bug(bug, self.path.read_text(encoding="utf-8"))
 
     def find_spec(self, name, path=None, target=None):
         parts = self.path.relative_to(CORE.parents[1]).with_suffix("").parts
@@ -368,11 +368,11 @@ class Planter:
         exec(compile(self.source, str(self.path), "exec"), module.__dict__)
 
 
-def caught(seeds: int) -> str | None:
-    """What noticed first, if anything did: properties of the parts, then the whole workload."""
+def find_failure(seeds: int) -> str | None:
+    """Run tests until one fails. Returns its name and error, or None."""
     from tests.pure.core import (
         test_block_pool,
-        test_fence,
+        test_deferred_free,
         test_host_tier,
         test_invariance,
         test_kv_cache,
@@ -383,19 +383,19 @@ def caught(seeds: int) -> str | None:
 
     searches = [
         test_block_pool.test_the_tail_of_a_sequence_is_evicted_first,
-        test_fence.test_what_no_step_touches_returns_at_once,
-        test_block_pool.test_what_is_forgotten_is_forgotten_by_tiers_too,
-        test_host_tier.test_a_block_that_is_evicted_before_its_content_was_loaded_is_not_stored,
-        test_host_tier.test_a_block_that_is_loaded_twice_in_a_plan_gets_the_last_content,
-        test_host_tier.test_a_host_block_that_a_plan_uses_is_not_replaced_before_the_plan_is_over,
+        test_deferred_free.test_blocks_of_finished_steps_are_freed_at_once,
+        test_block_pool.test_forget_applies_to_tiers_too,
+        test_host_tier.test_a_block_evicted_before_its_load_is_not_stored,
+        test_host_tier.test_a_block_loaded_twice_in_a_plan_gets_the_last_content,
+        test_host_tier.test_a_host_block_used_by_a_plan_is_not_replaced_until_it_is_applied,
         test_kv_cache.test_a_loaded_block_is_charged_to_the_tenant,
-        test_scheduler.test_a_step_of_no_request_stores_nothing,
+        test_scheduler.test_a_dummy_step_stores_nothing,
         partial(
-            test_invariance.test_siblings_do_not_read_what_a_failed_step_was_to_load,
+            test_invariance.test_siblings_do_not_read_blocks_that_a_failed_step_did_not_load,
             1,
             (None,),
         ),
-        test_limits.test_adding_a_row_to_a_draft_and_removing_it_is_nothing,
+        test_limits.test_adding_and_removing_a_row_leaves_the_plan_unchanged,
     ]
     for seed in range(seeds):
         searches += [
@@ -405,22 +405,22 @@ def caught(seeds: int) -> str | None:
     for search in searches:
         try:
             search()
-        except Exception as error:  # noqa: BLE001 - a bug may show as anything
+        except Exception as error:  # noqa: BLE001 - a bug may raise any exception
             return f"{_name(search)}: {type(error).__name__}: {str(error)[:100]}"
     return None
 
 
-def caught_blaming() -> str | None:
-    """The same, by the tests of who is to blame."""
-    from tests.pure.core import test_limits, test_scheduler, test_suspects
+def find_isolation_failure() -> str | None:
+    """The same with the tests of fault isolation."""
+    from tests.pure.core import test_fault_isolation, test_limits, test_scheduler
     from tests.pure.engine import test_engine_core
 
-    contract = test_limits.test_a_limit_allows_no_more_than_wanted_and_forgets_what_is_undone
+    contract = test_limits.test_allow_is_bounded_by_want_and_undo_reverts_take
     searches = [
-        test_suspects.test_any_culprits_are_found_and_nobody_else,
-        test_suspects.test_everyone_accused_is_tried_alone_or_passes,
-        test_scheduler.test_a_spoilt_row_ends_and_nobody_finds_what_it_computed,
-        *(partial(contract, make=make) for name, make in _makers(test_limits, "suspects")),
+        test_fault_isolation.test_exactly_the_culprits_are_found,
+        test_fault_isolation.test_each_suspect_is_tried_alone_or_passes,
+        test_scheduler.test_a_row_with_non_finite_logits_ends_and_its_blocks_are_not_hit,
+        *(partial(contract, make=make) for name, make in _makers(test_limits, "fault isolation")),
     ]
     many = test_engine_core.test_each_faulty_request_is_ended_and_no_other
     searches.append(
@@ -432,7 +432,7 @@ def caught_blaming() -> str | None:
     for search in searches:
         try:
             search()
-        except Exception as error:  # noqa: BLE001 - a bug may show as anything
+        except Exception as error:  # noqa: BLE001 - a bug may raise any exception
             name = search.func.__name__ if isinstance(search, partial) else search.__name__
             return f"{name}: {type(error).__name__}: {str(error)[:100]}"
     return None
@@ -451,10 +451,10 @@ def _name(search: Callable[[], object]) -> str:
 def main() -> int:
     logging.disable(logging.CRITICAL)
     number, seeds = int(sys.argv[1]), int(sys.argv[2])
-    sys.meta_path.insert(0, Planter((*BUGS, *BLAME)[number]))
-    found = caught(seeds) if number < len(BUGS) else caught_blaming()
-    print(found or "nothing noticed")
-    return CAUGHT if found else 0
+    sys.meta_path.insert(0, BugImporter((*BUGS, *ISOLATION_BUGS)[number]))
+    failure = find_failure(seeds) if number < len(BUGS) else find_isolation_failure()
+    print(failure or "no test failed")
+    return CAUGHT if failure else 0
 
 
 if __name__ == "__main__":

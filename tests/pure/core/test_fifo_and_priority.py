@@ -1,4 +1,4 @@
-"""Queues: nobody is lost, and who goes first is who should."""
+"""FIFO and priority queues: each sequence is popped once, in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority, rank
-from tests.pure.core.made import sequence
+from tests.pure.core.builders import sequence
 
 entries = st.lists(
     st.tuples(st.integers(-2, 2), st.integers(0, 3), st.integers(0, 2)), unique=True, max_size=12
@@ -24,7 +24,7 @@ def seqs_of(entries):
 
 @pytest.mark.parametrize("order", [Fifo, Priority])
 @given(entries=entries, data=st.data())
-def test_everybody_who_goes_in_comes_out_once(order, entries, data):
+def test_each_sequence_is_popped_once(order, entries, data):
     queue, inside = order(), []
     for seq in seqs_of(entries):
         (queue.push if data.draw(st.booleans()) else queue.requeue)(seq)
@@ -44,7 +44,7 @@ def test_everybody_who_goes_in_comes_out_once(order, entries, data):
 
 
 @given(entries)
-def test_priority_goes_by_number_then_arrival_whatever_the_order_of_pushing(entries):
+def test_priority_orders_by_number_then_arrival(entries):
     queue, seqs = Priority(), seqs_of(entries)
     for seq in seqs:
         queue.push(seq)
@@ -52,13 +52,13 @@ def test_priority_goes_by_number_then_arrival_whatever_the_order_of_pushing(entr
 
 
 @given(entries)
-def test_the_priority_victim_is_who_would_be_admitted_last(entries):
+def test_the_priority_victim_is_last_in_rank(entries):
     seqs = seqs_of(entries)
     if seqs:
         assert Priority().choose_victim(dict.fromkeys(seqs)) is max(seqs, key=rank)
 
 
-def test_fifo_keeps_arrivals_and_lets_the_preempted_return_first():
+def test_fifo_keeps_arrival_order_with_requeued_ones_first():
     queue, (a, b, c) = Fifo(), seqs_of([(0, 0, 0), (0, 1, 0), (0, 2, 0)])
     queue.push(a)
     queue.push(b)

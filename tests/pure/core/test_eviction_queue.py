@@ -1,4 +1,4 @@
-"""Who gives a block when one is needed: against a model in a few lines; and what it is for."""
+"""The eviction queue behaves as a simple model; tenants evict their own blocks."""
 
 from collections import Counter, OrderedDict
 
@@ -21,54 +21,54 @@ MOVES = st.lists(
 
 
 @given(MOVES)
-def test_the_tenant_with_most_blocks_gives_its_oldest(moves):
-    victims = EvictionQueue()
+def test_the_oldest_block_of_the_largest_tenant_is_evicted(moves):
+    queue = EvictionQueue()
     held, cached = {}, OrderedDict()  # block -> tenant
     since = {}
     for at, (move, block, tenant) in enumerate(moves):
         if move == "take" and block not in held and block not in cached:
             if tenant not in (*held.values(), *cached.values()):
                 since[tenant] = at
-            victims.charge(tenant, 1)
+            queue.charge(tenant, 1)
             held[block] = tenant
         elif move == "drop" and block in held:
             cached[block] = held.pop(block)
-            victims.add(block, cached[block])
+            queue.add(block, cached[block])
         elif move == "use" and block in cached:
             held[block] = cached.pop(block)
-            victims.discard(block)
+            queue.discard(block)
         elif move == "free" and block in held:
-            victims.credit(held.pop(block))
+            queue.credit(held.pop(block))
         elif move == "pop" and cached:
-            has = Counter([*held.values(), *cached.values()])
-            richest = min(cached.values(), key=lambda one: (-has[one], since[one]))
-            oldest = next(b for b, t in cached.items() if t == richest)
-            assert victims.pop() == oldest
-            victims.credit(cached.pop(oldest))
-        assert list(victims) == list(cached)
-        assert victims.blocks_per_tenant == Counter([*held.values(), *cached.values()])
+            counts = Counter([*held.values(), *cached.values()])
+            largest = min(cached.values(), key=lambda one: (-counts[one], since[one]))
+            oldest = next(b for b, t in cached.items() if t == largest)
+            assert queue.pop() == oldest
+            queue.credit(cached.pop(oldest))
+        assert list(queue) == list(cached)
+        assert queue.blocks_per_tenant == Counter([*held.values(), *cached.values()])
 
 
 def test_a_block_is_cached_once():
-    victims = EvictionQueue()
-    victims.add(3, b"")
+    queue = EvictionQueue()
+    queue.add(3, b"")
     with pytest.raises(AssertionError, match="block 3"):
-        victims.add(3, b"a")
+        queue.add(3, b"a")
 
 
-def test_what_is_remembered_of_the_past_is_bounded():
-    victims = EvictionQueue()
-    victims.charge(b"other", 1)
-    victims.add(0, b"other")
+def test_the_heap_is_bounded():
+    queue = EvictionQueue()
+    queue.charge(b"other", 1)
+    queue.add(0, b"other")
     for i in range(10_000):
-        victims.charge(b"one", 1)
-        victims.add(1 + i % 50, b"one")
-        victims.discard(1 + i % 50)
-    assert len(victims._heap) < 100
+        queue.charge(b"one", 1)
+        queue.add(1 + i % 50, b"one")
+        queue.discard(1 + i % 50)
+    assert len(queue._heap) < 100
 
 
-def served(pool, tenant, key, blocks):
-    """A prompt of so many blocks: how many were found."""
+def lookup(pool, tenant, key, blocks):
+    """Look up and cache a prompt of so many blocks. Returns the number of hits."""
     names = [key + bytes([i]) for i in range(blocks)]
     found = [pool.acquire_cached(name) for name in names]
     hits = [block for block in found if block is not None]
@@ -79,19 +79,19 @@ def served(pool, tenant, key, blocks):
     return len(hits)
 
 
-def test_who_fills_the_cache_with_what_nobody_asks_again_loses_what_is_his():
+def test_a_tenant_that_thrashes_evicts_its_own_blocks():
     pool = BlockPool(64)
     for at in range(200):
-        hits = served(pool, b"regular", b"system prompt", 20)
+        hits = lookup(pool, b"regular", b"system prompt", 20)
         assert hits == (20 if at else 0)
         for other in range(5):
-            served(pool, b"thrasher", b"%d %d" % (at, other), 12)
+            lookup(pool, b"thrasher", b"%d %d" % (at, other), 12)
     pool.check()
 
 
-def test_of_one_tenant_the_least_recently_used_goes_first():
+def test_within_a_tenant_the_least_recently_used_is_evicted_first():
     pool = BlockPool(40)
-    served(pool, b"one", b"first", 20)
+    lookup(pool, b"one", b"first", 20)
     for at in range(5):
-        served(pool, b"one", b"%d" % at, 20)
-    assert served(pool, b"one", b"first", 20) == 0
+        lookup(pool, b"one", b"%d" % at, 20)
+    assert lookup(pool, b"one", b"first", 20) == 0

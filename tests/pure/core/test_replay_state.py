@@ -1,17 +1,17 @@
-"""What puts a scheduler into the middle of things, so that a recording goes on from there."""
+"""Replay state: brings a scheduler into the state in which a recording begins."""
 
-from tests.pure.core.made import request
+from tests.pure.core.builders import request
 from tests.pure.core.test_scheduler import engine, rows, step
 
 
-def test_who_is_seated_goes_on_from_where_it_had_come():
+def test_a_started_sequence_continues_at_its_computed_length():
     scheduler = engine([request("a", range(9)), request("b", range(20, 29))], block_size=4)
     scheduler.replay_state().start_running("b", 0, 6)
     scheduler.check()
     assert rows(step(scheduler)[0]) == [("b", 0, 6, 3), ("a", 0, 0, 9)]
 
 
-def test_one_who_followed_its_sibling_can_be_seated_by_itself():
+def test_a_follower_can_be_started_without_its_leader():
     scheduler = engine([request("a", range(9), n=3)], block_size=4)
     scheduler.replay_state().start_running("a", 1, 8)
     scheduler.check()
@@ -19,38 +19,38 @@ def test_one_who_followed_its_sibling_can_be_seated_by_itself():
     assert ("a", 1, 8, 1) in rows(step(scheduler)[0])
 
 
-def test_what_the_cache_is_to_know_of_a_prompt_is_found_and_no_more():
+def test_the_restored_prefix_is_hit_and_nothing_more():
     scheduler = engine([request("a", range(13))], block_size=4)
-    resume = scheduler.replay_state()
-    resume.restore_prefix("a", 0, 8)
+    replay = scheduler.replay_state()
+    replay.restore_prefix("a", 0, 8)
     assert rows(step(scheduler)[0]) == [("a", 0, 8, 5)]
     scheduler.add(request("b", range(13)))
-    resume.restore_prefix("b", 0, 4)
+    replay.restore_prefix("b", 0, 4)
     assert rows(step(scheduler)[0]) == [("a", 0, 13, 1), ("b", 0, 12, 1)], "a holds the rest"
     scheduler.abort("a")
     scheduler.abort("b")
     scheduler.add(request("c", range(13)))
-    resume.restore_prefix("c", 0, 4)
+    replay.restore_prefix("c", 0, 4)
     scheduler.check()
     assert rows(step(scheduler)[0]) == [("c", 0, 4, 9)]
 
 
-def test_one_who_reads_no_cache_has_nothing_laid_back_for_it():
+def test_no_prefix_is_restored_without_cache_reads():
     scheduler = engine([request("a", range(13), read_prefix_cache=False)], block_size=4)
     scheduler.replay_state().restore_prefix("a", 0, 8)
     assert scheduler.stats().cached_blocks == 0
 
 
-def test_only_who_is_here_and_holds_nothing_waits_anew():
+def test_waits_without_blocks_is_true_for_queued_sequences_only():
     scheduler = engine([request("a", range(13))], block_size=4)
-    resume = scheduler.replay_state()
-    assert resume.waits_without_blocks("a", 0)
-    assert not resume.waits_without_blocks("b", 0)
+    replay = scheduler.replay_state()
+    assert replay.waits_without_blocks("a", 0)
+    assert not replay.waits_without_blocks("b", 0)
     step(scheduler)
-    assert not resume.waits_without_blocks("a", 0)
+    assert not replay.waits_without_blocks("a", 0)
 
 
-def test_blocks_are_taken_until_only_so_many_can_be_had():
+def test_fill_pool_leaves_the_given_number_of_blocks():
     scheduler = engine(blocks=10)
     assert scheduler.replay_state().fill_pool(4) == 6
     assert scheduler.available_blocks == 4
