@@ -60,7 +60,7 @@ class StubEngine:
 
 
 class StubStarter:
-    stopping = False
+    stopping, gone_clients = False, ()
 
 
 def client_process(folder, number, rows):
