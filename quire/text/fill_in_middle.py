@@ -1,4 +1,4 @@
-"""Fill in the middle: a prompt with a suffix, for code models whose vocabulary has the marks.
+"""Fill in the middle: a prompt with a suffix, for code models with special tokens for it.
 
     prefix mark | prefix | suffix mark | suffix | middle mark
 
@@ -18,7 +18,7 @@ from quire.text.tokenizing.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class FillInMiddleFormat:
-    """The marks of a family. middle: None if the prefix comes last."""
+    """The special tokens of a model family. middle: None if the prefix comes last."""
 
     family: str
     prefix: str
@@ -40,7 +40,7 @@ _PROBE = "☺"  # a token of its own in every vocabulary: no text joins with it
 def build_prompt(
     tokenizer: Tokenizer, prefix: str | Sequence[int], suffix: str, *, add_special_tokens: bool
 ) -> tuple[int, ...]:
-    """Return the ids of a prompt that asks for what is between prefix and suffix.
+    """Return the ids of a prompt whose completion is the text between prefix and suffix.
 
     Raises: RequestError if the vocabulary has no marks.
     """

@@ -62,7 +62,7 @@ class InputProcessor:
     """Makes requests. Only its random source changes: one draw per unseeded request, in order.
 
     eos_ids: of the model's configs; the tokenizer's own EOS is added.
-    max_logprobs: the most a request may ask for; -1 for the whole vocabulary.
+    max_logprobs: maximum that a request may set; -1: the whole vocabulary.
     checks: further ones of the params (engine-wide logits processors); they raise ValueError.
     constrain: makes the constraint of a structured output; None: not served.
     """
@@ -114,34 +114,34 @@ class InputProcessor:
         thinking: what params.thinking_token_budget means, given the model's reasoning tags.
         Raises: RequestError, TooLong, Unsupported.
         """
-        asked = self._params(params)
-        self._check_params(asked)
-        if asked.thinking_token_budget is not None and thinking is None:
+        requested = self._params(params)
+        self._check_params(requested)
+        if requested.thinking_token_budget is not None and thinking is None:
             message = "thinking_token_budget needs a conversation and a reasoning parser"
             raise RequestError(message, param="thinking_token_budget")
-        how = self._tokenization(asked, tokenization, add_special_tokens)
+        how = self._tokenization(requested, tokenization, add_special_tokens)
         parsed = prompts.parse_prompt(prompt)
         ids = self._ids(parsed, how)
         self._check_length(len(ids))
         salt = prompts.check_cache_salt(cache_salt) or parsed.salt
-        stop = self._stop(asked, len(ids))
-        _check_allowed_tokens_remain(asked, stop)
+        stop = self._stop(requested, len(ids))
+        _check_allowed_tokens_remain(requested, stop)
         made = Request(
             id=request_id,
             prompt=ids,
             stop=stop,
-            params=_engine_params(asked),
-            n=asked.num_sequences,
-            seed=self._seed(asked),
+            params=_engine_params(requested),
+            n=requested.num_sequences,
+            seed=self._seed(requested),
             priority=priority,
             arrived_at=arrived_at,
             salt=b"" if salt is None else hashlib.sha256(salt.encode("utf-8", "replace")).digest(),
-            read_prefix_cache=_reads_prefix_cache(asked),
+            read_prefix_cache=_reads_prefix_cache(requested),
             timed=timed,
-            constraint=constraint or self._constraint(asked.structured_outputs),
+            constraint=constraint or self._constraint(requested.structured_outputs),
             thinking=thinking,
         )
-        return PreparedRequest(made, parsed.text, asked)
+        return PreparedRequest(made, parsed.text, requested)
 
     # -- the prompt -------------------------------------------------------------------------
 
@@ -299,24 +299,24 @@ class InputProcessor:
                 f"sampling_params must be a SamplingParams, got a {type(params).__name__}",
                 param="sampling_params",
             )
-        asked = params
+        requested = params
         if not params.skip_clone:
-            asked = params.clone()
-            asked.verify()  # its fields may have been changed since it was made
-        asked.reject_unimplemented_features()
+            requested = params.clone()
+            requested.verify()  # its fields may have been changed since it was made
+        requested.reject_unimplemented_features()
         if self.tokenizer is None:
-            if asked.structured_outputs is not None:
+            if requested.structured_outputs is not None:
                 message = "structured_outputs need a tokenizer, this engine has none"
                 raise RequestError(f"{message} (skip_tokenizer_init)", param="structured_outputs")
-            if asked.stop_strings or asked.bad_words:
+            if requested.stop_strings or requested.bad_words:
                 raise RequestError(
                     "stop strings and bad_words need a tokenizer, this engine has none "
                     "(skip_tokenizer_init); use stop_token_ids",
-                    param="stop" if asked.stop_strings else "bad_words",
+                    param="stop" if requested.stop_strings else "bad_words",
                 )
-            asked.detokenize = False
-        asked.bad_words_token_ids = self._bad_word_ids(asked.bad_words or ())
-        return asked
+            requested.detokenize = False
+        requested.bad_words_token_ids = self._bad_word_ids(requested.bad_words or ())
+        return requested
 
     def _check_params(self, params: SamplingParams) -> None:
         for param in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
@@ -343,8 +343,8 @@ class InputProcessor:
             except ValueError as error:
                 raise RequestError(str(error), param="extra_args") from error
 
-    def _check_logprobs(self, param: str, asked: int | None) -> None:
-        count = self.vocab_size if asked == -1 else asked
+    def _check_logprobs(self, param: str, requested: int | None) -> None:
+        count = self.vocab_size if requested == -1 else requested
         if count is not None and count > self.max_logprobs:
             raise RequestError(
                 f"{param} asks for {count} per token; at most {self.max_logprobs} are allowed "
@@ -352,17 +352,17 @@ class InputProcessor:
                 param=param,
             )
 
-    def _constraint(self, asked: StructuredOutputsParams | None) -> Constraint | None:
-        if asked is None:
+    def _constraint(self, requested: StructuredOutputsParams | None) -> Constraint | None:
+        if requested is None:
             return None
         if self._constrain is None:
             message = "structured_outputs: this engine gives texts no form"
             raise Unsupported(message, param="structured_outputs")
-        return self._constrain(asked)
+        return self._constrain(requested)
 
     def _stop(self, params: SamplingParams, prompt_len: int) -> StopConditions:
-        room = self.max_model_len - prompt_len
-        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        tokens_left = self.max_model_len - prompt_len
+        most = tokens_left if params.max_tokens is None else min(params.max_tokens, tokens_left)
         return StopConditions(
             max_tokens=most,
             min_tokens=min(params.min_tokens, most),
@@ -420,15 +420,15 @@ def _truncate_ids(ids: tuple[int, ...], how: TokenizationOptions) -> tuple[int, 
     return ids[len(ids) - how.max_tokens :] if how.side == "left" else ids[: how.max_tokens]
 
 
-def _engine_params(asked: SamplingParams) -> SamplingParams:
+def _engine_params(requested: SamplingParams) -> SamplingParams:
     """best_of ranks by cumulative logprob, so the engine must report the chosen tokens' ones.
 
     The form of the text travels as a constraint, once.
     """
-    ranks = asked.num_sequences != asked.n and asked.logprobs is None
-    if not ranks and asked.structured_outputs is None:
-        return asked
-    engine = asked.clone()
+    ranks = requested.num_sequences != requested.n and requested.logprobs is None
+    if not ranks and requested.structured_outputs is None:
+        return requested
+    engine = requested.clone()
     engine.structured_outputs = None
     if ranks:
         engine.logprobs = 0

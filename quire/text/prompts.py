@@ -59,8 +59,8 @@ def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:
             continue
         if key in _REFUSED:
             raise Unsupported(f"prompt has {key!r}: {_REFUSED[key]}", param=str(key))
-        near = difflib.get_close_matches(str(key), [*_KNOWN, *_REFUSED], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(_KNOWN)}"
+        matches = difflib.get_close_matches(str(key), [*_KNOWN, *_REFUSED], n=1)
+        hint = f"; did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(_KNOWN)}"
         raise RequestError(f"prompt has an unknown key {key!r}{hint}", param="prompt")
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is not None and not isinstance(text, str):

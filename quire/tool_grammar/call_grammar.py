@@ -96,7 +96,7 @@ def _repeated_calls(
 
 
 def json_list_grammar(tools: Sequence[Tool], *, max_calls: int | None = None) -> GrammarNode:
-    """Calls as a JSON list, whatever the model's own way is."""
+    """Calls as a JSON list, regardless of the model's own format."""
     return calls_grammar(JSON_LIST_FORMAT, tools, max_calls=max_calls)
 
 

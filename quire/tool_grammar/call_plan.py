@@ -198,7 +198,7 @@ def _plan_auto(
 
 
 def _expressible_tool(tool_format: ToolFormat, tool: Tool, strict: bool) -> Tool:
-    """The function; one that is not strict and cannot be expressed, with any arguments."""
+    """Grammar of the function; with any arguments if it is not strict and cannot be expressed."""
     try:
         call_grammar.call_grammar(tool_format, tool)
     except InexpressibleSchema as error:

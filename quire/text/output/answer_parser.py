@@ -67,7 +67,7 @@ class AnswerParserFactory:
 
     def create(
         self,
-        began: PromptTail,
+        prompt_tail: PromptTail,
         calls: StreamingParser | None,
         *,
         openers: CallOpeners = MappingProxyType({}),
@@ -84,9 +84,9 @@ class AnswerParserFactory:
         if self.reasoning is not None:
             machine = ReasoningParser(
                 self.reasoning,
-                began.prompt,
-                began.variables,
-                continued_text=began.continued_text,
+                prompt_tail.prompt,
+                prompt_tail.variables,
+                continued_text=prompt_tail.continued_text,
                 openers=openers,
             )
         reading = ParserChain(
@@ -114,30 +114,30 @@ class AnswerParser:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Tokens of reasoning so far; None where nothing tells them apart."""
+        """Number of reasoning tokens so far; None if the parser cannot count them."""
         return None if self._counter is None else self._counter.count
 
     def push(self, text: str, token_ids: Sequence[int], *, last: bool) -> list[ParsedPiece]:
         """What is new, without notes."""
         if self._counter is not None:
             self._counter.push(token_ids)
-        told = []
+        visible = []
         for piece in self._chain.push(text, last=last):
             if piece.note:
                 self.notes.append(piece.note)
             elif piece.reasoning:
-                told += [piece] if self._include_reasoning else []
+                visible += [piece] if self._include_reasoning else []
             else:
                 if piece.call is not None and piece.call.outcome is not None:
                     self._complete_calls += piece.call.outcome == "whole"
                     self._has_failed_call |= piece.call.outcome != "whole"
-                told.append(piece)
+                visible.append(piece)
         if self._counter is not None:
             self._counter.count_pending()
-        return told
+        return visible
 
     def finish(self, reason: str) -> str:
-        """The finish reason to tell: tool_calls in place of stop, if all its calls are whole."""
+        """The finish reason to report: tool_calls instead of stop, if all calls are complete."""
         return (
             "tool_calls"
             if reason == "stop" and self._complete_calls and not self._has_failed_call
@@ -146,30 +146,32 @@ class AnswerParser:
 
 
 def build_answer_parser_factory(
-    said: ParserOptions, tokenizer: Tokenizer, chat_template: str | None
+    declared: ParserOptions, tokenizer: Tokenizer, chat_template: str | None
 ) -> AnswerParserFactory | None:
     """The dialects that are meant; None: text is content. Raises ConfigError."""
     reasoning = None
-    if said.reasoning is not None:
+    if declared.reasoning is not None:
         template = (
-            _template_source(tokenizer, chat_template, None) if said.reasoning == AUTO else None
+            _template_source(tokenizer, chat_template, None) if declared.reasoning == AUTO else None
         )
         reasoning = reasonings.select_reasoning_format(
-            said.reasoning, template, said.reasoning_plugin
+            declared.reasoning, template, declared.reasoning_plugin
         )
         if reasoning is None:
             log.info("the chat template shows no reasoning: the text of answers holds all there is")
     tools = None
-    if said.tools is not None:
+    if declared.tools is not None:
         template = (
             _template_source(tokenizer, chat_template, _EXAMPLE_TOOLS)
-            if said.tools == AUTO
+            if declared.tools == AUTO
             else None
         )
-        tools = calls.select_tool_parser(said.tools, template=template, plugin=said.tools_plugin)
+        tools = calls.select_tool_parser(
+            declared.tools, template=template, plugin=declared.tools_plugin
+        )
         if reasoning is None and tools.format is not None and tools.format.channels:
             reasoning = reasonings.select_reasoning_format(tools.format.channels)
-    reasonings.check_reasoning_marks(reasoning, *said.reasoning_marks, "reasoning_config")
+    reasonings.check_reasoning_marks(reasoning, *declared.reasoning_marks, "reasoning_config")
     if reasoning is None and tools is None:
         return None
     return replace(content_only_factory(tokenizer), reasoning=reasoning, tools=tools)
@@ -185,7 +187,7 @@ def content_only_factory(tokenizer: Tokenizer) -> AnswerParserFactory:
 
 def _template_source(tokenizer: Tokenizer, chat_template: str | None, tools: object) -> str:
     if chat_template is None and not tokenizer.templates:
-        raise ConfigError("no chat template to tell the parser from: name the parser")
+        raise ConfigError("there is no chat template to detect the parser from: name the parser")
     return tokenizer.template(chat_template, tools).source
 
 

@@ -1,4 +1,4 @@
-"""Turns engine updates into the outputs that callers see.
+"""Turns engine updates into request outputs.
 
 One `RequestOutputProcessor` per request, one `SequenceOutput` per sequence. A sequence output only
 grows; an output holds a slice of it, chosen by the output kind. When no text is needed before the
@@ -284,9 +284,9 @@ def _sample_logprobs(params: SamplingParams) -> SampleLogprobs | None:
 
 
 def _constraint_param(params: SamplingParams) -> str:
-    """The field whose form was refused when it was compiled."""
-    asked = params.structured_outputs
-    return "tools" if asked is None else f"structured_outputs.{asked.kind.value}"
+    """The field whose grammar could not be compiled."""
+    constraint = params.structured_outputs
+    return "tools" if constraint is None else f"structured_outputs.{constraint.kind.value}"
 
 
 def _prompt_logprobs(params: SamplingParams) -> PromptLogprobs | None:
@@ -321,7 +321,7 @@ def _record_tokens(stats: RequestStateStats, tokens: int, now: float) -> None:
 
 
 def _record_timing(stats: RequestStateStats, timing: SequenceTiming) -> None:
-    """What the engine knows better. Of several sequences, the one that spoke last."""
+    """Values from the engine; of several sequences, those of the latest update."""
     stats.queued_ts = timing.accepted_at
     stats.scheduled_ts = timing.scheduled_at
     stats.num_preemptions = timing.preemptions

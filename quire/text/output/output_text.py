@@ -36,7 +36,7 @@ class OutputText(Protocol):
 
 
 class NoText:
-    """No text: the caller asked for token ids only."""
+    """No text: the request has detokenize=False."""
 
     stop: str | None = None
 
@@ -68,7 +68,7 @@ class StreamingText:
         if not last:
             self._pending += self.decode(ids)
         else:
-            # The token that ended the sequence is no text, unless asked for
+            # the token that ended the sequence is no text, unless the request includes it
             shown = ids[:-1] if ended and not self._include else ids
             self._pending += self.decode(shown) + self._finish_decoding()
         return len(ids)
@@ -108,7 +108,7 @@ class StopStringText(StreamingText):
 
     def push(self, ids: Sequence[int], *, last: bool, ended: bool) -> int:
         shown = ids[:-1] if ended and not self._include else ids
-        # Token by token, so that the one that completes a stop string is known
+        # token by token, to find the one that completes a stop string
         for count, token_id in enumerate(shown, 1):
             self._min_tokens_left -= 1
             if self._search(self.decode((token_id,)), self._min_tokens_left < 0):

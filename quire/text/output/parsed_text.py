@@ -44,7 +44,7 @@ class ParsedPiece:
 
 
 class StreamingParser(Protocol):
-    """Reads the text of one sequence as it comes."""
+    """Parses the text of one sequence incrementally."""
 
     def push(self, text: str, *, last: bool) -> list[ParsedPiece]:
         """What `text` adds, as far as it is certain. last: nothing follows, hold nothing back."""
@@ -90,7 +90,7 @@ def collect_pieces(pieces: Iterable[ParsedPiece]) -> ParsedText:
 
 
 def merge_pieces(pieces: Iterable[ParsedPiece]) -> list[ParsedPiece]:
-    """The same news in as few pieces as possible, in one pass whatever their number."""
+    """Merge consecutive pieces of a kind, in one pass."""
     out: list[ParsedPiece] = []
     run: list[ParsedPiece] = []
     for piece in pieces:

@@ -48,7 +48,7 @@ class SpecialStrings:
 
 
 class SpecialStringStripper:
-    """Takes marks out of a text as it comes."""
+    """Removes special strings from a streamed text."""
 
     def __init__(self, marks: SpecialStrings) -> None:
         self._strings = marks

@@ -111,12 +111,12 @@ class ReasoningFormat:
         return self.mode_from_prompt(prompt) or self.default_mode(variables)
 
     def mode_from_prompt(self, prompt: str) -> str | None:
-        """The mode that the end of a prompt leads into; None: it does not say."""
+        """The mode at the end of a prompt; None: undetermined."""
         tail = prompt[-256:].rstrip(WHITESPACE)
         return next((mode for end, mode in self.prompt_endings if tail.endswith(end)), None)
 
     def default_mode(self, variables: Mapping[str, object]) -> str:
-        """The mode where the prompt does not say it."""
+        """The mode if the prompt does not determine it."""
         return self._start_mode
 
 

@@ -83,7 +83,7 @@ class ReasoningParser:
 
     @property
     def mode(self) -> ParserMode:
-        """Where it is: what comes next is read in this mode."""
+        """The current mode, in which the next text is parsed."""
         return self._mode
 
     def push(self, text: str, *, last: bool) -> list[ParsedPiece]:

@@ -118,7 +118,7 @@ class ChatTemplate:
         documents: Sequence[Any] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """As `render`, but the template sees the messages as they are."""
+        """As `render`, but with unchanged messages."""
         if add_generation_prompt and continue_final_message:
             raise RequestError(
                 "add_generation_prompt and continue_final_message are both true: one begins a new "
@@ -217,7 +217,7 @@ def _with_marker(message: object, mark: str) -> ChatMessage:
 
 
 def _checks_for_string(tree: nodes.Template) -> bool:
-    """The template asks `is string` somewhere, so it takes content in both forms."""
+    """The template has an `is string` test, so it accepts content in both forms."""
     return any(test.name == "string" for test in tree.find_all(nodes.Test))
 
 

@@ -49,7 +49,7 @@ class SupportsModelDump(Protocol):
 
 
 class RenderDeadlineExceeded(Exception):
-    """Not to be rendered here: in_a_hurry() says so."""
+    """A rendering exceeded the deadline of in_a_hurry(); it continues in another process."""
 
 
 _deadline: ContextVar[float | None] = ContextVar("quire_hurry", default=None)
@@ -99,7 +99,7 @@ def tojson(
 def to_plain_data(value: object, depth: int = 0) -> Any:
     """A copy made of dict, list, str, int, float, bool and None only.
 
-    Anything else becomes "<its type>": templates look whether media are there, not at them.
+    Anything else becomes "<its type>": templates test for the presence of media only.
     """
     if depth > 200:
         raise RequestError("messages or tools are nested deeper than 200 levels", param="messages")
@@ -200,7 +200,7 @@ def _has_wide_field(pattern: str) -> bool:
 
 
 def _insert_meters(tree: nodes.Template) -> None:
-    """Count every turn and macro call; look at the size of what `~` makes."""
+    """Count every loop turn and macro call; check the size of results of `~`."""
     for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
         assert isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock), node
         node.body.insert(0, nodes.ExprStmt(_call_node(_METER), lineno=node.lineno))
@@ -220,15 +220,15 @@ def make_fuel_meter(
     left = fuel
     end = time.thread_time() + seconds
     hurry = _deadline.get()
-    look = end if hurry is None else min(end, hurry)
+    first_deadline = end if hurry is None else min(end, hurry)
 
     def burn() -> None:
         nonlocal left
         left -= 1
         if left < 0:
             raise _template_error(f"loops more than {fuel} times")
-        if left % ITERATIONS_PER_CLOCK_CHECK == 0 and time.thread_time() > look:
-            if look < end:
+        if left % ITERATIONS_PER_CLOCK_CHECK == 0 and time.thread_time() > first_deadline:
+            if first_deadline < end:
                 raise RenderDeadlineExceeded
             raise _template_error(
                 f"takes more than {seconds:g} s of processor time for these messages"
@@ -248,8 +248,8 @@ def render_template(template: jinja2.Template, values: Mapping[str, object]) -> 
     except RecursionError:
         raise _template_error("calls itself without end") from None
     except Exception as e:  # the template's own code: anything may come out of it
-        said = str(e) or type(e).__name__
-        raise _template_error(f"refuses these messages or is wrong: {said}") from e
+        message = str(e) or type(e).__name__
+        raise _template_error(f"refuses these messages or is wrong: {message}") from e
 
 
 def _collect(pieces: Iterable[str]) -> str:

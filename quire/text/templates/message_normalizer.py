@@ -139,9 +139,9 @@ def _part_text(part: object, where: str) -> str:
 
 def _set_reasoning(message: ChatMessage) -> None:
     """Templates read either name."""
-    for name, twin in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
-        if message.get(name) is not None and message.get(twin) is None:
-            message[twin] = message[name]
+    for name, alias in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
+        if message.get(name) is not None and message.get(alias) is None:
+            message[alias] = message[name]
 
 
 def _normalize_tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ def _normalize_tool_call(call: object, where: str) -> dict[str, Any]:
 
 
 def _parse_arguments(given: object) -> dict[str, Any]:
-    """The object that a JSON text holds; {} for what is not one, as the model may have said it."""
+    """Return the object of a JSON text; {} if it is not one, as models may generate that."""
     if isinstance(given, str):
         try:
             given = json.loads(given)

@@ -117,7 +117,7 @@ class TemplateRenderPool:
         if isinstance(word, JobFailed):
             log.error("rendering a chat template failed: %s\n%s", word.message, word.trace)
             raise EngineError(f"rendering the chat template failed: {word.message}")
-        raise EngineError(f"the process that renders chat templates said {type(word).__name__}")
+        raise EngineError(f"the process that renders chat templates sent {type(word).__name__}")
 
     def _retry_job(self, job: RenderJob) -> RenderMessage:
         try:
@@ -163,7 +163,7 @@ class TemplateRenderPool:
         try:
             return self._start_worker()
         except WorkerExited as gone:
-            why = f"it ended while it started ({gone}), twice; what it printed says why"
+            why = f"it ended while it started ({gone}), twice; its output has the reason"
             raise _start_failed(why) from None
 
     def _start_worker(self) -> WorkerHandle[RenderMessage]:

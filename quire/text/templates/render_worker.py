@@ -70,7 +70,7 @@ RENDER_DECODER: msgspec.msgpack.Decoder[RenderMessage] = msgspec.msgpack.Decoder
 
 
 def main(fd: int) -> int:
-    """Work until the other end is gone; the exit status."""
+    """Run jobs until the other end closes. Returns the exit status."""
     setup_worker_process("quire-templates")
     with suppress(OSError):
         os.nice(NICENESS)

@@ -244,7 +244,7 @@ def _marked(token: AddedToken, special: bool) -> AddedToken:
 def open_backend(
     files: TokenizerFiles, *, slow: bool, trust_remote_code: bool, revision: str | None
 ) -> tuple[TokenizerBackend, dict[str, str]]:
-    """(the backend of this folder, special tokens by name that only it knows)
+    """Return (the backend of this folder, special tokens by name that only its files have)
 
     slow: not through tokenizer.json, and not converted to what the tokenizers library does.
     """

@@ -150,7 +150,7 @@ class _PieceDetokenizer:
 
 
 class _OffsetDetokenizer:
-    """For decoders that look at neighbours.
+    """For decoders whose result depends on neighbouring tokens.
 
     ids:   [.... seen ....|.... read ....|.... new ....]
                           ^ _prefix      ^ _read

@@ -50,7 +50,7 @@ class TokenPieceTable(dict[int, TokenPiece]):
 
     @property
     def without_special(self) -> TokenPieceTable:
-        """The same with nothing for special tokens: skipping them costs no look at each token."""
+        """The same with empty strings for special tokens: skipping needs no test per token."""
         if self._without_special is None:
             table = TokenPieceTable(
                 self._backend, self._decode_token, is_bytes=self.is_bytes, at_start=self.at_start

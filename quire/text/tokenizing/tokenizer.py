@@ -166,8 +166,8 @@ class Tokenizer:
             raise RequestError(
                 f"token ids must be integers in [0, {ID_END}), got {bad!r}", param="token_ids"
             ) from None
-        tidy = clean_up_tokenization_spaces
-        if self.clean_up_tokenization_spaces if tidy is None else tidy:
+        clean_up = clean_up_tokenization_spaces
+        if self.clean_up_tokenization_spaces if clean_up is None else clean_up:
             return clean_up_spaces(self.backend, text)
         return text
 
@@ -233,7 +233,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Without added tokens, as users know it; len() counts those too."""
+        """Number of tokens without added ones; len() counts those too."""
         return self.backend.size(with_added=False)
 
     def __len__(self) -> int:
@@ -245,7 +245,7 @@ class Tokenizer:
 
     @property
     def longest_token_chars(self) -> int | None:
-        """Most characters of text that one id can stand for; None if there is no such bound."""
+        """Maximum of characters of one id's text; None if there is no bound."""
         if self._longest is None:
             self._longest = longest_token_chars(self.backend)
         return self._longest or None
@@ -366,7 +366,7 @@ class Tokenizer:
 
 
 def _length(said: Any) -> int:
-    """Tokens; tokenizers that know no length say 10**30, as number or as text, or nothing."""
+    """In tokens; 10**30, as number or text, or a missing value means no limit."""
     try:
         return int(said or UNKNOWN_MAX_LENGTH)
     except (TypeError, ValueError, OverflowError):

@@ -51,7 +51,7 @@ class TokenizerFiles:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} if there is no such file. Raises ConfigError."""
+    """Return the object in a JSON file; {} if the file is missing. Raises ConfigError."""
     return read_json_object(path) if path.is_file() else {}
 
 

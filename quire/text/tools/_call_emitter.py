@@ -103,7 +103,7 @@ class CallEmitter:
                 self.emit_arguments("".join(kept))
 
     def emit_arguments(self, text: str) -> None:
-        """More of the arguments, of a call that is open or whose name is still to come."""
+        """A further part of the arguments of an open call, or of one without a name yet."""
         if self.open and self._eager:
             self._emit_delta(ParsedCallDelta(self.started - 1, arguments=text))
             self._cursor.commit()

@@ -62,7 +62,7 @@ def _parse_call(
 
 def _ends_argument(src: TextCursor, *, lines: bool) -> ParserCoroutine[bool]:
     """Whether the quote at the cursor ends an argument: the call ends after it, or another
-    argument follows. Raises UnexpectedEnd where the text is too short to tell."""
+    argument follows. Raises UnexpectedEnd if the text is too short to decide."""
     char, i = yield from src.peek_nonspace_after(1)
     if char == ")":
         char, _ = yield from src.peek_nonspace_after(i + 1)

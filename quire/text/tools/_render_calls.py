@@ -48,7 +48,7 @@ def _fill(template: str, known: Mapping[str, str]) -> str:
 
 
 def render_value(template: CallTemplate, item: object) -> str:
-    """A value as it stands among the arguments of a call."""
+    """A value as it is written among the arguments of a call."""
     if template.notation == "python":
         return repr(item)
     if template.notation == "braces":

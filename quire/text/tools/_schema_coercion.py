@@ -20,20 +20,20 @@ _MAX_DIGITS = 1024
 
 TEXT_TYPES = frozenset({"string"})
 ANY_JSON = frozenset({"json"})
-"""Of a value that is known to be JSON, of whatever kind."""
+"""Schema type of a value that may be any JSON."""
 JSON_OR_TEXT = frozenset({"json string"})
 """Of a value that is marked as JSON where the schema has a string: JSON's string, or text."""
 
 
 def schema_types(tool: Tool | None, key: str) -> frozenset[str]:
-    """JSON types that the declared schema allows for a parameter; empty if it does not say."""
+    """Return the JSON types that the schema allows for a parameter; empty if unspecified."""
     if tool is None:
         return frozenset()
     return kinds_of_schema(inner_schema(tool.parameters, key, tool.parameters), tool.parameters)
 
 
 def kinds_of_schema(schema: object, root: object) -> frozenset[str]:
-    """JSON types that a part of the schema `root` allows; empty if it does not say."""
+    """Return the JSON types that a part of the schema `root` allows; empty if unspecified."""
     return _types_of_schema(schema, root if isinstance(root, Mapping) else {}, set(), 0)
 
 

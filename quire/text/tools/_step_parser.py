@@ -124,7 +124,7 @@ class StepParser:
     def _parse_repeat(self, step: RepeatStep) -> ParserCoroutine[None]:
         first = step.steps[0]
         ahead = step.separators or (first.texts if isinstance(first, LiteralStep) else ())
-        assert ahead, "what could tell whether another one follows?"
+        assert ahead, "a repeated step needs separators or a first literal"
         while True:
             yield from self._parse_steps(step.steps)
             yield from self._cursor.skip_space()

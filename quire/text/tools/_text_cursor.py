@@ -101,7 +101,7 @@ class TextCursor:
         return self.buf[self.pos + i]
 
     def skip_space(self) -> ParserCoroutine[str]:
-        """Whitespace, consumed. Waits until something else, or the end, is seen."""
+        """Consume whitespace. Waits for another character, or the end of the text."""
         if self.pos < len(self.buf) and self.buf[self.pos] not in SPACES:
             return ""
         parts = []
@@ -142,14 +142,14 @@ class TextCursor:
         return found
 
     def expect(self, texts: Sequence[str]) -> ParserCoroutine[str]:
-        """Consume the one of `texts` that comes next. Raises MalformedMarkup, UnexpectedEnd."""
+        """Consume the one of `texts` that is next. Raises MalformedMarkup, UnexpectedEnd."""
         found = yield from self.match_literal(texts, or_cut=True)
         if not found:
             raise self.unexpected(texts[0])
         return found
 
     def unexpected(self, wanted: str) -> MalformedMarkup:
-        """The fault that something else comes next than `wanted`."""
+        """Return the error that the next text is not one of `wanted`."""
         return MalformedMarkup(f"{self.buf[self.pos]!r} where {wanted!r} belongs")
 
     def expect_char(self, *wanted: str) -> ParserCoroutine[str]:

@@ -74,7 +74,7 @@ StringEnd = Callable[[], ParserCoroutine[bool]]
 
 
 def escape_json(text: str) -> str:
-    """Text as it stands between the quotes of a JSON string."""
+    """Text as written between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -353,7 +353,7 @@ def _ends_string(
 
 
 def _parse_escape(src: TextCursor, emit: TextSink) -> ParserCoroutine[None]:
-    """A backslash and what it means in JSON. What JSON does not know stays as it is written."""
+    """Parse a JSON escape. Escapes that JSON lacks are kept as written."""
     char = yield from src.peek(1)
     if char == "u" and (yield from _is_hex_ahead(src, 4)):
         text = src.buf[src.pos : src.pos + 6]
@@ -395,7 +395,7 @@ def _parse_python_escape(src: TextCursor, emit: TextSink) -> ParserCoroutine[Non
 
 
 def _octal_escape(char: str) -> str:
-    """Of Python's octal escapes only the null, which is the one that is written."""
+    """Parse the null escape, the only octal escape of Python that models write."""
     return "\\u0000" if char == "0" else ""
 
 
@@ -421,7 +421,7 @@ def read_string(src: TextCursor, max_chars: int, what: str) -> ParserCoroutine[s
 
 
 def json_prefix(text: str) -> str:
-    """The beginning of a value, as JSON as far as it goes; "" if it is the beginning of none."""
+    """Return the longest JSON prefix of a partial value; "" if there is none."""
     for language in (JSON, PYTHON):
         src = TextCursor()
         src.push(text, last=True)

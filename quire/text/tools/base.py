@@ -19,7 +19,7 @@ from quire.text.tools._value_parsers import JSON, PYTHON, ValueSyntax
 
 @dataclass(frozen=True, slots=True)
 class LiteralStep:
-    """One of these literals comes next."""
+    """Expects one of these literals."""
 
     texts: tuple[str, ...]
     optional: bool = False
@@ -90,7 +90,7 @@ class ParamsStep:
     trim: bool = False
     """One newline after the opening and one before the closing tag belong to the layout."""
     text_mark: str = ""
-    """The attribute of a value that is text, whatever type the schema gives."""
+    """The attribute of a value that is text, regardless of the schema's type."""
     json_mark: str = ""
     """The attribute of a value that is JSON."""
     key_variants: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ class RepeatStep:
 
 @dataclass(frozen=True, slots=True)
 class BranchStep:
-    """The first steps if one of these literals comes next, else the others."""
+    """Runs the first steps if one of these literals is next, else the others."""
 
     lookahead: tuple[str, ...]
     then: tuple[SyntaxStep, ...]

@@ -1,4 +1,4 @@
-"""Llama 4, when it is asked for JSON: the format of Llama 3."""
+"""Llama 4, if prompted for JSON: the format of Llama 3."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class ToolParser:
 
     @property
     def steps(self) -> int:
-        """Work done so far; linear in the text, whatever its chunks."""
+        """Number of parser steps so far; linear in the text for any chunks."""
         return self._cursor.steps
 
     def push(self, text: str, *, last: bool = False) -> list[ParsedPiece]:

@@ -64,7 +64,7 @@ class ToolParserFactory:
 def select_tool_parser(
     name: str, *, template: str | None = None, plugin: str | None = None
 ) -> ToolParserFactory:
-    """The format of this name, or with "auto" the one that the chat template uses.
+    """Return the format of this name, or with "auto" the one that the chat template uses.
 
     plugin: path of a Python file; its format has the file's name, or its own. Raises ConfigError.
     """
@@ -75,8 +75,8 @@ def select_tool_parser(
     if own is not None and wanted in (own.name, Path(str(plugin)).stem.replace("-", "_")):
         return own
     if own is not None and wanted not in TOOL_FORMATS.names():
-        near = difflib.get_close_matches(wanted, [*TOOL_FORMATS.names(), own.name], n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        matches = difflib.get_close_matches(wanted, [*TOOL_FORMATS.names(), own.name], n=3)
+        hint = f"; did you mean {' or '.join(matches)}?" if matches else ""
         raise ConfigError(f"no tool parser {name!r}; {plugin} has {own.name!r}{hint}")
     refuse_if_not_built(wanted, "tool parser")
     return _from_module(wanted, TOOL_FORMATS.load(wanted))
@@ -124,7 +124,9 @@ def _from_file(path: str) -> ToolParserFactory:
 
 def _detect_one(template: str | None) -> ToolParserFactory:
     if not template:
-        raise ConfigError("no chat template to tell the tool parser from; name the parser")
+        raise ConfigError(
+            "there is no chat template to detect the tool parser from; name the parser"
+        )
     found = detect_tool_formats(template)
     if len(found) == 1:
         return _from_module(found[0], TOOL_FORMATS.load(found[0]))
