@@ -57,7 +57,7 @@ def test_an_empty_suffix_is_none():
     [
         ({"prompt": "a", "suffix": 3}, {}, RequestError, "suffix must be text"),
         ({"prompt": "a", "suffix": "b"}, {"truncate_prompt_tokens": 3}, RequestError, "combined"),
-        ({"prompt": "a", "suffix": "b " * 999}, {}, TooLong, "max_model_len"),
+        ({"prompt": "a", "suffix": "b " * 999}, {}, TooLong, "maximum context length"),
         ({"prompt_token_ids": [10**6], "suffix": "b"}, {}, RequestError, "token ids of this model"),
     ],
 )

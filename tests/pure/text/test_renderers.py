@@ -90,7 +90,7 @@ def test_workers_that_die_twice_at_start_are_an_internal_error_with_advice_in_th
     with pytest.raises(EngineError, match="exit status 3"):
         render(to)
     (said,) = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
-    assert "what it printed says why" in said
+    assert "its output has the reason" in said
 
 
 def test_a_process_that_cannot_be_had_is_our_fault(having, caplog):
