@@ -352,7 +352,7 @@ def test_one_row_s_error_leaves_the_others_alone():
 
 def test_a_request_that_can_never_fit_is_refused_and_changes_nothing():
     engine = engine_over(Executor(next_token))
-    with pytest.raises(TooLong, match=r"max_model_len|num_gpu_blocks_override"):
+    with pytest.raises(TooLong, match=r"maximum context length|num_gpu_blocks_override"):
         engine.add(request("big", prompt=range(300)))
     assert engine.idle
 
