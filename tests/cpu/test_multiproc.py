@@ -8,6 +8,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, EngineDead, EngineError, RequestError
 from quire.executors.multiproc import RunStep
+from tests import tiers
 from tests.cpu.tiny_models import write_model
 
 pytestmark = pytest.mark.slow("each engine starts two processes that import torch: 5 s")
@@ -115,7 +116,7 @@ def differing(answer):
     return type(answer)(answer.number, answer.checksum + 1)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [1, *tiers.long(0)])
 def test_the_death_of_a_rank_is_the_engine_s(folder, rank):
     llm = LLM(folder, **SIZES, device="cpu", tensor_parallel_size=2)
     executor = llm.llm_engine.engine._executor

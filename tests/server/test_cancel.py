@@ -25,7 +25,7 @@ from quire.server.options import ServerOptions
 from tests import tiers
 from tests.server.harness import Executor, Reciter, Server, make_engine
 
-CANCELS = tiers.amount(400, 10_000)
+CANCELS = tiers.amount(200, 10_000)
 HELLO = [{"role": "user", "content": "go on"}]
 ENDLESS = {"ignore_eos": True, "max_tokens": 400}
 SCHEMA = {"guided_regex": "[a-z]{3}"}

@@ -34,7 +34,7 @@ from tests.server.harness import Server
 
 pytestmark = pytest.mark.slow("sends every route of the OpenAPI document generated requests")
 
-EXAMPLES = tiers.amount(16, 2000)
+EXAMPLES = tiers.amount(8, 2000)
 TIMEOUT_S = 20
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 HEALTH = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much)
