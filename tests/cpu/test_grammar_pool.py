@@ -60,10 +60,10 @@ class Pool:
 
     def __init__(self, what="", *, seconds=20.0, memory=1 << 28, early=False, **bounds):
         self.rung, self.load = threading.Event(), Load()
-        self.clerks = CompilePool(
+        self.compile_pool = CompilePool(
             functools.partial(hire, what), self.load, seconds=seconds, memory=memory
         )
-        self.grammars = GrammarCache(self.clerks, CacheBounds(**bounds), early=early)
+        self.grammars = GrammarCache(self.compile_pool, CacheBounds(**bounds), early=early)
         self.grammars.set_outcome_callback(self.rung.set)
         self.told = {}
 
@@ -111,7 +111,7 @@ def pool():
 
     yield make
     for one in made:
-        pids = one.clerks.workers
+        pids = one.compile_pool.workers
         one.grammars.close()
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
     assert not [t for t in threading.enumerate() if t.name == "quire-grammars"]
@@ -121,17 +121,17 @@ def test_vocabulary_tables_are_built_before_the_first_grammar(pool):
     one = pool(early=True)
     one.grammars.prepare()
     assert one.load.prepared.wait(PATIENCE_S)
-    workers = one.clerks.workers
+    workers = one.compile_pool.workers
     one.grammars.prepare()
     assert one.get("ok") >= 0
-    assert one.clerks.workers == workers
+    assert one.compile_pool.workers == workers
     assert one.stats.compiled == 1
 
 
 def test_where_it_is_little_nothing_is_started_before(pool):
     one = pool()
     one.grammars.prepare()
-    assert not one.clerks.workers
+    assert not one.compile_pool.workers
 
 
 def test_a_worker_that_cannot_start_early_is_reported_when_it_is_needed(pool):
@@ -142,7 +142,7 @@ def test_a_worker_that_cannot_start_early_is_reported_when_it_is_needed(pool):
 
 def test_nothing_is_started_before_the_first_request(pool):
     to = pool()
-    assert to.clerks.workers == []
+    assert to.compile_pool.workers == []
     assert not to.grammars.has_outcomes
 
 
@@ -150,7 +150,7 @@ def test_a_grammar_is_compiled_in_another_process_and_deserialized_in_this_one(p
     to = pool()
     assert to.get("ok") == 2
     built = to.grammars.get(Constraint("ok"))
-    assert [built.pid] == to.clerks.workers != [os.getpid()]
+    assert [built.pid] == to.compile_pool.workers != [os.getpid()]
     assert (to.stats.compiled, to.stats.cached, to.stats.waiting) == (1, 1, 0)
     assert to.stats.compile_seconds > 0
 
@@ -163,10 +163,10 @@ def priorities(pid):
 def test_long_work_runs_at_the_lowest_priority(pool):
     to = pool()
     to.get("ok")
-    assert priorities(to.clerks.workers[0]) == {0}
+    assert priorities(to.compile_pool.workers[0]) == {0}
     to.ask("spin 10")
     deadline = time.monotonic() + PATIENCE_S
-    while priorities(to.clerks.workers[0]) != {0, 19}:
+    while priorities(to.compile_pool.workers[0]) != {0, 19}:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -267,10 +267,10 @@ def test_a_worker_that_is_killed_is_replaced_and_its_job_done(pool, tmp_path):
 def test_an_idle_worker_that_is_killed_is_replaced(pool):
     to = pool()
     to.get("ok 1")
-    [pid] = to.clerks.workers
+    [pid] = to.compile_pool.workers
     os.kill(pid, signal.SIGKILL)
     assert to.get("ok 2") == 4
-    assert to.clerks.workers != [pid]
+    assert to.compile_pool.workers != [pid]
 
 
 def test_a_form_that_ends_two_workers_is_at_fault(pool):
@@ -307,7 +307,7 @@ def test_one_slow_job_does_not_hold_up_the_others(pool):
     to = pool()
     to.ask("sleep 1000", "ok 1", "ok 2")
     assert to.wait("ok 1", "ok 2") == [4, 4]
-    assert len(to.clerks.workers) == 2
+    assert len(to.compile_pool.workers) == 2
 
 
 def test_grammars_without_waiting_requests_are_not_compiled(pool):
@@ -383,20 +383,20 @@ def test_forms_that_wait_take_bounded_memory(pool):
 def test_closing_ends_workers_in_the_middle_of_a_job(pool):
     to = pool()
     to.ask("sleep 1000", "ok")
-    while not to.clerks.workers:
+    while not to.compile_pool.workers:
         time.sleep(0.01)
     to.grammars.close()
-    assert to.clerks.workers == []
+    assert to.compile_pool.workers == []
 
 
 def test_closing_ends_a_worker_that_is_only_beginning(pool):
     to = pool("slow")
     to.ask("ok")
-    while not to.clerks.workers:
+    while not to.compile_pool.workers:
         time.sleep(0.001)
     began = time.monotonic()
     to.grammars.close()
-    assert to.clerks.workers == []
+    assert to.compile_pool.workers == []
     assert time.monotonic() - began < 4.0
 
 

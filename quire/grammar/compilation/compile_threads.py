@@ -128,32 +128,32 @@ class CompilePool:
         """End workers and threads. Unfinished tasks stay unfinished."""
         with self._lock:
             self._closed = True
-            clerks = list(self._threads)
-        for _ in clerks:
+            threads = list(self._threads)
+        for _ in threads:
             self._queue.put(None)
-        for clerk in clerks:
-            clerk.end()
+        for thread in threads:
+            thread.end()
 
     @property
     def workers(self) -> list[int]:
         """Process ids of those that live."""
-        return [pid for clerk in list(self._threads) if (pid := clerk.pid) is not None]
+        return [pid for thread in list(self._threads) if (pid := thread.pid) is not None]
 
     def _add(self) -> None:
         with self._lock:
             if not self._closed and len(self._threads) < MAX_THREADS:
                 self._threads.append(_CompileThread(self, is_first=not self._threads))
 
-    def _remove(self, clerk: _CompileThread) -> None:
+    def _remove(self, thread: _CompileThread) -> None:
         with self._lock:
-            self._threads.remove(clerk)
+            self._threads.remove(thread)
 
 
 class _CompileThread:
     """One thread and its worker."""
 
-    def __init__(self, clerks: CompilePool, *, is_first: bool) -> None:
-        self._pool = clerks
+    def __init__(self, pool: CompilePool, *, is_first: bool) -> None:
+        self._pool = pool
         self._is_first = is_first
         self._worker: CompileWorkerClient | None = None
         self._cpu_budget = CpuBudget()
@@ -209,10 +209,8 @@ class _CompileThread:
 
     def _run_task(self, task: CompileTask) -> tuple[CacheableGrammar | CompileError, bool]:
         """What comes of a task, and whether it would another time."""
-        clerks = self._pool
-        job = CompileJob(
-            task.constraint.form, task.constraint.backend, clerks._seconds, clerks._memory
-        )
+        pool = self._pool
+        job = CompileJob(task.constraint.form, task.constraint.backend, pool._seconds, pool._memory)
         try:
             done = self._compile(job)
             return self._build(done), True
@@ -227,10 +225,10 @@ class _CompileThread:
             return EngineError(f"{type(error).__name__}: {error}"), False
 
     def _build(self, done: CompileResult) -> CacheableGrammar:
-        clerks = self._pool
-        assert clerks._vocabulary is not None
-        clerks._load.prepare(clerks._vocabulary)
-        return cpu_throttle.run_throttled(lambda: clerks._load(done), self._cpu_budget)
+        pool = self._pool
+        assert pool._vocabulary is not None
+        pool._load.prepare(pool._vocabulary)
+        return cpu_throttle.run_throttled(lambda: pool._load(done), self._cpu_budget)
 
     def _compile(self, job: CompileJob) -> CompileResult:
         """By a worker, and once more if that one ends. Raises RequestError, EngineError."""
@@ -257,12 +255,12 @@ class _CompileThread:
         if self._worker is not None and not self._worker.alive:
             self._close_worker()
         if self._worker is None:
-            clerks = self._pool
-            worker = self._worker = CompileWorkerClient(clerks._launch)
-            if clerks._closed:  # close() could not see it
+            pool = self._pool
+            worker = self._worker = CompileWorkerClient(pool._launch)
+            if pool._closed:  # close() could not see it
                 worker.kill()
             try:
-                clerks._vocabulary = worker.begin(clerks._vocabulary)
+                pool._vocabulary = worker.begin(pool._vocabulary)
             except EngineError:
                 self._worker = None
                 raise

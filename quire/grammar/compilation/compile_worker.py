@@ -115,13 +115,13 @@ def run_worker(
     began = WorkerReady(None if start.vocabulary is not None else vocabulary)
     del start, vocabulary
     allowance = CpuBudget()
-    desk = WorkerLoop(
+    loop = WorkerLoop(
         CompileJob,
         lambda job: _compile_job(compiles, job),
         growth=MAX_MEMORY_GROWTH,
         run=lambda work: cpu_throttle.run_throttled(work, allowance, idly=True),
     )
-    return desk.serve(pipe, began)
+    return loop.serve(pipe, began)
 
 
 def _compile_job(compiles: SupportsCompile, job: CompileJob) -> CompileResult:

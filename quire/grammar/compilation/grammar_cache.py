@@ -60,10 +60,10 @@ class GrammarCache:
     """One per engine. Implements quire.core.scheduling.grammar_wait.GrammarProvider."""
 
     def __init__(
-        self, clerks: CompilePool, bounds: CacheBounds = CacheBounds(), *, early: bool = False
+        self, pool: CompilePool, bounds: CacheBounds = CacheBounds(), *, early: bool = False
     ) -> None:
         """early: what is made once is much, and better made before it is needed."""
-        self._compile_pool, self._early = clerks, early
+        self._compile_pool, self._early = pool, early
         self._bounds = bounds
         self._entries: dict[Constraint, _CacheEntry] = {}
         self._waiting: OrderedDict[Constraint, _CacheEntry] = OrderedDict()
@@ -76,7 +76,7 @@ class GrammarCache:
         self._kept_bytes = 0
         self._waiting_bytes = 0
         self._stats = GrammarStats()
-        weakref.finalize(self, clerks.close)
+        weakref.finalize(self, pool.close)
 
     # -- asking -------------------------------------------------------------------------------
 

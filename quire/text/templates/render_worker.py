@@ -75,10 +75,10 @@ def main(fd: int) -> int:
     with suppress(OSError):
         os.nice(NICENESS)
     pipe = WorkerPipe(socket.socket(fileno=fd), RENDER_DECODER)
-    desk = WorkerLoop(RenderJob, _RecentTemplates().render, growth=MAX_MEMORY_GROWTH)
+    loop = WorkerLoop(RenderJob, _RecentTemplates().render, growth=MAX_MEMORY_GROWTH)
     _preload()
     restrict_process()
-    return desk.serve(pipe, RenderWorkerReady())
+    return loop.serve(pipe, RenderWorkerReady())
 
 
 def _preload() -> None:
