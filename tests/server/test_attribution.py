@@ -8,6 +8,7 @@ in test_survive.py: this one has delays that need the processes of a real server
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -30,11 +31,17 @@ def made():
         serving("embedded", *SMALL, *SEATS) as (server, faults),
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
-        drain = threading.Thread(target=lambda: [*server.process.stdout], daemon=True)
+        drain = threading.Thread(target=read_all, args=[server.process.stdout], daemon=True)
         drain.start()
         scene = Scene(client, faults)
         scene.ask()
         yield scene
+
+
+def read_all(stream):
+    with suppress(ValueError):  # the server's end closes it here
+        for _ in stream:
+            pass
 
 
 @pytest.fixture
