@@ -141,7 +141,7 @@ def test_files_without_end_are_refused_unread(folder, name):
     os.truncate(folder / name, 1 << 40)
     message = refused(folder)
     assert name in message
-    assert "at most" in message
+    assert "maximum is" in message
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_tokenizer_whose_expression_goes_round_and_round_fails_its_request(fol
     put(folder, "tokenizer.json", TOKENIZER | {"pre_tokenizer": split})
     tokenizer = load_tokenizer(folder)
     for size in (64, 10_000):
-        with pytest.raises(RequestError, match="gave up"):
+        with pytest.raises(RequestError, match="backtracks without end"):
             tokenizer.encode("a" * size + "c")
     assert tokenizer.encode("b")
     capfd.readouterr()  # the library says so on stderr

@@ -185,7 +185,7 @@ def test_a_text_is_whole_at_any_length_that_is_not_refused(client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.parse(**asked(max_tokens=1), response_format=Order)
     assert caught.value.param == "max_tokens"
-    least = int(re.search(r"takes (\d+) tokens", str(caught.value))[1])
+    least = int(re.search(r"has (\d+) tokens", str(caught.value))[1])
     schema = {"type": "json_schema", "json_schema": {"name": "o", "schema": schema_of(Order)}}
     for most in range(least, least + 25, 4):
         got = client.chat.completions.create(**asked(max_tokens=most), response_format=schema)

@@ -160,7 +160,7 @@ def test_what_is_wrong_raises_and_nothing_runs(llm, form, param):
 
 
 def test_fewer_tokens_than_any_whole_text_takes_are_refused(llm):
-    with pytest.raises(RequestError, match=r"takes [0-9]+ tokens") as caught:
+    with pytest.raises(RequestError, match=r"has [0-9]+ tokens") as caught:
         llm.generate(CAPITAL, params(StructuredOutputsParams(json=City), max_tokens=2))
     assert caught.value.param == "max_tokens"
 
