@@ -223,13 +223,19 @@ class KVCache:
             self.pool.evict(keys[known])
 
     def invalidate(self, seq: Sequence) -> None:
-        """Remove from the prefix cache what the sequence has computed.
+        """Remove from the prefix cache what the sequence has computed, also from blocks it freed.
 
         A block that it found there is removed once two such sequences have read it: a single one
-        may have non-finite logits for another reason.
+        may have non-finite logits for another reason. The same content in a block that another
+        sequence computed stays.
         """
         own, end = seq.cached // self.block_size, seq.computed // self.block_size
-        computed = [key + group for key in seq.keys[own:end] for group in self._group_suffixes]
+        computed = [
+            key + group
+            for table, group in zip(seq.tables, self._group_suffixes, strict=True)
+            for key, block in zip(seq.keys[own:end], table[own:end], strict=False)
+            if block == NO_BLOCK or self.pool.key_of(block) or key + group not in self.pool
+        ]
         found = [b for table in seq.tables for b in table[:own] if b != NO_BLOCK]
         read = [key for key in map(self.pool.key_of, found) if key is not None]
         self.pool.forget([*computed, *(key for key in read if key in self._suspect_keys)])
