@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+JOBS ?= 3
 SUITE := tests/pure tests/cpu tests/server tests/clients tests/abuse
 PARALLEL := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 LOWER_ISA := $(shell grep -qs avx512f /proc/cpuinfo && echo avx2 || echo sse2)
@@ -55,7 +55,7 @@ browser: $(SETUP) ## drive the page in a headless Chromium (needs the extra `bro
 gpu: $(SETUP) ## tests that need a GPU
 	$(BIN)/pytest tests/gpu
 
-test: $(SETUP) ## the whole CPU suite in JOBS=2 processes; the longest tests go to build/durations.txt
+test: $(SETUP) ## the whole CPU suite in JOBS=3 processes; the longest tests go to build/durations.txt
 	$(BIN)/pytest $(PARALLEL) $(SUITE)
 
 test-long: $(SETUP) ## the same with many more rounds and generated cases: hours

@@ -54,7 +54,7 @@ def trial(request):
 
 def test_rendered_calls_are_allowed(trial, often):
     tool_format, grammar = trial
-    for seed in range(12 * often):
+    for seed in range(6 * often):
         asked = made_calls(rng(seed))
         text = render_calls(tool_format, asked)
         assert grammar.accepts(text), grammar.taken(text)
@@ -80,7 +80,7 @@ def parse_valid(text, tool_format):
 
 def test_allowed_text_parses_to_valid_calls(trial, often):
     tool_format, grammar = trial
-    texts = [grammar.walk(rng(seed), literals(tool_format)) for seed in range(20 * often)]
+    texts = [grammar.walk(rng(seed), literals(tool_format)) for seed in range(10 * often)]
     texts = [text for text in texts if text is not None and not is_torn(text, tool_format)]
     assert len(texts) >= 3
     for text in texts:
