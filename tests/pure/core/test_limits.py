@@ -290,10 +290,10 @@ def run_full_steps(limit, fixed_s, token_s, steps, rows=4):
 def test_prompts_beside_decoding_rows_get_what_fits_the_target():
     limit = InterTokenLatencyLimit(0.050)
     observe_step_of(limit, 4, 2000, 0.100)
-    most = limit.allow(prompt_of(5000), 5000)
+    most = limit.allow(prompt_of(3000), 3000)
     assert 850 < most <= 1000
     limit.take(prompt_of(600), 600)
-    assert limit.allow(prompt_of(5000), 5000) == most - 600
+    assert limit.allow(prompt_of(3000), 3000) == most - 600
 
 
 @pytest.mark.parametrize(

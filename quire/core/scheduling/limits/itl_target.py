@@ -34,7 +34,7 @@ DECODE_STEPS_PER_TARGET = 1.9
 """The target is at least so many steps of decoding rows alone: less would starve prompts."""
 DECODE_SHARE = 0.5
 """Share of the time, beside long prompts, in which decoding rows alone are computed."""
-LONG_PROMPT_STEPS = 8
+LONG_PROMPT_STEPS = 4
 """A prompt is long if it would take more than this many full steps."""
 PROBE_EVERY = 50
 """After so many steps with prompts one runs without, to measure that."""
