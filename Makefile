@@ -7,7 +7,7 @@ SUITE := tests/pure tests/cpu tests/server tests/clients tests/abuse
 PARALLEL := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 LOWER_ISA := $(shell grep -qs avx512f /proc/cpuinfo && echo avx2 || echo sse2)
 SETUP := $(VENV)/.ready
-CPU_TORCH := $(shell command -v nvidia-smi >/dev/null || echo --index-url https://download.pytorch.org/whl/cpu)
+CPU_TORCH := $(shell command -v nvidia-smi >/dev/null || echo https://download.pytorch.org/whl/cpu)
 
 .PHONY: help setup run fmt check pure cpu server browser gpu test test-long isa bench docs clean
 
@@ -17,8 +17,12 @@ help: ## list the targets
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	@echo "installing torch $(if $(CPU_TORCH),for the CPU: there is no nvidia-smi,with CUDA: nvidia-smi was found)"
-	$(BIN)/python -m pip install -q torch -c constraints.txt $(CPU_TORCH)
+ifneq ($(CPU_TORCH),)
+	@echo "no nvidia-smi here: installing torch's CPU build"
+	@$(BIN)/python -m pip install -q torch -c constraints.txt --retries 0 --index-url $(CPU_TORCH) 2>/dev/null \
+	|| echo "$(CPU_TORCH) cannot be used: installing torch from the default index"
+endif
+	$(BIN)/python -m pip install -q torch -c constraints.txt
 	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
 	touch $(SETUP)
 
