@@ -47,14 +47,25 @@ class StopConditions:
 
 
 @dataclass(frozen=True, slots=True)
+class CallOpener:
+    """Tokens that end reasoning if a tool call follows them."""
+
+    token_ids: tuple[int, ...]
+    next_token_ids: tuple[int, ...]  # tokens with which a call can go on, after whitespace
+
+
+@dataclass(frozen=True, slots=True)
 class ThinkingBudget:
     """Bound of the reasoning tokens of a sequence, and the tokens that delimit reasoning."""
 
     max_tokens: int  # reasoning tokens, delimiters not counted
-    end_token_ids: tuple[int, ...]  # delimiter after the reasoning
+    end_token_ids: tuple[int, ...]  # delimiter after the reasoning, which is forced
     start_token_ids: tuple[int, ...] | None = (
         None  # delimiter before it; None: the prompt ends within the reasoning
     )
+    other_end_token_ids: tuple[tuple[int, ...], ...] = ()  # delimiters that end it too
+    call_openers: tuple[CallOpener, ...] = ()
+    whitespace_ids: tuple[int, ...] = ()  # tokens that may stand between an opener and its call
 
 
 @dataclass(frozen=True, slots=True)

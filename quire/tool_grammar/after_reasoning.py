@@ -9,10 +9,11 @@ A tool call may follow reasoning that is not closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from quire.core.types import ThinkingBudget
+from quire.core.types import CallOpener, ThinkingBudget
 from quire.grammar.grammar_ast import (
     AlternationNode,
     GrammarNode,
@@ -215,33 +216,75 @@ def thinking_budget(
     variables: Mapping[str, object] | None = None,
     *,
     continued_text: str = "",
+    openers: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    whitespace_ids: tuple[int, ...] = (),
 ) -> ThinkingBudget | None:
-    """The budget with this model's tokens. None: the format has no marks of reasoning."""
+    """The budget with this model's tokens. None: the format has no marks of reasoning.
+
+    openers: literals that begin a call, with the tokens of which one must follow for the parser to
+    end the reasoning there, after whitespace (whitespace_ids).
+    """
     mode = ReasoningParser(reasoning_format, prompt, variables, continued_text=continued_text).mode
+    inner = mode
     if reasoning_format.channels is not None:
         begin, end = reasoning_format.channels.reasoning, reasoning_format.channels.end
+        inner = _reasoning_mode(reasoning_format)
+        openers = {}
     elif reasoning_format.prefix:
         begin, end = reasoning_format.prefix, "</" + reasoning_format.prefix.removeprefix("<")
         return ThinkingBudget(budget, tuple(encode(end)), None)
     elif mode.kind is ModeKind.REASONING:
         begin, end = "", _end_marker(mode)
     else:
-        pairs = list(_reasoning_markers(reasoning_format, mode))
-        if not pairs:
+        found = _reasoning_markers(reasoning_format, mode)
+        if not found:
             return None
-        begin, end = min(pairs, key=lambda pair: len(encode(pair[0])))
+        begin, inner = min(found, key=lambda pair: len(encode(pair[0])))
+        end = _end_marker(inner)
     within = mode.kind is ModeKind.REASONING
-    return ThinkingBudget(budget, tuple(encode(end)), None if within else tuple(encode(begin)))
+    marks = inner.transitions
+    return ThinkingBudget(
+        budget,
+        tuple(encode(end)),
+        None if within else tuple(encode(begin)),
+        tuple(one for one in _spellings(encode, marks) if one != tuple(encode(end))),
+        tuple(
+            CallOpener(spelling, openers[mark])
+            for mark in openers
+            if not any(mark.startswith(one) or one.startswith(mark) for one in marks)
+            for spelling in _spellings(encode, (mark,))
+        ),
+        whitespace_ids if openers else (),
+    )
+
+
+def _spellings(
+    encode: Callable[[str], Sequence[int]], marks: Iterable[str]
+) -> list[tuple[int, ...]]:
+    """The tokens of marks, also of those whose last token takes in the end of the line."""
+    found: list[tuple[int, ...]] = []
+    for mark in marks:
+        for text in (mark, f"{mark}\n", f"{mark}\n\n"):
+            ids = tuple(encode(text))
+            if not any(ids[: len(one)] == one for one in found):
+                found.append(ids)
+    return found
+
+
+def _reasoning_mode(reasoning_format: ReasoningFormat) -> ParserMode:
+    modes = reasoning_format.modes.values()
+    return next(one for one in modes if one.kind is ModeKind.REASONING)
 
 
 def _reasoning_markers(
     reasoning_format: ReasoningFormat, mode: ParserMode
-) -> list[tuple[str, str]]:
+) -> list[tuple[str, ParserMode]]:
+    """The marks that open reasoning, and the mode that each opens."""
     found = []
     for mark, turn in {**mode.initial_transitions, **mode.transitions}.items():
         inner = _target_mode(reasoning_format, turn)
         if inner is not None and inner.kind is ModeKind.REASONING:
-            found.append((mark, _end_marker(inner)))
+            found.append((mark, inner))
     return found
 
 

@@ -83,9 +83,10 @@ class AnswerPlan:
         constraint = self.content.constraint
         if grammar is not None and grammar is not self.content.grammar:
             constraint = validate.build_constraint(grammar, self.content.backend, param=self.param)
-        return PromptConstraints(
-            constraint, build_thinking_budget(self.thinking_budget, self.parsers, tail)
+        thinking = build_thinking_budget(
+            self.thinking_budget, self.parsers, tail, self.tool_calls.openers
         )
+        return PromptConstraints(constraint, thinking)
 
     def create_parser(self, tail: PromptTail) -> AnswerParser:
         """A parser of one answer to a prompt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from quire.core.constraint import Constraint
 from quire.core.types import ThinkingBudget
@@ -12,7 +13,9 @@ from quire.grammar.frontends.from_params import StructuredDefaults
 from quire.grammar.grammar_ast import GrammarNode, map_json
 from quire.text.output.answer_parser import AnswerParserFactory, PromptTail
 from quire.text.reasoning import qwen3
+from quire.text.tokenizing.token_bytes import token_starts
 from quire.text.tokenizing.tokenizer import Tokenizer
+from quire.text.tools._call_openers import CallOpeners
 from quire.text.tools.base import Tool
 from quire.tool_grammar.after_reasoning import AnswerGrammar, answer_with_reasoning, thinking_budget
 from quire.tool_grammar.call_grammar import arguments_node
@@ -66,9 +69,15 @@ def _may_reason(tokenizer: Tokenizer) -> bool:
 
 
 def build_thinking_budget(
-    tokens: int | None, parsers: AnswerParserFactory | None, tail: PromptTail
+    tokens: int | None,
+    parsers: AnswerParserFactory | None,
+    tail: PromptTail,
+    openers: CallOpeners = MappingProxyType({}),
 ) -> ThinkingBudget | None:
-    """The budget of reasoning tokens; None: no limit. Raises RequestError."""
+    """The budget of reasoning tokens; None: no limit. Raises RequestError.
+
+    openers: literals that begin a call for the parser of the answer, also in reasoning.
+    """
     if tokens is None:
         return None
     if parsers is None or parsers.reasoning is None:
@@ -79,9 +88,18 @@ def build_thinking_budget(
     def ids(mark: str) -> list[int]:
         return tokenizer.encode(mark, add_special_tokens=False)
 
-    reasoning, variables = parsers.reasoning, tail.variables
+    starts = token_starts(tokenizer) if openers else None
     return thinking_budget(
-        tokens, reasoning, ids, tail.prompt, variables, continued_text=tail.continued_text
+        tokens,
+        parsers.reasoning,
+        ids,
+        tail.prompt,
+        tail.variables,
+        continued_text=tail.continued_text,
+        openers={}
+        if starts is None
+        else {mark: starts.ids_before(texts) for mark, texts in openers.items()},
+        whitespace_ids=() if starts is None else starts.whitespace_ids,
     )
 
 

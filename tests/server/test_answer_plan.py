@@ -3,9 +3,17 @@
 import httpx
 import pytest
 
+from quire.sampling.steps.reasoning_budget import ReasoningBudget
 from quire.server.formats import structured_output
 from quire.server.formats.structured_output import ResponseFormat
 from quire.server.generation import build_requests
+from quire.text.output.answer_parser import (
+    ParserOptions,
+    PromptTail,
+    build_answer_parser_factory,
+)
+from quire.text.tools._call_openers import call_openers
+from quire.tool_grammar.prompt_constraints import build_thinking_budget
 from tests.server.harness import Server
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -63,3 +71,15 @@ def test_a_new_response_format_is_one_entry_of_a_table(own, monkeypatch):
     assert refused.json()["error"]["param"] == "response_format.words"
     unknown = post(own, response_format={"type": "two_of"}).json()["error"]["message"]
     assert "one_of" in unknown
+
+
+def test_a_thinking_budget_ends_where_a_call_begins(tokenizer):
+    parsers = build_answer_parser_factory(ParserOptions("qwen3", "hermes"), tokenizer, None)
+    openers = call_openers(parsers.tools.format, ["add"])
+    asked = build_thinking_budget(4, parsers, PromptTail("<think>\n"), openers)
+    call = tokenizer.encode('<tool_call>\n{"name": "add", "arguments": {}}')
+    budget = ReasoningBudget.from_params(asked)
+    for token in [*tokenizer.encode("Hm."), *call, *call]:
+        assert budget.forced_token is None
+        budget.accept(token)
+    assert budget.finished

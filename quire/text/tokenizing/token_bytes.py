@@ -7,7 +7,9 @@ decoder depends on neighbours, the bytes are those after another token.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 
 from quire.errors import ConfigError
 from quire.text.tokenizing.backends import TransformersBackend
@@ -38,6 +40,34 @@ def build_token_bytes(tokenizer: Tokenizer, special: Mapping[int, str]) -> list[
         piece = special[i] if i in special else make(token, i)
         made[i] = piece if isinstance(piece, bytes) else piece.encode("utf-8", "ignore")
     return made
+
+
+class TokenStarts:
+    """Index of a vocabulary by the first byte of each token that is not whitespace."""
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        """tokens: bytes by id."""
+        self._by_first: defaultdict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
+        for i, token in enumerate(tokens):
+            text = token.lstrip()
+            if token:
+                self._by_first[text[:1]].append((text, i))
+        self.whitespace_ids = tuple(i for _, i in self._by_first.pop(b"", ()))
+
+    def ids_before(self, literals: Collection[str]) -> tuple[int, ...]:
+        """Tokens with which a text of whitespace and one of these literals can go on."""
+        found = set()
+        for literal in (one.encode() for one in literals):
+            for text, i in self._by_first.get(literal[:1], ()):
+                if text.startswith(literal) or literal.startswith(text):
+                    found.add(i)
+        return tuple(sorted(found))
+
+
+@lru_cache(maxsize=4)
+def token_starts(tokenizer: Tokenizer) -> TokenStarts:
+    """The index of a tokenizer's tokens."""
+    return TokenStarts(build_token_bytes(tokenizer, special_tokens(tokenizer)))
 
 
 def _piece_decoder(tokenizer: Tokenizer) -> Callable[[str, int], TokenPiece]:

@@ -9,6 +9,7 @@ from quire.core.params import SamplingParams
 from quire.core.types import (
     UNKNOWN,
     BlockCopy,
+    CallOpener,
     Request,
     Row,
     Sequence,
@@ -33,7 +34,10 @@ def sequence(name, tokens, prompt_len, *, slot, **more):
 
 def plan():
     params = SamplingParams(temperature=0.5, logit_bias={4: 1.5}, stop_token_ids=[7])
-    bound = {"constraint": Constraint("{}", "auto"), "thinking": ThinkingBudget(3, (5, 6))}
+    bound = {
+        "constraint": Constraint("{}", "auto"),
+        "thinking": ThinkingBudget(3, (5, 6), None, ((9,),), (CallOpener((1,), (2,)),), (4,)),
+    }
     a = sequence("a", [*range(6), UNKNOWN], 5, slot=2, params=params, seed=9, **bound)
     judged = SamplingParams(prompt_logprobs=2)
     b = sequence("b", range(20, 27), 7, slot=0, params=judged)

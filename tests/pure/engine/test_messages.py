@@ -10,7 +10,14 @@ from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutpu
 from quire.core.scheduler_stats import SchedulerStats
 from quire.core.sequence_timing import SequenceTiming
 from quire.core.tenant_limits import TenantLimits
-from quire.core.types import Request, StopConditions, ThinkingBudget, TokenLogprobs, Update
+from quire.core.types import (
+    CallOpener,
+    Request,
+    StopConditions,
+    ThinkingBudget,
+    TokenLogprobs,
+    Update,
+)
 from quire.engine import message_codec
 from quire.engine.messages import (
     AddRequests,
@@ -40,7 +47,7 @@ OTHERS = {
     "hold": True,
     "timed": True,
     "constraint": Constraint('{"kind":"regex","pattern":"a"}', "xgrammar"),
-    "thinking": ThinkingBudget(40, (7, 8), (9,)),
+    "thinking": ThinkingBudget(40, (7, 8), (9,), ((5,),), (CallOpener((3,), (4, 6)),), (2,)),
     "resumed_tokens": ((4, 5), None),
     "engine_crashes": 2,
     "tenant": b"\x01\xfe",

@@ -208,3 +208,26 @@ def test_a_budget_has_the_marks_of_the_format(name, prompt, begin, end):
     assert budget.max_tokens == 5
     assert budget.start_token_ids == (None if begin is None else tuple(encode(begin)))
     assert budget.end_token_ids == tuple(encode(end))
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "others"),
+    [
+        ("qwen3", "<think>\n", ()),
+        ("kimi_k2", "<think>", ("<|tool_calls_section_begin|>",)),
+        ("kimi_k3", "x", ("<|open|>tools<|sep|>",)),
+        ("gpt_oss", "x", ("<|return|>", "<|call|>", "<|start|>", "<|channel|>")),
+        ("muse", " to=self<|message|>", ("<|eot|>", "<|end_of_text|>", "<|start|>")),
+    ],
+)
+def test_a_budget_has_all_marks_that_end_reasoning(name, prompt, others):
+    budget = thinking_budget(5, select_reasoning_format(name), encode, prompt)
+    assert budget.other_end_token_ids == tuple(tuple(encode(one)) for one in others)
+
+
+def test_a_mark_whose_last_token_takes_in_the_end_of_the_line_ends_reasoning_too():
+    def merge(text):
+        return [text[:-2], text[-2:]] if text.endswith(">\n") else [*text]
+
+    budget = thinking_budget(5, select_reasoning_format("qwen3"), merge, "<think>")
+    assert budget.other_end_token_ids == (("</think", ">\n"),)
