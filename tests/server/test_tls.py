@@ -1,5 +1,6 @@
 """HTTPS, and heads of requests that are too long: uvicorn as `quire serve` sets it up."""
 
+import contextlib
 import shutil
 import socket
 import ssl
@@ -33,7 +34,7 @@ def make_certificate(folder, name):
 
 
 @contextmanager
-def serving(tokenizer, options):
+def serving(tokenizer, options, loop="auto"):
     """The server of the harness behind uvicorn as an API process runs it; its address."""
     harness = Server(tokenizer, options=options)
     (listener,) = listen_sockets.bind_sockets(options)
@@ -50,6 +51,7 @@ def serving(tokenizer, options):
 
     started = threading.Event()
     config = api_process.uvicorn_config(options, harness.app)
+    config.loop = loop
     server = api_process.UvicornServer(config, ready=ready, ending=ending)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
@@ -120,6 +122,55 @@ def test_clients_may_have_to_show_a_certificate(tokenizer, tmp_path):
         context.load_cert_chain(cert, key)
         with httpx.Client(verify=context) as client:
             assert client.get(f"{url}/v1/models").status_code == 200
+
+
+HELLO = bytes.fromhex("16030101fc010001f80303")  # how a client's first message begins
+
+
+def open_handshake(url, *words):
+    """A connection with a handshake that has begun."""
+    host, _, port = url.removeprefix("https://").partition(":")
+    made = socket.create_connection((host, int(port)), timeout=10)
+    for word in words:
+        made.sendall(word)
+    return made
+
+
+@needs_openssl
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_handshakes_that_do_not_end_lock_nobody_out(tokenizer, tmp_path, monkeypatch, loop):
+    monkeypatch.setattr(http_protocol, "max_connections", lambda: 4)
+    cert, key = make_certificate(tmp_path, "both")
+    options = ServerOptions(port=0, ssl_certfile=str(cert), ssl_keyfile=str(key))
+    context = ssl.create_default_context(cafile=cert)
+    with serving(tokenizer, options, loop) as url, contextlib.ExitStack() as stack:
+        words = [(), (HELLO,)]
+        made = [stack.enter_context(open_handshake(url, *words[i % 2])) for i in range(20)]
+        with httpx.Client(verify=context) as client:
+            assert client.get(f"{url}/v1/models").status_code == 200
+        for one in made[:16]:
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+        made[-1].settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            made[-1].recv(1)
+
+
+@needs_openssl
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_handshake_has_the_time_of_a_head(tokenizer, tmp_path, monkeypatch, loop, caplog):
+    monkeypatch.setattr(http_protocol, "HEADER_TIMEOUT_S", 0.2)
+    cert, key = make_certificate(tmp_path, "both")
+    options = ServerOptions(port=0, ssl_certfile=str(cert), ssl_keyfile=str(key))
+    with serving(tokenizer, options, loop) as url:
+        for words in ((), (HELLO,), (b"GET / HTTP/1.1\r\n\r\n",)):
+            with open_handshake(url, *words) as one, contextlib.suppress(ConnectionResetError):
+                while one.recv(100):  # an alert, if what was sent is no TLS
+                    continue
+        context = ssl.create_default_context(cafile=cert)
+        with httpx.Client(verify=context) as client:
+            assert client.get(f"{url}/v1/models").status_code == 200
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,16 +228,32 @@ class ApiServer:
         """Read the key file and the TLS files now."""
         if self._options.api_key_file is not None:
             self._app.state.keys.schedule_reload()
-        if self._server.config.ssl is not None:
-            reload_tls(self._server.config.ssl, self._options)
+        if self._server.config.tls is not None:
+            reload_tls(self._server.config.tls, self._options)
+
+
+class UvicornConfig(uvicorn.Config):
+    """uvicorn's config, with TLS that quire.server.process.http_protocol begins."""
+
+    tls: ssl.SSLContext | None = None
+
+    def load(self) -> None:
+        super().load()
+        self.tls, self.ssl = self.ssl, None
+        if self.tls is not None:
+            self.http_protocol_class = partial(  # type: ignore[assignment]
+                http_protocol.TlsHandshake, self.http_protocol_class, self.tls
+            )
 
 
 class UvicornServer(uvicorn.Server):
     """uvicorn's server; calls back when it is ready and when it ends. It handles no signals."""
 
+    config: UvicornConfig
+
     def __init__(
         self,
-        config: uvicorn.Config,
+        config: UvicornConfig,
         *,
         ready: Callable[[], None],
         ending: Callable[[], Coroutine[Any, Any, None]],
@@ -262,9 +279,9 @@ class UvicornServer(uvicorn.Server):
             ending.cancel()
 
 
-def uvicorn_config(options: ServerOptions, app: FastAPI) -> uvicorn.Config:
+def uvicorn_config(options: ServerOptions, app: FastAPI) -> UvicornConfig:
     """What the options mean to uvicorn."""
-    return uvicorn.Config(
+    return UvicornConfig(
         app,
         http=http_protocol.build_http_protocol(options),
         ws="none",
@@ -375,16 +392,16 @@ def startup_message(services: AppState, options: ServerOptions, listener: socket
     )
 
 
-async def refresh_tls(config: uvicorn.Config, options: ServerOptions) -> None:
+async def refresh_tls(config: UvicornConfig, options: ServerOptions) -> None:
     """Load the TLS files again whenever one of them has changed, for ever."""
     paths = [options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs]
     known = [_file_stamp(path) for path in paths]
     while True:
         await asyncio.sleep(TLS_POLL_INTERVAL_S)
         now = [_file_stamp(path) for path in paths]
-        if now == known or config.ssl is None:
+        if now == known or config.tls is None:
             continue
-        if reload_tls(config.ssl, options):  # else half of it is written: the next look may do
+        if reload_tls(config.tls, options):  # else half of it is written: the next look may do
             known = now
 
 

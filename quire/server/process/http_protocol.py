@@ -6,7 +6,8 @@
     trailers             dropped: they come after all checks of the head
     size and time        too large a head or trailer is 400; too slow a request is disconnected
     half-closed clients  get their answer (`Protocol.eof_received`)
-    file descriptors     when few are left, idle connections are closed, then new ones get 503
+    file descriptors     when few are left, idle connections are closed, then new ones get 503;
+                         TLS handshakes count as idle connections (`TlsHandshake`)
 
 `build_http_protocol` makes the class for uvicorn's config; nothing else depends on uvicorn's
 protocol classes.
@@ -15,10 +16,14 @@ protocol classes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import resource
+import socket
+import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -30,7 +35,7 @@ from quire.server.options import ServerOptions
 from quire.server.process.listen_sockets import normalize_root_path
 
 HEADER_TIMEOUT_S = 20.0
-"""Time for the head of a request, from the connection or its first byte."""
+"""Time for the head of a request, from the connection or its first byte; also for a handshake."""
 BODY_S = 120.0
 """Time for the rest of it."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -110,12 +115,22 @@ def build_http_protocol(options: ServerOptions) -> type[HttpToolsProtocol]:
         _refused: why no request is answered.
         """
 
+        connection_limit = limit
         _head: int | None = 0
         _in_trailer = False
         _timeout: asyncio.TimerHandle | None = None
         _refused: HTTPException | None = None
 
+        def __init__(
+            self, *given: Any, handshake: TlsHandshake | None = None, **named: Any
+        ) -> None:
+            """handshake: the one that is done when the connection is made."""
+            super().__init__(*given, **named)
+            self._handshake = handshake
+
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            if self._handshake is not None:
+                self._handshake.leave()
             super().connection_made(transport)
             self._wait(HEADER_TIMEOUT_S)
             if not limit.admit(self, len(self.connections)):
@@ -226,6 +241,59 @@ def build_http_protocol(options: ServerOptions) -> type[HttpToolsProtocol]:
                 limit.mark_idle(self)
 
     return Protocol
+
+
+class TlsHandshake(asyncio.Protocol):
+    """A TCP connection until its TLS handshake is done; then the connection is a `Protocol`'s.
+
+    Event loops that accept TLS by themselves make no protocol before, so that nothing could count
+    the connection or close it in favour of another.
+    """
+
+    def __init__(
+        self, protocol_class: Any, context: ssl.SSLContext, server_state: Any, **named: Any
+    ) -> None:
+        """protocol_class: of build_http_protocol. The others are uvicorn's arguments."""
+        self._make_protocol = partial(
+            protocol_class, server_state=server_state, handshake=self, **named
+        )
+        self._context = context
+        self._limit: ConnectionLimit = protocol_class.connection_limit
+        self._connections: set[Any] = server_state.connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # loop.start_tls() would lose what uvloop reads before it is called
+        own = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        transport.abort()
+        own.setblocking(False)
+        self._socket = own
+        self._connections.add(self)
+        self._limit.admit(self, len(self._connections))  # without room, the request gets 503
+        self._task = asyncio.get_running_loop().create_task(self._shake_hands())
+
+    async def _shake_hands(self) -> None:
+        with contextlib.suppress(OSError):  # it failed or took too long, or the client is gone
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make_protocol,
+                self._socket,
+                ssl=self._context,
+                ssl_handshake_timeout=HEADER_TIMEOUT_S,
+            )
+        self.leave()
+
+    def drop(self) -> None:
+        """Close it: the handshake fails."""
+        self.leave()
+        with contextlib.suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    shutdown = drop
+    """What uvicorn calls when the server ends."""
+
+    def leave(self) -> None:
+        """Count it no more. Harmless when called again."""
+        self._connections.discard(self)
+        self._limit.mark_busy(self)
 
 
 def _refusal(scope: Scope) -> HTTPException | None:

@@ -79,7 +79,12 @@ class StartupServer:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             listen_sockets.load_tls(context, self._options)
         server = await asyncio.start_server(
-            self._answer, sock=self._listener, ssl=context, limit=MAX_HEADER_BYTES, backlog=BACKLOG
+            self._answer,
+            sock=self._listener,
+            limit=MAX_HEADER_BYTES,
+            backlog=BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else HEADER_TIMEOUT_S,
         )
         async with server:
             await self._closing.wait()
