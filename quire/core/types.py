@@ -51,7 +51,7 @@ class CallOpener:
     """Tokens that end reasoning if a tool call follows them."""
 
     token_ids: tuple[int, ...]
-    next_token_ids: tuple[int, ...]  # tokens with which a call can go on, after whitespace
+    next_token_ids: tuple[int, ...]  # tokens with which a call can continue, after whitespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,12 @@ class Request:
     extra_content: tuple[tuple[int, bytes], ...] = ()
     """(offset, digest): content other than token ids, such as media, which starts at an offset of
     the prompt. It separates cached blocks from there on; `salt` does from the start."""
+    num_beams: int = 1  # sequences of the beam search that it begins
+
+    @property
+    def num_answers(self) -> int:
+        """What it counts as against limits of requests."""
+        return max(self.n, self.num_beams)
 
 
 @dataclass(slots=True, eq=False)

@@ -38,7 +38,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 
@@ -80,6 +80,7 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     deadline_at: float | None
     pooling: str | None
     extra_content: tuple[tuple[int, bytes], ...]
+    num_beams: int
 
 
 class AddRequests(EngineMessage, frozen=True):

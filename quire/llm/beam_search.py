@@ -115,14 +115,11 @@ def _build_search(
     sampling = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=allowed)
     request = engine.inputs.process(prompt, sampling, request_id=name, priority=priority).request
     return BeamSearch(
-        name,
-        request.prompt,
+        request,
         params,
         eos_ids=engine.inputs.eos_ids,
         max_new_tokens=engine.inputs.max_model_len - len(request.prompt),
         vocab=engine.inputs.vocab_size,
-        priority=priority,
-        salt=request.salt,
     )
 
 

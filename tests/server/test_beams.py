@@ -6,6 +6,7 @@ import json
 import pytest
 
 from quire.core.params import BeamSearchParams
+from quire.core.types import Request, StopConditions
 from quire.engine.client.beam_search import BeamSearch
 from tests.server.harness import MAX_LEN, Executor, Server, make_engine
 from tests.server.test_disconnect import connect_and_leave
@@ -22,7 +23,11 @@ def found(server, prompt, **fields):
     params = BeamSearchParams(beam_width=WIDTH, max_tokens=LENGTH, **fields)
     room = MAX_LEN - len(prompt)
     search = BeamSearch(
-        "x", tuple(prompt), params, eos_ids=[eos], max_new_tokens=room, vocab=server.model.vocab
+        Request("x", tuple(prompt), StopConditions(LENGTH)),
+        params,
+        eos_ids=[eos],
+        max_new_tokens=room,
+        vocab=server.model.vocab,
     )
     while not search.is_finished:
         for request in search.next_requests():

@@ -134,6 +134,8 @@ def test_a_key_asks_only_for_routes_that_are_its(guarded, path):
         ({"prompt": ["a"] * 20}, "prompt"),
         ({"n": 500, "temperature": 1}, "n"),
         ({"best_of": 3}, "n"),
+        ({"use_beam_search": True, "n": 3}, "n"),
+        ({"use_beam_search": True, "n": 2, "prompt": ["a", "b"]}, "n"),
     ],
 )
 def test_what_a_key_may_never_ask_is_no_matter_of_later(guarded, more, param):

@@ -34,11 +34,11 @@ CHARGE_EVERY = 16
 
 
 class _Batch(NamedTuple):
-    """Requests of one body, which are admitted together. A request with n answers counts as n."""
+    """Requests of one body, which are admitted together. A request counts as its answers."""
 
     tenant: bytes
     limits: TenantLimits
-    sequences: int
+    answers: int
     tokens: int  # of all prompts
     param: str  # the field that makes them many
     deadline_at: float | None
@@ -46,8 +46,8 @@ class _Batch(NamedTuple):
 
 def _check_ever(batch: _Batch, most: int, limit: str) -> None:
     """Raise RequestError if the batch alone is over a limit: it would always be refused."""
-    if batch.sequences > most:
-        message = f"the body has {batch.sequences} requests (prompts times n or best_of), and "
+    if batch.answers > most:
+        message = f"the body has {batch.answers} requests (prompts times n or best_of), and "
         raise RequestError(f"{message}{limit.format(most)}: send fewer", param=batch.param)
 
 
@@ -93,9 +93,9 @@ class AdmissionControl(StepBudget, Admission, StepListener):
         batch = _Batch(
             new[0].tenant,
             new[0].tenant_limits,
-            sum(one.n for one in new),
+            sum(one.num_answers for one in new),
             sum(len(one.prompt) for one in new),
-            "n" if any(one.n > 1 for one in new) else "prompt",
+            "n" if any(one.num_answers > 1 for one in new) else "prompt",
             new[0].deadline_at,
         )
         self._check_tenant(batch)
@@ -126,12 +126,12 @@ class AdmissionControl(StepBudget, Admission, StepListener):
     def _check_tenant(self, batch: _Batch) -> None:
         limits, queued = batch.limits, self.backlog.of_tenant(batch.tenant)
         most = limits.max_requests
-        if most is not None and queued.requests + batch.sequences > most:
+        if most is not None and queued.requests + batch.answers > most:
             _check_ever(batch, most, "this key may have {} requests at a time")
             self._reject(
                 batch,
                 "key_requests",
-                f"this key has {queued.requests} active requests and sends {batch.sequences} more, "
+                f"this key has {queued.requests} active requests and sends {batch.answers} more, "
                 f"and at most {most} may be active",
                 self._mean_finish_gap_s,
                 key_requests=queued.requests,
@@ -161,12 +161,12 @@ class AdmissionControl(StepBudget, Admission, StepListener):
 
     def _check_queue(self, batch: _Batch) -> None:
         queued, most = self.backlog.total, self._max_requests
-        if most is not None and queued.requests + batch.sequences > most:
+        if most is not None and queued.requests + batch.answers > most:
             _check_ever(batch, most, "this server holds at most {} requests (max_num_queued_reqs)")
             self._reject(
                 batch,
                 "max_num_queued_reqs",
-                f"{queued.requests} requests are active and {batch.sequences} more were sent, and "
+                f"{queued.requests} requests are active and {batch.answers} more were sent, and "
                 f"at most {most} may be active",
                 self._mean_finish_gap_s,
             )

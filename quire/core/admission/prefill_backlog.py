@@ -21,7 +21,7 @@ quire.core.scheduling.limits.shortest_prompt_first.
 class SizeBuckets:
     """Backlog of one tenant: requests, tokens left, and both by the bit length of tokens left.
 
-    A request with n answers counts as n requests.
+    A request counts as its answers: n, or the beams of the search that it begins.
     """
 
     __slots__ = ("counts", "requests", "sums", "tokens", "weight")
@@ -72,7 +72,7 @@ class PrefillBacklog:
         buckets.weight = request.tenant_limits.weight
         self._remaining[request.id] = 0
         for one in (self.total, buckets):
-            one.requests += request.n
+            one.requests += request.num_answers
         self.set_remaining(request, len(request.prompt))
 
     def set_remaining(self, request: Request, tokens: int) -> None:
@@ -92,7 +92,7 @@ class PrefillBacklog:
         del self._remaining[request.id]
         buckets = self._tenants[request.tenant]
         for one in (self.total, buckets):
-            one.requests -= request.n
+            one.requests -= request.num_answers
         if not buckets.requests:
             del self._tenants[request.tenant]
 

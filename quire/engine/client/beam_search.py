@@ -11,10 +11,9 @@ parent is held until then, so no token is computed twice.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.core.params import BeamSearchParams, SamplingParams
-from quire.core.tenant_limits import UNRESTRICTED, TenantLimits
 from quire.core.types import Request, StopConditions, TokenLogprobs, Update
 from quire.errors import EngineError
 
@@ -41,33 +40,25 @@ class BeamSearch:
     """The search for one prompt: submit next_requests(), pass their updates to add_update(), until
     is_finished.
 
-    eos_ids: tokens that complete a beam. max_new_tokens: what the context has left.
+    request: with the prompt, and with all that the search's requests have in common. eos_ids:
+    tokens that complete a beam. max_new_tokens: what the context has left.
     """
 
     def __init__(
         self,
-        name: str,
-        prompt: tuple[int, ...],
+        request: Request,
         params: BeamSearchParams,
         *,
         eos_ids: Iterable[int] = (),
         max_new_tokens: int,
         vocab: int,
-        priority: int = 0,
-        salt: bytes = b"",
-        tenant: bytes = b"",
-        terms: TenantLimits = UNRESTRICTED,
     ) -> None:
-        self.name = name
-        self.prompt = prompt
+        self.name = request.id
+        self.prompt = request.prompt
         self._params = params
         self._eos = frozenset() if params.ignore_eos else frozenset(eos_ids)
         self._rounds = min(params.max_tokens, max_new_tokens)
         self._round = 0
-        self._priority = priority
-        self._salt = salt
-        self._tenant = tenant
-        self._terms = terms
         self._live = [Beam()]
         self._completed: list[Beam] = []
         self._pending: dict[str, Beam] = {}
@@ -76,7 +67,16 @@ class BeamSearch:
         self._error: str | None = None
         self._allowed = frozenset(params.allowed_token_ids or ())
         best = vocab if self._allowed else min(2 * params.beam_width, vocab)
-        self._sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=best)
+        self._first_request = replace(
+            request,
+            stop=StopConditions(max_tokens=1),
+            params=SamplingParams(max_tokens=1, temperature=0.0, logprobs=best),
+            n=1,
+            hold=True,
+            constraint=None,
+            thinking=None,
+            num_beams=params.beam_width,
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -127,17 +127,12 @@ class BeamSearch:
         return list(dict.fromkeys([*self._held, *self._children, *self._pending]))
 
     def _request(self, index: int, beam: Beam) -> Request:
-        return Request(
-            id=f"{self.name}/{self._round}/{index}",
-            prompt=self.prompt + beam.tokens,
-            stop=StopConditions(max_tokens=1),
-            params=self._sampling,
-            priority=self._priority,
-            salt=self._salt,
-            tenant=self._tenant,
-            tenant_limits=self._terms,
-            parent=beam.request_id,
-            hold=True,
+        request = replace(self._first_request, id=f"{self.name}/{self._round}/{index}")
+        if beam.request_id is None:
+            return request
+        prompt = self.prompt + beam.tokens
+        return replace(
+            request, prompt=prompt, parent=beam.request_id, num_beams=1, deadline_at=None
         )
 
     def _expand(self, beam: Beam, update: Update) -> Iterable[Beam]:

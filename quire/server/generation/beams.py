@@ -52,16 +52,11 @@ def _build_search(
         allowed_token_ids=params.allowed_token_ids,
     )
     return BeamSearch(
-        request.id,
-        request.prompt,
+        request,
         wanted,
         eos_ids=inputs.eos_ids,
         max_new_tokens=inputs.max_model_len - len(request.prompt),
         vocab=inputs.vocab_size,
-        priority=request.priority,
-        salt=request.salt,
-        tenant=request.tenant,
-        terms=request.tenant_limits,
     )
 
 

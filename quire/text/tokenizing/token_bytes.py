@@ -55,7 +55,7 @@ class TokenStarts:
         self.whitespace_ids = tuple(i for _, i in self._by_first.pop(b"", ()))
 
     def ids_before(self, literals: Collection[str]) -> tuple[int, ...]:
-        """Tokens with which a text of whitespace and one of these literals can go on."""
+        """Tokens with which a text of whitespace and one of these literals can continue."""
         found = set()
         for literal in (one.encode() for one in literals):
             for text, i in self._by_first.get(literal[:1], ()):

@@ -101,7 +101,7 @@ def test_forks_and_resumed_requests_are_always_admitted(clock):
 
 def test_a_request_counts_as_n_and_a_body_as_all_its_prompts(clock):
     admission = AdmissionControl(max_requests=4, clock=clock)
-    first = admit(admission, "a", n=3)
+    first = admit(admission, "a", num_beams=3)
     assert admission.stats().requests == 3
     refused(admission, "b", n=2)
     with pytest.raises(
@@ -121,6 +121,9 @@ def test_a_batch_that_never_fits_raises_request_error(clock):
     ):
         with pytest.raises(RequestError, match=r"has 5 requests.* 4 requests") as caught:
             admission.check_batch([request("a", n=5, **fields)])
+        assert caught.value.param == "n"
+        with pytest.raises(RequestError, match=r"has 5 requests.* 4 requests") as caught:
+            admission.check_batch([request("a", num_beams=5, **fields)])
         assert caught.value.param == "n"
         with pytest.raises(RequestError) as caught:
             admission.check_batch([request(str(i), **fields) for i in range(5)])

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from quire.core.params import HIGHEST_LENGTH_PENALTY, BeamSearchParams
-from quire.core.types import TokenLogprobs, Update
+from quire.core.types import Request, StopConditions, TokenLogprobs, Update
 from quire.engine.client.beam_search import Beam, BeamSearch
 from quire.errors import EngineError
 
@@ -18,16 +18,19 @@ TABLE = {
 }
 
 
+ASKED = Request(
+    "s", (7,), StopConditions(9), n=2, priority=2, salt=b"s", tenant=b"t", deadline_at=9.5
+)
+
+
 def run(width, rounds, *, max_new_tokens=100, table=TABLE, **params):
     """The search over a table of next-token logprobs; the requests it made, and its result."""
     search = BeamSearch(
-        "s",
-        (7,),
+        ASKED,
         BeamSearchParams(width, rounds, **params),
         eos_ids=[EOS],
         max_new_tokens=max_new_tokens,
         vocab=10,
-        priority=2,
     )
     made, released = [], []
     while not search.is_finished:
@@ -73,10 +76,11 @@ def test_two_beams_beat_a_greedy_choice():
 
 def test_children_name_their_parents_and_every_request_is_released():
     made, released, _ = run(2, 3, ignore_eos=True)
-    assert [r.parent for r in made[0]] == [None]
+    assert [(r.parent, r.deadline_at) for r in made[0]] == [(None, 9.5)]
     for before, after in itertools.pairwise(made):
         assert {r.parent for r in after} <= {r.id for r in before}
         assert all(r.hold and r.priority == 2 and r.stop.max_tokens == 1 for r in after)
+        assert all((r.salt, r.tenant, r.num_answers) == (b"s", b"t", 1) for r in after)
     assert sorted(set(released)) == sorted(r.id for asked in made for r in asked)
 
 
@@ -97,7 +101,7 @@ def test_a_search_without_beams_left_is_over():
 
 
 def test_a_failed_request_fails_the_search():
-    search = BeamSearch("s", (7,), BeamSearchParams(1, 2), max_new_tokens=9, vocab=10)
+    search = BeamSearch(ASKED, BeamSearchParams(1, 2), max_new_tokens=9, vocab=10)
     (request,) = search.next_requests()
     search.add_update(Update(request.id, 0, [], "error", error="out of luck"))
     with pytest.raises(EngineError, match="out of luck"):

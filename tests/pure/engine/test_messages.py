@@ -55,6 +55,7 @@ OTHERS = {
     "deadline_at": 99.5,
     "pooling": "last",
     "extra_content": ((3, b"\x02digest"), (9, b"")),
+    "num_beams": 4,
 }
 
 
