@@ -3,8 +3,8 @@
 Reasoning tokens come after the marker that begins a thought (or the prompt ends within one) and
 before a marker that ends it; markers do not count. An end marker that the model has begun is
 completed. A tool call ends reasoning too, as it does for the parsers of answers: the literal that
-opens a call, followed by a token with which the call can continue. quire.sampling.constrained_sequence
-forces the token.
+opens a call, followed by a token with which the call can continue. The token is forced by
+quire.sampling.constrained_sequence.
 """
 
 from __future__ import annotations
