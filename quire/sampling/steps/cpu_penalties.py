@@ -52,7 +52,7 @@ class CpuPenalties:
         times = dict.fromkeys(joined.prompt_tokens, 0)
         times.update(Counter(joined.output_tokens))
         # Prompts may hold ids the model reads but never makes (placeholders of media).
-        times = {i: n for i, n in times.items() if i < self._vocab} or {0: 0}
+        times = {i: n for i, n in times.items() if i < self._vocab}
         if not self._free:
             self._add_entries()
         place = self._free.pop()
@@ -94,15 +94,17 @@ class CpuPenalties:
         new[tuple(slice(0, n) for n in old.shape)] = old
         return new
 
-    def padded_lists(self, places: Array, slots: list[int]) -> tuple[Array, Array]:
+    def padded_lists(self, places: Array, slots: list[int]) -> tuple[Array, Array, Array]:
         """The lists of these slots as [n, C] ids, times; shorter ones repeat their first entry.
 
-        So whatever is computed for the repeats is what is computed for the first entry.
+        So whatever is computed for the repeats is what is computed for the first entry. The third
+        array [n, 1] is False for a list without entries: a prompt of vectors has no ids.
         """
         width = max(self._max_entries[slot] for slot in slots)
         ids, times = self._token_ids[places, :width], self._token_counts[places, :width]
-        live = np.arange(width) < self._num_known[places][:, None]
-        return np.where(live, ids, ids[:, :1]), np.where(live, times, times[:, :1])
+        known = self._num_known[places][:, None]
+        live = np.arange(width) < known
+        return np.where(live, ids, ids[:, :1]), np.where(live, times, times[:, :1]), known > 0
 
     def add_tokens(self, places: Array, slots: list[int], tokens: Array) -> None:
         """One more output of each slot: tokens [n]."""
@@ -131,14 +133,14 @@ class _CpuPenaltyEdit(LogitsEdit):
         self._repetition, self._frequency, self._presence = (factors[:, i, None] for i in range(3))
 
     def apply(self, logits: Tensor, positions: Sequence[int], errors: dict[int, str]) -> None:
-        ids, times = self._step.padded_lists(self._places, self._slots)
+        ids, times, has_entries = self._step.padded_lists(self._places, self._slots)
         at = self._starts + ids
         flat = logits.numpy().reshape(-1)
-        x = flat[at]
+        before = x = flat[at]
         x = np.where(x > 0, x / self._repetition, x * self._repetition)
         x -= self._frequency * times
         x -= self._presence * (times > 0)
-        flat[at] = x  # equal places get equal values
+        flat[at] = np.where(has_entries, x, before)  # equal places get equal values
 
     def on_sampled(self, token_ids: Tensor) -> None:
         self._step.add_tokens(self._places, self._slots, token_ids.numpy()[self._rows])
