@@ -46,7 +46,7 @@ _OUTPUTS = (
     "EmbeddingRequestOutput PoolingOutput PoolingRequestOutput RequestOutput ScoringOutput "
     "ScoringRequestOutput"
 )
-_PROMPTS = "PromptType TextPrompt TokensPrompt"
+_PROMPTS = "EmbedsPrompt PromptType TextPrompt TokensPrompt"
 _ARGS = "AsyncEngineArgs EngineArgs"
 _CHAT_MODELS = (
     "ChatCompletionLogProb ChatCompletionLogProbs ChatCompletionLogProbsContent "

@@ -42,6 +42,7 @@ class ModelSection:
     logits_processors: tuple[Any, ...]
     disable_sliding_window: bool
     quantization: str | None = None  # a method of quire.quant; None: unquantized weights
+    prompt_embeds_width: int | None = None  # numbers of a prompt embedding; None: refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,7 @@ class ModelFacts:
     max_len: int | None
     vocab: int
     hidden: int
+    embedding: int  # numbers of a token's embedding, before what projects it to `hidden`
     mlp: int
     heads: int
     layers: tuple[LayerFacts, ...]
@@ -230,6 +231,7 @@ def _model_facts(
         max_len=context_length(text, tokenizer_length),
         vocab=_int(text, "vocab_size"),
         hidden=_int(text, "hidden_size", "n_embd", "d_model"),
+        embedding=_int(text, "word_embed_proj_dim", "hidden_size", "n_embd", "d_model"),
         mlp=_mlp(text),
         heads=_heads(text),
         layers=layers,

@@ -99,6 +99,8 @@ class ModelOptions:
     """Classes (or module:Class names) that change the logits of every request."""
     disable_sliding_window: bool = False
     """Use full attention in place of sliding windows; max_model_len is cut to the window."""
+    enable_prompt_embeds: bool = False
+    """Accept prompts as embeddings (`prompt_embeds`): vectors of no token are possible."""
     served_model_name: tuple[str, ...] | None = None
     """Model names that the server accepts; the first is the one shown. None: the model's name."""
     chat_template: str | None = None

@@ -454,6 +454,7 @@ def resolve_model(options: Options, model: ModelFacts, shape: EngineShape) -> Mo
         logprobs_mode=section.logprobs_mode,
         logits_processors=section.logits_processors or (),
         disable_sliding_window=section.disable_sliding_window,
+        prompt_embeds_width=model.embedding if section.enable_prompt_embeds else None,
     )
 
 

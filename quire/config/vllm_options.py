@@ -136,7 +136,6 @@ _UNSUPPORTED = {
         enable_fault_tolerance""",
     "multimodal input": """mm_processor_kwargs enable_mm_embeds mm_encoder_only
         video_pruning_rate""",
-    "prompt embeddings": "enable_prompt_embeds",
     "pooling models": "convert pooler_config",
     "running tools in the server": "tool_server",
     "changing how strictly calls follow their schemas (set `strict` in each function)": (
@@ -209,7 +208,7 @@ ATTENTION_BACKENDS = frozenset(_ATTENTION_BACKENDS.split())
 """Attention backends of another engine: quire chooses among its own."""
 _BOOLEAN_OPTIONS = """
     disable_custom_all_reduce use_v2_block_manager enable_lora worker_use_ray
-    enable_prompt_embeds enable_eplb enable_expert_parallel disable_log_requests
+    enable_eplb enable_expert_parallel disable_log_requests
     enable_log_requests enable_return_routed_experts return_sampling_mask enable_trace_replay
     disable_cascade_attn multi_step_stream_outputs ray_workers_use_nsight numa_bind
     enable_mm_embeds mm_encoder_only interleave_mm_strings skip_mm_profiling kv_cache_metrics

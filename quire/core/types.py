@@ -69,6 +69,24 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEmbeds:
+    """Vectors that the model reads in place of the embeddings of prompt[start : start + length].
+
+    Ids at these positions of the prompt are not read: they only count, and may be shown.
+    """
+
+    start: int
+    length: int
+    dtype: str  # "bfloat16" | "float16" | "float32"
+    data: bytes = field(repr=False)  # [length, width], row by row, little-endian
+
+    def rows(self, start: int, end: int) -> bytes:
+        """Return the vectors of positions [start, end) of the prompt."""
+        size = len(self.data) // self.length
+        return self.data[(start - self.start) * size : (end - self.start) * size]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request as the scheduler needs it, with `n` sequences."""
 
@@ -98,8 +116,11 @@ class Request:
     pooling: str | None = None  # how hidden states are pooled; None: tokens are generated
     extra_content: tuple[tuple[int, bytes], ...] = ()
     """(offset, digest): content other than token ids, such as media, which starts at an offset of
-    the prompt. It separates cached blocks from there on; `salt` does from the start."""
+    the prompt, in the order of offsets. It separates cached blocks from there on; `salt` does from
+    the start."""
     num_beams: int = 1  # sequences of the beam search that it begins
+    prompt_embeds: tuple[PromptEmbeds, ...] = ()
+    """In the order of positions, without overlap. Each has digests in `extra_content`."""
 
     @property
     def num_answers(self) -> int:

@@ -28,7 +28,7 @@ from quire.core.constraint import Constraint
 from quire.core.params import RepetitionDetectionParams as Repetition
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.core.tenant_limits import TenantLimits
-from quire.core.types import Request, StopConditions, ThinkingBudget, Update
+from quire.core.types import PromptEmbeds, Request, StopConditions, ThinkingBudget, Update
 from quire.errors import (
     EngineAway,
     EngineError,
@@ -38,7 +38,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 
@@ -81,6 +81,7 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     pooling: str | None
     extra_content: tuple[tuple[int, bytes], ...]
     num_beams: int
+    prompt_embeds: tuple[PromptEmbeds, ...]
 
 
 class AddRequests(EngineMessage, frozen=True):

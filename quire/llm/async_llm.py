@@ -210,8 +210,10 @@ class AsyncLLM:
                 tokenization=tokenization,
             )
 
-        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        fields = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
+        text = fields.get("prompt")
         is_long = isinstance(text, str) and len(text) > LONG_CHARS
+        is_long |= fields.get("prompt_embeds") is not None
         return await asyncio.to_thread(work) if is_long else work()
 
     def _forget(self, name: str, generation: OutputGeneration) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from quire.core.params import BeamSearchParams, SamplingParams
 from quire.core.types import TokenLogprobs
 from quire.engine.client.beam_search import Beam, BeamSearch
+from quire.errors import Unsupported
 from quire.llm.engine import LLMEngine
 from quire.llm.progress import InterruptHandler, ProcessedBar, UseTqdm
 from quire.outputs import (
@@ -114,6 +115,9 @@ def _build_search(
     allowed = params.allowed_token_ids
     sampling = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=allowed)
     request = engine.inputs.process(prompt, sampling, request_id=name, priority=priority).request
+    if request.prompt_embeds:  # each beam of each round would bring them again
+        message = "prompt_embeds cannot be combined with beam search: sample, or give token ids"
+        raise Unsupported(message, param="prompt_embeds")
     return BeamSearch(
         request,
         params,

@@ -36,6 +36,19 @@ class TokensPrompt(_TokensPromptBase, total=False):
     cache_salt: str
 
 
+class _EmbedsPromptBase(TypedDict):
+    prompt_embeds: Any
+
+
+class EmbedsPrompt(_EmbedsPromptBase, total=False):
+    """A prompt as vectors [tokens, hidden size]; positions with prompt_is_token_ids have ids."""
+
+    prompt: str
+    prompt_token_ids: list[int]
+    prompt_is_token_ids: list[bool]
+    cache_salt: str
+
+
 def normalize_prompts(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
     """Return all prompts, each in its own form.
 

@@ -6,7 +6,7 @@ describes shapes and data flow; build.py adds device, dtype, cache, ranks and qu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -62,13 +62,18 @@ class StepInputs:
     token_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int32, or [3, T] with a rotary position per axis (time, height, width)
     attention: AttentionStep
-    inputs_embeds: Tensor | None = None  # [T, E]: the first layer's input; None: of token_ids
+    inputs_embeds: Tensor | None = None  # [T, width]: replaces embed_tokens(token_ids)
     carried: CarriedStates | None = None  # of the pipeline stage before; None: the first stage
     taps: HiddenTaps | None = None
 
 
 class LanguageModel(Protocol):
     """A built model, as the runner calls it."""
+
+    @property
+    def embed_tokens(self) -> Callable[[Tensor], Tensor]:
+        """Token ids [T] -> their embeddings, new: [T, width]. What `inputs_embeds` replaces."""
+        ...
 
     def __call__(self, step: StepInputs) -> Tensor:
         """Hidden states of every token in the step: [T, E]."""

@@ -21,7 +21,9 @@ class SlotJoin(msgspec.Struct, frozen=True, array_like=True):
     index: int  # which of the request's n
     params: SamplingParams
     seed: int  # of this sequence: the request's, plus its index
-    tokens: list[int]  # prompt and output so far, up to the first unknown token
+    tokens: list[int]
+    """Prompt and output so far, up to the first unknown token, without positions of the prompt that
+    have embeddings in place of ids."""
     prompt_len: int
     max_len: int  # len(tokens) at which the sequence ends
     stop: StopConditions
@@ -34,6 +36,9 @@ class SlotJoin(msgspec.Struct, frozen=True, array_like=True):
         request, tokens = seq.request, list(seq.tokens)
         if UNKNOWN in tokens:  # a token to come, or one that a preemption undid
             del tokens[tokens.index(UNKNOWN) :]
+        for embeds in reversed(request.prompt_embeds):
+            del tokens[embeds.start : embeds.start + embeds.length]
+        embedded = sum(embeds.length for embeds in request.prompt_embeds)
         return cls(
             seq.slot if slot is None else slot,
             request.id,
@@ -41,8 +46,8 @@ class SlotJoin(msgspec.Struct, frozen=True, array_like=True):
             request.params,
             request.seed + seq.index,
             tokens,
-            len(request.prompt),
-            seq.max_len,
+            len(request.prompt) - embedded,
+            seq.max_len - embedded,
             request.stop,
             request.constraint,
             request.thinking,

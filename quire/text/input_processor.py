@@ -19,7 +19,8 @@ from quire.core.params import MAX_STOP_IDS, SamplingParams
 from quire.core.structured_output_params import StructuredOutputsParams
 from quire.core.types import Request, StopConditions, ThinkingBudget
 from quire.errors import RequestError, Unsupported, context_overflow
-from quire.text import fill_in_middle, prompts
+from quire.text import fill_in_middle, prompt_embeds, prompts
+from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds
 from quire.text.prompts import ParsedPrompt, Prompt
 from quire.text.tokenizing.tokenizer import Tokenizer
 
@@ -33,6 +34,7 @@ TOKENIZATION_KEYS = (
     "max_length",
 )
 MAX_BAD_WORD_TOKENS = 1024
+NO_EMBEDS = PackedEmbeds((), ())
 MAX_CACHED_WORD_CHARS = 64
 """Longest bad word whose tokens are cached, in characters."""
 
@@ -65,6 +67,7 @@ class InputProcessor:
     max_logprobs: maximum that a request may set; -1: the whole vocabulary.
     checks: further ones of the params (engine-wide logits processors); they raise ValueError.
     constrain: makes the constraint of a structured output; None: not served.
+    embeds: the vectors that prompts may have in place of token ids; None: such are refused.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class InputProcessor:
         seeds: random.Random | None = None,
         checks: Iterable[Callable[[SamplingParams], None]] = (),
         constrain: Callable[[StructuredOutputsParams], Constraint] | None = None,
+        embeds: EmbedsFormat | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -90,6 +94,7 @@ class InputProcessor:
         self._seeds = seeds or random.Random(0)
         self._checks = tuple(checks)
         self._constrain = constrain
+        self._embeds = embeds
         self._bad_words: dict[str, list[list[int]]] = {}
 
     def process(
@@ -121,8 +126,12 @@ class InputProcessor:
             raise RequestError(message, param="thinking_token_budget")
         how = self._tokenization(requested, tokenization, add_special_tokens)
         parsed = prompts.parse_prompt(prompt)
-        ids = self._ids(parsed, how)
-        self._check_length(len(ids))
+        embeds = NO_EMBEDS
+        if parsed.embeds is None:
+            ids = self._ids(parsed, how)
+            self._check_length(len(ids))
+        else:
+            ids, embeds = self._pack_embeds(parsed, requested, how)
         salt = prompts.check_cache_salt(cache_salt) or parsed.salt
         stop = self._stop(requested, len(ids))
         _check_allowed_tokens_remain(requested, stop)
@@ -140,6 +149,8 @@ class InputProcessor:
             timed=timed,
             constraint=constraint or self._constraint(requested.structured_outputs),
             thinking=thinking,
+            extra_content=embeds.extra_content,
+            prompt_embeds=embeds.spans,
         )
         return PreparedRequest(made, parsed.text, requested)
 
@@ -152,13 +163,42 @@ class InputProcessor:
             assert parsed.text is not None
             ids = self._encode_text(parsed.text, how)
         else:
-            ids = _truncate_ids(parsed.ids, how)
+            ids = parsed.ids[_kept_tokens(len(parsed.ids), how)]
             self._check_ids("prompt_token_ids", ids)
         if not ids:
             raise RequestError(
                 "the prompt is empty: it has no tokens; send at least one", param="prompt"
             )
         return ids
+
+    def require_embeds(self) -> EmbedsFormat:
+        """Return the vectors that prompts may have. Raises RequestError where they have none."""
+        if self._embeds is None:
+            message = "prompt_embeds are off: start with --enable-prompt-embeds"
+            raise RequestError(f"{message} (enable_prompt_embeds=True)", param="prompt_embeds")
+        return self._embeds
+
+    def _pack_embeds(
+        self, parsed: ParsedPrompt, params: SamplingParams, how: TokenizationOptions
+    ) -> tuple[tuple[int, ...], PackedEmbeds]:
+        """Return the ids of a prompt of vectors, and the vectors."""
+        model = self.require_embeds()
+        if params.prompt_logprobs is not None:
+            message = "prompt_logprobs need token ids, which prompt_embeds do not have"
+            raise RequestError(message, param="prompt_logprobs")
+        vectors = prompt_embeds.check_vectors(parsed.embeds, model.width)
+        count, ids, ids_at = len(vectors), parsed.ids, parsed.ids_at
+        if ids is not None and {len(ids), len(ids_at or ids)} != {count}:
+            raise RequestError(
+                f"prompt_token_ids and prompt_is_token_ids must have one entry for each of the "
+                f"{count} rows of prompt_embeds, got {len(ids)} and {len(ids_at)}",
+                param="prompt_token_ids",
+            )
+        kept = _kept_tokens(count, how)
+        self._check_length(len(range(count)[kept]))
+        ids = (prompt_embeds.PLACEHOLDER,) * len(range(count)[kept]) if ids is None else ids[kept]
+        self._check_ids("prompt_token_ids", ids)
+        return ids, prompt_embeds.pack_embeds(vectors[kept], ids_at[kept], model)
 
     def _fill_in_middle(
         self, parsed: ParsedPrompt, suffix: str, how: TokenizationOptions
@@ -414,10 +454,12 @@ def _check_allowed_tokens_remain(params: SamplingParams, stop: StopConditions) -
         )
 
 
-def _truncate_ids(ids: tuple[int, ...], how: TokenizationOptions) -> tuple[int, ...]:
-    if how.max_tokens is None or len(ids) <= how.max_tokens:
-        return ids
-    return ids[len(ids) - how.max_tokens :] if how.side == "left" else ids[: how.max_tokens]
+def _kept_tokens(length: int, how: TokenizationOptions) -> slice:
+    """Return which of `length` tokens remain after truncation."""
+    if how.max_tokens is None or length <= how.max_tokens:
+        return slice(0, length)
+    first = length - how.max_tokens if how.side == "left" else 0
+    return slice(first, first + how.max_tokens)
 
 
 def _engine_params(requested: SamplingParams) -> SamplingParams:

@@ -1,9 +1,12 @@
 """Parses the forms of a prompt into token ids and text.
 
     "text"   [1, 2, 3]   {"prompt": "text"}   {"prompt_token_ids": [1, 2, 3], "prompt": "text"?}
+    {"prompt_embeds": tensor, "prompt": "text"?}
+    {"prompt_embeds": tensor, "prompt_token_ids": [1, 2, 3], "prompt_is_token_ids": [True, ...]}
 
 and in dicts an optional `cache_salt` and `suffix` (quire.text.fill_in_middle). Unsupported inputs
-(media, embeddings, encoders) are refused by name. Lengths and sampling: quire.text.input_processor.
+(media, encoders) are refused by name. Lengths and sampling: quire.text.input_processor; vectors:
+quire.text.prompt_embeds.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from quire.errors import RequestError, Unsupported
 
 Prompt = str | Sequence[int] | Mapping[str, object]
 
-_KNOWN = ("prompt", "prompt_token_ids", "cache_salt", "suffix")
+_KNOWN = (
+    *("prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids"),
+    *("cache_salt", "suffix"),
+)
 _REFUSED = {
-    "prompt_embeds": "prompts as embeddings are not supported; send text or token ids",
     "encoder_prompt": "encoder-decoder models are not supported",
     "decoder_prompt": "encoder-decoder models are not supported",
     "multi_modal_data": "this model reads text only",
@@ -36,12 +41,14 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """Text to be tokenized, or ids; text beside ids is only shown."""
+    """Text to be tokenized, or ids, or vectors; text beside ids or vectors is only shown."""
 
     text: str | None
     ids: tuple[int, ...] | None
     salt: str | None = None
     suffix: str | None = None
+    embeds: Any = None  # a tensor; not checked
+    ids_at: tuple[bool, ...] = ()  # where ids are read beside embeds; (): nowhere
 
 
 def parse_prompt(prompt: Prompt) -> ParsedPrompt:
@@ -70,6 +77,16 @@ def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:
     salt, suffix = check_cache_salt(prompt.get("cache_salt")), prompt.get("suffix")
     if suffix is not None and not isinstance(suffix, str):
         raise RequestError(f"suffix must be text, got a {type(suffix).__name__}", param="suffix")
+    embeds, ids_at = prompt.get("prompt_embeds"), prompt.get("prompt_is_token_ids")
+    if ids_at is not None and (embeds is None or ids is None):
+        message = "prompt_is_token_ids needs prompt_embeds and prompt_token_ids"
+        raise RequestError(message, param="prompt_is_token_ids")
+    if embeds is not None:
+        if suffix is not None:
+            message = "suffix needs a prompt of text or token ids, not prompt_embeds"
+            raise RequestError(message, param="suffix")
+        ids = None if ids is None else check_token_ids(ids, "prompt_token_ids")
+        return ParsedPrompt(text, ids, salt, None, embeds, _check_mask(ids_at))
     if ids is not None:
         return ParsedPrompt(text, check_token_ids(ids, "prompt_token_ids"), salt, suffix)
     if text is None:
@@ -79,6 +96,16 @@ def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:
             param="prompt",
         )
     return ParsedPrompt(text, None, salt, suffix)
+
+
+def _check_mask(given: object) -> tuple[bool, ...]:
+    try:
+        return () if given is None else tuple(map(bool, given))  # type: ignore[call-overload]
+    except TypeError:
+        message = "prompt_is_token_ids must be a list of booleans"
+        raise RequestError(
+            f"{message}, got a {type(given).__name__}", param="prompt_is_token_ids"
+        ) from None
 
 
 def _invalid_prompt(what: str, given: object) -> RequestError:

@@ -19,6 +19,7 @@ from quire.core.types import Request, StopConditions
 from quire.engine.build import build_core, build_scheduler
 from quire.engine.startup.executor_setup import build_executor
 from quire.models.build import build_model, read_model_config
+from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds, pack_embeds
 
 TINY = {
     "model_type": "llama",
@@ -161,12 +162,17 @@ def request(
     constraint=None,
     thinking=None,
     eos=(),
+    vectors=None,
     **params,
 ):
+    """vectors: [n, width], in place of the first n tokens of the prompt."""
     params.setdefault("temperature", 0.0)
     if n > 1 and params["temperature"] == 0.0:
         params["temperature"] = 1.0
     given = SamplingParams(n=n, max_tokens=max_tokens, **params)
+    packed = PackedEmbeds((), ())
+    if vectors is not None:
+        packed = pack_embeds(vectors, (), EmbedsFormat(vectors.shape[1], "float32"))
     return Request(
         id=name,
         prompt=tuple(prompt),
@@ -180,6 +186,8 @@ def request(
         read_prefix_cache=given.prompt_logprobs is None,
         constraint=constraint,
         thinking=thinking,
+        extra_content=packed.extra_content,
+        prompt_embeds=packed.spans,
     )
 
 

@@ -11,6 +11,7 @@ import math
 import re
 
 import pytest
+import torch
 
 from quire import LLM, SamplingParams
 from quire.core.params import RequestOutputKind, StructuredOutputsParams
@@ -72,6 +73,8 @@ THING = {
     "required": ["name", "sizes"],
     "additionalProperties": False,
 }
+VECTORS = 0.3 * torch.randn(41, 32, generator=torch.Generator().manual_seed(4))
+SOME = [i % 9 < 4 for i in range(41)]
 RANDOM = {"temperature": 0.9, "seed": 11}
 GREEDY = {"temperature": 0.0}
 FEATURES = {
@@ -110,6 +113,11 @@ FEATURES = {
     "no text": (LONG, RANDOM | {"detokenize": False}),
     "not a number": (LONG, GREEDY | {"logits_processors": [spoils]}),
     "a processor that fails": (LONG, RANDOM | {"logits_processors": [raises]}),
+    "vectors": ({"prompt_embeds": VECTORS}, GREEDY | {"logprobs": 2}),
+    "vectors among ids": (
+        {"prompt_embeds": VECTORS, "prompt_token_ids": [70] * 41, "prompt_is_token_ids": SOME},
+        RANDOM | {"n": 2, "repetition_penalty": 1.3},
+    ),
     "salted": ({"prompt": LONG, "cache_salt": "mine"}, GREEDY),
     "no reading of the cache": (LONG, GREEDY | {"skip_reading_prefix_cache": True}),
     # those with a history come last: the youngest are preempted
@@ -150,6 +158,7 @@ BASE = {
     "max_model_len": 128,
     "max_logprobs": -1,
     "logits_processors": [Forbids],
+    "enable_prompt_embeds": True,
     "use_tqdm_on_load": False,
 }
 PLAIN = BASE | {"enable_prefix_caching": False, "enforce_eager": True}
@@ -241,6 +250,7 @@ def plain(folder):
     return alone(folder, "float32")
 
 
+@pytest.mark.slow("its fixture runs each feature alone")
 def test_constrained_texts_match_their_constraint(plain):
     texts = {name: [one["text"] for one in out["outputs"]] for name, out in plain.items()}
     for text in texts["JSON"] + texts["JSON, penalised, n"]:

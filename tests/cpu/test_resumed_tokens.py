@@ -8,6 +8,7 @@ import dataclasses
 import random
 
 import pytest
+import torch
 
 from quire.errors import RequestError
 from tests.cpu.engine_of import engine_of, request
@@ -28,6 +29,7 @@ def workload():
         request("greedy", prompt, 40),
         request("penalised", prompt, 40, repetition_penalty=1.3, frequency_penalty=0.5),
         request("siblings", prompt, 30, n=3, seed=9, presence_penalty=0.3, **RANDOM),
+        request("vectors", prompt, 30, n=2, vectors=torch.eye(40, 32), logprobs=1, **RANDOM),
         request("judged", prompt, 30, logprobs=3, prompt_logprobs=2),
         request("judged siblings", prompt, 20, n=2, logprobs=1, prompt_logprobs=1, **RANDOM),
         request("least", prompt[:9], 40, min_tokens=25, stop_token_ids=list(range(60)), **RANDOM),

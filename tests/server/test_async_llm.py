@@ -270,14 +270,18 @@ def test_it_moves_to_another_event_loop_when_the_first_is_closed(tokenizer):
 
 SCRIPT = """
 import asyncio, sys
+import numpy
 from quire import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
 
-args = AsyncEngineArgs(model="embedded", kv_cache_memory_bytes="64MiB")
+args = AsyncEngineArgs(
+    model="embedded", kv_cache_memory_bytes="64MiB", enable_prompt_embeds=True
+)
 engine = AsyncLLMEngine.from_engine_args(args)
 assert "torch" not in sys.modules
 
+params = SamplingParams(temperature=0, max_tokens=8, logprobs=2, logit_bias={3: -100})
+
 async def ask(i):
-    params = SamplingParams(temperature=0, max_tokens=8, logprobs=2, logit_bias={3: -100})
     async for output in engine.generate("The capital of France is", params, str(i)):
         last = output
     return last.outputs[0].text, len(last.outputs[0].logprobs[0])
@@ -285,6 +289,9 @@ async def ask(i):
 async def main():
     found = await asyncio.gather(*map(ask, range(8)))
     assert len(set(found)) == 1, found
+    async for output in engine.generate({"prompt_embeds": numpy.ones((5, 256))}, params):
+        last = output
+    assert len(last.outputs[0].token_ids) == 8 and len(last.prompt_token_ids) == 5
     print(found[0])
 
 asyncio.run(main())

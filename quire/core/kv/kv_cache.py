@@ -14,10 +14,12 @@ and writes `tables`, `keys`, `computed` and `planned` of sequences.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Seq
 from hashlib import sha256
+from operator import itemgetter
 from struct import pack
 
 from quire.core.kv.block_pool import BlockKey, BlockPool
@@ -278,11 +280,13 @@ class KVCache:
 
     def _extra_content(self, seq: Sequence, block: int) -> bytes:
         """Content of a block other than token ids: digests, each with its offset in the block."""
-        size = self.block_size
+        content = seq.request.extra_content
+        if not content:
+            return b""
+        start, end = block * self.block_size, (block + 1) * self.block_size
+        first, last = (bisect_left(content, at, key=itemgetter(0)) for at in (start, end))
         return b"".join(
-            pack("<II", at % size, len(digest)) + digest
-            for at, digest in seq.request.extra_content
-            if at // size == block
+            pack("<II", at - start, len(digest)) + digest for at, digest in content[first:last]
         )
 
     # -- forks ------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ PRIVATE_FIELDS = (
     "extra_content",
     "id",
     "prompt",
+    "prompt_embeds",
     "params",
     "salt",
     "tenant",

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from quire.config.engine_config import EngineConfig
+from quire.config.engine_config import EngineConfig, ModelSection
 from quire.core.params import SamplingParams
 from quire.errors import ConfigError, RequestError
 from quire.grammar.frontends import from_params
 from quire.grammar.frontends.from_params import StructuredDefaults
 from quire.text.input_processor import InputProcessor
+from quire.text.prompt_embeds import EmbedsFormat
 from quire.text.tokenizing.tokenizer import Tokenizer, load_tokenizer
 
 ParamCheck = Callable[[SamplingParams], None]
@@ -48,7 +49,14 @@ def build_input_processor(
         seeds=random.Random(seed if process == 0 else f"{seed} {process}"),
         checks=checks,
         constrain=partial(from_params.params_to_constraint, house=structured_defaults(config)),
+        embeds=_embeds_format(config.model),
     )
+
+
+def _embeds_format(model: ModelSection) -> EmbedsFormat | None:
+    if model.prompt_embeds_width is None:
+        return None
+    return EmbedsFormat(model.prompt_embeds_width, model.dtype)
 
 
 def _default_params(config: EngineConfig) -> SamplingParams:

@@ -111,6 +111,8 @@ class CpuWorker:
             positions=torch.from_numpy(inputs.positions),
             attention=self._backend.plan(attention_metadata),
         )
+        for part in parts:
+            step = part.before_forward(self._model, step)
         hidden = self._model(step)
         forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
         extras = [part.apply(forward).result() for part in parts]

@@ -331,7 +331,7 @@ class CudaWorker:
                 inputs.max_context,
                 inputs.max_prior_context,
             )
-            hidden = self._gather_and_forward(views, *bounds)
+            hidden = self._gather_and_forward(views, *bounds, parts)
         forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
         pending_parts = [part.apply(forward) for part in parts]
         if not inputs.sampled_rows:
@@ -382,7 +382,13 @@ class CudaWorker:
         self._hidden[: len(hidden)].copy_(hidden)
 
     def _gather_and_forward(
-        self, views: DeviceInputs, decodes: int, max_query: int, max_context: int, past: int | None
+        self,
+        views: DeviceInputs,
+        decodes: int,
+        max_query: int,
+        max_context: int,
+        past: int | None,
+        parts: Collection[StepPart] = (),
     ) -> Tensor:
         """Gather the inputs of an uploaded step, and run the model: [T, E]."""
         ids, kv_slots = self._empty_step_buffers(len(views.token_ids))
@@ -396,7 +402,7 @@ class CudaWorker:
             kv_slots,
             self._block_size,
         )
-        hidden = self._forward(views, ids, kv_slots, decodes, max_query, max_context, past)
+        hidden = self._forward(views, ids, kv_slots, decodes, max_query, max_context, past, parts)
         lazy_fusion.flush()
         return hidden
 
@@ -449,6 +455,7 @@ class CudaWorker:
         max_query: int,
         max_context: int,
         past: int | None,
+        parts: Collection[StepPart] = (),
     ) -> Tensor:
         """Return hidden states of the step's tokens: [T, E]."""
         batch = AttentionMetadata(
@@ -462,7 +469,10 @@ class CudaWorker:
             decodes=decodes,
             past=past,
         )
-        return self._model(StepInputs(ids, views.positions, self._backend.plan(batch)))
+        step = StepInputs(ids, views.positions, self._backend.plan(batch))
+        for part in parts:
+            step = part.before_forward(self._model, step)
+        return self._model(step)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self._model.logits(hidden)

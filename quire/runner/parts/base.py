@@ -1,19 +1,20 @@
 """Contract of a part: one feature's share of a step, on both sides of an executor.
 
-`prepare` runs on the engine thread and copies what the feature needs from the plan. `apply` runs
-on each worker after the forward pass and starts the feature's work there; its results are fields of
-the StepResult. Each file in this folder sets `PART` to its msgspec.Struct of plain data, so that
-it can be sent to another process. No other file names a part.
+`prepare` runs on the engine thread and copies what the feature needs from the plan. On each worker
+`before_forward` may replace inputs of the forward pass, and `apply` starts the feature's work after
+it; the results are fields of the StepResult. Each file in this folder sets `PART` to its StepPart,
+plain data that can be sent to another process. No other file names a part.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 from torch import Tensor
 
 from quire.core.types import StepPlan
-from quire.models.base import LanguageModel
+from quire.models.base import LanguageModel, StepInputs
 from quire.registry import PluginRegistry
 from quire.runner.step_batch import StepBatch
 from quire.sampling.logprobs import Mode
@@ -40,17 +41,28 @@ class PendingPart(Protocol):
         ...
 
 
-class StepPart(Protocol):
+class NoPendingPart:
+    """Of a part whose work was done before the forward pass."""
+
+    def result(self) -> dict[str, Any]:
+        return {}
+
+
+class StepPart(msgspec.Struct, frozen=True, array_like=True):
     """One feature's share of one step."""
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> StepPart | None:
         """Copy what the feature needs from a plan with rows; None: no row uses the feature."""
-        ...
+        raise NotImplementedError
+
+    def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
+        """Return the inputs of the forward pass, from those that other parts returned."""
+        return step
 
     def apply(self, forward: ForwardOutput) -> PendingPart:
         """Start the work, and the copies of its results to the host."""
-        ...
+        return NoPendingPart()
 
 
 def load_part_types() -> dict[str, type[StepPart]]:

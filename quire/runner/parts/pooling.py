@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
 from torch import Tensor
 
 from quire.core.types import StepPlan, Wants
-from quire.runner.parts.base import ForwardOutput
+from quire.runner.parts.base import ForwardOutput, StepPart
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device, to_host_async
 
 KINDS = ("last",)
 
 
-class PoolingPart(msgspec.Struct, frozen=True, array_like=True):
+class PoolingPart(StepPart, frozen=True, array_like=True):
     """The pooled rows of one step."""
 
     plan_rows: list[int]

@@ -12,7 +12,7 @@ import msgspec
 
 from quire.core.types import StepPlan, TokenLogprobs
 from quire.kernels.framework import lazy_fusion
-from quire.runner.parts.base import ForwardOutput
+from quire.runner.parts.base import ForwardOutput, StepPart
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device
 from quire.sampling.logprobs import LogprobScores, prompt_scores
@@ -30,7 +30,7 @@ class PromptRow(msgspec.Struct, frozen=True, array_like=True):
     num_top: int  # how many of the best tokens to report; -1: all
 
 
-class PromptLogprobsPart(msgspec.Struct, frozen=True, array_like=True):
+class PromptLogprobsPart(StepPart, frozen=True, array_like=True):
     """The rows of one step that return prompt logprobs."""
 
     rows: tuple[PromptRow, ...]

@@ -127,6 +127,7 @@ def workload():
         ask("c", range(30, 70), 5, temperature=0.9, top_p=0.9, seed=3),
         ask("d", range(3, 9), 12, repetition_penalty=1.3),
         ask("e", range(40), 6, logprobs=2, prompt_logprobs=1),
+        ask("f", range(50), 8, vectors=torch.linspace(-1, 1, 30 * 32).view(30, 32)),
     ]
 
 

@@ -10,6 +10,7 @@ from quire.core.types import (
     UNKNOWN,
     BlockCopy,
     CallOpener,
+    PromptEmbeds,
     Request,
     Row,
     Sequence,
@@ -20,7 +21,7 @@ from quire.core.types import (
 )
 from quire.runner import model_input
 from quire.runner.model_input import ModelInputBuilder
-from quire.runner.parts.base import load_part_types
+from quire.runner.parts.base import StepPart, load_part_types
 from quire.runner.slots import TableShape
 from tests.cpu.engine_of import engine_of, request, run
 
@@ -41,9 +42,11 @@ def plan():
     a = sequence("a", [*range(6), UNKNOWN], 5, slot=2, params=params, seed=9, **bound)
     judged = SamplingParams(prompt_logprobs=2)
     b = sequence("b", range(20, 27), 7, slot=0, params=judged)
-    rows = (Row(a, 6, 1, Wants.TOKEN), Row(b, 0, 7, Wants.TOKEN))
+    vectors = (PromptEmbeds(2, 4, "float32", bytes(range(32))),)
+    c = sequence("c", range(40, 47), 7, slot=1, prompt_embeds=vectors)
+    rows = (Row(a, 6, 1, Wants.TOKEN), Row(b, 0, 7, Wants.TOKEN), Row(c, 3, 2, Wants.NOTHING))
     return StepPlan(
-        1, rows, (a, b), leaves=(3,), swap_in=(BlockCopy(1, 2),), copies=(BlockCopy(5, 6),)
+        1, rows, (a, b, c), leaves=(3,), swap_in=(BlockCopy(1, 2),), copies=(BlockCopy(5, 6),)
     )
 
 
@@ -65,7 +68,11 @@ def same(a, b):
 def test_an_input_is_the_same_after_a_trip_between_processes():
     made = ModelInputBuilder(SHAPE).build(plan())
     assert made.joins[0].tokens == [*range(6)], "an unknown token is no history"
-    assert made.parts.keys() == {"prompt_logprobs"}
+    assert made.joins[2].tokens == [40, 41, 46], "a vector is no history"
+    assert (made.joins[2].prompt_len, made.joins[2].max_len) == (3, 12)
+    assert made.parts.keys() == {"prompt_logprobs", "prompt_embeds"}
+    (piece,) = made.parts["prompt_embeds"].pieces
+    assert (piece.first_token, piece.data) == (8, bytes(range(8, 24))), "the vectors of its chunk"
     found = model_input.decode(model_input.encode(made), load_part_types())
     assert same(made, found)
     found.batch.token_ids[0] = 1  # a worker fills in the tokens that only it has
@@ -90,7 +97,7 @@ def test_functions_cannot_be_sent_to_another_process():
         model_input.encode(ModelInputBuilder(SHAPE).build(step))
 
 
-class Ended(msgspec.Struct):
+class Ended(StepPart, frozen=True, array_like=True):
     """A second feature's part: it ends the rows whose first token is 60, by the sum of hidden."""
 
     rows: list[int]

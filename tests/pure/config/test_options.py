@@ -55,7 +55,6 @@ def test_an_unknown_name_gets_the_nearest():
         {"data_parallel_size": 2},
         {"cpu_offload_gb": 1},
         {"kv_offloading_backend": "lmcache"},
-        {"enable_prompt_embeds": True},
         {"mm_processor_kwargs": {"a": 1}},
         {"task": "embed"},
         {"runner": "pooling"},

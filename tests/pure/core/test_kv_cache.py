@@ -116,6 +116,16 @@ def test_blocks_after_different_extra_content_are_not_hit():
     assert matched(kv, range(20), extra_content=((5, b"cat"),)).computed == 16
 
 
+def test_content_of_a_block_is_found_among_that_of_many():
+    content = tuple((at, b"%d" % at) for at in range(0, 400, 2))
+    kv = cache(blocks=200)
+    done(kv, range(400), extra_content=content)
+    assert matched(kv, range(401), extra_content=content).computed == 400
+    for at in (0, 8, 398):
+        other = tuple((n, d if n != at else b"?") for n, d in content)
+        assert matched(kv, range(401), extra_content=other).computed == at // 4 * 4
+
+
 def test_a_block_after_a_different_prefix_is_not_hit():
     kv = cache()
     done(kv, (1, 1, 1, 1, 2, 2, 2, 2))

@@ -12,6 +12,7 @@ from quire.core.sequence_timing import SequenceTiming
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import (
     CallOpener,
+    PromptEmbeds,
     Request,
     StopConditions,
     ThinkingBudget,
@@ -56,6 +57,7 @@ OTHERS = {
     "pooling": "last",
     "extra_content": ((3, b"\x02digest"), (9, b"")),
     "num_beams": 4,
+    "prompt_embeds": (PromptEmbeds(1, 2, "bfloat16", b"\x00\xff" * 4),),
 }
 
 

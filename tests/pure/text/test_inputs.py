@@ -83,7 +83,6 @@ def test_what_is_no_prompt_is_refused(prompt, said):
 @pytest.mark.parametrize(
     "prompt",
     [
-        {"prompt_embeds": [1]},
         {"encoder_prompt": "x", "decoder_prompt": "y"},
         {"prompt": "x", "multi_modal_data": {"image": 1}},
         {"prompt_token_ids": [1], "token_type_ids": [0]},
