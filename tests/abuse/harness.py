@@ -36,6 +36,7 @@ FLAGS = (
     *("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--enable-responses-store", "--responses-store-size", "32", "--enable-request-id-headers"),
     *("--enable-log-requests", "--access-log", "--enable-server-load-tracking"),
+    "--enable-prompt-embeds",
 )
 """As an operator would have it: keys come from the environment, operating routes are closed."""
 

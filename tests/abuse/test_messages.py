@@ -1,11 +1,15 @@
 """Messages: no path, address, stack or secret in any answer (checklist 5, 29 and 39)."""
 
+import base64
+import io
 import json
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from starlette.exceptions import HTTPException
 
 import quire.errors
@@ -108,12 +112,31 @@ MEDIA = [
         {"max_tokens": 2, "messages": [{"role": "user", "content": [{"type": "document", "source": {
             "type": "base64", "media_type": "application/pdf", "data": "A" * 1000}}]}]}).encode()),
 ]  # fmt: skip
+
+
+def saved(tensor):
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def zipped(name, content):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return base64.b64encode(file.getvalue()).decode()
+
+
 EMBEDS = [
     Case(id=f"prompt_embeds {name}", origin="23", routes=(dialects.COMPLETE,), streams=name == "a text", raw=json.dumps(
         {"prompt": "a", "max_tokens": 2, "prompt_embeds": value}).encode())
     for name, value in {
         "a text": "gASVAAAAAAAAAIwA", "a pickle": "gASVJgAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOUjAtlY2hvIGhhY2tlZJSFlFKULg==",
-        "a list": ["AAAA"] * 100, "a number": 5, "three megabytes": "A" * 3_000_000}.items()
+        "a list": ["AAAA"] * 100, "a number": 5, "three megabytes": "A" * 3_000_000,
+        "a sparse tensor": saved(torch.ones(4, 256).to_sparse()), "NaN": saved(torch.full((4, 256), torch.nan)),
+        "a stride of 0": saved(torch.ones(256).expand(4000, 256)), "another width": saved(torch.ones(4, 255)),
+        "a tensor and a pickle": [saved(torch.ones(4, 256)), "gASVAAAAAAAAAIwA"],
+        "a bomb": zipped("archive/data/0", b"\0" * (64 << 20))}.items()
 ] + [
     Case(id=f"{name} of nobody", origin="24", routes=(dialects.CHAT, dialects.COMPLETE), expect="either",
          streams=False, fields={}, raw=json.dumps({

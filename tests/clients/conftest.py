@@ -17,7 +17,10 @@ import pytest
 
 KEY = "a-key-of-the-tests"
 MODEL = "embedded"
-FLAGS = ("--kv-cache-memory-bytes", "64MiB", "--api-key", "another-key", KEY)
+FLAGS = (
+    *("--kv-cache-memory-bytes", "64MiB", "--api-key", "another-key", KEY),
+    "--enable-prompt-embeds",
+)
 
 
 @dataclass

@@ -356,7 +356,7 @@ ROWS = {
         ("prompt", "Other.", changes(other_text)),
         ("prompt", [5, 6, 7], reaches(lambda seen: seen.request.prompt == (5, 6, 7))),
         ("prompt", ["a", "b"], changes(lambda _, after: len(after.choices) == 2)),
-        ("prompt_embeds", "AAAA", refused(501)),
+        ("prompt_embeds", "AAAA", refused(400)),
         ("suffix", "end", refused(400)),
         ("echo", True, changes(lambda b, a: a.text == BASE[COMPLETE]["prompt"] + b.text)),
         ("logprobs", 2, changes(lambda _, after: after.choices[0]["logprobs"]["tokens"])),

@@ -4,7 +4,9 @@ With --long an engine is ended 200 times.
 """
 
 import asyncio
+import base64
 import collections
+import io
 import json
 import random
 import signal
@@ -17,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import psutil
 import pytest
+import torch
 
 from tests import tiers
 from tests.server.running import SMALL, serving, wait_until
@@ -26,6 +29,15 @@ STREAMS = 32
 MANY = ("--max-engine-restarts", 100_000, *(("--engine-standby",) if ROUNDS > 2 else ()))
 
 WORDS = ["Once upon a time", "The capital of France is", "Paris is", "def main():", "1, 2, 3,"]
+
+
+def embeds():
+    """40 vectors, as a client sends them."""
+    file = io.BytesIO()
+    torch.save(torch.eye(40, 256), file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
 KINDS = (
     {"temperature": 0},
     {"temperature": 1.0, "seed": 7},
@@ -34,6 +46,7 @@ KINDS = (
     {"temperature": 0, "frequency_penalty": 0.6, "presence_penalty": 0.4, "min_tokens": 30},
     {"temperature": 1.0, "seed": 3, "stop": [" the", "\n\n"]},
     {"temperature": 0, "echo": True, "logprobs": 1},
+    {"temperature": 0, "prompt": None, "prompt_embeds": embeds()},
     {"temperature": 0.7, "seed": 4, "guided_regex": "[a-z ]{10,50}"},
 )
 
@@ -141,7 +154,7 @@ def disturbance(server, how, after):
 
 @pytest.fixture(scope="module")
 def running():
-    with serving("embedded", *SMALL, *MANY) as made:
+    with serving("embedded", *SMALL, *MANY, "--enable-prompt-embeds") as made:
         reader = threading.Thread(target=collections.deque, args=(made.process.stdout, 0))
         reader.start()  # what nobody reads stops who writes it
         yield made

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from quire.errors import RequestError
 from quire.server.formats.request_body import TokenIdList
 from quire.server.formats.sampling_fields import SamplingFields
 from quire.server.generation.generation_request import MAX_PROMPTS, GenerationRequest, RawPrompts
@@ -19,6 +20,14 @@ class CompletionRequest(SamplingFields):
         | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
         | TokenIdList
         | Annotated[list[TokenIdList], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+        | None
+    ) = None
+    prompt_embeds: (
+        str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)] | None
+    ) = Field(
+        None,
+        description="Embeddings in place of tokens: base64 of what torch.save(tensor) writes, "
+        "[tokens, hidden size], one or several. Their choices come before those of `prompt`.",
     )
     echo: bool = False
     logprobs: int | None = None
@@ -27,12 +36,27 @@ class CompletionRequest(SamplingFields):
     )
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each as text or as ids."""
+        """The prompts, each as text or as ids. Beside embeddings an empty one is none."""
+        if not self.prompt and self.prompt_embeds:
+            return []
+        if self.prompt is None:
+            message = "give prompt (text or token ids), or prompt_embeds"
+            raise RequestError(message, param="prompt")
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)  # type: ignore[arg-type]
+
+    def embeds(self) -> list[str]:
+        """The prompts that are embeddings."""
+        if not self.prompt_embeds:
+            return []
+        for name in ("echo", "suffix", "return_prompt_text", "use_beam_search"):
+            if getattr(self, name):
+                message = f"{name} cannot be combined with prompt_embeds"
+                raise RequestError(message, param=name)
+        return [self.prompt_embeds] if isinstance(self.prompt_embeds, str) else self.prompt_embeds
 
     @property
     def is_prompt_only(self) -> bool:
@@ -56,7 +80,10 @@ class CompletionRequest(SamplingFields):
         special = self.add_special_tokens is not False
         return GenerationRequest(
             source=RawPrompts(
-                prompts=self.prompts(), add_special_tokens=special, suffix=self.suffix
+                prompts=self.prompts(),
+                embeds=self.embeds(),
+                add_special_tokens=special,
+                suffix=self.suffix,
             ),
             sampling=self.sampling_values(),
             max_tokens=16,

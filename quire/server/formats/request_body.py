@@ -46,7 +46,7 @@ UNSUPPORTED_FIELDS = {
     "media_io_kwargs": _TEXT_ONLY,
     "mm_payload": _TEXT_ONLY,
     "return_mm_kwargs": _TEXT_ONLY,
-    "prompt_embeds": "prompts as embeddings are not built yet",
+    "prompt_embeds": "/v1/completions reads embeddings",
     "kv_transfer_params": _NO_KV_TRANSFER,
     "ec_transfer_params": _NO_KV_TRANSFER,
     "return_token_offsets": "token offsets are not built yet",

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from quire.core.params import RequestOutputKind, SamplingParams
 from quire.errors import RequestError, context_overflow
 from quire.server.app_state import AppState
+from quire.server.formats.torch_archive import read_tensor
 from quire.server.generation import output_parsers
 from quire.server.generation.events import OutputParser
 from quire.server.generation.generation_request import GenerationRequest, RawPrompts
@@ -117,6 +118,7 @@ def _prepare(
             (_raw_prompt(one, source.suffix), PromptTail(one) if isinstance(one, str) else None)
             for one in source.prompts
         ]
+        prompts[:0] = [({"prompt_embeds": read_tensor(one)}, None) for one in source.embeds]
     else:
         places = range(len(request.conversations))
         tails = [render_conversation(state, request, rendered, place) for place in places]

@@ -43,9 +43,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawPrompts:
-    """Texts or token ids that are continued as they are."""
+    """Texts, token ids or embeddings that are continued as they are."""
 
     prompts: Sequence[str | list[int]]
+    embeds: Sequence[str] = ()
+    """Prompts before those: base64 of quire.server.formats.torch_archive."""
     add_special_tokens: bool = True
     suffix: str | None = None
     """Text after the output: quire.text.fill_in_middle."""
@@ -142,10 +144,11 @@ class GenerationRequest:
 
     @property
     def prompt_chars(self) -> int:
-        """Characters of all texts (and ids) that are to become prompts; tools are not counted."""
+        """Characters of all texts (ids, base64) that are to become prompts, without tools."""
         if isinstance(self.source, RawPrompts):
             suffix = len(self.source.suffix or "") * len(self.source.prompts)
-            return sum(map(len, self.source.prompts)) + suffix
+            texts = (*self.source.prompts, *self.source.embeds)
+            return sum(map(len, texts)) + suffix
         return sum(_count_chars(one.messages) for one in self.conversations)
 
     @property

@@ -24,6 +24,10 @@ from quire.server.generation.generation_request import (
 MAX_STOPS = 64
 """Stop strings of one request: each is searched for in all new text."""
 MAX_BEAMS = 64
+ARCHIVE_OVERHEAD_BYTES = 1 << 16
+"""Of a tensor's archive, besides its numbers."""
+LARGEST_NUMBER_BYTES = 8
+"""Of float64."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -54,6 +58,8 @@ def validate_request(state: AppState, request: GenerationRequest) -> None:
         for prompt in source.prompts:
             check_chars(state, len(prompt), "prompt")
         check_chars(state, len(source.suffix or ""), "suffix")
+        if source.embeds:
+            _check_embeds(state, source.embeds)
     else:
         check_chars(state, request.prompt_chars, "messages")
     _check_tools(request.tools)
@@ -82,6 +88,21 @@ def check_chars(state: AppState, chars: int, param: str) -> None:
     if chars > most:
         problem = f"{param} has {chars} characters, and this server reads at most {most}"
         raise context_overflow(state.max_model_len, problem, param=param)
+
+
+def _check_embeds(state: AppState, given: Sequence[str]) -> None:
+    """Check that prompts may be embeddings, and their size, before they are decoded."""
+    model = state.inputs.require_embeds()
+    numbers = model.width * state.max_model_len
+    most = ARCHIVE_OVERHEAD_BYTES + numbers * LARGEST_NUMBER_BYTES
+    for one in given:
+        size = len(one) * 3 // 4
+        if size > most:
+            problem = (
+                f"prompt_embeds has {size} bytes, and {state.max_model_len} embeddings of "
+                f"{model.width} numbers have at most {most}"
+            )
+            raise context_overflow(state.max_model_len, problem, param="prompt_embeds")
 
 
 def _refuse_unsupported(state: AppState, request: GenerationRequest) -> None:
@@ -191,7 +212,7 @@ def _check_tool(where: str, tool: Mapping[str, Any]) -> None:
 def _check_counts(request: GenerationRequest) -> None:
     source = request.source
     if not isinstance(source, Conversation):
-        several = source.prompts if isinstance(source, RawPrompts) else source
+        several = [*source.prompts, *source.embeds] if isinstance(source, RawPrompts) else source
         param = "prompt" if isinstance(source, RawPrompts) else "messages"
         if not several or len(several) > MAX_PROMPTS:
             message = f"{param} must hold 1 to {MAX_PROMPTS} prompts, got {len(several)}"
