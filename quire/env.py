@@ -28,11 +28,14 @@ class Env:
     """QUIRE_USE_MODELSCOPE (or VLLM_USE_MODELSCOPE): fetch models from ModelScope."""
     cache_dir: Path
     """QUIRE_CACHE: where compiled kernels are kept. Default ~/.cache/quire."""
+    bytecode_cache: bool
+    """QUIRE_BYTECODE_CACHE=0: never keep Python bytecode in QUIRE_CACHE. Default: where torch has
+    none and Python would write none (PYTHONDONTWRITEBYTECODE, read-only packages)."""
     triton_cache: Path | None
     """TRITON_CACHE_DIR: Triton's own; if set, compiled GPU kernels are kept there instead."""
     cpu_isa: str
     """QUIRE_CPU_ISA: what the C++ kernels are built for: native (this CPU; the default), avx512,
-    avx2, sse2; with none (or QUIRE_NATIVE=0) the PyTorch references run."""
+    avx2, sse2; with none the PyTorch references run."""
     num_threads: int | None
     """OMP_NUM_THREADS: CPU threads of the kernels. Unset: every core this process may run on."""
 
@@ -53,12 +56,6 @@ def _text(*names: str) -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
-def _cpu_isa() -> str:
-    if not _flag("QUIRE_NATIVE", default=True):
-        return "none"
-    return (_text("QUIRE_CPU_ISA") or "native").strip().lower()
-
-
 def read() -> Env:
     """Read the environment now. Called by main() and LLM(), never at import."""
     threads = _text("OMP_NUM_THREADS") or ""
@@ -70,8 +67,9 @@ def read() -> Env:
         api_key=_text("QUIRE_API_KEY", "VLLM_API_KEY"),
         use_modelscope=_flag("QUIRE_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE"),
         cache_dir=Path(_text("QUIRE_CACHE") or Path.home() / ".cache" / "quire"),
+        bytecode_cache=_flag("QUIRE_BYTECODE_CACHE", default=True),
         triton_cache=Path(triton) if triton else None,
-        cpu_isa=_cpu_isa(),
+        cpu_isa=(_text("QUIRE_CPU_ISA") or "native").strip().lower(),
         num_threads=int(threads) if threads.isdigit() else None,
     )
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from quire.log import open_missing_streams
+from quire.platform import bytecode_cache
 
 COMMANDS = {
     "serve": "start the OpenAI-compatible server",
@@ -32,6 +33,7 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
     open_missing_streams()
+    bytecode_cache.enable()  # before anything large is imported
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())

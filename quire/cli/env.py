@@ -13,7 +13,7 @@ from quire import env
 from quire.config import vllm_environment
 from quire.config.memory.memory_plan import gib
 from quire.errors import ConfigError
-from quire.platform import cpu, cuda
+from quire.platform import bytecode_cache, cpu, cuda
 
 PACKAGES = (
     "quire-llm",
@@ -60,6 +60,7 @@ def build_report() -> dict[str, dict[str, str]]:
         "threads": str(cpu.available_cores()),
         "memory": f"{gib(memory.total)}, {gib(memory.free)} available",
         "gpu": _describe_gpu(),
+        "bytecode": bytecode_cache.find_folder()[1],
     }
     packages = {name: _version(name) for name in PACKAGES}
     variables = dict(env.describe()) | {

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from quire.platform import bytecode_cache
+
 if TYPE_CHECKING:
     from quire.llm.async_llm import AsyncLLM, AsyncLLMEngine
     from quire.llm.engine import LLMEngine
@@ -27,4 +29,5 @@ __all__ = ["LLM", "AsyncLLM", "AsyncLLMEngine", "LLMEngine"]
 def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module 'quire.llm' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"quire.llm.{_PLACES[name]}"), name)
+    with bytecode_cache.importing():
+        return getattr(importlib.import_module(f"quire.llm.{_PLACES[name]}"), name)

@@ -20,7 +20,9 @@ import msgspec
 
 from quire.config.engine_config import EngineConfig
 from quire.engine.messages import WireError
+from quire.env import child_environment
 from quire.log import open_missing_streams
+from quire.platform import bytecode_cache
 
 STOP_GRACE_S = 5.0
 """Time for a process to stop before it is killed."""
@@ -286,12 +288,16 @@ def spawn_process(
     env: Mapping[str, str] | None = None,
     sockets: Sequence[HasFileno] = (),
 ) -> subprocess.Popen[bytes]:
-    """Run `main(fd of the end, *args)` of a module in a process that inherits some sockets."""
+    """Run `main(fd of the end, *args)` of a module in a process that inherits some sockets.
+
+    env: of the process; None: the environment of this one.
+    """
+    variables = child_environment() if env is None else env
     path = msgspec.json.encode(sys.path).decode()
     return subprocess.Popen(
         [sys.executable, "-c", _BOOTSTRAP, path, module, str(end.fileno()), *args],
         pass_fds=[end.fileno(), *(one.fileno() for one in sockets)],
-        env=env,
+        env={**variables, **bytecode_cache.child_variables()},
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C in the terminal goes to this process alone
     )

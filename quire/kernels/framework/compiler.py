@@ -33,6 +33,7 @@ from quire import env
 from quire import log as logs
 from quire.kernels.framework import kernel_precompile
 from quire.kernels.framework.kernel_precompile import MissingKernel
+from quire.platform import bytecode_cache
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class CompilerProcess:
         """folder: where Triton keeps what it compiles."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(folder)],
+            env=env.child_environment(**bytecode_cache.child_variables()),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )

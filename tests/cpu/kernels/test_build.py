@@ -88,7 +88,6 @@ def test_a_cache_that_cannot_be_written_is_reported(sources, tmp_path):
 def test_without_a_compiler_one_line_is_logged_and_the_references_run(
     tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setenv("QUIRE_NATIVE", "1")
     monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "PREBUILT_DIR", tmp_path)
@@ -112,9 +111,8 @@ def test_the_kernels_are_loaded_where_a_compiler_is_found():
 
 
 @pytest.mark.usefixtures("afresh")
-@pytest.mark.parametrize("variable", [("QUIRE_NATIVE", "0"), ("QUIRE_CPU_ISA", "none")])
-def test_the_environment_can_turn_the_kernels_off(monkeypatch, variable):
-    monkeypatch.setenv(*variable)
+def test_the_environment_can_turn_the_kernels_off(monkeypatch):
+    monkeypatch.setenv("QUIRE_CPU_ISA", "none")
     assert not loader.available()
 
 
@@ -135,7 +133,6 @@ def test_the_environment_names_the_instruction_set(sources, tmp_path, monkeypatc
 
 @pytest.mark.usefixtures("afresh")
 def test_an_instruction_set_that_cannot_run_is_warned_of(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("QUIRE_NATIVE", "1")
     monkeypatch.setenv("QUIRE_CPU_ISA", "mmx")
     with caplog.at_level(logging.INFO, "quire"):
         assert not loader.available()
