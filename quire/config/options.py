@@ -223,7 +223,7 @@ class StructuredOptions:
     match too), reasoning_parser, reasoning_parser_plugin."""
     grammar_compile_seconds: float = option(10.0, above=0, high=3600)
     """Seconds of processor time for compiling one grammar; a request that needs more gets 400.
-    Other requests run meanwhile."""
+    Other requests run meanwhile. The head of a stream waits for it, up to 1.5 times as long."""
     grammar_compile_memory: int = option(1 << 30, low=1 << 24, parse="bytes")
     """Bytes of memory for compiling one grammar; a request that needs more gets 400."""
     grammar_cache_memory: int = option(1 << 26, low=0, parse="bytes")

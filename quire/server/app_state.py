@@ -57,6 +57,9 @@ class AppState:
     """The scheduler looks at the priority of a request."""
     structured_defaults: StructuredDefaults = field(default_factory=StructuredDefaults)
     """Defaults of structured output, for what a request does not give."""
+    early_error_wait_s: float = 15.0
+    """The head of a stream of structured output waits so long for the first token: an error that is
+    found while the grammar is compiled is then a status, as without a stream."""
     answer_parsers: AnswerParserFactory | None = None
     """Parsers of reasoning and tool calls; None: all text is content."""
     root: str = ""

@@ -1,6 +1,7 @@
 """The runner on a GPU: nothing waits in a step, errors end their rows, memory stands still."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -28,6 +29,10 @@ def add(engine, count, tokens, **params):
 @pytest.fixture
 def no_waiting():
     """Torch raises at every operation that would wait for the device."""
+    with warnings.catch_warnings():  # once in a process, and here all warnings are errors
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
 
     def within(engine):
         lane = engine._executor.runner.worker

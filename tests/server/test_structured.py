@@ -5,6 +5,7 @@ tests/clients' and tests/cpu's. Here the model knows whole texts by heart.
 """
 
 import json
+from dataclasses import replace
 
 import httpx
 import openai
@@ -12,13 +13,15 @@ import pydantic
 import pytest
 
 from quire.cli import main
+from quire.engine.supervise.process_pipe import RunApiProcess
 from quire.errors import RequestError
 from quire.grammar.automata import regex_ast
 from quire.grammar.frontends.from_params import StructuredDefaults
 from quire.grammar.json_schema import rewrite
-from quire.server.formats import sse
 from quire.server.options import ServerOptions
+from quire.server.process import api_process
 from tests.server.harness import Server
+from tests.server.test_async_llm import config as engine_config
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, SIMPLE = "/v1/responses", "/v1/messages", "/generate"
@@ -407,8 +410,8 @@ def test_fewer_tokens_than_any_whole_text_takes_are_refused(own, path, word, giv
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE, RESPONSES, MESSAGES])
-def test_a_fault_that_is_found_late_is_an_event(own, path, monkeypatch):
-    monkeypatch.setattr(sse, "EARLY_ERROR_WAIT_S", 0.01)
+def test_a_fault_that_is_found_late_is_an_event(own, path):
+    object.__setattr__(own.services, "early_error_wait_s", 0.01)
     own.model.bound.has_outcomes = False
     own.model.bound.outcome = RequestError("too much")
     change = {**BASE[path], "guided_json": OBJECT, "stream": True}
@@ -418,6 +421,14 @@ def test_a_fault_that_is_found_late_is_an_event(own, path, monkeypatch):
         said = "".join(got.iter_text())
     assert "guided_json: too much" in said
     assert "invalid_request_error" in said or "BadRequestError" in said or "failed" in said
+
+
+def test_heads_wait_longer_than_a_grammar_may_take(tokenizer):
+    given = engine_config(len(tokenizer))
+    given = replace(given, structured=replace(given.structured, compile_seconds=30.0))
+    orders = RunApiProcess(options={}, folder="", index=0, count=1, socket_fds=[], log_level="")
+    state = api_process.build_app_state(given, tokenizer, ServerOptions(), None, orders=orders)
+    assert state.early_error_wait_s == 45
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -33,7 +33,7 @@ TIMEOUT_S = 300
 
 
 class NativeBuildError(Exception):
-    """There is no library; the message has the reason."""
+    """There is no library; the message has the reason, and what to do."""
 
 
 def find_or_build(cache: Path, isa: str = "native", extra: Sequence[str] = ()) -> Path:
@@ -61,7 +61,8 @@ def _march(isa: str) -> str:
     march, needed = ISAS[isa]
     has = {word for line in _cpu_features() if line.startswith("flags") for word in line.split()}
     if lacking := [flag for flag in needed if flag not in has]:
-        raise NativeBuildError(f"this CPU cannot run {isa}: it has no {', '.join(lacking)}")
+        message = f"this CPU cannot run {isa}: it has no {', '.join(lacking)}"
+        raise NativeBuildError(f"{message}; unset QUIRE_CPU_ISA")
     return march
 
 
@@ -72,14 +73,16 @@ def _build(target: Path, flags: Sequence[str]) -> Path:
         return target
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
-        raise NativeBuildError(f"no C++ compiler ({', '.join(COMPILERS)}) on the path")
+        names = ", ".join(COMPILERS)
+        raise NativeBuildError(f"no C++ compiler ({names}) on the path: install g++ or clang++")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.with_suffix(".lock")):
             if not target.exists():
                 _compile(compiler, flags, target)
     except OSError as e:
-        raise NativeBuildError(f"cannot write to {target.parent}: {e}") from e
+        message = f"cannot write to {target.parent}: {e}; set QUIRE_CACHE to a folder that can be"
+        raise NativeBuildError(f"{message} written") from e
     return target
 
 
@@ -117,10 +120,12 @@ def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
         command = [compiler, *flags, "-o", name, str(SOURCE_DIR / "quire.cpp")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         if done.returncode:
-            raise NativeBuildError(f"{compiler} failed: {done.stderr.strip()[-2000:]}")
+            newer = "a newer g++ or clang++ may build them"
+            raise NativeBuildError(f"{compiler} failed ({newer}): {done.stderr.strip()[-2000:]}")
         os.chmod(name, 0o755)
         os.replace(name, target)
     except subprocess.TimeoutExpired as e:
-        raise NativeBuildError(f"{compiler} took over {TIMEOUT_S} s") from e
+        message = f"{compiler} took over {TIMEOUT_S} s: the next start tries again"
+        raise NativeBuildError(message) from e
     finally:
         Path(name).unlink(missing_ok=True)

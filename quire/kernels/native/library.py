@@ -68,11 +68,14 @@ def load_library() -> NativeLibrary | None:
         return None
     try:
         path = find_or_build(settings.cache_dir, settings.cpu_isa)
-    except NativeBuildError as e:
-        level = logging.INFO if settings.cpu_isa == "native" else logging.WARNING
-        logger.log(level, "no native CPU kernels, the slower PyTorch references run instead: %s", e)
+        return NativeLibrary(path, settings.num_threads or cpu.available_cores())
+    except (NativeBuildError, OSError) as e:  # OSError: the loader refuses the file
+        logger.warning(
+            "no native CPU kernels: PyTorch references run instead, and decoding is many times "
+            "slower. %s (QUIRE_CPU_ISA=none chooses the references without this warning)",
+            e,
+        )
         return None
-    return NativeLibrary(path, settings.num_threads or cpu.available_cores())
 
 
 def available() -> bool:

@@ -28,10 +28,6 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 STALL_TIMEOUT_S = 120.0
 """A client that takes nothing for so long, while there is something to take, has gone."""
-EARLY_ERROR_WAIT_S = 15.0
-"""Headers wait so long for the first news where texts have a form: what is found wrong with one
-while it is compiled is then a status, as it would be without a stream."""
-
 encode = msgspec.json.Encoder().encode
 
 
@@ -146,7 +142,8 @@ class EventStreamResponse(Response):
     async def _await_early_errors(self) -> None:
         """Raise what is wrong with the request, if that is found out soon."""
         self._first = asyncio.create_task(self._first_events())
-        done, _ = await asyncio.wait({self._first}, timeout=EARLY_ERROR_WAIT_S)
+        wait_s = self._generation.early_error_wait_s
+        done, _ = await asyncio.wait({self._first}, timeout=wait_s)
         if done:
             self._first.result()
 

@@ -146,6 +146,7 @@ class GenerationStream:
         timer: RequestTimer,
     ) -> None:
         self.id = public_id
+        self.early_error_wait_s = state.early_error_wait_s
         self.request = request
         self.plan = prepared.plan
         self.requests = prepared.requests

@@ -73,6 +73,8 @@ MAX_REQUESTS = 10**9
 """That one process is thought to serve in its life."""
 FINAL_EVENT_GRACE_S = 2
 """Time to send the last event of requests that were ended."""
+EARLY_ERROR_FACTOR = 1.5
+"""Wait for early errors over the processor time that compiling a grammar may take."""
 DRAIN_LOG_INTERVAL_S = 5.0
 """Between two lines of the log about requests that a shutdown waits for."""
 TLS_POLL_INTERVAL_S = 1.0
@@ -322,6 +324,7 @@ def build_app_state(
         options=options,
         defaults=config.sampling.defaults,
         structured_defaults=structured_defaults(config),
+        early_error_wait_s=EARLY_ERROR_FACTOR * config.structured.compile_seconds,
         answer_parsers=_build_answer_parsers(options, tokenizer, config.model.chat_template),
         has_priority_scheduling=config.scheduler.policy == "priority",
         root=config.model.name,

@@ -96,8 +96,21 @@ def test_without_a_compiler_one_line_is_logged_and_the_references_run(
     with caplog.at_level(logging.INFO, "quire"):
         assert pack(weight) is weight
         assert torch.equal(add(weight, weight), weight + weight)
-    assert [r.levelname for r in caplog.records] == ["INFO"]
-    assert "no C++ compiler" in caplog.text
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    for word in ("no C++ compiler", "many times slower", "install g++"):
+        assert word in caplog.text
+
+
+@pytest.mark.usefixtures("afresh")
+def test_a_library_that_cannot_be_loaded_is_warned_of(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("QUIRE_NATIVE", "1")
+    monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
+    broken = tmp_path / "kernels.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(loader, "find_or_build", lambda *given: broken)
+    assert not loader.available()
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "kernels.so" in caplog.text
 
 
 def test_the_kernels_are_loaded_where_a_compiler_is_found():
