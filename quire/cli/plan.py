@@ -174,10 +174,17 @@ def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
         *([("context, libraries", gib(plan.overhead_bytes))] if plan.overhead_bytes else []),
         ("KV memory", f"{gib(max(plan.kv_available_bytes, 0))} ({plan.num_blocks} blocks)"),
         ("KV per token", f"{plan.token_bytes / 1024:.1f} KiB ({kinds})"),
+        *([("host memory for KV", _host_row(plan))] if plan.num_host_blocks else []),
         ("max_model_len", f"{shape.max_model_len} tokens need {gib(plan.max_len_kv_bytes)} of KV"),
         ("longest context", f"{plan.max_fitting_len} tokens"),
         ("concurrency", f"{plan.concurrency:.2f} sequences of max_model_len"),
     ]
+
+
+def _host_row(plan: MemoryPlan) -> str:
+    free = plan.free_bytes if plan.shape.device == "cpu" else plan.host_free_bytes
+    known = "" if free is None else f", {gib(free)} free"
+    return f"{gib(plan.host_bytes)} ({plan.num_host_blocks} blocks){known}"
 
 
 def print_plan(name: str, plan: MemoryPlan, source: str) -> None:
@@ -204,6 +211,8 @@ def as_json(name: str, plan: MemoryPlan, source: str, problem: str | None) -> di
         "kv_bytes_per_token": plan.token_bytes,
         "block_size": shape.block_size,
         "num_blocks": plan.num_blocks,
+        "num_host_blocks": plan.num_host_blocks,
+        "host_bytes": plan.host_bytes,
         "need_bytes": plan.max_len_kv_bytes,
         "longest_context": plan.max_fitting_len,
         "concurrency": round(plan.concurrency, 4),

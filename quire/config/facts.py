@@ -92,6 +92,7 @@ class DeviceFacts:
     threads: int = 1
     count: int = 1
     capability: tuple[int, int] = (0, 0)  # of a CUDA device
+    host_free_bytes: int | None = None  # of the host of a GPU; None: unknown, or it is the device
 
 
 def read_json(path: Path) -> dict[str, Any]:

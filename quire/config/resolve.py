@@ -148,7 +148,7 @@ def resolve_memory_plan(
     plan = resolve_kv_memory(options, model, device, shape, why)
     if asked_len is None or may_reduce_max_model_len(options, device, plan):
         plan = fit_max_model_len(plan, model, why)
-    return plan
+    return _with_host_tier(options.cache, plan, device, why)
 
 
 def resolve_quantization(options: Options, model: ModelFacts, why: DecisionLog) -> str | None:
@@ -307,7 +307,7 @@ def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> Cache
     return CacheSection(
         block_size=plan.shape.block_size,
         num_blocks=plan.num_blocks,
-        num_host_blocks=_resolve_host_blocks(options.cache, plan, why, prefix_caching=prefix),
+        num_host_blocks=plan.num_host_blocks,
         prefix_caching=prefix,
         dtype=plan.shape.cache_dtype,
         layers=plan.layers,
@@ -316,11 +316,12 @@ def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> Cache
     )
 
 
-def _resolve_host_blocks(
-    requested: CacheOptions, plan: MemoryPlan, why: DecisionLog, *, prefix_caching: bool
-) -> int:
-    """Resolve the blocks of the host tier; 0: there is none."""
+def _with_host_tier(
+    requested: CacheOptions, plan: MemoryPlan, device: DeviceFacts, why: DecisionLog
+) -> MemoryPlan:
+    """Add the blocks of the host tier to the plan, if there is one."""
     size, knob = requested.kv_offloading_size, "kv_offloading_size"
+    option = knob
     if requested.preemption_mode == "swap":
         if size and requested.swap_space not in (None, size):
             raise ConfigError(
@@ -329,10 +330,10 @@ def _resolve_host_blocks(
             )
         if not size:
             size = DEFAULT_SWAP_SPACE if requested.swap_space is None else requested.swap_space
-            knob = "preemption_mode swap with swap_space"
+            option, knob = "swap_space", "preemption_mode swap with swap_space"
     elif not size:
-        return 0
-    if not prefix_caching:
+        return plan
+    if requested.enable_prefix_caching is False:
         raise ConfigError(
             f"{knob} of {size:g} GiB needs enable_prefix_caching, which is off: KV in host memory "
             "is found by the prefix cache; turn prefix caching on, or leave out the host memory"
@@ -343,7 +344,12 @@ def _resolve_host_blocks(
         raise ConfigError(
             f"{knob} must have space for at least one block ({block_bytes} bytes), got {size:g} GiB"
         )
-    return int(why.record("cache.num_host_blocks", blocks, f"{knob} of {size:g} GiB"))
+    return replace(
+        plan,
+        num_host_blocks=why.record("cache.num_host_blocks", blocks, f"{knob} of {size:g} GiB"),
+        host_sized_by=option,
+        host_free_bytes=device.host_free_bytes,
+    )
 
 
 def resolve_scheduler(

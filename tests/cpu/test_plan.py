@@ -191,3 +191,16 @@ def test_headers_are_fetched_from_the_hub_when_there_are_no_files(
     found, said = weight_facts(options, qwen, tied=False)
     assert said == source
     assert found == (WeightFacts(50000, 7, 50000) if answer is None else None)
+
+
+def test_a_host_tier_beyond_free_memory_does_not_fit(folder, capsys, monkeypatch):
+    monkeypatch.setattr(cpu, "memory", lambda: DeviceMemory(16 * 2**30, 8 * 2**30))
+    words = ("--device", "cpu", "--kv-cache-memory-bytes", "1MiB", "--kv-offloading-size")
+    status, found = plan(capsys, folder, *words, "20")
+    assert (status, found["fits"]) == (1, False)
+    assert "--kv-offloading-size" in found["problem"]
+    status, found = plan(capsys, folder, *words, "1")
+    assert (status, found["ranks"][0]["host_bytes"] > 2**29) == (0, True)
+    assert main(["plan", str(folder), *words, "1"]) == 0
+    assert "host memory for KV" in capsys.readouterr().out
+    assert main(["explain", str(folder), *words, "20"]) == 2

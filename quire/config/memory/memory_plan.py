@@ -79,6 +79,14 @@ class MemoryPlan:
     sized_by: str | None = None  # the option that set the cache's size, if one did
     given_share: float = 1.0  # gpu_memory_utilization, if it was given
     has_absolute_budget: bool = False  # gpu_memory was given
+    num_host_blocks: int = 0  # of the host tier, on this rank
+    host_sized_by: str = ""  # the option that set its size
+    host_free_bytes: int | None = None  # for the tiers of all ranks; None: unknown, or free_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory for KV of this rank."""
+        return self.num_host_blocks * self.block_bytes
 
     @property
     def concurrency(self) -> float:
@@ -278,6 +286,35 @@ def require_memory(plan: MemoryPlan) -> None:
         raise NoRoom(_too_large_cache(plan, fixed))
     if plan.sized_by != BLOCKS_OPTION and plan.max_fitting_len < plan.shape.max_model_len:
         raise NoRoom(_too_little_kv(plan, fixed))
+    if plan.num_host_blocks:
+        _require_host_memory(plan, fixed)
+
+
+def _require_host_memory(plan: MemoryPlan, fixed: int) -> None:
+    """Raise NoRoom if host memory cannot hold the host tier, and on a CPU all else."""
+    ranks = plan.shape.ranks
+    need, free, beside = plan.host_bytes * ranks, plan.host_free_bytes, 0
+    if plan.shape.device == "cpu":
+        free = plan.free_bytes * ranks
+        beside = (fixed + plan.num_blocks * plan.block_bytes) * ranks
+    if free is None or need + beside <= free:
+        return
+    option, room = plan.host_sized_by, free - beside
+    cures = ["leave the host memory out (preemption_mode=recompute)"]
+    if option != "swap_space":
+        cures = [f"leave {option} out"]
+    if room // ranks >= plan.block_bytes:
+        cures.insert(0, f"{option}={_floor_gib(room)}")
+    rest = f" beside {gib(beside)} of weights, activations and KV" if beside else ""
+    raise NoRoom(
+        f"needs {gib(need)} of host memory for KV ({option}){rest}; {gib(free)} of host memory are "
+        f"free, limits of control groups included. What would fit: {'; '.join(cures)}"
+    )
+
+
+def _floor_gib(size: int) -> str:
+    """GiB with as many decimals as leave at most a tenth of a MiB, not more than `size`."""
+    return f"{size * 10**4 // GIB / 10**4:g}"
 
 
 def _too_large_weights(plan: MemoryPlan, fixed: int, most: int) -> str:

@@ -21,6 +21,7 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
             name=found.name,
             threads=threads,
             capability=found.capability,
+            host_free_bytes=cpu.memory().free,
         )
     memory = cpu.memory()
     ranks = options.parallel.tensor_parallel_size  # they share the machine's memory

@@ -1,5 +1,6 @@
 """Options and facts to a config: defaults, and what cannot be."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -320,6 +321,33 @@ def test_a_host_tier_without_prefix_caching_is_refused(options, knob):
     with pytest.raises(ConfigError, match=f"(?s){knob}.*enable_prefix_caching"):
         run(enable_prefix_caching=False, **options)
     assert run(enable_prefix_caching=False).config.cache.num_host_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "need", "fits"),
+    [
+        (replace(gpu(), host_free_bytes=3 * GIB), {"kv_offloading_size": 4}, "4.00 GiB", 3),
+        (replace(gpu(), host_free_bytes=3 * GIB), {"preemption_mode": "swap"}, "4.00 GiB", 3),
+        (cpu(), {"kv_offloading_size": 20}, "20.00 GiB", 19),
+        (
+            replace(cpu(free=10), count=2),
+            {"kv_offloading_size": 25, "tensor_parallel_size": 2},
+            "25.00 GiB",
+            19,
+        ),
+    ],
+)
+def test_a_host_tier_beyond_free_memory_is_refused_with_what_fits(device, options, need, fits):
+    with pytest.raises(NoRoom, match=f"needs {need} of host memory for KV.* are free") as caught:
+        run(device=device, kv_cache_memory_bytes=1 << 26, **options)
+    option, size = re.search(r"What would fit: (\w+)=([\d.]+)", str(caught.value)).groups()
+    assert fits <= float(size) <= 20
+    offered = options | {option: float(size)}
+    assert run(device=device, kv_cache_memory_bytes=1 << 26, **offered).config.cache.num_host_blocks
+
+
+def test_a_host_whose_memory_is_unknown_refuses_no_host_tier():
+    assert run(device=gpu(), kv_offloading_size=400).config.cache.num_host_blocks
 
 
 def test_window_layers_are_grouped_or_not():
