@@ -69,13 +69,14 @@ MAX_LEN = 1536
 BLOCKS = 2000
 
 
-def make_tokenizer(folder):
+def make_tokenizer(folder, marks=()):
     """Byte-level BPE without merges: one token per byte, so characters are spread over tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIALS])
+    names = [*SPECIALS, *marks]
+    made.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in names])
     made.save(str(folder / "tokenizer.json"))
     config = {
         "eos_token": EOS,

@@ -1,6 +1,7 @@
 """Several API processes: what one of them knows that others must, and one that hangs."""
 
 import collections
+import json
 import random
 import signal
 import threading
@@ -47,6 +48,10 @@ class Crew:
                 self._clients[served].append(client)
         return self._clients[pid][:count]
 
+    def forget(self, pid):
+        """Use new connections to this process from now on."""
+        self._clients.pop(pid)
+
     def close(self):
         self._stack.close()
 
@@ -77,6 +82,23 @@ def condemned(crew):
     assert client.post("/v1/completions", json=body).status_code == 500
     crew.faults.clear()
     return body, asked
+
+
+@pytest.mark.timeout(120)
+def test_each_process_reports_the_load_of_the_engine_to_a_gateway(crew):
+    asked = {"endpoint-load-metrics-format": "JSON"}
+    first, second = sorted(crew.pids())
+    (busy,), (other,) = crew.clients(first), crew.clients(second)
+    body = {**LONG, "stream": True}
+    with busy.stream("POST", "/v1/completions", json=body, headers=asked) as stream:
+        assert stream.headers["endpoint-load-metrics"].startswith("JSON ")
+        next(lines_of(stream))
+        body = {"prompt": "a", "max_tokens": 1}
+        got = other.post("/v1/completions", json=body, headers=asked)
+    crew.forget(first)  # its next connection may be the other's
+    load = json.loads(got.headers["endpoint-load-metrics"].removeprefix("JSON "))
+    assert load["named_metrics"]["kv_cache_usage_perc"] > 0
+    assert load["named_metrics"]["num_requests_waiting"] == 0
 
 
 @pytest.mark.timeout(120)
