@@ -28,7 +28,11 @@ def between(server, prefix, suffix):
 
 
 def post(server, **body):
-    got = httpx.post(f"{server.url}/v1/completions", json={"suffix": "end", "max_tokens": 200, **body}, timeout=20)
+    got = httpx.post(
+        f"{server.url}/v1/completions",
+        json={"suffix": "end", "max_tokens": 200, **body},
+        timeout=20,
+    )
     assert got.status_code == 200, got.text
     return got
 
