@@ -13,10 +13,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-TimeBreakdown = tuple[float, float, float, float, float, float, float]
-BREAKDOWN_FIELDS = ("grammar", "queue", "prefill", "others", "preempted", "decode", "engine_other")
+TimeBreakdown = tuple[float, float, float, float, float, float, float, float]
+BREAKDOWN_FIELDS = (
+    "grammar",
+    "queue",
+    "prefill",
+    "others",
+    "preempted",
+    "decode",
+    "engine_other",
+    "compile",
+)
 BREAKDOWN_WITH_RECOVERY_FIELDS = (*BREAKDOWN_FIELDS, "recovery")
-"""The seven phases, and the time between two engines, which neither of them can measure."""
+"""These phases, and the time between two engines, which neither of them can measure."""
 
 
 class QueueAtArrival(NamedTuple):
@@ -54,6 +63,8 @@ class SequenceTiming(NamedTuple):
     """Its tokens were generated, one a step."""
     engine_other: float
     """It ran, but no step did: the engine read messages, sent updates, or was delayed."""
+    compile: float
+    """Its steps waited for kernels or CUDA graphs that start-up had not prepared."""
     preemptions: int = 0
     """Number of preemptions."""
     recovery: float = 0.0
@@ -68,7 +79,7 @@ class SequenceTiming(NamedTuple):
     @classmethod
     def starting_at(cls, at: float) -> SequenceTiming:
         """The timing of a sequence that is accepted at that moment."""
-        return cls(at, at, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return cls(at, at, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     @property
     def total(self) -> float:
@@ -82,7 +93,7 @@ class SequenceTiming(NamedTuple):
 
     @property
     def breakdown(self) -> TimeBreakdown:
-        """The seven phases, in the order of BREAKDOWN_FIELDS."""
+        """The phases, in the order of BREAKDOWN_FIELDS."""
         return (
             self.grammar,
             self.queue,
@@ -91,6 +102,7 @@ class SequenceTiming(NamedTuple):
             self.preempted,
             self.decode,
             self.engine_other,
+            self.compile,
         )
 
     @property
@@ -125,6 +137,7 @@ class SequenceTiming(NamedTuple):
             preempted=self.preempted + after.preempted,
             decode=self.decode + after.decode,
             engine_other=self.engine_other + after.engine_other,
+            compile=self.compile + after.compile,
             preemptions=self.preemptions + after.preemptions,
             recovery=self.recovery + after.recovery + recovery,
             queue_at_arrival=after.queue_at_arrival

@@ -79,6 +79,16 @@ class GrammarStats(NamedTuple):
     cached_bytes: int = 0
 
 
+class LateWorkCounts(NamedTuple):
+    """Kernels and CUDA graphs that were prepared after the engine was ready: totals since then."""
+
+    kernel_compilations: int = 0
+    """Kernels compiled, read from disk, or first loaded to the device."""
+    graph_captures: int = 0
+    seconds: float = 0.0
+    """Time that steps waited for both."""
+
+
 class TenantStats(NamedTuple):
     """Stats of one tenant: totals since the engine's start, and its current requests."""
 
@@ -127,6 +137,7 @@ class Snapshot(NamedTuple):
     """array('H'), one per block: 0 none of rows, k + 1 = rows[k] (the first, if it is shared)."""
     grammars: GrammarStats = GrammarStats()
     admission: AdmissionStats = AdmissionStats()
+    late_work: LateWorkCounts = LateWorkCounts()
 
 
 def time_bucket(seconds: float) -> int:

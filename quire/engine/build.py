@@ -64,6 +64,7 @@ from quire.executors.base import Executor
 from quire.executors.profiled import Executor as Profiled
 from quire.grammar.backends import backend_select
 from quire.kernels.framework import kernel_precompile as kernel_cache
+from quire.kernels.framework import late_work
 from quire.kernels.framework.compiler import CompilerProcess
 from quire.models.build import build_model as build_model
 from quire.platform import cpu, cuda, kernel_store
@@ -121,7 +122,7 @@ def build_engine(options: Options, *, server: bool = False) -> EngineBundle:
         parts["seconds"] = timer.seconds()
         inputs = build_input_processor(bundle.config, tokenizer, checks=bundle.param_checks)
         built = EngineBundle(**parts, tokenizer=tokenizer, input_processor=inputs)
-    _log_ready(built, timer)
+    _finish_startup(built, timer)
     return built
 
 
@@ -142,7 +143,7 @@ def build_engine_core(
         bundle = _resolve_and_assemble(options, timer, server=server, texts=start_text)
         futures[0].result()
         bundle = replace(bundle, seconds=timer.seconds())
-    _log_ready(bundle, timer)
+    _finish_startup(bundle, timer)
     return bundle
 
 
@@ -153,7 +154,7 @@ def skips_tokenizer(config: EngineConfig) -> bool:
 
 @contextmanager
 def _startup(options: Options) -> Iterator[StartupTimer]:
-    with StartupTimer() as timer:
+    with late_work.starting_up(), StartupTimer() as timer:
         if options.device.device != cpu.name:
             timer.run_concurrently("CUDA driver", _initialize_driver)
         yield timer
@@ -287,7 +288,8 @@ def _start_compilers(config: EngineConfig, environment: env.Env) -> CompilerProc
     return CompilerProcess(folder) if kernel_store.is_empty(folder) else None
 
 
-def _log_ready(built: EngineCoreBundle, timer: StartupTimer) -> None:
+def _finish_startup(built: EngineCoreBundle, timer: StartupTimer) -> None:
+    built.engine.mark_ready()
     config = built.config
     log.info(
         "%s ready in %.2f s: %d blocks of %d tokens; sequences of %d tokens, %.1f of those at once",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from quire.core.snapshot import LateWorkCounts
 from quire.core.types import StepPlan, StepResult
 
 
@@ -37,6 +38,14 @@ class Executor(Protocol):
         """Run `function(model)` on every rank, between steps; one result per rank.
 
         Raises Unsupported where ranks are other processes: functions cannot be sent there.
+        """
+        ...
+
+    def late_work(self) -> LateWorkCounts:
+        """Return the sum of what ranks compiled and captured after they were ready.
+
+        The seconds are those that steps waited: of ranks that compile side by side, the longest.
+        The same object until there is more.
         """
         ...
 

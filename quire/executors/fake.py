@@ -10,7 +10,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from quire.core.snapshot import LateWorkCounts
 from quire.core.types import UNKNOWN, Row, StepPlan, StepResult, Wants
+from quire.kernels.framework import late_work
 
 NextToken = Callable[[Seq[int]], int]
 
@@ -51,6 +53,9 @@ class Executor:
 
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
         return [function(self._next_token)]
+
+    def late_work(self) -> LateWorkCounts:
+        return late_work.counts()
 
     def release_kv_memory(self) -> None:
         """Do nothing: there is no KV memory."""

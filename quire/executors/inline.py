@@ -13,9 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from quire.core.snapshot import LateWorkCounts
 from quire.core.types import StepPlan, StepResult
 from quire.errors import EngineError
 from quire.executors.base import StepFuture
+from quire.kernels.framework import late_work
 from quire.runner.model_input import ModelInput, ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
 from quire.runner.worker_calls import WorkerCalls
@@ -79,6 +81,9 @@ class Executor:
             return thread.submit(function, *args).result()
         self.runner.worker.synchronize()
         return function(*args)
+
+    def late_work(self) -> LateWorkCounts:
+        return late_work.counts()
 
     def release_kv_memory(self) -> None:
         self.runner.release_kv_memory()

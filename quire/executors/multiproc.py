@@ -20,6 +20,7 @@ import msgspec
 
 from quire import errors
 from quire.config.engine_config import EngineConfig
+from quire.core.snapshot import LateWorkCounts
 from quire.core.types import StepPlan, StepResult
 from quire.errors import EngineDead, EngineError, QuireError, Unsupported
 from quire.runner import model_input
@@ -65,6 +66,7 @@ class RankAnswer(msgspec.Struct, tag=True, frozen=True):
     checksum: int = 0  # of a step's tokens
     result: StepResult | None = None  # of a step, from rank 0
     value: Any = None  # of a call
+    late_work: LateWorkCounts | None = None  # of the rank, if it has changed
 
 
 class RankError(msgspec.Struct, tag=True, frozen=True):
@@ -103,6 +105,8 @@ class Executor:
             self._selector.register(end, selectors.EVENT_READ, rank)
         self._answers: dict[int, dict[int, FromRank]] = {0: {}}  # number -> rank -> answer
         self._number = 0
+        self._late_work = LateWorkCounts()
+        self._rank_late_work = [LateWorkCounts()] * len(ranks)
         self._death: str | None = None  # why no step can run any more
         for pipe, one in zip(self._pipes, orders, strict=True):
             pipe.send(one)  # type: ignore[arg-type]
@@ -122,6 +126,9 @@ class Executor:
 
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
         raise Unsupported("functions cannot be sent to ranks in other processes: use one rank")
+
+    def late_work(self) -> LateWorkCounts:
+        return self._late_work
 
     def release_kv_memory(self) -> None:
         self.call("release_kv_memory")
@@ -185,7 +192,24 @@ class Executor:
         for one in done:
             if isinstance(one, RankError):
                 raise _exception(one)
-        return [one for one in done if isinstance(one, RankAnswer)]
+        answered = [one for one in done if isinstance(one, RankAnswer)]
+        self._sum_late_work([one.late_work for one in answered])
+        return answered
+
+    def _sum_late_work(self, reported: Sequence[LateWorkCounts | None]) -> None:
+        """Add what the ranks report with their answers to one message; None: nothing new."""
+        if not any(reported):
+            return
+        ranks, longest = self._rank_late_work, 0.0
+        for rank, now in enumerate(reported):
+            if now is not None:
+                longest = max(longest, now.seconds - ranks[rank].seconds)
+                ranks[rank] = now
+        self._late_work = LateWorkCounts(
+            sum([one.kernel_compilations for one in ranks]),
+            sum([one.graph_captures for one in ranks]),
+            self._late_work.seconds + longest,
+        )
 
     def _receive(self, rank: int) -> None:
         message = self._pipes[rank].receive()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from quire.core.snapshot import LateWorkCounts
 from quire.core.types import StepPlan
 from quire.executors.base import Executor as Inner
 from quire.executors.base import StepFuture
@@ -27,6 +28,9 @@ class Executor:
 
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
         return self.inner.apply_model(function)
+
+    def late_work(self) -> LateWorkCounts:
+        return self.inner.late_work()
 
     def release_kv_memory(self) -> None:
         self.inner.release_kv_memory()

@@ -14,9 +14,11 @@ from typing import NoReturn
 
 import msgspec
 
+from quire.core.snapshot import LateWorkCounts
 from quire.core.types import StepResult
 from quire.errors import EngineError
 from quire.executors.multiproc import CallWorker, FromRank, RankAnswer, RankError, RunStep, ToRank
+from quire.kernels.framework import late_work
 from quire.runner import model_input
 from quire.runner.model_runner import ModelRunner
 from quire.runner.parts.base import load_part_types
@@ -34,6 +36,7 @@ class RankLoop:
         self._rank = rank
         self._part_types = load_part_types()
         self._inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
+        self._late_work = late_work.counts()  # as reported
         self._step_failed = False  # later steps would run on inconsistent state
 
     def serve(self) -> NoReturn:
@@ -60,13 +63,20 @@ class RankLoop:
         if isinstance(message, CallWorker):
             value = getattr(self._calls, message.name)(*message.args)
             self._step_failed = self._step_failed and message.name != "recover"
-            return RankAnswer(message.number, value=value)
+            return RankAnswer(message.number, value=value, late_work=self._new_late_work())
         if self._step_failed:
             raise EngineError("the previous step failed")
         step = model_input.decode(message.step, self._part_types)
         result = self._runner.launch(step).wait()
         own = None if self._rank else result
-        return RankAnswer(message.number, _checksum(result), own)
+        late = self._new_late_work()
+        return RankAnswer(message.number, _checksum(result), own, late_work=late)
+
+    def _new_late_work(self) -> LateWorkCounts | None:
+        """Return the counts of this rank if they have changed since the last call."""
+        now, before = late_work.counts(), self._late_work
+        self._late_work = now
+        return None if now is before else now
 
     def _answer(self, message: FromRank) -> None:
         try:

@@ -8,14 +8,17 @@ from quire.core.accounting import metric_definitions
 from quire.llm.engine import LLMEngine
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-COUNTER_NAMES = (
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "num_preemptions",
-    "prompt_tokens",
-    "prompt_tokens_cached",
-    "generation_tokens",
-)
+COUNTER_NAMES = {
+    "prefix_cache_queries": "vllm",
+    "prefix_cache_hits": "vllm",
+    "num_preemptions": "vllm",
+    "prompt_tokens": "vllm",
+    "prompt_tokens_cached": "vllm",
+    "generation_tokens": "vllm",
+    "kernel_compilations_after_ready": "quire",
+    "graph_captures_after_ready": "quire",
+}
+"""Name -> prefix; metrics that vLLM does not have are quire's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def collect_metrics(engine: LLMEngine) -> list[Metric]:
         if "" in values
     ]
     found += [
-        Counter(f"vllm:{name}", labels, int(values[""]))
+        Counter(f"{COUNTER_NAMES[name]}:{name}", labels, int(values[""]))
         for name, values in metric_definitions.counters(now).items()
         if name in COUNTER_NAMES
     ]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from quire.kernels.framework import late_work
 from quire.runner.model_runner import ModelRunner
 
 LIBRARY_GEMMS = frozenset({torch.mm, torch.addmm, torch.bmm, torch._scaled_mm})
@@ -74,6 +75,10 @@ class WorkerCalls:
             int(torch.cuda.max_memory_allocated()) - used,
             int(torch.cuda.max_memory_reserved()) - reserved,
         )
+
+    def set_ready(self, ready: bool) -> None:
+        """Count kernel compilations and graph captures of this rank from now on, or no more."""
+        late_work.set_ready(ready)
 
     def release_kv_memory(self) -> None:
         """Return the KV memory to the system."""

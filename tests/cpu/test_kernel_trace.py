@@ -83,12 +83,67 @@ print(json.dumps({
 }))
 """
 
+LATE = """
+import json, pathlib, sys
+import torch, triton
+from types import SimpleNamespace
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 
-@pytest.mark.slow("starts a process that compiles five kernels")
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_a_trace_reports_each_missing_kernel_once_and_they_compile_in_parallel(tmp_path):
+class Launcher:
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid = launch_pdl = False
+    def __init__(self, src, metadata): self.launch = self
+    def __call__(self, *args): pass
+
+class Driver:
+    launcher_cls = Launcher
+    utils = SimpleNamespace(
+        load_binary=lambda name, *_: (name, name, 1, 0, 1024),
+        get_device_properties=lambda device: {"max_shared_mem": 1 << 17},
+    )
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+
+driver.set_active(Driver())
+sys.path.insert(0, sys.argv[1])
+import made_up
+from quire.kernels.framework import kernel_precompile, late_work
+from quire.kernels.gpu.runtime.fast_launch import TritonKernel
+
+kernel_precompile.set_cache_dir(pathlib.Path(sys.argv[1]) / "cache")
+x = torch.ones(64)
+compiled = []
+
+def count(kernel, block):
+    kernel((1, 1, 1), (x,), (64,), (block,))
+    compiled.append(late_work.counts().kernel_compilations)
+
+def again():  # as in the next process: nothing of it is in memory
+    return TritonKernel(made_up.triple._jit.fn, ["n"], triton.jit)
+
+count(made_up.triple, 32)  # before ready
+missing, loaded, read = [], again(), again()
+with kernel_precompile.trace_missing_kernels(missing.append):
+    loaded((1, 1, 1), (x,), (64,), (32,))
+    read((1, 1, 1), (x,), (64,), (32,))
+(wanted,) = missing
+loaded.preload(wanted.specialization).run  # on the device
+read.preload(wanted.specialization)  # in memory of the host
+late_work.set_ready(True)
+count(loaded, 32)
+count(read, 32)
+count(made_up.triple, 64)  # compiled
+count(again(), 64)  # read from disk
+print(json.dumps(compiled))
+"""
+
+
+def run(program, tmp_path):
+    """Run a program that can import KERNELS in a process of its own. Returns what it prints."""
     (tmp_path / "made_up.py").write_text(KERNELS)
-    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "program.py").write_text(program)
     env = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}
     env["PYTHONPATH"] = os.pathsep.join([os.getcwd(), str(tmp_path)])
     done = subprocess.run(
@@ -99,7 +154,21 @@ def test_a_trace_reports_each_missing_kernel_once_and_they_compile_in_parallel(t
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.slow("starts a process that compiles two kernels")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_kernel_that_is_not_on_the_device_when_the_engine_is_ready_is_late(tmp_path):
+    compiled, logged = run(LATE, tmp_path)
+    assert compiled == [0, 0, 1, 2, 3]
+    assert logged.count("kernel made_up.triple(64,) with 4 warps was compiled or loaded") == 2
+
+
+@pytest.mark.slow("starts a process that compiles five kernels")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_trace_reports_each_missing_kernel_once_and_they_compile_in_parallel(tmp_path):
+    said, _ = run(PROGRAM, tmp_path)
     # two block sizes, two dtypes; counts are alike
     assert said["first"] == ["made_up.triple"] + ["made_up.double"] * 4
     assert said["results"] == [None] * 12

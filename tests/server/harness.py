@@ -34,6 +34,7 @@ from quire.core.types import UNKNOWN, StepResult, TokenLogprobs, Wants
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.thread_transport import ThreadTransport
 from quire.engine.core.engine_core import EngineCore
+from quire.kernels.framework import late_work
 from quire.server.app import create_app
 from quire.server.app_state import AppState
 from quire.server.options import ServerOptions
@@ -193,6 +194,7 @@ class Executor:
         self.fail_with = None
         self._tokens = {}
         self.said = 0
+        self.late_work = late_work.counts
 
     def submit(self, plan):
         if self.step_s:

@@ -20,7 +20,7 @@ from tests.server.running import SMALL, wait_until
 DELAY = 0.5
 SEATS = ("--max-num-seqs", 2, "--max-num-batched-tokens", 1024)
 CAUSES = ("prepare", "transport", "inbox", "grammar", "queue", "prefill", "others")
-CAUSES += ("preempted", "decode", "engine_other", "recovery", "detokenize", "client")
+CAUSES += ("preempted", "decode", "engine_other", "compile", "recovery", "detokenize", "client")
 LAG_S = 0.1
 """That the client's own work may take beside all of this, on a machine that has other work."""
 

@@ -175,7 +175,7 @@ def snapshot(at=1.0, states=b"\x02\x02\x03\x00", owners=(1, 1, 1, 0), first=0, s
         "steps": steps,
         "generated_tokens": 9,
         "finished": {"stop": 2},
-        "breakdown_seconds": [0.0, 0.5, 1.0, 0.0, 0.0, 2.0, 0.25],
+        "breakdown_seconds": [0.0, 0.5, 1.0, 0.0, 0.0, 2.0, 0.25, 0.0],
         "first_token_times": times,
         "inter_token_times": [0] * TIME_BUCKETS,
     }

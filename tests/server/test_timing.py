@@ -11,7 +11,7 @@ from quire.server.telemetry.request_timer import RequestTimer, wrap_send
 from quire.text.input_processor import PreparedRequest
 
 NAMES = ("prepare", "transport", "inbox", "grammar", "queue", "prefill", "others")
-NAMES += ("preempted", "decode", "engine_other", "recovery", "detokenize", "client")
+NAMES += ("preempted", "decode", "engine_other", "compile", "recovery", "detokenize", "client")
 
 
 class Clock:
@@ -30,7 +30,7 @@ def prepared(name="r", n=1):
 def timing(accepted_at, queue=0.5, prefill=1.0, decode=2.0, step_before=None):
     ended_at = accepted_at + queue + prefill + decode
     first = accepted_at + queue + prefill
-    cuts = (0.0, queue, prefill, 0.0, 0.0, decode, 0.0)
+    cuts = (0.0, queue, prefill, 0.0, 0.0, decode, 0.0, 0.0)
     return SequenceTiming(accepted_at, ended_at, first, *cuts, step_before=step_before)
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import time
 
 import httpx
 import pytest
 
+from quire.kernels.framework import late_work
 from quire.server.options import ServerOptions
 from quire.server.telemetry.request_timer import RequestTimer
 from quire.text.input_processor import InputProcessor
@@ -14,7 +16,7 @@ from quire.text.output.output_processor import RequestOutputProcessor
 from tests.server.harness import Server
 
 CAUSES = ("prepare", "transport", "inbox", "grammar", "queue", "prefill", "others")
-CAUSES += ("preempted", "decode", "engine_other", "recovery", "detokenize", "client")
+CAUSES += ("preempted", "decode", "engine_other", "compile", "recovery", "detokenize", "client")
 DELAY = 0.3
 
 
@@ -145,6 +147,26 @@ def test_a_hold_up_of_the_engine_between_steps_is_engine_other(serve):
     server.engine.step = held_up
     timing, _ = ask(server.url)
     assert cause_of(timing) == "engine_other"
+
+
+def test_a_compilation_when_the_engine_is_ready_is_compile_and_is_counted(serve, monkeypatch):
+    monkeypatch.setattr(late_work, "_recorder", late_work.LateWorkRecorder())
+    late_work.set_ready(True)
+    server = serve()
+    submit = server.executor.submit
+
+    def compiles(plan):
+        time.sleep(DELAY / 3)
+        late_work.note_kernel("made up", DELAY / 3)
+        return submit(plan)
+
+    server.executor.submit = compiles
+    timing, _ = ask(server.url)
+    assert cause_of(timing) == "compile"
+    shown = httpx.get(f"{server.url}/metrics").text
+    assert re.search(r"^quire:kernel_compilations_after_ready_total\{.*\} 4.0$", shown, re.M)
+    assert re.search(r"^quire:graph_captures_after_ready_total\{.*\} 0.0$", shown, re.M)
+    assert "vllm:kernel_compilations" not in shown
 
 
 def test_slow_preparing_is_prepare(serve, monkeypatch):

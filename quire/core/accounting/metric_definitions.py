@@ -63,6 +63,8 @@ def counters(now: Snapshot) -> MetricValues:
         "generation_tokens": {"": counted.generated_tokens},
         "engine_steps": {"": counted.steps},
         "engine_step_seconds": {"": counted.step_seconds},
+        "kernel_compilations_after_ready": {"": now.late_work.kernel_compilations},
+        "graph_captures_after_ready": {"": now.late_work.graph_captures},
         "grammars_compiled": {"": now.grammars.compiled},
         "grammars_failed": {"": now.grammars.failed},
         "grammar_cache_hits": {"": now.grammars.hits},

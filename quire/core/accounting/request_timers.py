@@ -20,11 +20,12 @@ class SequencePhase(Enum):
 
 
 class SequenceTimer:
-    """Timer of one sequence. `since` and the three fields below it refer to the current phase."""
+    """Timer of one sequence. `since` and the fields of its clocks refer to the current phase."""
 
     __slots__ = (
         "accepted_at",
         "breakdown",
+        "compile_clock_at_start",
         "first_token_at",
         "group",
         "index",
@@ -46,8 +47,9 @@ class SequenceTimer:
         self.index = index
         self.accepted_at = self.since = now
         self.phase = phase
-        self.prefill_clock_at_start = self.overhead_clock_at_start = self.own_prefill_s = 0.0
-        self.breakdown: TimeBreakdown = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self.prefill_clock_at_start = self.overhead_clock_at_start = 0.0
+        self.compile_clock_at_start = self.own_prefill_s = 0.0
+        self.breakdown: TimeBreakdown = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         self.first_token_at: float | None = None
         self.seq: Sequence | None = None  # while it runs, according to the latest plan
         self.planned = 0  # tokens planned by the latest plan, while a prompt is computed

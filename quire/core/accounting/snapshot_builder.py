@@ -9,7 +9,13 @@ from typing import TypeVar
 
 from quire.core.accounting.time_accounting import TimeAccounting
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.snapshot import AdmissionStats, GrammarStats, RequestRow, Snapshot
+from quire.core.snapshot import (
+    AdmissionStats,
+    GrammarStats,
+    LateWorkCounts,
+    RequestRow,
+    Snapshot,
+)
 from quire.core.types import NO_BLOCK, UNKNOWN, Sequence, SequenceState
 
 F = TypeVar("F")
@@ -20,7 +26,13 @@ MOST_ROWS = 65_534
 
 
 def build_snapshot(
-    scheduler: Scheduler, accounting: TimeAccounting, *, at: float, most: int, blocks: bool
+    scheduler: Scheduler,
+    accounting: TimeAccounting,
+    *,
+    at: float,
+    most: int,
+    blocks: bool,
+    late_work: LateWorkCounts = LateWorkCounts(),  # noqa: B008 - an immutable value
 ) -> Snapshot:
     """Return a snapshot at time `at` with at most `most` rows, and with the block map if wanted."""
     sequences = list(islice(scheduler.sequences(), max(0, min(most, MOST_ROWS))))
@@ -38,6 +50,7 @@ def build_snapshot(
         block_owners=_block_owners(sequences, len(states)) if blocks else b"",
         grammars=_stats_of_type(stats, GrammarStats),
         admission=_stats_of_type(stats, AdmissionStats),
+        late_work=late_work,
     )
 
 

@@ -2,10 +2,11 @@
 
 Time is cut into periods. The period of a step lasts from the moment the step before was applied (or
 from the start of the engine's turn, if none was in flight) to the moment it is applied. Running
-sequences are charged with it. Two clocks advance for all:
+sequences are charged with it. Three clocks advance for all:
 
     _prefill_clock   seconds of steps that went into prompt tokens, divided by tokens
     _overhead_clock  seconds without a step in progress: messages, updates, stalls between steps
+    _compile_clock   seconds of steps that waited for kernels and graphs start-up had not prepared
 
 A sequence records them when one of its phases begins and subtracts when it ends. So a decoding row
 costs nothing per step; only prompts are visited each step. Used only by the engine's thread. A plan
@@ -61,6 +62,7 @@ class TimeAccounting:
         self._num_running = 0  # sequences
         self._prefill_clock = 0.0
         self._overhead_clock = 0.0
+        self._compile_clock = 0.0
         self._stall_s = 0.0  # outside of step() in the current period
         self._entered_at = self._left_at = self._begun_at = self._applied_at = clock()
         self._step_counters = StepCounters()
@@ -134,9 +136,12 @@ class TimeAccounting:
         if len(self._inflight) == 1:
             self._begin_period(self._entered_at)
 
-    def record_result(self, updates: list[Update], waited: float) -> list[Update]:
+    def record_result(
+        self, updates: list[Update], waited: float, compile_s: float = 0.0
+    ) -> list[Update]:
         """Attribute the time of the oldest plan, applied after `waited` seconds for its result.
 
+        compile_s: seconds of kernel compilations and graph captures since the result before.
         Terminal updates, first updates and those of timed requests get their Timing.
         """
         now = self._clock()
@@ -144,11 +149,15 @@ class TimeAccounting:
         stalled = 0.0 if waited > OVERLAP_THRESHOLD_S else self._stall_s
         step = now - self._begun_at - stalled
         self._overhead_clock += stalled
+        if compile_s:
+            compile_s = min(compile_s, step)  # no more than this step, if it began before
+            self._compile_clock += compile_s
+            step -= compile_s
         firsts = self._attribute_step(timed, step, now) if timed.chunks else set()
         with_tokens = len(updates) - self._attach_due_timings(updates, now, firsts)
         self.last_step = StepTiming(sum([chunk.tokens for chunk in timed.chunks]), step)
         if timed.tokens:
-            self._step_counters.count_step(timed.tokens, step, with_tokens)
+            self._step_counters.count_step(timed.tokens, step + compile_s, with_tokens)
         if timed.drafts:
             self._count_runs(updates, firsts, now - self._applied_at)
         elif with_tokens > len(firsts):
@@ -311,32 +320,35 @@ class TimeAccounting:
         timer.since = now
         timer.prefill_clock_at_start = self._prefill_clock
         timer.overhead_clock_at_start = self._overhead_clock
+        timer.compile_clock_at_start = self._compile_clock
         timer.own_prefill_s = 0.0
 
     def _breakdown(self, timer: SequenceTimer, now: float) -> TimeBreakdown:
         """Return its seconds up to now: those of finished phases, and of the current one."""
-        waited, queue, prefill, others, preempted, decode, outside = timer.breakdown
+        waited, queue, prefill, others, preempted, decode, outside, compiling = timer.breakdown
         seconds, phase = now - timer.since, timer.phase
         if phase is SequencePhase.QUEUE:
-            return (waited, queue + seconds, prefill, others, preempted, decode, outside)
+            return (waited, queue + seconds, prefill, others, preempted, decode, outside, compiling)
         if phase is SequencePhase.PREEMPTED:
-            return (waited, queue, prefill, others, preempted + seconds, decode, outside)
+            return (waited, queue, prefill, others, preempted + seconds, decode, outside, compiling)
         if phase is SequencePhase.RESOURCE_WAIT:
-            return (waited + seconds, queue, prefill, others, preempted, decode, outside)
+            return (waited + seconds, queue, prefill, others, preempted, decode, outside, compiling)
         prefill_of_others = max(
             self._prefill_clock - timer.prefill_clock_at_start - timer.own_prefill_s, 0.0
         )
         overhead = self._overhead_clock - timer.overhead_clock_at_start
-        seconds = max(seconds - prefill_of_others - overhead, 0.0)
+        compiled = self._compile_clock - timer.compile_clock_at_start
+        seconds = max(seconds - prefill_of_others - overhead - compiled, 0.0)
         others += prefill_of_others
         outside += overhead
+        compiling += compiled
         if phase is SequencePhase.PREFILL:
             prefill += seconds
         elif phase is SequencePhase.DECODE:
             decode += seconds
         else:
             preempted += seconds
-        return (waited, queue, prefill, others, preempted, decode, outside)
+        return (waited, queue, prefill, others, preempted, decode, outside, compiling)
 
     # -- updates -----------------------------------------------------------------------------
 

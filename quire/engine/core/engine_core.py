@@ -18,7 +18,7 @@ from quire.core.accounting.snapshot_builder import build_snapshot
 from quire.core.accounting.time_accounting import TimeAccounting
 from quire.core.scheduling.grammar_wait import GrammarProvider
 from quire.core.scheduling.scheduler import FailedStep, Scheduler, SchedulerStats
-from quire.core.snapshot import Snapshot
+from quire.core.snapshot import LateWorkCounts, Snapshot
 from quire.core.types import Request, StepPlan, Update
 from quire.engine.core.step_observer import CompositeStepObserver, StepObserver
 from quire.errors import EngineDead, EngineError, HookFailed
@@ -50,6 +50,7 @@ class EngineCore:
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
         self._running_callback: Callable[[list[str]], None] | None = None
         self._observer = StepObserver()
+        self._late_work = LateWorkCounts()  # as far as it was attributed to steps
         self._halted = False  # a step raised: no other may be submitted
         self._was_serialized = False
         self._work_ready = threading.Event()
@@ -174,6 +175,10 @@ class EngineCore:
         self._executor.release_kv_memory()
         return True
 
+    def mark_ready(self) -> None:
+        """Start-up is over: kernel compilations and graph captures are counted from now on."""
+        self._executor.call("set_ready", True)
+
     @property
     def executor(self) -> Executor:
         """The executor of its plans, for callers that make plans themselves."""
@@ -195,7 +200,12 @@ class EngineCore:
     def snapshot(self, rows: int = 500, blocks: bool = True) -> Snapshot:
         """The current state: at most so many sequences, with or without the block map."""
         return build_snapshot(
-            self._scheduler, self._time_accounting, at=self._clock(), most=rows, blocks=blocks
+            self._scheduler,
+            self._time_accounting,
+            at=self._clock(),
+            most=rows,
+            blocks=blocks,
+            late_work=self._executor.late_work(),
         )
 
     def check(self) -> None:
@@ -218,6 +228,8 @@ class EngineCore:
 
     def _submit_step(self) -> None:
         """Plan and submit. A plan is in flight from here on whatever happens, Ctrl-C included."""
+        if not self._in_flight:
+            self._late_work = self._executor.late_work()  # no step waited for what came before
         plan = self._scheduler.plan()
         self._time_accounting.record_plan(plan)
         self._publish_running(plan)
@@ -243,10 +255,20 @@ class EngineCore:
             return self._recover(error, self._clock() - began)
         waited = self._clock() - began
         self._in_flight.popleft()
-        updates = self._time_accounting.record_result(self._scheduler.apply(plan, result), waited)
+        updates = self._time_accounting.record_result(
+            self._scheduler.apply(plan, result), waited, self._take_late_seconds()
+        )
         self._scheduler.observe_step(*self._time_accounting.last_step)
         self._observer.on_step_finished(plan, updates, *self._time_accounting.last_step)
         return updates
+
+    def _take_late_seconds(self) -> float:
+        """Return the seconds of late compilations and captures since the last call."""
+        now, before = self._executor.late_work(), self._late_work
+        if now is before:
+            return 0.0
+        self._late_work = now
+        return max(now.seconds - before.seconds, 0.0)  # counted from 0 when an engine gets ready
 
     def _publish_running(self, plan: StepPlan) -> None:
         """Publish the running requests if they changed; with serialized steps those of the plan."""

@@ -12,6 +12,7 @@ import functools
 import logging
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from quire import env
+from quire.kernels.framework import late_work
 from quire.kernels.native.build import NativeBuildError, find_or_build
 from quire.platform import cpu
 
@@ -66,9 +68,10 @@ def load_library() -> NativeLibrary | None:
     settings = env.read()
     if settings.cpu_isa == "none":
         return None
+    began = time.perf_counter()
     try:
         path = find_or_build(settings.cache_dir, settings.cpu_isa)
-        return NativeLibrary(path, settings.num_threads or cpu.available_cores())
+        library = NativeLibrary(path, settings.num_threads or cpu.available_cores())
     except (NativeBuildError, OSError) as e:  # OSError: the loader refuses the file
         logger.warning(
             "no native CPU kernels: PyTorch references run instead, and decoding is many times "
@@ -76,6 +79,8 @@ def load_library() -> NativeLibrary | None:
             e,
         )
         return None
+    late_work.note_kernel("library of the CPU", time.perf_counter() - began)
+    return library
 
 
 def available() -> bool:

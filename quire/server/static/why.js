@@ -15,6 +15,7 @@ const PARTS = {
   preempted: "preempted",
   decode: "generating",
   engine_other: "engine, between steps",
+  compile: "preparing kernels that the start had not",
   detokenize: "turning tokens into text",
   client: "waiting for the reader",
 };

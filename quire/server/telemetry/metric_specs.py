@@ -118,6 +118,16 @@ ENGINE_METRICS = (
     _histogram("iteration_tokens_total", STEP_TOKENS, "Tokens in a step of the engine."),
     _counter("engine_steps", "Steps that had rows.", own=True),
     _counter("engine_step_seconds", "Time in which a step was under way.", own=True),
+    _counter(
+        "kernel_compilations_after_ready",
+        "Kernels compiled or first loaded when the engine was ready: requests waited.",
+        own=True,
+    ),
+    _counter(
+        "graph_captures_after_ready",
+        "CUDA graphs captured when the engine was ready: requests waited.",
+        own=True,
+    ),
     _counter("engine_restarts", "Engines that took over from one that died.", own=True),
     _counter("engine_failed_steps", "Steps that raised.", own=True),
     _counter(

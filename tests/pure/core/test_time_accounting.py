@@ -6,7 +6,7 @@ from collections import deque
 import pytest
 
 from quire.core.sequence_timing import BREAKDOWN_FIELDS
-from quire.core.snapshot import time_bucket
+from quire.core.snapshot import LateWorkCounts, time_bucket
 from quire.core.types import Request, StopConditions
 from quire.engine.core.engine_core import EngineCore
 from tests.pure.core.builders import FakeGrammars, fake_constraint
@@ -35,17 +35,27 @@ class Clock:
 
 
 class Device:
-    """Executor with a FakeModel; a step takes `seconds(plan)`, waits included."""
+    """Executor with a FakeModel; a step takes `seconds(plan)`, waits included.
 
-    def __init__(self, model, clock, seconds, fails=()):
+    Before a step is launched, kernels are compiled for `compiles(plan)`.
+    """
+
+    def __init__(self, model, clock, seconds, fails=(), compiles=lambda plan: 0.0):
+        self.compiles, self.counts = compiles, LateWorkCounts()
         self.model, self.clock, self.seconds, self.fails = model, clock, seconds, fails
         self.free_at = clock.now
         self.plans = deque()
 
     def submit(self, plan):
         self.model.submit(plan)
+        if compiled := self.compiles(plan):
+            self.clock.now += compiled
+            self.counts = LateWorkCounts(0, 0, self.counts.seconds + compiled)
         self.free_at = max(self.free_at, self.clock.now) + self.seconds(plan)
         return Pending(self, plan, self.free_at)
+
+    def late_work(self):
+        return self.counts
 
     def recover(self):
         pass
@@ -66,9 +76,9 @@ class Pending:
         return self.device.model.wait()
 
 
-def engine_of(setup, clock, seconds):
+def engine_of(setup, clock, seconds, compiles=lambda plan: 0.0):
     scheduler, _, model = setup.build()
-    device = Device(model, clock, seconds, setup.fails)
+    device = Device(model, clock, seconds, setup.fails, compiles)
     return EngineCore(scheduler, device, steps_in_flight=setup.depth, check=True, clock=clock)
 
 
@@ -113,7 +123,12 @@ def random_drive(seed):
     setup.fails = frozenset(rng.sample(range(2, 30), 2)) if rng.random() < 0.2 else frozenset()
     requests = with_grammars(rng, requests, setup)
     clock = Clock(rng)
-    engine = engine_of(setup, clock, lambda plan: TICK * rng.choice([0, 7, 60, 400]))
+    engine = engine_of(
+        setup,
+        clock,
+        lambda plan: TICK * rng.choice([0, 7, 60, 400]),
+        lambda plan: TICK * rng.choice([0] * 20 + [90]),
+    )
     added, ends = drive(engine, requests, setup, clock, rng)
     return engine, added, ends
 
@@ -162,9 +177,9 @@ def request(name, prompt=8, most=4, **more):
 class Simulation:
     """An engine whose steps take a second each; nothing else takes time, except `pause`."""
 
-    def __init__(self, seconds=lambda plan: 1.0, **setup):
+    def __init__(self, seconds=lambda plan: 1.0, compiles=lambda plan: 0.0, **setup):
         self.clock = Clock()
-        self.engine = engine_of(Setup(**setup), self.clock, seconds)
+        self.engine = engine_of(Setup(**setup), self.clock, seconds, compiles)
         self.timings = {}
 
     def step(self, pause=0.0):
@@ -208,7 +223,7 @@ def test_a_request_aborted_in_its_grammar_wait_has_that_phase():
     sim.engine.add(request("a", constraint=fake_constraint(9)))
     sim.clock.now += 3.0
     [update] = sim.engine.abort("a")
-    assert update.timing.breakdown == (3.0, *[0.0] * 6)
+    assert update.timing.breakdown == (3.0, *[0.0] * 7)
     sim.engine.check()
 
 
@@ -321,6 +336,36 @@ def test_time_beyond_the_step_in_flight_is_engine_other():
     sim.engine.add(request("a", most=3))
     sim.run(pause=4.0)
     assert sim.phases("a")["engine_other"] >= 4.0
+
+
+def test_time_in_which_a_step_waits_for_a_compilation_is_compile():
+    sim = Simulation(compiles=lambda plan: 5.0 if plan.step == 2 else 0.0)
+    sim.engine.add(request("a", most=4))
+    sim.step()
+    sim.engine.add(request("b", prompt=7, most=2))
+    sim.run()
+    assert sim.phases("a") == {"prefill": 1.0, "others": 0.875, "decode": 2.125, "compile": 5.0}
+    assert sim.phases("b") == {"prefill": 1.0, "decode": 1.0, "compile": 5.0}
+    assert sim.engine.snapshot().counters.step_seconds == 9.0
+
+
+def test_a_compilation_for_the_next_step_delays_the_step_in_flight():
+    sim = Simulation(depth=2, compiles=lambda plan: 5.0 if plan.step == 2 else 0.0)
+    sim.engine.add(request("a", most=3))
+    sim.run()
+    assert sim.phases("a")["compile"] == 5.0
+    assert sum(sim.phases("a").values()) == sim.timings["a", 0][-1].total
+
+
+def test_a_compilation_before_a_step_is_not_charged():
+    sim = Simulation()
+    device = sim.engine.executor
+    device.counts = LateWorkCounts(1, 0, 7.0)  # a health probe's
+    sim.engine.add(request("a", most=2))
+    assert sim.run().phases("a") == {"prefill": 1.0, "decode": 1.0}
+    device.counts = LateWorkCounts()  # another engine of the process got ready
+    sim.engine.add(request("b", most=2))
+    assert sim.run().phases("b") == {"prefill": 1.0, "decode": 1.0}
 
 
 def test_preemption_and_recomputation_are_the_preempted_phase():

@@ -131,7 +131,7 @@ def test_numbers_and_sets_of_python_code_become_plain():
 
 def test_updates_arrive_as_they_are():
     logprobs = [TokenLogprobs([3, 4], [-0.5, -1.0], [1, 2])]
-    timing = SequenceTiming(1.0, 2.0, None, *[0.125] * 7)
+    timing = SequenceTiming(1.0, 2.0, None, *[0.125] * 8)
     updates = [
         Update("a", 0, [3]),
         Update("a", 1, [], "error", None, None, None, 16, "broken"),

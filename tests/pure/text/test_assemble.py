@@ -375,7 +375,7 @@ def test_times_are_kept_when_there_is_a_clock():
 
 def test_metrics_have_the_times_of_queueing_and_scheduling():
     to = assembler(output_kind=DELTA, clock=lambda: 9.0)
-    timing = SequenceTiming(2.0, 8.0, 7.0, 1.0, 2.0, 2.0, 0.0, 0.0, 1.0, 0.0, preemptions=4)
+    timing = SequenceTiming(2.0, 8.0, 7.0, 1.0, 2.0, 2.0, 0.0, 0.0, 1.0, 0.0, 0.0, preemptions=4)
     stats = to.push(Update("r", 0, [5], "length", timing=timing)).metrics
     assert (stats.queued_ts, stats.scheduled_ts, stats.num_preemptions) == (2.0, 5.0, 4)
 

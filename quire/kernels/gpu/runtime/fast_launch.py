@@ -10,12 +10,15 @@ on numbers (a step's T changes all the time); strides and sizes of a model are c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+
+from quire.kernels.framework import late_work
 
 Grid = tuple[int, int, int]
 
@@ -27,6 +30,7 @@ class TritonKernel:
         self, body: Callable[..., None], numbers: Sequence[str], jit: Callable[..., Any]
     ) -> None:
         self._jit: Any = jit(do_not_specialize=list(numbers))(body)
+        self._name = f"{body.__module__}.{body.__qualname__}"
         self._compiled: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
         self.interpreted = not isinstance(self._jit, triton.runtime.JITFunction)
 
@@ -79,9 +83,21 @@ class TritonKernel:
         if self.interpreted:
             self._jit[grid](*args)
             return
+        ready, began = late_work.is_ready(), time.perf_counter()
+        loaded = self._ids_of_loaded() if ready else set()
         done = self._jit[grid](*args, num_warps=warps, num_stages=stages, launch_pdl=pdl)
         if done is not None:  # None: a trace, which notes the kernel and skips its launch
             self._compiled[key] = _launch_handle(done)
+            if ready and id(done) not in loaded:
+                name = f"{self._name}{key[0]} with {warps} warps"
+                late_work.note_kernel(name, time.perf_counter() - began)
+
+    def _ids_of_loaded(self) -> set[int]:
+        """Return the ids of this body's kernels that Triton has loaded to a device."""
+        kernels = [
+            one for cache in self._jit.device_caches.values() for one in [*cache[0].values()]
+        ]
+        return {id(one) for one in kernels if getattr(one, "module", None) is not None}
 
 
 def _launch_handle(compiled: Any) -> tuple[Any, Any, tuple[Any, ...]]:
