@@ -42,6 +42,7 @@ class StepBatch:
     decode_only: bool  # every row is one token and is sampled
     next_drafts: Seq[int] = ()
     """[R] the draft behind each sampled token, -1 behind a row's last; () if no row has drafts."""
+    may_have_prompts: bool = True  # False: no row computes a position of a prompt
 
     @property
     def max_prior_context(self) -> int:
@@ -85,6 +86,7 @@ def _build_decode_batch(seqs: tuple, starts: tuple[int, ...]) -> StepBatch:
     positions = np.array(starts, dtype=np.int32)
     contexts = positions + 1
     prompts = np.array([len(seq.request.prompt) for seq in seqs], dtype=np.int32)
+    num_outputs = contexts - prompts
     q_starts = np.arange(len(seqs) + 1, dtype=np.int32)
     array = np.array(slots, dtype=np.int32)
     return StepBatch(
@@ -98,11 +100,12 @@ def _build_decode_batch(seqs: tuple, starts: tuple[int, ...]) -> StepBatch:
         sampled_tokens=q_starts[:-1],
         sampled_rows=rows,
         sampled_slots=tuple(slots),
-        num_outputs=contexts - prompts,
+        num_outputs=num_outputs,
         num_decodes=len(seqs),
         max_query=1,
         max_context=int(contexts.max()),
         decode_only=True,
+        may_have_prompts=bool(num_outputs.min() <= 0),
     )
 
 

@@ -36,8 +36,8 @@ class PromptEmbedsPart(StepPart, frozen=True, array_like=True):
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> PromptEmbedsPart | None:
         """Copy the vectors from the plan; None if no row has any: that costs one attribute per
         row."""
-        if batch.decode_only and batch.num_outputs.min() > 0:
-            return None  # no row computes a position of a prompt
+        if not batch.may_have_prompts:
+            return None
         pieces = []
         for at, i in enumerate(batch.rows):
             row = plan.rows[i]

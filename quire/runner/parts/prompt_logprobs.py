@@ -39,8 +39,8 @@ class PromptLogprobsPart(StepPart, frozen=True, array_like=True):
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> PromptLogprobsPart | None:
         """Copy from the plan; None if no row returns any: that check costs one attribute per
         row."""
-        if batch.decode_only and batch.num_outputs.min() > 0:
-            return None  # no row computes a position of a prompt
+        if not batch.may_have_prompts:
+            return None
         rows = []
         for at, i in enumerate(batch.rows):
             row = plan.rows[i]
