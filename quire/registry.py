@@ -7,7 +7,7 @@ import difflib
 import functools
 import importlib
 import pkgutil
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,18 @@ from quire.errors import ConfigError
 
 FRAMEWORK_MODULES = frozenset({"base", "build", "parser", "select"})
 """Modules of a plug-in folder that are not plug-ins: its contract, selection and assembly."""
+
+
+@functools.cache
+def _read_entry_points() -> Any:
+    """All entry points. Read once: it reads a file of each package, and they do not change."""
+    return entry_points()
+
+
+def find_entry_points(group: str) -> EntryPoints:
+    """The entry points of a group, of all installed packages."""
+    found: EntryPoints = _read_entry_points().select(group=group)
+    return found
 
 
 class PluginRegistry:
@@ -31,8 +43,8 @@ class PluginRegistry:
 
     @functools.cached_property
     def _entry_points(self) -> dict[str, EntryPoint]:
-        """Entry points by name. Read once: installed packages do not change meanwhile."""
-        return {entry.name: entry for entry in entry_points(group=self.group)}
+        """Entry points by name."""
+        return {entry.name: entry for entry in find_entry_points(self.group)}
 
     @functools.cached_property
     def _module_names(self) -> frozenset[str]:

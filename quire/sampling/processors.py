@@ -12,7 +12,6 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from quire.core.params import SamplingParams
 from quire.errors import ConfigError, HookFailed
+from quire.registry import find_entry_points
 from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.base import LogitsEdit, SlotBatch
 from quire.sampling.steps.request_processors import RowProcessors, failure_message, takes_prompt
@@ -134,7 +134,7 @@ def load_processors(
     Raises: ConfigError (no such class; not a logits processor).
     """
     kinds = [_class_of(one) if isinstance(one, str) else one for one in wanted]
-    kinds += [found.load() for group in ENTRY_POINT_GROUPS for found in entry_points(group=group)]
+    kinds += [one.load() for group in ENTRY_POINT_GROUPS for one in find_entry_points(group)]
     for kind in kinds:
         lacks = [m for m in ("apply", "is_argmax_invariant", "update_state") if m not in dir(kind)]
         if lacks:

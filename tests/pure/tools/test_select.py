@@ -4,6 +4,7 @@ import importlib.metadata
 
 import pytest
 
+from quire import registry
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 from quire.text.output.parsed_text import ParsedPiece
@@ -154,7 +155,24 @@ def test_a_missing_plug_in_is_refused(tmp_path):
 def test_entry_points_add_names(monkeypatch):
     entry = importlib.metadata.EntryPoint("mine", "quire.text.tools.longcat", "quire.tool_parsers")
     installed = {"quire.tool_parsers": [entry]}
-    monkeypatch.setattr("quire.registry.entry_points", lambda *, group: installed[group])
+    monkeypatch.setattr("quire.registry.find_entry_points", installed.__getitem__)
     fresh = PluginRegistry(TOOL_FORMATS.package, TOOL_FORMATS.group)
     monkeypatch.setattr("quire.text.tools.select.TOOL_FORMATS", fresh)
     assert select_tool_parser("mine").format is format_of("longcat")
+
+
+def test_entry_points_are_read_once(monkeypatch):
+    read = []
+    installed = importlib.metadata.EntryPoints(
+        [importlib.metadata.EntryPoint("mine", "a.b", "one"),
+         importlib.metadata.EntryPoint("yours", "a.c", "other")]
+    )  # fmt: skip
+    monkeypatch.setattr("quire.registry.entry_points", lambda: read.append(1) or installed)
+    registry._read_entry_points.cache_clear()
+    try:
+        assert [one.name for one in registry.find_entry_points("one")] == ["mine"]
+        assert [one.name for one in registry.find_entry_points("other")] == ["yours"]
+        assert not list(registry.find_entry_points("none"))
+    finally:
+        registry._read_entry_points.cache_clear()
+    assert read == [1]
