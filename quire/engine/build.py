@@ -48,6 +48,7 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup import gpu_startup
 from quire.engine.startup.device_facts import device_facts
+from quire.engine.startup.early_start import DRIVER, begin_startup
 from quire.engine.startup.executor_setup import build_executor, load_model
 from quire.engine.startup.grammar_setup import build_grammars
 from quire.engine.startup.model_setup import (
@@ -104,9 +105,14 @@ class EngineBundle(EngineCoreBundle):
     input_processor: InputProcessor
 
 
-def build_engine(options: Options, *, server: bool = False) -> EngineBundle:
-    """Build an engine with its text side. Raises ConfigError, NoRoom or WeightError."""
-    with _startup(options) as timer:
+def build_engine(
+    options: Options, *, server: bool = False, timer: StartupTimer | None = None
+) -> EngineBundle:
+    """Build an engine with its text side. Raises ConfigError, NoRoom or WeightError.
+
+    timer: of begin_startup(), if the start began before this module was imported.
+    """
+    with _startup(options, timer) as timer:
         loading: list[Future[Tokenizer | None]] = []
 
         def load(config: EngineConfig, folder: Callable[[], Path]) -> None:
@@ -127,13 +133,17 @@ def build_engine(options: Options, *, server: bool = False) -> EngineBundle:
 
 
 def build_engine_core(
-    options: Options, found: Callable[[EngineConfig, Path | None], None], *, server: bool = False
+    options: Options,
+    found: Callable[[EngineConfig, Path | None], None],
+    *,
+    server: bool = False,
+    timer: StartupTimer | None = None,
 ) -> EngineCoreBundle:
     """Build an engine without its text side, which is in another process. Raises as build_engine().
 
     found: called in a thread with the config so far and the folder of the tokenizer.
     """
-    with _startup(options) as timer:
+    with _startup(options, timer) as timer:
 
         def start_text(config: EngineConfig, folder: Callable[[], Path]) -> None:
             work = lambda: found(config, None if skips_tokenizer(config) else folder())  # noqa: E731
@@ -153,10 +163,11 @@ def skips_tokenizer(config: EngineConfig) -> bool:
 
 
 @contextmanager
-def _startup(options: Options) -> Iterator[StartupTimer]:
-    with late_work.starting_up(), StartupTimer() as timer:
+def _startup(options: Options, timer: StartupTimer | None) -> Iterator[StartupTimer]:
+    with late_work.starting_up(), timer or begin_startup(options.device.device) as timer:
+        timer.lap("imports")
         if options.device.device != cpu.name:
-            timer.run_concurrently("CUDA driver", _initialize_driver)
+            timer.run_concurrently("compiler key", _compute_compiler_key)
         yield timer
 
 
@@ -166,6 +177,7 @@ def _resolve_and_assemble(
     environment = env.read()
     found = describe_model(options, environment)
     timer.lap("model files")
+    timer.wait_for(DRIVER)
     resolved = resolve_config(found, options, environment, server=server)
     timer.lap("config")
     bundle = _assemble(found, resolved, options, environment, timer, texts)
@@ -256,8 +268,8 @@ def _memory_situation(options: Options, held: int) -> gpu_startup.MemorySituatio
     )
 
 
-def _initialize_driver() -> None:
-    """Initialize the driver and hash Triton's sources: neither needs the options."""
+def _compute_compiler_key() -> None:
+    """Hash Triton's sources, which does not need the options."""
     if cuda.available():
         kernel_cache.compute_compiler_key()
 

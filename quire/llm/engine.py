@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import vllm_environment
 from quire.config.engine_args import options_of
@@ -17,15 +17,19 @@ from quire.config.engine_config import EngineConfig
 from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.types import Update
-from quire.engine.build import EngineBundle, build_engine
 from quire.engine.core.gc_control import freeze_gc_heap
+from quire.engine.startup.early_start import begin_startup
 from quire.errors import Unsupported
 from quire.llm.compat import ModelConfigView, check_priority, refuse_lora
 from quire.outputs import RequestOutput
+from quire.platform import bytecode_cache
 from quire.text.input_processor import PreparedRequest
 from quire.text.output.output_processor import RequestOutputProcessor
 from quire.text.prompts import Prompt
 from quire.text.tokenizing.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.engine.build import EngineBundle
 
 IDLE_SLEEP_S = 0.05
 """A step without work ends after so many seconds, so that Ctrl-C is noticed."""
@@ -52,7 +56,11 @@ class LLMEngine:
         vllm_environment.log_notes(strict=options.observe.fail_on_environ_validation)
         if options.observe.log_level is not None:
             start_process(level=options.observe.log_level)
-        return cls(build_engine(options))
+        timer = begin_startup(options.device.device)
+        with bytecode_cache.importing():
+            from quire.engine.build import build_engine  # torch: it comes while the driver starts
+
+            return cls(build_engine(options, timer=timer))
 
     @property
     def config(self) -> EngineConfig:

@@ -78,7 +78,7 @@ def find_folder() -> tuple[Path | None, str]:
         return None, "switched off by QUIRE_BYTECODE_CACHE"
     if sys.pycache_prefix is not None:
         return None, f"in {sys.pycache_prefix}, by Python's own setting"
-    source = _torch_source()
+    source = torch_source()
     if source is None:
         return None, "there is no torch"
     if os.path.exists(cache_from_source(source)):
@@ -95,7 +95,7 @@ def find_folder() -> tuple[Path | None, str]:
     return folder, f"in {folder}: the packages have none"
 
 
-def _torch_source() -> str | None:
+def torch_source() -> str | None:
     """The file that `import torch` would run first; None if it is unknown. Imports nothing."""
     try:
         spec = find_spec("torch")

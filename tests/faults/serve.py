@@ -16,7 +16,7 @@ from tests.faults.arming import Faults, install
 from tests.server import running
 
 CHILDREN = {
-    "quire.engine.core.process": points.ENGINE,
+    "quire.engine.core.process_main": points.ENGINE,
     "quire.server.process.api_process": points.API,
 }
 

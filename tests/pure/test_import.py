@@ -43,6 +43,13 @@ sys.exit(f"heavy: {{heavy}}" if heavy else f"took {{seconds:.2f}} s" if seconds 
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.parametrize("name", ["LLM", "LLMEngine", "AsyncLLM"])
+def test_torch_is_imported_with_the_first_engine(name):
+    # Until then nothing may fix what a program can still choose, such as CUDA_VISIBLE_DEVICES
+    run = python(f"import sys; from quire import {name}; sys.exit('torch' in sys.modules)")
+    assert run.returncode == 0, run.stderr
+
+
 def test_help_is_fast_and_light():
     code = f"""
 import sys

@@ -164,6 +164,7 @@ def test_processes_at_a_unix_socket_wait_at_one(tmp_path):
     [
         ("quire.cli.serve", {"torch", "fastapi", "uvicorn", "zmq"}),
         ("quire.server.process.api_process", {"torch", "transformers"}),
+        ("quire.engine.core.process_main", {"torch", "numpy", "quire.engine.build"}),
     ],
 )
 def test_processes_import_only_what_they_need(module, heavy):

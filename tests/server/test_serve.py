@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shlex
 import signal
 import socket
@@ -56,9 +57,23 @@ def check_that_streams_agree(url):
             assert ("<tool_call>" in whole) == ("tools" in extra)
 
 
+def check_that_the_start_is_reported(said):
+    """One line names each second from the start of the command until connections are accepted."""
+    (line,) = [one for one in said if "after the command started" in one]
+    whole, stages = re.search(r"ready ([\d.]+) s after the command started: (.*)", line).groups()
+    seconds = {name: float(s) for name, s in (one.rsplit(" ", 1) for one in stages.split(", "))}
+    names = list(seconds)
+    assert names[:2] == ["before", "imports"]
+    assert names[-1] == "opening"
+    assert {"model files", "weights", "engine"} < set(names)
+    assert min(seconds.values()) >= 0
+    assert sum(seconds.values()) == pytest.approx(float(whole), abs=0.01 * len(seconds))
+
+
 def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
     with serving(*SMALL) as server:
         process = server.process
+        check_that_the_start_is_reported(server.said)
         answer = run_printed(server.line)
         assert answer["model"] == "embedded"
         assert "Paris" in answer["choices"][0]["message"]["content"]

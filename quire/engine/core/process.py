@@ -1,6 +1,6 @@
 """Engine process: one thread reads messages, runs a step, and sends the outputs.
 
-quire.engine.supervise.process_launcher starts it. It ends on StopProcess, or when its parent is
+quire.engine.core.process_main starts it. It ends on StopProcess, or when its parent is
 gone. While there are steps to make, the thread reads the socket between them; an idle thread sleeps
 in it, and wakes once a second to send a heartbeat. No other thread of the process runs Python, so
 no step waits for the interpreter's lock.
@@ -45,6 +45,7 @@ from quire.engine.messages import (
     error_to_wire,
 )
 from quire.engine.recording.flight_recorder import FlightRecorder, RecordRing
+from quire.engine.startup.startup_timer import StartupTimer
 from quire.engine.supervise.crash_artifacts import STACK_DUMP_SIGNAL
 from quire.engine.supervise.process_pipe import (
     ClientGone,
@@ -54,7 +55,6 @@ from quire.engine.supervise.process_pipe import (
     ProcessPipe,
     RunEngine,
     StopProcess,
-    receive_orders,
 )
 from quire.errors import QuireError, RequestError
 
@@ -68,12 +68,8 @@ UNBOUNDED_CALLS = frozenset(("start_profile", "stop_profile"))
 """Calls that may take any time: the watchdog waits for them."""
 
 
-def main(fd: int) -> int:
-    """Run one engine, by the orders from the pipe. Returns the exit status."""
-    inherited = receive_orders(fd, RunEngine, "quire-engine")
-    if inherited is None:
-        return 1
-    pipe, orders = inherited
+def run(pipe: ProcessPipe, orders: RunEngine, timer: StartupTimer) -> int:
+    """Run one engine, as ordered over the pipe. Returns the exit status. timer: of its start."""
     if orders.stacks_fd is not None:
         faulthandler.enable(orders.stacks_fd)
         faulthandler.register(STACK_DUMP_SIGNAL, orders.stacks_fd)
@@ -92,7 +88,8 @@ def main(fd: int) -> int:
         )
 
     try:
-        built = build_engine_core(Options.from_flat(orders.options), found, server=orders.server)
+        options = Options.from_flat(orders.options)
+        built = build_engine_core(options, found, server=orders.server, timer=timer)
     except QuireError as error:
         pipe.send(ProcessFailed(error=error_to_wire(error)))
         return 1

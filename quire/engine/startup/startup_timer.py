@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -23,14 +23,15 @@ CONCURRENT_PREFIX = "beside: "
 class StartupTimer:
     """Laps of the starting thread, and the concurrent threads. A context: leaving ends them."""
 
-    def __init__(self) -> None:
+    def __init__(self, before_s: float | None = None) -> None:
+        """before_s: seconds that count as the time before. None: since the process started."""
         self._laps: dict[str, float] = {}
         self._concurrent: dict[str, float] = {}
+        self._futures: dict[str, Future[Any]] = {}
         self._pool = ThreadPoolExecutor(thread_name_prefix="quire-start")
         self._since = time.perf_counter()
-        process = psutil.Process()
-        self.seconds_before = max(time.time() - process.create_time(), 0.0)
-        """Seconds since the process started: the interpreter, imports, the caller's own code."""
+        self.seconds_before = process_age() if before_s is None else before_s
+        """Seconds before the first stage: the interpreter, the caller's own code and imports."""
 
     def __enter__(self) -> StartupTimer:
         return self
@@ -59,7 +60,15 @@ class StartupTimer:
             finally:
                 self._concurrent[name] = time.perf_counter() - began
 
-        return self._pool.submit(timed)
+        future = self._futures[name] = self._pool.submit(timed)
+        return future
+
+    def wait_for(self, name: str) -> None:
+        """Wait for this concurrent work, if there is any, as a stage of its own."""
+        future = self._futures.get(name)
+        if future is not None:
+            future.result()
+            self.lap(f"{name} wait")
 
     @property
     def total(self) -> float:
@@ -73,14 +82,39 @@ class StartupTimer:
         return {**self._laps, **run_concurrently}
 
 
+def process_age() -> float:
+    """Seconds since this process started."""
+    started: float = psutil.Process().create_time()
+    return max(time.time() - started, 0.0)
+
+
 def format_table(seconds: dict[str, float], before: float) -> list[str]:
     """Format the times, one line per stage."""
+    laps, beside = _split(seconds)
+    lines = [f"{name:<24}{value:7.2f} s" for name, value in laps.items()]
+    lines.append(f"{'ready':<24}{sum(laps.values()):7.2f} s")
+    lines += [f"  concurrent {name:<12}{value:7.2f} s" for name, value in beside.items()]
+    lines.append(f"{'before':<24}{before:7.2f} s")
+    return lines
+
+
+def format_server_start(total: float, seconds: dict[str, float], opening: float) -> str:
+    """Format the whole start of a server in one line, whose parts add up.
+
+    total: seconds from the start of the command until all accept connections. seconds: of the
+    engine. opening: seconds after the engine was ready.
+    """
+    laps, _ = _split(seconds)
+    before = total - sum(laps.values()) - opening  # the command, and the engine's interpreter
+    parts = {"before": before, **laps, "opening": opening}
+    stages = ", ".join(f"{name} {value:.2f}" for name, value in parts.items())
+    return f"ready {total:.2f} s after the command started: {stages}"
+
+
+def _split(seconds: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the stages, and the concurrent work by its name."""
     laps = {name: s for name, s in seconds.items() if not name.startswith(CONCURRENT_PREFIX)}
     beside = {
         name.removeprefix(CONCURRENT_PREFIX): s for name, s in seconds.items() if name not in laps
     }
-    lines = [f"{name:<24}{value:7.2f} s" for name, value in laps.items()]
-    lines.append(f"{'ready':<24}{sum(laps.values()):7.2f} s")
-    lines += [f"  concurrent {name:<12}{value:7.2f} s" for name, value in beside.items()]
-    lines.append(f"{'before (imports)':<24}{before:7.2f} s")
-    return lines
+    return laps, beside

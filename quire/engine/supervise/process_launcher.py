@@ -115,7 +115,7 @@ class EngineChildProcess(ChildProcess):
         self.stacks_file = _open_file(os.memfd_create("quire-stacks"))
         self.recorder_file = _open_file(os.memfd_create("quire-ring"))
         files = [self.running_list_file, self.heartbeat_file, self.stacks_file, self.recorder_file]
-        super().__init__("quire.engine.core.process", sockets=files)
+        super().__init__("quire.engine.core.process_main", sockets=files)
 
     def running_ids(self) -> list[str] | None:
         """Ids of the requests that it ran last. None: any request may have run."""

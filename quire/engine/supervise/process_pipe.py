@@ -254,14 +254,17 @@ class ProcessPipe:
         self._socket.close()
 
 
+def ignore_signals() -> None:
+    """In the main thread of a child process: its parent handles signals, and stops it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def receive_orders(fd: int, orders: type[Orders], name: str) -> tuple[ProcessPipe, Orders] | None:
     """Receive the orders of a child process. Returns its pipe and the orders; None: there are none.
 
-    Ignores signals from here on: the parent process handles them, and stops this one.
     name: of this process, for `ps` and `top`.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     pipe = ProcessPipe.from_fd(fd)
     message = pipe.receive()
     if not isinstance(message, orders):

@@ -50,6 +50,7 @@ from quire.engine.supervise.process_pipe import (
     RunApiProcess,
     ServerListening,
     StopProcess,
+    ignore_signals,
     receive_orders,
 )
 from quire.errors import ConfigError, EngineDead, QuireError, ShuttingDown
@@ -83,6 +84,7 @@ TLS_POLL_INTERVAL_S = 1.0
 
 def main(fd: int) -> int:
     """Serve as ordered over the pipe. Returns the exit status."""
+    ignore_signals()
     inherited = receive_orders(fd, RunApiProcess, "quire-api")
     if inherited is None:
         return 1

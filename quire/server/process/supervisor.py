@@ -25,6 +25,7 @@ from quire import env
 from quire.config.options import Options
 from quire.core.admission.request_blocklist import RequestBlocklist
 from quire.engine.messages import error_from_wire
+from quire.engine.startup.startup_timer import format_server_start, process_age
 from quire.engine.supervise.engine_restarter import EngineRestarter, RestartBudget
 from quire.engine.supervise.liveness import CHECK_INTERVAL_S
 from quire.engine.supervise.process_launcher import (
@@ -84,6 +85,7 @@ class Supervisor:
         self._watchdog = Watchdog(options.health, env.read().cache_dir)
         self._next_check_at = 0.0
         self._started_at = time.monotonic()
+        self._engine_started_at = self._started_at
         self._api_processes: list[ApiChildProcess] = []
         self._api_start_s: float | None = None  # what the slowest of the first took
         self._blocklist = RequestBlocklist()  # what any of them has put into its own
@@ -210,7 +212,8 @@ class Supervisor:
         if self._is_engine(child):
             assert self._restarter is not None, "an engine without a keeper"
             if isinstance(word, EngineStarted) and self._restarter.engine_started is None:
-                self._watchdog.set_start_time(time.monotonic() - self._started_at)
+                self._engine_started_at = time.monotonic()
+                self._watchdog.set_start_time(self._engine_started_at - self._started_at)
             told = self._restarter.handle(word)
             if told is not None:
                 self._broadcast(told)
@@ -230,7 +233,15 @@ class Supervisor:
         if len(self._ready_messages) == len(self._api_processes) and not self._is_announced:
             self._is_announced = True
             self._api_start_s = max(one.age_s for one in self._api_processes)
+            self._log_start()
             print(welcome, file=BestEffortStream(sys.stdout), flush=True)  # what people wait for
+
+    def _log_start(self) -> None:
+        assert self._restarter is not None, "ready without an engine"
+        built = self._restarter.engine_started
+        assert built is not None, "ready without an engine"
+        opening = time.monotonic() - self._engine_started_at
+        log.info("%s", format_server_start(process_age(), built.startup_seconds, opening))
 
     def _broadcast_blocked_input(self, who: ChildProcess, word: InputBlocked) -> None:
         """All shall know, those included that are yet to be started."""

@@ -1,0 +1,20 @@
+"""Early start: begins the start-up work that needs neither torch nor the model, during imports."""
+
+from __future__ import annotations
+
+from quire.engine.startup.startup_timer import StartupTimer
+from quire.platform import cpu, cuda, library_pages
+
+DRIVER = "CUDA driver"
+
+
+def begin_startup(device: str, *, before_s: float | None = None) -> StartupTimer:
+    """Start the timer, and what takes long outside the interpreter. device: the option.
+
+    before_s: as for StartupTimer.
+    """
+    timer = StartupTimer(before_s)
+    if device != cpu.name:
+        timer.run_concurrently(DRIVER, cuda.available)
+        timer.run_concurrently("library pages", library_pages.read_ahead)
+    return timer
