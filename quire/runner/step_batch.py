@@ -161,3 +161,24 @@ def _gather_token_ids(rows: list[Row], total: int) -> Ints:
             ids.extend(seq.drafts[:drafts])
     assert len(ids) == total, (len(ids), total)
     return np.array(ids, dtype=np.int32)
+
+
+_NO_INTS: Ints = np.zeros(0, dtype=np.int32)
+EMPTY_BATCH = StepBatch(
+    rows=(),
+    slots=_NO_INTS,
+    token_ids=_NO_INTS,
+    token_slots=_NO_INTS,
+    positions=_NO_INTS,
+    q_starts=np.zeros(1, dtype=np.int32),
+    contexts=_NO_INTS,
+    sampled_tokens=_NO_INTS,
+    sampled_rows=(),
+    sampled_slots=(),
+    num_outputs=_NO_INTS,
+    num_decodes=0,
+    max_query=0,
+    max_context=0,
+    decode_only=False,
+)
+"""A step without rows."""

@@ -37,13 +37,12 @@ class WorkerCalls:
         self._memory_before = (0, 0)
 
     def begin_trace(self) -> None:
-        """From now on steps run without graphs, on two layers of each kind, with zeroed tensors
-        and without the library's large products. Of equal layers, more would need no other kernels;
-        zeros are valid indexes.
+        """From now on steps run on two layers of each kind, with zeroed tensors and without the
+        library's large products. Of equal layers, more would need no other kernels; zeros are valid
+        indexes. No graph may be captured before or within.
         """
         model: Any = self._runner.model
         with ExitStack() as entered:
-            entered.enter_context(self._worker.without_graphs())
             entered.enter_context(TraceMode())
             entered.enter_context(with_two_layers_per_kind(model))
             self._tracing = entered.pop_all()
@@ -55,6 +54,14 @@ class WorkerCalls:
     def warm_up_kernels(self) -> None:
         """Load the library's kernels, and those of our own that no dummy step runs."""
         self._worker.warm_up_kernels()
+
+    def launch_graph_bodies(self) -> None:
+        """Launch the largest steps that are captured, without rows."""
+        self._worker.launch_graph_bodies()
+
+    def capture_graphs(self, reserved_bytes: int) -> None:
+        """Capture all graphs, in so much memory; afterwards no step captures."""
+        self._worker.capture_graphs(reserved_bytes)
 
     def reserve_memory(self, size: int, pieces: int, piece: int) -> None:
         """Allocate from the driver what steps will need: `size` bytes at once, and small pieces."""

@@ -4,7 +4,6 @@ import json
 import pathlib
 import re
 import time
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -140,31 +139,18 @@ def test_a_trace_runs_two_layers_of_each_kind(kind, kept):
     assert list(model.layers) == before
 
 
-class FakeWorker:
-    """The calls of graph capture on a GPU's worker; records whether steps may be captured."""
-
-    def __init__(self):
-        self.may_capture = True
-
-    @contextmanager
-    def without_graphs(self):
-        self.may_capture = False
-        yield
-        self.may_capture = True
-
-    def warm_up_kernels(self):
-        pass
-
-    def reserve_memory(self, size, pieces, piece):
-        pass
-
-
-def test_no_step_of_an_abridged_model_is_captured():
+def test_the_graphs_of_a_whole_model_are_captured_after_every_trace():
     said = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 9}
     llm = LLM("embedded", **said, max_model_len=64, enforce_eager=True)
     engine, config = llm.llm_engine.engine, llm.llm_engine.config
-    model, worker, steps = engine._executor.runner.model, FakeWorker(), []
+    model, log = engine._executor.runner.model, []
     whole = len(model.layers)
+
+    def record(name):
+        return lambda *args: log.append((name, len(model.layers) == whole))
+
+    names = ("warm_up_kernels", "capture_graphs", "reserve_memory")
+    worker = SimpleNamespace(**{name: record(name) for name in names})
     calls = WorkerCalls(SimpleNamespace(model=model, worker=worker))
 
     class Watched:
@@ -172,14 +158,14 @@ def test_no_step_of_an_abridged_model_is_captured():
             return [getattr(calls, name)(*args)]
 
         def submit(self, plan):
-            alone = all(row.count == 1 for row in plan.rows)
-            steps.append((alone, len(model.layers) == whole, worker.may_capture))
+            record("step")()
             return engine._executor.submit(plan)
 
-    warmup.capture_graphs((engine._scheduler, Watched()), config, seconds=0)
-    assert (True, False, False) in steps, "the cache was to be too small for one step"
-    assert {may for _, complete, may in steps if not complete} == {False}
-    assert {may for _, complete, may in steps if complete} == {True}
+    warmup.capture_graphs((engine._scheduler, Watched()), config, captured_bytes=0)
+    assert log.index(("capture_graphs", True)) > max(
+        at for at, (name, _) in enumerate(log) if name == "step"
+    )
+    assert ("step", False) in log, "no trace"
 
 
 def test_nothing_in_the_engine_reaches_a_worker_past_its_executor():

@@ -79,7 +79,7 @@ def start_on_gpu(
     """
     weights = torch.cuda.memory_allocated(device) - situation.held_by_torch
     small = warmup.profiling_config(config, plan.shape)
-    cold = compile_kernels(make(small), small, timer, compilers)
+    compile_kernels(make(small), small, timer, compilers)
     _free_device_memory(device)  # now, not in the middle of the measurement
     half = make(small)  # a trace may leave any state behind
     peak = warmup.measure_peak_memory(half, small)
@@ -97,7 +97,7 @@ def start_on_gpu(
     half = make(config)
     torch.cuda.synchronize(device)
     timer.lap("KV cache")
-    warmup.capture_graphs(half, config, seconds=0 if cold else warmup.CAPTURE_S)
+    warmup.capture_graphs(half, config, peak.captured_bytes)
     torch.cuda.synchronize(device)
     timer.lap("capture")
     _log_memory(plan, device)

@@ -6,12 +6,11 @@ temporary cache, to measure the largest step; the cache gets the memory that is 
     trace_kernels        launches skipped, every missing kernel recorded and compiled in other
     threads measure_peak_memory  the largest step is run: its peak, and the memory of the device's
     libraries
-    capture_graphs       with the real cache: memory set aside, largest and small graphs captured
+    capture_graphs       with the real cache: memory set aside, all graphs captured
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,11 +32,6 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import Request, StopConditions
 from quire.errors import NoRoom
 from quire.executors.base import Executor
-from quire.runner.gpu.mixed_batch_graphs import (
-    PROMPT_ROW_COUNTS,
-    STEPS_BEFORE_CAPTURE,
-    largest_graph_shape,
-)
 
 DUMMY_VOCAB = 2
 """Tokens of dummy prompts: every model has the first two."""
@@ -46,11 +40,6 @@ SMALL_TENSOR_BYTES = MIB // 2
 
 PROMPT_CHUNK = 64
 """Tokens of a prompt beside rows that decode."""
-
-CAPTURE_S = 0.6
-"""Seconds for graphs before ready; the others are captured when their steps occur."""
-CAPTURED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Rows of decode steps that take longer to launch than to compute."""
 
 SchedulerAndExecutor = tuple[Scheduler, Executor]
 """The two parts of an engine: the scheduler makes plans and the executor runs them."""
@@ -93,17 +82,6 @@ def worst_step_lengths(config: EngineConfig) -> list[int]:
         counts.append(min(left - others, longest))
         left -= counts[-1]
     return counts
-
-
-def captured_step_lengths(config: EngineConfig) -> list[int]:
-    """Return query tokens per row of the largest captured step with prompts; [] if none is."""
-    scheduler = config.scheduler
-    shape = largest_graph_shape(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
-    if shape is None:
-        return []
-    prompts = PROMPT_ROW_COUNTS[0] - 1
-    each = min((shape.tokens - shape.decodes) // prompts, max(scheduler.max_model_len - 2, 1))
-    return [1] * shape.decodes + [each] * prompts if each > 1 else []
 
 
 def profiling_config(config: EngineConfig, shape: EngineShape) -> EngineConfig:
@@ -186,18 +164,11 @@ def _doublings(most: int) -> list[int]:
 def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> PeakMemory:
     """Return peaks of the largest step and of the largest captured ones, in bytes. Raises
     NoRoom."""
-    rows = config.scheduler.max_num_seqs
     with _out_of_memory_as_no_room(config):
         run_dummy_requests(
             half, [1], RANDOM
         )  # the library allocates its workspace at the first product
-        captured, _ = _peak_of(half, lambda: run_dummy_requests(half, [1] * rows, RANDOM))
-        captured_lengths = captured_step_lengths(config)
-        if captured_lengths:
-            captured = max(
-                captured,
-                _peak_of(half, lambda: run_dummy_requests(half, captured_lengths, RANDOM))[0],
-            )
+        captured, _ = _peak_of(half, lambda: half[1].call("launch_graph_bodies"))
         step, reserved = _peak_of(
             half,
             lambda: run_dummy_requests(
@@ -233,42 +204,24 @@ def _traced(executor: Executor) -> Iterator[None]:
         executor.call("end_trace")
 
 
-def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, seconds: float) -> None:
-    """Allocate from the driver what steps will need, and capture the most frequent graphs.
+def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, captured_bytes: int) -> None:
+    """Allocate from the driver what steps will need, and capture all graphs.
 
-    Afterwards no step allocates from the driver. The largest step is traced once more for its
-    allocations: the pieces it leaves with torch then have the sizes that steps need, so there is
-    one for each whatever the step's size. `seconds` limits the captures beyond the largest step's
-    graphs, whose memory all others share.
+    Afterwards no step allocates from the driver, and none captures. The largest step is traced once
+    more for its allocations: the pieces it leaves with torch then have the sizes that steps need,
+    so there is one for each whatever the step's size. captured_bytes: see PeakMemory.
     """
-    rows, executor = config.scheduler.max_num_seqs, half[1]
+    executor = half[1]
     with _out_of_memory_as_no_room(config):
-        # where the cache is too small for all rows at once, fewer rows decode: a graph of a single
-        # row would lack most layers for ever
         with _traced(executor):
             run_dummy_requests(
                 half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
             )
         executor.call("warm_up_kernels")
-        for params in (RANDOM, GREEDY):
-            run_dummy_requests(half, [1] * rows, params, tokens=2)  # the second time it is captured
-        for _ in range(STEPS_BEFORE_CAPTURE + 1):
-            run_dummy_requests(half, captured_step_lengths(config), RANDOM)
+        executor.call("capture_graphs", captured_bytes)
         pieces = SMALL_BLOCK_RESERVE // SMALL_TENSOR_BYTES
         executor.call("reserve_memory", FRAGMENTATION_RESERVE, pieces, SMALL_TENSOR_BYTES)
-        if not config.device.enforce_eager:
-            _capture_small_graphs(half, rows, seconds)
     half[0].reset_prefix_cache()
-
-
-def _capture_small_graphs(half: SchedulerAndExecutor, rows: int, seconds: float) -> None:
-    """Capture graphs of small decode steps, most frequent first, until the time is up."""
-    until = time.perf_counter() + seconds
-    for size in CAPTURED_ROWS:
-        for params in (GREEDY, RANDOM):
-            if size >= rows or (size > 1 and time.perf_counter() > until):
-                return
-            run_dummy_requests(half, [1] * size, params)
 
 
 def check_cache_fits(plan: MemoryPlan, free_bytes: int) -> None:

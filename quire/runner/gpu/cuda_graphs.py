@@ -1,23 +1,17 @@
 """CUDA graph cache: replays steps from graphs, with one launch in place of hundreds.
 
-A decode-only step runs at one of a few sizes, one with prompts in one of a few shapes
-(quire.runner.gpu.mixed_batch_graphs). The first of a kind runs kernel by kernel, to detect whether
-any op in it waits for the device; then a size is captured when it is first needed and replayed
-afterwards. Capturing takes the host as long as launching, so it costs nothing while the GPU is busy
-for longer than that; else a somewhat larger graph is used for a while. All graphs share one memory
-pool, because one stream runs them one after another.
+All graphs are captured at once, when the engine starts and when its KV memory is restored. No step
+captures: what has no graph is launched kernel by kernel. All graphs share one memory pool, because
+one stream runs them one after another.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 import warnings
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 
@@ -26,182 +20,145 @@ from quire.sampling.sampler import ChooserKind
 
 log = logging.getLogger(__name__)
 
-MAX_PADDING_RATIO = 1.25
-"""A graph of at most this many times the rows is used until the size has its own."""
+CAPTURE_ATTEMPTS = 2
+"""The first fails where the library loads a kernel in a way that no capture permits; it is loaded
+then."""
 
-STEPS_BEFORE_CAPTURE = 24
-"""Steps of a size before it is captured."""
+MAX_WHOLE_ROWS = 8
+"""Up to so many rows a decode step is one graph: the gap between two would show in its time."""
 
-MAX_CAPTURE_FAILURES = 3
-"""Failed captures after which no more are tried."""
-
-GraphKey = tuple[Any, ChooserKind | None]
-"""The size of a step, and how its rows are sampled; None: outside the graph."""
+Key = TypeVar("Key", bound=Hashable)
 
 
-class GraphMemoryPool:
-    """The memory that the graphs of one stream share."""
+class CudaGraphCache(Generic[Key]):
+    """The graphs of one stream: key -> graph."""
 
-    def __init__(self) -> None:
-        self.handle: Any = None  # torch's
+    def __init__(self, launch: Callable[[Key], None]) -> None:
+        """launch: launch the kernels of a key's graph. They must read and write fixed addresses."""
+        self._launch = launch
+        self._captured: dict[Key, torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None  # torch's handle
+        self._reservation: torch.cuda.CUDAGraph | None = None  # keeps memory of the pool
 
-    def get_handle(self) -> Any:
-        """Return the handle, made at the first call."""
-        if self.handle is None:
-            self.handle = torch.cuda.graph_pool_handle()
-        return self.handle
+    def __contains__(self, key: Key) -> bool:
+        return key in self._captured
 
+    def __len__(self) -> int:
+        return len(self._captured)
 
-class CudaGraphCache:
-    """The graphs of one kind of step each: (size, kind) -> graph."""
-
-    def __init__(
-        self,
-        body: Callable[[Any, ChooserKind | None], None],
-        max_rows: int,
-        *,
-        eager: bool,
-        pool: GraphMemoryPool | None = None,
-    ) -> None:
-        """body(size, kind): launch a step of `size` rows. eager: never capture."""
-        self._body = body
-        self._eager = eager
-        self._sizes = capture_sizes(max_rows)
-        self.pool = pool or GraphMemoryPool()
-        self._captured: dict[GraphKey, torch.cuda.CUDAGraph] = {}
-        self._misses: Counter[GraphKey] = Counter()
-        self._sync_free_kinds: set[ChooserKind | None] = set()  # kinds with bodies that never wait
-        self._capture_seconds = 0.02  # seconds the last capture took
-        self._failures = 0
-        self.capturing = False
-
-    def size_for(self, rows: int, kind: ChooserKind | None, spare: float = 0.0) -> int:
-        """Return the number of rows at which a step of `rows` should run now.
-
-        spare: seconds for which the GPU has work to do.
-        """
-        if self._eager:
-            return rows
-        size = self._sizes[bisect_left(self._sizes, rows)]
-        if (size, kind) in self._captured or spare > self._capture_seconds:
-            return size
-        limit = max(rows * MAX_PADDING_RATIO, rows + 1)
-        larger = [s for s, k in self._captured if k == kind and size < s <= limit]
-        self._misses[size, kind] += 1
-        if not larger or self._misses[size, kind] > STEPS_BEFORE_CAPTURE:
-            return size
-        return min(larger)
-
-    def should_use_graph(
-        self, size: Hashable, kind: ChooserKind | None, spare: float, patience: int, most: int
-    ) -> bool:
-        """Whether a step of this size should run here: as a graph, now or after this capture.
-
-        False: it has occurred fewer than `patience` times and the GPU has no work for so long; or
-        there are `most` graphs. spare: seconds for which the GPU has work to do.
-        """
-        key = (size, kind)
-        if self._eager or key in self._captured:
-            return not self._eager
-        self._misses[key] += 1
-        waited = self._misses[key] >= patience or spare > self._capture_seconds
-        return waited and len(self._captured) < most
-
-    def run(self, size: Hashable, kind: ChooserKind | None) -> None:
-        """Launch a step of a size from size_for(), or one that should_use_graph() accepted."""
-        graph = self._captured.get((size, kind))
-        if graph is None and not self._eager:
-            if kind not in self._sync_free_kinds:
-                self._run_sync_check(size, kind)
-                return
-            graph = self._capture((size, kind))
+    def run(self, key: Key) -> None:
+        """Replay the graph of the key; if there is none, launch its kernels."""
+        graph = self._captured.get(key)
         if graph is None:
-            self._body(size, kind)
+            self._launch(key)
         else:
             graph.replay()
 
-    def _run_sync_check(self, size: Hashable, kind: ChooserKind | None) -> None:
-        """Run the body as a graph could. If it waits for the device, all run eagerly from then on.
+    def launch_without_waits(self, key: Key) -> bool:
+        """Launch the key's kernels. False: an op among them waits for the device.
 
-        Torch raises where an operation would wait, which no graph can repeat.
+        No graph can repeat that, and torch raises there.
         """
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the mode may miss something
             torch.cuda.set_sync_debug_mode("error")
         try:
-            self._body(size, kind)
+            self._launch(key)
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
-            self._disable(error)
-        else:
-            self._sync_free_kinds.add(kind)
+            _warn(key, error)
+            return False
         finally:
             torch.cuda.set_sync_debug_mode(before)
-        if self._eager:
-            self._body(size, kind)
+        return True
 
-    def _disable(self, error: Exception) -> None:
-        log.warning("such steps run without CUDA graphs from now on: %s", error)
-        lazy_fusion.discard()
-        self._eager = True
+    def capture(self, keys: Sequence[Key], reserved_bytes: int) -> None:
+        """Capture the graph of each key, up to the first that fails. Nothing is executed.
 
-    def reserve_memory(self, pieces: int, size: int) -> None:
-        """Put free pieces of `size` bytes into the pool of the existing graphs, for later ones."""
-        if self.pool.handle is None:
-            return
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(self.pool.handle, capture_error_mode="relaxed")
-        held = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(pieces)]
-        held[0].zero_()  # torch warns of graphs that do nothing
-        graph.capture_end()
-
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """Within, steps run kernel by kernel: they differ from later steps."""
-        before, self._eager = self._eager, True
-        try:
-            yield
-        finally:
-            self._eager = before
+        reserved_bytes: allocated first, in one piece that all graphs share. Pieces of one graph's
+        sizes would not hold another's.
+        """
+        for key in keys:
+            for attempt in range(1, CAPTURE_ATTEMPTS + 1):
+                try:
+                    if self._pool is None:
+                        self._reserve(reserved_bytes)
+                    self._captured[key] = self._capture(partial(self._launch, key))
+                    break
+                except RuntimeError as error:
+                    lazy_fusion.discard()
+                    if attempt == CAPTURE_ATTEMPTS:
+                        _warn(key, error)
+                        return
 
     def clear(self) -> None:
         """Drop all graphs: the addresses in them are no longer valid."""
         self._captured.clear()
-        self._misses.clear()
-        self.pool.handle = None
+        self._reservation = self._pool = None
 
-    def _capture(self, key: GraphKey) -> torch.cuda.CUDAGraph | None:
-        """Capture the graph; None if that is impossible."""
-        began = time.perf_counter()
+    def _reserve(self, size: int) -> None:
+        """Put a free piece of memory into a new pool."""
+        self._pool = torch.cuda.graph_pool_handle()
+        self._reservation = self._capture(
+            lambda: torch.empty(max(size, 1), dtype=torch.uint8, device="cuda")[:1].zero_()
+        )
+
+    def _capture(self, launch: Callable[[], object]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        self.capturing = True
+        # "relaxed": other threads of this process may use the device meanwhile
+        graph.capture_begin(self._pool, capture_error_mode="relaxed")
         try:
-            # "relaxed": other threads of this process may use the device meanwhile
-            graph.capture_begin(self.pool.get_handle(), capture_error_mode="relaxed")
-            try:
-                self._body(*key)
-            finally:
-                self.capturing = False
-                graph.capture_end()
-        except RuntimeError as error:
-            lazy_fusion.discard()
-            self._failures += 1
-            log.debug("capture of %s failed", key, exc_info=True)
-            if self._failures >= MAX_CAPTURE_FAILURES:
-                self._disable(error)
-            return None  # running it loads what the capture may have lacked
-        self._captured[key] = graph
-        self._capture_seconds = time.perf_counter() - began
+            launch()
+        finally:
+            graph.capture_end()
         return graph
 
 
+def _warn(key: Hashable, error: Exception) -> None:
+    lazy_fusion.discard()
+    log.warning("steps such as %s run without CUDA graphs from now on: %s", key, error)
+
+
+class DecodeGraph(NamedTuple):
+    """The key of a decode step's graph, or of one of its two parts."""
+
+    size: int  # rows, padded
+    part: Literal["whole", "forward", "sampling"]
+    kind: ChooserKind | None = None  # of the sampling in it
+
+
+def decode_graphs(size: int, kind: ChooserKind | None) -> tuple[DecodeGraph, ...]:
+    """Return the graphs that a decode step runs in turn.
+
+    kind None: its rows are sampled outside graphs, from the hidden states that "forward" stores.
+    """
+    if kind is None:
+        return (DecodeGraph(size, "forward"),)
+    if size <= MAX_WHOLE_ROWS and kind != "penalised":
+        return (DecodeGraph(size, "whole", kind),)
+    return DecodeGraph(size, "forward"), DecodeGraph(size, "sampling", kind)
+
+
+def decode_graph_groups(max_rows: int) -> list[list[DecodeGraph]]:
+    """Return the graphs of all decode steps of up to max_rows rows, those of one part together.
+
+    Each group begins with its largest; "forward" is the first group.
+    """
+    found: dict[Any, dict[DecodeGraph, None]] = {}
+    for size in reversed(capture_sizes(max_rows)):
+        for kind in (None, *get_args(ChooserKind)):
+            for graph in decode_graphs(size, kind):
+                found.setdefault(graph[1:], {})[graph] = None
+    return [list(group) for group in found.values()]
+
+
 def capture_sizes(max_rows: int) -> list[int]:
-    """Return the numbers of rows at which steps run, up to the largest step's.
+    """Return the numbers of rows at which decode steps run, up to the largest step's.
 
     Four to each doubling, once there are many: the library's tiles pad a product about as far
-    anyway, and each size costs a capture.
+    anyway, and each size costs captures.
     """
     found = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64]
     grain = 16

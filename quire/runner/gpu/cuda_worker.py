@@ -2,18 +2,18 @@
 
 The state of the slots is on the device: block tables and last tokens. A step uploads a few integers
 per row and gathers its inputs there; a token goes from one step to the next without the host, so
-step n + 1 is enqueued before step n is done. A decode-only step is one graph with model, logits,
-sampling and write-back in it, and so is a step with few tokens of prompts, padded to a shape that
-has occurred before; any other is launched kernel by kernel.
+step n + 1 is enqueued before step n is done. A decode-only step is one graph or two: forward pass,
+and logits, sampling and write-back. The forward pass of a step with few tokens of prompts is one,
+padded to one of a few shapes; any other is launched kernel by kernel.
 
 Axes: T tokens in the step, S rows, R sampled rows, M slots, W table width, G layer groups.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -24,13 +24,20 @@ from quire.errors import EngineDead
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.gpu.runtime import step_io as kernels
 from quire.models.base import LanguageModel, StepInputs
-from quire.runner.gpu.cuda_graphs import CudaGraphCache, capture_sizes, padded_sample_rows
+from quire.runner.gpu.cuda_graphs import (
+    CudaGraphCache,
+    DecodeGraph,
+    capture_sizes,
+    decode_graph_groups,
+    decode_graphs,
+    padded_sample_rows,
+)
 from quire.runner.gpu.gemm_warmup import warm_up_gemms
 from quire.runner.gpu.kv_memory import KVMemory
 from quire.runner.gpu.mixed_batch_graphs import (
-    MAX_GRAPHS,
-    STEPS_BEFORE_CAPTURE,
+    PROMPT_ROWS,
     GraphShape,
+    graph_shapes,
     pad_to_shape,
     select_graph_shape,
 )
@@ -40,7 +47,7 @@ from quire.runner.gpu.staging_buffer import StagingBuffer, align_words, pinned_w
 from quire.runner.parts.base import ForwardOutput, PendingPart, StepPart
 from quire.runner.profiler import span
 from quire.runner.slots import BlockTableUpdate, TableShape
-from quire.runner.step_batch import Ints, StepBatch
+from quire.runner.step_batch import EMPTY_BATCH, Ints, StepBatch
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import ChooserKind, Sampler
 from quire.sampling.sampler_output import HostSamplerOutput
@@ -48,6 +55,8 @@ from quire.sampling.steps.grammar_masks import GrammarMasks
 
 NUM_STAGING_BUFFERS = 5
 """Host buffers per upload and per result: more than any engine has steps in flight."""
+
+GraphKey = DecodeGraph | GraphShape
 
 
 class CudaWorker:
@@ -85,7 +94,9 @@ class CudaWorker:
         self._pinned_io = PinnedIO(rows, NUM_STAGING_BUFFERS, device)
         most = max(max_tokens, rows)
         self._mixed_staging = StagingBuffer(
-            3 * align_words(most) + 6 * align_words(rows + 1), NUM_STAGING_BUFFERS, device
+            3 * align_words(most) + 6 * align_words(rows + PROMPT_ROWS + 1),
+            NUM_STAGING_BUFFERS,
+            device,
         )
         self._table_staging = StagingBuffer(
             4 * align_words(rows + most), NUM_STAGING_BUFFERS, device
@@ -95,18 +106,14 @@ class CudaWorker:
             pinned_words(2 * align_words(rows)).view(2, -1) for _ in range(NUM_STAGING_BUFFERS)
         ]
         self._result_index = 0
-        self._last_submit_time = 0.0  # when the last decode step was submitted
-        self._last_done_event: torch.cuda.Event | None = None  # of the step launched last
-        self._hidden: Tensor | None = None  # [M, E] of a decode step that is sampled outside
+        self._hidden: Tensor | None = None  # [M, E] of a forward graph, sampled after it
         self._decode_device_inputs: dict[int, DeviceInputs] = {}  # of decode steps, by size
         self._max_tokens = most
-        self._decode_graphs = CudaGraphCache(self._decode_body, rows, eager=eager)
-        self._mixed_graphs = CudaGraphCache(
-            self._mixed_graph_body,
-            rows,
-            eager=eager or not backend.supports_prefill_graphs,
-            pool=self._decode_graphs.pool,
-        )
+        self._eager = eager
+        self._sizes = capture_sizes(rows)
+        self._shapes = graph_shapes(max_tokens, rows) if backend.supports_prefill_graphs else []
+        self._graphs = CudaGraphCache[GraphKey](self._launch)
+        self._graph_bytes = 0
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     # -- the runner's calls ---------------------------------------------------------------------
@@ -137,7 +144,6 @@ class CudaWorker:
             torch.empty(size, dtype=torch.uint8, device=device)
             held = [torch.empty(piece, dtype=torch.uint8, device=device) for _ in range(pieces)]
             del held
-            self._decode_graphs.reserve_memory(pieces, piece)
 
     @torch.inference_mode()
     def warm_up_kernels(self) -> None:
@@ -146,19 +152,48 @@ class CudaWorker:
         Also kernels of our own that no dummy step runs: masks of constrained rows.
         """
         with self.execution_context():
-            rows = capture_sizes(len(self._last_token))
-            self._sampler.warm_up(warm_up_gemms(self._model, rows, self._max_tokens))
+            tokens = {shape.tokens for shape in self._shapes}
+            self._sampler.warm_up(
+                warm_up_gemms(self._model, self._sizes, sorted(tokens), self._max_tokens)
+            )
 
-    @contextmanager
-    def without_graphs(self) -> Iterator[None]:
-        """Within, no step is captured or replayed."""
-        with self._decode_graphs.disabled(), self._mixed_graphs.disabled():
-            yield
+    @torch.inference_mode()
+    def launch_graph_bodies(self) -> list[list[GraphKey]]:
+        """Launch, kernel by kernel and without rows, the largest of each group of graphs.
+
+        No state of a slot changes; earlier steps must be done. Returns the groups that can be
+        captured: up to the first that waits for the device.
+        """
+        found = []
+        with self.execution_context():
+            for group in self.graph_groups():
+                self._upload_empty(group[0])
+                if not self._graphs.launch_without_waits(group[0]):
+                    break
+                found.append(group)
+            self.synchronize()
+        self._pinned_io.out_of_sync = True
+        return found
+
+    @torch.inference_mode()
+    def capture_graphs(self, reserved_bytes: int) -> None:
+        """Capture the graphs of all steps that have some; no later step captures.
+
+        reserved_bytes: of memory that the graphs share.
+        """
+        self._graph_bytes = reserved_bytes
+        groups = [] if self._eager else self.launch_graph_bodies()
+        with self.execution_context():
+            self._graphs.capture([key for group in groups for key in group], reserved_bytes)
+
+    def graph_groups(self) -> list[list[GraphKey]]:
+        """Return all graphs that steps may run. Each group begins with its largest."""
+        groups: list[list[GraphKey]] = [*decode_graph_groups(len(self._last_token))]
+        return [*groups, self._shapes[::-1]] if self._shapes else groups
 
     def release_kv_memory(self) -> None:
         self.synchronize()
-        self._decode_graphs.clear()
-        self._mixed_graphs.clear()
+        self._graphs.clear()
         self._kv_memory.release()
 
     def write_tables(self, changes: Sequence[BlockTableUpdate]) -> None:
@@ -191,14 +226,45 @@ class CudaWorker:
         assert not batch.next_drafts, "drafts are verified on the CPU only"
         if self._kv_memory.is_released:
             self._kv_memory.restore()
+            self.capture_graphs(self._graph_bytes)
         try:
             alone = batch.decode_only and not parts
-            pending = self._decode(batch) if alone else self._mixed(batch, parts)
+            return self._decode(batch) if alone else self._mixed(batch, parts)
         except BaseException:
             lazy_fusion.discard()
             raise
-        self._last_done_event = pending.done
-        return pending
+
+    # -- graphs ---------------------------------------------------------------------------------
+
+    def _launch(self, graph: GraphKey) -> None:
+        """Launch the kernels of a graph, whose integers are where the device reads them."""
+        if isinstance(graph, GraphShape):
+            self._store_hidden(self._mixed_forward(graph))
+        elif graph.part == "sampling":
+            assert self._hidden is not None
+            self._sample_decode(self._hidden[: graph.size], graph)
+        else:
+            hidden = self._decode_forward(graph.size)
+            if graph.part == "forward":
+                self._store_hidden(hidden)
+            else:
+                self._sample_decode(hidden, graph)
+
+    def _upload_empty(self, graph: GraphKey) -> None:
+        """Upload the integers of a step without rows: it reads and writes no slot."""
+        if isinstance(graph, GraphShape):
+            self._upload_mixed(pad_to_shape(EMPTY_BATCH, graph), self._stored_rows(graph))
+        else:
+            self._pinned_io.out_of_sync = True
+            self._pinned_io.write_inputs(EMPTY_BATCH, graph.size)
+
+    def _store_hidden(self, hidden: Tensor) -> None:
+        """Keep the hidden states [R, E] that are sampled after the forward graph."""
+        if self._hidden is None:
+            shape = (self._tables.shape[1], hidden.shape[1])
+            self._hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        lazy_fusion.flush()
+        self._hidden[: len(hidden)].copy_(hidden)
 
     # -- decode steps ---------------------------------------------------------------------------
 
@@ -212,16 +278,19 @@ class CudaWorker:
     def _enqueue_decode(self, inputs: StepBatch) -> PendingStep:
         kind = self._sampler.kind(inputs.sampled_slots)
         grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
-        # masks arrive late from the host: then the graph ends before the sampling
-        graph_kind = None if grammar_masks is not None and grammar_masks.needs_masks else kind
-        size = self._decode_graphs.size_for(
-            len(inputs.slots), graph_kind, self._estimate_busy_seconds()
-        )
+        # masks arrive late from the host: then the sampling is in no graph
+        outside = kind is None or (grammar_masks is not None and grammar_masks.needs_masks)
+        rows = len(inputs.slots)
+        size = rows if self._eager else self._sizes[bisect_left(self._sizes, rows)]
+        graphs = decode_graphs(size, None if outside else kind)
+        if graphs[0] not in self._graphs:
+            self._pinned_io.out_of_sync = True  # a trace skips the kernel that counts steps
         with span("post"):
             self._pinned_io.write_inputs(inputs, size)
         with span("graph"):
-            self._decode_graphs.run(size, graph_kind)
-        if graph_kind is not None:
+            for graph in graphs:
+                self._graphs.run(graph)
+        if not outside:
             done = torch.cuda.Event()
             done.record()
             return _attach_masks(
@@ -236,16 +305,6 @@ class CudaWorker:
         )
         self._pinned_io.output_view(pending.done)
         return pending
-
-    def _estimate_busy_seconds(self) -> float:
-        """Estimate how long the GPU has work: the duration of the previous step.
-
-        Under full load decode steps are submitted one step's time apart.
-        """
-        now = time.perf_counter()
-        before, self._last_submit_time = self._last_submit_time, now
-        busy = self._last_done_event is not None and not self._last_done_event.query()
-        return now - before if busy else 0.0
 
     def _get_decode_device_inputs(self, size: int) -> DeviceInputs:
         """Return the views of a size, made once."""
@@ -267,11 +326,9 @@ class CudaWorker:
             )
         return views
 
-    def _decode_body(self, size: int, kind: ChooserKind | None) -> None:
-        """Launch all kernels of a decode step, from its integers to tokens, or to hidden states."""
+    def _decode_forward(self, size: int) -> Tensor:
+        """Launch a decode step's forward pass, from the host's integers to hidden states [R, E]."""
         mail, views = self._pinned_io, self._get_decode_device_inputs(size)
-        if not self._decode_graphs.capturing:
-            mail.resync()
         ids, kv_slots = self._empty_step_buffers(size)
         kernels.load_decode_inputs(
             mail.state,
@@ -284,12 +341,14 @@ class CudaWorker:
             mail.depth,
             self._block_size,
         )
-        hidden = self._forward(views, ids, kv_slots, size, 1, self._width * self._block_size, 0)
-        if kind is None:
-            self._store_hidden(hidden)
-            return
+        return self._forward(views, ids, kv_slots, size, 1, self._width * self._block_size, 0)
+
+    def _sample_decode(self, hidden: Tensor, graph: DecodeGraph) -> None:
+        """Launch a decode step's logits, sampling and write-back."""
+        mail, views = self._pinned_io, self._get_decode_device_inputs(graph.size)
         logits = self._logits(hidden)
-        ids, tops = self._sampler.choose(logits, views.row_slots, views.outputs, kind)
+        assert graph.kind is not None
+        ids, tops = self._sampler.choose(logits, views.row_slots, views.outputs, graph.kind)
         lazy_fusion.flush()
         kernels.store_decode_results(
             mail.state, ids, tops, views.row_slots, self._last_token, mail.outbox, mail.stride
@@ -302,84 +361,46 @@ class CudaWorker:
         grammar_masks = None
         if inputs.sampled_rows:
             grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
-        graph_kind = None if grammar_masks is not None and grammar_masks.needs_masks else kind
-        busy = self._estimate_busy_seconds()
-        most = (self._max_tokens, len(self._last_token))
-        shape = None if parts else select_graph_shape(inputs, *most, waits=not busy)
-        if shape and self._mixed_graphs.should_use_graph(
-            shape, graph_kind, busy, STEPS_BEFORE_CAPTURE, MAX_GRAPHS
-        ):
-            return self._mixed_from_graph(inputs, shape, kind, graph_kind, grammar_masks)
-        return self._mixed_eager(inputs, parts, kind, grammar_masks)
-
-    def _mixed_eager(
-        self,
-        inputs: StepBatch,
-        parts: Collection[StepPart],
-        kind: ChooserKind | None,
-        grammar_masks: GrammarMasks | None,
-    ) -> PendingStep:
-        """Launch kernel by kernel."""
-        with span("upload"):
-            views = self._upload_mixed(
-                inputs, padded_sample_rows(len(inputs.sampled_slots), len(self._last_token))
-            )
-        with span("forward"):
-            bounds = (
-                inputs.num_decodes,
-                inputs.max_query,
-                inputs.max_context,
-                inputs.max_prior_context,
-            )
-            hidden = self._gather_and_forward(views, *bounds, parts)
-        forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
-        pending_parts = [part.apply(forward) for part in parts]
+        sampled = padded_sample_rows(len(inputs.sampled_slots), len(self._last_token))
+        shape = None if self._eager or parts else select_graph_shape(inputs, self._shapes)
+        pending_parts: list[PendingPart] = []
+        if shape is not None:
+            with span("upload"):
+                padded = pad_to_shape(inputs, shape)
+                views = self._upload_mixed(padded, max(sampled, self._stored_rows(shape)))
+            with span("graph"):
+                self._graphs.run(shape)
+            hidden = self._hidden
+        else:
+            with span("upload"):
+                views = self._upload_mixed(inputs, sampled)
+            with span("forward"):
+                bounds = (
+                    inputs.num_decodes,
+                    inputs.max_query,
+                    inputs.max_context,
+                    inputs.max_prior_context,
+                )
+                hidden = self._gather_and_forward(views, *bounds, parts)
+            forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
+            pending_parts = [part.apply(forward) for part in parts]
         if not inputs.sampled_rows:
             return self._build_pending_step(inputs, None, pending_parts, None)
-        chosen = hidden.index_select(0, views.sampled)
-        return self._sample(
-            chosen, views.row_slots, views.outputs, inputs, kind, grammar_masks, pending_parts
-        )
+        assert hidden is not None
+        chosen = hidden[:sampled] if shape else hidden.index_select(0, views.sampled)
+        row_slots, outputs = views.row_slots[:sampled], views.outputs[:sampled]
+        return self._sample(chosen, row_slots, outputs, inputs, kind, grammar_masks, pending_parts)
 
-    def _mixed_from_graph(
-        self,
-        inputs: StepBatch,
-        shape: GraphShape,
-        kind: ChooserKind | None,
-        graph_kind: ChooserKind | None,
-        grammar_masks: GrammarMasks | None,
-    ) -> PendingStep:
-        """Run as a graph of a shape. graph_kind: of the sampling in the graph; None: after it."""
-        with span("upload"):
-            views = self._upload_mixed(pad_to_shape(inputs, shape), shape.rows)
-        with span("graph"):
-            self._mixed_graphs.run(shape, graph_kind)
-        if graph_kind is not None or not inputs.sampled_rows:
-            return self._build_pending_step(inputs, None, (), grammar_masks)
-        assert self._hidden is not None
-        hidden = self._hidden[: shape.rows]
-        return self._sample(hidden, views.row_slots, views.outputs, inputs, kind, grammar_masks, ())
-
-    def _mixed_graph_body(self, shape: GraphShape, kind: ChooserKind | None) -> None:
-        """Launch all kernels of a step of this shape, whose integers are on the device."""
-        views = self._mixed_device_inputs(shape.tokens, shape.rows, shape.rows)
+    def _mixed_forward(self, shape: GraphShape) -> Tensor:
+        """Launch the forward pass of a step of this shape: the sampled hidden states [R, E]."""
+        views = self._mixed_device_inputs(shape.tokens, shape.rows, self._stored_rows(shape))
         longest = self._width * self._block_size
         hidden = self._gather_and_forward(views, shape.decodes, shape.tokens, longest, None)
-        chosen = hidden.index_select(0, views.sampled)
-        if kind is None:
-            self._store_hidden(chosen)
-            return
-        ids, tops = self._sampler.choose(self._logits(chosen), views.row_slots, views.outputs, kind)
-        lazy_fusion.flush()
-        self._write_back(ids, tops, views.row_slots)
+        return hidden.index_select(0, views.sampled)
 
-    def _store_hidden(self, hidden: Tensor) -> None:
-        """Keep the hidden states [R, E] that are sampled outside the graph."""
-        if self._hidden is None:
-            shape = (self._tables.shape[1], hidden.shape[1])
-            self._hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
-        lazy_fusion.flush()
-        self._hidden[: len(hidden)].copy_(hidden)
+    def _stored_rows(self, shape: GraphShape) -> int:
+        """Return how many hidden states a shape's graph stores: enough for all that is sampled."""
+        return min(shape.rows, len(self._last_token))
 
     def _gather_and_forward(
         self,

@@ -20,17 +20,20 @@ from quire.models.base import LanguageModel
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def warm_up_gemms(model: LanguageModel, rows: Sequence[int], max_tokens: int) -> torch.dtype:
+def warm_up_gemms(
+    model: LanguageModel, rows: Sequence[int], tokens: Sequence[int], max_tokens: int
+) -> torch.dtype:
     """Multiply by one weight of each shape and kind, for each likely number of rows of a step.
 
-    rows: of decode steps, ascending; powers of two follow up to max_tokens, of the largest step.
+    rows: of decode steps, ascending. tokens: of captured steps with prompts. Powers of two follow
+    up to max_tokens, of the largest step.
     Returns the dtype of the activations between the layers.
     """
     assert isinstance(model, nn.Module)
     like = next(p for p in model.parameters() if p.dtype in FLOAT_DTYPES)
     further = [1 << bit for bit in range(rows[-1].bit_length(), max_tokens.bit_length())]
     for module in _distinct_linears(model):
-        counts = rows if isinstance(module, LMHead) else [*rows, *further]
+        counts = rows if isinstance(module, LMHead) else sorted({*rows, *tokens, *further})
         for count in counts:
             x = like.new_zeros((count, module.weight.shape[1]))
             module.weight.product(x, module.bias)

@@ -16,7 +16,7 @@ from quire.engine.startup.executor_setup import _build_backend
 from quire.executors.inline import Executor
 from quire.kernels.framework import op
 from quire.runner.gpu import cuda_graphs, cuda_worker, pinned_io, staging_buffer
-from quire.runner.gpu.mixed_batch_graphs import GraphShape
+from quire.runner.gpu.mixed_batch_graphs import GraphShape, graph_shapes
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
@@ -50,15 +50,14 @@ class Stream:
 
 
 class Graph:
-    """Runs the body again: it reads and writes the same buffers each time."""
+    """Launches its kernels again: they read and write the same buffers each time."""
 
-    def __init__(self, graphs, key):
-        self.graphs, self.key = graphs, key
+    def __init__(self, launch):
+        self.replay = launch
 
-    def replay(self):
-        self.graphs.capturing = True
-        self.graphs._body(*self.key)
-        self.graphs.capturing = False
+
+def no_capture(launch):
+    raise AssertionError("captured after start")
 
 
 @pytest.fixture
@@ -72,15 +71,18 @@ def acted(monkeypatch):
     for module in (cuda_worker, pinned_io, staging_buffer):
         monkeypatch.setattr(module, "pinned_words", lambda n: torch.empty(n, dtype=torch.int32))
 
-    def capture(self, key):
-        self._captured[key] = graph = Graph(self, key)
-        return graph
+    def reserve(self, size):
+        self._pool = object()
 
-    monkeypatch.setattr(cuda_graphs.CudaGraphCache, "_capture", capture)
+    monkeypatch.setattr(cuda_graphs.CudaGraphCache, "_reserve", reserve)
+    monkeypatch.setattr(cuda_graphs.CudaGraphCache, "_capture", lambda self, launch: Graph(launch))
 
 
-def engine_of(hf=tiny.TINY, **settings):
-    """An engine with the CUDA worker over CPU tensors."""
+def engine_of(hf=tiny.TINY, *, captured=True, **settings):
+    """An engine with the CUDA worker over CPU tensors, in which no step may capture.
+
+    captured: with the graphs that a start captures.
+    """
 
     def device_half(model, config, processors=(), grammars=None):
         cache, said = config.cache, config.scheduler
@@ -116,7 +118,15 @@ def engine_of(hf=tiny.TINY, **settings):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "build_executor", device_half)
-        return tiny.engine_of(hf, **settings)
+        engine = tiny.engine_of(hf, **settings)
+    if captured:
+        engine.executor.call("capture_graphs", 0)
+    graphs_of(engine)._capture = no_capture
+    return engine
+
+
+def graphs_of(engine):
+    return engine.executor.runner.worker._graphs
 
 
 def workload():
@@ -156,23 +166,136 @@ def test_the_cuda_worker_gives_the_tokens_of_the_cpu(acted, hf, name):
     assert len(got["c", 0]) == 5
 
 
-def test_steps_with_prompts_are_replayed_in_shapes(acted, monkeypatch):
-    """Padding rows change nothing, whatever the real rows are."""
-    monkeypatch.setattr(cuda_worker, "STEPS_BEFORE_CAPTURE", 1)
-    replayed = []
+@pytest.fixture
+def replayed(monkeypatch):
+    """The keys of the graphs that steps run, and whether each was captured."""
+    keys = []
     run = cuda_graphs.CudaGraphCache.run
 
-    def spy(self, size, kind):
-        replayed.append(size)
-        run(self, size, kind)
+    def spy(self, key):
+        keys.append((key, key in self))
+        run(self, key)
 
     monkeypatch.setattr(cuda_graphs.CudaGraphCache, "run", spy)
+    return keys
+
+
+def test_all_graphs_are_captured_at_start_and_each_once(acted, monkeypatch):
+    launched, captures = [], []
+    launch = cuda_worker.CudaWorker._launch
+    monkeypatch.setattr(
+        cuda_worker.CudaWorker,
+        "_launch",
+        lambda self, key: (launched.append(key), launch(self, key)),
+    )
+    monkeypatch.setattr(
+        cuda_graphs.CudaGraphCache,
+        "_capture",
+        lambda self, launch: captures.append(*launch.args) or Graph(launch),
+    )
+    engine = engine_of()
+    worker = engine.executor.runner.worker
+    groups = worker.graph_groups()
+    assert sorted(map(str, captures)) == sorted(str(key) for group in groups for key in group)
+    assert launched == [group[0] for group in groups]
+    assert {key for key in captures if isinstance(key, GraphShape)} == set(graph_shapes(512, 32))
+    assert len(captures) < 80
+    assert engine_of(eager=True).executor.runner.worker._graphs._captured == {}
+
+
+def test_a_start_changes_no_state_of_a_slot(acted):
+    """Captured between steps, all goes on as before: the largest steps run without rows."""
+    work = [*workload(), structured.bound("bound", None, 9)]
+    want, _ = tiny.run(engine_of(depth=2), work, stagger=1)
+    engine = engine_of(depth=2)
+    graphs, got = graphs_of(engine), {}
+    for step in range(200):
+        if work:
+            engine.add(work.pop(0))
+        if step % 3 == 1:
+            engine.drain()
+            del graphs._capture
+            graphs.clear()
+            engine.executor.call("capture_graphs", 0)
+            graphs._capture = no_capture
+        for u in engine.step():
+            got.setdefault((u.request_id, u.index), []).extend(u.token_ids)
+        if not work and engine.idle:
+            break
+    assert got == want
+
+
+KINDS = {
+    "greedy": ({}, {("whole", "greedy"), ("forward", None), ("sampling", "greedy")}),
+    "random": (
+        {"temperature": 0.8, "seed": 3},
+        {("whole", "random"), ("forward", None), ("sampling", "random")},
+    ),
+    "penalised": ({"presence_penalty": 0.5}, {("forward", None), ("sampling", "penalised")}),
+    "logprobs": ({"logprobs": 2}, {("forward", None)}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_every_kind_are_replayed_at_padded_sizes(acted, replayed, kind):
+    """Padding rows change nothing, whatever the real rows are."""
+    params, parts = KINDS[kind]
+    work = [tiny.request(f"r{i}", range(i, 2 * i + 4), 3 + i, **params) for i in range(11)]
+    want, _ = tiny.run(engine_of(eager=True), work)
+    replayed.clear()
+    got, _ = tiny.run(engine_of(depth=2), work)
+    assert got == want
+    decodes = {key for key, _ in replayed if not isinstance(key, GraphShape)}
+    assert {key[1:] for key in decodes} == parts
+    assert {key.size for key in decodes} >= {1, 4, 6, 8, 12}
+    assert all(captured for _, captured in replayed)
+
+
+def test_steps_with_prompts_are_replayed_in_shapes(acted, replayed):
     work = [tiny.request(f"r{i}", range(i, 3 * i + 9), 6 + i) for i in range(7)]
     want, _ = tiny.run(tiny.engine_of(budget=4000, eager=True), work)
     got, _ = tiny.run(engine_of(depth=2, budget=200), work, stagger=2)
     assert got == want
-    moulds = [size for size in replayed if isinstance(size, GraphShape)]
-    assert {mould.decodes > 0 for mould in moulds} == {True, False}
+    shapes = {key for key, _ in replayed if isinstance(key, GraphShape)}
+    assert {shape.decodes > 0 for shape in shapes} == {True, False}
+    assert all(captured for _, captured in replayed)
+
+
+def test_a_worker_with_few_rows_replays_shapes_with_more(acted, replayed):
+    work = [tiny.request(f"r{i}", range(i, 3 * i + 9), 6 + i) for i in range(7)]
+    want, _ = tiny.run(tiny.engine_of(budget=4000, eager=True), work)
+    got, _ = tiny.run(engine_of(depth=2, budget=200, seqs=3), work)
+    assert got == want
+    assert any(isinstance(key, GraphShape) for key, _ in replayed)
+
+
+def test_a_step_without_a_graph_is_launched_kernel_by_kernel(acted, replayed):
+    """As where captures have failed."""
+    want, _ = tiny.run(engine_of(depth=2), workload(), stagger=2)
+    replayed.clear()
+    got, _ = tiny.run(engine_of(depth=2, captured=False), workload(), stagger=2)
+    assert got == want
+    assert not any(captured for _, captured in replayed)
+
+
+def test_after_sleep_all_graphs_are_captured_again(acted, monkeypatch):
+    engine = engine_of(depth=2)
+    graphs = graphs_of(engine)
+    want, _ = tiny.run(engine, workload())
+    before = set(graphs._captured)
+    memory = cuda_worker.KVMemory  # tensors of a CPU cannot be resized
+    monkeypatch.setattr(memory, "release", lambda self: self._released_sizes.update({0: 0}))
+    monkeypatch.setattr(memory, "restore", lambda self: self._released_sizes.clear())
+    assert engine.release_kv_memory()
+    assert not graphs._captured
+    del graphs._capture
+    engine.add(tiny.request("first", range(9), 2))
+    engine.step()
+    assert set(graphs._captured) == before
+    graphs._capture = no_capture
+    while not engine.idle:
+        engine.step()
+    assert tiny.run(engine, workload())[0] == want
 
 
 WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}
@@ -186,7 +309,7 @@ def test_a_whole_engine_runs_on_the_gpu_s_kernels(acted, monkeypatch):
     work.append(tiny.request("vectors", range(12), 3, vectors=torch.eye(9, 64)))
     want, _ = tiny.run(tiny.engine_of(WIDE, eager=True, grammars=Grammars()), work)
     monkeypatch.setattr(op, "_device_type", lambda first: "cuda")
-    got, _ = tiny.run(engine_of(WIDE, depth=2, grammars=Grammars()), work)
+    got, _ = tiny.run(engine_of(WIDE, depth=2, grammars=Grammars(), seqs=9, budget=64), work)
     assert got == want
 
 
@@ -254,21 +377,20 @@ def test_the_forward_pass_is_in_line_before_the_host_waits_for_the_tokens_it_nee
         engine.step()
     log = []
     lane = engine._executor.runner.worker
-    run, sample = lane._decode_graphs.run, lane._sampler.choose
+    run, sample = lane._graphs.run, lane._sampler.choose
     monkeypatch.setattr(cuda_worker.torch.cuda, "Event", lambda: Recorded(log))
-    monkeypatch.setattr(
-        lane._decode_graphs, "run", lambda *a: (log.append(("forward", a[1])), run(*a))
-    )
+    monkeypatch.setattr(lane._graphs, "run", lambda key: (log.append(("forward", key)), run(key)))
     monkeypatch.setattr(
         lane._sampler, "choose", lambda *a: (log.append(("choose", a[3])), sample(*a))[1]
     )
     engine.step()
     engine.step()
     said = [what for what, _ in log]
+    ran = [key[1:] for what, key in log if what == "forward"]
     if kind is None:
-        assert [n for what, n in log if what == "forward"] == ["greedy"] * 2
+        assert ran == [("whole", "greedy")] * 2
         assert said[:3] == ["forward", "choose", "done"]  # nobody waits before the sampling
         return
-    assert [n for what, n in log if what == "forward"] == [None] * 2
+    assert ran == [("forward", None)] * 2
     second = said.index("forward", 1)
     assert said[second : second + 4] == ["forward", "wait", "choose", "done"]

@@ -1,4 +1,4 @@
-"""When a size gets a graph of its own: policy alone, with graphs that are only names."""
+"""Which graphs there are and how they are captured: with graphs that are only names."""
 
 from itertools import pairwise
 
@@ -8,30 +8,13 @@ pytest.importorskip("triton")
 
 from quire.runner.gpu import cuda_graphs
 from quire.runner.gpu.cuda_graphs import (
-    STEPS_BEFORE_CAPTURE,
     CudaGraphCache,
+    DecodeGraph,
     capture_sizes,
+    decode_graph_groups,
+    decode_graphs,
     padded_sample_rows,
 )
-
-
-@pytest.fixture
-def graphs(monkeypatch):
-    def capture(self, key):
-        self._captured[key] = graph = type("Graph", (), {"replay": lambda self: None})()
-        return graph
-
-    monkeypatch.setattr(CudaGraphCache, "_capture", capture)
-    monkeypatch.setattr(
-        CudaGraphCache, "_run_sync_check", lambda self, size, kind: self._sync_free_kinds.add(kind)
-    )
-    return CudaGraphCache(lambda size, kind: None, 1024, eager=False)
-
-
-def step(graphs, rows, kind="greedy", spare=0.0):
-    size = graphs.size_for(rows, kind, spare)
-    graphs.run(size, kind)
-    return size
 
 
 def test_sizes_grow_with_the_rows_and_end_with_the_largest_step():
@@ -52,62 +35,107 @@ def test_what_is_sampled_outside_has_few_sizes():
     ]  # fmt: skip
 
 
-def test_the_first_step_of_a_kind_is_run_and_the_second_captured(graphs):
-    assert step(graphs, 7) == 8
-    assert not graphs._captured
-    assert step(graphs, 7) == 8
-    assert set(graphs._captured) == {(8, "greedy")}
+def test_a_decode_step_is_one_graph_if_small_and_two_otherwise():
+    assert decode_graphs(8, "random") == (DecodeGraph(8, "whole", "random"),)
+    assert decode_graphs(8, None) == (DecodeGraph(8, "forward"),)
+    for size, kind in ((8, "penalised"), (12, "greedy")):
+        assert decode_graphs(size, kind) == (
+            DecodeGraph(size, "forward"),
+            DecodeGraph(size, "sampling", kind),
+        )
 
 
-def test_a_somewhat_larger_graph_serves_until_patience_ends(graphs):
-    for _ in range(2):
-        assert step(graphs, 1024) == 1024
-    for _ in range(STEPS_BEFORE_CAPTURE):
-        assert step(graphs, 850) == 1024
-    assert step(graphs, 850) == 896
-    assert step(graphs, 300) == 320, "1024 rows are too many for 300"
+@pytest.mark.parametrize("rows", [1, 7, 256, 1024])
+def test_groups_hold_every_graph_of_every_step_once_and_begin_with_the_largest(rows):
+    groups = decode_graph_groups(rows)
+    found = [graph for group in groups for graph in group]
+    wanted = {
+        graph
+        for size in capture_sizes(rows)
+        for kind in (None, "greedy", "random", "penalised")
+        for graph in decode_graphs(size, kind)
+    }
+    assert len(found) == len(set(found))
+    assert set(found) == wanted
+    assert {graph.part for graph in groups[0]} == {"forward"}
+    for group in groups:
+        assert group == sorted(group, reverse=True)
+    assert sum(graph.part != "sampling" for graph in found) <= 42
 
 
-def test_a_busy_device_gives_time_to_capture(graphs):
-    for _ in range(2):
-        step(graphs, 1024)
-    assert step(graphs, 850, spare=1.0) == 896
-    assert (896, "greedy") in graphs._captured
+def cache(monkeypatch, body=lambda key: None):
+    """A cache whose graphs run the body again, and the list of its captures."""
+    captures = []
+
+    def capture(self, launch):
+        captures.append(launch)
+        launch()
+        return type("Graph", (), {"replay": lambda self: launch()})()
+
+    monkeypatch.setattr(CudaGraphCache, "_reserve", lambda self, size: setattr(self, "_pool", 1))
+    monkeypatch.setattr(CudaGraphCache, "_capture", capture)
+    return CudaGraphCache(body), captures
 
 
-def test_kinds_have_graphs_of_their_own(graphs):
-    for _ in range(2):
-        step(graphs, 64, "greedy")
-    assert step(graphs, 60, "random") == 64
-    assert (64, "random") not in graphs._captured
-    step(graphs, 60, "random")
-    assert (64, "random") in graphs._captured
-
-
-def test_eager_steps_have_their_own_size_and_no_graph():
+def test_what_was_not_captured_is_launched(monkeypatch):
     ran = []
-    graphs = CudaGraphCache(lambda size, kind: ran.append((size, kind)), 1024, eager=True)
-    for rows in (5, 5, 700):
-        step(graphs, rows, None)
-    assert ran == [(5, None), (5, None), (700, None)]
-    assert not graphs._captured
+    graphs, captures = cache(monkeypatch, ran.append)
+    graphs.run(5)
+    assert (ran, captures) == ([5], [])
+    graphs.capture([7, 6], 0)
+    ran.clear()
+    for key in (7, 6, 5):
+        graphs.run(key)
+    assert ran == [7, 6, 5]
+    assert len(captures) == len(graphs) == 2
+    assert 6 in graphs
+    assert 5 not in graphs
+    graphs.clear()
+    assert 6 not in graphs
 
 
-def test_a_body_that_waits_runs_eagerly_for_ever(monkeypatch):
+def test_a_capture_that_loaded_a_kernel_is_tried_again(monkeypatch):
+    failures = [RuntimeError("not permitted when stream is capturing")]
+
+    def body(key):
+        if failures:
+            raise failures.pop()
+
+    graphs, _ = cache(monkeypatch, body)
+    graphs.capture([2, 1], 0)
+    assert len(graphs) == 2
+
+
+def test_where_captures_fail_the_rest_is_launched_and_a_warning_names_it(monkeypatch, caplog):
+    def body(key):
+        if key == 2:
+            raise RuntimeError("out of memory")
+
+    graphs, captures = cache(monkeypatch, body)
+    graphs.capture([3, 2, 1], 0)
+    assert [key in graphs for key in (3, 2, 1)] == [True, False, False]
+    assert len(captures) == 3
+    graphs.run(1)
+    assert "such as 2 run without CUDA graphs from now on: out of memory" in caplog.text
+
+
+def test_a_body_that_waits_is_found(monkeypatch, caplog):
     mode = [0]
     monkeypatch.setattr(cuda_graphs.torch.cuda, "get_sync_debug_mode", lambda: mode[0])
     monkeypatch.setattr(
         cuda_graphs.torch.cuda, "set_sync_debug_mode", lambda m: mode.__setitem__(0, m)
     )
-    ran = []
 
-    def body(size, kind):
-        if mode[0] == "error":
+    def body(key):
+        if key == "waits" and mode[0] == "error":
             raise RuntimeError("called a synchronizing CUDA operation")
-        ran.append(size)
+        if key == "fails":
+            raise RuntimeError("broken")
 
-    graphs = CudaGraphCache(body, 64, eager=False)
-    for rows in (5, 5, 9):
-        graphs.run(graphs.size_for(rows, "greedy"), "greedy")
-    assert ran == [6, 5, 9]
+    graphs = CudaGraphCache(body)
+    assert graphs.launch_without_waits("goes on")
+    assert not graphs.launch_without_waits("waits")
+    assert "such as waits run without CUDA graphs" in caplog.text
+    with pytest.raises(RuntimeError, match="broken"):
+        graphs.launch_without_waits("fails")
     assert mode == [0]

@@ -5,14 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.config.memory.memory_plan import CAPTURED_TOKENS
 from quire.core.types import NO_BLOCK, Request, Row, Sequence, StepPlan, StopConditions, Wants
 from quire.runner.gpu.mixed_batch_graphs import (
-    MAX_TOKENS,
-    largest_graph_shape,
+    MAX_PADDING,
+    PROMPT_ROWS,
+    graph_shapes,
     pad_to_shape,
     select_graph_shape,
 )
-from quire.runner.step_batch import build_step_batch
+from quire.runner.step_batch import EMPTY_BATCH, build_step_batch
+
+SHAPES = graph_shapes(8192, 256)
 
 ROWS = st.lists(
     st.tuples(st.integers(1, 90), st.integers(0, 50), st.booleans()), min_size=1, max_size=20
@@ -34,12 +38,12 @@ def inputs_of(rows):
 @given(ROWS)
 def test_what_is_real_stays_as_it_was(rows):
     inputs = inputs_of(rows)
-    mould = select_graph_shape(inputs, 8192, 256, waits=True)
+    mould = select_graph_shape(inputs, SHAPES)
     if inputs.decode_only or mould is None:
         return
     made = pad_to_shape(inputs, mould)
     assert len(made.token_ids) == mould.tokens == made.q_starts[-1]
-    assert len(made.contexts) == len(made.slots) == len(made.num_outputs) == mould.rows
+    assert len(made.contexts) == len(made.slots) == mould.rows
     assert made.num_decodes == mould.decodes
     assert (np.diff(made.q_starts) >= 0).all()
     ours = [*range(inputs.num_decodes)]
@@ -55,13 +59,14 @@ def test_what_is_real_stays_as_it_was(rows):
     for at, before in zip(made.sampled_tokens[:real], inputs.sampled_tokens):
         assert made.token_slots[at] == inputs.token_slots[before]
         assert made.positions[at] == inputs.positions[before]
-    assert made.sampled_slots == inputs.sampled_slots + (-1,) * (mould.rows - real)
+    assert made.sampled_slots == inputs.sampled_slots
+    assert made.num_outputs.tolist() == inputs.num_outputs.tolist()
 
 
 @given(ROWS)
 def test_what_fills_up_reads_and_writes_nothing(rows):
     inputs = inputs_of(rows)
-    mould = select_graph_shape(inputs, 8192, 256, waits=True)
+    mould = select_graph_shape(inputs, SHAPES)
     if inputs.decode_only or mould is None:
         return
     made = pad_to_shape(inputs, mould)
@@ -70,33 +75,62 @@ def test_what_fills_up_reads_and_writes_nothing(rows):
     assert made.contexts[-1] == 0, "the last row owns the tokens at the end"
 
 
+def test_a_step_without_rows_is_padding_alone():
+    for shape in SHAPES:
+        made = pad_to_shape(EMPTY_BATCH, shape)
+        assert made.q_starts[-1] == shape.tokens
+        assert len(made.q_starts) == shape.rows + 1
+        assert (made.token_slots == -1).all()
+        assert not made.contexts.any()
+
+
 @pytest.mark.parametrize(
-    ("rows", "most_tokens", "most_rows"),
+    ("rows", "max_tokens"),
     [
-        ([(MAX_TOKENS + 1, 0, True)], 8192, 256),
-        ([(100, 0, True)], 64, 256),
-        ([(100, 0, True)], 8192, 3),
-        ([(2, 0, True)] * 64, 8192, 256),
+        ([(CAPTURED_TOKENS + 1, 0, True)], 8192),
+        ([(100, 0, True)], 64),
+        ([(2, 0, True)] * PROMPT_ROWS, 8192),
+        ([(1, 3, True)] * 129 + [(9, 0, True)], 8192),
     ],
-    ids=["many tokens", "more than a step may have", "few seats", "many prompts"],
+    ids=["many tokens", "more than a step may have", "many prompts", "many decodes"],
 )
-def test_other_steps_have_no_shape(rows, most_tokens, most_rows):
-    assert select_graph_shape(inputs_of(rows), most_tokens, most_rows, waits=True) is None
+def test_other_steps_have_no_shape(rows, max_tokens):
+    assert select_graph_shape(inputs_of(rows), graph_shapes(max_tokens, 256)) is None
 
 
-@given(ROWS, st.integers(64, 2048), st.integers(4, 300))
-def test_the_largest_shape_is_at_least_as_large_as_any(rows, most_tokens, most_rows):
-    inputs = inputs_of(rows)
-    mould = (
-        None
-        if inputs.decode_only
-        else select_graph_shape(inputs, most_tokens, most_rows, waits=True)
-    )
-    if mould is not None:
-        assert largest_graph_shape(most_tokens, most_rows).tokens >= mould.tokens
+@given(ROWS, st.integers(1, 2048), st.integers(20, 300))
+def test_the_shape_is_the_smallest_that_holds_the_step(rows, max_tokens, max_rows):
+    inputs, shapes = inputs_of(rows), graph_shapes(max_tokens, max_rows)
+    assert shapes == sorted(shapes)
+    shape = select_graph_shape(inputs, shapes)
+    prompts = len(inputs.slots) - inputs.num_decodes
+    holding = [
+        one
+        for one in shapes
+        if inputs.num_decodes <= one.decodes
+        and one.tokens >= len(inputs.token_ids) - inputs.num_decodes + one.decodes
+    ]
+    if shape is not None:
+        assert shape == holding[0]
+        assert prompts < PROMPT_ROWS
+        assert shape.tokens - len(inputs.token_ids) <= MAX_PADDING
+    else:
+        assert (
+            not holding
+            or prompts >= PROMPT_ROWS
+            or holding[0].tokens - len(inputs.token_ids) > MAX_PADDING
+        )
 
 
-def test_a_large_step_without_an_idle_gpu_has_no_shape():
-    inputs = inputs_of([(600, 0, True)])
-    assert select_graph_shape(inputs, 8192, 256, waits=False) is None
-    assert select_graph_shape(inputs, 8192, 256, waits=True).tokens == 640
+def test_the_shapes_are_few_and_fit_the_budget():
+    assert 15 < len(SHAPES) < 40
+    assert graph_shapes(63, 256) == []
+    few = graph_shapes(8192, 5)
+    assert {shape.decodes for shape in few} == {0, 5}
+    assert max(shape.tokens for shape in graph_shapes(500, 256)) == 384
+
+
+def test_much_padding_is_worse_than_single_launches():
+    assert select_graph_shape(inputs_of([(500, 0, True)]), SHAPES).tokens == 512
+    assert select_graph_shape(inputs_of([(600, 0, True)]), SHAPES) is None
+    assert select_graph_shape(inputs_of([(700, 0, True)]), SHAPES).tokens == 768
