@@ -45,7 +45,7 @@ SILENT_ALIASES = ("model_tag", "tp", "pp")
 """Those of them that are accepted without a log line."""
 
 _NO_EFFECT = {
-    "quire captures the decode steps that occur, as they occur": """cudagraph_capture_sizes
+    "quire captures a fixed set of graphs at start": """cudagraph_capture_sizes
         max_cudagraph_capture_size max_context_len_to_capture""",
     "quire runs no graph compiler": """compilation_config optimization_level
         cudagraph_metrics performance_mode jit_monitor_mode jit_monitor_verbose kernel_config

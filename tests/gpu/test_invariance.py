@@ -7,7 +7,8 @@ cache, no chunks, one step in flight.
 import pytest
 import torch
 
-from quire.runner.gpu import cuda_worker
+from quire.runner.gpu.cuda_graphs import DecodeGraph
+from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from tests.cpu import engine_of as tiny
 from tests.cpu.engine_of import request, run
 from tests.cpu.test_invariance import SETTINGS, workload
@@ -28,7 +29,25 @@ PATHS = {name: how for name, how in SETTINGS.items() if name not in SLOW} | MORE
 
 
 def engine_of(hf, **settings):
-    return tiny.engine_of(hf, device="cuda", **settings)
+    """An engine with all graphs, as a start leaves it."""
+    engine = tiny.engine_of(hf, device="cuda", **settings)
+    engine.executor.call("warm_up_kernels")
+    engine.executor.call("capture_graphs", 0)
+    return engine
+
+
+def watch_graphs(engine):
+    """A list of the graphs that steps run from now on, of which each must be captured."""
+    graphs, keys = engine.executor.runner.worker._graphs, []
+    run = graphs.run
+
+    def spy(key):
+        assert key in graphs
+        keys.append(key)
+        run(key)
+
+    graphs.run = spy
+    return keys
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -82,6 +101,8 @@ def test_the_prefix_cache_is_hit_and_changes_nothing(case):
 def test_a_second_round_replays_graphs_with_the_same_tokens(case):
     hf, want = case
     engine = engine_of(hf, depth=2, prefix=False)
+    graphs, replayed = engine.executor.runner.worker._graphs, watch_graphs(engine)
+    captured = len(graphs)
     for _ in range(3):
         for one in workload(hf):
             engine.add(one)
@@ -90,16 +111,16 @@ def test_a_second_round_replays_graphs_with_the_same_tokens(case):
             for u in engine.step():
                 out.setdefault((u.request_id, u.index), []).extend(u.token_ids)
         assert out == want
-    made = engine._executor.runner.worker._decode_graphs._captured
-    assert {kind for _, kind in made} >= {"greedy", "random"}
-    assert len(made) >= 3
+    decodes = {key for key in replayed if isinstance(key, DecodeGraph)}
+    assert {graph.kind for graph in decodes} >= {"greedy", "random"}
+    assert {graph.part for graph in decodes} == {"whole", "forward", "sampling"}
+    assert len(graphs) == captured > 40
 
 
-def test_steps_with_prompts_are_replayed_with_the_same_tokens(case, monkeypatch):
-    monkeypatch.setattr(cuda_worker, "STEPS_BEFORE_CAPTURE", 1)
+def test_steps_with_prompts_are_replayed_with_the_same_tokens(case):
     hf, want = case
     engine = engine_of(hf, depth=2, prefix=False, budget=300)
-    shapes = engine._executor.runner.worker._mixed_graphs
+    replayed = watch_graphs(engine)
     for _ in range(3):
         out, waiting, step = {}, workload(hf), 0
         while waiting or not engine.idle:
@@ -109,8 +130,7 @@ def test_steps_with_prompts_are_replayed_with_the_same_tokens(case, monkeypatch)
                 out.setdefault((u.request_id, u.index), []).extend(u.token_ids)
             step += 1
         assert out == want
-    assert any(shape.decodes for shape, _ in shapes._captured)
-    assert {kind for _, kind in shapes._captured} & {"greedy", "random"}
+    assert any(isinstance(key, GraphShape) and key.decodes for key in replayed)
 
 
 def test_logprobs_do_not_depend_on_the_batch():

@@ -4,16 +4,15 @@ import pytest
 import torch
 
 from quire.core.types import ThinkingBudget
-from tests.cpu import engine_of as tiny
+from quire.runner.gpu.cuda_graphs import DecodeGraph
 from tests.cpu.engine_of import run
 from tests.cpu.made_grammars import END, Grammars, whole
 from tests.cpu.test_structured import ENOUGH, RANDOM, bound, told, workload
-
-WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}
+from tests.gpu.test_invariance import WIDE, engine_of, watch_graphs
 
 
 def made(**settings):
-    return tiny.engine_of(WIDE, device="cuda", grammars=Grammars(), **settings)
+    return engine_of(WIDE, grammars=Grammars(), **settings)
 
 
 def work():
@@ -65,7 +64,7 @@ def test_tokens_do_not_depend_on(want, name):
         assert engine.stats().preemptions > 0
 
 
-def test_a_second_run_replays_what_the_first_captured(want):
+def test_further_runs_on_one_engine_give_the_same(want):
     engine = made(depth=2, prefix=False)
     for _ in range(3):
         for one in work():
@@ -80,18 +79,17 @@ def test_a_second_run_replays_what_the_first_captured(want):
         }
 
 
-def kinds(engine):
-    return {kind for _, kind in engine._executor.runner.worker._decode_graphs._captured}
-
-
-def test_steps_without_constrained_rows_use_the_same_graphs():
+def test_only_steps_with_constrained_rows_are_sampled_outside_graphs():
     engine = made(depth=2)
-    for _ in range(2):
-        run_on(engine, [bound(str(i), None, 9, ignore_eos=True) for i in range(5)])
-    assert kinds(engine) == {"greedy"}
+    replayed = watch_graphs(engine)
+
+    def parts():
+        return {(key.part, key.kind) for key in replayed if isinstance(key, DecodeGraph)}
+
+    run_on(engine, [bound(str(i), None, 9, ignore_eos=True) for i in range(5)])
+    assert parts() == {("whole", "greedy")}
     run_on(engine, [bound(str(i), "lists", 30) for i in range(5)])
-    run_on(engine, [bound(str(i), "lists", 30) for i in range(5)])
-    assert kinds(engine) == {"greedy", None}
+    assert parts() == {("whole", "greedy"), ("forward", None)}
 
 
 def run_on(engine, requests):

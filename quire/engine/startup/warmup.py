@@ -182,7 +182,7 @@ def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> Pea
     )
 
 
-def _peak_of(half: SchedulerAndExecutor, function: Callable[[], None]) -> tuple[int, int]:
+def _peak_of(half: SchedulerAndExecutor, function: Callable[[], object]) -> tuple[int, int]:
     """Return bytes in use at once, and allocated from the driver for that, beyond the start.
 
     Of several ranks, the largest of each.

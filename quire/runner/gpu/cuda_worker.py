@@ -188,8 +188,11 @@ class CudaWorker:
 
     def graph_groups(self) -> list[list[GraphKey]]:
         """Return all graphs that steps may run. Each group begins with its largest."""
-        groups: list[list[GraphKey]] = [*decode_graph_groups(len(self._last_token))]
-        return [*groups, self._shapes[::-1]] if self._shapes else groups
+        groups: list[list[GraphKey]] = []
+        groups += decode_graph_groups(len(self._last_token))
+        if self._shapes:
+            groups.append([*reversed(self._shapes)])
+        return groups
 
     def release_kv_memory(self) -> None:
         self.synchronize()

@@ -309,7 +309,7 @@ def test_a_whole_engine_runs_on_the_gpu_s_kernels(acted, monkeypatch):
     work.append(tiny.request("vectors", range(12), 3, vectors=torch.eye(9, 64)))
     want, _ = tiny.run(tiny.engine_of(WIDE, eager=True, grammars=Grammars()), work)
     monkeypatch.setattr(op, "_device_type", lambda first: "cuda")
-    got, _ = tiny.run(engine_of(WIDE, depth=2, grammars=Grammars(), seqs=9, budget=64), work)
+    got, _ = tiny.run(engine_of(WIDE, depth=2, grammars=Grammars(), seqs=3, budget=63), work)
     assert got == want
 
 
