@@ -96,6 +96,16 @@ def note_graph_capture(key: str, seconds: float) -> None:
 
 
 @contextmanager
+def uncounted() -> Iterator[None]:
+    """Within, nothing is counted: waking up does again what start-up did."""
+    before, _recorder.ready = _recorder.ready, False
+    try:
+        yield
+    finally:
+        _recorder.ready = before
+
+
+@contextmanager
 def starting_up() -> Iterator[None]:
     """Within, nothing is counted; nor afterwards until set_ready(True), unless start-up fails."""
     before, _recorder.ready = _recorder.ready, False

@@ -8,6 +8,7 @@ one stream runs them one after another.
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 
-from quire.kernels.framework import lazy_fusion
+from quire.kernels.framework import late_work, lazy_fusion
 from quire.sampling.sampler import ChooserKind
 
 log = logging.getLogger(__name__)
@@ -83,9 +84,11 @@ class CudaGraphCache(Generic[Key]):
         for key in keys:
             for attempt in range(1, CAPTURE_ATTEMPTS + 1):
                 try:
+                    began = time.perf_counter()
                     if self._pool is None:
                         self._reserve(reserved_bytes)
                     self._captured[key] = self._capture(partial(self._launch, key))
+                    late_work.note_graph_capture(str(key), time.perf_counter() - began)
                     break
                 except RuntimeError as error:
                     lazy_fusion.discard()

@@ -21,7 +21,7 @@ from torch import Tensor
 from quire.attention.base import AttentionMetadata, Backend
 from quire.core.types import BlockCopy
 from quire.errors import EngineDead
-from quire.kernels.framework import lazy_fusion
+from quire.kernels.framework import late_work, lazy_fusion
 from quire.kernels.gpu.runtime import step_io as kernels
 from quire.models.base import LanguageModel, StepInputs
 from quire.runner.gpu.cuda_graphs import (
@@ -188,8 +188,8 @@ class CudaWorker:
 
     def graph_groups(self) -> list[list[GraphKey]]:
         """Return all graphs that steps may run. Each group begins with its largest."""
-        groups: list[list[GraphKey]] = []
-        groups += decode_graph_groups(len(self._last_token))
+        groups: list[list[GraphKey]]
+        groups = [[*group] for group in decode_graph_groups(len(self._last_token))]
         if self._shapes:
             groups.append([*reversed(self._shapes)])
         return groups
@@ -229,7 +229,8 @@ class CudaWorker:
         assert not batch.next_drafts, "drafts are verified on the CPU only"
         if self._kv_memory.is_released:
             self._kv_memory.restore()
-            self.capture_graphs(self._graph_bytes)
+            with late_work.uncounted():
+                self.capture_graphs(self._graph_bytes)
         try:
             alone = batch.decode_only and not parts
             return self._decode(batch) if alone else self._mixed(batch, parts)

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from quire.core.types import ThinkingBudget
 from quire.engine.startup.executor_setup import _build_backend
 from quire.executors.inline import Executor
-from quire.kernels.framework import op
+from quire.kernels.framework import late_work, op
 from quire.runner.gpu import cuda_graphs, cuda_worker, pinned_io, staging_buffer
 from quire.runner.gpu.mixed_batch_graphs import GraphShape, graph_shapes
 from quire.runner.kv_tensors import allocate_kv_tensors
@@ -290,8 +290,13 @@ def test_after_sleep_all_graphs_are_captured_again(acted, monkeypatch):
     assert not graphs._captured
     del graphs._capture
     engine.add(tiny.request("first", range(9), 2))
+    late_work.set_ready(True)
     engine.step()
     assert set(graphs._captured) == before
+    assert late_work.counts().graph_captures == 0
+    graphs.capture([*before][:2], 0)
+    assert late_work.counts().graph_captures == 2
+    late_work.set_ready(False)
     graphs._capture = no_capture
     while not engine.idle:
         engine.step()
