@@ -54,7 +54,7 @@ class AppState:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields of SamplingParams, from the model's generation config."""
     has_priority_scheduling: bool = False
-    """The scheduler looks at the priority of a request."""
+    """The scheduler uses the priority of a request."""
     structured_defaults: StructuredDefaults = field(default_factory=StructuredDefaults)
     """Defaults of structured output, for what a request does not give."""
     early_error_wait_s: float = 15.0
@@ -83,7 +83,7 @@ class AppState:
 
     @property
     def max_prompt_chars(self) -> int:
-        """Of a prompt."""
+        """Most characters of a prompt."""
         return max(MIN_PROMPT_CHAR_LIMIT, CHARS_PER_TOKEN * self.max_model_len)
 
     def require_tokenizer(self) -> Tokenizer:
@@ -94,7 +94,7 @@ class AppState:
         return self.tokenizer
 
     def logprob_formatter(self, *, as_ids: bool) -> LogprobFormatter:
-        """How the tokens of a chat are shown. as_ids: the request asks for that."""
+        """Formatter of the tokens of a chat. as_ids: the request wants token ids for texts."""
         ids = as_ids or self.options.return_tokens_as_token_ids
         return LogprobFormatter(
             ids, lambda token_id: self.require_tokenizer().token_bytes(token_id)

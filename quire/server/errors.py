@@ -98,7 +98,7 @@ _ANTHROPIC_TYPES = {
 }
 _DEFAULT_MESSAGES = ("Not Found", "Method Not Allowed")
 MAX_SHOWN_CHARS = 100
-"""Of what was asked for, in a message."""
+"""Characters of the requested path in a message."""
 
 
 def build_error_body(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -178,7 +178,7 @@ def install_error_handlers(app: FastAPI, *, log_stack: bool = False) -> None:
 
 
 def _describe_missing_route(app: FastAPI, http: Request, error: HTTPException) -> str:
-    """What there is in place of what was asked for."""
+    """The message for a path or a method that does not exist, with those that do."""
     path = get_route_path(http.scope)
     asked = f"{http.method} {path[:MAX_SHOWN_CHARS]}"
     allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")

@@ -53,7 +53,7 @@ class PreparedRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenizationOptions:
-    """How a prompt's text becomes ids. most: of the prompt, None = no cut."""
+    """Options of tokenizing a prompt. most: tokens of the prompt; None: it is not cut."""
 
     add_special_tokens: bool = True
     max_tokens: int | None = None

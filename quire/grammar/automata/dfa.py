@@ -33,7 +33,7 @@ DfaState = tuple[frozenset[int], ...]
 
 
 class DfaTooComplex(Exception):
-    """Not decided: it would take too long."""
+    """The automaton has too many states to decide a question."""
 
 
 class _Nfa:
@@ -200,7 +200,7 @@ def fully_matches(node: RegexExpr, value: str) -> bool:
 
 
 def intersects(*nodes: RegexExpr) -> bool:
-    """Some text matches all of the nodes."""
+    """Whether some text matches all of the nodes."""
     return not RegexDfa(nodes).is_empty
 
 
@@ -231,7 +231,7 @@ def parse_search(pattern: str, wide: bool = False) -> RegexExpr:
 
 
 def _group_end(pattern: str) -> int:
-    """Where the group ends that a pattern begins with; 0: nowhere."""
+    """End of the group that a pattern begins with; 0: it begins with none."""
     depth, place, in_class = 0, 0, False
     for found in re.finditer(r"\\.|[\[\]()]", pattern, re.DOTALL):
         sign, place = found[0], found.start()

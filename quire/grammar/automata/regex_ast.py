@@ -124,7 +124,7 @@ def intersect_ranges(one: CharRanges, two: CharRanges) -> CharRanges:
 
 @functools.cache
 def _wide_class(letter: str) -> CharRanges:
-    """What any dialect counts as a digit, a word character, white space."""
+    """Characters that any dialect counts as digits, word characters or white space."""
     if letter == "s":
         return _ALL_SPACE
     assigned = "".join(map(chr, [*range(0xD800), *range(0xE000, _ASSIGNED)]))
@@ -507,7 +507,7 @@ def _add_lengths(parts: list[tuple[int, int | None]]) -> tuple[int, int | None]:
 
 
 def has_anchor(node: RegexExpr) -> bool:
-    """It contains ^ or $."""
+    """Whether the node contains ^ or $."""
     if isinstance(node, RegexRepeat):
         return has_anchor(node.part)
     if isinstance(node, RegexSequence | RegexAlternation):

@@ -24,7 +24,7 @@ MaskWords = npt.NDArray[np.int32]
 
 
 class Matcher(Protocol):
-    """How far one sequence has come. Not thread-safe; different ones may be used at once."""
+    """State of one sequence in its grammar. Not thread-safe; different ones may be used at once."""
 
     def accept(self, token: int) -> bool:
         """Take the next token, an end token included. False, and nothing changed: not allowed."""
@@ -35,7 +35,7 @@ class Matcher(Protocol):
         ...
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """How many of these could be accepted from here, one after the other. Changes nothing."""
+        """Count how many of these tokens could be accepted, in order. Changes nothing."""
         ...
 
     def fill_bitmask(self, words: MaskWords) -> None:
@@ -54,7 +54,7 @@ class Matcher(Protocol):
 
     @property
     def fault(self) -> str | None:
-        """What broke this matcher for good, for example a limit of the work of one step.
+        """The error that ended this matcher, for example a limit of the work of one step.
 
         Masks then allow the end tokens only, and `complete` is False: the text is not whole, and
         its request ends with an error.

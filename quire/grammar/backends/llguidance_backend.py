@@ -209,7 +209,7 @@ class LLGuidanceGrammar:
 
 @dataclass(slots=True)
 class FuelMeter:
-    """What the texts of a caller's grammar cost."""
+    """Counts the work of the texts of a client's grammar."""
 
     left: float = USER_BURST_S
 

@@ -208,7 +208,7 @@ class _CompileThread:
         return todo.get() if self._is_first else None
 
     def _run_task(self, task: CompileTask) -> tuple[CacheableGrammar | CompileError, bool]:
-        """What comes of a task, and whether it would another time."""
+        """Run a task. Returns its outcome, and whether another run would have the same."""
         pool = self._pool
         job = CompileJob(task.constraint.form, task.constraint.backend, pool._seconds, pool._memory)
         try:

@@ -78,7 +78,7 @@ class GrammarCache:
         self._stats = GrammarStats()
         weakref.finalize(self, pool.close)
 
-    # -- asking -------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------
 
     def check_constraint(self, constraint: Constraint) -> None:
         """Raise Overloaded if it would have to wait, and too many do."""
@@ -108,7 +108,7 @@ class GrammarCache:
         self._submit()
 
     def release(self, constraint: Constraint) -> None:
-        """One request does not need it any more."""
+        """Stop using the grammar for one request."""
         entry = self._entries[constraint]
         entry.users -= 1
         if entry.users:
@@ -125,14 +125,14 @@ class GrammarCache:
         self._submit()
 
     def get(self, constraint: Constraint) -> CacheableGrammar:
-        """One that was asked for, and is ready. From any thread."""
+        """Return an acquired grammar that is compiled, or raise its error. From any thread."""
         outcome = self._entries[constraint].outcome
         assert outcome is not None, "a grammar is used before it is compiled"
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    # -- telling ------------------------------------------------------------------------------
+    # -- outcomes -----------------------------------------------------------------------------
 
     @property
     def has_outcomes(self) -> bool:
@@ -140,7 +140,7 @@ class GrammarCache:
         return bool(self._unreported or self._compile_pool.done)
 
     def outcomes(self) -> Iterator[tuple[Constraint, int | CompileError]]:
-        """Of each that was asked for: how many tokens a whole text takes at least, or a fault."""
+        """Yield acquired constraints, each with the least tokens of a whole text or its error."""
         while self._compile_pool.done:
             self._record_outcome(self._compile_pool.done.popleft())
         self._submit()
@@ -156,7 +156,7 @@ class GrammarCache:
         self._compile_pool.notify = ring
 
     def stats(self) -> GrammarStats:
-        """What it did, and how it is now."""
+        """Counters, and the present state."""
         return self._stats._replace(
             waiting=len(self._waiting) + self._submitted,
             cached=self._kept,

@@ -117,7 +117,7 @@ class CompileWorkerClient:
 
     @property
     def alive(self) -> bool:
-        """It takes jobs."""
+        """Whether the worker takes jobs."""
         return self._worker.is_alive
 
     def kill(self) -> None:

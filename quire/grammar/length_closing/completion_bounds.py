@@ -73,7 +73,7 @@ class _Cost:
 
 
 def completion_bounds(form: GrammarNode, spelling: TokenClasses) -> CompletionBounds | None:
-    """What is known of the form. None: nothing."""
+    """Bounds of the form; None: there are none."""
     reader = _NodeCosts(spelling)
     try:
         cost = reader.cost(form)

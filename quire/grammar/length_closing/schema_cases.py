@@ -121,7 +121,7 @@ def properties(case: Together) -> dict[str, None]:
 
 
 def property_of(case: Together, name: str) -> tuple[Any, ...]:
-    """What holds of a property."""
+    """Schemas of a property."""
     return tuple(
         one["properties"][name]
         if name in one.get("properties", ())
@@ -131,12 +131,12 @@ def property_of(case: Together, name: str) -> tuple[Any, ...]:
 
 
 def other_property(case: Together) -> tuple[Any, ...]:
-    """What holds of a property that is not listed."""
+    """Schemas of a property that is not listed."""
     return tuple(one.get("additionalProperties", True) for one in case)
 
 
 def item_of(case: Together, place: int) -> tuple[Any, ...]:
-    """What holds of an item."""
+    """Schemas of an item."""
     firsts = [one.get("prefixItems", ()) for one in case]
     return tuple(
         first[place] if place < len(first) else one.get("items", True)

@@ -48,7 +48,7 @@ class SteppableMatcher(Protocol):
 
 
 class AllowedTokens:
-    """What a matcher allows at one place, token by token."""
+    """Tokens that a matcher allows at one place."""
 
     def __init__(self, matcher: SteppableMatcher, spelling: TokenClasses) -> None:
         self.words = np.zeros_like(spelling.short)
@@ -141,7 +141,7 @@ class CompletionSearch:
         return found
 
     def allowed_tokens(self, matcher: SteppableMatcher) -> AllowedTokens:
-        """What the matcher allows now."""
+        """Tokens that the matcher allows now."""
         return AllowedTokens(matcher, self.token_classes)
 
     def is_free_text(self, mask: AllowedTokens) -> bool:
@@ -179,7 +179,7 @@ class CompletionSearch:
     def find_shortest(
         self, matcher: SteppableMatcher, effort: int, first: bytes = b""
     ) -> list[int] | None:
-        """The same, but it looks on for a shorter one."""
+        """The same, but search on for a shorter one."""
         walk = _SearchCursor(matcher)
         best: list[int] | None = None
         for path in self._search(walk, effort, self._bytes(first)):
@@ -236,7 +236,7 @@ class CompletionSearch:
                 heapq.heappush(heap, (after, -made - 1, path + move, None))
 
     def _cost(self, path: TokenMove, move: TokenMove) -> int:
-        """How much a step is thought to lead away from the end."""
+        """Estimate how far a step leads away from the end."""
         if len(move) > 1 or move[0] in self.token_classes.special:
             return 0
         byte = self.token_classes.pieces[move[0]][-1:]

@@ -63,7 +63,7 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     operator: bool = False
 
     def key_digests(self) -> list[bytes]:
-        """Of its keys."""
+        """Digests of the owner's keys."""
         digests = [self.sha256] if isinstance(self.sha256, str) else self.sha256
         return [bytes.fromhex(one) for one in digests]
 
@@ -96,7 +96,7 @@ OPERATOR_OWNER = KeyOwner()
 
 
 def owner_from_entry(entry: KeyEntry) -> KeyOwner:
-    """What an entry of the file means."""
+    """Make a KeyOwner of an entry of the file."""
     group = "name", entry.name
     if entry.cache_group is not None:
         group = "group", entry.cache_group
@@ -256,7 +256,7 @@ class KeySet:
         return hmac.digest(self._secret, digest, "sha256")
 
     def _stat_file(self) -> tuple[int, int, int] | None:
-        """What differs when the file was written or replaced; a link's target counts."""
+        """Numbers that change when the file is written or replaced; a link's target counts."""
         if self._path is None:
             return None
         try:

@@ -64,7 +64,7 @@ class AuthMiddleware:
 
 
 def _presented_keys(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
-    """What the client shows: a bearer token, Anthropic's x-api-key, or both. None: one twice."""
+    """The client's keys: a bearer token, Anthropic's x-api-key, or both. None: one twice."""
     bearers = [value for name, value in headers if name == b"authorization"]
     keys = [value for name, value in headers if name == b"x-api-key"]
     if len(bearers) > 1 or len(keys) > 1:

@@ -85,5 +85,5 @@ def _host_name(host: str) -> str:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Of a browser that does not say what site it is."""
+    """Whether origin and host agree, for a browser that sends no Sec-Fetch-Site."""
     return origin.partition("://")[2].lower() == host.lower()

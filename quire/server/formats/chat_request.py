@@ -14,7 +14,7 @@ ChatMessageList = list[dict[str, Any]]
 
 
 class ChatTemplateFields(SamplingFields):
-    """What makes a prompt from messages; /tokenize reads it too."""
+    """Fields that make a prompt of messages; /tokenize has them too."""
 
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
@@ -27,7 +27,7 @@ class ChatTemplateFields(SamplingFields):
     reasoning_effort: str | None = None
 
     def to_conversation(self, messages: ChatMessageList) -> Conversation:
-        """What the template gets."""
+        """Return the conversation for the template."""
         if self.add_generation_prompt and self.continue_final_message:
             message = "add_generation_prompt and continue_final_message exclude each other"
             raise RequestError(message, param="continue_final_message")
@@ -45,7 +45,7 @@ class ChatTemplateFields(SamplingFields):
 
 
 class ChatCompletionFields(ChatTemplateFields):
-    """How to continue a conversation."""
+    """Fields of a chat completion."""
 
     logprobs: bool | None = None
     top_logprobs: int | None = None

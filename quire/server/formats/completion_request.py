@@ -60,7 +60,7 @@ class CompletionRequest(SamplingFields):
 
     @property
     def is_prompt_only(self) -> bool:
-        """Nothing is to be generated: the prompt is echoed, and scored."""
+        """Whether the prompt is only echoed and scored, and nothing generated."""
         return self.max_tokens == 0 and self.echo
 
     def sampling_values(self) -> dict[str, Any]:

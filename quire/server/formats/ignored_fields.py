@@ -51,7 +51,7 @@ class IgnoredFieldLog:
 def find_ignored(
     given: Iterable[str], known: Iterable[str], harmless: frozenset[str]
 ) -> list[IgnoredField]:
-    """Those of the given names that mean nothing, with what was perhaps meant."""
+    """Return the given names without a meaning, each with the name that was perhaps meant."""
     names = list(known)
     found = [IgnoredField(name, name in harmless) for name in given]
     for place, one in enumerate(found[:MAX_SUGGESTIONS]):  # clients may send a million names

@@ -16,12 +16,12 @@ TokenCandidates = dict[int, Logprob] | None
 
 
 def format_token_name(token_id: int, one: Logprob, as_ids: bool) -> str:
-    """How a token is shown."""
+    """Return a token as answers show it."""
     return f"token_id:{token_id}" if as_ids else one.decoded_token or ""
 
 
 class LogprobFormatter(NamedTuple):
-    """How a chat shows tokens. bytes_of: what one adds to a text, for parts of characters."""
+    """Formats the tokens of a chat. bytes_of: bytes that a token adds to a text."""
 
     as_ids: bool
     token_bytes: Callable[[int], bytes]

@@ -202,7 +202,7 @@ def _usage_fields(prompt: int, cached: int, completion: int) -> dict[str, int]:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """What a model wrote as arguments; {} if it is no object."""
+    """Parse the arguments of a call; {} if they are no object."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):

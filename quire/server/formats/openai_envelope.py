@@ -18,7 +18,7 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class ResponseEnvelope:
-    """What is the same in every chunk of a response, or in the response."""
+    """Fields that every chunk of a response has, and the response."""
 
     id: str
     object: str
@@ -70,7 +70,7 @@ def build_final_chunk(
 
 
 def add_final_fields(body: dict[str, Any], closing: FinalEvent) -> None:
-    """What is known at the end and was asked for."""
+    """Add the timing and metrics that the request has switched on."""
     if closing.timing is not None:
         body["x_timing"] = closing.timing
     if closing.metrics is not None:

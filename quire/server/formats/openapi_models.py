@@ -21,7 +21,7 @@ class _ResponseModel(BaseModel):
 
 
 class ErrorInfo(_ResponseModel):
-    """What went wrong, and which field of the request is to blame."""
+    """An error, with the field of the request that caused it."""
 
     message: str
     type: str
@@ -50,13 +50,13 @@ class AnthropicErrorResponse(_ResponseModel):
 
 
 class PromptTokenUsageInfo(_ResponseModel):
-    """Where the prompt's tokens came from."""
+    """Counts of prompt tokens by where they came from."""
 
     cached_tokens: int
 
 
 class CompletionTokenUsageInfo(_ResponseModel):
-    """What the generated tokens were."""
+    """Counts of generated tokens by kind."""
 
     reasoning_tokens: int
 
@@ -120,7 +120,7 @@ class ChatFunctionCall(_ResponseModel):
 
 
 class ChatToolCall(_ResponseModel):
-    """A call that the model asks for."""
+    """A function call in an answer."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -187,7 +187,7 @@ class BatchChatCompletionResponse(_GenerationResponse):
 
 
 class DeltaMessage(_ResponseModel):
-    """What is new."""
+    """The new part of a message."""
 
     role: str | None = None
     content: str | None = None
@@ -263,7 +263,7 @@ class DetokenizeResponse(_ResponseModel):
 
 
 class ModelPermission(_ResponseModel):
-    """What may be done with a model."""
+    """Permissions of a model."""
 
     id: str
     object: Literal["model_permission"]
@@ -301,7 +301,7 @@ class ModelList(_ResponseModel):
 
 
 class VersionResponse(_ResponseModel):
-    """Of quire."""
+    """The version of quire."""
 
     version: str
 
@@ -381,13 +381,13 @@ class GenerateResponse(_ResponseModel):
 
 
 class AbortRequestsResponse(_ResponseModel):
-    """How many requests were ended."""
+    """The number of requests that were ended."""
 
     aborted: int
 
 
 class ProfileResponse(_ResponseModel):
-    """Where the trace is."""
+    """The path of the trace."""
 
     path: str
 
@@ -401,7 +401,7 @@ class DeletedResponse(_ResponseModel):
 
 
 class CancelledRequest(_ResponseModel):
-    """What ran under this id is ended."""
+    """The request with this id was ended."""
 
     id: str
     object: Literal["request"]
@@ -421,13 +421,13 @@ class IsPausedResponse(_ResponseModel):
 
 
 class PauseResponse(_ResponseModel):
-    """What was done."""
+    """The state after a pause or a resumption."""
 
     status: Literal["paused", "resumed"]
 
 
 class ServerInfoResponse(_ResponseModel):
-    """What runs here."""
+    """The version, model and options of the server."""
 
     version: str
     model: JsonDict
@@ -488,7 +488,7 @@ STREAM_MEDIA_TYPES: Mapping[str, str] = {
     "post /invocations": "text/event-stream",
     "post /generate": "application/x-ndjson",
 }
-"""What they answer if a stream is asked for."""
+"""Media type of streamed answers, by route."""
 
 TEXT_MEDIA_TYPES: Mapping[str, str] = {"get /metrics": "text/plain", "get /": "text/html"}
 

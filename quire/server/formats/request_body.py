@@ -1,8 +1,8 @@
 """Base of all request bodies: a JSON object from an untrusted client.
 
-A declared field is honoured. One in UNSUPPORTED_FIELDS is refused unless its value asks for
-nothing; one in HARMLESS_FIELDS changes no answer. Any other name is unknown: clients of many
-servers send fields of all of them, so it is reported and not refused
+A declared field is honoured. One in UNSUPPORTED_FIELDS is refused unless its value is the one
+that changes nothing; one in HARMLESS_FIELDS changes no answer. Any other name is unknown: clients
+of many servers send fields of all of them, so it is reported and not refused
 (quire.server.formats.ignored_fields). Ranges are checked later, for all APIs alike, by
 quire.server.generation.validate, SamplingParams and quire.text.input_processor.
 """
@@ -73,13 +73,13 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
 
     def refuse_unsupported_features(self) -> None:
-        """Raise Unsupported for a field that asks for what cannot be done here."""
+        """Raise Unsupported for a field whose feature does not exist here."""
         for name, value in (self.model_extra or {}).items():
             if name in UNSUPPORTED_FIELDS and value and value not in NEUTRAL_VALUES.get(name, ()):
                 raise Unsupported(f"{name}: {UNSUPPORTED_FIELDS[name]}", param=name)
 
     def ignored_fields(self) -> list[IgnoredField]:
-        """The fields that mean nothing here; None asks for nothing anyway."""
+        """The fields without a meaning here, except those with null."""
         extra = self.model_extra or {}
         if len(extra) > MAX_UNKNOWN_FIELDS:
             raise RequestError(f"the body has {len(extra)} unknown fields")

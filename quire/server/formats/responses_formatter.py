@@ -132,7 +132,10 @@ class ResponsesFormatter:
 
     def _notify_if_ended(self) -> None:
         if self.is_ended and self._on_done is not None:
-            done, self._on_done = self._on_done, None  # whose it is has us
+            done, self._on_done = (
+                self._on_done,
+                None,
+            )  # it refers to this formatter: break the cycle
             done()
 
     # -- as one object ----------------------------------------------------------------------
@@ -155,7 +158,7 @@ class ResponsesFormatter:
 
     @property
     def is_ended(self) -> bool:
-        """It was completed, cancelled, or failed."""
+        """Whether the response was completed, was cancelled, or failed."""
         return self.response["status"] not in ("queued", "in_progress")
 
     def start(self) -> None:
@@ -342,7 +345,7 @@ def build_response_body(
 ) -> dict[str, Any]:
     """The response before any output.
 
-    asked: the request's body, echoed; used: values of what it did not give.
+    asked: the request's body, echoed; used: values of fields that the body leaves out.
     """
     echoed = {name: asked.get(name) for name in _ECHOED_NAMES}
     return {

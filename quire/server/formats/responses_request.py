@@ -65,7 +65,7 @@ class _ResponsesObject(BaseModel):
 
 
 class ResponsesReasoning(_ResponsesObject):
-    """How the model is to think."""
+    """Options of the reasoning."""
 
     effort: str | None = None
     summary: str | None = None

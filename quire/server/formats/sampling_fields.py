@@ -20,7 +20,7 @@ from quire.server.generation.generation_request import BeamSearchOptions
 
 
 class StreamOptions(BaseModel):
-    """What a stream holds besides the text."""
+    """Options of a stream."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -32,7 +32,7 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(StructuredOutputFields):
-    """How tokens are sampled and shown; the same fields on every route."""
+    """Fields of sampling and of its output, the same on every route."""
 
     model: str | None = None
     n: int | None = None
@@ -99,7 +99,7 @@ class SamplingFields(StructuredOutputFields):
 
     @property
     def beams(self) -> BeamSearchOptions | None:
-        """Beam search, if it is asked for."""
+        """Options of the beam search; None: the request samples."""
         penalty = self.length_penalty
         if self.use_beam_search:
             return (

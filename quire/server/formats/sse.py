@@ -45,12 +45,12 @@ class StreamFormatter(Protocol):
         ...
 
     def format_error(self, error: Exception) -> bytes:
-        """What is sent in place of the rest."""
+        """Bytes to send in place of the rest."""
         ...
 
     @property
     def end(self) -> bytes:
-        """What is sent last, after an error too."""
+        """Bytes to send last, after an error too."""
         ...
 
 

@@ -87,7 +87,7 @@ class StructuredOutputFields(RequestBody):
 
 
 def _from_params(where: str, given: Mapping[str, Any] | None) -> StructuredOutputRequest | None:
-    """Of the fields of StructuredOutputsParams."""
+    """Read the fields of StructuredOutputsParams."""
     if given is None:
         return None
     given = dict(given)
@@ -151,7 +151,7 @@ def _read_json_schema(where: str, given: Mapping[str, Any]) -> tuple[str, dict[s
 
 
 def _read_json_object(where: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Some servers read a schema here."""
+    """Read json_object, with a schema if one is given, as in some servers."""
     if given.get("schema") is None:
         return where, {"json_object": True}
     return f"{where}.schema", {"json": _check_schema(f"{where}.schema", given["schema"])}

@@ -165,7 +165,7 @@ def _build_request(
 
 
 def _check_max_tokens(state: AppState, request: GenerationRequest, prompt: int) -> None:
-    """Raise TooLong if the client asks for more tokens than its prompt leaves of the context.
+    """Raise TooLong if max_tokens is more than the prompt leaves of the context.
 
     Defaults, of the API or of the model's generation config, are lowered to what is left.
     """

@@ -58,7 +58,7 @@ class ActiveRequests:
 
 
 class ClientWatch:
-    """Of one client. The body must have been read: nothing else may call receive() after this.
+    """Watches one client. The body must have been read: nothing else may call receive() later.
 
     receive: None for work that continues without a connection. seconds: till its deadline, after
     `since` (now); tenant: its owner.

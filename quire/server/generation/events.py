@@ -46,13 +46,13 @@ class PromptEvent(msgspec.Struct, frozen=True):
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
-    """What is new of one choice. Its text may be empty: a character may not be whole yet."""
+    """The new part of one choice. Its text may be empty: a character may not be complete yet."""
 
     index: int
     text: str = ""
     token_ids: Sequence[int] = ()
     logprobs: SampleLogprobs | None = None
-    """One step for each of token_ids, if asked for."""
+    """One step for each of token_ids, if the request has logprobs."""
     reasoning: str = ""
     tool_call: DeltaToolCall | None = None
 
@@ -98,7 +98,7 @@ class FinalEvent(msgspec.Struct, frozen=True):
 
     usage: TokenUsage
     timing: Mapping[str, object] | None = None
-    """Where the time went, ready to be shown; None unless asked for (`x_timing`)."""
+    """Times of the parts of the request; None without `x_timing`."""
     metrics: Mapping[str, object] | None = None
     """Rates and times of a response of one sequence; None unless the server offers them."""
 
@@ -148,7 +148,7 @@ class OutputParser(Protocol):
         ...
 
     def push(self, text: str, token_ids: Sequence[int], *, last: bool) -> Sequence[ParsedDelta]:
-        """What `text` adds, as far as it is certain; `last`: give out what was held back."""
+        """Return the deltas that `text` adds, as far as certain; `last`: hold nothing back."""
         ...
 
     def finish(self, reason: str) -> str:

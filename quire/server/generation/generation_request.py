@@ -1,4 +1,4 @@
-"""Generation request: what a client asks for, in one form for all APIs.
+"""Generation request: the request of a client, in one form for all APIs.
 
 The body of each API becomes a `GenerationRequest`, once, and is only translated, so that all
 checks, limits and counts are the same for all APIs. Nothing is copied: lists and dicts are those of
@@ -167,7 +167,7 @@ class GenerationRequest:
 
 
 def _count_chars(messages: Sequence[ChatMessageDict]) -> int:
-    """What is no message at all is found out later."""
+    """Count characters of messages; other values are refused later."""
     found = 0
     for message in messages:
         content = message.get("content")

@@ -256,7 +256,7 @@ class GenerationStream:
     def _emit_delta(
         self, index: int, answer: SequenceOutput, events: list[GenerationEvent]
     ) -> None:
-        """What is new of a streamed answer."""
+        """Emit the new part of a streamed answer."""
         text, ids, logprobs = answer.take()
         reason = answer.finish_reason
         self._emit_text(index, text, ids, logprobs, events, last=reason is not None)

@@ -23,7 +23,7 @@ from quire.tool_grammar.tool_choice import ToolChoicePolicy, parse_tool_choice
 
 AUTO_TOOL_CHOICE_FLAGS = "--enable-auto-tool-choice --tool-call-parser NAME"
 NO_REASONING_EFFORT = "none"
-"""The `reasoning_effort` that asks for no reasoning."""
+"""The `reasoning_effort` without reasoning."""
 
 
 def resolve_thinking_budget(state: AppState, request: GenerationRequest) -> GenerationRequest:
@@ -184,7 +184,7 @@ def _plan_tool_calls(
     choice: ToolChoicePolicy,
     content: ContentConstraint,
 ) -> ToolCallPlan:
-    """How calls are written and parsed in the answers."""
+    """Plan how calls are forced and parsed in the answers."""
     if not request.conversations:
         return ToolCallPlan()
     parsers = state.answer_parsers

@@ -87,7 +87,7 @@ def _priority(state: AppState, request: GenerationRequest, headers: Mapping[str,
 
 
 def _public_id(prefix: str, http: Request, wanted: str | None) -> str:
-    """The id that the client sees: from its header X-Request-Id, or from the body, or a new one.
+    """The id in answers and logs: from its header X-Request-Id, or from the body, or a new one.
 
     prefix: with its separator, "chatcmpl-".
     """

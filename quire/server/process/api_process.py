@@ -284,7 +284,7 @@ class UvicornServer(uvicorn.Server):
 
 
 def uvicorn_config(options: ServerOptions, app: FastAPI) -> UvicornConfig:
-    """What the options mean to uvicorn."""
+    """Make uvicorn's config of the options."""
     return UvicornConfig(
         app,
         http=http_protocol.build_http_protocol(options),
@@ -313,7 +313,7 @@ def build_app_state(
     *,
     orders: RunApiProcess,
 ) -> AppState:
-    """What routes need, from an engine that is ready."""
+    """Build the state of the routes, for an engine that is ready."""
     return AppState(
         engine=client,
         inputs=build_input_processor(
@@ -367,7 +367,7 @@ def _parser_options(options: ServerOptions) -> ParserOptions:
 
 
 def startup_message(services: AppState, options: ServerOptions, listener: socket.socket) -> str:
-    """What to print when the server is ready, with a command that works as it is."""
+    """The text to print when the server is ready, with a command that works as it is."""
     base = listen_sockets.listener_url(options, listener)
     has_template = services.tokenizer is not None and bool(
         services.chat_template or services.tokenizer.templates
@@ -422,7 +422,7 @@ def reload_tls(context: ssl.SSLContext, options: ServerOptions) -> bool:
 
 
 def _file_stamp(path: str | None) -> tuple[int, int, int] | None:
-    """What differs when a file was written or replaced; a link's target counts."""
+    """Numbers that change when a file is written or replaced; a link's target counts."""
     if path is None:
         return None
     try:

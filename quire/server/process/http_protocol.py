@@ -93,11 +93,11 @@ class ConnectionLimit:
         return True
 
     def mark_idle(self, one: Any) -> None:
-        """It waits for a request."""
+        """Count a connection as idle: it waits for a request."""
         self._idle[one] = None
 
     def mark_busy(self, one: Any) -> None:
-        """It has a request, or is closed."""
+        """Count a connection as idle no more: it has a request, or is closed."""
         self._idle.pop(one, None)
 
 
@@ -166,7 +166,7 @@ def build_http_protocol(options: ServerOptions) -> type[HttpToolsProtocol]:
 
         def eof_received(self) -> bool:  # type: ignore[override]
             """The client sends no more: either it waits for the answer (half-closed), or it is
-            gone. An interim answer (100) tells which: one that is gone resets the connection.
+            gone. An interim answer (100) shows which: a client that is gone resets the connection.
 
             HTTP/1.0 and TLS have no such answer, and a stream that began needs none: there it is
             gone. True: keep the connection.

@@ -53,7 +53,7 @@ def _bind_tcp(options: ServerOptions) -> list[socket.socket]:
     first = _bind(family, address)
     if options.api_server_count == 1:
         return [first]
-    address = first.getsockname()  # with the port, if any was asked for
+    address = first.getsockname()  # with the port that was chosen, if 0 was given
     first.close()  # no other process has it; all of ours would share it with others too
     return [_bind(family, address, shared=True) for _ in range(options.api_server_count)]
 

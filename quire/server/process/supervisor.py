@@ -263,7 +263,7 @@ class Supervisor:
     # -- ends -----------------------------------------------------------------------------------
 
     def _handle_signals(self) -> None:
-        """The first asks for an end, and a second Ctrl-C for one at once."""
+        """End at the first signal, and at once at a second Ctrl-C; reload files at SIGHUP."""
         numbers, self._signals = self._signals, []
         if signal.SIGHUP in numbers:
             numbers = [one for one in numbers if one != signal.SIGHUP]

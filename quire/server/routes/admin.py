@@ -63,7 +63,7 @@ async def list_models(http: Request) -> Response:
 
 @router.get("/v1/models/{name:path}", tags=["models"])
 async def show_model(http: Request, name: str) -> Response:
-    """One of them."""
+    """Show one model."""
     state = get_app_state(http)
     check_model(state, name)
     return build_json_response(_build_model_card(state, name))
@@ -99,7 +99,7 @@ def _build_model_card(state: AppState, name: str) -> dict[str, Any]:
 
 @router.get("/version", tags=["health"])
 async def version() -> Response:
-    """Of quire."""
+    """Show the version of quire."""
     return build_json_response({"version": VERSION})
 
 
@@ -183,7 +183,7 @@ async def abort_requests(http: Request) -> Response:
 
 @router.get("/server_info", tags=["operating"])
 async def server_info(http: Request) -> Response:
-    """What runs here: version, model, options of the server, counts of the engine."""
+    """Show version, model, options of the server, and counts of the engine."""
     state = _require_dev_routes(http)
     return build_json_response(
         {
@@ -234,7 +234,7 @@ async def stop_profile(http: Request) -> Response:
 
 @contextmanager
 def _conflicts_as_409() -> Iterator[None]:
-    """What the engine refuses now, it would do at another time."""
+    """Answer 409 to a call that the engine refuses in its present state."""
     try:
         yield
     except Unsupported:

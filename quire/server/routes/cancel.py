@@ -40,7 +40,7 @@ async def cancel_requests(state: AppState, ids: Iterable[str], tenant: bytes | N
     """End a tenant's requests (None: of all tenants), in all processes. Returns their number."""
     names = [prefix + one for one in ids for prefix in ID_PREFIXES]
     here = state.active_requests.cancel(names, tenant)
-    await asyncio.sleep(0)  # those take their word back from the engine, before it is asked
+    await asyncio.sleep(0)  # they send their own aborts to the engine first
     try:
         return here + await state.engine.abort_named(names, tenant)
     except EngineAway:

@@ -114,7 +114,7 @@ class ChatFormatter:
         return body
 
     def _add_prompt_fields(self, body: dict[str, Any], openings: list[PromptEvent]) -> None:
-        """Of a batch: a list with one for each conversation."""
+        """Add fields of the prompts; for a batch, a list with one for each conversation."""
         steps = [
             None
             if one.prompt_logprobs is None
@@ -205,7 +205,7 @@ class ChatFormatter:
         return made
 
     def _format_delta(self, one: ChoiceDelta, finish: ChoiceFinish | None) -> bytes:
-        """What is new. Its text may be empty: a character or a stop string may not be whole yet."""
+        """Format the new part. Its text is empty while a character or stop string is incomplete."""
         first = b"" if one.index in self._started_chunks else self._role_chunk(one.index)
         shown = self._format_logprobs(one.token_ids, one.logprobs)
         chunk = self._format_chunk(one.index, _delta_fields(one), shown, finish)

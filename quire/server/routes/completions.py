@@ -145,7 +145,7 @@ class CompletionFormatter:
         return made
 
     def _format_chunk(self, one: ChoiceDelta, finish: ChoiceFinish | None) -> bytes:
-        """What is new. Its text may be empty: a character or a stop string may not be whole yet."""
+        """Format the new part. Its text is empty while a character or stop string is incomplete."""
         chunk = self._envelope.build_body([self._format_choice(one, finish)])
         if finish is not None:
             chunk["system_fingerprint"] = self._envelope.fingerprint
@@ -205,7 +205,7 @@ class CompletionFormatter:
     def _format_logprobs(
         self, one: ChoiceDelta, prompt: PromptEvent | None
     ) -> dict[str, Any] | None:
-        """Of the new tokens; after those of the prompt, if they are to be echoed."""
+        """Logprobs of the new tokens, after those of the prompt if it is echoed."""
         if not self._has_logprobs:
             return None
         ids: list[int] = []

@@ -43,7 +43,7 @@ class GenerateRequest(SamplingFields):
         self.refuse_unsupported_features()
         for name in _REFUSED_FIELDS:
             given = getattr(self, name)
-            if not (given is None or given is False or given == []):  # 0 asks for something
+            if not (given is None or given is False or given == []):  # 0 has a meaning
                 message = f"{name}: /generate answers with text only; /v1/completions shows more"
                 raise RequestError(message, param=name)
         special = self.add_special_tokens is not False

@@ -42,10 +42,10 @@ NO_PROGRESS_TIMEOUT_S = 60.0
 
 
 class HealthState:
-    """What this process has seen of the server. Written by the event loop."""
+    """State of the server as this process knows it. Written by the event loop."""
 
     def __init__(self, engine: EngineClient, read: Callable[[], Heartbeat] | None = None) -> None:
-        """read: the engine's page; None: the engine is in this process, and is asked directly."""
+        """read: reads the engine's page; None: the engine is in this process and has none."""
         self.draining = False
         """It is about to end."""
         self.started = False
@@ -118,7 +118,7 @@ def build_probe_response(found: Unhealthy | None, **more: Any) -> Response:
 
 
 def encode_problem(found: Unhealthy, **more: Any) -> bytes:
-    """What is wrong, for programs and for people. more: fields beside."""
+    """Encode a problem with its kind and its message. more: further fields."""
     status = HTTPStatus.SERVICE_UNAVAILABLE
     error = {"message": found.message, "type": "ServiceUnavailableError", "param": None}
     return encode({"reason": found.code, **more, "error": {**error, "code": int(status)}})

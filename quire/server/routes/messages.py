@@ -46,7 +46,7 @@ async def create_message(http: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens", tags=["messages"])
 async def count_tokens(http: Request) -> Response:
-    """How many tokens a conversation is."""
+    """Count the tokens of a conversation."""
     state = get_app_state(http)
     raw = await read_json_bytes(http, state.options.max_body_bytes)
     request = AnthropicCountTokensRequest.model_validate_json(raw).to_generation_request()

@@ -91,7 +91,7 @@ async def show_about(http: Request) -> Response:
 
 
 def describe_model(state: AppState) -> dict[str, Any]:
-    """What the page reads before anything else."""
+    """The model's properties, which the page loads first."""
     templates = _templates(state)
     return {
         "model": state.served_model_names[0],

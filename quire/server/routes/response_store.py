@@ -58,7 +58,7 @@ class StoredResponse:
 
     @property
     def status(self) -> str:
-        """Of the response object."""
+        """The status of the response object."""
         return str(_decode(self.body_json)["status"])
 
     @property
@@ -75,7 +75,7 @@ class StoredResponse:
             self._wake()
 
     def mark_ended(self, messages: list[ChatMessageDict]) -> None:
-        """Nothing more will come."""
+        """Mark the stream as complete."""
         self._body, self._messages = self.body_json, _encode(messages)
         self.size_bytes += len(self._body) + len(self._messages)
         self._running_body = self.cancel = None

@@ -164,7 +164,7 @@ def _initial_response(
 
 
 def _get_response_store(http: Request) -> ResponseStore | None:
-    """Where responses are kept; None if they are not."""
+    """The store of responses; None if there is none."""
     found = http.app.state.responses
     assert isinstance(found, ResponseStore), found
     return found if found.max_responses else None

@@ -117,7 +117,7 @@ class SnapshotFeed:
             subscribe.close()
 
     def unsubscribe(self, watch: SnapshotWatcher) -> None:
-        """It looks no more."""
+        """Send it no more frames."""
         self._watchers.discard(watch)
 
     async def _run(self) -> None:
@@ -153,7 +153,7 @@ class SnapshotFeed:
         return shown
 
     def _counters_before(self, snapshot: Snapshot) -> EngineCounters:
-        """The counters of about WINDOW_S ago, or the oldest since someone looks."""
+        """The counters of about WINDOW_S ago, or the oldest since the first watcher came."""
         if self._counter_history and snapshot.counters.steps < self._counter_history[-1][1].steps:
             self._counter_history.clear()  # a restarted engine counts from zero
         self._counter_history.append((snapshot.at, snapshot.counters))

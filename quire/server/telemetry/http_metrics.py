@@ -47,7 +47,7 @@ class HandledRequest(NamedTuple):
 
 
 class HttpMetrics:
-    """Of the handlers of an app."""
+    """Metrics of the handlers of an app."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._methods = _methods(routes)
@@ -55,7 +55,7 @@ class HttpMetrics:
         self._times: dict[tuple[str, str], SharedHistogram] = {}
 
     def counter_names(self) -> Iterator[str]:
-        """Of the numbers that are kept on the board."""
+        """Names of the shared counters."""
         yield LOAD_COUNTER
         yield from histogram_counter_names("http all", names.HTTP_FINE_BUCKETS_S)
         for handler, method in self._handler_methods():
@@ -98,7 +98,7 @@ class HttpMetrics:
             board.add(f"http {handler} {way} bytes", size)
 
     def collect(self, totals: Sequence[float]) -> Iterator[Family]:
-        """What was counted, without what never happened."""
+        """The families, without series that are 0."""
         assert self._counters is not None, "use() comes first"
         place = self._counters.index_by_name
         about = {one.name: one.help for one in names.HTTP_METRICS}

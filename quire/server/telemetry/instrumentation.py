@@ -112,7 +112,7 @@ class Telemetry:
                 [one for one in seen.request_ids if not self.request_metrics.knows(one)]
             )
 
-    # -- what is asked ----------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     @property
     def requests_in_progress(self) -> int:

@@ -16,7 +16,7 @@ RESPONSE_HEADER = "endpoint-load-metrics"
 
 
 async def build_load_header(http: Request) -> dict[str, str]:
-    """Return the header that the request wants; none if the engine does not answer in time."""
+    """Return the header in the requested format; {} without one, or without an answer in time."""
     wanted = http.headers.get(REQUEST_HEADER, "").upper()
     if wanted not in ("TEXT", "JSON"):
         return {}

@@ -202,7 +202,7 @@ REQUEST_METRICS = (
         "request_max_num_generation_tokens", "context", "Tokens of a request's longest answer."
     ),
     _histogram("request_params_max_tokens", "context", "max_tokens of a request."),
-    _histogram("request_params_n", CHOICE_BUCKETS, "Answers that a request asked for."),
+    _histogram("request_params_n", CHOICE_BUCKETS, "Answers per request (`n`)."),
     _histogram(
         "request_prefill_kv_computed_tokens", "context", "Tokens of a prompt that were computed."
     ),

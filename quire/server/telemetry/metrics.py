@@ -36,7 +36,7 @@ Labels = Mapping[str, str]
 
 
 class RequestTimes:
-    """What is remembered of a request while it lives. Times by the clock; by index where of n."""
+    """Times of a request while it runs, by the clock; by index where it has n sequences."""
 
     __slots__ = (
         "cached_tokens",
@@ -192,7 +192,7 @@ def request_counter_names(max_model_len: int) -> list[str]:
 def collect_request_metrics(
     board: SharedCounters, totals: Sequence[float], max_model_len: int, labels: Labels, prefix: str
 ) -> Iterator[Family]:
-    """What the API processes have counted."""
+    """Families of the counters of the API processes."""
     for one in names.REQUEST_METRICS:
         if one.kind == "histogram":
             bounds = one.bounds_for(max_model_len)
@@ -210,7 +210,7 @@ def collect_request_metrics(
 def collect_engine_metrics(
     now: Snapshot, sleep_state: str, restarts: int, labels: Labels, prefix: str
 ) -> Iterator[Family]:
-    """What the engine has counted, and how it is."""
+    """Families of the engine's counters and of its state."""
     cells = metric_definitions.gauges(now) | metric_definitions.counters(now)
     cells["engine_sleep_state"] = {one: float(one == sleep_state) for one in names.SLEEP_STATES}
     cells["engine_restarts"] = {"": float(restarts)}
@@ -234,7 +234,7 @@ def collect_planned_metrics(labels: Labels) -> Iterator[Family]:
 def collect_key_metrics(
     now: Snapshot, keys: Mapping[bytes, str], labels: Labels
 ) -> Iterator[Family]:
-    """What the engine has counted of each key. keys: their names, by tenant."""
+    """Families of the engine's counters by key. keys: their names, by tenant."""
     found = metric_definitions.per_key_counters(now, keys)
     for one in names.KEY_METRICS:
         if one.name in found:

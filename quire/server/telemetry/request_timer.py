@@ -71,7 +71,7 @@ class RequestTimer:
         self.request_ids: tuple[str, ...] = ()
         """Of the engine's requests that were made of it."""
         self.public_id = ""
-        """The id that the client sees; empty before anything was handed to the engine."""
+        """The id in the answer; empty before anything was handed to the engine."""
         self._headers = headers
         self._observer = sink
         self._clock = clock
@@ -220,7 +220,7 @@ def wrap_send(seen: RequestTimer, send: Send, began: Callable[[Message], None]) 
 
 
 def _inbox_seconds(timing: SequenceTiming, handed_at: float) -> float:
-    """How long a request that was given to the engine then lay there till a step was over."""
+    """Seconds from sending a request to the engine until a step was over and it was read."""
     if timing.step_before is None:
         return 0.0
     began, ended = timing.step_before

@@ -1,7 +1,7 @@
 """Shared counters: the counters of this process where the other API processes can read them.
 
 Each process has a file of numbers that it alone writes; the process that serves /metrics adds all
-files up. So the result is exact whichever process is asked, a count costs one addition in memory,
+files up. So the result is exact in every process, a count costs one addition in memory,
 and the counts of a process remain after its end. With one process there is no file.
 """
 
@@ -42,7 +42,7 @@ class SharedCounters:
         self.values[self.index_by_name[name]] += amount
 
     def totals(self) -> Sequence[float]:
-        """Of all processes, by place."""
+        """Sums over all processes, by index."""
         if self._folder is None:
             return list(self.values)
         found = [self._read_file(path) for path in sorted(self._folder.glob("metrics-*.bin"))]

@@ -24,7 +24,7 @@ LINE_FORMAT = (
 
 
 class StatsLogger:
-    """Looks at the engine, and remembers the look before."""
+    """Logs rates between two snapshots of the engine."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class StatsLogger:
                 log.info(line[0], extra=line[1])
 
     async def build_line(self) -> tuple[str, dict[str, float]] | None:
-        """What happened since the last time, in words and in numbers. None: nothing did."""
+        """The line since the last one, and its numbers; None: nothing happened."""
         load, ended = self._load_and_finished()
         idle, self._finished_before = not load and ended == self._finished_before, ended
         since, self._last_at = self._last_at, self._clock()

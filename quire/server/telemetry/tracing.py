@@ -83,7 +83,7 @@ class RequestTracer:
 
 
 def request_phases(life: RequestTimes) -> list[tuple[str, float, float]]:
-    """Of the sequence that ended last: where it waited, computed its prompt, and generated."""
+    """Phases of the sequence that ended last: waiting, prompt, and generation."""
     timing, last = _last_timing(life)
     if timing is None:
         return []

@@ -45,7 +45,7 @@ class ParserOptions:
 
 @dataclass(frozen=True, slots=True)
 class PromptTail:
-    """How a prompt ends, for the reader of its answer.
+    """The end of a prompt, for the parser of its answer.
 
     continued_text: the text of its last message, if the answer continues it. variables: of the
     template.
@@ -58,7 +58,7 @@ class PromptTail:
 
 @dataclass(frozen=True, slots=True)
 class AnswerParserFactory:
-    """The dialects of one model."""
+    """The reasoning and tool-call formats of one model."""
 
     tokenizer: Tokenizer
     reasoning: ReasoningFormat | None
@@ -75,10 +75,10 @@ class AnswerParserFactory:
         reasoning: bool = True,
         special: bool = False,
     ) -> AnswerParser:
-        """The reader of one answer. calls: what reads calls; None if none are to be read.
+        """Make a parser of one answer. calls: the parser of its calls; None: calls are text.
 
-        openers: literals that begin a call, also in reasoning. reasoning=False: what is reasoning
-        is left out. special: special tokens stay in the text.
+        openers: literals that begin a call, also in reasoning. reasoning=False: reasoning is left
+        out. special: special tokens stay in the text.
         """
         machine = None
         if self.reasoning is not None:
@@ -99,7 +99,7 @@ class AnswerParserFactory:
 
 
 class AnswerParser:
-    """Reads one answer: text and the tokens it was made of, as they come."""
+    """Parses one answer from its text and the tokens of that text, as they come."""
 
     def __init__(
         self, reading: ParserChain, counter: ReasoningTokenCounter | None, *, shows: bool = True
@@ -118,7 +118,7 @@ class AnswerParser:
         return None if self._counter is None else self._counter.count
 
     def push(self, text: str, token_ids: Sequence[int], *, last: bool) -> list[ParsedPiece]:
-        """What is new, without notes."""
+        """The new pieces. Diagnostics go to `notes`."""
         if self._counter is not None:
             self._counter.push(token_ids)
         visible = []
@@ -148,7 +148,7 @@ class AnswerParser:
 def build_answer_parser_factory(
     declared: ParserOptions, tokenizer: Tokenizer, chat_template: str | None
 ) -> AnswerParserFactory | None:
-    """The dialects that are meant; None: text is content. Raises ConfigError."""
+    """The formats that the options name; None: text is content. Raises ConfigError."""
     reasoning = None
     if declared.reasoning is not None:
         template = (

@@ -38,7 +38,7 @@ class JsonArgumentsParser:
         self._text: list[str] = []
 
     def push(self, text: str, *, last: bool) -> list[ParsedPiece]:
-        """See Reader."""
+        """See StreamingParser."""
         pieces: list[ParsedPiece] = []
         if not self._text:
             text = text.lstrip(SPACES)

@@ -168,7 +168,7 @@ class RequestOutputProcessor:
             _record_timing(self.stats, update.timing)
 
     def final_outputs(self) -> list[CompletionOutput]:
-        """Of all answers at the end, those to return: all, or the n likeliest of best_of."""
+        """Return the answers to send at the end: all, or the n likeliest of best_of."""
         outputs = [answer.output(False, self._lora_request) for answer in self._outputs]
         if self._is_best_of:
             outputs.sort(key=lambda output: -(output.cumulative_logprob or 0.0))

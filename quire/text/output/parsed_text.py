@@ -47,7 +47,7 @@ class StreamingParser(Protocol):
     """Parses the text of one sequence incrementally."""
 
     def push(self, text: str, *, last: bool) -> list[ParsedPiece]:
-        """What `text` adds, as far as it is certain. last: nothing follows, hold nothing back."""
+        """Return the pieces that `text` adds, as far as certain. last: hold nothing back."""
         ...
 
 

@@ -2,7 +2,7 @@
 
     text ──▶ reasoning ──▶ tools ──▶ hidden tokens taken out ──▶ [Piece ...]
 
-Readers see special tokens as text, because these can be tags; the last stage removes the rest.
+The parsers get special tokens as text, because these can be tags; the last stage removes the rest.
 The formats are in quire.text.reasoning and quire.text.tools.
 """
 
@@ -16,7 +16,7 @@ from quire.text.reasoning.parser import ReasoningParser
 
 
 def special_token_strings(tokens: Iterable[str]) -> SpecialStrings:
-    """Special tokens, compiled once for all readers. Of two that begin alike, the shorter."""
+    """Special tokens, compiled once for all parsers. Of two that begin alike, the shorter."""
     kept: list[str] = []
     for token in sorted(filter(None, set(tokens))):
         if not kept or not token.startswith(kept[-1]):
@@ -25,9 +25,9 @@ def special_token_strings(tokens: Iterable[str]) -> SpecialStrings:
 
 
 class ParserChain:
-    """The reader of one answer.
+    """Parses one answer.
 
-    first_call_only: what comes of further calls is dropped, with a note.
+    first_call_only: further calls are dropped, with a note.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ParserChain:
         self._dropped_calls: set[int] = set()
 
     def push(self, text: str, *, last: bool) -> list[ParsedPiece]:
-        """See Reader."""
+        """See StreamingParser."""
         pieces = [ParsedPiece(text)] if text else []
         if self._reasoning is not None:
             pieces = self._reasoning.push(text, last=last)
@@ -127,13 +127,13 @@ class ReasoningTokenCounter:
         self._span = 0
 
     def push(self, ids: Sequence[int]) -> None:
-        """Take note of tokens; their text has to be pushed to the reader before settle()."""
+        """Add tokens. Their text must be pushed to the parser before count_pending()."""
         for one in ids:
             self._starts.append(self._position)
             self._position += len(self._decode((one,)))
 
     def count_pending(self) -> None:
-        """Count the tokens of which it is known what they are."""
+        """Count the tokens whose place in the text is certain."""
         spans, sure = self._parser.spans, self._parser.settled_chars
         done = 0
         for start in self._starts:
@@ -146,6 +146,6 @@ class ReasoningTokenCounter:
         del self._starts[:done]
 
     def _span_ends_before(self, start: int) -> bool:
-        """The span that is looked at ends before this."""
+        """Whether the current span ends before this."""
         end = self._parser.spans[self._span][1]
         return end is not None and end <= start

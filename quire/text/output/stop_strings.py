@@ -53,7 +53,7 @@ class StopWindow:
         return StopWindowResult(ready[: len(ready) - hold])
 
     def finish(self) -> str:
-        """What was held back: no stop string can end in it any more."""
+        """Return the text that was held back: no stop string can end in it any more."""
         held, self._held = self._held, ""
         return held
 

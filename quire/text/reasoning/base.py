@@ -21,7 +21,7 @@ MAX_HEADER_CHARS = 512
 
 
 class ModeKind(Enum):
-    """What the text of a mode is."""
+    """Kinds of text that a mode may have."""
 
     CONTENT = auto()
     REASONING = auto()
@@ -58,7 +58,7 @@ class ParserMode:
 
 @dataclass(frozen=True, slots=True)
 class ChannelMarkup:
-    """How messages are written, where an answer is several of them."""
+    """Markup of messages, where an answer is several of them."""
 
     reasoning: str
     """Begins one of thoughts,"""

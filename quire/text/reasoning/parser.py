@@ -269,7 +269,7 @@ class ReasoningParser:
             self.spans.append((place, None))
 
     def _reject_header(self, note: str, place: int) -> None:
-        """What was taken for a header is text."""
+        """Emit the text that was taken for a header."""
         header = self._header
         self._enter(self._format.fallback_mode, place)
         self._out.append(ParsedPiece(note=note))

@@ -120,7 +120,7 @@ def to_plain_data(value: object, depth: int = 0) -> Any:
 class GenerationTagExtension(Extension):
     """`{% generation %}…{% endgeneration %}` marks the assistant's text; here it is just text."""
 
-    tags = {"generation"}  # noqa: RUF012  the name Jinja looks for
+    tags = {"generation"}  # noqa: RUF012  Jinja's name
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -147,7 +147,7 @@ class TemplateRenderPool:
         return word
 
     def _take_worker(self) -> WorkerHandle[RenderMessage]:
-        """One without a job. Those that ended meanwhile are buried."""
+        """Return a worker without a job, after removing those that have ended."""
         while True:
             with self._lock:
                 worker = self._idle.pop() if self._idle else None

@@ -203,8 +203,8 @@ def clean_up_spaces(backend: TokenizerBackend, text: str) -> str:
 def load_fast(path: Path, files: TokenizerFiles) -> TokenizersBackend:
     """From a tokenizer.json and the settings beside it.
 
-    Whether BOS and EOS are added is what the file's own post-processor says; add_bos_token of the
-    settings speaks to tokenizers in Python.
+    The file's own post-processor decides whether BOS and EOS are added; add_bos_token of the
+    settings is for tokenizers in Python.
     """
     try:
         check_bytes(path, MAX_BYTES)

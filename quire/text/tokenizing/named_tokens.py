@@ -8,7 +8,7 @@ from quire.text.tokenizing.backends import TokenizerBackend
 
 
 class NamedTokenOwner(Protocol):
-    """What has named tokens."""
+    """An object with named tokens."""
 
     named: dict[str, str]
     backend: TokenizerBackend

@@ -67,7 +67,7 @@ class TokenPieceTable(dict[int, TokenPiece]):
 
 
 def build_piece_table(backend: TokenizerBackend) -> TokenPieceTable | None:
-    """The table of this tokenizer, or None if its decoder looks at neighbours."""
+    """The table of this tokenizer, or None if its decoder depends on neighbours."""
     if not isinstance(backend, TokenizersBackend) or backend.tokenizer.decoder is None:
         return None
     decoder = json.loads(backend.tokenizer.decoder.__getstate__())

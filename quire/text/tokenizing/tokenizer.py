@@ -35,7 +35,7 @@ ID_END = 2**32
 
 
 class BatchEncoding(dict[str, Any]):
-    """What calling a tokenizer gives: input_ids and attention_mask, as keys and as attributes."""
+    """The result of calling a tokenizer: keys, or attributes, input_ids and attention_mask."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -184,8 +184,8 @@ class Tokenizer:
         return found
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What it adds to a text, be it part of a character only. Where the decoder looks at
-        neighbours that is not known: then the bytes of what is shown."""
+        """Bytes that the token adds to a text; they may be part of a character. Where the decoder
+        depends on neighbours, the bytes of the token's text by itself."""
         piece = None if self.pieces is None else self.pieces[token_id]
         return piece if isinstance(piece, bytes) else self.decode_token(token_id).encode()
 
@@ -299,7 +299,7 @@ class Tokenizer:
         return self.templates.select(chat_template, tools)
 
     def template(self, chat_template: str | None = None, tools: object = None) -> ChatTemplate:
-        """The same, compiled (and kept)."""
+        """The compiled template, which is cached."""
         return self.templates.get(
             self.templates.select(chat_template, tools), self.special_tokens_map
         )

@@ -55,7 +55,7 @@ class CallEmitter:
 
     @property
     def name(self) -> str:
-        """Of the call being parsed; "" while unknown."""
+        """Name of the call that is being parsed; "" while unknown."""
         return self._name
 
     @property

@@ -103,7 +103,7 @@ class _ParamsParser:
         return ValueEmitter(self.calls.emit_arguments, kinds, trim=self.step.trim)
 
     def _value_types(self, key: str) -> ParserCoroutine[frozenset[str]]:
-        """What a value may be, by its attributes and by the schema."""
+        """Types that a value may have, by its attributes and by the schema."""
         step, attributes = self.step, ""
         declared = schema_types(self.calls.declared_tool, key)
         if step.value_open:

@@ -28,7 +28,7 @@ class CallFrame:
 
 
 def call_frame(tool_format: ToolFormat, name: str, place: int | str = 0) -> CallFrame:
-    """What a model writes before and after the arguments of a call of this function.
+    """Texts that a model writes before and after the arguments of a call of this function.
 
     place: which call it is, or a text that is to stand where models write that.
     """

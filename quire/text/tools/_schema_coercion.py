@@ -101,7 +101,7 @@ def _type_of_value(value: object) -> str:
 
 
 def _resolve_reference(reference: str, root: Mapping[str, object]) -> object:
-    """What a reference within the schema names; None for any other."""
+    """Return the schema that a reference within the schema names; None for any other."""
     if not reference.startswith("#/"):
         return None
     found: object = root

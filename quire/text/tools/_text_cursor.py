@@ -72,11 +72,11 @@ class TextCursor:
             self._uncommitted = []
 
     def uncommitted(self) -> str:
-        """What was consumed since the last settling."""
+        """The text that was consumed since the last commit."""
         return "".join((*self._uncommitted, self.buf[self._committed : self.pos]))
 
     def take_uncommitted(self) -> str:
-        """What was consumed since the last settling, settled now."""
+        """Return the text that was consumed since the last commit, and commit it."""
         text = self.uncommitted()
         self.commit()
         return text

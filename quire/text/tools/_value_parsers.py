@@ -23,7 +23,7 @@ from quire.text.tools._text_cursor import (
 )
 
 MAX_DEPTH = 200
-"""Nested brackets: json.loads of those who receive a call must be able to take it."""
+"""Nested brackets: json.loads of a client must be able to read the arguments."""
 MAX_WORD_CHARS = 1024
 
 _CLOSE = {"{": "}", "[": "]", "(": ")"}
@@ -37,7 +37,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 @dataclass(frozen=True, slots=True)
 class ValueSyntax:
-    """How values are written."""
+    """Syntax of values."""
 
     python: bool = False
     """Python's literals: tuples, its escapes and numbers."""

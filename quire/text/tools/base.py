@@ -185,8 +185,8 @@ ArgumentNotation = Literal["json", "params", "python", "braces", "elements"]
 
 @dataclass(frozen=True, slots=True)
 class CallTemplate:
-    """How a model writes calls. «name» «arguments» «params» «key» «value» «id» are placeholders;
-    «begin» is CallTemplate.begin of the next message where calls are messages."""
+    """The text of calls as a model writes it. «name» «arguments» «params» «key» «value» «id» are
+    placeholders; «begin» is CallTemplate.begin of the next message where calls are messages."""
 
     call: str
     before: str = ""
@@ -207,7 +207,7 @@ class CallTemplate:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How one family of models writes tool calls."""
+    """The format of tool calls of one family of models."""
 
     name: str
     syntaxes: tuple[CallSyntax, ...]

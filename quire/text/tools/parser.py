@@ -1,6 +1,6 @@
 """Streaming parser of tool calls, for every format.
 
-It looks for the literals that begin a format's syntaxes and then executes the steps of that syntax.
+It searches for the literals that begin a format's syntaxes, then executes the steps of that syntax.
 Text that does not match becomes content again, from the last emitted position, with a note. The
 parser continues at the character that did not match, so no text is read twice and time is linear.
 Formats are in files beside this one; values become JSON in _value_parsers and _schema_coercion.
