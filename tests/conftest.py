@@ -35,16 +35,29 @@ def often():
     return tiers.amount(1, 20)
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Have one process run all tests of a group, in turn.
+
+    Not by marks: xdist 3.8 writes them into node ids that pytest 9.2 does not read any more, and
+    says nothing.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group_of(nodeid.partition("::")[0])
+
+    return GroupScheduling(config, log)
+
+
 def pytest_collection_modifyitems(items):
-    """Deselect the long tier, and group tests that one process of pytest-xdist must run in turn."""
+    """Deselect the long tier, and put what is long first."""
     for item in items:
         if hasattr(item.module, "serving"):
             item.add_marker(pytest.mark.slow("starts `quire serve`, whose processes import torch"))
         if not tiers.LONG and (long := item.get_closest_marker("long")):
             item.add_marker(pytest.mark.skip(reason=f"--long: {long.args[0]}"))
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(group_of(item)))
     items.sort(key=lambda item: order_of(item.path))
 
 
@@ -52,12 +65,15 @@ ONE_SERVER = {"test_forced_calls.py", "test_tools_end_to_end.py", "test_docs_run
 """Files whose tests share the real servers of tests/server/conftest.py."""
 
 
-def group_of(item):
-    """The folder where one server is shared, else the file: its fixtures are made once."""
-    folder = item.path.relative_to(HERE).parts[0]
-    if item.path.name in ONE_SERVER:
+def group_of(file):
+    """The folder where one server is shared, else the file: its fixtures are made once.
+
+    file: its path below the repository.
+    """
+    parts = Path(file).parts
+    if parts[-1] in ONE_SERVER:
         return "real server"
-    return folder if folder in ("abuse", "clients") else str(item.path.relative_to(HERE))
+    return next((folder for folder in ("abuse", "clients") if folder in parts), file)
 
 
 def order_of(path):
@@ -101,14 +117,22 @@ class Durations:
         self.wall_s = {}
         self.processor_s = {}
         self.reasons = {}
+        self.processes = {}  # of pytest-xdist, by group
 
     def pytest_runtest_logreport(self, report):
-        name = report.nodeid.partition("@")[0]
+        name = report.nodeid
+        if (node := getattr(report, "node", None)) is not None:
+            group = group_of(name.partition("::")[0])
+            self.processes.setdefault(group, set()).add(node.gateway.id)
         self.wall_s[name] = self.wall_s.get(name, 0.0) + report.duration
         if report.when == "teardown":
             noted = dict(report.user_properties)
             self.processor_s[name] = noted.get("processor_s", 0.0)
             self.reasons[name] = noted.get("slow", "")
+
+    def split_groups(self):
+        """Groups that ran in several processes, each with fixtures of its own."""
+        return [group for group, processes in self.processes.items() if len(processes) > 1]
 
     def silent(self):
         """Tests that took too much of the processor and have no reason."""
@@ -118,7 +142,9 @@ class Durations:
         return [name for name in slow if not self.reasons[name]]
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self):
+    def pytest_sessionfinish(self, session):
+        if self.split_groups() and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         DURATIONS.parent.mkdir(exist_ok=True)
         with DURATIONS.open("w") as out:
             out.write("wall s  processor s  test: why it is slow\n")
@@ -133,6 +159,8 @@ class Durations:
             out.writelines(f"{took:11.1f}  {name}\n" for name, took in files.most_common(SHOWN))
 
     def pytest_terminal_summary(self, terminalreporter):
+        for group in self.split_groups():
+            terminalreporter.write_line(f"SPLIT {group}: its tests ran in several processes")
         for name in self.silent():
             terminalreporter.write_line(
                 f"SLOW {name}: {self.processor_s[name]:.1f} s of the processor: make it shorter, or "

@@ -13,6 +13,8 @@ import pytest
 
 from quire import LLM, SamplingParams, embedded
 
+pytestmark = pytest.mark.slow("the embedded model answers 170 prompts, once")
+
 TOOLS = Path(__file__).resolve().parents[2] / "tools" / "embedded_model"
 # task -> (prompts, least share right)
 FLOORS = {

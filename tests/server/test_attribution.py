@@ -170,3 +170,15 @@ def test_a_grammar_that_nobody_has_compiled_is_grammar(scene):
     assert first["grammar_s"] > 0.2  # a process is started for it
     assert first["grammar_s"] > 0.5 * first["total_s"]
     assert again["grammar_s"] < 0.05
+
+
+def test_faults_happen_at_their_points_in_the_processes_of_a_server(scene):
+    short = {"model": "embedded", "prompt": "a", "max_tokens": 3, "temperature": 0}
+    want = scene.client.post("/v1/completions", json=short).json()["choices"]
+    delays = Fault("compute", "sleep", seconds=0.5, seed=8), Fault("read", "sleep", seconds=0.5)
+    scene.faults.arm(*delays)
+    began = time.monotonic()
+    answer = scene.client.post("/v1/completions", json={**short, "seed": 8}).json()
+    assert time.monotonic() - began > 1
+    assert scene.faults.fired == 2
+    assert answer["choices"] == want

@@ -27,7 +27,7 @@ from tests.server.test_survive import Scene, asked, engine_of
 ROUNDS = tiers.amount(0, 200)
 STREAMS = 32
 FEW = 8
-MANY = ("--max-engine-restarts", 100_000, "--engine-standby")
+MANY = ("--max-engine-restarts", 100_000, "--engine-standby", "--enable-prompt-embeds")
 
 POISON = 66_006
 """The seed of the request with which steps fail."""

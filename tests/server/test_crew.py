@@ -15,9 +15,10 @@ import pytest
 from tests.faults.arming import Fault
 from tests.faults.serve import serving
 from tests.server.running import SMALL, wait_until
+from tests.server.test_metrics import read
 from tests.server.test_survive import LONG, engine_of, kill, lines_of
 
-POISON = 66_007
+POISON, SLOW = 66_007, 66_008
 WORDS = ("--api-server-count", 2, "--api-watchdog-seconds", 3, "--max-engine-restarts", 1000)
 
 
@@ -85,16 +86,33 @@ def condemned(crew):
 
 
 @pytest.mark.timeout(120)
+def test_every_process_shows_the_counters_of_all(crew):
+    url, body = crew.server.url, {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
+    ended = "quire:request_success_total", ("finished_reason", "length")
+    before = read(url)
+    for client in [one for pid in crew.pids() for one in crew.clients(pid, 2)]:
+        for _ in range(3):
+            assert client.post("/v1/completions", json=body).status_code == 200
+    for _ in range(8):  # a new connection each
+        after = read(url)
+        assert after[ended] - before.get(ended, 0) == 12
+        tokens = ("quire:generation_tokens_total",)
+        assert after[tokens] - before.get(tokens, 0) == 36
+
+
+@pytest.mark.timeout(120)
 def test_each_process_reports_the_load_of_the_engine_to_a_gateway(crew):
     asked = {"endpoint-load-metrics-format": "JSON"}
     first, second = sorted(crew.pids())
     (busy,), (other,) = crew.clients(first), crew.clients(second)
-    body = {**LONG, "stream": True}
+    crew.faults.arm(Fault("compute", "sleep", seconds=0.1, seed=SLOW, times=0))
+    body = {**LONG, "stream": True, "seed": SLOW}  # its steps take so long that it does not end
     with busy.stream("POST", "/v1/completions", json=body, headers=asked) as stream:
         assert stream.headers["endpoint-load-metrics"].startswith("JSON ")
         next(lines_of(stream))
         body = {"prompt": "a", "max_tokens": 1}
         got = other.post("/v1/completions", json=body, headers=asked)
+    crew.faults.clear()
     crew.forget(first)  # its next connection may be the other's
     load = json.loads(got.headers["endpoint-load-metrics"].removeprefix("JSON "))
     assert load["named_metrics"]["kv_cache_usage_perc"] > 0

@@ -3,14 +3,11 @@
 import random
 import time
 
-import httpx
 import pytest
 
 from tests.cpu.engine_of import engine_of, request
 from tests.faults import arming, points, rounds
 from tests.faults.arming import Fault
-from tests.faults.serve import serving
-from tests.server.running import SMALL
 
 SHORT = {"model": "embedded", "prompt": "a", "max_tokens": 3, "temperature": 0}
 
@@ -82,16 +79,3 @@ def test_a_fault_is_for_the_request_that_it_names():
         while not engine.idle:
             engine.step()
         assert faults.fired == 1
-
-
-def test_points_of_a_running_server_and_what_has_happened_there():
-    with serving("embedded", *SMALL) as (server, faults), httpx.Client(base_url=server.url) as to:
-        want = to.post("/v1/completions", json=SHORT).json()["choices"]
-        faults.arm(
-            Fault("compute", "sleep", seconds=0.5, seed=8), Fault("read", "sleep", seconds=0.5)
-        )
-        began = time.monotonic()
-        answer = to.post("/v1/completions", json={**SHORT, "seed": 8}).json()
-        assert time.monotonic() - began > 1
-        assert faults.fired == 2
-        assert answer["choices"] == want

@@ -17,7 +17,6 @@ from quire.server.telemetry import instrumentation, metrics
 from quire.server.telemetry import metric_specs as names
 from quire.server.telemetry.shared_counters import SharedCounters
 from tests.server.harness import Server
-from tests.server.running import SMALL, serving
 
 
 @pytest.fixture
@@ -373,15 +372,3 @@ def test_two_apps_on_one_folder_tell_the_same(tokenizer, tmp_path):
             key = (("handler", "/v1/completions"), ("method", "POST"), ("status", "2xx"))
             assert found[("http_requests_total", *key)] == 7
             assert ("process_open_fds",) not in found
-
-
-def test_two_api_processes_of_a_real_server_tell_the_same():
-    with serving(*SMALL, "--api-server-count", "2") as server:
-        body = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
-        for _ in range(12):  # a new connection each, so that both processes get some
-            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
-            assert answer.status_code == 200
-        for _ in range(8):
-            found = read(server.url)
-            assert found["quire:request_success_total", ("finished_reason", "length")] == 12
-            assert found["quire:generation_tokens_total",] == 36

@@ -21,7 +21,8 @@ SECRET = "the words of a user"
 def left(tmp_path_factory):
     """The file of an engine that was killed with streams aboard."""
     folder = tmp_path_factory.mktemp("recordings")
-    with serving("embedded", *SMALL, "--flight-recorder-dir", folder) as server:
+    words = ("--flight-recorder-dir", folder, "--enable-prompt-embeds")
+    with serving("embedded", *SMALL, *words) as server:
 
         async def kill(scene):
             while scene.chunks < 300:

@@ -15,7 +15,10 @@ from tests.server.running import SMALL, wait_until
 from tests.server.test_survive import Scene, asked, engine_of
 
 STREAMS = 8
-QUICK = ("--watchdog-seconds", 3, "--canary-interval", 1, "--max-engine-restarts", 1000)
+QUICK = (
+    *("--watchdog-seconds", 3, "--canary-interval", 1, "--max-engine-restarts", 1000),
+    "--enable-prompt-embeds",  # of tests.server.test_survive.asked
+)
 
 
 @pytest.fixture(scope="module")

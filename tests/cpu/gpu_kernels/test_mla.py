@@ -43,6 +43,7 @@ def test_any_number_of_splits_gives_the_same(splits):
         torch.testing.assert_close(done, want_of(case), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow("attention kernels in the interpreter")
 @pytest.mark.parametrize("tiled", [0, 1 << 30])
 def test_an_unknown_or_overestimated_past_gives_the_same(tiled, monkeypatch):
     from quire.kernels.gpu.mla import mla_attention as gpu

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 SMALL = 40_000  # elements of a case the interpreter does in time; larger ones run on a GPU
 
 
+@pytest.mark.slow("kernels in the interpreter")
 @pytest.mark.parametrize("name", ops_on_gpu())
 def test_a_gpu_body_agrees_with_its_reference(name):
     torch.manual_seed(7)
