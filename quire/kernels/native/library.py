@@ -100,7 +100,10 @@ def thread_recording() -> OpRecording | None:
 
 
 class NativeOp:
-    """One op of the library: `NativeOp(NORM, "qqd")(pointer, size, eps)` packs and runs it."""
+    """One op of the library: `NativeOp(NORM, "qqd")(pointer, size, eps)` packs and runs it.
+
+    While a tape is recorded it is only packed: replaying the tape runs it.
+    """
 
     def __init__(self, op: int, fields: str) -> None:
         self._struct = struct.Struct("=qq" + fields)
@@ -110,6 +113,7 @@ class NativeOp:
         step = self._struct.pack(*self._head, *args)
         if active_recording is not None and (tape := thread_recording()) is not None:
             tape.append(step)
+            return
         found = load_library()
         assert found is not None, "a native op was called without the native library"
         found.run(step, len(step))

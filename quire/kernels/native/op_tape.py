@@ -5,7 +5,7 @@ a microsecond, and Python needs ten to issue each. A function runs as usual whil
 and each native call is also kept as bytes with raw pointers. So:
 
     inputs    are in tensors whose addresses stay; the caller writes them, then replays
-    outputs   are overwritten by the next recording or replay of ANY tape
+    outputs   are valid after a replay; the next replay of ANY tape overwrites them
     between   intermediate results are in an arena, reused as tensors die, shared by all tapes
 
 Any torch op that computes would be missing from the tape: recording then fails, naming it, and
@@ -170,14 +170,14 @@ class _TapeRecording:
 
 
 class OpTape(Generic[R]):
-    """A recorded function. `result` is its return value; each replay overwrites it.
+    """A recorded function. replay() returns its return value, and overwrites that of others.
 
     Keeps the function, and with it the weights, caches and inputs it closes over, alive.
     """
 
     def __init__(self, function: Callable[[], R], steps: Sequence[bytes], result: R) -> None:
         self.function = function
-        self.result = result
+        self._result = result
         self.num_ops = len(steps)
         self._program = b"".join(steps)
         found = library.load_library()
@@ -189,7 +189,7 @@ class OpTape(Generic[R]):
     def replay(self) -> R:
         """Run the recorded ops on the current values of their inputs."""
         self._run(self._program, len(self._program))
-        return self.result
+        return self._result
 
 
 class TapeRecorder:
@@ -199,10 +199,10 @@ class TapeRecorder:
         self.arena = Arena()
 
     def record(self, function: Callable[[], R]) -> OpTape[R]:
-        """Run `function` once and keep its ops. Its tensors' addresses must not change afterwards.
+        """Call `function` and keep its ops: none is run. Its tensors' addresses must not change
+        afterwards.
 
-        Raises: NotRecordableError; the function's side effects (cache writes) may then be
-        partial: run it again eagerly.
+        Raises: NotRecordableError.
         """
         if not library.available():
             raise NotRecordableError("there are no native kernels on this machine")

@@ -1,9 +1,9 @@
 """Tape cache: replays decode steps from recorded tapes instead of running them in Python.
 
 A decode-only step has one token per row and samples every row, so its shape is its number of rows.
-Rows are padded to a few sizes; the first step of a size records a tape (and runs), later ones write
-their inputs into the buffers that the tape reads, and replay. If a model's forward pass does
-something that a tape cannot repeat, its steps run eagerly; that is logged once.
+Rows are padded to a few sizes; the first step of a size records a tape. Steps write their inputs
+into the buffers that the tape reads, and replay it. If a model's forward pass does something that a
+tape cannot repeat, its steps run eagerly; that is logged once.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ class TapeCache:
         rows = len(inputs.token_ids)
         size = padded_rows(rows)
         self._fill_inputs(inputs, batch, rows, size)
-        tape = self._tapes.get(size)
-        if tape is not None:
-            return tape.replay()[:rows]
+        tape = self._tapes.get(size) or self._record(size)
+        return None if tape is None else tape.replay()[:rows]
+
+    def _record(self, size: int) -> OpTape[Tensor] | None:
+        """Return the new tape of a size; None: the model's forward pass cannot be recorded."""
         try:
             with _RECORDER_LOCK:
                 self._tapes[size] = tape = self._recorder.record(lambda: self._run_forward(size))
@@ -67,7 +69,7 @@ class TapeCache:
             self._recordable = False
             log.info("decode steps run eagerly: %s", error)
             return None
-        return tape.result[:rows]
+        return tape
 
     def _fill_inputs(
         self, inputs: StepBatch, batch: AttentionMetadata, rows: int, size: int
