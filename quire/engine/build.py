@@ -150,7 +150,9 @@ def build_engine_core(
             futures.append(timer.run_concurrently("tokenizer files", work))
 
         futures: list[Future[None]] = []
-        bundle = _resolve_and_assemble(options, timer, server=server, texts=start_text)
+        bundle = _resolve_and_assemble(
+            options, timer, server=server, texts=start_text, prepare_grammars=True
+        )
         futures[0].result()
         bundle = replace(bundle, seconds=timer.seconds())
     _finish_startup(bundle, timer)
@@ -172,15 +174,23 @@ def _startup(options: Options, timer: StartupTimer | None) -> Iterator[StartupTi
 
 
 def _resolve_and_assemble(
-    options: Options, timer: StartupTimer, *, server: bool, texts: StartTextSetup
+    options: Options,
+    timer: StartupTimer,
+    *,
+    server: bool,
+    texts: StartTextSetup,
+    prepare_grammars: bool = False,
 ) -> EngineCoreBundle:
+    """prepare_grammars: start what compiles grammars now, in the background."""
     environment = env.read()
     found = describe_model(options, environment)
     timer.lap("model files")
     timer.wait_for(DRIVER)
     resolved = resolve_config(found, options, environment, server=server)
     timer.lap("config")
-    bundle = _assemble(found, resolved, options, environment, timer, texts)
+    bundle = _assemble(
+        found, resolved, options, environment, timer, texts, prepare_grammars=prepare_grammars
+    )
     for one in bundle.decisions:
         log.debug("%s = %s: %s", one.field, one.value, one.reason)
     return bundle
@@ -193,6 +203,8 @@ def _assemble(
     environment: env.Env,
     timer: StartupTimer,
     texts: StartTextSetup,
+    *,
+    prepare_grammars: bool,
 ) -> EngineCoreBundle:
     """Build the parts, in the order in which slow ones can run concurrently."""
     config, plan, why = resolved
@@ -206,7 +218,11 @@ def _assemble(
         opening.append(
             timer.run_concurrently("Triton", lambda: _import_triton(config, environment))
         )
-    texts(config, lambda: _tokenizer_folder(found.folder, config, options, environment))
+    tokenizer = lambda: _tokenizer_folder(found.folder, config, options, environment)  # noqa: E731
+    texts(config, tokenizer)
+    grammars = None if missing_for_structured_output(config) else build_grammars(config, tokenizer)
+    if grammars is not None and prepare_grammars:  # while weights are read: it takes the lock
+        grammars.prepare()
     held = torch.cuda.memory_allocated(device) if opening else 0
     several = config.parallel.tensor > 1
     if several:
@@ -219,9 +235,6 @@ def _assemble(
     if opening:
         timer.lap("context")
     processors = load_processors(config.model.logits_processors, config, device)
-
-    tokenizer = lambda: _tokenizer_folder(found.folder, config, options, environment)  # noqa: E731
-    grammars = None if missing_for_structured_output(config) else build_grammars(config, tokenizer)
 
     def half(config: EngineConfig) -> SchedulerAndExecutor:
         executor: Executor = (

@@ -58,12 +58,12 @@ class Load:
 class Pool:
     """Grammars, and their published outcomes."""
 
-    def __init__(self, what="", *, seconds=20.0, memory=1 << 28, early=False, **bounds):
+    def __init__(self, what="", *, seconds=20.0, memory=1 << 28, **bounds):
         self.rung, self.load = threading.Event(), Load()
         self.compile_pool = CompilePool(
             functools.partial(hire, what), self.load, seconds=seconds, memory=memory
         )
-        self.grammars = GrammarCache(self.compile_pool, CacheBounds(**bounds), early=early)
+        self.grammars = GrammarCache(self.compile_pool, CacheBounds(**bounds))
         self.grammars.set_outcome_callback(self.rung.set)
         self.told = {}
 
@@ -118,7 +118,7 @@ def pool():
 
 
 def test_vocabulary_tables_are_built_before_the_first_grammar(pool):
-    one = pool(early=True)
+    one = pool()
     one.grammars.prepare()
     assert one.load.prepared.wait(PATIENCE_S)
     workers = one.compile_pool.workers
@@ -128,14 +128,8 @@ def test_vocabulary_tables_are_built_before_the_first_grammar(pool):
     assert one.stats.compiled == 1
 
 
-def test_where_it_is_little_nothing_is_started_before(pool):
-    one = pool()
-    one.grammars.prepare()
-    assert not one.compile_pool.workers
-
-
 def test_a_worker_that_cannot_start_early_is_reported_when_it_is_needed(pool):
-    one = pool("broken", early=True)
+    one = pool("broken")
     one.grammars.prepare()
     assert isinstance(one.get("ok"), EngineError)
 

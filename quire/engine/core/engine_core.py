@@ -189,11 +189,6 @@ class EngineCore:
         """Blocks that could be allocated now without a preemption."""
         return self._scheduler.available_blocks
 
-    def prewarm(self) -> None:
-        """Prepare in the background what would delay steps at its first use. For idle engines."""
-        if self._grammars is not None:
-            self._grammars.prepare()
-
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 

@@ -270,11 +270,10 @@ class EngineCoreProcess:
         self._parent.clear()
 
     def _on_idle(self) -> None:
-        """Idle for a heartbeat interval: collect garbage, prewarm, or probe the device."""
+        """Idle for a heartbeat interval: collect garbage, or probe the device."""
         if self._was_busy:
             self._was_busy = False
             self._collect_garbage()
-            self._rpc.engine.prewarm()
         elif self._probe_interval_s and time.monotonic() >= self._probe_due and self._rpc.empty:
             self._run_health_probe()
 

@@ -1,8 +1,10 @@
 """Grammar set-up: starts the workers that compile an engine's grammars.
 
 The engine's process needs no tokenizer for it: the first worker reads one from the tokenizer's
-folder and returns the vocabulary. Nothing is started, and little imported, before the first request
-that needs a grammar.
+folder and returns the vocabulary. An engine in a process of its own starts that worker while it
+starts itself: afterwards the first request with a grammar would wait for a second, and with 150,000
+tokens all others for a quarter of one, in which the interpreter's lock is held. Elsewhere nothing
+is started, and little imported, before the first request that needs a grammar.
 """
 
 from __future__ import annotations
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
     from quire.grammar.compilation.compile_service import CompileService
 
 
-LARGE_VOCAB = 32_000
-"""Above this vocabulary size, building a grammar's masks takes long: with 150,000 tokens the thread
-holds the interpreter's lock for a quarter of a second."""
 SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a waiting thread gets the interpreter's lock."""
 
@@ -64,7 +63,6 @@ def build_grammars(config: EngineConfig, folder: Callable[[], Path]) -> GrammarC
             cache_memory=structured.cache_memory,
             use_size=2 * config.scheduler.max_num_seqs,
         ),
-        early=config.model.vocab >= LARGE_VOCAB,
     )
 
 

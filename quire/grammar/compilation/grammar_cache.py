@@ -59,11 +59,8 @@ class _CacheEntry:
 class GrammarCache:
     """One per engine. Implements quire.core.scheduling.grammar_wait.GrammarProvider."""
 
-    def __init__(
-        self, pool: CompilePool, bounds: CacheBounds = CacheBounds(), *, early: bool = False
-    ) -> None:
-        """early: what is made once is much, and better made before it is needed."""
-        self._compile_pool, self._early = pool, early
+    def __init__(self, pool: CompilePool, bounds: CacheBounds = CacheBounds()) -> None:
+        self._compile_pool = pool
         self._bounds = bounds
         self._entries: dict[Constraint, _CacheEntry] = {}
         self._waiting: OrderedDict[Constraint, _CacheEntry] = OrderedDict()
@@ -164,9 +161,8 @@ class GrammarCache:
         )
 
     def prepare(self) -> None:
-        """Nothing is to be done now: make what is made once for a vocabulary, if it is much."""
-        if self._early:
-            self._compile_pool.prepare()
+        """Start a worker, and make in another thread what is made once for a vocabulary."""
+        self._compile_pool.prepare()
 
     def close(self) -> None:
         """End the workers: nothing more is compiled."""
