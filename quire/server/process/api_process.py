@@ -53,7 +53,7 @@ from quire.engine.supervise.process_pipe import (
     ignore_signals,
     receive_orders,
 )
-from quire.errors import ConfigError, EngineDead, QuireError, ShuttingDown
+from quire.errors import ConfigError, EngineDead, QuireError, RequestError, ShuttingDown
 from quire.server.app import create_app
 from quire.server.app_state import AppState
 from quire.server.options import ServerOptions
@@ -117,8 +117,8 @@ def _serve(
     tokenizer = load_engine_tokenizer(
         found.config, None if found.tokenizer_folder is None else Path(found.tokenizer_folder)
     )
-    if tokenizer is not None and found.config.model.chat_template is not None:
-        tokenizer.template(found.config.model.chat_template)  # its faults are reported now
+    if tokenizer is not None:
+        compile_templates(tokenizer, found.config.model.chat_template)
     serving = ApiServer(orders, options, link, tokenizer, listener, heart)
     serving.prepare(found.config)
     built = link.receive()
@@ -303,6 +303,21 @@ def uvicorn_config(options: ServerOptions, app: FastAPI) -> UvicornConfig:
         ssl_cert_reqs=options.ssl_cert_reqs,
         ssl_ciphers=options.ssl_ciphers or "DEFAULT",
     )
+
+
+def compile_templates(tokenizer: Tokenizer, chat_template: str | None) -> None:
+    """Compile the templates of chats: a long one takes 0.4 s, in which no other client is answered.
+
+    Raises RequestError if the given one is invalid. Those of a tokenizer may be: chats fail then.
+    """
+    if chat_template is not None:
+        tokenizer.template(chat_template)
+        return
+    for name in tokenizer.templates.named:
+        try:
+            tokenizer.template(name)
+        except RequestError as error:
+            log.warning("chats with the tokenizer's template %r will fail: %s", name, error)
 
 
 def build_app_state(

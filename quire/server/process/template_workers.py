@@ -11,7 +11,7 @@ from quire.text.templates.render_pool import TemplateRenderPool
 
 
 def build_template_workers() -> TemplateRenderPool:
-    """The workers of one API process; each starts when it is needed."""
+    """The workers of one API process."""
     return TemplateRenderPool(_start_template_worker)
 
 

@@ -1,4 +1,4 @@
-"""Pool of worker processes that render chat templates from requests, started when needed.
+"""Pool of worker processes that render chat templates from requests.
 
 A template over its limits costs its worker's life and nothing else: the next job gets a new worker.
 One request's template blocks at most one worker, for a bounded time. Requests that wait for a
@@ -48,7 +48,7 @@ MEMORY_LIMIT = 1 << 28
 
 
 class TemplateRenderPool:
-    """For one event loop. Nothing is started before the first template."""
+    """For one event loop. Without prepare() nothing is started before the first template."""
 
     def __init__(
         self, hire: StartWorker, *, seconds: float = CPU_LIMIT_S, memory: int = MEMORY_LIMIT
@@ -61,6 +61,17 @@ class TemplateRenderPool:
         self._closed = False
         self._lock = threading.Lock()
 
+    def prepare(self) -> None:
+        """Start a worker in the background: otherwise the first template waits for it."""
+
+        def start() -> None:
+            try:
+                self._keep(self._take_worker())
+            except (EngineError, Overloaded) as error:
+                log.warning("%s", error)  # the first template tries again
+
+        self._thread_pool().submit(start)
+
     async def render(
         self, source: str, special: Mapping[str, object], call: dict[str, Any], most: int
     ) -> str:
@@ -71,8 +82,6 @@ class TemplateRenderPool:
         if self._waiting >= MAX_WAITING:
             told = f"{self._waiting} chat templates wait to be rendered: try again later"
             raise Overloaded(told, retry_after_s=RETRY_S)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(MAX_WORKERS, "quire-templates")
 
         def work() -> str:
             job = RenderJob(
@@ -82,7 +91,7 @@ class TemplateRenderPool:
 
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread_pool(), work)
         finally:
             self._waiting -= 1
 
@@ -101,6 +110,11 @@ class TemplateRenderPool:
         """Process ids of workers without a job."""
         with self._lock:
             return [worker.pid for worker in self._idle]
+
+    def _thread_pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(MAX_WORKERS, "quire-templates")
+        return self._threads
 
     def _run_job(self, job: RenderJob) -> str:
         try:
@@ -139,12 +153,19 @@ class TemplateRenderPool:
             raise _template_error(f"takes more than {job.seconds:g} s of processor time") from None
         except WallTimeExceeded:
             raise _overloaded("the chat template was not rendered in time: it takes long") from None
-        if isinstance(word, RenderResult | JobRefused | JobFailed) and not self._closed:
-            with self._lock:
-                self._idle.append(worker)
+        if isinstance(word, RenderResult | JobRefused | JobFailed):
+            self._keep(worker)
         else:
             worker.close()
         return word
+
+    def _keep(self, worker: WorkerHandle[RenderMessage]) -> None:
+        """Keep a worker for the next job, or end it if the pool is closed."""
+        with self._lock:
+            if not self._closed:
+                self._idle.append(worker)
+                return
+        worker.close()
 
     def _take_worker(self) -> WorkerHandle[RenderMessage]:
         """Return a worker without a job, after removing those that have ended."""

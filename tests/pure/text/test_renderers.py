@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -135,3 +136,20 @@ def test_what_python_refuses_of_a_template_is_the_templates_fault(having):
     loops = "".join(f"{{% for a{i} in [1] %}}" for i in range(30)) + "{% endfor %}" * 30
     with pytest.raises(RequestError, match="nested"):
         render(to, loops)
+
+
+def test_a_prepared_pool_renders_the_first_template_in_the_worker_it_has(having):
+    agency, to = having("works")
+    to.prepare()
+    while not to.idle_workers:
+        time.sleep(0.01)
+    assert render(to) == "hi!"
+    assert agency.hired == 1
+
+
+def test_a_worker_that_cannot_be_prepared_is_tried_again_by_the_first_template(having):
+    agency, to = having("dead", "dead", "works")
+    to.prepare()
+    while agency.hired < 2:
+        time.sleep(0.01)
+    assert render(to) == "hi!"
