@@ -215,6 +215,15 @@ def parse_search(pattern: str, wide: bool = False) -> RegexExpr:
 
     Raises RequestError, and DfaTooComplex for large look-aheads.
     """
+    node, all_of, none_of = split_lookaheads(pattern, wide)
+    return difference([node, *all_of], none_of) if all_of or none_of else node
+
+
+def split_lookaheads(
+    pattern: str, wide: bool = False
+) -> tuple[RegexExpr, list[RegexExpr], list[RegexExpr]]:
+    """A pattern without the look-aheads that it begins with, what must match too, and what must
+    not. Takes linear time. Raises RequestError."""
     rest = pattern.removeprefix("^")
     all_of: list[RegexExpr] = []
     none_of: list[RegexExpr] = []
@@ -226,8 +235,8 @@ def parse_search(pattern: str, wide: bool = False) -> RegexExpr:
         isinstance(regex_ast.parse_regex(rest), RegexAlternation) if none_of or all_of else True
     )
     if is_choice:
-        return regex_ast.parse_search(pattern, wide)
-    return difference([regex_ast.parse_search(f"^{rest}", wide), *all_of], none_of)
+        return regex_ast.parse_search(pattern, wide), [], []
+    return regex_ast.parse_search(f"^{rest}", wide), all_of, none_of
 
 
 def _group_end(pattern: str) -> int:

@@ -160,6 +160,10 @@ def _named_class(letter: str, wide: bool) -> CharRanges:
     return complement_ranges(_NARROW[name]) if wide else complement_ranges(_wide_class(name))
 
 
+class UnsupportedRegex(RequestError):
+    """A regular expression of some dialect that a grammar cannot follow."""
+
+
 # -- reading ------------------------------------------------------------------------------------
 
 
@@ -174,11 +178,12 @@ class _RegexParser:
         self.ignore_case = False
         self.dot_all = False
 
-    def error(self, what: str) -> RequestError:
+    def error(self, what: str, kind: type[RequestError] = RequestError) -> RequestError:
         near = self.pattern[max(self.position - 8, 0) : self.position + 12]
-        return RequestError(
-            f"the regular expression has {what} (at {self.position}, near {near!r})"
-        )
+        return kind(f"the regular expression has {what} (at {self.position}, near {near!r})")
+
+    def unsupported(self, what: str) -> RequestError:
+        return self.error(what, UnsupportedRegex)
 
     def peek(self, count: int = 1) -> str:
         return self.pattern[self.position : self.position + count]
@@ -230,7 +235,7 @@ class _RegexParser:
         found = re.compile(r"\{([0-9]{1,9})(,([0-9]{0,9}))?\}").match(self.pattern, self.position)
         if found is None:
             if re.compile(r"\{,?[0-9]+,?[0-9]*\}").match(self.pattern, self.position):
-                raise self.error("a count that dialects read in different ways: write {0,n}")
+                raise self.unsupported("a count that dialects read in different ways: write {0,n}")
             return None
         self.position = found.end()
         least = int(found[1])
@@ -284,10 +289,12 @@ class _RegexParser:
             self.position = name.end()
             return False
         if self.peek(2) in ("?=", "?!") or self.peek(3) in ("?<=", "?<!"):
-            raise self.error("a look-ahead or look-behind, which takes more than linear time")
+            raise self.unsupported("a look-ahead or look-behind, which takes more than linear time")
         flags = re.compile(r"\?([a-z]+)([:)])").match(self.pattern, self.position)
         if flags is None or set(flags[1]) - {"i", "s"}:
-            raise self.error("a kind of group that is not known here: (?:...) is, and (?i), (?s)")
+            raise self.unsupported(
+                "a kind of group that is not known here: (?:...) is, and (?i), (?s)"
+            )
         self.ignore_case |= "i" in flags[1]
         self.dot_all |= "s" in flags[1]
         self.position = flags.end()
@@ -316,11 +323,11 @@ class _RegexParser:
             return _named_class(letter, wide)
         if letter in "bBkGKXRQE" or letter in "123456789":
             what = "a reference to a group" if letter in "k123456789" else f"\\{letter}"
-            raise self.error(f"{what}, which a grammar cannot follow")
+            raise self.unsupported(f"{what}, which a grammar cannot follow")
         if letter in "pP":
             return self.unicode_category(letter == "P")
         if letter in "NC":
-            raise self.error(f"\\{letter}: write the characters as a class, [...]")
+            raise self.unsupported(f"\\{letter}: write the characters as a class, [...]")
         point = self.code_point(letter)
         return ((point, point),)
 
@@ -330,7 +337,7 @@ class _RegexParser:
         )
         ranges = () if found is None else _category(_LONG_CATEGORIES.get(found[1], found[1]))
         if found is None or not ranges:
-            raise self.error("\\p of something else than a general category, as in \\p{L}")
+            raise self.unsupported("\\p of something else than a general category, as in \\p{L}")
         self.position = found.end()
         return complement_ranges(ranges) if negated else ranges
 
@@ -394,7 +401,7 @@ class _RegexParser:
         """[^] is anything in ECMA-262; in Python the bracket is of the class."""
         self.position += 1
         if not negated or (self.peek() and self.peek() not in "*+?{$)|"):
-            raise self.error("[] or [^], which dialects read in different ways")
+            raise self.unsupported("[] or [^], which dialects read in different ways")
         return ALL_CHARS
 
     def class_item(self, wide: bool) -> CharRanges:
@@ -404,7 +411,7 @@ class _RegexParser:
         self.position += 1
         last = self.class_atom(wide)
         if not (_is_single_char(first) and _is_single_char(last)):
-            raise self.error("a range of a class that begins or ends with a class")
+            raise self.unsupported("a range of a class that begins or ends with a class")
         if last[0][0] < first[0][0]:
             raise self.error("a range of a class that ends before it begins")
         return ((first[0][0], last[0][0]),)
@@ -536,7 +543,7 @@ def _expand_anchors(node: RegexExpr, *, open_left: bool, open_right: bool) -> Re
         made = [_expand_anchors(one, open_left=open_left, open_right=open_right) for one in options]
         return RegexAlternation(tuple(made))
     if any(map(has_anchor, parts)):
-        raise RequestError(
+        raise UnsupportedRegex(
             "the regular expression has ^ or $ in its middle; write them at its ends only"
         )
     before: list[RegexExpr] = [ANY_TEXT] if open_left else []

@@ -31,7 +31,8 @@ from quire.grammar.grammar_ast import (
     UntilNode,
     UserGrammarNode,
 )
-from quire.grammar.json_schema.document import UnsupportedSchema, read_ignored
+from quire.grammar.json_schema.document import UnsupportedSchema
+from quire.grammar.json_schema.lowering import read_ignored
 
 MAX_DEPTH = 64
 """Forms within forms."""

@@ -11,7 +11,6 @@ so `uniqueItems` is ignored too. `Document.ignored` lists what is.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable
@@ -127,29 +126,6 @@ def refuse(place: str, what: str, instead: str = "") -> NoReturn:
     raise UnsupportedSchema(place, f"{what}; {instead}" if instead else what)
 
 
-def read_ignored(text: str) -> tuple[str, ...]:
-    """Check a schema; the keywords and formats in it that are not enforced.
-
-    Raises UnsupportedSchema.
-    """
-    found = (_ignored_cached if len(text) <= MOST_CACHED else _ignored)(text)
-    if isinstance(found, UnsupportedSchema):
-        raise UnsupportedSchema(found.place, found.reason)
-    return found
-
-
-def _ignored(text: str) -> tuple[str, ...] | UnsupportedSchema:
-    try:
-        return tuple(sorted(Document(text).ignored))
-    except UnsupportedSchema as error:
-        return error
-
-
-MOST_CACHED = 32_768
-"""Characters of a schema whose check is cached: requests repeat schemas."""
-_ignored_cached = functools.lru_cache(maxsize=256)(_ignored)
-
-
 class Document:
     """One schema text, read and checked. Read-only after construction."""
 
@@ -158,6 +134,10 @@ class Document:
         """Keywords and formats that are not enforced."""
         value = _loaded(text)
         self.root = Subschema(value, "", urldefrag(_joined("", _identity(value)))[0])
+        self.reached: list[Subschema] = []
+        """Every subschema that the root reaches; owners before what they hold."""
+        self._inner: dict[str, list[Subschema]] = {}
+        self._recursive: dict[str, bool] = {}
         self._named: dict[str, Subschema] = {}
         self._name_targets(self.root, 0)
         self._check_all()
@@ -184,6 +164,19 @@ class Document:
             uri == part.base and _at_pointer(self.root, fragment)
         )
         return inner or refuse(part.at("$ref"), f"the schema has nothing at {shown_json(given)}")
+
+    def is_recursive(self, part: Subschema) -> bool:
+        """A value of the subschema may hold another one of it."""
+        if part.place not in self._recursive:
+            seen: set[str] = set()
+            waiting = [part]
+            while waiting and part.place not in seen:
+                for one in self._inner.get(waiting.pop().place, ()):
+                    if one.place not in seen:
+                        seen.add(one.place)
+                        waiting.append(one)
+            self._recursive[part.place] = part.place in seen
+        return self._recursive[part.place]
 
     def _name_targets(self, part: Subschema, depth: int) -> None:
         """Find what `$id` and anchors name."""
@@ -222,17 +215,20 @@ class Document:
                     part.place,
                     f"a schema is an object, true or false, not {shown_json(part.value)}",
                 )
+            self.reached.append(part)
             here = beside[part.place] = []
+            inner = self._inner[part.place] = []
             if isinstance(part.value, bool):
                 continue
             for word, given in part.value.items():
-                for one in self._checked(part, word, given):
-                    waiting.append((one, depth + 1))
-                    if word in BESIDE:
-                        here.append(one.place)
+                found = self._checked(part, word, given)
+                inner += found
+                waiting += [(one, depth + 1) for one in found]
+                here += [one.place for one in found if word in BESIDE]
             if part.get("$ref") is not None:
-                waiting.append((self.target(part), 0))
-                here.append(waiting[-1][0].place)
+                inner.append(self.target(part))
+                waiting.append((inner[-1], 0))
+                here.append(inner[-1].place)
         _check_loops(beside)
 
     def _checked(self, part: Subschema, word: str, given: Value) -> list[Subschema]:
@@ -258,6 +254,8 @@ class Document:
         elif word in NAMED:
             if not isinstance(given, dict) or len(given) > MOST_NAMES:
                 refuse(part.at(word), f"{word} must be an object of at most {MOST_NAMES} schemas")
+            if word == "patternProperties" and len(max(given, key=len, default="")) > MOST_PATTERN:
+                refuse(part.at(word), f"a pattern has at most {MOST_PATTERN} characters")
             is_list = word == "dependencies"
             return [one for one in part.named(word).values() if not (is_list and _names(one.value))]
         elif word not in ANNOTATIONS:
@@ -339,8 +337,6 @@ def _joined(base: str, given: str | None) -> str:
 
 def pattern(given: str, place: str, wide: bool = False) -> regex.RegexExpr:
     """The tree of a pattern, which matches the text as a whole. wide: as in parse_regex."""
-    if len(given) > MOST_PATTERN:
-        refuse(place, f"the pattern has {len(given)} characters; the limit is {MOST_PATTERN}")
     try:
         tree = dfa.parse_search(given, wide)
     except dfa.DfaTooComplex:
@@ -399,7 +395,11 @@ CHECKS: dict[str, Check] = {
         f"a list of at most {MOST_NAMES} names",
     ),
     "dependentRequired": _DEPENDENCIES,
-    **dict.fromkeys(("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef"), _TEXT),
+    "pattern": (
+        lambda given: isinstance(given, str) and len(given) <= MOST_PATTERN,
+        f"a text of at most {MOST_PATTERN} characters",
+    ),
+    **dict.fromkeys(("format", "$ref", "$dynamicRef", "$recursiveRef"), _TEXT),
     **dict.fromkeys(("nullable", "uniqueItems"), _FLAG),
 }
 """Keyword -> whether a value is good, and what it must be."""

@@ -13,7 +13,6 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from quire.core.param_checks import shown_json
 from quire.grammar.json_schema import formats
 from quire.grammar.json_schema.document import Subschema, refuse
 
@@ -53,15 +52,6 @@ class NumberRange(NamedTuple):
     low: RangeEnd | None
     high: RangeEnd | None
 
-    def meets(self, other: NumberRange) -> bool:
-        """Some number may be within both."""
-        return not (_before(self.high, other.low) or _before(other.high, self.low))
-
-    def has(self, value: float) -> bool:
-        """The number is within the range."""
-        only = RangeEnd(exact(value), False, "const")
-        return self.meets(NumberRange(only, only))
-
 
 def exact(value: float) -> Fraction:
     """The number as it is written."""
@@ -93,13 +83,6 @@ def range_of(part: Subschema) -> NumberRange:
     return NumberRange(low, min(highs, key=lambda one: (one.value, not one.open), default=None))
 
 
-def counts(part: Subschema, word: str) -> NumberRange:
-    """The range of a length or count: Length, Items or Properties."""
-    low, high = part.get(f"min{word}", 0), part.get(f"max{word}")
-    most = None if high is None else RangeEnd(exact(high), False, f"max{word}")
-    return NumberRange(RangeEnd(exact(low), False, f"min{word}"), most)
-
-
 def written(part: Subschema, whole: bool) -> dict[str, Any]:
     """The keywords of numbers, for llguidance. whole: every number of the schema is an integer."""
     low, high = range_of(part)
@@ -116,9 +99,8 @@ def written(part: Subschema, whole: bool) -> dict[str, Any]:
         made.setdefault("maximum", GREATEST)
     if whole and made.get("maximum", 0) <= -(10**18):
         made.setdefault("minimum", -GREATEST)
-    step = part.get("multipleOf")
-    if step is not None and not (whole and step == 1):
-        made["multipleOf"] = _step(part, step)
+    if "multipleOf" in part.value and not (whole and part.value["multipleOf"] == 1):
+        made["multipleOf"] = step(part)
     return made
 
 
@@ -141,39 +123,19 @@ def multiples(part: Subschema) -> list[float] | None:
     return [float(at * step) for at in range(first, last + 1)]
 
 
-def outside(part: Subschema) -> Iterator[dict[str, Any]]:
-    """Numbers beyond the bounds of a subschema."""
-    low, high = range_of(part)
-    if low is not None:
-        yield from _between(None, low._replace(open=not low.open))
-    if high is not None:
-        yield from _between(high._replace(open=not high.open), None)
-
-
 def not_of(values: list[float]) -> Iterator[dict[str, Any]]:
     """Numbers but these, if there are any."""
     if values and len(values) <= MOST_BARRED:
         ends = [None, *(RangeEnd(one, True, "enum") for one in sorted({*map(exact, values)})), None]
         for low, high in itertools.pairwise(ends):
-            yield from _between(low, high)
-
-
-def _between(low: RangeEnd | None, high: RangeEnd | None) -> Iterator[dict[str, Any]]:
-    made: dict[str, Any] = {"type": "number"}
-    if low is not None:
-        made["minimum"] = _fraction(low, True)
-    if high is not None:
-        made["maximum"] = _fraction(high, False)
-    low_end, high_end = made.get("minimum", -FARTHEST), made.get("maximum", FARTHEST)
-    if -FARTHEST <= low_end <= high_end <= FARTHEST:
-        yield made
-
-
-def _before(end: RangeEnd | None, start: RangeEnd | None) -> bool:
-    """A range that ends here is wholly before one that starts there."""
-    if end is None or start is None:
-        return False
-    return end.value < start.value or (end.value == start.value and (end.open or start.open))
+            made: dict[str, Any] = {"type": "number"}
+            if low is not None:
+                made["minimum"] = _fraction(low, True)
+            if high is not None:
+                made["maximum"] = _fraction(high, False)
+            low_end, high_end = made.get("minimum", -FARTHEST), made.get("maximum", FARTHEST)
+            if -FARTHEST <= low_end <= high_end <= FARTHEST:
+                yield made
 
 
 def _whole(bound: RangeEnd, is_low: bool) -> int:
@@ -204,24 +166,15 @@ def _fraction(bound: RangeEnd, is_low: bool) -> float:
     return float(value)
 
 
-def _step(part: Subschema, value: float) -> float | int:
-    """The step, if it is exact and makes few states."""
-    step, places = exact(value), 0
-    while (step * 10**places).denominator != 1 and places < 30:
+def step(part: Subschema) -> float | int | None:
+    """The multipleOf of a subschema, if it is exact and makes few states."""
+    value = part.value["multipleOf"]
+    exactly, places = exact(value), 0
+    while (exactly * 10**places).denominator != 1 and places < 30:
         places += 1
-    odd = int(step * 10**places)
+    odd = int(exactly * 10**places)
     if odd > MOST_STEP:
-        refuse(
-            part.at("multipleOf"),
-            f"multiples of {shown_json(value)} are over {MOST_STEP} without the decimal point",
-            "use fewer digits, or leave multipleOf out",
-        )
+        return None
     while odd % 2 == 0 or odd % 5 == 0:
         odd //= 2 if odd % 2 == 0 else 5
-    if odd > MOST_ODD_STEP:
-        refuse(
-            part.at("multipleOf"),
-            f"{shown_json(value)} has the factor {odd}, over {MOST_ODD_STEP} without 2 and 5",
-            "use a rounder number, or leave multipleOf out",
-        )
-    return int(step) if step.denominator == 1 else value
+    return None if odd > MOST_ODD_STEP else int(exactly) if exactly.denominator == 1 else value

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
+from quire.errors import RequestError
 from quire.grammar.automata import dfa
 from quire.grammar.automata import regex_ast as regex
 from quire.grammar.automata.regex_ast import (
@@ -78,6 +81,25 @@ def nodes(part: Subschema) -> list[RegexExpr]:
     return [*found, node] if node is not None else found
 
 
+def may_hold(token: str, parts: list[Subschema]) -> bool:
+    """A constant, as JSON, may be a text that is valid under all of the subschemas."""
+    text = json.loads(token)
+    if not isinstance(text, str):
+        return False
+    for part in parts:
+        given, node = part.get("pattern", ""), formats.node(part.get("format", ""))
+        if not int(part.get("minLength", 0)) <= len(text) <= part.get("maxLength", math.inf):
+            return False
+        if node is not None and matches(node, text) is False:
+            return False
+        is_simple = bool(given) and "(?" not in given and is_readable(given)
+        if is_simple:
+            wide = pattern(given, part.at("pattern"), wide=True)
+            if matches(wide, text) is False:
+                return False
+    return True
+
+
 def lengths(part: Subschema) -> list[RegexExpr]:
     """The lengths of a subschema as a pattern."""
     least, most = int(part.get("minLength", 0)), part.get("maxLength")
@@ -86,10 +108,15 @@ def lengths(part: Subschema) -> list[RegexExpr]:
     return [RegexRepeat(CharClass(regex.ALL_CHARS), least, None if most is None else int(most))]
 
 
-def wide_nodes(part: Subschema) -> list[RegexExpr]:
-    """The pattern of a subschema: what some dialect of patterns matches."""
-    given = part.get("pattern")
-    return [] if given is None else [pattern(given, part.at("pattern"), wide=True)]
+def is_readable(given: str) -> bool:
+    """A grammar can follow the pattern. Patterns that are malformed count: they are refused."""
+    try:
+        dfa.split_lookaheads(given)
+    except regex.UnsupportedRegex:
+        return False
+    except RequestError:
+        return True
+    return True
 
 
 def written(part: Subschema, every: list[Any]) -> dict[str, Any]:
@@ -124,11 +151,12 @@ def not_of(values: list[str]) -> Iterator[dict[str, Any]]:
     yield {"type": "string", "pattern": f"^{_other_text(tree)}$"}
 
 
-def not_matching(part: Subschema) -> Iterator[dict[str, Any]]:
-    """Strings that the pattern of a subschema does not match, if the pattern is small enough."""
-    for node in wide_nodes(part):
-        if (left := without(regex.ANY_TEXT, node)) is not None and left != NO_MATCH:
-            yield {"type": "string", "pattern": anchored(left)}
+def may_meet(node: RegexExpr, other: RegexExpr) -> bool:
+    """Some text may match both patterns."""
+    try:
+        return dfa.intersects(node, other)
+    except dfa.DfaTooComplex:
+        return True
 
 
 def without(node: RegexExpr, other: RegexExpr) -> RegexExpr | None:

@@ -28,11 +28,6 @@ def kinds_of(part: Subschema) -> frozenset[str]:
     return found
 
 
-def shared_kinds(parts: Iterable[Subschema]) -> frozenset[str]:
-    """Types that all of them allow."""
-    return frozenset.intersection(KINDS, *map(kinds_of, parts))
-
-
 def kind(value: Value) -> str:
     """The type of a value."""
     if isinstance(value, bool) or value is None:
@@ -83,3 +78,11 @@ def _is_writable(value: Value, part: Subschema) -> bool:
         word = "const" if "const" in part.value else "enum"
         refuse(part.at(word), f"the number {shown_json(value)} has too many digits", "use a string")
     return not isinstance(value, str) or strings.is_writable(value)
+
+
+def type_of(kinds: frozenset[str]) -> list[str] | str:
+    """Types of llguidance; numbers that are no integers have none of their own."""
+    found = [str(one) for one in ("null", "boolean", "string", "array", "object") if one in kinds]
+    if kinds & NUMBERS:
+        found.append("number" if "fraction" in kinds else "integer")
+    return found[0] if len(found) == 1 else found

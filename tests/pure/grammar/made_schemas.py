@@ -1,11 +1,11 @@
 """Schemas made at random: sensible ones of few names and small numbers, and broken ones."""
 
 import copy
-import functools
 import json
 import random
 
-import jsonschema
+from quire.grammar.json_schema import lowering, strings
+from quire.grammar.json_schema.document import Document
 
 NAMES = ("a", "b", "c", "ab")
 SIMPLE = (
@@ -24,10 +24,31 @@ OF_NAMES = (
 STRANGE = (None, -1, 1.5, "x", "", [], {}, [[]], {"": {}}, True, 10**30, "\ud83d", "(", "#/$defs/z")
 
 
-@functools.cache
-def enforced(validator):
-    """The class of validators without the keywords that are ignored."""
-    return jsonschema.validators.extend(validator, {"uniqueItems": lambda *given: ()})
+def enforced(given):
+    """The schema without what is ignored: its validators take what grammars may allow."""
+    lowered = lowering.Lowering(Document(json.dumps(given)))
+    made = copy.deepcopy(given)
+    places = {part.place: _at(made, part.place) for part in lowered.document.reached}
+    for place, part in places.items():
+        if not isinstance(part, dict):
+            continue
+        part.pop("uniqueItems", None)
+        dropped = {word: part.pop(word, None) for word in lowered.unenforced.get(place, ())}
+        if "if" in dropped:
+            part.pop("then", None), part.pop("else", None)
+        if dropped.get("oneOf"):
+            part["allOf"] = [*part.get("allOf", ()), {"anyOf": dropped["oneOf"]}]
+        for name in [*part.get("patternProperties", ())]:
+            if not strings.is_readable(name):
+                del part["patternProperties"][name]
+    return made
+
+
+def _at(made, place):
+    for step in place.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        made = made[int(name)] if isinstance(made, list) else made[name]
+    return made
 
 
 def schema(draw: random.Random, depth: int = 3):

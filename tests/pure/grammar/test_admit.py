@@ -21,7 +21,7 @@ from quire.grammar.grammar_ast import (
     UserGrammarNode,
 )
 from quire.grammar.grammar_ast import UntilNode as UntilMark
-from quire.grammar.json_schema import document, rewrite
+from quire.grammar.json_schema import lowering, rewrite
 from quire.grammar.json_schema.document import UnsupportedSchema
 from tests.pure.grammar import walks
 
@@ -143,13 +143,13 @@ def test_a_refusal_names_keyword_place_and_way_out():
 
 def test_the_check_of_a_schema_is_kept_refusals_too(monkeypatch):
     good, bad = '{"type": "boolean", "legend": "kept"}', '{"type": "kept"}'
-    assert document.read_ignored(good) == ("legend",)
+    assert lowering.read_ignored(good) == ("legend",)
     with pytest.raises(UnsupportedSchema):
-        document.read_ignored(bad)
-    monkeypatch.setattr(document, "Document", None)
-    assert document.read_ignored(good) == ("legend",)
+        lowering.read_ignored(bad)
+    monkeypatch.setattr(lowering, "Document", None)
+    assert lowering.read_ignored(good) == ("legend",)
     with pytest.raises(UnsupportedSchema) as caught:
-        document.read_ignored(bad)
+        lowering.read_ignored(bad)
     assert caught.value.place == "/type"
 
 
@@ -167,11 +167,3 @@ def test_keywords_that_are_not_enforced_are_ignored_and_named():
     found = validate.ignored_keywords(SequenceNode(nodes))
     assert found == ("format.city", "propertyOrder", "uniqueItems")
     assert validate.ignored_keywords(walks.json_node({"uniqueItems": False})) == ()
-
-
-def test_items_that_recursion_never_ends_are_left_out():
-    endless = {"type": "object", "properties": {"x": {"$ref": "#/$defs/e"}}, "required": ["x"]}
-    first = [{"type": "boolean"}, {"$ref": "#/$defs/e"}]
-    given = {"type": "array", "prefixItems": first, "$defs": {"e": endless}}
-    made = json.loads(rewrite.rewrite(json.dumps(given)))
-    assert made == {"type": "array", "prefixItems": [{"type": "boolean"}, False]}
