@@ -26,6 +26,9 @@ def test_no_two_cases_have_one_name():
     assert len(set(names)) == len(names)
 
 
+IGNORED = ("$dynamicRef", "$recursiveRef")
+
+
 def test_references_are_never_fetched(victim):
     """Whatever scheme, wherever in a schema: nobody comes to the address that they name."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -38,8 +41,9 @@ def test_references_are_never_fetched(victim):
         cases = []
         for ref in wheres:
             inside = {"type": "object", "properties": {"a": {"$ref": ref}}, "required": ["a"]}
-            for word in ("$ref", "$dynamicRef", "$recursiveRef"):
-                cases.append(Case(id=f"{word} {ref}", origin="12", fields={"schema": {word: ref}}))
+            for word, expect in (("$ref", "refused"), *dict.fromkeys(IGNORED, "either").items()):
+                fields = {"schema": {word: ref}}
+                cases.append(Case(id=f"{word} {ref}", origin="12", fields=fields, expect=expect))
             cases.append(Case(id=f"inside {ref}", origin="12", fields={"schema": inside}))
             tool = {"name": "f", "parameters": {"$ref": ref}}
             fields = {"tools": [tool], "force": "f"}

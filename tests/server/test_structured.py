@@ -15,7 +15,7 @@ import pytest
 from quire.cli import main
 from quire.engine.supervise.process_pipe import RunApiProcess
 from quire.errors import RequestError
-from quire.grammar.automata import regex_ast
+from quire.grammar.automata import dfa
 from quire.grammar.frontends.from_params import StructuredDefaults
 from quire.grammar.json_schema import rewrite
 from quire.server.options import ServerOptions
@@ -239,7 +239,7 @@ def test_a_strict_server_refuses_keywords_that_are_not_enforced(tokenizer):
 def test_an_api_process_rewrites_no_schema(own, monkeypatch):
     """Compile workers do, under limits of their own: its event loop serves other streams."""
     monkeypatch.setattr(rewrite, "SchemaWriter", None)
-    monkeypatch.setattr(regex_ast, "parse_search", None)
+    monkeypatch.setattr(dfa, "RegexDfa", None)
     ways = [
         {"properties": {f"k{n}": {"type": "integer"}}, "required": [f"k{n}"]} for n in range(60)
     ]

@@ -145,10 +145,13 @@ def _category(name: str) -> CharRanges:
 def _categories() -> list[tuple[str, int, int]]:
     """All characters but surrogates, in runs of one category."""
     found: list[tuple[str, int, int]] = []
-    points = (*range(0xD800), *range(0xE000, MAX_CODE_POINT + 1))
-    for kind, run in itertools.groupby(points, lambda point: unicodedata.category(chr(point))):
-        each = [*run]
-        found.append((kind, each[0], each[-1]))
+    kinds = map(unicodedata.category, map(chr, range(MAX_CODE_POINT + 1)))
+    start = 0
+    for kind, run in itertools.groupby(kinds):
+        end = start + sum(1 for _ in run)
+        if kind != "Cs":
+            found.append((kind, start, end - 1))
+        start = end
     return found
 
 

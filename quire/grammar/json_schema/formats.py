@@ -71,7 +71,7 @@ def _uri(host: str, reference: bool) -> str:
     return f"(?:{uri}|{relative})" if reference else uri
 
 
-_HOST = rf"{_REG_NAME}|\[(?:{_ipv6()})\]"
+_HOST = _REG_NAME
 _VARIABLE = r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*(?::[1-9][0-9]{0,2}|\*)?"
 _EXPRESSION = rf"\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}}"
 _URI_TEMPLATE = rf"(?:[A-Za-z0-9._~!$&()*+,;=:@/?#-]|%[0-9A-Fa-f]{{2}}|{_EXPRESSION})*"

@@ -39,7 +39,7 @@ MOST_NEGATED = 4
 """References and choices within one negation."""
 MOST_DEPTH = 6
 """Properties and options within each other that are compared."""
-MOST_COMPARED = 30_000
+MOST_COMPARED = 5_000
 """Pairs of options of one document that are compared."""
 MOST_CACHED = 32_768
 """Characters of a schema whose check is cached: requests repeat schemas."""
@@ -228,12 +228,6 @@ class Lowering:
             return True
         if a.values is not None and b.values is not None:
             return not a.values & b.values
-        if shared == {"string"} and any(
-            given.values is not None
-            and not any(strings.may_hold(one, self.parts(other)) for one in given.values)
-            for given, other in ((a, two), (b, one))
-        ):
-            return True
         if shared == {"object"}:
             for name in a.required | b.required:
                 if any(given.only is not None and name not in given.only for given in (a, b)):
@@ -396,16 +390,20 @@ class Lowering:
         is_closed = part.get("additionalProperties") is False and not part.get("patternProperties")
         if word == "minProperties":
             sets = _sets(optional, least) if least <= len(optional) else [] if is_closed else None
-            ways = [{"required": [*one]} for one in sets or ()]
-            return None if sets is None else [] if least <= 0 or is_exact else [[_NO_OBJECT, *ways]]
+            if sets is None:
+                return None
+            ways: Choice = [{"required": [*one]} for one in sets]
+            return [] if least <= 0 or is_exact else [[_NO_OBJECT, *ways]]
         if is_closed and most >= len(optional):
             return []
         sets = _sets(optional, most)
         if sets is None or (is_exact and least > len(optional)):
             return None
-        closed = {"additionalProperties": False}
-        named = [{"properties": dict.fromkeys((*required, *one), True), **closed} for one in sets]
-        ways = [{**one, "required": [*one["properties"]]} for one in named] if is_exact else named
+        ways = []
+        for one in sets:
+            names = dict.fromkeys((*required, *one), True)
+            needed = {"required": [*names]} if is_exact else {}
+            ways.append({"properties": names, "additionalProperties": False, **needed})
         return [[_NO_OBJECT, *ways]]
 
     def name_rule(self, part: Subschema) -> NameRule | None:
@@ -422,6 +420,7 @@ class Lowering:
         num_rules = len(patterns) + sum(len(strings.lengths(one)) for one in parts)
         num_rules += sum(formats.node(one.get("format", "")) is not None for one in parts)
         lists = [values for one in parts if (values := listed(one)) is not None]
+        lists = [[one for one in values if isinstance(one, str)] for values in lists]
         if num_rules > 1 and not lists:
             return None
         names = [one for one in lists[0] if all(one in two for two in lists)] if lists else None
@@ -514,7 +513,7 @@ _LOWERED: dict[str, Callable[[Lowering, Subschema, str], list[Choice] | None]] =
     "propertyNames": lambda self, part, _: None if self.name_rule(part) is None else [],
     "patternProperties": Lowering._patterns,
     "pattern": lambda self, part, _: [] if strings.is_readable(part.value["pattern"]) else None,
-    "multipleOf": lambda self, part, _: [] if numbers.step(part) is not None else None,
+    "multipleOf": lambda self, part, _: None if numbers.step(part) is None else [],
     **dict.fromkeys(("contains", "unevaluatedItems"), _ARRAYS),
     "unevaluatedProperties": Lowering._unevaluated,
     **dict.fromkeys(("$dynamicRef", "$recursiveRef"), _unless(KINDS)),

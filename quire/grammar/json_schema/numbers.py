@@ -173,7 +173,7 @@ def step(part: Subschema) -> float | int | None:
     while (exactly * 10**places).denominator != 1 and places < 30:
         places += 1
     odd = int(exactly * 10**places)
-    if odd > MOST_STEP:
+    if odd > MOST_STEP or (exactly * 10**places).denominator != 1:
         return None
     while odd % 2 == 0 or odd % 5 == 0:
         odd //= 2 if odd % 2 == 0 else 5

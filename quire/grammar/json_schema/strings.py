@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ UNWRITTEN: regex.CharRanges = ((0, 7), (11, 11), (14, 31), (127, 127))
 """Control characters without an escape of one letter. No text has them, because escapes by number
 are off: with those a listed property could be written again under another schema. Patterns leave
 them out: with them llguidance 1.9 allows a quote or a backslash that a class excludes."""
+WRITTEN = regex.complement_ranges(UNWRITTEN)
 ESCAPES = 'nrbtf\\"'
 """What may follow a backslash where a schema lists properties."""
 MOST_LENGTH = 2**31
@@ -33,11 +33,13 @@ MOST_BARRED = 64
 """Constants, and characters of one, of which a pattern is the complement."""
 
 
+@functools.lru_cache(maxsize=1024)
 def anchored(node: RegexExpr) -> str:
     """A pattern in llguidance's spelling."""
     return regex.to_anchored_pattern(_without_control(node))
 
 
+@functools.lru_cache(maxsize=1024)
 def is_writable_pattern(node: RegexExpr) -> bool:
     """Some text without control characters matches it."""
     return _without_control(node) != NO_MATCH
@@ -45,7 +47,7 @@ def is_writable_pattern(node: RegexExpr) -> bool:
 
 def _without_control(node: RegexExpr) -> RegexExpr:
     if isinstance(node, CharClass):
-        return CharClass(regex.intersect_ranges(node.ranges, regex.complement_ranges(UNWRITTEN)))
+        return CharClass(regex.intersect_ranges(node.ranges, WRITTEN))
     if isinstance(node, RegexRepeat):
         part = _without_control(node.part)
         empty = regex.EMPTY if node.min_count == 0 else NO_MATCH
@@ -79,25 +81,6 @@ def nodes(part: Subschema) -> list[RegexExpr]:
         found.append(pattern(part.value["pattern"], part.at("pattern")))
     node = formats.node(part.get("format", ""))
     return [*found, node] if node is not None else found
-
-
-def may_hold(token: str, parts: list[Subschema]) -> bool:
-    """A constant, as JSON, may be a text that is valid under all of the subschemas."""
-    text = json.loads(token)
-    if not isinstance(text, str):
-        return False
-    for part in parts:
-        given, node = part.get("pattern", ""), formats.node(part.get("format", ""))
-        if not int(part.get("minLength", 0)) <= len(text) <= part.get("maxLength", math.inf):
-            return False
-        if node is not None and matches(node, text) is False:
-            return False
-        is_simple = bool(given) and "(?" not in given and is_readable(given)
-        if is_simple:
-            wide = pattern(given, part.at("pattern"), wide=True)
-            if matches(wide, text) is False:
-                return False
-    return True
 
 
 def lengths(part: Subschema) -> list[RegexExpr]:
@@ -171,9 +154,7 @@ def _other_text(tree: dict[str, Any]) -> str:
     """The pattern of every text that the tree of characters does not spell."""
     chars = [char for char in tree if char]
     points = regex.union_ranges(*(((ord(char), ord(char)),) for char in chars), UNWRITTEN)
-    ways = [
-        _class(regex.complement_ranges(points)) + _class(regex.complement_ranges(UNWRITTEN)) + "*"
-    ]
+    ways = [_class(regex.complement_ranges(points)) + _class(WRITTEN) + "*"]
     ways += [
         f"{regex.to_pattern(regex.literal_regex(char))}{_other_text(tree[char])}" for char in chars
     ]

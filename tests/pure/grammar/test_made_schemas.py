@@ -48,10 +48,11 @@ def test_what_the_rewritten_schema_allows_the_schema_allows(count):
         if made is None:
             continue
         admitted += 1
-        before = VALIDATOR(made_schemas.enforced(given))
+        before = (VALIDATOR(given), VALIDATOR(made_schemas.enforced(given)))
         after = VALIDATOR(made)
         for value in (made_schemas.value(draw) for _ in range(VALUES)):
-            assert before.is_valid(value) or not after.is_valid(value), (given, made, value)
+            is_good = any(validator.is_valid(value) for validator in before)
+            assert is_good or not after.is_valid(value), (given, made, value)
     assert admitted > count // 2
 
 
