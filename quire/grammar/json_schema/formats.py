@@ -129,9 +129,6 @@ _PATTERNS = {
 MOST_LENGTH = {"hostname": 253, "idn-hostname": 253, "email": 254, "idn-email": 254}
 """Characters, where the format has a limit beside its expression."""
 
-DISTINCT = frozenset({"date", "time", "date-time", "uuid", "ipv4", "ipv6"})
-"""Formats without a common text."""
-
 NO_EFFECT = frozenset({"password", "binary", "float", "double", "decimal"})
 """Formats of how a value is shown or kept, not of which it is."""
 

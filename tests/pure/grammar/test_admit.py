@@ -64,6 +64,7 @@ def test_closed_objects_are_written_so():
             RegexNode("a\0"),
             RegexNode("a" * 20_000),
             RegexNode("(a{1,1000}){1,1000}"),
+            RegexNode("(?:[a-z]{1,40} ?){1,400}"),
         ),
         *(
             ChoiceNode(()),
@@ -108,6 +109,11 @@ def test_what_is_too_much_or_means_nothing_is_refused(form):
     with pytest.raises(RequestError) as caught:
         validate.build_constraint(form, param="structured_outputs")
     assert caught.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize("pattern", ["(?:[a-z]{1,40} ){1,400}", "[a-z ]{1,16000}", "([a-z]+ ?)+"])
+def test_counts_with_a_separator_are_admitted(pattern):
+    assert validate.build_constraint(RegexNode(pattern))
 
 
 def test_forms_may_be_nested_only_so_deep():

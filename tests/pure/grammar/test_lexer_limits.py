@@ -10,7 +10,7 @@ from quire.grammar.backends.llguidance_backend import LLGuidanceCompiler
 from quire.grammar.grammar_ast import JsonNode, RegexNode
 from tests.pure.grammar import walks
 
-WORDS = "(?:[a-z]{1,40} ?){1,400}"
+WORDS = "(?:[a-z]{1,20} ?){1,100}"
 FORMS = {
     "regex": RegexNode(WORDS),
     "pattern": JsonNode(f'{{"type":"string","pattern":"^{WORDS}$"}}'),
