@@ -104,6 +104,8 @@ SCHEMAS = {
     "regex": lambda name: {"structured_outputs": {"regex": f"{name}-[a-z]{{2,8}}-[0-9]{{3}}"}},
     "choice": lambda name: {"structured_outputs": {"choice": [name, f"not {name}", "neither"]}},
 }
+SCHEMA_TOKENS = 48
+"""Tokens of a text with a schema at least: it is completed within them."""
 PROMPT_LOGPROBS_TOKENS = 2000
 """Prompt tokens of a cell with prompt logprobs: an answer has some hundred bytes a token."""
 
@@ -133,10 +135,11 @@ class Cell:
 
     def bodies(self, name, output):
         """Return the fields of each request: those of sampling. name: unique to cell and run."""
-        fields = KINDS[self.kind] if self.kind in KINDS else SCHEMAS[self.kind](name)
         if self.kind in KINDS:
-            fields = {"ignore_eos": True, **fields}
-        fields = {"max_tokens": output, **fields}
+            fields = {"max_tokens": output, "ignore_eos": True, **KINDS[self.kind]}
+        else:
+            most = max(output, SCHEMA_TOKENS)
+            fields = {"max_tokens": most, "temperature": 0.8, **SCHEMAS[self.kind](name)}
         return [fields] * max(1, self.rows // fields.get("n", 1))
 
 
@@ -329,11 +332,12 @@ def report(cells, runs, counters, args):
     worst = sorted(lines, key=lambda line: -line["over_ms"])[:WORST]
     pairs = list(zip(*runs))
     largest = worst[0]
+    errors = collections.Counter(error for run in runs for one in run for error in one.errors)
     ratio = largest["first"]["longest_step"] / max(largest["second"]["longest_step"], 0.1)
     return {
         "cells": len(cells),
         "requests": sum(len(one.ttft) for one in runs[0]),
-        "errors": [error for run in runs for one in run for error in one.errors][:5],
+        "errors": dict(errors.most_common(5)),
         "seconds": [round(sum(one.seconds for one in run), 1) for run in runs],
         "tok_s": [
             round(sum(one.tokens for one in run) / sum(one.seconds for one in run)) for run in runs
