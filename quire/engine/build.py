@@ -51,12 +51,18 @@ from quire.engine.startup.device_facts import device_facts
 from quire.engine.startup.early_start import DRIVER, begin_startup
 from quire.engine.startup.executor_setup import build_executor, load_model
 from quire.engine.startup.grammar_setup import build_grammars
+from quire.engine.startup.kernel_builder import (
+    KernelBuilder,
+    build_task,
+    stop_early_process,
+)
 from quire.engine.startup.model_setup import (
     ModelDescription,
     describe_model,
     model_folder,
     torch_device,
 )
+from quire.engine.startup.plain_config import plain_config
 from quire.engine.startup.rank_process import check_params, start_ranks
 from quire.engine.startup.startup_timer import StartupTimer, format_table
 from quire.engine.startup.text_setup import ParamCheck, build_input_processor, load_engine_tokenizer
@@ -66,7 +72,6 @@ from quire.executors.profiled import Executor as Profiled
 from quire.grammar.backends import backend_select
 from quire.kernels.framework import kernel_precompile as kernel_cache
 from quire.kernels.framework import late_work
-from quire.kernels.framework.compiler import CompilerProcess
 from quire.models.build import build_model as build_model
 from quire.platform import cpu, cuda, kernel_store
 from quire.runner.profiler import StepProfiler
@@ -211,9 +216,10 @@ def _assemble(
     backend_select.check_backend(config.structured.backend)
     device = torch_device(config.device.kind)
     opening: list[Future[None]] = []
-    compilers = None
-    if device.type == cuda.name:
-        compilers = _start_compilers(config, environment)  # first: it has large files to read
+    if device.type != cuda.name:
+        stop_early_process()
+    else:
+        kernels = _begin_kernels(found, config, options, environment)  # first: it takes longest
         opening.append(timer.run_concurrently("CUDA context", lambda: _open_cuda_context(device)))
         opening.append(
             timer.run_concurrently("Triton", lambda: _import_triton(config, environment))
@@ -244,7 +250,7 @@ def _assemble(
 
     if device.type == cuda.name:
         started = gpu_startup.start_on_gpu(
-            half, config, plan, _memory_situation(options, held), device, timer, compilers
+            half, config, plan, _memory_situation(options, held), device, timer, kernels
         )
         config, plan = started.config, started.plan
         why = tuple(_with_measured_blocks(one, config) for one in why)
@@ -307,10 +313,16 @@ def _kernel_folder(config: EngineConfig, environment: env.Env) -> Path:
     return kernel_store.kernel_folder(environment.cache_dir, compiler, kind)
 
 
-def _start_compilers(config: EngineConfig, environment: env.Env) -> CompilerProcess | None:
-    """Start a process that compiles kernels, if none are compiled yet: it needs time to start."""
+def _begin_kernels(
+    found: ModelDescription, config: EngineConfig, options: Options, environment: env.Env
+) -> KernelBuilder:
+    """Begin to find the engine's kernels."""
     folder = _kernel_folder(config, environment)
-    return CompilerProcess(folder) if kernel_store.is_empty(folder) else None
+    facts = cuda.device_properties()
+    plain, flat = plain_config(config, options)
+    return KernelBuilder(
+        build_task(plain, flat, found.config, folder, facts.capability, facts.sm_count)
+    )
 
 
 def _finish_startup(built: EngineCoreBundle, timer: StartupTimer) -> None:

@@ -121,7 +121,7 @@ def load_weights(
             leaf.method.process_after_load(leaf)
         leaf.after_load(dtype)
 
-    if load_format == "dummy":
+    if load_format == "dummy" or device.type == "meta":
         WeightLoader(own, finish, dtype=dtype, device=device).fill_dummy(seed)
     else:
         if folder is None:

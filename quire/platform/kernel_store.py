@@ -1,7 +1,11 @@
 """Kernel store: lays out the folder of compiled GPU kernels, and packs it to travel. No Triton.
 
     <folder>/kernels/triton-<version>-sm<capability>/<kernel's own key>/...    Triton's own layout
+                                                    /manifests/<engine's key>.json
+                                                    /manifests/<engine's key>.memory.json
 
+A manifest lists the kernels of one engine (quire.engine.startup.kernel_builder); the other file has
+what its largest step needed (memory_record), which holds on this machine's kind of GPU only.
 Triton's key of a kernel holds its source, its constants and the compiler, so kernels compiled on
 one machine can be added to the folder of any other: one that does not fit is never found.
 """
@@ -19,6 +23,8 @@ from pathlib import Path
 
 from quire.errors import ConfigError
 
+MANIFESTS = "manifests"
+"""Folder of the lists of kernels."""
 GROUP_PREFIX = "__grp__"
 """Prefix of Triton's list of a kernel's files: it has full paths, so it must be rewritten."""
 
@@ -27,11 +33,6 @@ def kernel_folder(cache_dir: Path, version: str, capability: tuple[int, int]) ->
     """The folder of kernels of one compiler version and one compute capability."""
     major, minor = capability
     return cache_dir / "kernels" / f"triton-{version}-sm{major}{minor}"
-
-
-def is_empty(folder: Path) -> bool:
-    """Whether a folder of kernels is empty or missing."""
-    return not folder.is_dir() or not any(folder.iterdir())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def pack(cache_dir: Path, target: Path) -> int:
     places = sorted(root.glob("triton-*"))
     count = sum(len(_kernel_folders(place)) for place in places)
     if not count:
-        raise ConfigError(f"{root} holds no compiled kernels; run the engine once on a GPU first")
+        raise ConfigError(f"{root} holds no compiled kernels; `quire cache build` compiles some")
     with tarfile.open(target, "w:gz", compresslevel=6) as archive:
         for place in places:
             for file in _files(place):
@@ -71,7 +72,8 @@ def unpack(source: Path, cache_dir: Path) -> int:
     """Add the kernels of an archive to the cache. Returns how many the archive holds."""
     try:
         with tarfile.open(source, "r:gz") as archive:
-            return len({_extract_member(archive, member, source, cache_dir) for member in archive})
+            folders = {_extract_member(archive, member, source, cache_dir) for member in archive}
+            return sum(folder.name != MANIFESTS for folder in folders)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise ConfigError(f"{source} is not an archive of `quire cache pack`: {error}") from error
 
@@ -96,6 +98,8 @@ def clear(cache_dir: Path) -> int:
     ]
     for kernel in found:
         shutil.rmtree(kernel)
+    for manifests in (cache_dir / "kernels").glob(f"triton-*/{MANIFESTS}"):
+        shutil.rmtree(manifests)
     return len(found)
 
 
@@ -134,5 +138,6 @@ def _kernel_folders(place: Path) -> list[Path]:
 
 
 def _files(place: Path) -> list[Path]:
-    """Files of whole kernels: no locks, no half-written ones."""
-    return [f for k in _kernel_folders(place) for f in sorted(k.iterdir()) if f.is_file()]
+    """Files of whole kernels, and the manifests: no locks, no half-written ones."""
+    found = [f for k in _kernel_folders(place) for f in sorted(k.iterdir()) if f.is_file()]
+    return found + sorted((place / MANIFESTS).glob("*.json"))

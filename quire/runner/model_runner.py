@@ -25,16 +25,16 @@ class ModelRunner:
     def __init__(self, model: LanguageModel, sampler: Sampler, worker: DeviceWorker) -> None:
         self.model = model
         self.worker = worker
-        self._sampler = sampler
+        self.sampler = sampler
 
     @torch.inference_mode()
     def launch(self, step: ModelInput) -> StepHandle:
         """Start the step. One thread, in plan order."""
         with span("launch"), self.worker.execution_context():
             for slot in step.leaves:
-                self._sampler.leave(slot)
+                self.sampler.leave(slot)
             for joined in step.joins:
-                self._sampler.join(joined)
+                self.sampler.join(joined)
             if step.block_table_updates:
                 self.worker.write_tables(step.block_table_updates)
             self._move_blocks(step)
@@ -47,7 +47,7 @@ class ModelRunner:
 
         Raises EngineDead if the device is lost.
         """
-        self._sampler.recover()
+        self.sampler.recover()
         self.worker.recover()
 
     def release_kv_memory(self) -> None:

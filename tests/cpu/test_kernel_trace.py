@@ -1,4 +1,4 @@
-"""A step run in a rehearsal launches nothing new, and names every kernel it would have launched.
+"""A traced step launches nothing, and every kernel that it would have launched is recorded.
 
 Triton compiles for a GPU without having one; only its driver is a fake here. In a process of its
 own, because the other tests run Triton in its interpreter.
@@ -33,25 +33,18 @@ def double(x_ptr, n, BLOCK: tl.constexpr, HALF: tl.constexpr = tl.float32):
 PROGRAM = """
 import json, pathlib, sys
 import torch, triton
-from concurrent.futures import ThreadPoolExecutor
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 import triton.language as tl
-
-class Driver:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device): return 0
-
-driver.set_active(Driver())
 sys.path.insert(0, sys.argv[1])
 import made_up
-from quire.kernels.framework import kernel_precompile
-from quire.kernels.framework.compiler import CompilerProcess
+from quire.kernels.framework import kernel_precompile, meta_device
+from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.platform import kernel_store
+from triton import knobs
 
 home = pathlib.Path(sys.argv[1]) / "cache"
+target = GpuTarget((9, 0), 132)
 kernel_precompile.set_cache_dir(kernel_store.kernel_folder(home, triton.__version__, (9, 0)))
+meta_device.set_triton_target(target)
 x = torch.ones(64)
 
 def step():
@@ -61,25 +54,20 @@ def step():
         for n in (1, 16, 33) for block in (32, 64) for half in (tl.float32, tl.float16)
     ]
 
-first, again = [], []
-with kernel_precompile.trace_missing_kernels(first.append):
+found = []
+before = knobs.runtime.jit_cache_hook
+with meta_device.trace_kernels(found.append):
     results = step()
-absent = len(kernel_precompile.load_cached(first))
-late = CompilerProcess(kernel_precompile.cache_dir()).compile_and_load(first[:3], 3, 2, 120)
-assert late == [], late
-left = kernel_precompile.load_cached(first)
-with ThreadPoolExecutor(2) as pool:
-    list(pool.map(lambda one: one.load_or_compile(), left))
-before = triton.knobs.runtime.jit_cache_hook
-with kernel_precompile.trace_missing_kernels(again.append):
-    try:
-        step()
-    except Exception:  # a compiled kernel is launched, and there is no device
-        pass
+absent = kernel_precompile.load_cached(found)
+compilers = kernel_precompile.KernelCompilers(target, 2, launchers=False)
+for one in found:
+    compilers.add(one)
+compiled = list(compilers.results())
 print(json.dumps({
-    "results": results, "first": [one.name for one in first], "again": len(again),
+    "results": results, "found": [f"{one.module}.{one.name}" for one in found],
+    "absent": len(absent), "compiled": sorted(found.index(one) for one in compiled),
     "kept": kernel_store.store_info(home)[0].kernels, "untouched": bool((x == 1).all()),
-    "absent": absent, "left": [one.name for one in left], "hook_left": before is not None,
+    "hook_left": knobs.runtime.jit_cache_hook is not before,
 }))
 """
 
@@ -109,7 +97,7 @@ class Driver:
 driver.set_active(Driver())
 sys.path.insert(0, sys.argv[1])
 import made_up
-from quire.kernels.framework import kernel_precompile, late_work
+from quire.kernels.framework import kernel_precompile, late_work, meta_device
 from quire.kernels.gpu.runtime.fast_launch import TritonKernel
 
 kernel_precompile.set_cache_dir(pathlib.Path(sys.argv[1]) / "cache")
@@ -125,7 +113,7 @@ def again():  # as in the next process: nothing of it is in memory
 
 count(made_up.triple, 32)  # before ready
 missing, loaded, read = [], again(), again()
-with kernel_precompile.trace_missing_kernels(missing.append):
+with meta_device.trace_kernels(missing.append):
     loaded((1, 1, 1), (x,), (64,), (32,))
     read((1, 1, 1), (x,), (64,), (32,))
 (wanted,) = missing
@@ -140,14 +128,14 @@ print(json.dumps(compiled))
 """
 
 
-def run(program, tmp_path):
+def run(program, tmp_path, *arguments):
     """Run a program that can import KERNELS in a process of its own. Returns what it prints."""
     (tmp_path / "made_up.py").write_text(KERNELS)
     (tmp_path / "program.py").write_text(program)
     env = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}
     env["PYTHONPATH"] = os.pathsep.join([os.getcwd(), str(tmp_path)])
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py"), str(tmp_path)],
+        [sys.executable, str(tmp_path / "program.py"), str(tmp_path), *arguments],
         capture_output=True,
         text=True,
         env=env,
@@ -167,14 +155,35 @@ def test_a_kernel_that_is_not_on_the_device_when_the_engine_is_ready_is_late(tmp
 
 @pytest.mark.slow("starts a process that compiles five kernels")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_a_trace_reports_each_missing_kernel_once_and_they_compile_in_parallel(tmp_path):
+def test_a_trace_reports_each_kernel_once_and_they_compile_in_parallel(tmp_path):
     said, _ = run(PROGRAM, tmp_path)
     # two block sizes, two dtypes; counts are alike
-    assert said["first"] == ["made_up.triple"] + ["made_up.double"] * 4
+    assert said["found"] == ["made_up.triple"] + ["made_up.double"] * 4
     assert said["results"] == [None] * 12
     assert said["absent"] == 5
-    assert said["left"] == ["made_up.double"] * 2  # three were compiled by children
+    assert said["compiled"] == [0, 1, 2, 3, 4]
     assert said["untouched"]
-    assert said["again"] == 0
     assert said["kept"] == 5
     assert not said["hook_left"]
+
+
+KEYS = """
+import importlib, json, sys
+names = ["sampling.sample:_sample_candidates_kernel", "sampling.penalties:_apply_penalties_kernel",
+         "attention.paged_attention_fused:fused_decode_kernel"]
+keys = {}
+for name in names[:: int(sys.argv[2])]:
+    module, kernel = name.split(":")
+    kernel = getattr(importlib.import_module(f"quire.kernels.gpu.{module}"), kernel)
+    keys[name] = kernel._jit.cache_key
+print(json.dumps(keys))
+"""
+
+
+@pytest.mark.slow("starts two processes")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_kernel_s_key_does_not_depend_on_the_kernels_before_it(tmp_path):
+    """Else one process does not find what another has compiled."""
+    forwards, _ = run(KEYS, tmp_path, "1")
+    backwards, _ = run(KEYS, tmp_path, "-1")
+    assert forwards == backwards

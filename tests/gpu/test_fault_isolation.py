@@ -98,7 +98,7 @@ def test_a_step_that_raises_is_made_again_in_halves(setup, always, monkeypatch, 
     lane, count = lane_of(made), [0]
     compute, mine = lane.compute, {}
 
-    join = made._executor.runner._sampler.join
+    join = made._executor.runner.sampler.join
 
     def joins(joined):
         mine[joined.slot] = joined.request_id
@@ -113,7 +113,7 @@ def test_a_step_that_raises_is_made_again_in_halves(setup, always, monkeypatch, 
         return computed
 
     monkeypatch.setattr(lane, "compute", breaks)
-    monkeypatch.setattr(made._executor.runner._sampler, "join", joins)
+    monkeypatch.setattr(made._executor.runner.sampler, "join", joins)
     said, ends = drive(made)
     blamed = {place for place, update in ends.items() if update.finish == "error"}
     assert blamed == ({("c", 0)} if always else set())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from quire import env
+from quire.engine.startup.kernel_builder import start_early_process
 from quire.engine.startup.startup_timer import StartupTimer
 from quire.platform import cpu, cuda, library_pages
 
@@ -15,6 +17,7 @@ def begin_startup(device: str, *, before_s: float | None = None) -> StartupTimer
     """
     timer = StartupTimer(before_s)
     if device != cpu.name:
+        start_early_process(env.read().cache_dir)
         timer.run_concurrently(DRIVER, cuda.available)
         timer.run_concurrently("library pages", library_pages.read_ahead)
     return timer

@@ -91,10 +91,14 @@ def build_runner(
     config: EngineConfig,
     processors: Sequence[LogitsProcessor] = (),
     grammars: GrammarLookup | None = None,
+    device: torch.device | None = None,
 ) -> ModelRunner:
-    """Build one rank: KV tensors, attention backend, sampler and worker around a model."""
+    """Build one rank: KV tensors, attention backend, sampler and worker around a model.
+
+    device: of the tensors; None: the config's.
+    """
     cache, scheduler = config.cache, config.scheduler
-    device = torch.device(config.device.kind)
+    device = device or torch.device(config.device.kind)
     tensors, host = (
         allocate_kv_tensors(
             cache.layers,
@@ -103,7 +107,7 @@ def build_runner(
             block_size=cache.block_size,
             dtype=DTYPES[cache.dtype],
             device=where,
-            pinned=device.type != "cpu",
+            pinned=device.type == "cuda",
         )
         for num_blocks, where in ((cache.num_blocks, device), (cache.num_host_blocks, None))
     )
@@ -115,7 +119,7 @@ def build_runner(
         processors=processors,
         grammars=grammars,
     )
-    worker = _worker_class(device)(
+    worker = _worker_class(config.device.kind)(
         model,
         _build_backend(config, tensors),
         sampler,
@@ -133,12 +137,12 @@ _WORKERS = {
     "cpu": ("quire.runner.cpu.cpu_worker", "CpuWorker"),
     "cuda": ("quire.runner.gpu.cuda_worker", "CudaWorker"),
 }
-"""Device type -> (module, class)."""
+"""Kind of device -> (module, class)."""
 
 
-def _worker_class(device: torch.device) -> Callable[..., DeviceWorker]:
-    """Import the worker class of a device type, only where there is such a device."""
-    module, name = _WORKERS[device.type]
+def _worker_class(kind: str) -> Callable[..., DeviceWorker]:
+    """Import the worker class of a kind of device, only where there is such a device."""
+    module, name = _WORKERS[kind]
     found: Callable[..., DeviceWorker] = getattr(importlib.import_module(module), name)
     return found
 

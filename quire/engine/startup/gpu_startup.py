@@ -1,8 +1,8 @@
 """GPU start-up: brings an engine from a filled model to ready, once per engine.
 
-A trace of the steps finds the kernels that they need, which compile in other processes. Then the
-largest step is measured, and the KV cache gets the memory that is left. warmup.py has the
-single stages.
+All kernels are loaded (kernel_builder). Then the largest step is measured, and the KV cache gets
+the memory that is left. At the end every graph is captured: nothing is compiled, loaded or captured
+after that. warmup.py has the single stages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,20 +26,15 @@ from quire.config.memory.memory_plan import (
     require_memory,
 )
 from quire.engine.startup import warmup
+from quire.engine.startup.kernel_builder import KernelBuilder
+from quire.engine.startup.memory_record import MemoryRecord, read_record, write_record
 from quire.engine.startup.startup_timer import StartupTimer
 from quire.engine.startup.warmup import PeakMemory, SchedulerAndExecutor
-from quire.kernels.framework import kernel_precompile
-from quire.kernels.framework.compiler import CompilerProcess
-from quire.platform import cpu, cuda
+from quire.errors import NoRoom
+from quire.platform import cuda
 
 log = logging.getLogger(__name__)
 
-MAX_COMPILERS = 16
-"""Maximum of processes or threads that compile."""
-MAX_THREAD_COMPILES = 4
-"""Up to this many kernels are compiled in threads; for more, processes are faster."""
-COMPILE_TIMEOUT_S = 60.0
-"""Seconds after which compile processes are killed."""
 MAX_OVERHEAD_BYTES = 2048 * MIB
 """More than any driver and library use: a larger difference is memory of other processes."""
 
@@ -71,105 +65,106 @@ def start_on_gpu(
     situation: MemorySituation,
     device: torch.device,
     timer: StartupTimer,
-    compilers: CompilerProcess | None,
+    kernels: KernelBuilder,
 ) -> GpuStartupResult:
     """Bring an engine up. make: build scheduler and executor for a config. Raises NoRoom.
 
-    compilers: a process that waits for kernels, if the folder of kernels is known to lack many.
+    kernels: begun for this engine.
     """
+    log.debug("%d kernels", kernels.load())
+    timer.lap("kernels")
     weights = torch.cuda.memory_allocated(device) - situation.held_by_torch
+    record = None if config.model.logits_processors else read_record(kernels.memory_record)
+    if record is not None:
+        try:
+            return _start_measured(make, config, plan, situation, record, weights, device, timer)
+        except NoRoom:
+            log.info("the recorded memory of the largest step does not fit: it is measured again")
+            _free_device_memory(device)
+    peak, buffers = _measure(make, config, plan, situation, weights, device)
+    overhead = _measure_overhead(plan, situation, device)
+    record = write_record(kernels.memory_record, peak, buffers, overhead)
+    timer.lap("worst step")
+    return _start_measured(make, config, plan, situation, record, weights, device, timer)
+
+
+def _measure(
+    make: Callable[[EngineConfig], SchedulerAndExecutor],
+    config: EngineConfig,
+    plan: MemoryPlan,
+    situation: MemorySituation,
+    weights: int,
+    device: torch.device,
+) -> tuple[PeakMemory, int]:
+    """Run the largest step with a small cache. Returns: its peak, and the bytes of the buffers of
+    scheduler and executor."""
     small = warmup.profiling_config(config, plan.shape)
-    compile_kernels(make(small), small, timer, compilers)
-    _free_device_memory(device)  # now, not in the middle of the measurement
-    half = make(small)  # a trace may leave any state behind
+    half = make(small)
     peak = warmup.measure_peak_memory(half, small)
     kv_bytes = small.cache.num_blocks * small.cache.block_bytes
     own = torch.cuda.memory_allocated(device) - situation.held_by_torch
-    kept = own - weights - kv_bytes  # buffers of scheduler and executor
+    buffers = own - weights - kv_bytes
     log.debug(
         "measured: weights %d, the worst step %d (%d with gaps), captured ones %d, buffers %d",
-        weights, peak.step_bytes, peak.reserved_bytes, peak.captured_bytes, kept,
+        weights, peak.step_bytes, peak.reserved_bytes, peak.captured_bytes, buffers,
     )  # fmt: skip
     del half
     _free_device_memory(device)
-    timer.lap("worst step")
-    config, plan = size_kv_cache(config, plan, situation, peak, weights, kept, device)
+    return peak, buffers
+
+
+def _measure_overhead(plan: MemoryPlan, situation: MemorySituation, device: torch.device) -> int:
+    """Return the bytes that the driver and the libraries use now."""
+    free, total = torch.cuda.mem_get_info(device)
+    own = cuda.own_memory_bytes()
+    used = total - free - situation.held_by_others if own is None else own
+    overhead = used - torch.cuda.memory_reserved(device)
+    if 0 < overhead < MAX_OVERHEAD_BYTES:
+        return overhead
+    return plan.overhead_bytes  # other processes have allocated or freed meanwhile
+
+
+def _start_measured(
+    make: Callable[[EngineConfig], SchedulerAndExecutor],
+    config: EngineConfig,
+    plan: MemoryPlan,
+    situation: MemorySituation,
+    record: MemoryRecord,
+    weights: int,
+    device: torch.device,
+    timer: StartupTimer,
+) -> GpuStartupResult:
+    """Size and allocate the KV cache, and capture all graphs. Raises NoRoom."""
+    config, plan = size_kv_cache(config, plan, situation, record, weights, device)
     half = make(config)
     torch.cuda.synchronize(device)
     timer.lap("KV cache")
-    warmup.capture_graphs(half, config, peak.captured_bytes)
+    warmup.capture_graphs(half, config, record.captured_bytes)
     torch.cuda.synchronize(device)
     timer.lap("capture")
     _log_memory(plan, device)
     return GpuStartupResult(half, config, plan)
 
 
-def compile_kernels(
-    half: SchedulerAndExecutor,
-    config: EngineConfig,
-    timer: StartupTimer,
-    compilers: CompilerProcess | None,
-) -> bool:
-    """Find the kernels that the steps need and load them. True: the folder lacked many.
-
-    Then only those of the first steps are loaded; processes compile the others meanwhile.
-    """
-    wanted: list[kernel_precompile.MissingKernel] = []
-    urgent: list[kernel_precompile.MissingKernel] = []
-    try:
-        with kernel_precompile.trace_missing_kernels(wanted.append):
-            warmup.trace_kernels(half, config)
-            urgent = list(wanted)
-            warmup.trace_kernels_by_size(half, config)
-    except Exception:  # the error is raised and reported again when the step really runs
-        log.debug("the trace ended early: kernels compile as they are used", exc_info=True)
-    timer.lap("rehearsal")
-    absent, others = (
-        kernel_precompile.load_cached(urgent),
-        kernel_precompile.load_cached(wanted[len(urgent) :]),
-    )
-    missing, cold = absent + others, len(absent) + len(others) > MAX_THREAD_COMPILES
-    if cold:
-        count = max(min(MAX_COMPILERS, cpu.available_cores() - 1), 1)  # one core for this thread
-        compilers = compilers or CompilerProcess(kernel_precompile.cache_dir())
-        missing = compilers.compile_and_load(missing, len(absent), count, COMPILE_TIMEOUT_S)
-    elif compilers is not None:
-        compilers.stop()
-    # Threads start only now: otherwise the trace's calls into torch would wait for the GIL.
-    with ThreadPoolExecutor(min(MAX_COMPILERS, cpu.available_cores())) as pool:
-        errors = [
-            one.exception() for one in [pool.submit(kernel.load_or_compile) for kernel in missing]
-        ]
-    timer.lap("compile")
-    failed = sum(error is not None for error in errors)  # they raise where they are used
-    log.debug(
-        "%d kernels, %d for the first steps; the folder lacked %d and %d; %d failed",
-        len(wanted), len(urgent), len(absent), len(others), failed,
-    )  # fmt: skip
-    return cold
-
-
 def size_kv_cache(
     config: EngineConfig,
     plan: MemoryPlan,
     situation: MemorySituation,
-    peak: PeakMemory,
+    record: MemoryRecord,
     weights: int,
-    kept: int,
     device: torch.device,
 ) -> tuple[EngineConfig, MemoryPlan]:
-    """Return config and plan with a cache in the memory that the measured peak leaves."""
-    free, total = torch.cuda.mem_get_info(device)
+    """Return config and plan with a cache in the memory that the measured step leaves."""
+    free, _ = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    own = cuda.own_memory_bytes()
-    overhead = (total - free - situation.held_by_others if own is None else own) - reserved
-    if not 0 < overhead < MAX_OVERHEAD_BYTES:  # other processes have allocated or freed meanwhile
-        overhead = plan.overhead_bytes
-    steps = kept + peak.reserved_bytes + FRAGMENTATION_RESERVE + SMALL_BLOCK_RESERVE
+    overhead = record.overhead_bytes
+    steps = record.buffer_bytes + record.reserved_bytes
+    steps += FRAGMENTATION_RESERVE + SMALL_BLOCK_RESERVE
     if not config.device.enforce_eager:
-        steps += peak.captured_bytes + CUDA_GRAPH_BYTES
+        steps += record.captured_bytes + CUDA_GRAPH_BYTES
     spare = reserved - torch.cuda.memory_allocated(device)
-    now = min(plan.allowed_bytes, free + spare + weights + overhead)  # others may have allocated
+    used_yet = _measure_overhead(plan, situation, device)  # libraries may still load
+    now = min(plan.allowed_bytes, free + spare + weights + used_yet)  # others may have allocated
     plan = apply_measurements(
         replace(plan, allowed_bytes=now),
         weights=weights,

@@ -7,7 +7,6 @@ only this user may read.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import signal
 import socket
@@ -15,15 +14,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from quire import env
 from quire.config.engine_config import EngineConfig
 from quire.config.options import Options
 from quire.config.vllm_environment import start_process
 from quire.engine.startup.executor_setup import build_runner, load_model, table_shape
+from quire.engine.startup.plain_config import plain_config
 from quire.engine.supervise.process_pipe import spawn_process
-from quire.errors import ConfigError, QuireError, RequestError
+from quire.errors import QuireError, RequestError
 from quire.executors.multiproc import TO_RANK, RankError, RankProcess, StartRank
 from quire.executors.multiproc import Executor as MultiProcess
 from quire.executors.rank_loop import RankLoop
@@ -38,13 +36,7 @@ def start_ranks(config: EngineConfig, options: Options) -> MultiProcess:
 
     Raises: ConfigError (an option cannot be sent to another process, or the ranks cannot start).
     """
-    try:
-        flat = msgspec.to_builtins(options.non_default(), enc_hook=_to_plain)
-        plain: EngineConfig = msgspec.convert(
-            msgspec.to_builtins(config, enc_hook=_to_plain), EngineConfig
-        )
-    except TypeError as error:
-        raise ConfigError(f"an option cannot be sent to the ranks' processes: {error}") from None
+    plain, flat = plain_config(config, options)
     size = config.parallel.tensor
     folder = tempfile.mkdtemp(prefix="quire-ranks-")  # 0700: the file in it is not authenticated
     threads = max(1, config.device.threads // size)
@@ -69,14 +61,6 @@ def _spawn_rank(threads: int) -> RankProcess:
     with child_end:
         environment = env.child_environment(OMP_NUM_THREADS=str(threads))
         return spawn_process(__name__, child_end, env=environment), parent_end
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, type):
-        return f"{value.__module__}:{value.__qualname__}"
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    raise TypeError(f"{value!r} works in one process only")
 
 
 def main(fd: int) -> int:

@@ -1,11 +1,9 @@
-"""Warm-up of an engine on a GPU: traces, measures and captures its steps before the first request.
+"""Warm-up of an engine on a GPU: measures and captures its steps before the first request.
 
 Dummy requests run through the scheduler, runner and sampler of the engine, first with a small
 temporary cache, to measure the largest step; the cache gets the memory that is left.
 
-    trace_kernels        launches skipped, every missing kernel recorded and compiled in other
-    threads measure_peak_memory  the largest step is run: its peak, and the memory of the device's
-    libraries
+    measure_peak_memory  the largest step is run: its peak, and the memory of the device's libraries
     capture_graphs       with the real cache: memory set aside, all graphs captured
 """
 
@@ -37,9 +35,6 @@ DUMMY_VOCAB = 2
 """Tokens of dummy prompts: every model has the first two."""
 SMALL_TENSOR_BYTES = MIB // 2
 """Bytes of a tensor that torch keeps apart from larger ones."""
-
-PROMPT_CHUNK = 64
-"""Tokens of a prompt beside rows that decode."""
 
 SchedulerAndExecutor = tuple[Scheduler, Executor]
 """The two parts of an engine: the scheduler makes plans and the executor runs them."""
@@ -116,49 +111,6 @@ def run_dummy_requests(
     while not scheduler.idle:
         plan = scheduler.plan()
         scheduler.apply(plan, executor.submit(plan).wait())
-
-
-def trace_kernels(half: SchedulerAndExecutor, config: EngineConfig) -> None:
-    """Run the largest and the smallest steps; kernels that are not compiled yet are not launched.
-
-    Inside quire.kernels.framework.kernel_precompile.trace_missing_kernels. Results mean nothing;
-    new tensors are zeros, so that kernels that do run read valid indexes. Of equal layers two run:
-    more need no other kernels.
-    """
-    executor = half[1]
-    with _traced(executor):
-        run_dummy_requests(
-            half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
-        )
-        for size in {config.scheduler.max_num_seqs, 1}:
-            for params in (RANDOM, GREEDY):
-                run_dummy_requests(half, [1] * size, params)
-        executor.call("warm_up_kernels")
-
-
-def trace_kernels_by_size(half: SchedulerAndExecutor, config: EngineConfig) -> None:
-    """Run trace_kernels at every size of step for which kernels may have variants."""
-    rows, longest = config.scheduler.max_num_seqs, worst_step_lengths(config)[0]
-    with _traced(half[1]):
-        for size in _trace_sizes(rows):
-            run_dummy_requests(half, [1] * size, RANDOM)
-        for size in _doublings(rows - 1):
-            run_dummy_requests(half, [1] * size + [min(PROMPT_CHUNK, longest)], GREEDY)
-        for length in _trace_sizes(longest):
-            run_dummy_requests(half, [1, length][: min(2, rows)], GREEDY)
-
-
-def _trace_sizes(most: int) -> list[int]:
-    """Return sizes for which kernels may have variants: all small ones, doublings, and the
-    largest."""
-    doublings = [1 << k for k in range(5, most.bit_length())]
-    return [*range(1, min(most, 17)), *(n for n in doublings if n < most), most]
-
-
-def _doublings(most: int) -> list[int]:
-    """Return fewer sizes, for coarser variants: doublings, and one between each two."""
-    found = {n for k in range(most.bit_length()) for n in (1 << k, 3 << k >> 1)}
-    return sorted(n for n in found if n <= most)
 
 
 def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> PeakMemory:

@@ -1,34 +1,41 @@
-"""Kernel precompilation: finds the GPU kernels that a step lacks, to compile them side by side.
+"""Kernel precompilation: compiles GPU kernels ahead in other processes, and loads them.
 
-Triton calls a hook before it compiles, and the hook may skip the launch. So a traced step reports
-all the kernels it needs without waiting for any. quire.engine.startup.warmup chooses the steps;
-quire.platform.kernel_store lays out the folder of compiled kernels.
+quire.kernels.framework.meta_device finds the kernels that an engine needs; platform.kernel_store
+lays out the folder of compiled kernels.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
+import importlib
 import logging
+import os
+import pkgutil
+import signal
+import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from quire.kernels.framework.kernel_spec import KernelSpec
+from quire.kernels.framework.meta_device import set_triton_target
+from quire.kernels.gpu.runtime.target import GpuTarget
+from quire.platform import cpu
+
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class MissingKernel:
-    """A kernel that a traced step would have compiled."""
-
-    name: str
-    function: Any  # triton.runtime.JITFunction
-    specialization: str
-
-    def load_or_compile(self) -> None:
-        """Compile the kernel, or read it from the folder, for the current device."""
-        self.function.preload(self.specialization)
+PR_SET_PDEATHSIG = 1
+MAX_LAUNCHER_BUILDS = 16
+"""Launchers that are built at a time."""
+_INDEX = struct.Struct("<I")
+_ENTRY = struct.Struct("<III")  # index, and where its spec is in the file
 
 
 def set_cache_dir(cache_dir: Path) -> None:
@@ -43,13 +50,7 @@ def set_cache_dir(cache_dir: Path) -> None:
         )
         cache_dir = Path(tempfile.mkdtemp(prefix="quire-kernels-"))
     knobs.cache.dir = str(cache_dir)
-
-
-def cache_dir() -> Path:
-    """The folder in which Triton keeps compiled kernels."""
-    from triton import knobs
-
-    return Path(knobs.cache.dir)
+    knobs.compilation.store_binary_only = True  # no start reads the stages before it
 
 
 def compute_compiler_key() -> None:
@@ -61,48 +62,19 @@ def compute_compiler_key() -> None:
         key()
 
 
-_trace_depth = 0
-
-
-def is_tracing() -> bool:
-    """Whether launches are skipped now: an op may then also call kernels of other steps."""
-    return _trace_depth > 0
-
-
-@contextmanager
-def trace_missing_kernels(note: Callable[[MissingKernel], None]) -> Iterator[None]:
-    """Within, `note` is called once with each uncompiled kernel, whose launches are skipped."""
-    from triton import knobs
-
-    seen: set[tuple[str, str]] = set()
-
-    def skip(*, fn: Any, compile: dict[str, Any], is_manual_warmup: bool, **_: Any) -> bool:
-        if is_manual_warmup:
-            return False  # the compilation itself, in another thread
-        name = f"{fn.module}.{fn.name}"
-        data = str(compile["specialization_data"])
-        if (name, data) not in seen:
-            seen.add((name, data))
-            note(MissingKernel(name, fn.jit_function, data))
-        return True
-
-    global _trace_depth
-    before = knobs.runtime.jit_cache_hook
-    knobs.runtime.jit_cache_hook = skip
-    _trace_depth += 1
-    try:
-        yield
-    finally:
-        _trace_depth -= 1
-        knobs.runtime.jit_cache_hook = before
-
-
 class _NotCached(Exception):
     """Raised where a kernel is not in the folder."""
 
 
-def load_cached(wanted: Sequence[MissingKernel]) -> list[MissingKernel]:
-    """Load the kernels that the folder holds. Returns: the others, which have to be compiled."""
+class _NoLauncher(Exception):
+    """Raised where the C function that starts a kernel is not in the folder."""
+
+
+def load_cached(kernels: Sequence[KernelSpec]) -> list[KernelSpec]:
+    """Load the kernels that the folder holds, ready to launch. Returns: the others.
+
+    Launchers that are missing are built: archives of kernels have none.
+    """
     from triton import knobs
     from triton.runtime.cache import FileCacheManager
 
@@ -113,17 +85,125 @@ def load_cached(wanted: Sequence[MissingKernel]) -> list[MissingKernel]:
                 raise _NotCached
             return found
 
-    before, missing = knobs.cache.manager_class, []
+        def get_file(self, filename: str) -> Any:
+            found = super().get_file(filename)
+            if not found and filename.startswith("__triton_launcher"):
+                raise _NoLauncher
+            return found
+
+    before, missing, without_launcher = knobs.cache.manager_class, [], []
     knobs.cache.manager_class = CachedKernelsOnly
     try:
-        for one in wanted:
+        for one in kernels:
             try:
-                one.load_or_compile()
+                _compile(one)._init_handles()
             except _NotCached:
                 missing.append(one)
-            except Exception:  # it fails again, and is reported, at its launch
-                log.debug("kernel %s cannot be loaded", one.name, exc_info=True)
-                missing.append(one)
+            except _NoLauncher:
+                without_launcher.append(one)
     finally:
         knobs.cache.manager_class = before
+    if without_launcher:  # a C compiler runs a fifth of a second for each
+        with ThreadPoolExecutor(min(MAX_LAUNCHER_BUILDS, cpu.available_cores())) as pool:
+            list(pool.map(lambda one: _compile(one)._init_handles(), without_launcher))
     return missing
+
+
+def _compile(kernel: KernelSpec) -> Any:
+    """Compile the kernel, or read it from the folder. Returns: Triton's CompiledKernel."""
+    function = getattr(importlib.import_module(kernel.module), kernel.name)
+    return function.preload(kernel.specialization)
+
+
+# -- in a process that only compiles ----------------------------------------------------------
+
+
+def import_gpu_kernels() -> None:
+    """Import every GPU kernel of quire, so that forked children have them."""
+    package = importlib.import_module("quire.kernels.gpu")
+    for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(one.name)
+
+
+class KernelCompilers:
+    """Forked processes that compile kernels into the folder, beside the process that finds them."""
+
+    def __init__(self, target: GpuTarget, count: int, *, launchers: bool) -> None:
+        """count: of processes. launchers: they also build the C functions that start the kernels,
+        which needs the driver's library."""
+        # specs are larger than what a pipe writes at once
+        self._specs = tempfile.TemporaryFile()  # noqa: SIM115 - open until the process ends
+        self._found: list[KernelSpec] = []
+        self._with_launchers = launchers
+        self._queue, self._into_queue = os.pipe()
+        self._done, self._into_done = os.pipe()
+        gc.collect()
+        gc.freeze()
+        self._children = [self._fork(target) for _ in range(count)]
+        os.close(self._queue)
+        os.close(self._into_done)
+
+    def add(self, kernel: KernelSpec) -> None:
+        """Have a kernel compiled."""
+        data, start = msgspec.json.encode(kernel), self._specs.tell()
+        self._specs.write(data)
+        self._specs.flush()
+        with contextlib.suppress(BrokenPipeError):  # all children have died: results() is empty
+            os.write(self._into_queue, _ENTRY.pack(len(self._found), start, len(data)))
+        self._found.append(kernel)
+
+    def results(self) -> Iterator[KernelSpec]:
+        """Yield the kernels as they are in the folder; those that cannot be compiled are left out.
+
+        Nothing is added after this.
+        """
+        os.close(self._into_queue)
+        while len(word := os.read(self._done, _INDEX.size)) == _INDEX.size:
+            yield self._found[_INDEX.unpack(word)[0]]
+        os.close(self._done)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+
+    def _fork(self, target: GpuTarget) -> int:
+        """Fork a child that compiles until the queue ends. Returns: its process id."""
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            exit_with_parent()
+            os.close(self._into_queue)
+            os.close(self._done)
+            set_triton_target(target)
+            self._compile_all()
+        finally:
+            os._exit(0)
+
+    def _compile_all(self) -> None:
+        while len(entry := os.read(self._queue, _ENTRY.size)) == _ENTRY.size:
+            index, start, size = _ENTRY.unpack(entry)
+            data = os.pread(self._specs.fileno(), size, start)
+            kernel = msgspec.json.decode(data, type=KernelSpec)
+            began = time.monotonic()
+            try:
+                compiled = _compile(kernel)
+                if self._with_launchers:
+                    _build_launcher(compiled)
+            except Exception:  # it fails again, and is reported, at its launch
+                log.warning("kernel %s cannot be compiled ahead", kernel.label, exc_info=True)
+                continue
+            log.debug("%.2f s: %s", time.monotonic() - began, kernel.label)
+            os.write(self._into_done, _INDEX.pack(index))
+
+
+def _build_launcher(compiled: Any) -> None:
+    """Build the C function that starts a kernel: one for each signature, a fifth of a second."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    CudaLauncher(compiled.src, compiled.metadata)
+
+
+def exit_with_parent() -> None:
+    """End this process when its parent ends."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -2,7 +2,8 @@
 
     reference   plain PyTorch, fp32 inside: the documentation, the fallback, the oracle of the tests
     native      compiled C++ on CPU tensors; returns NotImplemented for arguments it does not take
-    gpu         Triton, in a module of quire/kernels/gpu, imported at the first call on CUDA
+    gpu         Triton, in a module of quire/kernels/gpu, imported at the first call on CUDA or
+                meta tensors (quire.kernels.framework.meta_device)
 
 The decorated function *is* the reference. `cases` are the arguments that the tests use.
 A gpu module has two functions of the op's own arguments:
@@ -97,12 +98,12 @@ def op(
                 out = native(*args, **kwargs)
                 if out is not NotImplemented:
                     return out
-            elif where == "cuda" and body is not None:
+            elif where != "cpu" and body is not None:
                 out = body.outputs(*args, **kwargs)
                 if out is not NotImplemented:
                     lazy_fusion.submit(name, body.launch, out, args, kwargs)
                     return out
-            if where == "cuda":
+            if where != "cpu":
                 lazy_fusion.flush()  # the reference reads results of ops before it
             return reference(*args, **kwargs)
 

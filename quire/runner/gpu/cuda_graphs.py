@@ -34,8 +34,9 @@ Key = TypeVar("Key", bound=Hashable)
 class CudaGraphCache(Generic[Key]):
     """The graphs of one stream: key -> graph."""
 
-    def __init__(self, launch: Callable[[Key], None]) -> None:
+    def __init__(self, launch: Callable[[Key], None], device: torch.device) -> None:
         """launch: launch the kernels of a key's graph. They must read and write fixed addresses."""
+        self._device = device
         self._launch = launch
         self._captured: dict[Key, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None  # torch's handle
@@ -105,7 +106,7 @@ class CudaGraphCache(Generic[Key]):
         """Put a free piece of memory into a new pool."""
         self._pool = torch.cuda.graph_pool_handle()
         self._reservation = self._capture(
-            lambda: torch.empty(max(size, 1), dtype=torch.uint8, device="cuda")[:1].zero_()
+            lambda: torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)[:1].zero_()
         )
 
     def _capture(self, launch: Callable[[], object]) -> torch.cuda.CUDAGraph:

@@ -112,7 +112,7 @@ class CudaWorker:
         self._eager = eager
         self._sizes = capture_sizes(rows)
         self._shapes = graph_shapes(max_tokens, rows) if backend.supports_prefill_graphs else []
-        self._graphs = CudaGraphCache[GraphKey](self._launch)
+        self._graphs = CudaGraphCache[GraphKey](self._launch, device)
         self._graph_bytes = 0
         self._stream.wait_stream(torch.cuda.current_stream(device))
 

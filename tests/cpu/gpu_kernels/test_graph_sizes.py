@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -74,7 +75,7 @@ def cache(monkeypatch, body=lambda key: None):
 
     monkeypatch.setattr(CudaGraphCache, "_reserve", lambda self, size: setattr(self, "_pool", 1))
     monkeypatch.setattr(CudaGraphCache, "_capture", capture)
-    return CudaGraphCache(body), captures
+    return CudaGraphCache(body, torch.device("cuda")), captures
 
 
 def test_what_was_not_captured_is_launched(monkeypatch):
@@ -132,7 +133,7 @@ def test_a_body_that_waits_is_found(monkeypatch, caplog):
         if key == "fails":
             raise RuntimeError("broken")
 
-    graphs = CudaGraphCache(body)
+    graphs = CudaGraphCache(body, torch.device("cuda"))
     assert graphs.launch_without_waits("goes on")
     assert not graphs.launch_without_waits("waits")
     assert "such as waits run without CUDA graphs" in caplog.text

@@ -10,7 +10,6 @@ Nothing else imports these modules. How a launch is split is in split_plan.
 
 from __future__ import annotations
 
-import functools
 from importlib import import_module
 from typing import Any
 
@@ -31,9 +30,9 @@ from quire.kernels.gpu.attention.split_plan import (
     plan_decode,
     plan_prefill_splits,
     plan_prefill_tiles,
-    sm_count,
 )
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
+from quire.kernels.gpu.runtime.target import gpu_target, sm_count
 
 _MAX_SIZE, _MAX_GROUP = 512, 128
 
@@ -124,12 +123,9 @@ def launch_fused(
     return True
 
 
-@functools.cache
 def _prefill_hopper_module(device: torch.device) -> Any:
     """The Hopper prefill kernel, if the device and Triton's version of Gluon fit."""
-    if device.type != "cuda" or not triton.__version__.startswith("3.6."):
-        return None
-    if torch.cuda.get_device_capability(device) != (9, 0):
+    if gpu_target(device).capability != (9, 0) or not triton.__version__.startswith("3.6."):
         return None
     return import_module("quire.kernels.gpu.attention.paged_attention_prefill_hopper")
 
@@ -164,7 +160,8 @@ def decode(
             max(16, next_power_of_2(group)), max(16, next_power_of_2(size)),
             cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, extras.rows is not None,
             extras.window is not None, extras.softcap is not None, extras.sinks is not None,
-            extras.alibi is not None, extras.v_scale != 1.0, q.dtype == torch.float32, pdl,
+            extras.alibi is not None, cache.dtype == torch.float8_e4m3fn,
+            q.dtype == torch.float32, pdl,
         ),
         warps=cut.warps,
         pdl=pdl,
@@ -215,7 +212,7 @@ def prefill(
             tiles.stages, fresh,
             tma,
             extras.rows is not None, extras.window is not None, extras.softcap is not None,
-            extras.sinks is not None, extras.alibi is not None, extras.v_scale != 1.0,
+            extras.sinks is not None, extras.alibi is not None, cache.dtype == torch.float8_e4m3fn,
             q.dtype == torch.float32,
         ),
         warps=tiles.warps,

@@ -35,11 +35,11 @@ from quire.kernels.gpu.attention.split_plan import (
     SplitPlan,
     allocate_split_workspace,
     plan_decode,
-    sm_count,
 )
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
 from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
+from quire.kernels.gpu.runtime.target import sm_count
 
 _E4M3_MAX = tl.constexpr(448.0)
 

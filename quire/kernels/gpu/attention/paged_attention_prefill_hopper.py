@@ -33,9 +33,9 @@ from quire.kernels.gpu.attention.split_plan import (
     MIN_SPLIT_KEYS,
     AttentionExtras,
     plan_prefill_splits,
-    sm_count,
 )
 from quire.kernels.gpu.runtime.fast_launch import kernel
+from quire.kernels.gpu.runtime.target import sm_count
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LOWEST_SCORE = gl.constexpr(-1.0e30)

@@ -6,13 +6,13 @@ split into at most, and the kernel computes on the device how long they are.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
+from quire.kernels.gpu.runtime.target import sm_count
 
 MAX_DECODE_SPLITS = 32
 """Maximum number of ranges of a context: the last program merges them one after the other."""
@@ -122,13 +122,6 @@ def _plan_many_programs(programs: int, at_once: int, tile: int) -> SplitPlan:
     if programs <= 1024:
         return SplitPlan(tile, 1024, 2, 5, 4)
     return SplitPlan(tile, 4096, 2, 5, 2)
-
-
-@functools.cache
-def sm_count(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 132  # in the interpreter: as an H200
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def resident_programs(device: torch.device) -> int:

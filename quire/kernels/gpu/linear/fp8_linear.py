@@ -154,7 +154,7 @@ def _prefer_split_k(rows: int, weight: Fp8Weight) -> bool:
 def scaled_mm_supports(q: Tensor, weight: Fp8Weight) -> bool:
     """Whether torch._scaled_mm has a kernel for these operands."""
     outputs, inputs = weight.shape
-    if not q.is_cuda or inputs % 16 or outputs % 16:
+    if q.is_cpu or inputs % 16 or outputs % 16:
         return False
     return not weight.block_size or (inputs % 512 == 0 and outputs % 128 == 0)
 

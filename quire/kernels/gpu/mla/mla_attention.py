@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.kernels.framework.kernel_precompile import is_tracing
 from quire.kernels.gpu.mla.mla_decode import decode, expand_to_decode_rows
 from quire.kernels.gpu.mla.mla_gather import gather_latents
 from quire.kernels.gpu.mla.mla_prefill_mha import PartialAttention, ProjectedKV, prefill_mha
@@ -94,16 +93,12 @@ def launch(
         step = MLAPrefill(
             *tokens, latents[decodes:], up, cache, tables, q_starts, contexts, log_scale
         )
-        for way in (None, 0, 2 * MIN_CHUNK_TOKENS) if is_tracing() else (past,):
-            step.attend(rows, decodes, way)
+        step.attend(rows, decodes, past)
 
 
 class MLAPrefill(NamedTuple):
-    """The sequences that do not decode: arguments of the op, the first four for their tokens only.
-
-    A start has fresh steps only; while kernels are traced, each of them runs every variant, so that
-    a chunk need not wait for a compiler.
-    """
+    """The sequences that do not decode: arguments of the op, the first four for their tokens
+    only."""
 
     out: Tensor
     q: Tensor
@@ -118,7 +113,7 @@ class MLAPrefill(NamedTuple):
 
     def attend(self, rows: Tensor | None, first: int, past: int | None) -> None:
         tokens, sequences = self.q.shape[0], self.contexts.shape[0] - first
-        if past is None or (past and tokens < MIN_MHA_TOKENS * sequences and not is_tracing()):
+        if past is None or (past and tokens < MIN_MHA_TOKENS * sequences):
             self.attend_mqa(rows, first)
             return
         running = self.attend_context(rows, first, past) if past else None
@@ -131,11 +126,10 @@ class MLAPrefill(NamedTuple):
         """As rows that decode: each query a row where they are few, else in tiles of queries."""
         tokens, heads, plain = self.q.shape
         mixed = absorb_query(self.q, self.up[:, :plain])
-        tiled = tokens * heads >= MIN_TILED_ROWS
-        if tiled or is_tracing():
+        if tokens * heads >= MIN_TILED_ROWS:
             where = (self.cache, self.tables, self.q_starts, self.contexts)
             prefill_mqa(mixed, mixed, self.q_rope, *where, self.log_scale, rows, first)
-        if not tiled or is_tracing():
+        else:
             seen, place = expand_to_decode_rows(tokens, self.q_starts, self.contexts, rows, first)
             decoding = (self.cache, self.tables, seen, self.log_scale, place, tokens)
             decode(mixed, mixed, self.q_rope, *decoding)

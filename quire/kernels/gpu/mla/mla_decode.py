@@ -26,6 +26,7 @@ from quire.kernels.gpu.mla.mla_tile import (
 )
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv
+from quire.kernels.gpu.runtime.target import gpu_target, sm_count
 
 MIN_SPLIT_LATENTS = 128
 """Minimum of latents for a program of their own."""
@@ -243,10 +244,10 @@ def decode(
     to be read.
     """
     heads, latent = q.shape[1:]
-    hopper = _decode_hopper_module(q.device.index) if tile is None else None
+    hopper = _decode_hopper_module(gpu_target(q.device).capability) if tile is None else None
     tile = tile or decode_tile(heads, q.dtype.itemsize)
     programs = cdiv(heads, tile.rows) * count
-    splits = splits or num_splits(programs, tile.rows, _sm_count(q.device.index))
+    splits = splits or num_splits(programs, tile.rows, sm_count(q.device))
     part = weight = None
     if splits > 1:
         both = torch.empty(
@@ -346,9 +347,9 @@ def num_splits(programs: int, rows: int, multiprocessors: int) -> int:
 
 
 @functools.cache
-def _decode_hopper_module(index: int | None) -> ModuleType | None:
+def _decode_hopper_module(capability: tuple[int, int]) -> ModuleType | None:
     """The kernel for Hopper, where there is one and this Triton can make it."""
-    if index is None or torch.cuda.get_device_capability(index)[0] != 9:
+    if capability[0] != 9:
         return None
     try:
         from quire.kernels.gpu.mla import mla_decode_hopper
@@ -357,10 +358,3 @@ def _decode_hopper_module(index: int | None) -> ModuleType | None:
     return (
         mla_decode_hopper if hasattr(mla_decode_hopper.gl, "thread_barrier") else None
     )  # an older Triton
-
-
-@functools.cache
-def _sm_count(index: int | None) -> int:
-    if index is None:  # the interpreter, on CPU tensors
-        return 8
-    return torch.cuda.get_device_properties(index).multi_processor_count

@@ -30,6 +30,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
+from quire.kernels.gpu.runtime.target import gpu_target, sm_count
 from quire.kernels.moe_experts import ExpertActivation
 
 ROWS = gl.constexpr(128)  # of a tile
@@ -308,7 +309,7 @@ def supports(x: Tensor, down: Tensor, gate: ExpertActivation) -> bool:
     size, width = down.shape[1:]
     fits = size % INNER.value == 0 and width % INNER.value == 0
     kind = x.dtype in (torch.bfloat16, torch.float16) and gate.kind in ("silu", "clamped")
-    return fits and kind and x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
+    return fits and kind and gpu_target(x.device).capability == (9, 0)
 
 
 def build_tile_table(starts: Tensor, pairs: int) -> Tensor:
@@ -345,7 +346,7 @@ def down(
 
 def _persistent_grid(x: Tensor) -> tuple[int, int, int]:
     """One program per multiprocessor: it fills one."""
-    return (torch.cuda.get_device_properties(x.device).multi_processor_count, 1, 1)
+    return (sm_count(x.device), 1, 1)
 
 
 def _descriptor(matrix: Tensor, rows: int) -> TensorDescriptor:

@@ -80,7 +80,7 @@ def _use_hopper(
     x: Tensor, second: Tensor, gate: ExpertActivation, rows: float
 ) -> tuple[bool, bool]:
     """Which of the two products use a loader."""
-    if rows < min(HOPPER_MIN_ROWS) or not x.is_cuda or _grouped_hopper_module() is None:
+    if rows < min(HOPPER_MIN_ROWS) or x.is_cpu or _grouped_hopper_module() is None:
         return False, False
     takes = _grouped_hopper_module().supports(x, second, gate)
     return takes and rows >= HOPPER_MIN_ROWS[0], takes and rows >= HOPPER_MIN_ROWS[1]

@@ -23,6 +23,27 @@ from quire.kernels.framework import late_work
 Grid = tuple[int, int, int]
 
 
+def _make_cache_keys_stable() -> None:
+    """Make Triton's key of a kernel independent of the kernels whose keys were computed before it.
+
+    Triton 3.6 merges the global constants of a called function before that function's key, and so
+    its list of constants, is computed: another process found other keys for the same kernel.
+    """
+    finder = getattr(triton.runtime.jit, "DependenciesFinder", None)
+    merge = getattr(finder, "_update_hash", None)
+    if finder is None or merge is None:
+        return
+
+    def compute_and_merge(self: Any, function: Any) -> None:
+        function.cache_key  # noqa: B018 - a property that computes
+        merge(self, function)
+
+    finder._update_hash = compute_and_merge
+
+
+_make_cache_keys_stable()
+
+
 class TritonKernel:
     """A jitted function and its compiled forms. interpreted: it runs on the CPU, for tests."""
 

@@ -1,0 +1,224 @@
+"""Kernel enumeration: finds every GPU kernel that an engine's steps can need, before any runs.
+
+A worker on meta tensors runs steps of all sizes at which a chooser may decide otherwise, and the
+launches are recorded. So the list follows from the code that chooses: there is none kept by hand.
+It needs no GPU, and takes a second or two whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quire.config.engine_config import EngineConfig
+from quire.core.params import SamplingParams
+from quire.core.types import BlockCopy, StopConditions
+from quire.engine.startup.executor_setup import build_runner, load_model
+from quire.engine.startup.model_setup import ModelDescription
+from quire.kernels.framework import lazy_fusion
+from quire.kernels.framework.kernel_spec import KernelSpec
+from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
+from quire.kernels.gpu.runtime.target import GpuTarget
+from quire.models.base import LanguageModel, StepInputs
+from quire.runner.parts.base import ForwardOutput, PendingPart
+from quire.runner.parts.prompt_embeds import PromptEmbedsPart
+from quire.runner.parts.prompt_logprobs import CHUNK_POSITIONS, PromptLogprobsPart, PromptRow
+from quire.runner.slots import BlockTableUpdate
+from quire.runner.step_batch import StepBatch
+from quire.runner.worker_calls import with_two_layers_per_kind
+from quire.sampling.slot_join import SlotJoin
+
+META = torch.device("meta")
+
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLING_KINDS = (
+    GREEDY,
+    SamplingParams(temperature=0.7),
+    SamplingParams(temperature=0.7, repetition_penalty=1.1),
+    SamplingParams(temperature=0.0, logprobs=1),
+    SamplingParams(temperature=0.7, logprobs=1),
+    SamplingParams(temperature=0.0, repetition_penalty=1.1, logprobs=1),
+    SamplingParams(temperature=0.7, repetition_penalty=1.1, logprobs=1),
+    SamplingParams(temperature=0.0, logit_bias={0: 1.0}),
+    SamplingParams(temperature=0.7, logit_bias={0: 1.0}, logprobs=1),
+    SamplingParams(temperature=0.0, logprob_token_ids=[0, 1]),
+)
+"""Sampling parameters whose rows take different ways through the sampler."""
+MIXED_PROMPTS = (64, 512)
+"""Tokens of a prompt beside rows that decode."""
+
+
+def enumerate_kernels(
+    found: ModelDescription,
+    config: EngineConfig,
+    target: GpuTarget,
+    note: Callable[[KernelSpec], None],
+) -> None:
+    """Call `note` with each kernel of loading a model, and of every step of its engine, on such a
+    GPU."""
+    with on_meta_device(target), trace_kernels(note):
+        runner = meta_runner(found, config)
+        with torch.inference_mode():
+            run_steps(runner, config)
+
+
+def meta_runner(found: ModelDescription, config: EngineConfig) -> Any:
+    """Return the engine's ModelRunner on meta tensors. Call on_meta_device() first."""
+    model = load_model(found.model_type, found.config, found.folder, config, META)
+    return build_runner(model, config, device=META)
+
+
+def run_steps(runner: Any, config: EngineConfig) -> None:
+    """Run steps of all sizes and kinds. Of equal layers two run: more need no other kernels."""
+    model: nn.Module = runner.model
+    scheduler = config.scheduler
+    rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    worker, sampler = runner.worker, runner.sampler
+    with with_two_layers_per_kind(model):
+        _run_block_operations(worker, config)
+        _join(sampler, GREEDY)
+        for batch in step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len):
+            worker.compute(batch, ())
+        for count in sizes(min(CHUNK_POSITIONS, scheduler.max_model_len - 1)):
+            part = PromptLogprobsPart((PromptRow(0, 0, (0,) * count, 1),))
+            worker.compute(prompt_batch(0, [count], 0), [part])
+        worker.compute(prompt_batch(1, [2], 0), [PromptEmbedsPart(())])
+        worker.warm_up_kernels()
+        hidden = _HiddenStates()
+        worker.compute(decode_batch(rows, 1), [hidden])
+        for params in SAMPLING_KINDS:
+            _join(sampler, params)
+            worker.compute(decode_batch(rows, 1), ())
+            worker.compute(prompt_batch(0, [2], 0), ())
+            for size in sizes(rows):
+                _sample(model, sampler, hidden.states[:size])
+        worker.capture_graphs(0)
+
+
+def _run_block_operations(worker: Any, config: EngineConfig) -> None:
+    worker.write_tables([BlockTableUpdate(0, 0, 0, [0])])
+    worker.copy([BlockCopy(0, 0)])
+    if config.cache.num_host_blocks:
+        worker.swap_out([BlockCopy(0, 0)])
+        worker.swap_in([BlockCopy(0, 0)])
+
+
+def _join(sampler: Any, params: SamplingParams) -> None:
+    """All rows of all steps are in slot 0."""
+    sampler.join(SlotJoin(0, "start", 0, params, 0, [0], 1, 2, StopConditions(max_tokens=1)))
+
+
+class _HiddenStates:
+    """A part of a step that keeps the hidden states."""
+
+    states: Tensor  # [T, E]
+
+    def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
+        return step
+
+    def apply(self, forward: ForwardOutput) -> PendingPart:
+        self.states = forward.hidden
+        return self
+
+    def result(self) -> dict[str, Any]:
+        return {}
+
+
+def _sample(model: Any, sampler: Any, hidden: Tensor) -> None:
+    """Sample so many rows, within a graph and outside."""
+    rows = len(hidden)
+    slots = (0,) * rows
+    kind = sampler.kind(slots)
+    logits = model.logits(hidden)
+    lazy_fusion.flush()
+    if kind is None:
+        sampler.sample(logits, slots, [0] * rows).copy_to_host()
+    else:
+        integers = torch.zeros(rows, dtype=torch.int32, device=META)
+        sampler.choose(logits, integers, integers, kind)
+    lazy_fusion.flush()
+
+
+def sizes(most: int) -> list[int]:
+    """Return the sizes at which choosers may decide otherwise: all small ones, then beside and
+    between the powers of two."""
+    found = set(range(1, min(most, 33) + 1)) | {most}
+    for bit in range(5, most.bit_length() + 1):
+        half = 1 << (bit - 1)
+        found |= {
+            1 << bit,
+            (1 << bit) - 1,
+            (1 << bit) + 1,
+            *(half + half * i // 4 for i in (1, 2, 3)),
+        }
+    return sorted(size for size in found if size <= most)
+
+
+def step_batches(max_rows: int, max_tokens: int, max_len: int) -> Iterator[StepBatch]:
+    """Yield steps of greedy rows that decode, of prompts, and of both.
+
+    The first need most of the kernels, and those that take longest to compile.
+    """
+    longest = max(max_len - 2, 1)
+    yield prompt_batch(min(max_rows - 1, max_tokens // 2), [min(longest, max_tokens // 2)], 0)
+    yield decode_batch(1, longest)
+    for rows in sizes(max_rows):
+        for context in {1, longest}:
+            yield decode_batch(rows, context)
+    for tokens in sizes(max_tokens):
+        rows = -(-tokens // longest)
+        if rows <= max_rows:
+            for prior in {0, max(longest - tokens, 0)}:
+                yield prompt_batch(0, _shares(tokens, rows), prior)
+        many = min(max_rows, max(tokens // 2, 1))
+        if tokens // many <= longest:
+            for prior in {0, max(longest - tokens, 0)}:
+                yield prompt_batch(0, _shares(tokens, many), prior)
+    for decodes in sizes(max_rows - 1):
+        for prompt in MIXED_PROMPTS:
+            count = min(prompt, longest, max_tokens - decodes)
+            if count > 1:
+                yield prompt_batch(decodes, [count], 0)
+                yield prompt_batch(decodes, [count], longest - count)
+
+
+def _shares(tokens: int, rows: int) -> list[int]:
+    return [tokens // rows + (i < tokens % rows) for i in range(rows)]
+
+
+def decode_batch(rows: int, context: int) -> StepBatch:
+    """A step of rows that decode, with this context."""
+    return replace(prompt_batch(rows, [], context - 1), decode_only=True)
+
+
+def prompt_batch(decodes: int, prompts: Sequence[int], prior: int) -> StepBatch:
+    """A step of rows that decode and then of prompts, with `prior` tokens in the cache."""
+    counts = np.array([1] * decodes + list(prompts), dtype=np.int32)
+    rows = len(counts)
+    starts = np.zeros(rows + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    slots = np.zeros(rows, dtype=np.int32)
+    contexts = counts + np.int32(prior)
+    ones = int((counts == 1).sum())
+    return StepBatch(
+        rows=range(rows),
+        slots=slots,
+        token_ids=np.zeros(starts[-1], dtype=np.int32),
+        token_slots=np.repeat(slots, counts),
+        positions=np.zeros(starts[-1], dtype=np.int32),
+        q_starts=starts,
+        contexts=contexts,
+        sampled_tokens=starts[1:] - 1,
+        sampled_rows=range(rows),
+        sampled_slots=(0,) * rows,
+        num_outputs=np.zeros(rows, dtype=np.int32),
+        num_decodes=ones,
+        max_query=int(counts.max()),
+        max_context=int(contexts.max()),
+        decode_only=False,
+    )

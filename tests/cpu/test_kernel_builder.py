@@ -1,0 +1,121 @@
+"""Which kernels a start loads, and when it has a process find and compile them."""
+
+import msgspec
+import pytest
+
+from quire import env
+from quire.config.options import Options
+from quire.config.resolve import resolve
+from quire.engine.startup import kernel_builder
+from quire.engine.startup.device_facts import device_facts
+from quire.engine.startup.kernel_builder import (
+    KernelBuilder,
+    KernelBuildProgress,
+    build_task,
+    read_manifest,
+    write_manifest,
+)
+from quire.engine.startup.model_setup import describe_model
+from quire.engine.startup.plain_config import plain_config
+from quire.kernels.framework import kernel_precompile
+from quire.kernels.framework.kernel_spec import KernelSpec
+
+KERNELS = [KernelSpec(f"quire.kernels.gpu.made_{i}", "kernel", "{}") for i in range(3)]
+
+
+def task(folder, **options):
+    options = Options.from_flat({"model": "embedded", **options})
+    found = describe_model(options, env.read())
+    facts = device_facts(options, env.read())
+    config, _, _ = resolve(options, found.facts, facts, server=False)
+    plain, flat = plain_config(config, options)
+    return build_task(plain, flat, found.config, folder, (9, 0), 132)
+
+
+class Process:
+    """A build process that finds KERNELS, and fails after some."""
+
+    def __init__(self, compiled):
+        self.compiled, self.tasks = compiled, []
+
+    def send(self, task):
+        self.tasks.append(task)
+
+    def receive(self):
+        for one in KERNELS[: self.compiled]:
+            yield KernelBuildProgress(len(KERNELS), one)
+        if self.compiled == len(KERNELS):
+            yield KernelBuildProgress(len(KERNELS))
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Processes that were started, and kernels that were loaded."""
+    found = {"processes": [], "loaded": [], "absent": set(), "compiled": 3}
+
+    def start():
+        found["processes"].append(Process(found["compiled"]))
+        return found["processes"][-1]
+
+    def load(kernels):
+        there = [one for one in kernels if one not in found["absent"]]
+        found["loaded"] += there
+        return [one for one in kernels if one in found["absent"]]
+
+    monkeypatch.setattr(kernel_builder, "KernelBuildProcess", start)
+    monkeypatch.setattr(kernel_precompile, "load_cached", load)
+    return found
+
+
+def test_a_known_start_loads_its_manifest_and_starts_no_process(tmp_path, started):
+    given = task(tmp_path)
+    assert read_manifest(tmp_path / "absent.json") is None
+    write_manifest(tmp_path / "manifests" / given.manifest.rpartition("/")[2], KERNELS)
+    assert KernelBuilder(given).load() == 3
+    assert started["loaded"] == KERNELS
+    assert started["processes"] == []
+
+
+def test_another_start_has_a_process_find_them(tmp_path, started):
+    given = task(tmp_path)
+    builder = KernelBuilder(given)
+    (process,) = started["processes"]  # before the weights are read
+    assert process.tasks == [given]
+    assert builder.load() == 3
+    assert started["loaded"] == KERNELS
+
+
+def test_a_folder_that_lacks_kernels_of_its_manifest_gets_them(tmp_path, started):
+    given = task(tmp_path)
+    write_manifest(tmp_path / "manifests" / given.manifest.rpartition("/")[2], KERNELS)
+    started["absent"] = {KERNELS[1]}
+    builder = KernelBuilder(given)
+    assert started["processes"] == []
+    builder.load()
+    assert len(started["processes"]) == 1
+
+
+def test_a_process_that_fails_is_a_warning(tmp_path, started, caplog):
+    started["compiled"] = 1
+    assert KernelBuilder(task(tmp_path)).load() == 1
+    assert "not all GPU kernels could be compiled ahead" in caplog.text
+
+
+def test_a_manifest_names_kernels_of_quire_only(tmp_path):
+    for text in (b"[]", b"{", b'[["os", "system", "{}"]]', b'[["quire.kernels.gpu.x", "k", "{}"]]'):
+        (tmp_path / "m.json").write_bytes(text)
+        known = read_manifest(tmp_path / "m.json")
+        assert (known is None) == (text in (b"{", b'[["os", "system", "{}"]]'))
+
+
+def test_a_manifest_is_of_one_config_and_gpu(tmp_path):
+    base = task(tmp_path).manifest
+    assert task(tmp_path).manifest == base
+    assert task(tmp_path, num_gpu_blocks_override=77).manifest == base
+    assert task(tmp_path, max_num_seqs=3).manifest != base
+    assert task(tmp_path, max_model_len=128).manifest != base
+    other = msgspec.structs.replace(task(tmp_path), capability=(8, 0))
+    assert (
+        build_task(other.config, other.options, None, tmp_path, other.capability, 108).manifest
+        != build_task(other.config, other.options, None, tmp_path, (9, 0), 108).manifest
+    )

@@ -1,0 +1,65 @@
+"""The kernels that a start compiles are all that any step needs: no list is kept by hand.
+
+Every number of rows and tokens is stepped on meta tensors, at published widths (two layers), and
+must need no kernel that the enumeration has not. See kernel_coverage.py.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from bench.make_models import SHAPES
+from tests import tiers
+
+TINY = pathlib.Path(__file__).parent / "models" / "tiny"
+PROGRAM = pathlib.Path(__file__).parent / "kernel_coverage.py"
+SMALL = {"max_num_seqs": 24, "max_num_batched_tokens": 160, "max_model_len": 512}
+LARGE = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "max_model_len": 8192}
+
+
+def tiny(kind):
+    hf = json.loads((TINY / f"{kind}.json").read_text())
+    return hf.get("config", hf)
+
+
+CASES = {
+    "dense": (SHAPES["llama-8b"], {}),
+    "eager": (SHAPES["llama-8b"], {"enforce_eager": True}),
+    "float32": (SHAPES["qwen3-0.6b"], {"dtype": "float32"}),
+    "experts": (SHAPES["qwen3-30b-a3b"], {}),
+    "latent": (SHAPES["deepseek-v2-lite"], {}),
+    "fp8": (SHAPES["llama-8b"], {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
+    "fp8 experts": (SHAPES["qwen3-30b-a3b"], {"quantization": "fp8"}),
+    "windows": (tiny("gemma2"), {}),
+    "sinks": (tiny("gpt_oss"), {}),
+    "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
+}
+EVERYDAY = ("dense", "experts", "latent")
+
+
+def run(hf, options, rounds):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}
+    env["PYTHONPATH"] = os.getcwd()
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), json.dumps(hf), json.dumps(options), str(rounds)],
+        capture_output=True, text=True, env=env, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow("steps of every size of three architectures")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(
+    "case", [*EVERYDAY, *tiers.long(*(name for name in CASES if name not in EVERYDAY))]
+)
+def test_no_step_needs_a_kernel_that_a_start_does_not_compile(case):
+    hf, options = CASES[case]
+    found = run(hf, {**tiers.amount(SMALL, LARGE), **options}, tiers.amount(8, 200))
+    assert found["missing"] == []
+    assert found["later"] > 20  # the second half has stepped
