@@ -1,4 +1,4 @@
-"""quire cache build | info | pack FILE | unpack FILE | clear: manages compiled GPU kernels.
+"""quire cache build | info | pack FILE | wheel FOLDER | unpack FILE | clear: manages GPU kernels.
 
 A machine or an image with a packed cache starts without compiling. Kernels are stored per compiler
 and kind of GPU, so one file may serve several. `build` needs no GPU: it compiles the kernels of a
@@ -56,6 +56,9 @@ def main(argv: Sequence[str]) -> int:
     folder = env.read().cache_dir
     if args.action == "pack":
         print(f"packed {store.pack(folder, args.file)} kernels into {args.file}")
+    elif args.action == "wheel":
+        for wheel in store.write_wheels(folder, args.folder, version("quire-llm")):
+            print(wheel)
     elif args.action == "unpack":
         print(f"unpacked {store.unpack(args.file, folder)} kernels into {folder}")
     elif args.action == "clear":
@@ -81,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     ):
         action = actions.add_parser(name, help=about)
         action.add_argument("file", type=Path, metavar="FILE")
+    wheel = actions.add_parser("wheel", help="write a Python wheel for each kind of GPU")
+    wheel.add_argument("folder", type=Path, metavar="FOLDER")
     actions.add_parser("clear", help="remove all kernels")
     return parser
 

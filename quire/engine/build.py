@@ -319,6 +319,7 @@ def _begin_kernels(
     """Begin to find the engine's kernels."""
     folder = _kernel_folder(config, environment)
     facts = cuda.device_properties()
+    kernel_store.add_installed(environment.cache_dir, facts.capability)
     plain, flat = plain_config(config, options)
     return KernelBuilder(
         build_task(plain, flat, found.config, folder, facts.capability, facts.sm_count)

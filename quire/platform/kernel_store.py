@@ -12,17 +12,27 @@ one machine can be added to the folder of any other: one that does not fit is ne
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import importlib.util
 import json
+import logging
 import os
 import shutil
 import tarfile
 import tempfile
+import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
+PACKAGE_PREFIX = "quire_kernels_sm"
+"""Prefix of the package that a wheel of kernels installs; the compute capability follows."""
+ARCHIVE = "kernels.tar.gz"
 MANIFESTS = "manifests"
 """Folder of the lists of kernels."""
 GROUP_PREFIX = "__grp__"
@@ -54,10 +64,10 @@ def store_info(cache_dir: Path) -> list[KernelStoreInfo]:
     ]
 
 
-def pack(cache_dir: Path, target: Path) -> int:
-    """Put every kept kernel into one archive. Returns how many."""
+def pack(cache_dir: Path, target: Path, pattern: str = "triton-*") -> int:
+    """Put kept kernels into one archive. Returns how many. pattern: of the folders' names."""
     root = cache_dir / "kernels"
-    places = sorted(root.glob("triton-*"))
+    places = sorted(root.glob(pattern))
     count = sum(len(_kernel_folders(place)) for place in places)
     if not count:
         raise ConfigError(f"{root} holds no compiled kernels; `quire cache build` compiles some")
@@ -65,6 +75,69 @@ def pack(cache_dir: Path, target: Path) -> int:
         for place in places:
             for file in _files(place):
                 archive.add(file, arcname=str(file.relative_to(root)))
+    return count
+
+
+def write_wheels(cache_dir: Path, folder: Path, version: str) -> list[Path]:
+    """Write one wheel for each compute capability of the kept kernels. Returns the files.
+
+    Engines add the kernels of an installed wheel to their cache (add_installed). version: of quire.
+    """
+    capabilities = sorted(
+        {place.name.rpartition("-sm")[2] for place in (cache_dir / "kernels").glob("triton-*")}
+    )
+    if not capabilities:
+        raise ConfigError(f"{cache_dir} holds no compiled kernels; `quire cache build` makes some")
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_write_wheel(cache_dir, folder, version, one) for one in capabilities]
+
+
+def _write_wheel(cache_dir: Path, folder: Path, version: str, capability: str) -> Path:
+    package = f"{PACKAGE_PREFIX}{capability}"
+    name, tag = f"quire_llm_kernels_sm{capability}", "py3-none-any"
+    info = f"{name}-{version}.dist-info"
+    with tempfile.TemporaryDirectory() as temporary:
+        archive = Path(temporary) / ARCHIVE
+        pack(cache_dir, archive, f"triton-*-sm{capability}")
+        files = {
+            f"{package}/__init__.py": b'"""Compiled GPU kernels of quire."""\n',
+            f"{package}/{ARCHIVE}": archive.read_bytes(),
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\n"
+            f"Version: {version}\nSummary: Compiled GPU kernels of quire\n".encode(),
+            f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: quire\nRoot-Is-Purelib: true\n"
+            f"Tag: {tag}\n".encode(),
+        }
+    record = f"{info}/RECORD"
+    lines = [f"{path},sha256={_record_hash(data)},{len(data)}" for path, data in files.items()]
+    files[record] = "\n".join([*lines, f"{record},,", ""]).encode()
+    target = folder / f"{name}-{version}-{tag}.whl"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as wheel:
+        for path, data in files.items():
+            wheel.writestr(path, data)
+    return target
+
+
+def _record_hash(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def add_installed(cache_dir: Path, capability: tuple[int, int]) -> int:
+    """Add the kernels of an installed wheel to the cache, once. Returns how many were added."""
+    major, minor = capability
+    spec = importlib.util.find_spec(f"{PACKAGE_PREFIX}{major}{minor}")
+    if spec is None or not spec.submodule_search_locations:
+        return 0
+    archive = Path(spec.submodule_search_locations[0]) / ARCHIVE
+    try:
+        facts = archive.stat()
+        mark = cache_dir / "kernels" / f".{spec.name}-{facts.st_size}-{facts.st_mtime_ns}"
+        if mark.exists():
+            return 0
+        count = unpack(archive, cache_dir)
+        mark.touch()
+    except (OSError, ConfigError) as error:  # the kernels are compiled instead
+        log.warning("the kernels of %s cannot be used: %s", archive, error)
+        return 0
     return count
 
 

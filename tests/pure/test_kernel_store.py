@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+import zipfile
 
 import pytest
 
@@ -101,3 +102,35 @@ def test_the_command_shows_packs_and_clears(cache, tmp_path, monkeypatch, capsys
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["kernels"][0]["kernels"] == 0
     assert main(["cache", "unpack", str(tmp_path / "k.tgz")]) == 0
     assert "unpacked 2" in capsys.readouterr().out
+
+
+def test_an_installed_wheel_adds_its_kernels_once(cache, tmp_path, monkeypatch):
+    (wheel,) = store.write_wheels(cache, tmp_path / "dist", "1.2")
+    assert wheel.name == "quire_llm_kernels_sm90-1.2-py3-none-any.whl"
+    site, other = tmp_path / "site", tmp_path / "other"
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(site)
+        record = opened.read("quire_llm_kernels_sm90-1.2.dist-info/RECORD").decode()
+        names = {line.split(",")[0] for line in record.splitlines()}
+        assert names == set(opened.namelist())
+    assert store.add_installed(other, (9, 0)) == 0  # not installed
+    monkeypatch.syspath_prepend(str(site))
+    assert store.add_installed(other, (8, 0)) == 0
+    assert store.add_installed(other, (9, 0)) == 2
+    assert store.store_info(other)[0].kernels == 2
+    assert store.add_installed(other, (9, 0)) == 0
+
+
+def test_a_broken_wheel_of_kernels_is_a_warning(cache, tmp_path, monkeypatch, caplog):
+    package = tmp_path / "site" / "quire_kernels_sm90"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "kernels.tar.gz").write_bytes(b"no archive")
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert store.add_installed(tmp_path / "other", (9, 0)) == 0
+    assert "cannot be used" in caplog.text
+
+
+def test_a_cache_without_kernels_makes_no_wheel(tmp_path):
+    with pytest.raises(ConfigError, match="holds no compiled kernels"):
+        store.write_wheels(tmp_path, tmp_path / "dist", "1.2")
