@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from quire.core.constraint import Constraint
+from quire.engine.startup.grammar_setup import build_compile_service
 from quire.engine.supervise.process_pipe import spawn_process
 from quire.errors import EngineError, Overloaded, RequestError
 from quire.grammar.compilation.compile_threads import CompilePool
@@ -126,6 +127,13 @@ def test_vocabulary_tables_are_built_before_the_first_grammar(pool):
     assert one.get("ok") >= 0
     assert one.compile_pool.workers == workers
     assert one.stats.compiled == 1
+
+
+def test_a_worker_has_the_tables_of_its_vocabulary_before_its_first_grammar():
+    """They take most of a second with 128,000 tokens, which the first request would wait for."""
+    service = build_compile_service(VOCABULARY)
+    assert {"token_classes"} <= set(vars(service))
+    assert list(service._compilers) == ["llguidance"]
 
 
 def test_a_worker_that_cannot_start_early_is_reported_when_it_is_needed(pool):

@@ -23,7 +23,7 @@ import msgspec
 from quire.config.engine_config import EngineConfig
 from quire.engine.supervise.process_pipe import spawn_process
 from quire.grammar.compilation.compile_threads import CacheableGrammar, CompilePool
-from quire.grammar.compilation.compile_worker import CompileResult, SupportsCompile, run_worker
+from quire.grammar.compilation.compile_worker import CompileResult, run_worker
 from quire.grammar.compilation.grammar_cache import CacheBounds, GrammarCache
 from quire.grammar.vocabulary import Vocabulary
 
@@ -96,11 +96,7 @@ class _InProcessGrammarLoader:
     def prepare(self, vocabulary: Vocabulary) -> None:
         if self._compile_service is None:
             with self._exclusive():
-                from quire.grammar.compilation.compile_service import CompileService
-
-                service = self._compile_service or CompileService(vocabulary)
-                service.prepare()
-                self._compile_service = service
+                self._compile_service = self._compile_service or build_compile_service(vocabulary)
 
     def __call__(self, done: CompileResult) -> CacheableGrammar:
         assert self._compile_service is not None, "nothing is prepared"
@@ -118,6 +114,15 @@ class _InProcessGrammarLoader:
                 sys.setswitchinterval(usual)
 
 
+def build_compile_service(vocabulary: Vocabulary) -> CompileService:
+    """Build the service of a worker or of the engine, with what every grammar needs."""
+    from quire.grammar.compilation.compile_service import CompileService
+
+    service = CompileService(vocabulary)
+    service.prepare()
+    return service
+
+
 def main(fd: int, source: str) -> int:
     """Run as a compile worker. Returns the exit status."""
     where = msgspec.json.decode(source, type=VocabularySource)
@@ -131,9 +136,4 @@ def main(fd: int, source: str) -> int:
         )
         return build_vocabulary(tokenizer, where.num_logits, where.eos_ids)
 
-    def begin(vocabulary: Vocabulary) -> SupportsCompile:
-        from quire.grammar.compilation.compile_service import CompileService
-
-        return CompileService(vocabulary)
-
-    return run_worker(socket.socket(fileno=fd), find, begin)
+    return run_worker(socket.socket(fileno=fd), find, build_compile_service)
