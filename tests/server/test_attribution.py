@@ -167,9 +167,8 @@ def test_the_prompt_of_another_in_its_steps_is_others(scene):
 def test_a_grammar_that_nobody_has_compiled_is_grammar(scene):
     more = {"guided_regex": "[a-c]{2,9}(x|y)z", "ignore_eos": False, "tokens": 16}
     first, again = scene.ask(**more), scene.ask(**more)
-    assert first["grammar_s"] > 0.2  # a process is started for it
-    assert first["grammar_s"] > 0.5 * first["total_s"]
-    assert again["grammar_s"] < 0.05
+    assert first["grammar_s"] > 0.001  # another process compiles it
+    assert again["grammar_s"] < 0.5 * first["grammar_s"]
 
 
 def test_faults_happen_at_their_points_in_the_processes_of_a_server(scene):

@@ -109,7 +109,8 @@ def test_each_process_reports_the_load_of_the_engine_to_a_gateway(crew):
     body = {**LONG, "stream": True, "seed": SLOW}  # its steps take so long that it does not end
     with busy.stream("POST", "/v1/completions", json=body, headers=asked) as stream:
         assert stream.headers["endpoint-load-metrics"].startswith("JSON ")
-        next(lines_of(stream))
+        lines = lines_of(stream)  # kept: without its reader the connection is closed
+        next(lines)
         body = {"prompt": "a", "max_tokens": 1}
         got = other.post("/v1/completions", json=body, headers=asked)
     crew.faults.clear()
