@@ -35,8 +35,8 @@ CASES = {
     "latent": (SHAPES["deepseek-v2-lite"], {}),
     "fp8": (SHAPES["llama-8b"], {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
     "fp8 experts": (SHAPES["qwen3-30b-a3b"], {"quantization": "fp8"}),
-    "windows": (tiny("gemma2"), {}),
-    "sinks": (tiny("gpt_oss"), {}),
+    "windows": (tiny("gemma2"), {"max_model_len": 512}),
+    "sinks": (tiny("gpt_oss"), {"max_model_len": 512}),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }
 EVERYDAY = ("dense", "experts", "latent")

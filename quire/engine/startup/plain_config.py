@@ -18,17 +18,18 @@ def plain_config(config: EngineConfig, options: Options) -> tuple[EngineConfig, 
     Raises: ConfigError for an option that works in one process only.
     """
     try:
-        flat = msgspec.to_builtins(options.non_default(), enc_hook=_to_plain)
-        plain = msgspec.to_builtins(config, enc_hook=_to_plain)
+        flat = msgspec.to_builtins(options.non_default(), enc_hook=to_plain)
+        plain = msgspec.to_builtins(config, enc_hook=to_plain)
     except TypeError as error:
         message = f"an option cannot be sent to the engine's other processes: {error}"
         raise ConfigError(message) from None
     return msgspec.convert(plain, EngineConfig), flat
 
 
-def _to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """Return a class or a path as text. Raises: TypeError for other objects."""
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"{value!r} works in one process only")
+    raise TypeError(f"{value!r} cannot be sent to another process")

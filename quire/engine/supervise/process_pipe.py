@@ -7,7 +7,6 @@ that the other process is gone, kill -9 included. Messages are JSON lines.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ import msgspec
 
 from quire.config.engine_config import EngineConfig
 from quire.engine.messages import WireError
+from quire.engine.startup.plain_config import to_plain
 from quire.env import child_environment
 from quire.log import open_missing_streams
 from quire.platform import bytecode_cache
@@ -167,15 +167,7 @@ AnyControlMessage = (
 )
 
 
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, type):
-        return f"{value.__module__}:{value.__qualname__}"
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    raise TypeError(f"{value!r} cannot be sent to another process")
-
-
-_encoder = msgspec.json.Encoder(enc_hook=_to_plain)
+_encoder = msgspec.json.Encoder(enc_hook=to_plain)
 _decoder: msgspec.json.Decoder[AnyControlMessage] = msgspec.json.Decoder(AnyControlMessage)
 
 
