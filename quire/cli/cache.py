@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from quire import env
+from quire import __version__, env
 from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.config.facts import DeviceFacts
 from quire.config.memory.memory_plan import gib
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     if args.action == "pack":
         print(f"packed {store.pack(folder, args.file)} kernels into {args.file}")
     elif args.action == "wheel":
-        for wheel in store.write_wheels(folder, args.folder, version("quire-llm")):
+        for wheel in store.write_wheels(folder, args.folder, str(__version__)):
             print(wheel)
     elif args.action == "unpack":
         print(f"unpacked {store.unpack(args.file, folder)} kernels into {folder}")

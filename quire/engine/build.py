@@ -175,7 +175,10 @@ def _startup(options: Options, timer: StartupTimer | None) -> Iterator[StartupTi
         timer.lap("imports")
         if options.device.device != cpu.name:
             timer.run_concurrently("compiler key", _compute_compiler_key)
-        yield timer
+        try:
+            yield timer
+        finally:
+            stop_early_process()
 
 
 def _resolve_and_assemble(
@@ -216,13 +219,12 @@ def _assemble(
     backend_select.check_backend(config.structured.backend)
     device = torch_device(config.device.kind)
     opening: list[Future[None]] = []
-    if device.type != cuda.name:
-        stop_early_process()
-    else:
-        kernels = _begin_kernels(found, config, options, environment)  # first: it takes longest
+    if device.type == cuda.name:
+        kernel_folder = kernel_store.make_folder(_kernel_folder(config, environment))
+        kernels = _begin_kernels(found, config, options, environment, kernel_folder)
         opening.append(timer.run_concurrently("CUDA context", lambda: _open_cuda_context(device)))
         opening.append(
-            timer.run_concurrently("Triton", lambda: _import_triton(config, environment))
+            timer.run_concurrently("Triton", lambda: _import_triton(kernel_folder, environment))
         )
     tokenizer = lambda: _tokenizer_folder(found.folder, config, options, environment)  # noqa: E731
     texts(config, tokenizer)
@@ -299,11 +301,11 @@ def _open_cuda_context(device: torch.device) -> None:
     torch.zeros(1, device=device)
 
 
-def _import_triton(config: EngineConfig, environment: env.Env) -> None:
+def _import_triton(kernel_folder: Path, environment: env.Env) -> None:
     import triton  # noqa: F401 - it reads much
 
     if environment.triton_cache is None:
-        kernel_cache.set_cache_dir(_kernel_folder(config, environment))
+        kernel_cache.set_cache_dir(kernel_folder)
 
 
 def _kernel_folder(config: EngineConfig, environment: env.Env) -> Path:
@@ -314,10 +316,13 @@ def _kernel_folder(config: EngineConfig, environment: env.Env) -> Path:
 
 
 def _begin_kernels(
-    found: ModelDescription, config: EngineConfig, options: Options, environment: env.Env
+    found: ModelDescription,
+    config: EngineConfig,
+    options: Options,
+    environment: env.Env,
+    folder: Path,
 ) -> KernelBuilder:
-    """Begin to find the engine's kernels."""
-    folder = _kernel_folder(config, environment)
+    """Begin to find the engine's kernels: that takes longest. folder: of compiled kernels."""
     facts = cuda.device_properties()
     kernel_store.add_installed(environment.cache_dir, facts.capability)
     plain, flat = plain_config(config, options)

@@ -45,6 +45,18 @@ def kernel_folder(cache_dir: Path, version: str, capability: tuple[int, int]) ->
     return cache_dir / "kernels" / f"triton-{version}-sm{major}{minor}"
 
 
+def make_folder(folder: Path) -> Path:
+    """Make the folder of kernels. Returns: it, or a temporary folder where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning(
+            "compiled kernels cannot be kept in %s (%s): every start compiles", folder, error
+        )
+        return Path(tempfile.mkdtemp(prefix="quire-kernels-"))
+    return folder
+
+
 @dataclass(frozen=True, slots=True)
 class KernelStoreInfo:
     """Number and bytes of kernels of one compiler and GPU in a cache folder."""
@@ -158,7 +170,7 @@ def _extract_member(
     path = cache_dir / "kernels" / _checked_path(member, source)
     data = archive.extractfile(member)
     assert data is not None, member.name
-    _write(path, _rebase_paths(data.read(), path))
+    write_whole(path, _rebase_paths(data.read(), path))
     return path.parent
 
 
@@ -197,8 +209,8 @@ def _rebase_paths(data: bytes, path: Path) -> bytes:
     return json.dumps({"child_paths": moved}).encode()
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all: another process may be reading."""
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all: another process may be reading. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as file:

@@ -17,10 +17,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from quire.kernels.framework import late_work
+from quire.kernels.framework.op import LIBRARY_GEMMS
 from quire.runner.model_runner import ModelRunner
 
-LIBRARY_GEMMS = frozenset({torch.mm, torch.addmm, torch.bmm, torch._scaled_mm})
-"""The library's products: no kernels of ours, and half a second of a large model's step."""
+SKIPPED_FUNCTIONS = frozenset(getattr(torch, name) for name in LIBRARY_GEMMS)
+"""Half a second of a large model's step, which allocates nothing else."""
 UNINITIALIZED_CONSTRUCTORS = frozenset(
     {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
 )
@@ -38,7 +39,7 @@ class WorkerCalls:
 
     def begin_trace(self) -> None:
         """From now on steps run on two layers of each kind, with zeroed tensors and without the
-        library's large products. Of equal layers, more would need no other kernels; zeros are valid
+        library's large products. Of equal layers, more would allocate nothing else; zeros are valid
         indexes. No graph may be captured before or within.
         """
         model: Any = self._runner.model
@@ -148,7 +149,7 @@ class TraceMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in LIBRARY_GEMMS and kwargs.get("out") is not None:
+        if func in SKIPPED_FUNCTIONS and kwargs.get("out") is not None:
             return kwargs["out"]
         result = func(*args, **kwargs)
         return result.zero_() if func in UNINITIALIZED_CONSTRUCTORS else result

@@ -1,12 +1,16 @@
 """Which kernels a start loads, and when it has a process find and compile them."""
 
+import weakref
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
 from quire import env
 from quire.config.options import Options
 from quire.config.resolve import resolve
-from quire.engine.startup import kernel_builder
+from quire.engine.build import build_engine
+from quire.engine.startup import gpu_startup, kernel_builder
 from quire.engine.startup.device_facts import device_facts
 from quire.engine.startup.kernel_builder import (
     KernelBuilder,
@@ -17,6 +21,8 @@ from quire.engine.startup.kernel_builder import (
 )
 from quire.engine.startup.model_setup import describe_model
 from quire.engine.startup.plain_config import plain_config
+from quire.engine.startup.startup_timer import StartupTimer
+from quire.errors import ConfigError, NoRoom
 from quire.kernels.framework import kernel_precompile
 from quire.kernels.framework.kernel_spec import KernelSpec
 
@@ -119,3 +125,51 @@ def test_a_manifest_is_of_one_config_and_gpu(tmp_path):
         build_task(other.config, other.options, None, tmp_path, other.capability, 108).manifest
         != build_task(other.config, other.options, None, tmp_path, (9, 0), 108).manifest
     )
+
+
+def test_an_early_process_ends_with_a_start_that_does_not_need_it(monkeypatch):
+    class Early:
+        stopped = False
+
+        def stop(self):
+            self.stopped = True
+
+    early = Early()
+    monkeypatch.setattr(kernel_builder, "_early_process", early)
+    with pytest.raises(ConfigError):
+        build_engine(Options.from_flat({"model": "embedded", "max_model_len": 1 << 30}))
+    assert early.stopped
+    assert kernel_builder._early_process is None
+
+
+def test_a_cache_that_did_not_fit_is_gone_before_the_largest_step_is_measured(monkeypatch):
+    """With it the step would find no memory."""
+
+    class Cache:
+        pass
+
+    caches, alive = [], []
+
+    def start(*_):
+        if caches:
+            return "started"
+        cache = Cache()
+        caches.append(weakref.ref(cache))
+        raise NoRoom("as capture_graphs does")
+
+    def measure(*_):
+        alive.append(caches[0]() is not None)
+        return "peak", 0
+
+    config = SimpleNamespace(model=SimpleNamespace(logits_processors=()))
+    monkeypatch.setattr(gpu_startup.torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(gpu_startup, "_free_device_memory", lambda device: None)
+    monkeypatch.setattr(gpu_startup, "_measure_overhead", lambda *_: 0)
+    monkeypatch.setattr(gpu_startup, "read_record", lambda path: "record")
+    monkeypatch.setattr(gpu_startup, "write_record", lambda *_: "measured")
+    monkeypatch.setattr(gpu_startup, "_measure", measure)
+    monkeypatch.setattr(gpu_startup, "_start_measured", start)
+    kernels = SimpleNamespace(load=lambda: 0, memory_record=None)
+    situation, timer = SimpleNamespace(held_by_torch=0), StartupTimer()
+    result = gpu_startup.start_on_gpu(None, config, None, situation, None, timer, kernels)
+    assert (result, alive) == ("started", [False])

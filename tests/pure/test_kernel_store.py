@@ -33,6 +33,16 @@ def test_a_folder_names_the_compiler_and_the_gpu(tmp_path):
     assert store.kernel_folder(tmp_path, "3.6.0", (9, 0)) == tmp_path / "kernels" / PLACE
 
 
+def test_where_the_folder_cannot_be_made_it_is_a_temporary_one(tmp_path, caplog):
+    assert store.make_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    (tmp_path / "file").write_text("")
+    other = store.make_folder(tmp_path / "file" / "kernels")
+    assert other.is_dir()
+    assert not list(other.iterdir())
+    assert "every start compiles" in caplog.text
+    other.rmdir()
+
+
 def test_info_counts_whole_kernels_only(cache):
     (found,) = store.store_info(cache)
     assert (found.name, found.kernels) == (PLACE, 2)

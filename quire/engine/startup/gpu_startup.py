@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,11 +77,11 @@ def start_on_gpu(
     weights = torch.cuda.memory_allocated(device) - situation.held_by_torch
     record = None if config.model.logits_processors else read_record(kernels.memory_record)
     if record is not None:
-        try:
+        with suppress(NoRoom):
             return _start_measured(make, config, plan, situation, record, weights, device, timer)
-        except NoRoom:
-            log.info("the recorded memory of the largest step does not fit: it is measured again")
-            _free_device_memory(device)
+        # not within an except clause, whose traceback would keep the cache
+        log.info("the recorded memory of the largest step does not fit: it is measured again")
+        _free_device_memory(device)
     peak, buffers = _measure(make, config, plan, situation, weights, device)
     overhead = _measure_overhead(plan, situation, device)
     record = write_record(kernels.memory_record, peak, buffers, overhead)

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import subprocess
 import sys
 import time
@@ -31,7 +30,7 @@ from quire import env
 from quire.config.engine_config import EngineConfig
 from quire.kernels.framework.kernel_spec import KernelSpec
 from quire.platform import bytecode_cache, cpu
-from quire.platform.kernel_store import MANIFESTS
+from quire.platform.kernel_store import MANIFESTS, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ def start_early_process(cache_dir: Path) -> None:
 
 
 def stop_early_process() -> None:
-    """End the process: it is not needed."""
+    """End the process, if no KernelBuilder has needed it."""
     global _early_process
     if _early_process is not None:
         _early_process.stop()
@@ -143,8 +142,6 @@ class KernelBuilder:
         self._known = read_manifest(Path(task.manifest))
         if self._known is None:
             self._start_process()
-        else:
-            stop_early_process()
 
     def load(self) -> int:
         """Load every kernel, as they get ready. Returns: how many. The device must be open."""
@@ -222,10 +219,7 @@ def read_manifest(path: Path) -> list[KernelSpec] | None:
 def write_manifest(path: Path, kernels: list[KernelSpec]) -> None:
     """Write a manifest, whole or not at all."""
     with contextlib.suppress(OSError):  # as for the kernels: the folder may be read-only
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(msgspec.json.encode(kernels))
-        temporary.replace(path)
+        write_whole(path, msgspec.json.encode(kernels))
 
 
 def _without_sizes(config: EngineConfig) -> EngineConfig:

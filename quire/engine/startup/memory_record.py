@@ -14,6 +14,7 @@ import msgspec
 
 from quire.engine.startup.warmup import PeakMemory
 from quire.platform import cuda
+from quire.platform.kernel_store import write_whole
 
 
 class MemoryRecord(msgspec.Struct, frozen=True):
@@ -52,6 +53,5 @@ def write_record(
         overhead_bytes,
     )
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(record))
+        write_whole(path, msgspec.json.encode(record))
     return record

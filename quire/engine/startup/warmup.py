@@ -50,7 +50,6 @@ ALL_FEATURES = SamplingParams(
 """Sampling parameters that make a step as large as possible."""
 WITH_PROMPT_LOGPROBS = replace(ALL_FEATURES, prompt_logprobs=1)
 """And prompt logprobs of one long prompt: its logits are scored some hundred rows at a time."""
-GREEDY = SamplingParams(temperature=0.0)
 RANDOM = SamplingParams(temperature=0.7)
 
 

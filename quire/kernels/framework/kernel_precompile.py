@@ -42,13 +42,6 @@ def set_cache_dir(cache_dir: Path) -> None:
     """Make Triton keep compiled kernels in the folder. Call before the first kernel."""
     from triton import knobs
 
-    try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        log.warning(
-            "compiled kernels cannot be kept in %s (%s): every start compiles", cache_dir, error
-        )
-        cache_dir = Path(tempfile.mkdtemp(prefix="quire-kernels-"))
     knobs.cache.dir = str(cache_dir)
     knobs.compilation.store_binary_only = True  # no start reads the stages before it
 

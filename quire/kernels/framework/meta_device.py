@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from quire.kernels.framework.kernel_spec import KernelSpec
+from quire.kernels.framework.op import LIBRARY_GEMMS
 from quire.kernels.gpu.runtime.fast_launch import TritonKernel
 from quire.kernels.gpu.runtime.target import GpuTarget, describe_target
 
 WARP_SIZE = 32
-LIBRARY_GEMMS = ("mm", "addmm", "bmm", "_scaled_mm")
-"""The library's products: no kernels of ours."""
 
 
 @contextmanager

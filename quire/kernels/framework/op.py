@@ -28,6 +28,9 @@ import torch
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.native import library
 
+LIBRARY_GEMMS = ("mm", "addmm", "bmm", "_scaled_mm")
+"""torch's matrix products that ops call: the library's kernels, and none of ours."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Cases = Callable[[torch.device], Iterable[dict[str, Any]]]
