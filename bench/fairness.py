@@ -252,8 +252,8 @@ def long_beside(driver, a, streams):
 
 
 def long(driver, unpaced, a):
+    alone_s = long_alone(driver, a)
     for streams in map(int, a.streams.split(",")):
-        alone_s = long_alone(driver, a)
         shares = []
         for one in (unpaced, driver):
             (gaps, seconds), (beside, beside_s), done = long_beside(one, a, streams)
