@@ -69,6 +69,7 @@ COSTS = {
     "a large model on a CPU": (0.150, lambda n, c: 0.02 + 8e-3 * n),
     "many rows": (0.030, lambda n, c: 22e-6 * n),
     "a growing context": (0.005, lambda n, c: 20e-6 * n + 5e-11 * n * c),
+    "a context that grows fast": (0.005, lambda n, c: 22e-6 * n + 9e-10 * n * min(c, 100_000)),
 }
 
 

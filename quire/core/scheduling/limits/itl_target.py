@@ -48,6 +48,7 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
         self.target_s = target_s
         self.decode_step_s = 0.0  # time of a step of decoding rows alone; 0: unknown
         self.fitting_tokens = float(NO_BOUND)  # prompt tokens of a step that takes the target
+        self.cost_ratio = 1.0  # seconds of a step with prompts over those that its tokens predict
         self.decode_debt_s = 0.0  # time of decode steps before the next part of a long prompt
         self.left = NO_BOUND
         self.prompt_tokens = 0  # of this step
@@ -108,6 +109,8 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
             if prompt_tokens >= MIN_PROMPT_TOKENS:
                 self.fitting_tokens = max(fits, 1.0)
             return
+        ratio = seconds / (min(prompt_tokens / bound, MAX_CHANGE) * self._target_s)
+        self.cost_ratio += (min(ratio, MAX_CHANGE) - self.cost_ratio) / 8
         if fits > prompt_tokens and prompt_tokens < FULL_STEP_SHARE * bound:
             fits = max(fits, bound)
         most = MAX_CHANGE * max(bound, MIN_PROMPT_TOKENS)
@@ -148,7 +151,7 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
             prompts_per_row = (sequences - self.decode_rows) / self.decode_rows
             share = min(DECODE_SHARE, 1 / (1 + max(prompts_per_row, 0.0)))
             full_steps = min(self.long_tokens / self.fitting_tokens, MAX_CHANGE)
-            prompt_s = full_steps * self._target_s - self.decode_step_s * min(full_steps, 1.0)
+            prompt_s = full_steps * self._target_s * self.cost_ratio - self.decode_step_s * min(full_steps, 1.0)
             owed_s = prompt_s * share / (1 - share) - self.decode_step_s
             self.decode_debt_s = max(self.decode_debt_s + owed_s, 0.0)
         elif not self.prompt_tokens:  # below 0 by a part of a step: a whole one was too much
