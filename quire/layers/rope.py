@@ -31,11 +31,14 @@ class RopeConfig:
 
 
 class Rope(nn.Module):
-    """Rotates queries and keys. `set_table` must come before the first forward."""
+    """Rotates queries and keys. `set_table` must come before the first forward.
 
-    def __init__(self, config: RopeConfig, max_len: int) -> None:
+    interleaved: channels (2i, 2i + 1) are a pair, else (i, i + R/2).
+    """
+
+    def __init__(self, config: RopeConfig, max_len: int, *, interleaved: bool = False) -> None:
         super().__init__()
-        self.config, self.max_len = config, max_len
+        self.config, self.max_len, self.interleaved = config, max_len, interleaved
         self._table = torch.empty(0)  # until `set_table`
 
     def set_table(self, tables: dict[tuple[RopeConfig, int], Tensor], device: torch.device) -> None:
@@ -53,4 +56,4 @@ class Rope(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [T, H, D], k [T, K, D], positions [T] int32 -> both rotated."""
-        return rope(q, k, positions, self._table)
+        return rope(q, k, positions, self._table, self.interleaved)

@@ -39,6 +39,32 @@ def test_a_fused_layer_is_the_layer(sizes, how):
         torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
 
 
+def rotated_and_cached(s, t, qkv, interleaved):
+    """Heads normed, rotated and written, without the rest of a layer."""
+    q, k, v = torch.split(qkv, [s.H, s.K, s.K], dim=1)
+    q, k = (call("rms_norm", x, t[name], 1e-6)[0] for x, name in ((q, "q_norm"), (k, "k_norm")))
+    cache = t["cache"].clone()
+    q, k = call("rope", q, k, t["positions"], t["table"], interleaved)
+    call("kv_write", k, v, cache, t["slots"])
+    lazy_fusion.flush()
+    return q, k, cache
+
+
+@pytest.mark.parametrize("dims", [16, 8], ids=["whole heads", "half of each"])
+def test_interleaved_rotation_is_fused_if_it_turns_whole_heads(dims, started):
+    s, t = FEW, inputs(FEW, "cpu")
+    t["table"] = t["table"][:, :dims].contiguous()
+    qkv = torch.randn(s.T, s.H + 2 * s.K, s.D).bfloat16()
+    fused = rotated_and_cached(s, t, qkv, True)
+    assert started == ["norm_rope_write"] * (dims == s.D)
+    with lazy_fusion.disabled():
+        plain = rotated_and_cached(s, t, qkv, True)
+        halves = rotated_and_cached(s, t, qkv, False)
+    for got, want, other in zip(fused, plain, halves, strict=True):
+        torch.testing.assert_close(got, want, atol=3e-2, rtol=3e-2)
+        assert not torch.allclose(other, want, atol=0.1)
+
+
 @pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks])
 def test_a_fused_row_over_e4m3_weights_is_the_row(quantize):
     s = Sizes(T=1, E=128, F=160, H=2, K=1, D=32)
