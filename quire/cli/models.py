@@ -1,0 +1,51 @@
+"""quire models [NAME]: prints the known architectures, how each is served, and why some are not."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+
+from quire.config.architectures import Architecture, architectures, similar_names
+
+FAILED = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="quire models", description=__doc__)
+    parser.add_argument(
+        "name", nargs="?", default="", metavar="NAME", help="part of an architecture or model type"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    args = parser.parse_args(argv)
+    word = args.name.lower()
+    rows = [one for one in architectures() if word in one.name.lower() or word in one.model_type]
+    if not rows:
+        near = similar_names(args.name)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`quire models` lists all"
+        print(f"quire models: no known architecture has {args.name!r:.80}; {hint}", file=sys.stderr)
+        return FAILED
+    print(json.dumps([_as_dict(one) for one in rows], indent=2) if args.json else as_text(rows))
+    return 0
+
+
+def as_text(rows: Sequence[Architecture]) -> str:
+    """Format one line per architecture, and the counts."""
+    name = max(len(one.name) for one in rows)
+    kind = max(len(one.model_type) for one in rows)
+    lines = [
+        f"{one.name:<{name}}  {one.model_type:<{kind}}  {one.served:<12}  {one.note}".rstrip()
+        for one in rows
+    ]
+    counts = [
+        f"{count} {served}"
+        for served in ("native", "transformers", "refused")
+        if (count := sum(one.served == served for one in rows))
+    ]
+    return "\n".join([*lines, "", ", ".join(counts)])
+
+
+def _as_dict(row: Architecture) -> dict[str, str]:
+    return {**dataclasses.asdict(row), "tested": row.tested}

@@ -1,0 +1,321 @@
+"""Architectures: how each known one is served, and why some are refused.
+
+    native         a file of quire/models, which the registry finds; it wins over what is here
+    transformers   the class of transformers, with quire's attention (quire/models/transformers)
+    refused        the reason, in one clause
+
+A model type that is not here is served if the class of transformers passes the checks of a start.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.registry import PluginRegistry
+
+Served = Literal["native", "transformers", "refused"]
+
+_RECURRENT = "layers keep a recurrent state per sequence, for which the KV cache has no place"
+_CONVOLUTION = "layers convolve the last tokens of a sequence, for which the KV cache has no place"
+_OWN_ATTENTION = "the class of transformers computes attention by itself, without its interface"
+_CACHE_POSITIONS = "the class of transformers takes positions from its own cache, not from the step"
+_BIDIRECTIONAL = "it is an encoder: a token attends to the tokens after it"
+_INDEXER = "sparse attention has an index of its own, with keys that the KV cache has no place for"
+_ENCODER_DECODER = "it is an encoder-decoder, and the class of transformers serves decoders only"
+_CODEBOOKS = "it generates audio codes, not text"
+
+REFUSED: dict[str, str] = {
+    _RECURRENT: (
+        "bailing_hybrid bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax "
+        "nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next "
+        "qwen4_exp qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2"
+    ),
+    _CONVOLUTION: "inkling2_text inkling_text lfm2 lfm2_moe lfm3 zaya",
+    _OWN_ATTENTION: (
+        "big_bird bloom codegen cpmant falcon git gpt_neo gpt_neox_japanese gptj megatron-bert mpt "
+        "openai-gpt reformer rembert roformer trocr xglm xlm xlnet"
+    ),
+    _CACHE_POSITIONS: (
+        "bart bigbird_pegasus blenderbot blenderbot-small marian mbart pegasus plbart"
+    ),
+    _BIDIRECTIONAL: (
+        "bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm "
+        "roc_bert xlm-roberta xlm-roberta-xl xmod"
+    ),
+    _INDEXER: "axk2 deepseek_v32 dots3_note dots3_note_text glm_moe_dsa hy_v4",
+    _ENCODER_DECODER: (
+        "fsmt led longt5 m2m_100 mt5 mvp nllb-moe pegasus_x prophetnet switch_transformers t5 "
+        "t5gemma t5gemma2 umt5 whisper"
+    ),
+    _CODEBOOKS: "musicgen musicgen_melody",
+    "attention is over compressed blocks of earlier tokens": "deepseek_v4",
+    "attention adds a learned term for each key, which the attention kernels do not take": "doge",
+    "attention is cut into chunks by its mask alone, which packed sequences have not": (
+        "llama4 llama4_text"
+    ),
+    "it reads patches of bytes, whose number depends on their content": "blt",
+    "it drafts for another model, whose keys and values it reads": (
+        "gemma4_assistant gemma4_unified_assistant"
+    ),
+}
+"""Reason -> model types, separated by spaces, unless there is a native file."""
+LIMITS: dict[str, str] = {
+    "granitemoehybrid": "only if all layers are attention",
+    "minimax_m3_vl_text": "only if no layer is block-sparse",
+}
+"""Model types of transformers that are served in part; the rest is refused at the start."""
+CLASSES: dict[str, str] = {
+    "afmoe": "AfmoeForCausalLM",
+    "apertus": "ApertusForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "aria_text": "AriaTextForCausalLM",
+    "axk1": "AXK1ForCausalLM",
+    "axk2": "AXK2ForCausalLM",
+    "bailing_hybrid": "BailingHybridForCausalLM",
+    "bamba": "BambaForCausalLM",
+    "bart": "BartForConditionalGeneration",
+    "beam": "BeamForCausalLM",
+    "bert": "BertLMHeadModel",
+    "bert-generation": "BertGenerationDecoder",
+    "big_bird": "BigBirdForCausalLM",
+    "bigbird_pegasus": "BigBirdPegasusForConditionalGeneration",
+    "biogpt": "BioGptForCausalLM",
+    "bitnet": "BitNetForCausalLM",
+    "blenderbot": "BlenderbotForConditionalGeneration",
+    "blenderbot-small": "BlenderbotSmallForConditionalGeneration",
+    "bloom": "BloomForCausalLM",
+    "blt": "BltForCausalLM",
+    "camembert": "CamembertForCausalLM",
+    "codegen": "CodeGenForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "cohere2_moe": "Cohere2MoeForCausalLM",
+    "cohere_compass_text": "CohereCompassForCausalLM",
+    "cpmant": "CpmAntForCausalLM",
+    "ctrl": "CTRLLMHeadModel",
+    "cwm": "CwmForCausalLM",
+    "data2vec-text": "Data2VecTextForCausalLM",
+    "dbrx": "DbrxForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "deepseek_v4": "DeepseekV4ForCausalLM",
+    "diffllama": "DiffLlamaForCausalLM",
+    "doge": "DogeForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "dots3_note": "Dots3NoteForConditionalGeneration",
+    "dots3_note_text": "Dots3NoteForCausalLM",
+    "electra": "ElectraForCausalLM",
+    "emu3": "Emu3ForConditionalGeneration",
+    "ernie": "ErnieForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "exaone_moe": "ExaoneMoeForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "falcon_mamba": "FalconMambaForCausalLM",
+    "flex_olmo": "FlexOlmoForCausalLM",
+    "flint": "FlintForCausalLM",
+    "fsmt": "FSMTForConditionalGeneration",
+    "fuyu": "FuyuForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3n": "Gemma3nForConditionalGeneration",
+    "gemma3n_text": "Gemma3nForCausalLM",
+    "gemma4": "Gemma4ForConditionalGeneration",
+    "gemma4_assistant": "Gemma4AssistantForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
+    "gemma4_unified_assistant": "Gemma4UnifiedAssistantForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+    "git": "GitForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
+    "got_ocr2": "GotOcr2ForConditionalGeneration",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "gpt_neo": "GPTNeoForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt_neox_japanese": "GPTNeoXJapaneseForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "gpt-sw3": "GPT2LMHeadModel",
+    "gptj": "GPTJForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granite_swa": "GraniteSWAForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoe_swa": "GraniteMoeSWAForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "helium": "HeliumForCausalLM",
+    "hrm_text": "HrmTextForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
+    "hy_v3": "HYV3ForCausalLM",
+    "hy_v4": "HYV4ForCausalLM",
+    "hyperclovax": "HyperCLOVAXForCausalLM",
+    "inkling2_text": "Inkling2ForCausalLM",
+    "inkling_text": "InklingForCausalLM",
+    "internlm3": "LlamaForCausalLM",
+    "iquestcoder": "LlamaForCausalLM",
+    "jais2": "Jais2ForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "jetmoe": "JetMoeForCausalLM",
+    "kimi_linear": "KimiLinearForCausalLM",
+    "kolibri1": "Kolibri1ForCausalLM",
+    "laguna": "LagunaForCausalLM",
+    "led": "LEDForConditionalGeneration",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
+    "lfm3": "Lfm3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "llama4": "Llama4ForConditionalGeneration",
+    "llama4_text": "Llama4ForCausalLM",
+    "longcat_flash": "LongcatFlashForCausalLM",
+    "longt5": "LongT5ForConditionalGeneration",
+    "m2m_100": "M2M100ForConditionalGeneration",
+    "mamba": "MambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "marian": "MarianMTModel",
+    "mbart": "MBartForConditionalGeneration",
+    "megatron-bert": "MegatronBertForCausalLM",
+    "mellum": "MellumForCausalLM",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
+    "minicpm3": "MiniCPM3ForCausalLM",
+    "minimax": "MiniMaxForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
+    "ministral": "MinistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "mllama": "MllamaForConditionalGeneration",
+    "modernbert-decoder": "ModernBertDecoderForCausalLM",
+    "moshi": "MoshiForCausalLM",
+    "moss_transcribe_diarize": "MossTranscribeDiarizeForConditionalGeneration",
+    "mpt": "MptForCausalLM",
+    "mt5": "MT5ForConditionalGeneration",
+    "musicgen": "MusicgenForCausalLM",
+    "musicgen_melody": "MusicgenMelodyForCausalLM",
+    "mvp": "MvpForConditionalGeneration",
+    "nanochat": "NanoChatForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "nllb-moe": "NllbMoeForConditionalGeneration",
+    "olmo": "OlmoForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "olmo_hybrid": "OlmoHybridForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "openai-gpt": "OpenAIGPTLMHeadModel",
+    "opt": "OPTForCausalLM",
+    "pegasus": "PegasusForConditionalGeneration",
+    "pegasus_x": "PegasusXForConditionalGeneration",
+    "persimmon": "PersimmonForCausalLM",
+    "phi": "PhiForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "phi4_multimodal": "Phi4MultimodalForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
+    "plbart": "PLBartForConditionalGeneration",
+    "prophetnet": "ProphetNetForConditionalGeneration",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen4_exp": "Qwen4ExpForConditionalGeneration",
+    "qwen4_exp_text": "Qwen4ExpForCausalLM",
+    "recurrent_gemma": "RecurrentGemmaForCausalLM",
+    "reformer": "ReformerModelWithLMHead",
+    "rembert": "RemBertForCausalLM",
+    "roberta": "RobertaForCausalLM",
+    "roberta-prelayernorm": "RobertaPreLayerNormForCausalLM",
+    "roc_bert": "RoCBertForCausalLM",
+    "roformer": "RoFormerForCausalLM",
+    "rwkv": "RwkvForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "solar_open": "SolarOpenForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "switch_transformers": "SwitchTransformersForConditionalGeneration",
+    "t5": "T5ForConditionalGeneration",
+    "t5gemma": "T5GemmaForConditionalGeneration",
+    "t5gemma2": "T5Gemma2ForConditionalGeneration",
+    "trocr": "TrOCRForCausalLM",
+    "umt5": "UMT5ForConditionalGeneration",
+    "vaultgemma": "VaultGemmaForCausalLM",
+    "whisper": "WhisperForConditionalGeneration",
+    "xglm": "XGLMForCausalLM",
+    "xlm": "XLMWithLMHeadModel",
+    "xlm-roberta": "XLMRobertaForCausalLM",
+    "xlm-roberta-xl": "XLMRobertaXLForCausalLM",
+    "xlnet": "XLNetLMHeadModel",
+    "xlstm": "xLSTMForCausalLM",
+    "xmod": "XmodForCausalLM",
+    "youtu": "YoutuForCausalLM",
+    "zamba": "ZambaForCausalLM",
+    "zamba2": "Zamba2ForCausalLM",
+    "zaya": "ZayaForCausalLM",
+}
+"""Model type -> architecture, the class in config.json."""
+_REASONS = {name: reason for reason, names in REFUSED.items() for name in names.split()}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One row of the table."""
+
+    name: str
+    model_type: str
+    served: Served
+    note: str = ""  # why it is refused, or what of it is
+
+    @property
+    def tested(self) -> str:
+        """Folder of the tests that compare it with transformers. Empty: refused."""
+        folders = {"native": "tests/cpu/models", "transformers": "tests/cpu/models/fallback"}
+        return folders.get(self.served, "")
+
+
+def refusal_of(model_type: str) -> str | None:
+    """Return why the class of transformers cannot be served, a clause; None: it may be."""
+    return _REASONS.get(model_type)
+
+
+def architectures() -> list[Architecture]:
+    """Return every known architecture, by name."""
+    native = set(PluginRegistry("quire.models").names())
+    return sorted((_row(one, native) for one in CLASSES), key=lambda row: row.name.lower())
+
+
+def similar_names(name: str, count: int = 3) -> list[str]:
+    """Return known model types and architectures that are spelled like a name, nearest first."""
+    known = {_plain(one): one for one in (*CLASSES, *CLASSES.values())}
+    found = difflib.get_close_matches(_plain(name[:80]), known, n=count, cutoff=0.7)
+    return [known[one] for one in found]
+
+
+def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
+    name, refusal = CLASSES[model_type], refusal_of(model_type)
+    if model_type in native:
+        return Architecture(name, model_type, "native")
+    if refusal is not None:
+        return Architecture(name, model_type, "refused", refusal)
+    return Architecture(name, model_type, "transformers", LIMITS.get(model_type, ""))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
