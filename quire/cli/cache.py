@@ -97,11 +97,10 @@ def build(argv: Sequence[str]) -> int:
     )
     parser.add_argument("model_tag", metavar="MODEL", help="folder or hub name")
     parser.add_argument("--gpu", required=True, choices=GPUS, help="kind of GPU")
-    parser.add_argument("--offline", action="store_true", help="for LLM(), not for a server")
     add_options(parser)
     args = parser.parse_args(argv)
-    gpu, server = GPUS[args.gpu], not args.offline
-    rest = {name: value for name, value in vars(args).items() if name not in ("gpu", "offline")}
+    gpu = GPUS[args.gpu]
+    rest = {name: value for name, value in vars(args).items() if name != "gpu"}
     options = apply_environment(options_from(argparse.Namespace(**rest)))
     options = replace(options, device=replace(options.device, device="cuda"))
     environment = env.read()
@@ -112,14 +111,20 @@ def build(argv: Sequence[str]) -> int:
     facts = DeviceFacts(
         kind=cuda.name, total_bytes=size, free_bytes=size, capability=gpu.capability
     )
-    config, _, _ = resolve(options, found.facts, facts, server=server)
     folder = store.kernel_folder(environment.cache_dir, version("triton"), gpu.capability)
-    plain = plain_config(config, options)
-    task = build_task(*plain, found.config, folder, gpu.capability, gpu.sm_count)
-    return _run_build(msgspec.structs.replace(task, launchers=False))
+    for server in (True, False):  # `quire serve` and LLM() have other defaults: a manifest each
+        config, _, _ = resolve(options, found.facts, facts, server=server)
+        plain = plain_config(config, options)
+        task = build_task(*plain, found.config, folder, gpu.capability, gpu.sm_count)
+        if not _run_build(msgspec.structs.replace(task, launchers=False)):
+            print("some kernels cannot be compiled: the lines above say why", file=sys.stderr)
+            return 1
+    print(f"all kernels of this model are in {folder}")
+    return 0
 
 
-def _run_build(task: KernelBuildTask) -> int:
+def _run_build(task: KernelBuildTask) -> bool:
+    """Compile what the folder lacks, and write the manifest. Returns whether all of it compiled."""
     from quire.engine.startup import kernel_build_process
 
     complete = False
@@ -127,11 +132,7 @@ def _run_build(task: KernelBuildTask) -> int:
         complete = progress.kernel is None
         if not complete and sys.stderr.isatty():
             print(f"\r{count} of {progress.total} kernels", end="", file=sys.stderr)
-    if not complete:
-        print("some kernels cannot be compiled: the lines above say why", file=sys.stderr)
-        return 1
-    print(f"all kernels of this model are in {task.folder}")
-    return 0
+    return complete
 
 
 def _print_cache(folder: Path, *, as_json: bool) -> None:

@@ -223,11 +223,19 @@ def write_manifest(path: Path, kernels: list[KernelSpec]) -> None:
 
 
 def _without_sizes(config: EngineConfig) -> EngineConfig:
-    """Return the config with one block in each memory and one thread: these numbers differ between
-    starts and machines, and no kernel depends on them."""
+    """Return the config without what differs between starts and machines and no kernel depends on:
+    one block in each memory, one thread, and no limits of the queue."""
     host = min(config.cache.num_host_blocks, 1)
+    scheduler = replace(
+        config.scheduler,
+        inter_token_target_s=0.0,
+        max_num_queued_reqs=None,
+        max_num_queued_tokens=None,
+        policy="fcfs",
+    )
     return replace(
         config,
+        scheduler=scheduler,
         model=replace(config.model, logits_processors=()),
         cache=replace(config.cache, num_blocks=1, num_host_blocks=host),
         device=replace(config.device, threads=1),
