@@ -188,6 +188,8 @@ def read_model_facts(
     files = read_json(folder / "generation_config.json")
     generation = read_generation_config(folder, generation_config, override_generation_config or {})
     tokenizer_length = read_json(folder / "tokenizer_config.json").get("model_max_length")
+    if isinstance(overrides, Mapping) and not overrides.keys().isdisjoint(LENGTH_KEYS):
+        tokenizer_length = None  # a length that the user sets is meant
     return model_facts(
         hf,
         name=name or str(folder),

@@ -99,6 +99,14 @@ def test_the_tokenizer_may_shorten_the_context():
     assert model_facts(BASE, tokenizer_length=10**30).max_len == 512
 
 
+def test_a_length_that_the_user_sets_is_not_shortened_by_the_tokenizer(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 128}')
+    assert read_model_facts(tmp_path).max_len == 128
+    overrides = {"max_position_embeddings": 2048}
+    assert read_model_facts(tmp_path, overrides=overrides).max_len == 2048
+
+
 def test_a_missing_key_is_named():
     with pytest.raises(ConfigError, match="no num_attention_heads"):
         model_facts({k: v for k, v in BASE.items() if k != "num_attention_heads"})

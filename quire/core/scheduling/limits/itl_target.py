@@ -151,7 +151,9 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
             prompts_per_row = (sequences - self.decode_rows) / self.decode_rows
             share = min(DECODE_SHARE, 1 / (1 + max(prompts_per_row, 0.0)))
             full_steps = min(self.long_tokens / self.fitting_tokens, MAX_CHANGE)
-            prompt_s = full_steps * self._target_s * self.cost_ratio - self.decode_step_s * min(full_steps, 1.0)
+            prompt_s = full_steps * self._target_s * self.cost_ratio - self.decode_step_s * min(
+                full_steps, 1.0
+            )
             owed_s = prompt_s * share / (1 - share) - self.decode_step_s
             self.decode_debt_s = max(self.decode_debt_s + owed_s, 0.0)
         elif not self.prompt_tokens:  # below 0 by a part of a step: a whole one was too much
