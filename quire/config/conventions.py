@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.registry import PluginRegistry
@@ -32,6 +32,8 @@ class Conventions:
     positions_kind: Literal["rotary", "learned"] = "rotary"
     tied: bool = False  # if tie_word_embeddings is absent
     scaling_extends: bool = True  # rope scaling stretches max_position_embeddings
+    windows_unscaled: bool = False  # rope scaling is for layers without a window
+    defaults: Json = field(default_factory=dict)  # other fields that config.json may leave out
 
     def window_per_layer(self, hf: Json, count: int) -> list[int | None]:
         """Return the window of each layer, None for a layer without one."""
@@ -56,6 +58,12 @@ class Conventions:
 def conventions_of(hf: Json) -> Conventions:
     """Return those of a config.json's model type; the defaults for an unknown type."""
     return _stated_conventions(str(hf.get("model_type", "")))
+
+
+def fill_defaults(hf: Json) -> dict[str, Any]:
+    """Return a config.json with the family's defaults of fields that are absent or null."""
+    defaults = conventions_of(hf).defaults
+    return {**hf, **{key: value for key, value in defaults.items() if hf.get(key) is None}}
 
 
 @functools.lru_cache(maxsize=8)

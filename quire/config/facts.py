@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.config.conventions import conventions_of
+from quire.config.conventions import conventions_of, fill_defaults
 from quire.config.json_file import (
     MAX_CONFIG_BYTES,
     check_sizes,
@@ -253,9 +253,17 @@ def _rotary(hf: Json, layers: Sequence[LayerFacts]) -> int:
     if conventions_of(hf).positions_kind == "learned":
         return 0
     rope = hf.get("rope_parameters") or {}
-    share = hf.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1
-    dims = hf.get("qk_rope_head_dim") or int(layers[0].head_dim * share)
-    return int(dims) * (2 if hf.get("rope_local_base_freq") else 1)
+    share = rope.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
+    dims = hf.get("qk_rope_head_dim") or hf.get("rotary_dim") or int(layers[0].head_dim * share)
+    return int(dims) * _rope_tables(hf, rope)
+
+
+def _rope_tables(hf: Json, rope: Json) -> int:
+    """How many tables there are: layers with a window may have one of their own."""
+    if kinds := [section for section in rope.values() if isinstance(section, Mapping)]:
+        return 1 + any(section != kinds[0] for section in kinds)
+    unscaled = conventions_of(hf).windows_unscaled and bool(hf.get("rope_scaling"))
+    return 2 if unscaled or hf.get("rope_local_base_freq") else 1
 
 
 def _top_k(hf: Json) -> int:
@@ -314,12 +322,21 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((int(hf[name]) for name in names if hf.get(name)), 0)
     each, shared = int(hf.get("moe_intermediate_size") or mlp), int(hf.get("n_shared_experts") or 0)
-    width = each * (experts + shared) if experts else mlp
+    gated = int(hf.get("shared_expert_intermediate_size") or 0)  # a shared expert with a gate
+    width = each * (experts + shared) + gated
     fan = (2 if family.mlp_kind == "plain" else 3) * hidden
-    dense = min(int(hf.get("first_k_dense_replace") or 0), len(layers)) if experts else 0
-    matrices += dense * fan * mlp + (len(layers) - dense) * (fan * width + experts * hidden)
+    sparse = _sparse_layers(hf, len(layers)) if experts else 0
+    matrices += (len(layers) - sparse) * fan * mlp
+    matrices += sparse * (fan * width + (experts + bool(gated)) * hidden)
     matrices += sum(_attention_weights(hf, hidden, layer) for layer in layers)
     return WeightFacts(matrices, hidden * (4 * len(layers) + 1), linear=matrices - tables)
+
+
+def _sparse_layers(hf: Json, count: int) -> int:
+    """How many layers have experts."""
+    first, every = int(hf.get("first_k_dense_replace") or 0), int(hf.get("decoder_sparse_step") or 1)
+    dense = hf.get("mlp_only_layers") or ()
+    return sum(i not in dense and (i + 1) % every == 0 for i in range(first, count))
 
 
 def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
@@ -361,7 +378,9 @@ def _tied(hf: Json) -> bool:
 
 def _text_config(hf: Json) -> Json:
     inner = hf.get("text_config")
-    return merge_dicts({k: v for k, v in hf.items() if k != "text_config"}, inner) if inner else hf
+    if inner:
+        hf = merge_dicts({k: v for k, v in hf.items() if k != "text_config"}, inner)
+    return fill_defaults(hf)
 
 
 def _int(hf: Json, *keys: str) -> int:

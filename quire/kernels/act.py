@@ -40,7 +40,7 @@ def _activate(x: Tensor, kind: ActivationKind) -> Tensor:
 
 
 run_elementwise = NativeOp(MAP, "qqqqqqqqqd")
-NATIVE_CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "add": 4, "softcap": 5}
+NATIVE_CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "add": 4, "softcap": 5, "scale": 6}
 
 
 def _act_mul_native(x: Tensor, kind: ActivationKind) -> Tensor:

@@ -1,4 +1,4 @@
-"""Two element-wise ops: the residual add without a norm, and the soft cap of logits."""
+"""Element-wise ops: the residual add without a norm, a factor, and the soft cap of logits."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def _softcap_cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"x": 40 * torch.randn(t, e, device=device).to(dtype), "cap": 30.0}
 
 
+def _scale_cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, e, dtype in _SHAPES:
+        yield {"x": torch.randn(t, e, device=device).to(dtype), "factor": 54.545}
+
+
 def _add_native(x: Tensor, y: Tensor) -> Tensor:
     code = DTYPES.get(x.dtype)
     if code is None or y.dtype != x.dtype or y.shape != x.shape:
@@ -49,10 +54,20 @@ def _softcap_native(x: Tensor, cap: float) -> Tensor:
     return elementwise_native(x, NATIVE_CODES["softcap"], cap)
 
 
+def _scale_native(x: Tensor, factor: float) -> Tensor:
+    return elementwise_native(x, NATIVE_CODES["scale"], factor)
+
+
 @op(cases=_add_cases, native=_add_native, gpu="elementwise.add")
 def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, of one shape and dtype, as a new tensor."""
     return (x.float() + y.float()).to(x.dtype)
+
+
+@op(cases=_scale_cases, native=_scale_native, gpu="elementwise.scale")
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x * factor, rounded once, as a new tensor."""
+    return (x.float() * factor).to(x.dtype)
 
 
 @op(cases=_softcap_cases, native=_softcap_native, gpu="elementwise.softcap")

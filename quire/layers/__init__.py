@@ -1,6 +1,6 @@
 """The layers that model files are made of. They call kernels only: no torch arithmetic."""
 
-from quire.kernels.add import add, softcap
+from quire.kernels.add import add, scale, softcap
 from quire.kernels.gated_add import gated_add
 from quire.layers.activation import ACTIVATION_KINDS, Activation, GatedActivation
 from quire.layers.attention import Attention
@@ -39,5 +39,6 @@ __all__ = [
     "WeightModule",
     "add",
     "gated_add",
+    "scale",
     "softcap",
 ]

@@ -22,6 +22,7 @@ from quire.layers import (
     LMHead,
     RowLinear,
     add,
+    scale,
     softcap,
 )
 from quire.models.base import CarriedStates, ModelConfig, StepInputs, Weights
@@ -75,7 +76,7 @@ class Decoder(nn.Module):
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
-        self.logit_softcap = c.logit_softcap
+        self.logit_scale, self.logit_softcap = c.logit_scale, c.logit_softcap
         self.embed_tokens = Embedding(c.vocab, c.hidden, scale=c.embed_scale)
         self.layers = nn.ModuleList(self.layer_class(c, i) for i in range(c.layers))
         self.norm: nn.Module | None = AddRMSNorm(c.hidden, c.norm_eps, offset=c.norm_offset)
@@ -108,6 +109,8 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, E] -> [R, V] for the rows that are sampled."""
+        if self.logit_scale != 1.0:
+            hidden = scale(hidden, self.logit_scale)  # narrower than the logits
         logits = self.lm_head(hidden)
         return logits if self.logit_softcap is None else softcap(logits, self.logit_softcap)
 

@@ -20,7 +20,7 @@ from quire.layers.rope_scaling import (
     UnscaledRope,
     YarnRopeScaling,
 )
-from quire.models.base import Hf, field_of
+from quire.models.base import Hf, field_of, sizes_of
 
 ALIASES = {"su": "longrope"}
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -117,6 +117,15 @@ def rope_of(
             "it must be an even number of them"
         )
     return RopeConfig(base, dims, _scaling(part, dims))
+
+
+def rotary_sizes_of(
+    hf: Hf, *, act: str = "hidden_act", tied: bool = False, theta: float = 10000.0
+) -> dict[str, Any]:
+    """sizes_of, `rope`, and max_len as the scaling stretches it."""
+    sizes = sizes_of(hf, act=act, tied=tied)
+    rope = rope_of(hf, sizes["head_dim"], theta=theta)
+    return {**sizes, "max_len": scaled_max_len(hf), "rope": rope}
 
 
 def scaled_max_len(hf: Hf, section: RopeSection | None = None) -> int:

@@ -133,6 +133,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # per layer; (): full attention in every layer
     embed_scale: float = 1.0  # of token embeddings
     norm_offset: float = 0.0  # added to the weights of the last norm
+    logit_scale: float = 1.0  # of logits, before the cap
     logit_softcap: float | None = None
 
     def window(self, layer: int) -> int | None:

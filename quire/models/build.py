@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from quire.config.conventions import fill_defaults
 from quire.config.json_file import raise_as_config_error
 from quire.config.memory.kv_layout import KVCacheGroup, group_layers
 from quire.config.quantization import QuantFacts, read_quantization, reconcile_quantization
@@ -47,7 +48,8 @@ def read_model_config(hf: Hf) -> tuple[str, ModelConfig]:
         raise ConfigError(f"models of type {model_type!r:.80} are not supported yet; {hint}")
     with raise_as_config_error("config.json"):
         quantized = read_quantization(hf)
-        return model_type, replace(MODELS.load(model_type).Config.from_hf(hf), quantized=quantized)
+        config = MODELS.load(model_type).Config.from_hf(fill_defaults(hf))
+        return model_type, replace(config, quantized=quantized)
 
 
 def build_model(

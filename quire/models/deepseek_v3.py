@@ -14,13 +14,13 @@ from quire.layers import RoutingMethod
 from quire.models import deepseek_v2
 from quire.models.base import Hf, field_of
 
+CONVENTIONS = {"defaults": {"n_shared_experts": 1, "first_k_dense_replace": 3}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(deepseek_v2.Config):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        defaults = {"n_shared_experts": 1, "first_k_dense_replace": 3}
-        hf = {**hf, **{key: value for key, value in defaults.items() if hf.get(key) is None}}
         return cls(
             **deepseek_v2.shared_fields(hf),
             interleaved=field_of(hf, "rope_interleave", bool, default=True),

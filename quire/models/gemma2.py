@@ -28,9 +28,13 @@ from quire.models._rope import rope_of, scaled_max_len
 from quire.models._windows import read_periodic_windows
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
 
-DEFAULTS = {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"}
-
-CONVENTIONS = {"windows": "periodic", "window": 4096, "period": 2, "tied": True}
+CONVENTIONS = {
+    "windows": "periodic",
+    "window": 4096,
+    "period": 2,
+    "tied": True,
+    "defaults": {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,6 @@ class Config(ModelConfig):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
         field_of(hf, "use_bidirectional_attention", bool, default=False, one_of={False})
-        hf = {**DEFAULTS, **hf}
         sizes = sizes_of(hf, act="hidden_activation", tied=True)
         return cls(
             **{**sizes, "max_len": scaled_max_len(hf)},

@@ -18,6 +18,7 @@ CONVENTIONS = {
     "period": 6,
     "tied": True,
     "scaling_extends": False,
+    "defaults": {"rope_local_base_freq": 10000.0},
 }
 
 

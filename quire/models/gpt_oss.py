@@ -44,9 +44,12 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-DEFAULTS = {"head_dim": 64, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072}
-
-CONVENTIONS = {"windows": "periodic", "window": 128, "period": 2}
+CONVENTIONS = {
+    "windows": "periodic",
+    "window": 128,
+    "period": 2,
+    "defaults": {"head_dim": 64, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +63,8 @@ class Config(ModelConfig):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
         field_of(hf, "hidden_act", str, default="silu", one_of={"silu"})
-        hf = {**DEFAULTS, **{key: value for key, value in hf.items() if value is not None}}
-        if "rope_scaling" not in hf and "rope_parameters" not in hf:
-            hf["rope_scaling"] = YARN
+        if not hf.get("rope_scaling") and not hf.get("rope_parameters"):
+            hf = {**hf, "rope_scaling": YARN}
         sizes = sizes_of(hf)
         experts, top_k = expert_counts(hf)
         alpha = field_of(hf, "swiglu_alpha", float, default=1.702)

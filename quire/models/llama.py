@@ -21,8 +21,8 @@ from quire.layers import (
     RowLinear,
 )
 from quire.models._decoder import Decoder, GatedMLP, PreNormLayer
-from quire.models._rope import rope_of, scaled_max_len
-from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
+from quire.models._rope import rotary_sizes_of
+from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,13 @@ class Config(ModelConfig):
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    scale: float | None = None  # of attention scores; None: 1 / sqrt(D)
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        sizes = sizes_of(hf)
         bias = field_of(hf, "attention_bias", bool, default=False)
         return cls(
-            **{**sizes, "max_len": scaled_max_len(hf)},
-            rope=rope_of(hf, sizes["head_dim"]),
+            **rotary_sizes_of(hf),
             qkv_bias=bias,
             o_bias=bias,
             mlp_bias=field_of(hf, "mlp_bias", bool, default=False),
@@ -51,7 +50,7 @@ class SelfAttention(nn.Module):
         self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.qkv_bias)
         self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.o_bias)
         self.rope = Rope(c.rope, c.max_len)
-        self.attn = Attention(c.heads, c.kv_heads, c.head_dim, window=window)
+        self.attn = Attention(c.heads, c.kv_heads, c.head_dim, scale=c.scale, window=window)
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         q, k, v = self.qkv_proj(x)  # [T, H, D] [T, K, D] [T, K, D]

@@ -24,7 +24,7 @@ from quire.models._rope import rope_of, scaled_max_len
 from quire.models._windows import read_upper_layer_windows
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
 
-CONVENTIONS = {"windows": "upper", "windows_on_request": True}
+CONVENTIONS = {"windows": "upper", "windows_on_request": True, "defaults": {"head_dim": 128}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Config(ModelConfig):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        sizes = sizes_of({"head_dim": 128, **hf})
+        sizes = sizes_of(hf)
         return cls(
             **{**sizes, "max_len": scaled_max_len(hf)},
             rope=rope_of(hf, sizes["head_dim"]),

@@ -7,14 +7,17 @@ import sys
 import types
 
 import pytest
+import torch
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import NotASafetensorsRepoError
 
 from quire.cli import main
 from quire.cli.plan import weight_facts
+from quire.config.conventions import conventions_of
 from quire.config.facts import WeightFacts, model_facts
 from quire.config.options import Options
-from quire.models.build import read_model_config
+from quire.layers import Rope
+from quire.models.build import MODELS, read_model_config
 from quire.platform import cpu
 from quire.platform.base import DeviceMemory
 from tests.cpu.tiny_models import write_model
@@ -53,11 +56,28 @@ def plan(capsys, *argv):
 @pytest.mark.parametrize("path", TINY, ids=lambda p: p.stem)
 def test_facts_from_config_json_are_those_of_the_model(path):
     hf = json.loads(path.read_text())
-    hf = hf.get("config", hf)
-    _, config = read_model_config(hf)
-    facts = model_facts(hf)
-    assert facts.layers == config.attention_layers()
-    assert (facts.vocab, facts.hidden) == (config.vocab, config.hidden)
+    defaults = conventions_of(hf).defaults
+    for given in (hf, {key: value for key, value in hf.items() if key not in defaults}):
+        model_type, config = read_model_config(given)
+        facts = model_facts(given)
+        assert facts.layers == config.attention_layers()
+        assert (facts.vocab, facts.hidden) == (config.vocab, config.hidden)
+        with torch.device("meta"):
+            model = MODELS.load(model_type).Model(config)
+        tables = {(rope.config, rope.max_len) for rope in model.modules() if isinstance(rope, Rope)}
+        assert facts.rotary == sum(table.dims for table, _ in tables)
+        if conventions_of(given).positions_kind == "rotary":
+            assert facts.weights.matrices == matrix_elements(model, tied=config.tied)
+
+
+def matrix_elements(model, *, tied):
+    """Elements of all weights but vectors; an expert's bias is one, in a stack."""
+    left_out = tuple(model.weights.tie) if tied else ()
+    return sum(
+        value.numel()
+        for name, value in model.named_parameters()
+        if value.dim() > 1 and not name.endswith("bias") and not name.startswith(left_out)
+    )
 
 
 def test_there_are_tiny_models_to_compare_with():

@@ -143,7 +143,7 @@ struct MapArgs {
   long rows, size, kind, dtype;
   double value;
 };
-enum { SILU, GELU, GELU_TANH, RELU, ADD, SOFTCAP };
+enum { SILU, GELU, GELU_TANH, RELU, ADD, SOFTCAP, SCALE };
 
 inline Plan plan(const MapArgs& a, int) { return {a.rows * a.size > SMALL, 0}; }
 
@@ -161,6 +161,7 @@ INLINE vf apply(vf x, float value) {
     return 0.5f * x * (1.0f + vtanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
   if constexpr (KIND == RELU) return pick(x < vf{}, vf{}, x);
   if constexpr (KIND == SOFTCAP) return value * vtanh(x / value);
+  if constexpr (KIND == SCALE) return value * x;
   return x;
 }
 
@@ -193,6 +194,7 @@ void map_kind(const MapArgs& a, const Team& team) {
     case RELU: return map<T, RELU>(a, team);
     case ADD: return map<T, ADD>(a, team);
     case SOFTCAP: return map<T, SOFTCAP>(a, team);
+    case SCALE: return map<T, SCALE>(a, team);
   }
 }
 
