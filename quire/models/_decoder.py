@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from quire.layers import (
+    Activation,
     AddRMSNorm,
     ColumnLinear,
     Embedding,
@@ -46,6 +47,19 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.act(self.gate_up_proj(x)))  # [T, 2F] -> [T, F] -> [T, E]
+
+
+class PlainMLP(nn.Module):
+    """c_proj(act(c_fc(x))), without a gate."""
+
+    def __init__(self, hidden: int, mlp: int, act: str, bias: bool = True) -> None:
+        super().__init__()
+        self.c_fc = ColumnLinear(hidden, mlp, bias)
+        self.act = Activation(act)
+        self.c_proj = RowLinear(mlp, hidden, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(self.act(self.c_fc(x)))  # [T, E] -> [T, F] -> [T, E]
 
 
 class PreNormLayer(nn.Module):

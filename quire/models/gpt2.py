@@ -15,16 +15,14 @@ from torch import Tensor, nn
 
 from quire.layers import (
     ACTIVATION_KINDS,
-    Activation,
     AddLayerNorm,
     Attention,
-    ColumnLinear,
     PositionEmbedding,
     QKVLinear,
     RowLinear,
     add,
 )
-from quire.models._decoder import Decoder
+from quire.models._decoder import Decoder, PlainMLP
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, dtype_of, field_of
 
 CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
@@ -79,24 +77,13 @@ class SelfAttention(nn.Module):
         return self.c_proj(self.attn(q, k, v, step.attention))
 
 
-class MLP(nn.Module):
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.c_fc = ColumnLinear(c.hidden, c.mlp, bias=True)
-        self.act = Activation(c.act)
-        self.c_proj = RowLinear(c.mlp, c.hidden, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(self.act(self.c_fc(x)))  # [T, E] -> [T, F] -> [T, E]
-
-
 class Layer(nn.Module):
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
         self.ln_1 = AddLayerNorm(c.hidden, c.norm_eps)
         self.attn = SelfAttention(c, c.scales[layer])
         self.ln_2 = AddLayerNorm(c.hidden, c.norm_eps)
-        self.mlp = MLP(c)
+        self.mlp = PlainMLP(c.hidden, c.mlp, c.act)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
         x, res = self.ln_1(x, res)

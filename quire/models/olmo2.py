@@ -8,6 +8,7 @@ Axes:   T tokens in the step, E hidden, H query heads, K kv heads, D head size
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -23,8 +24,10 @@ from quire.layers import (
 )
 from quire.models import llama
 from quire.models._decoder import Decoder, GatedMLP
-from quire.models._rope import rope_of, scaled_max_len
-from quire.models.base import Hf, ModelConfig, StepInputs, field_of, sizes_of
+from quire.models._rope import rotary_sizes_of
+from quire.models.base import Hf, ModelConfig, StepInputs, field_of
+
+CONVENTIONS = {"defaults": {"rms_norm_eps": 1e-5}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,23 +37,21 @@ class Config(ModelConfig):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        sizes = sizes_of({"rms_norm_eps": 1e-5, **hf})
         return cls(
-            **{**sizes, "max_len": scaled_max_len(hf)},
-            rope=rope_of(hf, sizes["head_dim"]),
+            **rotary_sizes_of(hf),
             bias=field_of(hf, "attention_bias", bool, default=False),
         )
 
 
 class SelfAttention(nn.Module):
-    def __init__(self, c: Config) -> None:
+    def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
         self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
         self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.bias)
         self.q_norm = AllHeadsRMSNorm(c.heads, c.head_dim, c.norm_eps)
         self.k_norm = AllHeadsRMSNorm(c.kv_heads, c.head_dim, c.norm_eps, repeat=True)
         self.rope = Rope(c.rope, c.max_len)
-        self.attn = Attention(c.heads, c.kv_heads, c.head_dim)
+        self.attn = Attention(c.heads, c.kv_heads, c.head_dim, window=c.window(layer))
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         q, k, v = self.qkv_proj(x)  # [T, H, D] [T, K, D] [T, K, D]
@@ -59,9 +60,13 @@ class SelfAttention(nn.Module):
 
 
 class Layer(nn.Module):
+    """A layer with a norm after each half. OLMo-3 replaces the attention."""
+
+    attention_class: ClassVar[type[SelfAttention]] = SelfAttention
+
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
-        self.self_attn = SelfAttention(c)
+        self.self_attn = self.attention_class(c, layer)
         self.post_attention_layernorm = RMSNorm(c.hidden, c.norm_eps)
         self.mlp = GatedMLP(c.hidden, c.mlp, c.act)
         self.post_feedforward_layernorm = RMSNorm(c.hidden, c.norm_eps)
