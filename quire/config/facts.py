@@ -334,7 +334,10 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
 
 def _sparse_layers(hf: Json, count: int) -> int:
     """How many layers have experts."""
-    first, every = int(hf.get("first_k_dense_replace") or 0), int(hf.get("decoder_sparse_step") or 1)
+    first, every = (
+        int(hf.get("first_k_dense_replace") or 0),
+        int(hf.get("decoder_sparse_step") or 1),
+    )
     dense = hf.get("mlp_only_layers") or ()
     return sum(i not in dense and (i + 1) % every == 0 for i in range(first, count))
 

@@ -1,11 +1,26 @@
-"""Reads from config.json how many experts there are, how large, and in which layers. (Qwen)"""
+"""Reads from config.json how many experts there are, how large, and in which layers.
+
+ExpertSizes has the names that Qwen gives to the fields, RoutedConfig those of DeepSeek.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
 
 from quire.errors import ConfigError
-from quire.models.base import Hf, field_of
+from quire.layers import (
+    ACTIVATION_KINDS,
+    ExpertActivation,
+    Experts,
+    Router,
+    RoutingMethod,
+    add,
+)
+from quire.models._decoder import GatedMLP
+from quire.models.base import Hf, ModelConfig, field_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +69,83 @@ def expert_counts(hf: Hf) -> tuple[int, int]:
             f"{experts} being {name}"
         )
     return experts, top_k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedConfig(ModelConfig):
+    """Config of a model with routed experts, and shared ones beside them, from some layer on."""
+
+    experts: int
+    expert_mlp: int
+    shared_experts: int
+    dense: int  # so many first layers have an ordinary MLP
+    routing: RoutingMethod
+    correction: bool = False  # a learned bias corrects the choice of experts
+    spare_layers: int = 0  # of the checkpoint, after the last: they predict further tokens (MTP)
+
+    @property
+    def spare_names(self) -> tuple[str, ...]:
+        """Prefixes of the spare layers' parameters."""
+        return tuple(f"layers.{self.layers + i}." for i in range(self.spare_layers))
+
+
+def routed_sizes(hf: Hf) -> dict[str, Any]:
+    """Read the sizes of RoutedConfig."""
+    field_of(hf, "moe_layer_freq", int, default=1, one_of=(1,))
+    return {
+        "experts": field_of(hf, "n_routed_experts", int),
+        "expert_mlp": field_of(hf, "moe_intermediate_size", int),
+        "shared_experts": field_of(hf, "n_shared_experts", int, default=0),
+        "dense": field_of(hf, "first_k_dense_replace", int, default=0),
+    }
+
+
+def sigmoid_routing(hf: Hf) -> RoutingMethod:
+    """Sigmoid scores; the best experts of the best groups. (DeepSeek-V3)"""
+    field_of(hf, "scoring_func", str, default="sigmoid", one_of=("sigmoid",))
+    field_of(hf, "topk_method", str, default="noaux_tc", one_of=("noaux_tc",))
+    routing = RoutingMethod(
+        field_of(hf, "num_experts_per_tok", int, default=8),
+        "sigmoid",
+        renormalise=field_of(hf, "norm_topk_prob", bool, default=True),
+        scale=field_of(hf, "routed_scaling_factor", float),
+        groups=field_of(hf, "n_group", int),
+        top_groups=field_of(hf, "topk_group", int),
+        group_score="top2",
+    )
+    return check_routing(hf, routing)
+
+
+def check_routing(hf: Hf, routing: RoutingMethod) -> RoutingMethod:
+    """Return the routing, if there are enough experts for it. Raises ConfigError."""
+    experts = field_of(hf, "n_routed_experts", int)
+    if experts % routing.groups or not 1 <= routing.top_groups <= routing.groups:
+        raise ConfigError(
+            f"config.json: n_group is {routing.groups} and topk_group {routing.top_groups}; "
+            f"n_group must divide n_routed_experts, which is {experts}, and be no less than "
+            "topk_group"
+        )
+    within = experts // routing.groups * routing.top_groups
+    if not 1 <= routing.top_k <= within:
+        raise ConfigError(
+            f"config.json: num_experts_per_tok is {routing.top_k}; it must be in [1, {within}]"
+        )
+    return routing
+
+
+class RoutedMLP(nn.Module):
+    """Routed experts, plus shared ones as a single MLP."""
+
+    def __init__(self, c: RoutedConfig) -> None:
+        super().__init__()
+        self.gate = Router(c.hidden, c.experts, c.routing, correction=c.correction)
+        self.experts = Experts(
+            c.hidden, c.expert_mlp, c.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
+        )
+        self.shared_experts = (
+            GatedMLP(c.hidden, c.shared_experts * c.expert_mlp, c.act) if c.shared_experts else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.experts(x, *self.gate(x))
+        return chosen if self.shared_experts is None else add(chosen, self.shared_experts(x))

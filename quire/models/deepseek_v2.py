@@ -14,43 +14,31 @@ from typing import Any
 from torch import Tensor, nn
 
 from quire.config.memory.kv_layout import LayerFacts
-from quire.errors import ConfigError
 from quire.layers import (
-    ACTIVATION_KINDS,
     AddRMSNorm,
     ColumnLinear,
-    ExpertActivation,
-    Experts,
     RMSNorm,
     Rope,
     RopeConfig,
-    Router,
     RoutingMethod,
     RowLinear,
-    add,
 )
 from quire.layers.mla import MLAAttention, MLADownProjection, MLASizes, MLAUpProjection
 from quire.models._decoder import Decoder, GatedMLP, PreNormLayer
+from quire.models._experts import RoutedConfig, RoutedMLP, check_routing, routed_sizes
 from quire.models._rope import rope_of, scaled_max_len, section_of
-from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
+from quire.models.base import Hf, StepInputs, Weights, field_of, sizes_of
 
 LATENT_EPS = 1e-6
 """Epsilon of the norms of compressed queries and latents, whatever rms_norm_eps is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(ModelConfig):
+class Config(RoutedConfig):
     rope: RopeConfig
     attention: MLASizes
     scale: float
     interleaved: bool = True
-    experts: int
-    expert_mlp: int
-    shared_experts: int
-    dense: int  # so many first layers have an ordinary MLP
-    routing: RoutingMethod
-    correction: bool = False  # a learned bias corrects the choice of experts
-    spare_layers: int = 0  # of the checkpoint, after the last: they predict further tokens
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
@@ -64,7 +52,6 @@ class Config(ModelConfig):
 def shared_fields(hf: Hf) -> dict[str, Any]:
     """Read the fields that V2 and V3 have in common."""
     field_of(hf, "attention_bias", bool, default=False, one_of=(False,))
-    field_of(hf, "moe_layer_freq", int, default=1, one_of=(1,))
     sizes = sizes_of({**hf, "num_key_value_heads": 1, "head_dim": 1})
     attention = latent_sizes(hf, sizes["heads"])
     return {
@@ -74,10 +61,7 @@ def shared_fields(hf: Hf) -> dict[str, Any]:
         "rope": rope_of(hf, attention.rope_dim),
         "attention": attention,
         "scale": scale_of(hf, attention),
-        "experts": field_of(hf, "n_routed_experts", int),
-        "expert_mlp": field_of(hf, "moe_intermediate_size", int),
-        "shared_experts": field_of(hf, "n_shared_experts", int, default=0),
-        "dense": field_of(hf, "first_k_dense_replace", int, default=0),
+        **routed_sizes(hf),
     }
 
 
@@ -111,26 +95,11 @@ def routing_of(hf: Hf) -> RoutingMethod:
     top_k = field_of(hf, "num_experts_per_tok", int)
     scale = field_of(hf, "routed_scaling_factor", float, default=1.0)
     if method == "greedy":
-        return checked(hf, RoutingMethod(top_k, scale=scale))
+        return check_routing(hf, RoutingMethod(top_k, scale=scale))
     groups, top_groups = field_of(hf, "n_group", int), field_of(hf, "topk_group", int)
-    return checked(hf, RoutingMethod(top_k, scale=scale, groups=groups, top_groups=top_groups))
-
-
-def checked(hf: Hf, routing: RoutingMethod) -> RoutingMethod:
-    """Return the routing, if there are enough experts for it. Raises ConfigError."""
-    experts = field_of(hf, "n_routed_experts", int)
-    if experts % routing.groups or not 1 <= routing.top_groups <= routing.groups:
-        raise ConfigError(
-            f"config.json: n_group is {routing.groups} and topk_group {routing.top_groups}; "
-            f"n_group must divide n_routed_experts, which is {experts}, and be no less than "
-            "topk_group"
-        )
-    within = experts // routing.groups * routing.top_groups
-    if not 1 <= routing.top_k <= within:
-        raise ConfigError(
-            f"config.json: num_experts_per_tok is {routing.top_k}; it must be in [1, {within}]"
-        )
-    return routing
+    return check_routing(
+        hf, RoutingMethod(top_k, scale=scale, groups=groups, top_groups=top_groups)
+    )
 
 
 class SelfAttention(nn.Module):
@@ -155,29 +124,13 @@ class SelfAttention(nn.Module):
         return self.o_proj(self.attn(q, kv, *parts, step.positions, step.attention))
 
 
-class SparseMLP(nn.Module):
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.gate = Router(c.hidden, c.experts, c.routing, correction=c.correction)
-        self.experts = Experts(
-            c.hidden, c.expert_mlp, c.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
-        )
-        self.shared_experts = (
-            GatedMLP(c.hidden, c.shared_experts * c.expert_mlp, c.act) if c.shared_experts else None
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        chosen = self.experts(x, *self.gate(x))
-        return chosen if self.shared_experts is None else add(chosen, self.shared_experts(x))
-
-
 class Layer(PreNormLayer):
     def __init__(self, c: Config, i: int) -> None:
         super().__init__()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.self_attn = SelfAttention(c)
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.mlp = SparseMLP(c) if i >= c.dense else GatedMLP(c.hidden, c.mlp, c.act)
+        self.mlp = RoutedMLP(c) if i >= c.dense else GatedMLP(c.hidden, c.mlp, c.act)
 
 
 class Model(Decoder):
@@ -201,10 +154,5 @@ class Model(Decoder):
 def weights_of(c: Config) -> Weights:
     """Queries that are not compressed have another name; layers beyond the last are left out."""
     first = "q_proj" if c.attention.q_rank is None else "q_a_proj"
-    spare = range(c.layers, c.layers + c.spare_layers)
-    known = Model.weights
-    return replace(
-        known,
-        fuse={**known.fuse, "inputs": (first, "kv_a_proj_with_mqa")},
-        absent=tuple(f"layers.{i}." for i in spare),
-    )
+    fuse = {**Model.weights.fuse, "inputs": (first, "kv_a_proj_with_mqa")}
+    return replace(Model.weights, fuse=fuse, absent=c.spare_names)

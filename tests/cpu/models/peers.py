@@ -64,6 +64,9 @@ def _scale(model, embeddings):
         else:
             fan_in = value.shape[0] if ".c_" in name else value.shape[-1]
             value.copy_(noise * 1.2 / fan_in**0.5)
+    for name, value in model.named_buffers():
+        if name.endswith("correction_bias"):  # zero in a new model
+            value.copy_(0.3 * torch.randn_like(value))
 
 
 def ours(variant, folder, dtype=torch.float32, **settings):

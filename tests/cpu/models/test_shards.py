@@ -17,7 +17,8 @@ from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import peer, prompt_of
 
 ONE_OF_EACH = ["llama", "opt_post_norm_projected", "gpt2", "gemma2", "gemma3_text", "qwen3"]
-ONE_OF_EACH += ["deepseek_v2_lite", "deepseek_v3", "olmo2"]
+ONE_OF_EACH += ["deepseek_v2_lite", "deepseek_v3", "olmo2", "olmo3_yarn_bias", "granite"]
+ONE_OF_EACH += ["starcoder2", "glm4_moe_qk_norm_groups", "minimax_m2"]
 
 
 def filled(make, whole, rank=0, tp=1):
