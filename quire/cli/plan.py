@@ -96,7 +96,7 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     folder = _folder(options, model_options.model)
     config_folder = _folder(options, model_options.hf_config_path or model_options.model)
     hf = read_hf_config(config_folder, model_options.hf_overrides)
-    weights, source = weight_facts(options, folder, tied=has_tied_embeddings(hf))
+    weights, source = weight_facts(options, folder, hf)
     facts = read_model_facts(
         folder,
         name=model_options.model,
@@ -124,18 +124,21 @@ def _folder(options: Options, name: str) -> Path:
     )
 
 
-def weight_facts(options: Options, folder: Path, *, tied: bool) -> tuple[WeightFacts | None, str]:
+def weight_facts(
+    options: Options, folder: Path, hf: Mapping[str, Any]
+) -> tuple[WeightFacts | None, str]:
     """Count from the headers of local files, else of the hub's; None: only config.json is left."""
     if options.load.load_format in ("dummy", "pt"):
         return None, "config.json (estimated)"
+    served = {"tied": has_tied_embeddings(hf), "wrapped": "wrapper_type" in hf}
     try:
-        return count_weights_in_headers(read_headers(folder), tied=tied), "tensor headers"
+        return count_weights_in_headers(read_headers(folder), **served), "tensor headers"
     except WeightError as error:
         log.debug("no tensor headers in %s: %s", folder, error)
     if not Path(options.model.model).exists():
         found = _hub_headers(options)
         if found:
-            return count_weights_in_headers(found, tied=tied), "tensor headers on the hub"
+            return count_weights_in_headers(found, **served), "tensor headers on the hub"
     return None, "config.json (estimated)"
 
 

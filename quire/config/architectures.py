@@ -162,9 +162,12 @@ CLASSES: dict[str, str] = {
     "hy_v3": "HYV3ForCausalLM",
     "hy_v4": "HYV4ForCausalLM",
     "hyperclovax": "HyperCLOVAXForCausalLM",
+    "idefics2": "Idefics2ForConditionalGeneration",
+    "idefics3": "Idefics3ForConditionalGeneration",
     "inkling2_text": "Inkling2ForCausalLM",
     "inkling_text": "InklingForCausalLM",
     "internlm3": "LlamaForCausalLM",
+    "internvl": "InternVLForConditionalGeneration",
     "iquestcoder": "LlamaForCausalLM",
     "jais2": "Jais2ForCausalLM",
     "jamba": "JambaForCausalLM",
@@ -179,6 +182,9 @@ CLASSES: dict[str, str] = {
     "llama": "LlamaForCausalLM",
     "llama4": "Llama4ForConditionalGeneration",
     "llama4_text": "Llama4ForCausalLM",
+    "llava": "LlavaForConditionalGeneration",
+    "llava_next": "LlavaNextForConditionalGeneration",
+    "llava_onevision": "LlavaOnevisionForConditionalGeneration",
     "longcat_flash": "LongcatFlashForCausalLM",
     "longt5": "LongT5ForConditionalGeneration",
     "m2m_100": "M2M100ForConditionalGeneration",
@@ -196,6 +202,7 @@ CLASSES: dict[str, str] = {
     "ministral": "MinistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mistral3": "Mistral3ForConditionalGeneration",
     "mixtral": "MixtralForCausalLM",
     "mllama": "MllamaForConditionalGeneration",
     "modernbert-decoder": "ModernBertDecoderForCausalLM",
@@ -227,7 +234,10 @@ CLASSES: dict[str, str] = {
     "plbart": "PLBartForConditionalGeneration",
     "prophetnet": "ProphetNetForConditionalGeneration",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen2_audio": "Qwen2AudioForConditionalGeneration",
     "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
@@ -235,6 +245,9 @@ CLASSES: dict[str, str] = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+    "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
     "qwen4_exp": "Qwen4ExpForConditionalGeneration",
     "qwen4_exp_text": "Qwen4ExpForCausalLM",
     "recurrent_gemma": "RecurrentGemmaForCausalLM",
@@ -247,6 +260,7 @@ CLASSES: dict[str, str] = {
     "rwkv": "RwkvForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "smolvlm": "SmolVLMForConditionalGeneration",
     "solar_open": "SolarOpenForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
@@ -271,6 +285,24 @@ CLASSES: dict[str, str] = {
     "zaya": "ZayaForCausalLM",
 }
 """Model type -> architecture, the class in config.json."""
+WRAPPERS: dict[str, str] = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "idefics2": "mistral",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_audio": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "smolvlm": "llama",
+}
+"""Multimodal model -> type of its text half, which is what is served, if its config states none."""
 _REASONS = {name: reason for reason, names in REFUSED.items() for name in names.split()}
 
 
@@ -310,6 +342,9 @@ def similar_names(name: str, count: int = 3) -> list[str]:
 
 def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
     name, refusal = CLASSES[model_type], refusal_of(model_type)
+    if model_type in WRAPPERS:
+        half = _row(WRAPPERS[model_type], native)
+        return Architecture(name, model_type, half.served, half.note or "as text")
     if model_type in native:
         return Architecture(name, model_type, "native")
     if refusal is not None:

@@ -34,6 +34,8 @@ class Conventions:
     scaling_extends: bool = True  # rope scaling stretches max_position_embeddings
     windows_unscaled: bool = False  # rope scaling is for layers without a window
     defaults: Json = field(default_factory=dict)  # other fields that config.json may leave out
+    nested_defaults: Json = field(default_factory=dict)
+    """More that the text half of a multimodal config.json may leave out."""
 
     def window_per_layer(self, hf: Json, count: int) -> list[int | None]:
         """Return the window of each layer, None for a layer without one."""

@@ -22,6 +22,12 @@ from quire.config.json_file import (
     read_json_object,
 )
 from quire.config.memory.kv_layout import LayerFacts
+from quire.config.model_identity import (
+    TEXT_SECTIONS,
+    hoist_text,
+    is_tower_tensor,
+    resolve_identity,
+)
 from quire.config.quantization import QuantFacts, read_quantization
 from quire.errors import ConfigError
 
@@ -103,7 +109,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_hf_config(
     folder: Path, overrides: Json | Callable[..., Any] | None = None
 ) -> dict[str, Any]:
-    """Read config.json of a model's folder, and merge hf_overrides into it."""
+    """Read config.json of a model's folder, merge hf_overrides into it, and resolve what it names.
+
+    Overrides may nest as the file does; those that do not also reach its text half.
+    """
     path = folder / "config.json"
     if not path.is_file():
         found = (
@@ -113,19 +122,20 @@ def read_hf_config(
         )
         raise ConfigError(f"no config.json in {folder} (found: {found}); give a model's folder")
     hf = read_json(path)
-    if not callable(overrides):
-        return validate_sizes(merge_rope_overrides(hf, merge_dicts(hf, overrides or {})))
-    changed = overrides(copy.deepcopy(hf))
-    if not isinstance(changed, dict):
-        message = "hf_overrides: the function must return the config as a dict"
-        raise ConfigError(f"{message}, got {type(changed).__name__}")
-    return validate_sizes(merge_rope_overrides(hf, changed))
-
-
-def validate_sizes(hf: dict[str, Any]) -> dict[str, Any]:
-    """Return hf unchanged. Raises ConfigError for sizes that no model has."""
     check_sizes(hf)
-    return hf
+    if callable(overrides):
+        changed = overrides(copy.deepcopy(hf))
+        if not isinstance(changed, dict):
+            message = "hf_overrides: the function must return the config as a dict"
+            raise ConfigError(f"{message}, got {type(changed).__name__}")
+        after = hoist_text(changed)
+    else:
+        overrides = overrides or {}
+        flat = {key: value for key, value in overrides.items() if key not in TEXT_SECTIONS}
+        after = merge_dicts(hoist_text(merge_dicts(hf, overrides)), flat)
+    after = merge_rope_overrides(hoist_text(hf), after)
+    check_sizes(after)
+    return resolve_identity(after)
 
 
 def merge_rope_overrides(before: Json, after: dict[str, Any]) -> dict[str, Any]:
@@ -222,29 +232,29 @@ def _model_facts(
     tokenizer_length: object,
     weights: WeightFacts | None,
 ) -> ModelFacts:
-    text = _text_config(hf)
-    layers = layer_facts(text)
+    hf = fill_defaults(hf)
+    layers = layer_facts(hf)
     if not layers:
         raise ConfigError("config.json: it has no attention layers")
     return ModelFacts(
         name=name,
         model_type=str(hf.get("model_type", "")),
         architectures=tuple(hf.get("architectures") or ()),
-        dtype=_dtype(text.get("dtype") or text.get("torch_dtype")),
-        max_len=context_length(text, tokenizer_length),
-        vocab=_int(text, "vocab_size"),
-        hidden=_int(text, "hidden_size", "n_embd", "d_model"),
-        embedding=_int(text, "word_embed_proj_dim", "hidden_size", "n_embd", "d_model"),
-        mlp=_mlp(text),
-        heads=_heads(text),
+        dtype=_dtype(hf.get("dtype") or hf.get("torch_dtype")),
+        max_len=context_length(hf, tokenizer_length),
+        vocab=_int(hf, "vocab_size"),
+        hidden=_int(hf, "hidden_size", "n_embd", "d_model"),
+        embedding=_int(hf, "word_embed_proj_dim", "hidden_size", "n_embd", "d_model"),
+        mlp=_mlp(hf),
+        heads=_heads(hf),
         layers=layers,
-        weights=weights or estimate_weights(text, layers),
-        eos_ids=_ids(text.get("eos_token_id"), hf.get("eos_token_id"), *eos),
+        weights=weights or estimate_weights(hf, layers),
+        eos_ids=_ids(hf.get("eos_token_id"), *eos),
         generation=dict(generation or {}),
         quantization=read_quantization(hf),
-        rotary=_rotary(text, layers),
-        top_k=_top_k(text),
-        expert_mlp=int(text.get("moe_intermediate_size") or _mlp(text)) if _top_k(text) else 0,
+        rotary=_rotary(hf, layers),
+        top_k=_top_k(hf),
+        expert_mlp=int(hf.get("moe_intermediate_size") or _mlp(hf)) if _top_k(hf) else 0,
     )
 
 
@@ -315,7 +325,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
         _mlp(hf),
     )
     family = conventions_of(hf)
-    matrices = vocab * hidden * (1 if _tied(hf) else 2)
+    matrices = vocab * hidden * (1 if has_tied_embeddings(hf) else 2)
     if family.positions_kind == "learned":
         matrices += hidden * (_int(hf, "max_position_embeddings", "n_positions") + 2)
     tables = matrices
@@ -354,11 +364,16 @@ def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
     return int(query) + keys_values + hidden * heads * value
 
 
-def count_weights_in_headers(headers: Mapping[str, Any], *, tied: bool = False) -> WeightFacts:
-    """Count elements from tensor headers: name -> object with a `shape`."""
+def count_weights_in_headers(
+    headers: Mapping[str, Any], *, tied: bool = False, wrapped: bool = False
+) -> WeightFacts:
+    """Count elements from tensor headers: name -> object with a `shape`.
+
+    wrapped: of a multimodal checkpoint, of which only the text half is loaded.
+    """
     matrices = vectors = linear = 0
     for name, header in headers.items():
-        if tied and name == "lm_head.weight":
+        if (tied and name.endswith("lm_head.weight")) or (wrapped and is_tower_tensor(name)):
             continue
         shape: Sequence[int] = header.shape
         elements = math.prod(shape)
@@ -372,18 +387,9 @@ def count_weights_in_headers(headers: Mapping[str, Any], *, tied: bool = False) 
 
 def has_tied_embeddings(hf: Json) -> bool:
     """Whether the embedding and the LM head share one matrix."""
-    return _tied(_text_config(hf))
-
-
-def _tied(hf: Json) -> bool:
-    return bool(hf.get("tie_word_embeddings", conventions_of(hf).tied))
-
-
-def _text_config(hf: Json) -> Json:
-    inner = hf.get("text_config")
-    if inner:
-        hf = merge_dicts({k: v for k, v in hf.items() if k != "text_config"}, inner)
-    return fill_defaults(hf)
+    hf = fill_defaults(hf)
+    stated = hf.get("tie_word_embeddings")
+    return conventions_of(hf).tied if stated is None else bool(stated)
 
 
 def _int(hf: Json, *keys: str) -> int:

@@ -90,6 +90,7 @@ _NO_EFFECT = {
         log_config_file""",
     "--enable-profiler-routes opens /start_profile, which writes to quire_profile/": """
         profiler_config""",
+    "of a multimodal model only the text half is served": "language_model_only",
     "reasoning_parser enables it": "enable_reasoning",
     "a server has it, and LLM.chat takes reasoning_parser and tool_parser": """reasoning_parser
         reasoning_parser_plugin reasoning_config tool_call_parser tool_parser_plugin
@@ -104,7 +105,7 @@ _NO_EFFECT = {
         mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin interleave_mm_strings
         skip_mm_profiling mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb
         mm_device_do_normalize video_pruning_method allowed_local_media_path
-        allowed_media_domains language_model_only io_processor_plugin
+        allowed_media_domains io_processor_plugin
         mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode
         mamba_cache_philox_rounds enable_mamba_cache_stochastic_rounding
         enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm

@@ -72,8 +72,8 @@ class Router(ParamModule):
 class Experts(WeightModule):
     """A bank of gated MLPs of one size.
 
-    turned: a checkpoint that holds all experts in one tensor has them as [X, inputs, outputs],
-    with gate and up rows taking turns. (GPT-OSS)
+    turned: a checkpoint that holds all experts in one tensor has them as [X, inputs, outputs].
+    interleaved: gate and up rows take turns in it. (GPT-OSS: both; Qwen3-VL: turned)
     """
 
     role = "experts"
@@ -93,10 +93,11 @@ class Experts(WeightModule):
         *,
         bias: bool = False,
         turned: bool = False,
+        interleaved: bool = False,
     ) -> None:
         super().__init__()
         self.hidden, self.mlp, self.experts = hidden, mlp, experts
-        self.gate, self.transposed = gate, turned
+        self.gate, self.transposed, self.interleaved = gate, turned, interleaved
         self.gate_up_proj_bias = self.down_proj_bias = None
         self.set_quant_method(PLAIN)
         if bias:
@@ -154,7 +155,7 @@ class Experts(WeightModule):
             tensor = tensor.transpose(1, 2)
         if param.startswith("down"):
             return tensor.unbind()
-        if self.transposed:
+        if self.interleaved:
             return [half for one in tensor for half in (one[0::2], one[1::2])]
         return [half for one in tensor for half in one.chunk(2)]
 

@@ -22,7 +22,8 @@ from quire.layers.rope_scaling import (
 )
 from quire.models.base import Hf, field_of, sizes_of
 
-ALIASES = {"su": "longrope"}
+ALIASES = {"su": "longrope", "mrope": "default"}
+"""mrope has a position per axis; the three of a text are equal, which is the default."""
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 

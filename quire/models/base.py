@@ -130,6 +130,7 @@ class ModelConfig:
     tied: bool  # the output head is the token embedding
     dtype: str | None  # of the checkpoint, if config.json has it
     quantized: QuantFacts | None = None  # how its weights are stored; None: unquantized
+    wrapper_type: str | None = None  # of the multimodal model whose text half this is
     windows: tuple[int | None, ...] = ()  # per layer; (): full attention in every layer
     embed_scale: float = 1.0  # of token embeddings
     norm_offset: float = 0.0  # added to the weights of the last norm

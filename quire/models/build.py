@@ -49,7 +49,7 @@ def read_model_config(hf: Hf) -> tuple[str, ModelConfig]:
     with raise_as_config_error("config.json"):
         quantized = read_quantization(hf)
         config = MODELS.load(model_type).Config.from_hf(fill_defaults(hf))
-        return model_type, replace(config, quantized=quantized)
+        return model_type, replace(config, quantized=quantized, wrapper_type=hf.get("wrapper_type"))
 
 
 def build_model(
@@ -80,6 +80,8 @@ def build_model(
     device = torch.device(device)
     with torch.device("meta"):
         model = MODELS.load(model_type).Model(config)
+    if config.wrapper_type is not None:
+        model.weights = cast(Weights, model.weights).in_wrapper()
     if stage is not None:
         model.keep_stage(stage)
     if mesh.tp > 1:

@@ -27,25 +27,26 @@ from quire.models._rope import rope_of, section_of
 from quire.models._windows import FULL, SLIDING, read_periodic_windows
 from quire.models.base import Hf, ModelConfig, StepInputs, field_of, sizes_of
 
-DEFAULTS = {
-    "vocab_size": 262_208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 131_072,
-}
-
 CONVENTIONS = {
     "windows": "periodic",
     "window": 4096,
     "period": 6,
     "tied": True,
     "scaling_extends": False,
-    "defaults": {"rope_local_base_freq": 10000.0},
+    "defaults": {
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "rope_local_base_freq": 10000.0,
+    },
+    "nested_defaults": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
 }
 
 
@@ -61,7 +62,6 @@ class Config(ModelConfig):
         field_of(hf, "use_bidirectional_attention", bool, default=False, one_of={False})
         if hf.get("attn_logit_softcapping") is not None:  # transformers ignores it too
             field_of(hf, "attn_logit_softcapping", float, one_of={None})
-        hf = {**DEFAULTS, **hf}
         sizes = sizes_of(hf, act="hidden_activation", tied=True)
         period = field_of(hf, "sliding_window_pattern", int, default=6)
         return cls(

@@ -120,7 +120,9 @@ class SparseMLP(nn.Module):
         super().__init__()
         routing = RoutingMethod(c.top_k, renormalise=True)
         self.router = Router(c.hidden, c.experts, routing, bias=True)
-        self.experts = Experts(c.hidden, c.mlp, c.experts, c.gate, bias=True, turned=True)
+        self.experts = Experts(
+            c.hidden, c.mlp, c.experts, c.gate, bias=True, turned=True, interleaved=True
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.experts(x, *self.router(x))

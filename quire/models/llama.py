@@ -24,6 +24,18 @@ from quire.models._decoder import Decoder, GatedMLP, PreNormLayer
 from quire.models._rope import rotary_sizes_of
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of
 
+CONVENTIONS = {
+    "nested_defaults": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+    },
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ModelConfig):

@@ -14,6 +14,20 @@ from quire.models.base import Hf, sizes_of
 
 Model = llama.Model
 
+CONVENTIONS = {
+    "nested_defaults": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+    },
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(llama.Config):

@@ -14,7 +14,20 @@ from quire.models.base import Hf, sizes_of
 
 Model = llama.Model
 
-CONVENTIONS = {"windows": "upper", "windows_on_request": True}
+CONVENTIONS = {
+    "windows": "upper",
+    "windows_on_request": True,
+    "nested_defaults": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ CONVENTIONS = {"windows_on_request": True}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(qwen3.Config):
     moe: ExpertSizes
+    turned_experts: bool = False  # tensors of all experts are [X, inputs, outputs]
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
@@ -51,9 +52,8 @@ class SparseMLP(nn.Module):
         super().__init__()
         routing = RoutingMethod(c.moe.top_k, renormalise=c.moe.renormalise)
         self.gate = Router(c.hidden, c.moe.experts, routing)
-        self.experts = Experts(
-            c.hidden, c.moe.mlp, c.moe.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
-        )
+        act = ExpertActivation(ACTIVATION_KINDS[c.act])
+        self.experts = Experts(c.hidden, c.moe.mlp, c.moe.experts, act, turned=c.turned_experts)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.experts(x, *self.gate(x))

@@ -10,10 +10,11 @@ hold how tensors fill a parameter. `assign_tensors` matches both with the header
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from quire.config.model_identity import is_tower_tensor, wrapper_prefixes
 from quire.errors import WeightError
 
 if TYPE_CHECKING:
@@ -100,6 +101,12 @@ class Weights:
     absent: tuple[str, ...] = ()  # prefixes of our paths that this model or its stage leaves out
     tie: Mapping[str, str] = field(default_factory=dict)  # layer <- layer, if tied
 
+    wrapped: bool = False  # the checkpoint has towers beside this model
+
+    def in_wrapper(self) -> Weights:
+        """Return the mapping for a multimodal checkpoint with this model as its text half."""
+        return replace(self, strip=wrapper_prefixes(self.strip), wrapped=True)
+
     def module_path(self, path: str) -> str:
         """Return the model's name of a module that the checkpoint calls `path`, fused layers
         aside."""
@@ -141,7 +148,8 @@ class Weights:
     def ignores(self, name: str, layer: str) -> bool:
         """Whether a checkpoint tensor of `layer` carries nothing that this model needs."""
         ignored = any(fnmatchcase(name, pattern) for pattern in self.ignore)
-        return ignored or layer.startswith(self.absent)
+        tower = self.wrapped and is_tower_tensor(name)
+        return ignored or tower or layer.startswith(self.absent)
 
 
 class ParamTarget(NamedTuple):

@@ -208,7 +208,7 @@ def test_headers_are_fetched_from_the_hub_when_there_are_no_files(
     hub = _Hub(answer)
     monkeypatch.setattr(HfApi, "get_safetensors_metadata", lambda *a, **k: hub(*a, **k))
     options = Options.from_flat({"model": "org/name"})
-    found, said = weight_facts(options, qwen, tied=False)
+    found, said = weight_facts(options, qwen, {})
     assert said == source
     assert found == (WeightFacts(50000, 7, 50000) if answer is None else None)
 

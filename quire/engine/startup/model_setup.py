@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from quire.models.build import read_model_config
 from quire.platform import cpu
 from quire.weights.files import read_headers
 from quire.weights.files import resolve_model_folder as resolve_folder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,18 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
     )
     hf = read_hf_config(config_folder, section.hf_overrides)
     model_type, model_config = read_model_config(hf)
+    if model_config.wrapper_type is not None:
+        log.info(
+            "the checkpoint is a multimodal model (%s); its text half (%s) is served, and requests "
+            "with images, video or audio are refused",
+            model_config.wrapper_type,
+            model_type,
+        )
     weights = None
     if options.load.load_format not in ("dummy", "pt") and any(folder.glob("*.safetensors")):
-        weights = count_weights_in_headers(read_headers(folder), tied=has_tied_embeddings(hf))
+        weights = count_weights_in_headers(
+            read_headers(folder), tied=has_tied_embeddings(hf), wrapped="wrapper_type" in hf
+        )
     facts = read_model_facts(
         folder,
         name=section.model,

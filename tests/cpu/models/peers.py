@@ -36,24 +36,16 @@ def peer(variant, folder):
     settings = {key: value for key, value in hf.items() if key != "model_type"}
     config = AutoConfig.for_model(hf["model_type"], **settings)
     torch.manual_seed(test.get("seed", 1))
-    model = _model(AutoModelForCausalLM, config).eval()
-    _scale(model, 0.3 if "gemma" in hf["model_type"] else 2.0)  # gemma scales them itself
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    scale_weights(model, 0.3 if "gemma" in hf["model_type"] else 2.0)  # gemma scales them itself
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)
     return model
 
 
-def _model(auto, config):
-    if config.model_type == "gemma3":
-        from transformers import Gemma3ForConditionalGeneration
-
-        return Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager")
-    return auto.from_config(config, attn_implementation="eager")
-
-
 @torch.no_grad()
-def _scale(model, embeddings):
+def scale_weights(model, embeddings):
     """Weights as large as a trained model's, so that the best token wins clearly."""
     for name, value in model.named_parameters():
         noise = torch.randn_like(value)

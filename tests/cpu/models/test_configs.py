@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from quire.config.conventions import conventions_of
 from quire.config.memory.kv_layout import LayerFacts
+from quire.config.model_identity import resolve_identity
 from quire.errors import ConfigError
 from quire.models.build import read_model_config
 from tests.cpu.models.peers import tiny
@@ -44,7 +46,6 @@ REFUSED = [
     ("gpt2", {"n_embd": None}, "n_embd is missing"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
     ("gemma3_text", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping is 30.0"),
-    ("gemma3", {"text_config": None}, "text_config is missing"),
     ("qwen3_moe", {"num_experts": None}, "num_local_experts is missing"),
     ("qwen3_moe", {"num_experts_per_tok": 13}, r"num_experts_per_tok is 13; it must be in \[1, 12"),
     ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0; it must be 1 or more"),
@@ -111,11 +112,20 @@ def test_a_window_as_long_as_everything_served_is_none():
 def test_a_published_gemma3_config_may_leave_out_what_is_default():
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
     text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
-    _, config = read_model_config(
-        {"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16"}
-    )
+    hf = {"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16"}
+    _, config = read_model_config(resolve_identity(hf))
     assert (config.heads, config.kv_heads, config.head_dim) == (8, 4, 256)
     assert (config.max_len, config.vocab, config.tied) == (131_072, 262_208, True)
     assert (config.rope.theta, config.local_rope.theta) == (1e6, 1e4)
     assert config.windows[:6] == (1024,) * 5 + (None,)
     assert config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "gemma3_text"])
+def test_defaults_of_nested_configs_are_those_of_transformers(name):
+    from transformers import AutoConfig
+
+    theirs, stated = AutoConfig.for_model(name), conventions_of({"model_type": name})
+    for key, value in {**stated.nested_defaults, **stated.defaults}.items():
+        if key != "rope_local_base_freq":  # older than transformers 5
+            assert value == getattr(theirs, key), key

@@ -246,24 +246,6 @@ def test_opt_loads_under_both_of_its_prefixes_and_skips_unused_positions(tmp_pat
     assert torch.equal(plain_param(model, "embed_positions.weight"), positions[2:])
 
 
-@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_gemma3_text_is_found_beside_a_vision_tower(tmp_path, prefix):
-    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50}
-    text |= {"max_position_embeddings": 64}
-    outer = {"model_type": "gemma3", "text_config": text}
-    tensors = tensors_of(**{"lm_head.weight": None})
-    for i in range(2):
-        for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
-            tensors[f"model.layers.{i}.{name}.weight"] = torch.zeros(32)
-    tensors = {name.replace("model.", prefix, 1): value for name, value in tensors.items()}
-    tensors["vision_tower.vision_model.post_layernorm.weight"] = torch.zeros(3)
-    tensors["model.multi_modal_projector.mm_input_projection_weight"] = torch.zeros(3, 3)
-    model = load(tmp_path, tensors, outer)
-    want = tensors[f"{prefix}norm.weight"]
-    assert torch.equal(plain_param(model, "norm.weight"), want)
-
-
 def test_a_built_model_can_be_loaded_again(tmp_path):
     model = load(tmp_path, tensors_of(), dtype=torch.bfloat16)
     tensors = {name: value + 1 for name, value in tensors_of().items()}

@@ -15,7 +15,7 @@ X, E, F = 3, 4, 6
 
 
 def bank(bias=False, turned=False, mesh=None):
-    made = Experts(E, F, X, ExpertActivation(), bias=bias, turned=turned)
+    made = Experts(E, F, X, ExpertActivation(), bias=bias, turned=turned, interleaved=turned)
     if mesh is not None:
         made.shard(mesh, SingleProcessCollectives())
     return made

@@ -1,0 +1,189 @@
+"""Model identity: the model type, and the fields of the language model, of any config.json.
+
+    config.json, overrides merged -> hoist_text -> resolve_identity -> what the rest of quire reads
+
+A multimodal checkpoint is a wrapper: its config.json nests that of a language model beside those of
+its towers (vision, audio), and its tensors have prefixes. The text half is served by itself.
+
+`architectures` decides before `model_type`: checkpoints of a renamed model often keep the class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from quire.config.architectures import CLASSES, WRAPPERS
+from quire.config.conventions import conventions_of
+from quire.errors import ConfigError
+from quire.registry import PluginRegistry
+
+Json = Mapping[str, Any]
+
+TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Names of the section that holds the text half."""
+LANGUAGE_PREFIXES = (
+    *("model.language_model.", "language_model.", "thinker.", "model.text_model."),
+    *("language.", "model.llm.", "llm."),
+)
+"""Prefixes of the tensors of a language model in the checkpoint of a wrapper."""
+
+
+class ModelAlias(NamedTuple):
+    """Another name of a model type."""
+
+    target: str
+    unless: tuple[str, ...] = ()  # fields of features that the target lacks
+
+
+ALIASES = {
+    "aquila": ModelAlias("llama"),
+    "internlm3": ModelAlias("llama", unless=("bias", "qkv_bias")),
+    "iquestcoder": ModelAlias("llama", unless=("clip_qkv", "use_sliding_window")),
+    "telechat3": ModelAlias("llama"),
+    "xverse": ModelAlias("llama"),
+    "kimi_k2": ModelAlias("deepseek_v3"),
+    "qwen2_vl_text": ModelAlias("qwen2"),
+    "qwen2_5_vl_text": ModelAlias("qwen2"),
+    "qwen2_5_omni_text": ModelAlias("qwen2"),
+    "qwen3_vl_text": ModelAlias("qwen3"),
+    "qwen3_omni_moe_text": ModelAlias("qwen3_moe"),
+    "gemma4_unified_text": ModelAlias("gemma4_text"),
+}
+"""Model types whose layers and tensors are those of a model of another type.
+
+The text halves of Qwen's have rotary positions per axis (time, height, width); the three of a text
+are equal, which makes them the usual ones.
+"""
+FLAT_WRAPPERS = ("qwen2_vl", "qwen2_5_vl")
+"""Wrappers whose older files have the fields of the text half at the top."""
+
+_TYPES = {
+    class_name: model_type
+    for model_type, class_name in CLASSES.items()
+    if list(CLASSES.values()).count(class_name) == 1
+}
+_OUTER_FIELDS = ("tie_word_embeddings", "quantization_config", "compression_config")
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
+_CLASS_SUFFIX = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
+_TOWER = re.compile(
+    r"(?:model\.|thinker\.)?[^.]*(?:vision|visual|image|video|audio|speech|projector|projection"
+    r"|connector|aligner|patch_merger|whisper|resampler|perceiver|qformer|sep[ae]rator"
+    r"|\bmlp1\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b|\bcode2wav\b)"
+)
+
+
+def is_tower_tensor(name: str) -> bool:
+    """Whether a wrapper's tensor belongs to a tower, or to what connects it to the text half."""
+    return not name.startswith(LANGUAGE_PREFIXES[:2]) and _TOWER.match(name) is not None
+
+
+def wrapper_prefixes(own: Iterable[str]) -> tuple[str, ...]:
+    """Prefixes of a language model's tensors inside any wrapper, longest first.
+
+    own: the prefixes that they have by themselves.
+    """
+    inner = ("", *own)
+    found = {f"{outer}{one}" for outer in ("", *LANGUAGE_PREFIXES) for one in inner} - {""}
+    return tuple(sorted(found, key=lambda prefix: (-len(prefix), prefix)))
+
+
+def hoist_text(hf: Json) -> dict[str, Any]:
+    """Return the fields of the text half, over those of the wrapper around it.
+
+    `wrapper_type` is then the wrapper's model type. Dtype, tied embeddings and quantization are the
+    wrapper's where it states them; end tokens are those of both.
+    """
+    outer_type = hf.get("model_type")
+    key = next((key for key in TEXT_SECTIONS if _is_text_half(hf.get(key), outer_type)), None)
+    if key is None:
+        flat = {"wrapper_type": outer_type} if outer_type in FLAT_WRAPPERS else {}
+        return {**hf, **flat}
+    inner = hoist_text(hf[key])
+    outer = {name: value for name, value in hf.items() if name not in TEXT_SECTIONS}
+    wins = [name for name in _OUTER_FIELDS if outer.get(name) is not None]
+    if any(outer.get(name) is not None for name in _DTYPE_FIELDS):
+        wins += _DTYPE_FIELDS
+    made = {**outer, **inner, **{name: outer.get(name) for name in wins}}
+    ends = [*_listed(inner.get("eos_token_id")), *_listed(outer.get("eos_token_id"))]
+    if ends:
+        made["eos_token_id"] = list(dict.fromkeys(ends)) if len(set(ends)) > 1 else ends[0]
+    made["architectures"] = inner.get("architectures")
+    made["model_type"] = inner.get("model_type") or _known_half(outer_type) or outer_type
+    made["wrapper_type"] = outer_type or "unnamed"
+    return made
+
+
+def resolve_identity(hf: Json) -> dict[str, Any]:
+    """Return config.json as the rest of quire reads it: of a text model, its type resolved.
+
+    Raises: ConfigError (it names no model, or in another form than text).
+    """
+    found = hoist_text(hf)
+    classes, stated = found.get("architectures"), found.get("model_type")
+    if stated is not None and not isinstance(stated, str):
+        raise ConfigError(f"config.json: model_type is {stated!r:.80}; it must be a string")
+    if classes is not None and not (
+        isinstance(classes, list) and all(isinstance(one, str) for one in classes)
+    ):
+        raise ConfigError(
+            f"config.json: architectures is {classes!r:.80}; it must be a list of class names"
+        )
+    names = [_TYPES.get(one, _CLASS_SUFFIX.sub("", one)) for one in classes or () if _named(one)]
+    if not names and not stated:
+        raise ConfigError(
+            "config.json has neither architectures nor model_type, so it names no model; add one "
+            'of them, or give --hf-overrides {"model_type": "llama"}'
+        )
+    served = (_served_type(name, found) for name in (*names, *([stated] if stated else [])))
+    found["model_type"] = next(filter(None, served), None) or _other_type(stated, classes or ())
+    if "wrapper_type" in found:
+        found = {**conventions_of(found).nested_defaults, **found}
+    return found
+
+
+def _is_text_half(section: object, outer_type: object) -> bool:
+    """Whether a nested section describes a language model, so far as one can see."""
+    if not isinstance(section, Mapping) or not section:
+        return False
+    marks = ("model_type", "architectures", "num_hidden_layers", *TEXT_SECTIONS)
+    return _known_half(outer_type) is not None or any(section.get(mark) for mark in marks)
+
+
+def _known_half(outer_type: object) -> str | None:
+    return WRAPPERS.get(outer_type) if isinstance(outer_type, str) else None
+
+
+def _named(class_name: str) -> bool:
+    """Whether a class generates text, so that its name counts."""
+    return _CLASS_SUFFIX.search(class_name) is not None
+
+
+def _served_type(name: str, hf: Json) -> str | None:
+    """Return the type among quire's models that has this name, or for which it is an alias."""
+    names = {_plain(known): known for known in PluginRegistry("quire.models").names()}
+    flat = {_plain(one): ModelAlias(half) for one, half in WRAPPERS.items() if one in FLAT_WRAPPERS}
+    aliases = {_plain(one): alias for one, alias in ALIASES.items()} | flat
+    found = aliases.get(_plain(name))
+    if found is not None and not any(hf.get(field) for field in found.unless):
+        name = found.target
+    return names.get(_plain(name))
+
+
+def _other_type(stated: str | None, classes: Iterable[str]) -> str:
+    """Return a type that quire has no file for: as stated, or of a class of transformers."""
+    if stated is not None and stated in CLASSES:
+        return stated
+    named = [one for one in classes if _named(one)]
+    found = next((_TYPES[one] for one in named if one in _TYPES), stated)
+    return found or _CLASS_SUFFIX.sub("", named[0]).lower()
+
+
+def _plain(name: str) -> str:
+    """A name without what class names and model types write differently."""
+    return re.sub(r"[_\-]", "", name).lower()
+
+
+def _listed(value: object) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
