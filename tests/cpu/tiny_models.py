@@ -56,6 +56,24 @@ def write_tokenizer(folder, template=TEMPLATE, *, bos=False):
     return tokenizer.get_vocab_size()
 
 
+def write_ascii_tokenizer(folder, size):
+    """A tokenizer of `size` tokens: three specials, one per character of ASCII text, and others."""
+    text = [
+        pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(chr(i))[0][0]
+        for i in range(32, 127)
+    ]
+    names = ["<|pad|>", "<|begin|>", "<|end|>", *text]
+    names += [f"<|{i}|>" for i in range(len(names), size)]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(names[:3])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": names[2]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+
+
 def write_model(
     folder, model_type="llama", *, generation=None, template=TEMPLATE, bos=False, **more
 ):

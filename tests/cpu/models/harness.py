@@ -1,8 +1,10 @@
-"""One sequence over a paged cache, without an engine: enough to step a built model anywhere.
+"""Sequences over a paged cache, without an engine: enough to step a built model anywhere.
 
 Blocks are handed out in a shuffled order; those that a window has passed are given back and
 poisoned, so a model that reads them shows NaN.
 """
+
+import itertools
 
 import torch
 
@@ -18,7 +20,7 @@ NO_BLOCK = -1
 
 
 class Stepper:
-    """Feeds tokens to a model, any number at a time, and keeps the cache."""
+    """Feeds tokens to a model, any number at a time, and keeps the cache of its sequences."""
 
     def __init__(
         self,
@@ -30,51 +32,70 @@ class Stepper:
         seed=0,
         device="cpu",
         layers=None,
+        sequences=1,
     ):
-        self.model, self.length, self.device = model, 0, device
+        self.model, self.lengths, self.device = model, [0] * sequences, device
         layers = layers or config.attention_layers()
         self.groups = group_layers(layers)
         width = -(-max_tokens // BLOCK)
-        pool = width * len(self.groups)
-        own = next(module for module in model.modules() if isinstance(module, Attention))
-        shape = (pool, layers[0].planes, own.kv_heads, BLOCK, own.head_dim)
-        places = max(len(group.layers) for group in self.groups)
+        pool = width * len(self.groups) * sequences
+        own = [module for module in model.modules() if isinstance(module, Attention)]
+        places = [own[i] for i in max((group.layers for group in self.groups), key=len)]
+        shapes = [(pool, layers[0].planes, one.kv_heads, BLOCK, one.head_dim) for one in places]
         self.cache = [
-            torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(places)
+            torch.full(shape, float("nan"), dtype=dtype, device=device) for shape in shapes
         ]
         order = torch.randperm(pool, generator=torch.Generator().manual_seed(seed))
-        self.tables = order.view(len(self.groups), width).int()
+        self.tables = order.view(len(self.groups), sequences, width).int()
         self.backend = (mla if layers[0].latent else paged).Backend(self.cache)
 
-    @torch.inference_mode()
     def hidden(self, ids):
-        """Hidden states [n, E] of the next n tokens."""
-        start, end = self.length, self.length + len(ids)
-        self._give_back(start)
-        positions = torch.arange(start, end)
+        """Hidden states [n, E] of the next n tokens of the only sequence."""
+        return self.hidden_of([(0, ids)])
+
+    @torch.inference_mode()
+    def hidden_of(self, pieces):
+        """Hidden states [T, E] of the next tokens of some sequences, in one step.
+
+        pieces: (sequence, ids); those of one token come first.
+        """
+        rows, lens = [row for row, _ in pieces], [len(ids) for _, ids in pieces]
+        starts = [self.lengths[row] for row in rows]
+        for row, start in zip(rows, starts):
+            self._give_back(row, start)
+        ends = [start + count for start, count in zip(starts, lens)]
+        positions = [torch.arange(start, end) for start, end in zip(starts, ends)]
         batch = AttentionMetadata(
-            q_starts=self._there([0, len(ids)]),
-            contexts=self._there([end]),
-            tables=tuple(table[None].clone().to(self.device) for table in self.tables),
+            q_starts=self._there([0, *itertools.accumulate(lens)]),
+            contexts=self._there(ends),
+            tables=tuple(table[rows].clone().to(self.device) for table in self.tables),
             slots=tuple(
-                (table[positions // BLOCK].long() * BLOCK + positions % BLOCK).to(self.device)
+                torch.cat([_slots(table[row], at) for row, at in zip(rows, positions)]).to(
+                    self.device
+                )
                 for table in self.tables
             ),
-            max_query=len(ids),
-            max_context=end,
-            decodes=int(len(ids) == 1),
-            past=start,
+            max_query=max(lens),
+            max_context=max(ends),
+            decodes=sum(1 for _ in itertools.takewhile(lambda n: n == 1, lens)),
+            past=max(starts),
         )
-        self.length = end
-        positions = positions.int().to(self.device)
-        hidden = self.model(StepInputs(self._there(ids), positions, self.backend.plan(batch)))
+        for row, end in zip(rows, ends):
+            self.lengths[row] = end
+        ids = self._there([token for _, ids in pieces for token in ids])
+        positions = torch.cat(positions).int().to(self.device)
+        hidden = self.model(StepInputs(ids, positions, self.backend.plan(batch)))
         lazy_fusion.flush()
         return hidden
 
-    @torch.inference_mode()
     def logits(self, ids):
-        """Logits [n, V] of the next n tokens."""
-        logits = self.model.logits(self.hidden(ids))
+        """Logits [n, V] of the next n tokens of the only sequence."""
+        return self.logits_of([(0, ids)])
+
+    @torch.inference_mode()
+    def logits_of(self, pieces):
+        """Logits [T, V] of the next tokens of some sequences, in one step."""
+        logits = self.model.logits(self.hidden_of(pieces))
         lazy_fusion.flush()
         return logits.float().cpu()
 
@@ -89,10 +110,15 @@ class Stepper:
     def _there(self, ints):
         return torch.tensor(ints, dtype=torch.int32, device=self.device)
 
-    def _give_back(self, start):
-        """Blocks wholly before the window of the token at `start` are gone."""
+    def _give_back(self, row, start):
+        """Blocks wholly before the window of a sequence's token at `start` are gone."""
         for group, table in zip(self.groups, self.tables, strict=True):
             gone = max(0, start - group.window + 1) // BLOCK if group.window else 0
             for at in range(gone):
-                if int(table[at]) != NO_BLOCK:
-                    table[at] = NO_BLOCK
+                if int(table[row, at]) != NO_BLOCK:
+                    table[row, at] = NO_BLOCK
+
+
+def _slots(table, positions):
+    """Places in the cache [n] of the tokens at these positions of a sequence."""
+    return table[positions // BLOCK].long() * BLOCK + positions % BLOCK
