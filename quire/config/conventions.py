@@ -22,14 +22,14 @@ LAST_LOWER_LAYER = 28
 class Conventions:
     """Conventions of one family."""
 
-    windows: Literal["all", "periodic", "upper", "alternate"] = "all"
+    windows: Literal["all", "periodic", "upper", "alternate", "attention_types"] = "all"
     """Layers with a window where `layer_types` is absent: all; all but every `period`-th; from
-    max_window_layers on; every other one below max_window_layers."""
+    max_window_layers on; every other one below max_window_layers; by attention_types."""
     window: int | None = None  # length of the window if sliding_window is absent
     period: int = 1
     windows_on_request: bool = False  # only with use_sliding_window
     mlp_kind: Literal["gated", "plain"] = "gated"  # three matrices or two
-    positions_kind: Literal["rotary", "learned"] = "rotary"
+    positions_kind: Literal["rotary", "learned", "alibi"] = "rotary"
     tied: bool = False  # if tie_word_embeddings is absent
     scaling_extends: bool = True  # rope scaling stretches max_position_embeddings
     windows_unscaled: bool = False  # rope scaling is for layers without a window
@@ -39,6 +39,9 @@ class Conventions:
 
     def window_per_layer(self, hf: Json, count: int) -> list[int | None]:
         """Return the window of each layer, None for a layer without one."""
+        if self.windows == "attention_types":
+            kinds = expand_attention_types(hf)
+            return [hf["window_size"] if kind == "local" else None for kind in kinds]
         window = hf.get("sliding_window") if "sliding_window" in hf else self.window
         if not window or hf.get("use_sliding_window", not self.windows_on_request) is False:
             return [None] * count
@@ -55,6 +58,12 @@ class Conventions:
         if self.windows == "alternate":
             return layer % 2 == 0 and layer < int(border or LAST_LOWER_LAYER)
         return True
+
+
+def expand_attention_types(hf: Json) -> list[str]:
+    """Return "global" or "local" per layer, of [[kinds of some layers, repetitions], ...]."""
+    groups = hf.get("attention_types") or [[["global", "local"], 12]]
+    return [kind for kinds, count in groups for kind in list(kinds) * int(count)]
 
 
 def conventions_of(hf: Json) -> Conventions:

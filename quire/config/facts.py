@@ -42,6 +42,7 @@ LENGTH_KEYS = (
     "max_sequence_length",
     "max_target_positions",
 )
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed")
 UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
 """Parts of matrix names that mark matrices other than the decoder's linear layers."""
@@ -243,8 +244,8 @@ def _model_facts(
         dtype=_dtype(hf.get("dtype") or hf.get("torch_dtype")),
         max_len=context_length(hf, tokenizer_length),
         vocab=_int(hf, "vocab_size"),
-        hidden=_int(hf, "hidden_size", "n_embd", "d_model"),
-        embedding=_int(hf, "word_embed_proj_dim", "hidden_size", "n_embd", "d_model"),
+        hidden=_int(hf, *HIDDEN_KEYS),
+        embedding=_int(hf, "word_embed_proj_dim", *HIDDEN_KEYS),
         mlp=_mlp(hf),
         heads=_heads(hf),
         layers=layers,
@@ -260,7 +261,7 @@ def _model_facts(
 
 def _rotary(hf: Json, layers: Sequence[LayerFacts]) -> int:
     """Length of a row of the rotary tables: a cosine and a sine for every other dimension."""
-    if conventions_of(hf).positions_kind == "learned":
+    if conventions_of(hf).positions_kind != "rotary" or hf.get("alibi"):
         return 0
     rope = hf.get("rope_parameters") or {}
     share = rope.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
@@ -288,11 +289,17 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
         kept = LayerFacts(1, latent + _int(hf, "qk_rope_head_dim"), latent=latent)
         return (kept,) * _int(hf, "num_hidden_layers")
     heads = _heads(hf)
-    head_dim = hf.get("head_dim") or _int(hf, "hidden_size", "n_embd", "d_model") // heads
-    kv_heads = hf.get("num_key_value_heads") or (1 if hf.get("multi_query") else heads)
-    count = _int(hf, "num_hidden_layers", "n_layer", "num_layers")
+    head_dim = hf.get("head_dim") or _int(hf, *HIDDEN_KEYS) // heads
+    kv_heads = _kv_heads(hf, heads)
+    count = _int(hf, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
     windows = conventions_of(hf).window_per_layer(hf, count)
-    return tuple(LayerFacts(int(kv_heads), int(head_dim), w) for w in windows)
+    return tuple(LayerFacts(kv_heads, int(head_dim), w) for w in windows)
+
+
+def _kv_heads(hf: Json, heads: int) -> int:
+    if hf.get("new_decoder_architecture"):  # of Falcon: multi_query is about the older ones
+        return int(hf.get("num_kv_heads") or heads)
+    return int(hf.get("num_key_value_heads") or (1 if hf.get("multi_query") else heads))
 
 
 def context_length(hf: Json, tokenizer_length: object = None) -> int | None:
@@ -320,7 +327,7 @@ def _scaled(hf: Json, length: int) -> int:
 def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     """Estimate elements of a dense (or mixture) decoder of these sizes, without tensor headers."""
     hidden, vocab, mlp = (
-        _int(hf, "hidden_size", "n_embd", "d_model"),
+        _int(hf, *HIDDEN_KEYS),
         _int(hf, "vocab_size"),
         _mlp(hf),
     )
@@ -401,13 +408,13 @@ def _int(hf: Json, *keys: str) -> int:
 
 
 def _heads(hf: Json) -> int:
-    return _int(hf, "num_attention_heads", "n_head", "num_heads")
+    return _int(hf, "num_attention_heads", "n_head", "num_heads", "n_heads")
 
 
 def _mlp(hf: Json) -> int:
     keys = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     found = next((hf[key] for key in keys if hf.get(key)), None)
-    return int(found) if found else 4 * _int(hf, "hidden_size", "n_embd", "d_model")
+    return int(found or hf.get("expansion_ratio", 4) * _int(hf, *HIDDEN_KEYS))
 
 
 def _dtype(given: object) -> str | None:

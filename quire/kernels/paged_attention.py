@@ -139,6 +139,8 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     shape = (4, 2, 16, 16)
     yield _case(device, shape, step, fp32, features="decodes rows sinks")
     yield _case(device, shape, step, fp32, features="decodes alibi fresh")
+    yield _case(device, (6, 2, 32, 16), [(1, 1100), *step], fp32, features="alibi")
+    yield _case(device, shape, [*step, (130, 1400)], bf16, 100, 5.0, features="alibi")
     yield _case(device, shape, step, bf16, features="decodes rows sinks fresh")
     yield _case(device, shape, step, bf16, features="alibi fp8 decodes")
     yield _case(device, (8, 1, 32, 16), step, bf16, window=30, features="fresh sinks rows decodes")
@@ -146,7 +148,7 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (6, 2, 80, 32), step, torch.float16, features="fresh decodes")
 
 
-_run = NativeOp(ATTENTION, "q" * 17 + "dd")
+_run = NativeOp(ATTENTION, "q" * 18 + "dd")
 _MAX_SIZE = 1024
 
 
@@ -166,7 +168,9 @@ def _native(
     **named_hints: Any,
 ) -> Tensor:
     code, strides = DTYPES.get(q.dtype), q.stride()
-    if sinks is not None or alibi is not None or rows is not None:
+    if sinks is not None or rows is not None:
+        return NotImplemented
+    if alibi is not None and (alibi.dtype != torch.float32 or not alibi.is_contiguous()):
         return NotImplemented
     if code is None or cache.dtype != q.dtype or not cache.is_contiguous() or strides[2] != 1:
         return NotImplemented
@@ -181,7 +185,7 @@ def _native(
         q.data_ptr(), strides[0], strides[1], cache.data_ptr(),
         tables.data_ptr(), q_starts.data_ptr(), contexts.data_ptr(), y.data_ptr(),
         tables.stride(0), contexts.shape[0], q.shape[1], kv_heads, size, block, blocks, code,
-        window or 0, scale, softcap or 0.0,
+        window or 0, 0 if alibi is None else alibi.data_ptr(), scale, softcap or 0.0,
     )  # fmt: skip
     return y
 

@@ -5,8 +5,10 @@ It has no parameters. models/build.py sets `group` and `place` from the KV layou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from quire.distributed.mesh import Mesh, shard_range
@@ -28,23 +30,34 @@ class Attention(nn.Module):
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
-        alibi: Tensor | None = None,
+        alibi: Sequence[float] | None = None,
     ) -> None:
+        """alibi: what is subtracted from a score per position of distance, for each head."""
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
         self.window = window  # a position sees this many last ones, itself included
         self.softcap = softcap
         self.sinks = sinks  # [H] logits that join the softmax and have no value
-        self.alibi = alibi  # [H] subtracted from a score per position of distance
+        self.slopes = alibi
+        self.alibi: Tensor | None = None  # [H] of this rank's heads, from `place_slopes` on
         self.k_scale = self.v_scale = 1.0  # of an fp8 cache: what is stored is x / scale
         self.group = 0  # of layers that share block tables
         self.place = 0  # which of the cache's tensors
 
     def shard(self, mesh: Mesh) -> None:
         """Keep this rank's heads."""
-        self.heads = len(shard_range(self.heads, mesh, what="attention heads"))
+        mine = shard_range(self.heads, mesh, what="attention heads")
+        if self.slopes is not None:
+            self.slopes = self.slopes[mine.start : mine.stop]
+        self.heads = len(mine)
         self.kv_heads = len(shard_range(self.kv_heads, mesh, what="key-value heads", repeat=True))
+
+    def place_slopes(self, device: torch.device) -> None:
+        """Put the slopes of ALiBi on the device, before the first forward."""
+        if self.slopes is not None:
+            with torch.device("cpu"):
+                self.alibi = torch.tensor(self.slopes).to(device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, step: AttentionStep) -> Tensor:
         """q [T, H, D], k and v [T, K, D] -> [T, H * D]."""

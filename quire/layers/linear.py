@@ -12,7 +12,7 @@ How the weight is stored and multiplied is decided by the quantization method.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
+from quire.errors import WeightError
 from quire.kernels.formats.weight import StoredWeight
 from quire.layers.weight_module import PLAIN, WeightModule
 from quire.weights.mapping import InitSpec, WeightShard
@@ -118,11 +119,23 @@ class RowLinear(Linear):
 
 
 class QKVLinear(ColumnLinear):
-    """Queries, keys and values of this rank's heads, as views of one product."""
+    """Queries, keys and values of this rank's heads, as views of one product.
+
+    head_order: for checkpoints with one tensor for all three, the place in it of each of our heads:
+    of queries, keys and values in turn. None: they are in our order.
+    """
 
     def __init__(
-        self, inputs: int, heads: int, kv_heads: int, head_dim: int, bias: bool = False
+        self,
+        inputs: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        bias: bool = False,
+        *,
+        head_order: Sequence[int] | None = None,
     ) -> None:
+        self.head_order = head_order
         kv = OutputGroup(kv_heads, head_dim, "key-value heads", repeat=True)
         outputs = (OutputGroup(heads, head_dim, "attention heads"), kv, kv)
         Linear.__init__(self, inputs, outputs, bias)
@@ -140,6 +153,21 @@ class QKVLinear(ColumnLinear):
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, v = torch.split(heads, self.head_counts, dim=1)
         return q, k, v
+
+    def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
+        """The parts of a checkpoint's one tensor: rows of heads, or scales of them."""
+        if self.head_order is None or tensor.shape[0] == len(self.outputs):  # a number per part
+            return super().split_fused(param, tensor)
+        order = torch.tensor(self.head_order)
+        if tensor.shape[0] % len(order):
+            raise WeightError(
+                f"a fused q, k, v tensor has {tensor.shape[0]} rows of {param}, which the "
+                f"{len(order)} heads do not divide: its heads are not in order, so blocks of a "
+                "quantized weight must not span several"
+            )
+        heads = tensor.unflatten(0, (len(order), -1))
+        parts = torch.split(order, [out.units for out in self.outputs])
+        return [heads[part].flatten(0, 1) for part in parts]
 
 
 class LMHead(Linear):

@@ -80,12 +80,16 @@ class LayerNorm(VectorModule):
     """y = (x - mean) / deviation * weight + bias, over the last axis."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, bias: bool = True) -> None:
         super().__init__(size)
         self.eps = eps
-        self.declare("weight", "bias")
+        self.declare("weight")
+        if bias:
+            self.declare("bias")
+        else:
+            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, E] -> [T, E]."""

@@ -96,6 +96,8 @@ def build_model(
     for module in model.modules():
         if isinstance(module, Rope):
             module.set_table(tables, device)
+        elif isinstance(module, Attention):
+            module.place_slopes(device)
     load_weights(model, config, folder, load_format, dtype, device, progress=progress, seed=seed)
     return cast(LanguageModel, model.eval())
 

@@ -92,7 +92,8 @@ class Weights:
     """Differences between a checkpoint's names and tensors and the model's."""
 
     strip: tuple[str, ...] = ()  # prefixes; the first that a name has is cut off
-    rename: Mapping[str, str] = field(default_factory=dict)  # components of a path: theirs -> ours
+    rename: Mapping[str, str] = field(default_factory=dict)  # components of a path: theirs -> ours;
+    # "attn.c_proj": "out_proj" is about c_proj in attn only
     fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ours <- theirs, in order
     experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor per expert:
     # "gate_up_proj": ("gate_proj", "up_proj") takes bank.experts.7.up_proj.weight as part 15
@@ -141,7 +142,7 @@ class Weights:
     def checkpoint_paths(self, layer: str) -> tuple[str, ...]:
         """Per part of a layer, what a checkpoint calls it after the prefix."""
         parent, _, leaf = layer.rpartition(".")
-        theirs = {ours: name for name, ours in self.rename.items()}
+        theirs = {_beside(name, ours): _last(name) for name, ours in self.rename.items()}
         at = f"{parent}." if parent else ""
         return tuple(_rename(f"{at}{part}", theirs) for part in self.fuse.get(leaf, (leaf,)))
 
@@ -270,7 +271,21 @@ def _rename(path: str, names: Mapping[str, str]) -> str:
     """The path with each component that has another name under that name."""
     if not names:
         return path
-    return ".".join(names.get(part, part) for part in path.split("."))
+    parts = path.split(".")
+    pairs = (f"{parent}.{part}" for parent, part in zip(["", *parts], parts, strict=False))
+    return ".".join(
+        names.get(pair) or names.get(part, part) for pair, part in zip(pairs, parts, strict=True)
+    )
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _beside(path: str, name: str) -> str:
+    """The path with its last component replaced."""
+    parent, dot, _ = path.rpartition(".")
+    return f"{parent}{dot}{name}"
 
 
 def _stacked_name(name: str, param: str) -> str:

@@ -23,6 +23,7 @@ struct AttentionArgs {
   const int32_t *tables, *starts, *contexts;
   char* y;
   long table_row, sequences, heads, kv_heads, size, block, blocks, dtype, window;
+  const float* slopes;    // [heads] of ALiBi, or null
   double scale, softcap;  // window 0, softcap 0: none
 };
 
@@ -264,20 +265,22 @@ void product(const char* a, long a_row, long rows, const char* b, long panel_byt
   }
 }
 
-struct Mask {  // columns [low, high) of the chunk that a row sees
+struct Mask {  // columns [low, high) of the chunk that a row sees; its own token is high - 1
   long low, high;
 };
 
 // Scores of a row -> weights; rescales what the row has so far. `columns`: a multiple of 32.
 template <class T>
-INLINE void soften(const AttentionArgs& a, float* scores, T* weights, long columns, Mask mask,
-                   float& best, float& total, float* out, long width) {
+INLINE void soften(const AttentionArgs& a, long head, float* scores, T* weights, long columns,
+                   Mask mask, float& best, float& total, float* out, long width) {
   const vi lane = lanes();
   const bool masked = mask.low > 0 || mask.high < columns;
   vf most = splat(-INFINITY);
   for (long c = 0; c < columns; c += W) {
     vf s = load(scores + c) * (float)a.scale;
     if (a.softcap) s = (float)a.softcap * vtanh(s / (float)a.softcap);
+    if (a.slopes)
+      s = s + a.slopes[head] * __builtin_convertvector(lane + (int)(c - mask.high + 1), vf);
     if (masked) {
       const vi at = lane + (int)c;
       s = pick((at >= (int)mask.low) & (at < (int)mask.high), s, splat(-INFINITY));
@@ -374,8 +377,9 @@ struct Worker {
       const long position = span.first + i / s.group;
       const long low = a.window ? position - a.window + 1 - start : 0;
       const Mask mask{low > from - start ? low : from - start, position + 1 - start};
-      soften(a, buffers.scores + i * CHUNK, buffers.weights + i * CHUNK, panels * PANEL, mask,
-             buffers.part.best[i], buffers.part.total[i], buffers.part.out + i * s.width, s.width);
+      soften(a, item.kv_head * s.group + i % s.group, buffers.scores + i * CHUNK,
+             buffers.weights + i * CHUNK, panels * PANEL, mask, buffers.part.best[i],
+             buffers.part.total[i], buffers.part.out + i * s.width, s.width);
     }
     product<T>((const char*)(buffers.weights + skip * CHUNK), CHUNK * sizeof(T), rows - skip,
                (const char*)buffers.v, CHUNK / per * PANEL * 4, s.width / PANEL,

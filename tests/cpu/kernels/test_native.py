@@ -129,12 +129,14 @@ def attention_of_last(case, count):
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(("window", "features"), [(None, ""), (70, ""), (None, "alibi")])
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 1), (14, 2)])
-def test_attention_gives_a_row_the_same_bits_in_any_chunk_of_its_prompt(heads, dtype, window):
+def test_attention_gives_a_row_the_same_bits_in_any_chunk_of_its_prompt(
+    heads, dtype, window, features
+):
     rows = [(200, 200), (90, 1300), (1, 77), (40, 2100)]
-    case = paged_attention._case(CPU, (*heads, 48, 16), rows, dtype, window)
+    case = paged_attention._case(CPU, (*heads, 48, 16), rows, dtype, window, features=features)
     whole = paged_attention.paged_attention(**case)
     for count in (1, 2, 7, 64):
         part, keep = attention_of_last(case, count)

@@ -6,6 +6,8 @@ A file tiny/<variant>.json is a config.json, plus settings of the comparison und
     lengths   prompt lengths to compare (default: LENGTHS)
     greedy    prompt lengths to continue (default: GREEDY)
     seed      of the weights, if the usual one makes a model that repeats itself
+    attention transformers' implementation, if its eager one is wrong
+    embeddings size of the embeddings: small ones, if each token would repeat itself
 """
 
 import json
@@ -36,8 +38,10 @@ def peer(variant, folder):
     settings = {key: value for key, value in hf.items() if key != "model_type"}
     config = AutoConfig.for_model(hf["model_type"], **settings)
     torch.manual_seed(test.get("seed", 1))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    scale_weights(model, 0.3 if "gemma" in hf["model_type"] else 2.0)  # gemma scales them itself
+    how = test.get("attention", "eager")
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=how).eval()
+    usual = 0.3 if "gemma" in hf["model_type"] else 2.0  # gemma scales them itself
+    scale_weights(model, test.get("embeddings", usual))
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)
@@ -51,10 +55,12 @@ def scale_weights(model, embeddings):
         noise = torch.randn_like(value)
         if value.ndim == 1:
             value += 0.2 * noise
+            value *= 0.2 if "embeddings_layernorm" in name else 1.0  # or each token repeats itself
         elif "embed" in name or ".wte" in name or ".wpe" in name:
             value.copy_(noise * embeddings / value.shape[-1] ** 0.5)
         else:
-            fan_in = value.shape[0] if ".c_" in name else value.shape[-1]
+            transposed = model.config.model_type == "gpt2" and ".c_" in name
+            fan_in = value.shape[0] if transposed else value.shape[-1]
             value.copy_(noise * 1.2 / fan_in**0.5)
     for name, value in model.named_buffers():
         if name.endswith("correction_bias"):  # zero in a new model

@@ -6,11 +6,13 @@ import threading
 import pytest
 import torch
 
+from quire.config.quantization import QuantFacts
 from quire.distributed.collectives import SingleProcessCollectives, connect
 from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
-from quire.errors import ConfigError
+from quire.errors import ConfigError, WeightError
 from quire.layers import Attention, ColumnLinear, Embedding, Linear, LMHead, QKVLinear, RowLinear
 from quire.models.build import build_model, read_model_config
+from quire.quant import fp8
 from quire.weights.mapping import ParamTarget
 from quire.weights.weight_loader import WeightLoader
 from tests.cpu.models.harness import Stepper
@@ -18,7 +20,8 @@ from tests.cpu.models.peers import peer, prompt_of
 
 ONE_OF_EACH = ["llama", "opt_post_norm_projected", "gpt2", "gemma2", "gemma3_text", "qwen3"]
 ONE_OF_EACH += ["deepseek_v2_lite", "deepseek_v3", "olmo2", "olmo3_yarn_bias", "granite"]
-ONE_OF_EACH += ["starcoder2", "glm4_moe_qk_norm_groups", "minimax_m2"]
+ONE_OF_EACH += ["starcoder2", "glm4_moe_qk_norm_groups", "minimax_m2", "bloom_six_heads_untied"]
+ONE_OF_EACH += ["codegen", "falcon_new", "falcon_rw", "gptj", "gpt_bigcode", "gpt_neo"]
 
 
 def filled(make, whole, rank=0, tp=1):
@@ -83,6 +86,33 @@ def test_ranks_share_a_kv_head_when_there_are_fewer_heads_than_ranks():
         close(got[2], v[:, rank // 2][:, None])
 
 
+def test_heads_in_another_order_in_the_checkpoint_come_to_their_ranks():
+    sizes = {"inputs": 8, "heads": 4, "kv_heads": 2, "head_dim": 4, "bias": True}
+    whole = {"weight": torch.randn(32, 8), "bias": torch.randn(32)}
+    grouped = [2, 0, 1, 4, 6, 3, 5, 7]  # where our heads come to be in the checkpoint
+    moved = {name: torch.empty_like(value) for name, value in whole.items()}
+    for ours, theirs in enumerate(grouped):
+        for name, value in whole.items():
+            moved[name][4 * theirs : 4 * theirs + 4] = value[4 * ours : 4 * ours + 4]
+    x = torch.randn(3, 8)
+    for rank in range(2):
+        want = filled(lambda: QKVLinear(**sizes), whole, rank, 2)(x)
+        got = filled(lambda: QKVLinear(**sizes, head_order=grouped), moved, rank, 2)(x)
+        for one, other in zip(got, want, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_scales_of_blocks_that_span_heads_in_another_order_are_refused():
+    facts = QuantFacts(
+        method="fp8", quant_method="fp8", is_stored=True, static_activations=True, block=128
+    )
+    layer = QKVLinear(128, 4, 2, 64, head_order=range(8))
+    layer.set_quant_method(fp8.Method(facts))
+    assert len(layer.split_fused("input_scale", torch.randn(3))) == 3  # one number for each part
+    with pytest.raises(WeightError, match="4 rows of weight_scale, which the 8 heads do not"):
+        layer.split_fused(facts.scale, torch.randn(4, 1))
+
+
 def test_vocabulary_strips_of_ranks_cover_an_odd_vocabulary():
     whole, parts = ranks(lambda: LMHead(7, 8))
     x = torch.randn(3, 8)
@@ -100,9 +130,10 @@ def test_a_plain_linear_is_whole_on_every_rank():
 
 
 def test_attention_keeps_its_share_of_heads():
-    layer = Attention(8, 2, 16)
+    layer = Attention(8, 2, 16, alibi=range(8))
     layer.shard(Mesh(tp=4, rank=3))
-    assert (layer.heads, layer.kv_heads) == (2, 1)
+    layer.place_slopes(torch.device("cpu"))
+    assert (layer.heads, layer.kv_heads, layer.alibi.tolist()) == (2, 1, [6, 7])
 
 
 class Together:

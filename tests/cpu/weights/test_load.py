@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import ConfigError, WeightError
+from quire.layers import ParamModule
+from quire.models import gpt2
 from quire.models.build import build_model, load_weights, read_model_config
 from tests.cpu.plain_param import plain_param
 
@@ -194,39 +196,23 @@ def test_parameters_do_not_live_in_the_file(tmp_path):
 def test_transposed_and_unprefixed_gpt2_weights_load(tmp_path):
     _, config = read_model_config(GPT2)
     blank = build_model("gpt2", config, load_format="dummy", dtype=torch.float32)
-    tensors = {}
-    for name, _ in blank.named_parameters():
-        if name.startswith("lm_head"):
-            continue
-        value = plain_param(blank, name)
-        turned = any(part in name for part in ("c_attn.weight", "c_proj.weight", "c_fc.weight"))
-        tensors[gpt2_name(name)] = value.t().contiguous() if turned else value.clone()
-    for name in (
-        "attn.c_attn.weight",
-        "attn.c_proj.weight",
-        "mlp.c_proj.weight",
-        "mlp.c_fc.weight",
-    ):
-        tensors[f"h.0.{name}"] = plain_param(blank, f"layers.0.{name}").t().contiguous()
+    names, tensors = gpt2.Model.weights, {}
+    for path, layer in blank.named_modules():
+        for param in layer.param_names() if isinstance(layer, ParamModule) else ():
+            (theirs,) = names.checkpoint_paths(path)
+            value = plain_param(blank, f"{path}.{param}")
+            turned = param == "weight" and path.rpartition(".")[2] in names.transpose
+            tensors[f"{theirs}.{param}"] = value.t().contiguous() if turned else value.clone()
+    assert tensors["h.0.mlp.c_proj.weight"].shape == tensors["h.0.mlp.c_fc.weight"].shape[::-1]
+    assert tensors["h.0.attn.c_proj.bias"].shape == tensors["ln_f.bias"].shape
+    del tensors["lm_head.weight"]
     tensors["wte.weight"] = plain_param(blank, "embed_tokens.weight")
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)  # causal masks in the published file
     tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
     model = load(tmp_path, tensors, GPT2)
-    for name in ("attn.c_attn.weight", "mlp.c_fc.weight", "mlp.c_proj.bias"):
+    for name in ("attn.qkv_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.bias"):
         name = f"layers.0.{name}"
         assert torch.equal(plain_param(model, name), plain_param(blank, name))
-
-
-def gpt2_name(name):
-    for ours, theirs in (
-        ("layers.", "h."),
-        ("embed_tokens.", "wte."),
-        ("embed_positions.", "wpe."),
-        ("norm.", "ln_f."),
-    ):
-        if name.startswith(ours):
-            return theirs + name.removeprefix(ours)
-    return name
 
 
 @pytest.mark.parametrize("prefix", ["decoder.", "model.decoder."])
