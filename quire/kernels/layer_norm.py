@@ -3,7 +3,7 @@
     r = x + residual                                      rounded to x.dtype
     y = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias   in fp32, then x.dtype
 
-Axes: T tokens in the step, E hidden size.
+Axes: T tokens in the step, H heads, E the size that is normalised.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"x": x, "weight": w, "bias": b, "eps": 1e-5}
         yield {"x": x, "weight": w, "bias": b, "eps": 1e-5, "residual": r}
         yield {"x": x, "weight": w, "bias": None, "eps": 1e-5}
+    heads = torch.randn(9, 12 * 24, device=device).to(torch.bfloat16)[:, 48:192].view(9, 6, 24)
+    w = torch.randn(6, 24, device=device).to(torch.bfloat16)
+    yield {"x": heads, "weight": w, "bias": None, "eps": 1e-5}
+    yield {"x": heads.float(), "weight": w.float(), "bias": None, "eps": 1e-5}
 
 
 def _native(
@@ -47,7 +51,8 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Normalise each row of x (+ residual) to mean 0 and variance 1, then scale and shift.
 
-    x, residual: [T, E], one dtype. weight, bias: [E].
+    x, residual: [T, E], one dtype. weight, bias: [E]. Or x: [T, H, E], maybe a strided view,
+    weight: [H, E], without bias and residual: each head has weights of its own.
     Returns (y, r) in x.dtype; r is x itself when there is no residual to add.
     """
     r = x if residual is None else x + residual

@@ -38,7 +38,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield {"x": heads, "weight": w, "eps": 1e-5}
 
 
-_run = NativeOp(NORM, "qqqqqqqqqqqqqdd")
+_run = NativeOp(NORM, "q" * 14 + "dd")
 
 
 def norm_native(
@@ -50,7 +50,10 @@ def norm_native(
     offset: float,
     centred: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Both norms on the native kernel. x: [..., E] of 2 or 3 axes, last axis contiguous."""
+    """Both norms on the native kernel. x: [..., E] of 2 or 3 axes, last axis contiguous.
+
+    weight: [E], or [H, E] for an x of [T, H, E].
+    """
     code, shape, strides = DTYPES.get(x.dtype), x.shape, x.stride()
     others = [t for t in (weight, bias, residual) if t is not None]
     if code is None or not 2 <= len(shape) <= 3 or strides[-1] != 1:
@@ -65,7 +68,8 @@ def norm_native(
         0 if bias is None else bias.data_ptr(),
         0 if residual is None else residual.data_ptr(),
         y.data_ptr(), 0 if residual is None else r.data_ptr(),
-        shape[0], inner, shape[-1], code, centred, eps, offset,
+        shape[0], inner, shape[-1], code, centred,
+        0 if weight.dim() == 1 else shape[-1], eps, offset,
     )  # fmt: skip
     return y, r
 

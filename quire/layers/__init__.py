@@ -7,7 +7,14 @@ from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, PositionEmbedding
 from quire.layers.linear import ColumnLinear, Linear, LMHead, QKVLinear, RowLinear
 from quire.layers.moe import ExpertActivation, Experts, Router, RoutingMethod
-from quire.layers.norm import AddLayerNorm, AddRMSNorm, AllHeadsRMSNorm, LayerNorm, RMSNorm
+from quire.layers.norm import (
+    AddLayerNorm,
+    AddRMSNorm,
+    AllHeadsRMSNorm,
+    HeadLayerNorm,
+    LayerNorm,
+    RMSNorm,
+)
 from quire.layers.param_module import ParamModule
 from quire.layers.rope import Rope, RopeConfig
 from quire.layers.weight_module import WeightModule
@@ -24,6 +31,7 @@ __all__ = [
     "ExpertActivation",
     "Experts",
     "GatedActivation",
+    "HeadLayerNorm",
     "LMHead",
     "LayerNorm",
     "Linear",

@@ -105,3 +105,28 @@ class AddLayerNorm(LayerNorm):
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """x, residual [T, E] -> (normed, x + residual)."""
         return layer_norm(x, self.weight, self.bias, self.eps, residual)
+
+
+class HeadLayerNorm(ParamModule):
+    """LayerNorm of each head, with weights of its own and no bias.
+
+    repeat: as in AllHeadsRMSNorm.
+    """
+
+    weight: Tensor
+
+    def __init__(self, heads: int, head_dim: int, eps: float, *, repeat: bool = False) -> None:
+        super().__init__()
+        self.heads, self.head_dim, self.eps, self.repeat = heads, head_dim, eps, repeat
+        self.declare("weight")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, H, D], heads of this rank, strided views allowed -> the same shape."""
+        return layer_norm(x, self.weight, None, self.eps)[0]
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        mine = shard_range(self.heads, self.mesh, what="heads", repeat=self.repeat)
+        return (WeightShard((self.heads, self.head_dim), (mine, range(self.head_dim))),)
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(1.0, 0.02)

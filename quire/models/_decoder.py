@@ -81,6 +81,11 @@ class PreNormLayer(nn.Module):
         return self.mlp(x), res
 
 
+def spare_names(layers: int, spare: int) -> tuple[str, ...]:
+    """Return the prefixes of checkpoint layers after the last one."""
+    return tuple(f"layers.{layers + i}." for i in range(spare))
+
+
 class Decoder(nn.Module):
     """Base of every model: embed_tokens -> layers -> norm, and lm_head."""
 

@@ -1,12 +1,11 @@
 """Reads from config.json how many experts there are, how large, and in which layers.
 
-ExpertSizes has the names that Qwen gives to the fields, RoutedConfig those of DeepSeek.
+ExpertSizes has the names that Qwen gives to the fields, RoutedSizes those of DeepSeek.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -71,33 +70,29 @@ def expert_counts(hf: Hf) -> tuple[int, int]:
     return experts, top_k
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedConfig(ModelConfig):
-    """Config of a model with routed experts, and shared ones beside them, from some layer on."""
+@dataclass(frozen=True, slots=True)
+class RoutedSizes:
+    """Routed experts, and shared ones beside them, from some layer on. (DeepSeek)"""
 
     experts: int
-    expert_mlp: int
-    shared_experts: int
+    mlp: int  # width of one expert
+    shared: int  # so many that all tokens go to
     dense: int  # so many first layers have an ordinary MLP
     routing: RoutingMethod
-    correction: bool = False  # a learned bias corrects the choice of experts
-    spare_layers: int = 0  # of the checkpoint, after the last: they predict further tokens (MTP)
-
-    @property
-    def spare_names(self) -> tuple[str, ...]:
-        """Prefixes of the spare layers' parameters."""
-        return tuple(f"layers.{self.layers + i}." for i in range(self.spare_layers))
+    correction: bool  # a learned bias corrects the choice of experts
 
 
-def routed_sizes(hf: Hf) -> dict[str, Any]:
-    """Read the sizes of RoutedConfig."""
+def routed_sizes(hf: Hf, routing: RoutingMethod, *, correction: bool = False) -> RoutedSizes:
+    """Read DeepSeek's names of these fields."""
     field_of(hf, "moe_layer_freq", int, default=1, one_of=(1,))
-    return {
-        "experts": field_of(hf, "n_routed_experts", int),
-        "expert_mlp": field_of(hf, "moe_intermediate_size", int),
-        "shared_experts": field_of(hf, "n_shared_experts", int, default=0),
-        "dense": field_of(hf, "first_k_dense_replace", int, default=0),
-    }
+    return RoutedSizes(
+        experts=field_of(hf, "n_routed_experts", int),
+        mlp=field_of(hf, "moe_intermediate_size", int),
+        shared=field_of(hf, "n_shared_experts", int, default=0),
+        dense=field_of(hf, "first_k_dense_replace", int, default=0),
+        routing=routing,
+        correction=correction,
+    )
 
 
 def sigmoid_routing(hf: Hf) -> RoutingMethod:
@@ -133,18 +128,23 @@ def check_routing(hf: Hf, routing: RoutingMethod) -> RoutingMethod:
     return routing
 
 
+def mlp_of_layer(c: ModelConfig, moe: RoutedSizes, layer: int) -> nn.Module:
+    """Return the experts of a layer, or the ordinary MLP of one of the first."""
+    if layer < moe.dense:
+        return GatedMLP(c.hidden, c.mlp, c.act)
+    return RoutedMLP(c.hidden, c.act, moe)
+
+
 class RoutedMLP(nn.Module):
     """Routed experts, plus shared ones as a single MLP."""
 
-    def __init__(self, c: RoutedConfig) -> None:
+    def __init__(self, hidden: int, act: str, moe: RoutedSizes) -> None:
         super().__init__()
-        self.gate = Router(c.hidden, c.experts, c.routing, correction=c.correction)
-        self.experts = Experts(
-            c.hidden, c.expert_mlp, c.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
-        )
-        self.shared_experts = (
-            GatedMLP(c.hidden, c.shared_experts * c.expert_mlp, c.act) if c.shared_experts else None
-        )
+        self.gate = Router(hidden, moe.experts, moe.routing, correction=moe.correction)
+        gate = ExpertActivation(ACTIVATION_KINDS[act])
+        self.experts = Experts(hidden, moe.mlp, moe.experts, gate)
+        width = moe.shared * moe.mlp
+        self.shared_experts = GatedMLP(hidden, width, act) if width else None
 
     def forward(self, x: Tensor) -> Tensor:
         chosen = self.experts(x, *self.gate(x))

@@ -24,25 +24,27 @@ from quire.layers import (
     RowLinear,
 )
 from quire.layers.mla import MLAAttention, MLADownProjection, MLASizes, MLAUpProjection
-from quire.models._decoder import Decoder, GatedMLP, PreNormLayer
-from quire.models._experts import RoutedConfig, RoutedMLP, check_routing, routed_sizes
+from quire.models._decoder import Decoder, PreNormLayer, spare_names
+from quire.models._experts import RoutedSizes, check_routing, mlp_of_layer, routed_sizes
 from quire.models._rope import rope_of, scaled_max_len, section_of
-from quire.models.base import Hf, StepInputs, Weights, field_of, sizes_of
+from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
 
 LATENT_EPS = 1e-6
 """Epsilon of the norms of compressed queries and latents, whatever rms_norm_eps is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(RoutedConfig):
+class Config(ModelConfig):
     rope: RopeConfig
     attention: MLASizes
     scale: float
     interleaved: bool = True
+    moe: RoutedSizes
+    spare_layers: int = 0  # of the checkpoint, after the last: they predict further tokens (MTP)
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        return cls(**shared_fields(hf), routing=routing_of(hf))
+        return cls(**shared_fields(hf), moe=routed_sizes(hf, routing_of(hf)))
 
     def attention_layers(self) -> tuple[LayerFacts, ...]:
         kept = LayerFacts(1, self.attention.cache_dim, latent=self.attention.latent_dim)
@@ -61,7 +63,6 @@ def shared_fields(hf: Hf) -> dict[str, Any]:
         "rope": rope_of(hf, attention.rope_dim),
         "attention": attention,
         "scale": scale_of(hf, attention),
-        **routed_sizes(hf),
     }
 
 
@@ -130,7 +131,7 @@ class Layer(PreNormLayer):
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.self_attn = SelfAttention(c)
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.mlp = RoutedMLP(c) if i >= c.dense else GatedMLP(c.hidden, c.mlp, c.act)
+        self.mlp = mlp_of_layer(c, c.moe, i)
 
 
 class Model(Decoder):
@@ -155,4 +156,4 @@ def weights_of(c: Config) -> Weights:
     """Queries that are not compressed have another name; layers beyond the last are left out."""
     first = "q_proj" if c.attention.q_rank is None else "q_a_proj"
     fuse = {**Model.weights.fuse, "inputs": (first, "kv_a_proj_with_mqa")}
-    return replace(Model.weights, fuse=fuse, absent=c.spare_names)
+    return replace(Model.weights, fuse=fuse, absent=spare_names(c.layers, c.spare_layers))

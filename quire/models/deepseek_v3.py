@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.models import deepseek_v2
-from quire.models._experts import sigmoid_routing
+from quire.models._experts import routed_sizes, sigmoid_routing
 from quire.models.base import Hf, field_of
 
 CONVENTIONS = {
@@ -32,8 +32,7 @@ class Config(deepseek_v2.Config):
         return cls(
             **deepseek_v2.shared_fields(hf),
             interleaved=field_of(hf, "rope_interleave", bool, default=True),
-            routing=sigmoid_routing(hf),
-            correction=True,
+            moe=routed_sizes(hf, sigmoid_routing(hf), correction=True),
             spare_layers=field_of(hf, "num_nextn_predict_layers", int, default=0),
         )
 

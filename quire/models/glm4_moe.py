@@ -5,21 +5,18 @@ further tokens (MTP), are left in the checkpoint.
 
 Source: model_type "glm4_moe", https://huggingface.co/zai-org/GLM-4.5; transformers
         modeling_glm4_moe.py
-Axes:   T tokens in the step, E hidden, H query heads, K kv heads, D head size
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
-
-from quire.layers import AddRMSNorm, Attention, QKVLinear, RMSNorm, Rope, RopeConfig, RowLinear
-from quire.models import deepseek_v2
-from quire.models._decoder import Decoder, GatedMLP, PreNormLayer
-from quire.models._experts import RoutedConfig, RoutedMLP, routed_sizes, sigmoid_routing
+from quire.layers import AddRMSNorm
+from quire.models import deepseek_v2, llama, qwen3
+from quire.models._decoder import Decoder, PreNormLayer, spare_names
+from quire.models._experts import RoutedSizes, mlp_of_layer, routed_sizes, sigmoid_routing
 from quire.models._rope import rotary_sizes_of
-from quire.models.base import Hf, StepInputs, field_of
+from quire.models.base import Hf, field_of
 
 CONVENTIONS = {
     "defaults": {
@@ -35,58 +32,36 @@ CONVENTIONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(RoutedConfig):
-    rope: RopeConfig
-    qkv_bias: bool
+class Config(llama.Config):
+    moe: RoutedSizes
+    spare_layers: int
     qk_norm: bool
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
         return cls(
             **rotary_sizes_of(hf),
-            **routed_sizes(hf),
-            routing=sigmoid_routing(hf),
-            correction=True,
-            spare_layers=field_of(hf, "num_nextn_predict_layers", int, default=1),
             qkv_bias=field_of(hf, "attention_bias", bool, default=False),
+            moe=routed_sizes(hf, sigmoid_routing(hf), correction=True),
+            spare_layers=field_of(hf, "num_nextn_predict_layers", int, default=1),
             qk_norm=field_of(hf, "use_qk_norm", bool, default=False),
         )
-
-
-class SelfAttention(nn.Module):
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.qkv_bias)
-        self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden)
-        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
-        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else None
-        self.rope = Rope(c.rope, c.max_len)
-        self.attn = Attention(c.heads, c.kv_heads, c.head_dim)
-
-    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
-        q, k, v = self.qkv_proj(x)  # [T, H, D] [T, K, D] [T, K, D]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rope(q, k, step.positions)
-        return self.o_proj(self.attn(q, k, v, step.attention))
 
 
 class Layer(PreNormLayer):
     def __init__(self, c: Config, i: int) -> None:
         super().__init__()
+        attention = qwen3.SelfAttention if c.qk_norm else llama.SelfAttention
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.self_attn = SelfAttention(c)
+        self.self_attn = attention(c, c.window(i))
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.mlp = RoutedMLP(c) if i >= c.dense else GatedMLP(c.hidden, c.mlp, c.act)
+        self.mlp = mlp_of_layer(c, c.moe, i)
 
 
 class Model(Decoder):
     layer_class = Layer
-    weights = replace(
-        deepseek_v2.Model.weights,
-        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
-    )
+    weights = replace(deepseek_v2.Model.weights, fuse=llama.Model.weights.fuse)
 
     def __init__(self, c: Config) -> None:
         super().__init__(c)
-        self.weights = replace(self.weights, absent=c.spare_names)
+        self.weights = replace(self.weights, absent=spare_names(c.layers, c.spare_layers))

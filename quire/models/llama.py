@@ -9,6 +9,7 @@ Axes:   T tokens in the step, E hidden, F mlp width, H query heads, K kv heads, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -44,6 +45,7 @@ class Config(ModelConfig):
     o_bias: bool = False
     mlp_bias: bool = False
     scale: float | None = None  # of attention scores; None: 1 / sqrt(D)
+    interleaved: bool = False  # rotary pairs are neighbours, not halves
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
@@ -57,16 +59,23 @@ class Config(ModelConfig):
 
 
 class SelfAttention(nn.Module):
+    """Subclasses add norms of queries and keys, or take the rotation away."""
+
     def __init__(self, c: Config, window: int | None) -> None:
         super().__init__()
         self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.qkv_bias)
         self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.o_bias)
-        self.rope = Rope(c.rope, c.max_len)
+        self.q_norm: nn.Module | None = None
+        self.k_norm: nn.Module | None = None
+        self.rope: Rope | None = Rope(c.rope, c.max_len, interleaved=c.interleaved)
         self.attn = Attention(c.heads, c.kv_heads, c.head_dim, scale=c.scale, window=window)
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         q, k, v = self.qkv_proj(x)  # [T, H, D] [T, K, D] [T, K, D]
-        q, k = self.rope(q, k, step.positions)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope is not None:
+            q, k = self.rope(q, k, step.positions)
         return self.o_proj(self.attn(q, k, v, step.attention))
 
 
@@ -80,7 +89,7 @@ class Layer(PreNormLayer):
 
 
 class Model(Decoder):
-    layer_class = Layer
+    layer_class: ClassVar[Any] = Layer
     weights = Weights(
         strip=("model.",),
         fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},

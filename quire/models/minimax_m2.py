@@ -27,7 +27,7 @@ from quire.layers import (
     RoutingMethod,
 )
 from quire.models import mixtral, olmo2
-from quire.models._decoder import Decoder, PreNormLayer
+from quire.models._decoder import Decoder, PreNormLayer, spare_names
 from quire.models._experts import expert_counts
 from quire.models._rope import rotary_sizes_of
 from quire.models.base import Hf, field_of
@@ -50,7 +50,6 @@ class Config(olmo2.Config):
         experts, top_k = expert_counts(hf)
         return cls(
             **rotary_sizes_of(hf),
-            bias=False,
             experts=experts,
             top_k=top_k,
             spare_layers=field_of(hf, "num_mtp_modules", int, default=0),
@@ -119,5 +118,4 @@ class Model(Decoder):
 
     def __init__(self, c: Config) -> None:
         super().__init__(c)
-        absent = tuple(f"layers.{c.layers + i}." for i in range(c.spare_layers))
-        self.weights = replace(self.weights, absent=absent)
+        self.weights = replace(self.weights, absent=spare_names(c.layers, c.spare_layers))

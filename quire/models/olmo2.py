@@ -2,7 +2,7 @@
 
 Source: model_type "olmo2", https://huggingface.co/allenai/OLMo-2-1124-7B; transformers
         modeling_olmo2.py
-Axes:   T tokens in the step, E hidden, H query heads, K kv heads, D head size
+Axes:   T tokens in the step, E hidden
 """
 
 from __future__ import annotations
@@ -12,51 +12,28 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from quire.layers import (
-    AllHeadsRMSNorm,
-    Attention,
-    QKVLinear,
-    RMSNorm,
-    Rope,
-    RopeConfig,
-    RowLinear,
-    add,
-)
+from quire.layers import AllHeadsRMSNorm, RMSNorm, add
 from quire.models import llama
-from quire.models._decoder import Decoder, GatedMLP
+from quire.models._decoder import GatedMLP
 from quire.models._rope import rotary_sizes_of
-from quire.models.base import Hf, ModelConfig, StepInputs, field_of
+from quire.models.base import Hf, StepInputs, field_of
 
 CONVENTIONS = {"defaults": {"rms_norm_eps": 1e-5}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(ModelConfig):
-    rope: RopeConfig
-    bias: bool
-
+class Config(llama.Config):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        return cls(
-            **rotary_sizes_of(hf),
-            bias=field_of(hf, "attention_bias", bool, default=False),
-        )
+        bias = field_of(hf, "attention_bias", bool, default=False)
+        return cls(**rotary_sizes_of(hf), qkv_bias=bias, o_bias=bias)
 
 
-class SelfAttention(nn.Module):
-    def __init__(self, c: Config, layer: int) -> None:
-        super().__init__()
-        self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
-        self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.bias)
+class SelfAttention(llama.SelfAttention):
+    def __init__(self, c: llama.Config, layer: int) -> None:
+        super().__init__(c, c.window(layer))
         self.q_norm = AllHeadsRMSNorm(c.heads, c.head_dim, c.norm_eps)
         self.k_norm = AllHeadsRMSNorm(c.kv_heads, c.head_dim, c.norm_eps, repeat=True)
-        self.rope = Rope(c.rope, c.max_len)
-        self.attn = Attention(c.heads, c.kv_heads, c.head_dim, window=c.window(layer))
-
-    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
-        q, k, v = self.qkv_proj(x)  # [T, H, D] [T, K, D] [T, K, D]
-        q, k = self.rope(self.q_norm(q), self.k_norm(k), step.positions)
-        return self.o_proj(self.attn(q, k, v, step.attention))
 
 
 class Layer(nn.Module):
@@ -77,6 +54,5 @@ class Layer(nn.Module):
         return self.post_feedforward_layernorm(self.mlp(res)), res
 
 
-class Model(Decoder):
+class Model(llama.Model):
     layer_class = Layer
-    weights = llama.Model.weights

@@ -30,12 +30,14 @@ class Config(olmo2.Config):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
         sizes = sizes_of(hf)
+        bias = field_of(hf, "attention_bias", bool, default=False)
         full, local = section_of(hf, FULL), section_of({**hf, "rope_scaling": None}, SLIDING)
         return cls(
             **{**sizes, "max_len": scaled_max_len(hf, full)},
             rope=rope_of(hf, sizes["head_dim"], section=full),
             local_rope=rope_of(hf, sizes["head_dim"], section=local),
-            bias=field_of(hf, "attention_bias", bool, default=False),
+            qkv_bias=bias,
+            o_bias=bias,
             windows=read_periodic_windows(hf, sizes["layers"], window=4096, period=4),
         )
 

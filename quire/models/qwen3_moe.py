@@ -22,9 +22,9 @@ from quire.layers import (
 from quire.models import qwen3
 from quire.models._decoder import Decoder, GatedMLP, PreNormLayer
 from quire.models._experts import ExpertSizes, expert_sizes
-from quire.models._rope import rope_of, scaled_max_len
+from quire.models._rope import rotary_sizes_of
 from quire.models._windows import read_uniform_windows
-from quire.models.base import Hf, Weights, field_of, sizes_of
+from quire.models.base import Hf, Weights, field_of
 
 CONVENTIONS = {"windows_on_request": True}
 
@@ -36,12 +36,13 @@ class Config(qwen3.Config):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        sizes = sizes_of(hf)
+        sizes = rotary_sizes_of(hf)
+        bias = field_of(hf, "attention_bias", bool, default=False)
         windowed = field_of(hf, "use_sliding_window", bool, default=False)
         return cls(
-            **{**sizes, "max_len": scaled_max_len(hf)},
-            rope=rope_of(hf, sizes["head_dim"]),
-            bias=field_of(hf, "attention_bias", bool, default=False),
+            **sizes,
+            qkv_bias=bias,
+            o_bias=bias,
             windows=read_uniform_windows(hf, sizes["layers"]) if windowed else (),
             moe=expert_sizes(hf),
         )

@@ -36,6 +36,7 @@ CASES = {
     "fp8": (SHAPES["llama-8b"], {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
     "fp8 experts": (SHAPES["qwen3-30b-a3b"], {"quantization": "fp8"}),
     "windows": (tiny("gemma2"), {"max_model_len": 512}),
+    "norms of heads": (tiny("cohere_qk_norm_untied_bias"), {"max_model_len": 512}),
     "sinks": (tiny("gpt_oss"), {"max_model_len": 512}),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }

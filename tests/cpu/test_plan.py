@@ -71,12 +71,13 @@ def test_facts_from_config_json_are_those_of_the_model(path):
 
 
 def matrix_elements(model, *, tied):
-    """Elements of all weights but vectors; an expert's bias is one, in a stack."""
+    """Elements of all weights but vectors: so are biases of experts and norms of heads."""
     left_out = tuple(model.weights.tie) if tied else ()
     return sum(
         value.numel()
         for name, value in model.named_parameters()
-        if value.dim() > 1 and not name.endswith("bias") and not name.startswith(left_out)
+        if value.dim() > 1 and not name.endswith(("bias", "norm.weight"))
+        if not name.startswith(left_out)
     )
 
 

@@ -11,6 +11,7 @@ struct NormArgs {
   const void *weight, *bias, *residual;
   void *y, *r;
   long outer, inner, size, dtype, centred;
+  long weight_inner;  // elements: `size` if each inner row has weights of its own, else 0
   double eps, offset;
 };
 
@@ -19,8 +20,7 @@ inline Plan plan(const NormArgs& a, int) {
 }
 
 template <class T>
-INLINE void norm_row(const NormArgs& a, const T* x, const T* res, T* y, T* r) {
-  const T* weight = (const T*)a.weight;
+INLINE void norm_row(const NormArgs& a, const T* weight, const T* x, const T* res, T* y, T* r) {
   const T* bias = (const T*)a.bias;
   vf squares{}, total{};
   each(a.size, [&](long i, long n) {
@@ -59,7 +59,7 @@ void norm(const NormArgs& a, const Team& team) {
     for (long h = 0; h < a.inner; h++) {
       const long at = (t * a.inner + h) * a.size;
       const T* x = (const T*)a.x + t * a.x_outer + h * a.x_inner;
-      norm_row<T>(a, x, a.residual ? (const T*)a.residual + at : nullptr, (T*)a.y + at,
+      norm_row<T>(a, (const T*)a.weight + h * a.weight_inner, x, a.residual ? (const T*)a.residual + at : nullptr, (T*)a.y + at,
                   a.r ? (T*)a.r + at : nullptr);
     }
 }

@@ -157,7 +157,8 @@ def test_the_published_v3_config_is_read():
     }
     _, config = read_model_config(hf)
     assert config.max_len == 163840
-    assert (config.dense, config.shared_experts, config.spare_layers) == (3, 1, 1)
-    assert (config.routing.groups, config.routing.top_groups, config.routing.scale) == (8, 4, 2.5)
+    assert (config.moe.dense, config.moe.shared, config.spare_layers) == (3, 1, 1)
+    routing = config.moe.routing
+    assert (routing.groups, routing.top_groups, routing.scale) == (8, 4, 2.5)
     assert abs(config.scale / 192**-0.5 - (0.1 * 3.6888794541139363 + 1) ** 2) < 1e-9
     assert config.attention_layers()[60] == LayerFacts(1, 576, latent=512)
