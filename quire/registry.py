@@ -15,8 +15,9 @@ from typing import Any
 
 from quire.errors import ConfigError
 
-FRAMEWORK_MODULES = frozenset({"base", "build", "parser", "select"})
-"""Modules of a plug-in folder that are not plug-ins: its contract, selection and assembly."""
+FRAMEWORK_MODULES = frozenset({"base", "build", "fallback", "parser", "select"})
+"""Modules of a plug-in folder that are not plug-ins: its contract, selection, assembly,
+and what serves names that have no plug-in."""
 
 
 @functools.cache

@@ -64,7 +64,11 @@ class ModelOptions:
     skip_tokenizer_init: bool = False
     """Work with token ids only: no tokenizer is loaded, and outputs have no text."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model."""
+    """Run Python code in the model's folder, of its class or its tokenizer."""
+    model_impl: Literal["auto", "quire", "transformers"] = "auto"
+    """Implementation of the model. quire: native (vllm means the same); transformers: the
+    class of transformers on quire's attention and linear layers; auto: quire's own if there is
+    one."""
     quantization: Literal["fp8", "fp8_block"] | None = option(None, short="-q")
     """Quantize the weights as they are loaded. fp8: 8-bit floats with a scale per output;
     fp8_block: with a scale per 128 x 128 block. None: as stored in the checkpoint."""
@@ -373,6 +377,8 @@ def _normalize_value(name: str, given: object) -> object:
         return str(given).removeprefix("torch.")
     if name == "log_level" and isinstance(given, str):
         return {"TRACE": "DEBUG", "WARN": "WARNING"}.get(given.upper(), given.upper())
+    if name == "model_impl" and given == "vllm":
+        return "quire"
     if name == "served_model_name" and isinstance(given, str):
         return (given,)
     if (

@@ -77,7 +77,7 @@ _NO_EFFECT = {
         long_prefill_token_threshold_adaptive disable_chunked_mm_input engine_use_ray
         disable_frontend_multiprocessing use_async_output_proc max_num_scheduled_tokens
         ignore_patterns watermark prefix_cache_retention_interval shutdown_timeout
-        stream_interval enable_sleep_mode code_revision model_impl runner
+        stream_interval enable_sleep_mode code_revision runner
         prefix_caching_hash_algo kv_offloading_backend tokenizer_pool_size tokenizer_pool_type
         tokenizer_pool_extra_config full_cuda_graph override_neuron_config""",
     "it only changes what is logged or measured": """show_hidden_metrics_for_version
@@ -194,7 +194,6 @@ SUPPORTED_CHOICES = {
     "quantization": ("fp8", "fp8_block"),
     "runner": GENERATE_TASKS,
     "config_format": ("auto", "hf"),
-    "model_impl": ("auto", "vllm", "quire"),
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
     "distributed_executor_backend": ("uni", "mp", "ray"),
     "kv_offloading_backend": ("native",),

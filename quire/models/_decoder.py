@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from quire.layers import (
@@ -21,6 +22,7 @@ from quire.layers import (
     Embedding,
     GatedActivation,
     LMHead,
+    Rope,
     RowLinear,
     add,
     scale,
@@ -89,6 +91,7 @@ def spare_names(layers: int, spare: int) -> tuple[str, ...]:
 class Decoder(nn.Module):
     """Base of every model: embed_tokens -> layers -> norm, and lm_head."""
 
+    is_recordable = True
     weights: Weights
     layer_class: ClassVar[Any]
     """Called with (config, layer number)."""
@@ -132,6 +135,15 @@ class Decoder(nn.Module):
             hidden = scale(hidden, self.logit_scale)  # narrower than the logits
         logits = self.lm_head(hidden)
         return logits if self.logit_softcap is None else softcap(logits, self.logit_softcap)
+
+    def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Make what comes from no checkpoint: rotary tables, slopes of positions."""
+        tables: dict[Any, Tensor] = {}
+        for module in self.modules():
+            if isinstance(module, Rope):
+                module.set_table(tables, device)
+            elif isinstance(module, Attention):
+                module.place_slopes(device)
 
     def keep_stage(self, stage: range) -> None:
         """Drop the layers outside of one pipeline stage, before weights are loaded.

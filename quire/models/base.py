@@ -75,6 +75,11 @@ class LanguageModel(Protocol):
         """Token ids [T] -> their embeddings, new: [T, width]. What `inputs_embeds` replaces."""
         ...
 
+    @property
+    def is_recordable(self) -> bool:
+        """Whether a step runs quire's ops only, so that a tape of them repeats it on a CPU."""
+        ...
+
     def __call__(self, step: StepInputs) -> Tensor:
         """Hidden states of every token in the step: [T, E]."""
         ...
@@ -136,6 +141,10 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to the weights of the last norm
     logit_scale: float = 1.0  # of logits, before the cap
     logit_softcap: float | None = None
+
+    def usual_fields(self) -> dict[str, Any] | None:
+        """Return config.json under the names that models share; None: it has them itself."""
+        return None
 
     def window(self, layer: int) -> int | None:
         """Return the window of one layer; None if it covers every served length."""

@@ -9,6 +9,7 @@ Model files contain none of this; it is done to their modules from outside, by t
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quire.config.conventions import fill_defaults
 from quire.config.json_file import raise_as_config_error
@@ -25,7 +26,7 @@ from quire.config.quantization import QuantFacts, read_quantization, reconcile_q
 from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
-from quire.layers import Attention, Experts, ParamModule, Rope, WeightModule
+from quire.layers import Attention, Experts, ParamModule, WeightModule
 from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
 from quire.quant import mxfp4
 from quire.quant.base import Method
@@ -39,17 +40,40 @@ from quire.weights.weight_loader import WeightLoader
 MODELS = PluginRegistry("quire.models")
 
 
-def read_model_config(hf: Hf) -> tuple[str, ModelConfig]:
-    """(model type, Config) of a parsed config.json. Raises ConfigError for unsupported models."""
+FALLBACK = "transformers"
+"""The model type of models that run through transformers."""
+
+
+def read_model_config(
+    hf: Hf, impl: str = "auto", code: Path | None = None
+) -> tuple[str, ModelConfig]:
+    """(model type, Config) of a parsed config.json. Raises ConfigError for unsupported models.
+
+    impl: "quire", "transformers", or "auto": quire's own model if there is one. code: the model's
+    folder, if Python code in it may run.
+    """
     model_type = field_of(hf, "model_type", str)
-    if model_type not in (known := MODELS.names()):
+    native = model_type in (known := MODELS.names())
+    if impl == "quire" and not native:
         near = difflib.get_close_matches(model_type[:80], known, n=1, cutoff=0.7)
         hint = f"did you mean {near[0]}?" if near else f"supported: {', '.join(known)}"
-        raise ConfigError(f"models of type {model_type!r:.80} are not supported yet; {hint}")
+        raise ConfigError(
+            f"models of type {model_type!r:.80} are not native to quire (model_impl=quire); {hint}"
+        )
     with raise_as_config_error("config.json"):
         quantized = read_quantization(hf)
-        config = MODELS.load(model_type).Config.from_hf(fill_defaults(hf))
+        if native and impl != FALLBACK:
+            config = MODELS.load(model_type).Config.from_hf(fill_defaults(hf))
+        else:
+            model_type, config = FALLBACK, _implementation(FALLBACK).Config.from_hf(hf, code)
         return model_type, replace(config, quantized=quantized, wrapper_type=hf.get("wrapper_type"))
+
+
+def _implementation(model_type: str) -> Any:
+    """Return the module with Config and Model of a type that read_model_config() returns."""
+    if model_type == FALLBACK:
+        return importlib.import_module("quire.models.fallback")
+    return MODELS.load(model_type)
 
 
 def build_model(
@@ -79,7 +103,7 @@ def build_model(
     """
     device = torch.device(device)
     with torch.device("meta"):
-        model = MODELS.load(model_type).Model(config)
+        model = _implementation(model_type).Model(config)
     if config.wrapper_type is not None:
         model.weights = cast(Weights, model.weights).in_wrapper()
     if stage is not None:
@@ -92,12 +116,7 @@ def build_model(
     layers = config.attention_layers()
     layers = layers if stage is None else layers[stage.start : stage.stop]
     assign_kv_tensors(model, groups or group_layers(layers))
-    tables: dict[Any, Tensor] = {}
-    for module in model.modules():
-        if isinstance(module, Rope):
-            module.set_table(tables, device)
-        elif isinstance(module, Attention):
-            module.place_slopes(device)
+    model.prepare(dtype, device)
     load_weights(model, config, folder, load_format, dtype, device, progress=progress, seed=seed)
     return cast(LanguageModel, model.eval())
 
@@ -134,12 +153,14 @@ def load_weights(
             raise ConfigError(f"load_format {load_format!r} needs a folder with weights")
         layers = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
         scales = KvScaleLoader(layers, weights)
-        shapes = scales.without_scales(_checkpoint_shapes(folder, load_format))
+        shapes = weights.converted_shapes(
+            scales.without_scales(_checkpoint_shapes(folder, load_format))
+        )
         targets = assign_tensors(leaves, weights, shapes, tied=config.tied)
         tensors = files.iterate_tensors(folder, progress, load_format=load_format)
         with GpuLoader(device) if device.type == "cuda" else nullcontext() as stage:
             filler = WeightLoader(own, finish, dtype=dtype, device=device, stage=stage)
-            filler.load(targets, scales.extract_scales(tensors))
+            filler.load(targets, weights.converted(scales.extract_scales(tensors)))
     for name, source in tie.items():
         leaves[name].set_param("weight", leaves[source].weight)
 

@@ -9,7 +9,7 @@ hold how tensors fill a parameter. `assign_tensors` matches both with the header
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -145,6 +145,16 @@ class Weights:
         theirs = {_beside(name, ours): _last(name) for name, ours in self.rename.items()}
         at = f"{parent}." if parent else ""
         return tuple(_rename(f"{at}{part}", theirs) for part in self.fuse.get(leaf, (leaf,)))
+
+    def converted_shapes(
+        self, shapes: Iterable[tuple[str, Sequence[int]]]
+    ) -> list[tuple[str, Sequence[int]]]:
+        """Return (name, shape) of the tensors that the model is given: here those of the files."""
+        return list(shapes)
+
+    def converted(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that the model is given. converted_shapes() comes first."""
+        return iter(tensors)
 
     def ignores(self, name: str, layer: str) -> bool:
         """Whether a checkpoint tensor of `layer` carries nothing that this model needs."""

@@ -51,7 +51,9 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         else model_folder(section.hf_config_path, section.revision, options, environment)
     )
     hf = read_hf_config(config_folder, section.hf_overrides)
-    model_type, model_config = read_model_config(hf)
+    model_type, model_config = read_model_config(
+        hf, section.model_impl, config_folder if section.trust_remote_code else None
+    )
     if model_config.wrapper_type is not None:
         log.info(
             "the checkpoint is a multimodal model (%s); its text half (%s) is served, and requests "
@@ -59,6 +61,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
             model_config.wrapper_type,
             model_type,
         )
+    usual = model_config.usual_fields()
     weights = None
     if options.load.load_format not in ("dummy", "pt") and any(folder.glob("*.safetensors")):
         weights = count_weights_in_headers(
@@ -68,7 +71,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         folder,
         name=section.model,
         config_folder=config_folder,
-        overrides=section.hf_overrides,
+        overrides=section.hf_overrides if usual is None else lambda _: usual,
         generation_config=section.generation_config,
         override_generation_config=section.override_generation_config,
         weights=weights,

@@ -62,7 +62,7 @@ class CpuWorker:
         native = library.load_library()
         self._has_spare_core = native is not None and cpu.available_cores() > native.threads
         self._tapes = None
-        if not eager:
+        if model.is_recordable and not eager:
             self._tapes = TapeCache(
                 model, backend, max_rows=slots.max_seqs, width=slots.width, groups=slots.groups
             )

@@ -34,7 +34,7 @@ REFUSED = [
     ("llama", {"partial_rotary_factor": 2.0}, "partial_rotary_factor turns 32 of head_dim 16"),
     ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config .*'awq'"),
     ("llama", {"model_type": "llama_3"}, "did you mean .*llama"),
-    ("llama", {"model_type": "build"}, "models of type 'build' are not supported yet"),
+    ("llama", {"model_type": "build"}, "known to neither quire nor transformers"),
     ("mistral_window", {"sliding_window": "4k"}, "sliding_window is '4k'"),
     ("mistral_window", {"sliding_window": 0}, "sliding_window is 0"),
     ("qwen2_windows", {"layer_types": ["full_attention"]}, "layer_types has 1 entries"),

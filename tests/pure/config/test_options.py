@@ -58,7 +58,6 @@ def test_an_unknown_name_gets_the_nearest():
         {"mm_processor_kwargs": {"a": 1}},
         {"task": "embed"},
         {"runner": "pooling"},
-        {"model_impl": "transformers"},
         {"prefix_caching_hash_algo": "xxhash"},
         {"kv_cache_dtype": "fp8_e5m2"},
         {"rope_scaling": {"factor": 2}},

@@ -1,0 +1,149 @@
+"""Config and model class of a config.json, by transformers or by code in the model's folder."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+AUTO_CONFIG, AUTO_MODEL = "AutoConfig", "AutoModelForCausalLM"
+NOT_A_FIELD = ("quantization_config", "compression_config", "auto_map", "transformers_version")
+"""Keys of config.json that do not describe the model's computation."""
+
+
+def import_transformers() -> Any:
+    """Return the module. Raises ConfigError if it is not installed or too old."""
+    try:
+        import transformers
+        from transformers import AttentionInterface  # noqa: F401
+        from transformers.masking_utils import AttentionMaskInterface  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "this model is not native to quire, and runs through transformers, which is missing or "
+            f"too old ({error}): pip install 'transformers>=5.0'"
+        ) from None
+    return transformers
+
+
+def read_config(hf: Mapping[str, Any], code: Path | None) -> Any:
+    """Return the PreTrainedConfig of a config.json.
+
+    code: the model's folder, if its Python code may run. Raises ConfigError.
+    """
+    import_transformers()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = str(hf.get("model_type", ""))
+    fields = {key: value for key, value in hf.items() if key not in NOT_A_FIELD}
+    if model_type in CONFIG_MAPPING:
+        found = CONFIG_MAPPING[model_type]
+    elif AUTO_CONFIG in _auto_map(hf):
+        found = _load_code(hf, AUTO_CONFIG, code)
+    else:
+        raise ConfigError(_unknown_type(model_type, list(CONFIG_MAPPING)))
+    try:
+        return found.from_dict(fields)
+    except Exception as error:  # its own checks, of many kinds
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"config.json: transformers cannot read it: {reason:.300}") from error
+
+
+def model_class(config: Any, hf: Mapping[str, Any], code: Path | None) -> type[Any]:
+    """Return the causal language model class of a config. Raises ConfigError."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        found: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError:
+        if AUTO_MODEL in _auto_map(hf):
+            return _load_code(hf, AUTO_MODEL, code)
+        raise ConfigError(
+            f"models of type {hf.get('model_type')!r:.80} are not supported: transformers has no "
+            "causal language model for them"
+        ) from None
+    if not isinstance(found, (list, tuple)):
+        return found
+    names = hf.get("architectures") or ()
+    return next((one for one in found if one.__name__ in names), found[0])
+
+
+def _auto_map(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = hf.get("auto_map")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _load_code(hf: Mapping[str, Any], key: str, code: Path | None) -> type[Any]:
+    """Import a class from Python code in the model's folder."""
+    name = _auto_map(hf)[key]
+    if code is None:
+        raise ConfigError(
+            f"models of type {hf.get('model_type')!r:.80} run Python code of the model's folder "
+            f"({name}); read it, and set trust_remote_code to run it"
+        )
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    if not isinstance(name, str) or "--" in name:
+        raise ConfigError(
+            f"config.json: auto_map.{key} is {name!r:.80}; only code in the model's own folder is "
+            "run (file.Class)"
+        )
+    log.warning("running Python code of the model's folder: %s of %s", name, code)
+    try:
+        found: type[Any] = get_class_from_dynamic_module(name, str(code))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"the model's code {name} cannot be imported: {reason:.300}") from error
+    return found
+
+
+def _unknown_type(model_type: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(model_type[:80], known, n=1, cutoff=0.7)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"models of type {model_type!r:.80} are known to neither quire nor transformers{hint}"
+
+
+def build_skeleton(
+    cls: type[Any], config: Any, dtype: torch.dtype, attention: str, experts: str | None = None
+) -> Any:
+    """Return the model with parameters on the meta device and buffers with their values."""
+    settings = {"dtype": dtype, "attn_implementation": attention}
+    if experts is not None:
+        settings["experts_implementation"] = experts
+    with torch.device("cpu"), _parameters_on_meta():
+        skeleton = cls._from_config(config, **settings).eval()
+    for module in skeleton.modules():
+        if getattr(getattr(module, "config", None), "pad_token_id", None) is not None:
+            module.config.pad_token_id = None  # else inputs are searched for it, for a warning
+    return skeleton
+
+
+_patching = threading.Lock()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Within, parameters that this thread registers have no memory; buffers are as ever."""
+    register, thread = nn.Module.register_parameter, threading.get_ident()
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and threading.get_ident() == thread and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
+        register(module, name, param)
+
+    with _patching:
+        nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            nn.Module.register_parameter = register  # type: ignore[method-assign]

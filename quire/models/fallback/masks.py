@@ -1,0 +1,77 @@
+"""Masks of a model: what each attention call may see, found by evaluating the model's mask.
+
+transformers makes a mask as a function of two positions. The probe takes that function in place of
+a mask, and compares it with causal attention, whole or in a window, for every key of many queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import ConfigError
+
+MAX_KEYS = 1 << 17
+"""Positions that are compared."""
+QUERIES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRecord:
+    """A mask that a model has asked for."""
+
+    token: Tensor  # handed to the attention calls in its place, and known by identity
+    function: Callable[..., Any]  # (batch, head, query's position, key's position) -> visible
+
+
+def record_mask(given: Mapping[str, Any]) -> MaskRecord:
+    """Return a record of the arguments of a mask function of transformers."""
+    shape = (given["batch_size"], 1, 1, 1)
+    return MaskRecord(torch.empty(shape, device="meta"), given["mask_function"])
+
+
+def window_of(mask: MaskRecord, path: str, max_len: int) -> int | None:
+    """Return the window of a mask; None: all tokens before. Raises ConfigError for another mask.
+
+    path: of the attention module, for the message. max_len: positions that are served.
+    """
+    count = min(max_len, MAX_KEYS)
+    keys = torch.arange(count)
+    last = count - 1
+    seen = _visible(mask, last, keys, path)
+    window = int(seen.sum())
+    spread = torch.linspace(0, last, QUERIES).long().tolist()
+    edges = (0, 1, window - 1, window, window + 1, 2 * window - 1, 2 * window, 2 * window + 1)
+    for query in sorted({min(max(q, 0), last) for q in (*spread, *edges)}):
+        wanted = (keys <= query) & (keys > query - window)
+        if not torch.equal(_visible(mask, query, keys, path), wanted):
+            raise ConfigError(
+                f"{path} cannot be served: a token at position {query} sees "
+                f"{_ranges(_visible(mask, query, keys, path))}, which is neither all tokens before "
+                "it nor a window of the last ones"
+            )
+    return None if window >= count else window
+
+
+def _visible(mask: MaskRecord, query: int, keys: Tensor, path: str) -> Tensor:
+    zero, at = torch.tensor(0), torch.tensor(query)
+    try:
+        with torch.inference_mode():
+            found = mask.function(zero, zero, at, keys)
+        return torch.as_tensor(found).expand(keys.shape).bool()
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{path} cannot be served: its mask is neither all tokens before a token nor a window "
+            f"of the last ones ({reason:.120})"
+        ) from error
+
+
+def _ranges(seen: Tensor) -> str:
+    """Text of the visible positions."""
+    at = seen.nonzero().flatten()
+    return "no token" if not len(at) else f"positions {int(at[0])} to {int(at[-1])}"

@@ -1,0 +1,208 @@
+"""Model: a causal language model class of transformers, as the engine calls it.
+
+The base model (layers and last norm) runs for every token of a step; the head, with whatever scale,
+bias or cap its class has, for the sampled rows only. For that the class's own code runs twice on
+different parts: once the base alone, once the whole with the base's result given.
+
+Axes: T tokens in the step, R rows that are sampled, E hidden, V vocab
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.errors import ConfigError
+from quire.kernels.framework import lazy_fusion
+from quire.layers import Attention, WeightModule
+from quire.models.base import StepInputs
+from quire.models.fallback import attention, hf_classes
+from quire.models.fallback.attention import SharedAttention, StepCalls
+from quire.models.fallback.checkpoint import Conversion, ModuleTarget, SkeletonWeights
+from quire.models.fallback.config import Config
+from quire.models.fallback.probe import Probe
+from quire.models.fallback.registration import register
+from quire.models.fallback.replace import held_params, replace_modules
+from quire.models.fallback.rotary import fix_frequencies
+
+
+class Model(nn.Module):
+    """A skeleton with quire's layers in it."""
+
+    is_recordable = False
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        register()
+        self._config = c
+        self._dtype = getattr(torch, c.dtype or "bfloat16")
+        skeleton = self._build(self._dtype)
+        tied = dict(getattr(skeleton, "all_tied_weights_keys", None) or {})
+        float32 = _float32_names(skeleton, self._dtype)
+        self.skeleton = skeleton
+        ignored = skeleton._keys_to_ignore_on_load_unexpected or ()
+        conversion = Conversion(skeleton)
+        paths = {path for path, _ in skeleton.named_modules()}
+        replace_modules(skeleton, c.probe, float32)
+        self._set_attention(c)
+        self._held = nn.ModuleDict()
+        owners = {
+            path: ModuleTarget(f"skeleton.{path}")
+            for path, module in skeleton.named_modules()
+            if isinstance(module, WeightModule) and path in paths
+        }
+        for i, (path, held) in enumerate(held_params(skeleton, float32)):
+            self._held[str(i)] = held
+            owners[path] = ModuleTarget(f"_held.{i}")
+        ties = self._ties(tied)
+        conversion.set_copies(
+            {name: source for name, source in tied.items() if _layer_of(name) not in ties}
+        )
+        self.weights = SkeletonWeights(
+            ignore=tuple(ignored), tie=ties, owners=owners, conversion=conversion
+        )
+        self._base = skeleton.get_submodule(c.probe.base)
+        self._without_keyword = tuple(
+            {skeleton.get_submodule(call.module) for call in c.probe.calls if not call.keyword}
+        )
+        self._head = (_head_of(skeleton, c.probe),)  # a tuple: its modules are the skeleton's
+
+    @property
+    def embed_tokens(self) -> Callable[[Tensor], Tensor]:
+        """Token ids [T] -> their embeddings, as the class takes `inputs_embeds`."""
+        found: Callable[[Tensor], Tensor] = self.skeleton.get_input_embeddings()
+        return found
+
+    def forward(self, step: StepInputs) -> Tensor:
+        """Hidden states of every token in the step: [T, E]."""
+        calls = StepCalls(step.attention)
+        for module in self._without_keyword:
+            module.__dict__[attention.KEYWORD] = calls
+        given: dict[str, Any] = {"input_ids": step.token_ids[None]}
+        if step.inputs_embeds is not None:
+            given = {"inputs_embeds": step.inputs_embeds[None]}
+        positions = step.positions if step.positions.dim() == 2 else step.positions[None]
+        lazy_fusion.flush()
+        keyword = {} if self._without_keyword else {attention.KEYWORD: calls}
+        found = self._base(**given, position_ids=positions, use_cache=False, **keyword)
+        return found[0][0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V] for the rows that are sampled."""
+        lazy_fusion.flush()
+        found = self._head[0](inputs_embeds=hidden[None], use_cache=False)
+        return found[0][0]
+
+    def keep_stage(self, stage: range) -> None:
+        raise ConfigError(
+            "models that run through transformers cannot be cut into pipeline stages; use "
+            "tensor_parallel_size"
+        )
+
+    def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Bring the buffers to the device, with the values that they have in this dtype."""
+        if dtype != self._dtype:
+            own = dict(self.skeleton.named_modules())
+            for path, module in self._build(dtype).named_modules():
+                kept = own[path]._buffers if path in own else {}
+                kept.update({name: b for name, b in module._buffers.items() if name in kept})
+        for module in self.skeleton.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(device)
+
+    def _build(self, dtype: torch.dtype) -> Any:
+        c = self._config
+        config = hf_classes.read_config(c.hf, c.code)
+        kind = hf_classes.model_class(config, c.hf, c.code)
+        skeleton = hf_classes.build_skeleton(kind, config, dtype, attention.NAME)
+        fix_frequencies(skeleton, c.max_len)
+        return skeleton
+
+    def _set_attention(self, c: Config) -> None:
+        """Give each attention module its layers."""
+        made: list[Attention | SharedAttention] = []
+        of: dict[str, list[Attention | SharedAttention]] = {}
+        for call in c.probe.calls:
+            if call.source is None:
+                layer: Attention | SharedAttention = Attention(
+                    call.heads,
+                    call.kv_heads,
+                    call.head_dim,
+                    scale=call.scale,
+                    window=c.window_of(call),
+                    softcap=call.softcap,
+                )
+            else:
+                source = made[call.source]
+                assert isinstance(source, Attention), "shared keys have an owner"
+                layer = SharedAttention(source, call.scale, call.softcap)
+            made.append(layer)
+            of.setdefault(call.module, []).append(layer)
+        for path, layers in of.items():
+            attention.set_layers(self.skeleton.get_submodule(path), layers)
+
+    def _ties(self, tied: dict[str, str]) -> dict[str, str]:
+        """Return layer <- layer, where a whole layer's weight is another's."""
+        found = {}
+        for name, source in tied.items():
+            own, other = self._owner(name), self._owner(source)
+            if own is not None and other is not None and own.param_names() == ("weight",):
+                found[_layer_of(name)] = _layer_of(source)
+        return found
+
+    def _owner(self, name: str) -> WeightModule | None:
+        """Return quire's layer that has a parameter named so in the skeleton."""
+        path, _, param = name.rpartition(".")
+        module = self.skeleton.get_submodule(path)
+        return module if isinstance(module, WeightModule) and param == "weight" else None
+
+
+def _layer_of(param: str) -> str:
+    """Return the name in Model of the module that has a parameter of the skeleton."""
+    return f"skeleton.{param.rpartition('.')[0]}"
+
+
+class _GivenStates(nn.Module):
+    """In place of the base model: its result is the `inputs_embeds` that it is called with."""
+
+    def __init__(self, result: type[Any] | None) -> None:
+        super().__init__()
+        self._result = result
+
+    def forward(self, *args: Any, inputs_embeds: Tensor, **unused: Any) -> Any:
+        """Hidden states [1, R, E], as the base model returns them."""
+        if self._result is None:
+            return (inputs_embeds,)
+        return self._result(last_hidden_state=inputs_embeds)
+
+
+def _head_of(skeleton: Any, probe: Probe) -> Any:
+    """Return the model with the same modules but for the base, whose result is given."""
+    head = copy.copy(skeleton)
+    module: Any = head
+    *parents, name = probe.base.split(".")
+    for parent in parents:
+        module._modules = dict(module._modules)
+        module._modules[parent] = copy.copy(module._modules[parent])
+        module = module._modules[parent]
+    module._modules = dict(module._modules)
+    kind = None
+    if probe.result is not None:
+        source, _, class_name = probe.result.partition(":")
+        kind = getattr(sys.modules[source], class_name)
+    module._modules[name] = _GivenStates(kind)
+    return head
+
+
+def _float32_names(skeleton: Any, dtype: torch.dtype) -> frozenset[str]:
+    """Return the parts of paths whose parameters transformers keeps in float32."""
+    names = set(getattr(skeleton, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        names |= set(getattr(skeleton, "_keep_in_fp32_modules", None) or ())
+    return frozenset(names)

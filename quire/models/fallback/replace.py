@@ -1,0 +1,175 @@
+"""Replaces modules of a skeleton by quire's layers, and gives every other parameter an owner.
+
+A linear layer or an embedding becomes quire's, so that loading, quantization and sharding are
+those of native models. A module whose weight is read by other code keeps its class.
+
+Axes: T tokens, I inputs, O outputs, V vocabulary, E hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.kernels.framework import lazy_fusion
+from quire.layers import Embedding, Linear, LMHead, ParamModule
+from quire.models.fallback.experts import replace_experts
+from quire.models.fallback.probe import Probe
+from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
+
+
+class AnyAxesLinear(Linear):
+    """Linear layer over the last of any number of axes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O]."""
+        y = super().forward(x.reshape(-1, self.inputs))
+        lazy_fusion.flush()  # code of transformers reads it
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+class AnyAxesLMHead(LMHead):
+    """Output head over the last of any number of axes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., E] -> [..., V]."""
+        y = super().forward(x.reshape(-1, self.inputs))
+        lazy_fusion.flush()
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+class AnyAxesEmbedding(Embedding):
+    """Embedding of ids in any number of axes."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [...] -> [..., E]."""
+        rows = super().forward(ids.reshape(-1).int())
+        lazy_fusion.flush()
+        return rows.view(*ids.shape, rows.shape[-1])
+
+
+class HeldParams(ParamModule):
+    """Owner of the parameters that a module of transformers has itself, and of its stored buffers.
+
+    The values are set on that module, whose code reads them. Every rank has them whole.
+    """
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...], float32: bool) -> None:
+        super().__init__()
+        self._held = (module,)  # no submodule: it is in the skeleton
+        self._shapes = {name: tuple(getattr(module, name).shape) for name in names}
+        self._buffers_held = {name for name in names if name in module._buffers}
+        self._float32 = float32
+        self._param_names.extend(names)
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        return unsharded_layout(self._shapes[param])
+
+    def init_spec(self, param: str) -> InitSpec:
+        shape = self._shapes[param]
+        if len(shape) < 2:
+            return InitSpec(1.0 if param == "weight" else 0.0, 0.02)
+        return InitSpec(0.0, shape[-1] ** -0.5)
+
+    def dtype(self, param: str) -> torch.dtype | None:
+        """Float32 where transformers keeps it; a buffer has the dtype it was made with."""
+        if self._float32:
+            return torch.float32
+        if param in self._buffers_held:
+            made: Tensor = getattr(self._held[0], param)
+            return made.dtype
+        return None
+
+    def set_param(self, param: str, value: object) -> None:
+        module = self._held[0]
+        assert isinstance(value, Tensor), "a held parameter is a tensor"
+        if param in self._buffers_held:
+            module._buffers[param] = value.detach()
+        else:
+            module._parameters[param] = nn.Parameter(value.detach(), requires_grad=False)
+
+
+def replace_modules(skeleton: Any, probe: Probe, keep_float32: frozenset[str]) -> None:
+    """Replace every linear layer, embedding and bank of experts that can be.
+
+    keep_float32: parts of paths of modules that transformers keeps in float32.
+    """
+    head = skeleton.get_output_embeddings()
+    inputs = skeleton.get_input_embeddings()
+    for path, module in list(skeleton.named_modules()):
+        if path in probe.direct or in_float32(path, keep_float32):
+            continue
+        new: nn.Module | None = None
+        if type(module) is nn.Linear:
+            kind: type[Linear] = AnyAxesLMHead if module is head else AnyAxesLinear
+            new = _linear(module, kind)
+        elif module is inputs:
+            new = _embedding(module)
+        elif hasattr(module, "_apply_gate"):
+            new = replace_experts(module)
+        if new is not None:
+            set_module(skeleton, path, new)
+
+
+def in_float32(path: str, names: frozenset[str]) -> bool:
+    """Whether transformers keeps the parameters of this path in float32."""
+    return any(f".{name}." in f".{path}." for name in names)
+
+
+def set_module(root: nn.Module, path: str, new: nn.Module) -> None:
+    """Put a module at a path."""
+    parent, _, name = path.rpartition(".")
+    root.get_submodule(parent)._modules[name] = new
+
+
+def _linear(module: nn.Linear, kind: type[Linear]) -> Linear:
+    bias = module.bias is not None
+    if kind is AnyAxesLMHead:
+        new: Linear = AnyAxesLMHead(module.out_features, module.in_features, bias)
+    else:
+        new = AnyAxesLinear(module.in_features, module.out_features, bias)
+    new.in_features, new.out_features = module.in_features, module.out_features  # type: ignore[assignment]
+    return new
+
+
+def _embedding(module: Any) -> nn.Module | None:
+    """Return quire's embedding if a lookup is rows of the weight, times a number perhaps."""
+    if not isinstance(module, nn.Embedding):
+        return None
+    rows = torch.randn(8, module.embedding_dim, device="cpu")
+    own: Any = module._parameters
+    whole = own["weight"]
+    own["weight"] = nn.Parameter(rows, requires_grad=False)
+    try:
+        with torch.inference_mode():
+            found = module(torch.arange(8, device="cpu")[None])[0]
+    finally:
+        own["weight"] = whole
+    if found.shape != rows.shape:
+        return None
+    scale = float((found / rows).median())
+    if not torch.allclose(found, rows * scale, rtol=1e-6, atol=1e-6):
+        return None
+    new = AnyAxesEmbedding(module.num_embeddings, module.embedding_dim, scale)
+    new.num_embeddings, new.embedding_dim = module.num_embeddings, module.embedding_dim  # type: ignore[assignment]
+    return new
+
+
+def held_params(
+    skeleton: nn.Module, keep_float32: frozenset[str]
+) -> Iterator[tuple[str, HeldParams]]:
+    """Yield (path, owner) of every module that has parameters or stored buffers of its own."""
+    for path, module in skeleton.named_modules():
+        if isinstance(module, ParamModule):
+            continue
+        names = [name for name, param in module._parameters.items() if param is not None]
+        names += [
+            name
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        ]
+        if names:
+            yield path, HeldParams(module, tuple(names), in_float32(path, keep_float32))
