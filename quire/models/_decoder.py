@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from quire.layers import (
     Activation,
     AddRMSNorm,
+    Attention,
     ColumnLinear,
     Embedding,
     GatedActivation,

@@ -106,6 +106,11 @@ class Model(nn.Module):
 
     def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
         """Bring the buffers to the device, with the values that they have in this dtype."""
+        if any(module.mesh.tp > 1 for module in self._held.values()):  # type: ignore[union-attr, operator]
+            raise ConfigError(
+                "models that run through transformers are not cut over several devices yet; use "
+                "tensor_parallel_size=1"
+            )
         if dtype != self._dtype:
             own = dict(self.skeleton.named_modules())
             for path, module in self._build(dtype).named_modules():

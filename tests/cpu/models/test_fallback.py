@@ -206,5 +206,5 @@ def test_forks_share_their_prompt(pairs):
 def test_what_cannot_be_exact_is_refused(model_type):
     small = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 97}
     with pytest.raises(ConfigError, match=REFUSED[model_type]) as error:
-        read_model_config({"model_type": model_type, **small})
+        read_model_config({"model_type": model_type, **small}, "transformers")
     assert "\n" not in str(error.value)
