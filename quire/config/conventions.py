@@ -32,6 +32,7 @@ class Conventions:
     positions_kind: Literal["rotary", "learned", "alibi"] = "rotary"
     tied: bool = False  # if tie_word_embeddings is absent
     scaling_extends: bool = True  # rope scaling stretches max_position_embeddings
+    uncached_layers: str = ""  # the field with the numbers of layers that keep nothing
     windows_unscaled: bool = False  # rope scaling is for layers without a window
     defaults: Json = field(default_factory=dict)  # other fields that config.json may leave out
     nested_defaults: Json = field(default_factory=dict)

@@ -270,11 +270,12 @@ def _rotary(hf: Json, layers: Sequence[LayerFacts]) -> int:
 
 
 def _rope_tables(hf: Json, rope: Json) -> int:
-    """How many tables there are: layers with a window may have one of their own."""
+    """How many tables there are: layers with a window, and queries, may have one of their own."""
     if kinds := [section for section in rope.values() if isinstance(section, Mapping)]:
         return 1 + any(section != kinds[0] for section in kinds)
     unscaled = conventions_of(hf).windows_unscaled and bool(hf.get("rope_scaling"))
-    return 2 if unscaled or hf.get("rope_local_base_freq") else 1
+    own = hf.get("rope_local_base_freq") or rope.get("llama_4_scaling_beta")
+    return 2 if unscaled or own else 1
 
 
 def _top_k(hf: Json) -> int:
@@ -293,6 +294,7 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
     kv_heads = _kv_heads(hf, heads)
     count = _int(hf, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
     windows = conventions_of(hf).window_per_layer(hf, count)
+    windows = windows[len(hf.get(conventions_of(hf).uncached_layers) or ()) :]
     return tuple(LayerFacts(kv_heads, int(head_dim), w) for w in windows)
 
 

@@ -16,7 +16,7 @@ from quire.layers.norm import (
     RMSNorm,
 )
 from quire.layers.param_module import ParamModule
-from quire.layers.rope import Rope, RopeConfig
+from quire.layers.rope import Rope, RopeConfig, RopeTemperature
 from quire.layers.weight_module import WeightModule
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "RMSNorm",
     "Rope",
     "RopeConfig",
+    "RopeTemperature",
     "Router",
     "RoutingMethod",
     "RowLinear",

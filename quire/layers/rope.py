@@ -16,18 +16,32 @@ from quire.layers.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
+class RopeTemperature:
+    """Queries grow with their position: by 1 + beta * ln(1 + floor(position / length))."""
+
+    beta: float
+    length: int  # positions without growth
+
+
+@dataclass(frozen=True, slots=True)
 class RopeConfig:
     """How positions turn into angles."""
 
     theta: float
     dims: int  # leading dims of each head that are rotated
     scaling: RopeScaling
+    temperature: RopeTemperature | None = None  # of a table for queries; it needs whole heads
 
     def table(self, max_len: int) -> Tensor:
         """[max_len, R] float32: cosines in the first half of a row, sines in the second."""
         inverse, magnitude = self.scaling.frequencies(self.theta, self.dims, max_len)
-        angles = torch.outer(torch.arange(max_len, dtype=torch.float32), inverse)
-        return torch.cat((angles.cos() * magnitude, angles.sin() * magnitude), dim=1)
+        positions = torch.arange(max_len, dtype=torch.float32)
+        angles = torch.outer(positions, inverse)
+        table = torch.cat((angles.cos() * magnitude, angles.sin() * magnitude), dim=1)
+        if self.temperature is not None:
+            steps = torch.floor(positions / self.temperature.length)
+            table *= (1 + self.temperature.beta * torch.log(1 + steps))[:, None]
+        return table
 
 
 class Rope(nn.Module):

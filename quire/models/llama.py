@@ -80,10 +80,12 @@ class SelfAttention(nn.Module):
 
 
 class Layer(PreNormLayer):
+    attention_class: type[SelfAttention] = SelfAttention
+
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.self_attn = SelfAttention(c, c.window(layer))
+        self.self_attn = self.attention_class(c, c.window(layer))
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.mlp = GatedMLP(c.hidden, c.mlp, c.act, c.mlp_bias)
 

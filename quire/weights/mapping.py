@@ -160,7 +160,7 @@ class Weights:
         """Whether a checkpoint tensor of `layer` carries nothing that this model needs."""
         ignored = any(fnmatchcase(name, pattern) for pattern in self.ignore)
         tower = self.wrapped and is_tower_tensor(name)
-        return ignored or tower or layer.startswith(self.absent)
+        return ignored or tower or f"{layer}.".startswith(self.absent)
 
 
 class ParamTarget(NamedTuple):

@@ -23,6 +23,7 @@ ONE_OF_EACH += ["deepseek_v2_lite", "deepseek_v3", "olmo2", "olmo3_yarn_bias", "
 ONE_OF_EACH += ["starcoder2", "glm4_moe_qk_norm_groups", "minimax_m2", "bloom_six_heads_untied"]
 ONE_OF_EACH += ["codegen", "falcon_new", "falcon_rw", "gptj", "gpt_bigcode", "gpt_neo"]
 ONE_OF_EACH += ["cohere_qk_norm_untied_bias", "cohere2", "glm4"]
+ONE_OF_EACH += ["ministral3"]
 
 
 def filled(make, whole, rank=0, tp=1):

@@ -1,16 +1,18 @@
 """Multimodal checkpoints served as text: the text half equals transformers' whole model."""
 
 import json
+import logging
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire import LLM, SamplingParams
 from quire.config.facts import read_hf_config
 from quire.errors import WeightError
 from quire.models.build import build_model, read_model_config
 from tests.cpu.models.harness import Stepper
-from tests.cpu.models.peers import logprobs, prompt_of, scale_weights
+from tests.cpu.models.peers import continued, logprobs, prompt_of, scale_weights
 from tests.cpu.models.wrappers import WRAPPERS, wrapper_config
 
 
@@ -22,6 +24,8 @@ def saved(name, folder):
     config = wrapper_config(name)
     model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
     scale_weights(model, 0.3 if "gemma" in name else 2.0)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)
     if name == "qwen3_vl_moe":  # transformers turns what it has loaded back, but not a new model's
         renamed(folder, lambda tensors: {name: _turned(name, x) for name, x in tensors.items()})
@@ -56,6 +60,21 @@ def renamed(folder, change):
 def test_the_text_half_of_a_wrapper_equals_transformers(name, tmp_path):
     theirs = saved(name, tmp_path)
     assert_alike(theirs, tmp_path)
+
+
+@pytest.mark.slow("a whole engine")
+def test_an_engine_serves_the_text_half_and_logs_that(tmp_path, caplog):
+    theirs = saved("mllama", tmp_path)
+    ids = prompt_of(40, 198)
+    caplog.set_level(logging.INFO)
+    said = {"max_model_len": 128, "num_gpu_blocks_override": 16, "skip_tokenizer_init": True}
+    llm = LLM(str(tmp_path), dtype="float32", **said)
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    (output,) = llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)
+    assert list(output.outputs[0].token_ids) == continued(theirs, ids, 8)
+    assert (
+        "is a multimodal model (mllama); its text half (mllama_text_model) is served" in caplog.text
+    )
 
 
 def test_names_of_newer_files_are_read_too(tmp_path):

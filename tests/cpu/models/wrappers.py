@@ -41,6 +41,13 @@ WRAPPERS = {
     "llava_next": ("mistral", {"sliding_window": 20}, VISION | {"model_type": "clip_vision_model"}),
     "llava_onevision": ("qwen2", {}, VISION | {"model_type": "siglip_vision_model"}),
     "mistral3": ("mistral", {"head_dim": 16}, VISION | {"model_type": "pixtral"}),
+    "mistral3 of ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": YARN}, VISION | {"model_type": "pixtral"}),
+    "mllama": (
+        "mllama_text_model",
+        {"num_hidden_layers": 4, "cross_attention_layers": [1, 3]},
+        VISION | {"num_global_layers": 1, "attention_heads": 2, "max_num_tiles": 4,
+                  "intermediate_layers_indices": [0], "vision_output_dim": 64},
+    ),
     "qwen2_audio": ("qwen2", {}, None),
     "qwen2_vl": ("qwen2_vl_text", {"rope_parameters": MROPE}, QWEN_VISION | {"embed_dim": 32}),
     "qwen2_5_vl": (
@@ -60,7 +67,7 @@ WRAPPERS = {
     ),
     "smolvlm": ("llama", {}, VISION),
 }  # fmt: skip
-"""Wrapper -> (type of the text half, its other fields, the tower's fields)."""
+"""Wrapper, of what -> (type of the text half, its other fields, the tower's fields)."""
 
 
 def wrapper_config(name):
@@ -77,4 +84,4 @@ def wrapper_config(name):
             "num_mel_bins": 8,
         }  # fmt: skip
     ids = dict.fromkeys(("image_token_id", "image_token_index", "video_token_id"), 198)
-    return AutoConfig.for_model(name, **sections, **ids)
+    return AutoConfig.for_model(name.split()[0], **sections, **ids)
