@@ -71,7 +71,7 @@ class SelfAttention(llama.SelfAttention):
             self.query_rope = Rope(replace(c.rope, temperature=c.temperature), c.max_len)
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
-        if self.query_rope is None:
+        if self.query_rope is None or self.rope is None:
             return super().forward(x, step)
         q, k, v = self.qkv_proj(x)  # [T, H, D] [T, K, D] [T, K, D]
         grown, _ = self.query_rope(q, k[:, :1], step.positions)  # a rotation takes both
