@@ -40,7 +40,8 @@ def _activate(x: Tensor, kind: ActivationKind) -> Tensor:
 
 
 run_elementwise = NativeOp(MAP, "qqqqqqqqqd")
-NATIVE_CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "add": 4, "softcap": 5, "scale": 6}
+_NATIVE_KINDS = ("silu", "gelu", "gelu_tanh", "relu", "add", "softcap", "scale", "clip")
+NATIVE_CODES = {kind: code for code, kind in enumerate(_NATIVE_KINDS)}
 
 
 def _act_mul_native(x: Tensor, kind: ActivationKind) -> Tensor:

@@ -1,4 +1,4 @@
-"""Element-wise ops: the residual add without a norm, a factor, and the soft cap of logits."""
+"""Element-wise ops: the residual add without a norm, a factor, a limit, the soft cap of logits."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ def _scale_cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"x": torch.randn(t, e, device=device).to(dtype), "factor": 54.545}
 
 
+def _clip_cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, e, dtype in _SHAPES:
+        yield {"x": 6 * torch.randn(t, e, device=device).to(dtype), "limit": 5.1}
+
+
 def _add_native(x: Tensor, y: Tensor) -> Tensor:
     code = DTYPES.get(x.dtype)
     if code is None or y.dtype != x.dtype or y.shape != x.shape:
@@ -58,6 +63,10 @@ def _scale_native(x: Tensor, factor: float) -> Tensor:
     return elementwise_native(x, NATIVE_CODES["scale"], factor)
 
 
+def _clip_native(x: Tensor, limit: float) -> Tensor:
+    return elementwise_native(x, NATIVE_CODES["clip"], limit)
+
+
 @op(cases=_add_cases, native=_add_native, gpu="elementwise.add")
 def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, of one shape and dtype, as a new tensor."""
@@ -68,6 +77,12 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 def scale(x: Tensor, factor: float) -> Tensor:
     """x * factor, rounded once, as a new tensor."""
     return (x.float() * factor).to(x.dtype)
+
+
+@op(cases=_clip_cases, native=_clip_native, gpu="elementwise.clip")
+def clip(x: Tensor, limit: float) -> Tensor:
+    """x between -limit and limit, as a new tensor."""
+    return x.clamp(-limit, limit)
 
 
 @op(cases=_softcap_cases, native=_softcap_native, gpu="elementwise.softcap")

@@ -22,6 +22,7 @@ from torch import Tensor
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
 from quire.errors import WeightError
+from quire.kernels.add import clip
 from quire.kernels.formats.weight import StoredWeight
 from quire.layers.weight_module import PLAIN, WeightModule
 from quire.weights.mapping import InitSpec, WeightShard
@@ -123,6 +124,7 @@ class QKVLinear(ColumnLinear):
 
     head_order: for checkpoints with one tensor for all three, the place in it of each of our heads:
     of queries, keys and values in turn. None: they are in our order.
+    limit: all are clipped to it.
     """
 
     def __init__(
@@ -134,8 +136,9 @@ class QKVLinear(ColumnLinear):
         bias: bool = False,
         *,
         head_order: Sequence[int] | None = None,
+        limit: float | None = None,
     ) -> None:
-        self.head_order = head_order
+        self.head_order, self.limit = head_order, limit
         kv = OutputGroup(kv_heads, head_dim, "key-value heads", repeat=True)
         outputs = (OutputGroup(heads, head_dim, "attention heads"), kv, kv)
         Linear.__init__(self, inputs, outputs, bias)
@@ -150,6 +153,8 @@ class QKVLinear(ColumnLinear):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """x [T, E] -> q [T, H, D], k [T, K, D], v [T, K, D], strided views of one buffer."""
         qkv = self.weight.product(x, self.bias)
+        if self.limit is not None:
+            qkv = clip(qkv, self.limit)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, v = torch.split(heads, self.head_counts, dim=1)
         return q, k, v

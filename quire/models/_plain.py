@@ -63,6 +63,7 @@ class PlainConfig(ModelConfig):
     alibi: tuple[float, ...] | None = None  # slope of each head
     scales: tuple[float, ...] = ()  # of attention scores, per layer; (): D ** -0.5
     head_order: tuple[int, ...] | None = None  # in a fused qkv tensor, see QKVLinear
+    qkv_limit: float | None = None  # q, k, v are clipped to it
 
 
 def plain_sizes(hf: Hf, *, tied: bool = True) -> dict[str, Any]:
@@ -116,7 +117,13 @@ class PlainAttention(nn.Module):
     def __init__(self, c: PlainConfig, layer: int) -> None:
         super().__init__()
         self.qkv_proj = QKVLinear(
-            c.hidden, c.heads, c.kv_heads, c.head_dim, c.qkv_bias, head_order=c.head_order
+            c.hidden,
+            c.heads,
+            c.kv_heads,
+            c.head_dim,
+            c.qkv_bias,
+            head_order=c.head_order,
+            limit=c.qkv_limit,
         )
         self.out_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.out_bias)
         self.rope: nn.Module | None = None

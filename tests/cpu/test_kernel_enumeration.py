@@ -37,6 +37,8 @@ CASES = {
     "fp8 experts": (SHAPES["qwen3-30b-a3b"], {"quantization": "fp8"}),
     "windows": (tiny("gemma2"), {"max_model_len": 512}),
     "norms of heads": (tiny("cohere_qk_norm_untied_bias"), {"max_model_len": 512}),
+    "ALiBi": (tiny("bloom"), {"max_model_len": 512}),
+    "interleaved pairs, a part of each head": (tiny("gptj"), {"max_model_len": 512}),
     "sinks": (tiny("gpt_oss"), {"max_model_len": 512}),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }

@@ -143,7 +143,7 @@ struct MapArgs {
   long rows, size, kind, dtype;
   double value;
 };
-enum { SILU, GELU, GELU_TANH, RELU, ADD, SOFTCAP, SCALE };
+enum { SILU, GELU, GELU_TANH, RELU, ADD, SOFTCAP, SCALE, CLIP };
 
 inline Plan plan(const MapArgs& a, int) { return {a.rows * a.size > SMALL, 0}; }
 
@@ -162,6 +162,7 @@ INLINE vf apply(vf x, float value) {
   if constexpr (KIND == RELU) return pick(x < vf{}, vf{}, x);
   if constexpr (KIND == SOFTCAP) return value * vtanh(x / value);
   if constexpr (KIND == SCALE) return value * x;
+  if constexpr (KIND == CLIP) return pick(x > value, splat(value), pick(x < -value, splat(-value), x));
   return x;
 }
 
@@ -195,6 +196,7 @@ void map_kind(const MapArgs& a, const Team& team) {
     case ADD: return map<T, ADD>(a, team);
     case SOFTCAP: return map<T, SOFTCAP>(a, team);
     case SCALE: return map<T, SCALE>(a, team);
+    case CLIP: return map<T, CLIP>(a, team);
   }
 }
 

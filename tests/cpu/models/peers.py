@@ -10,6 +10,7 @@ A file tiny/<variant>.json is a config.json, plus settings of the comparison und
     embeddings size of the embeddings: small ones, if each token would repeat itself
 """
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -40,12 +41,36 @@ def peer(variant, folder):
     torch.manual_seed(test.get("seed", 1))
     how = test.get("attention", "eager")
     model = AutoModelForCausalLM.from_config(config, attn_implementation=how).eval()
+    if hf["model_type"] == "mpt":
+        add_what_transformers_lacks(model, hf)
     usual = 0.3 if "gemma" in hf["model_type"] else 2.0  # gemma scales them itself
     scale_weights(model, test.get("embeddings", usual))
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)
     return model
+
+
+def add_what_transformers_lacks(model, hf):
+    """Settings that MPT's own code follows and transformers' class reads past."""
+    inner = model.transformer
+    if hf.get("no_bias") is False:
+        for module in inner.modules():
+            if isinstance(module, (torch.nn.Linear, torch.nn.LayerNorm)):
+                module.bias = torch.nn.Parameter(torch.zeros(module.weight.shape[0]))
+    attention = hf["attn_config"]
+    if steepest := attention.get("alibi_bias_max"):
+        build = functools.partial(inner.build_mpt_alibi_tensor, alibi_bias_max=steepest)
+        inner.build_mpt_alibi_tensor = build
+    if attention.get("alibi") is False:
+        inner.build_mpt_alibi_tensor = lambda *_, **__: None
+        inner.wpe = torch.nn.Embedding(hf["max_seq_len"], hf["d_model"])
+        inner.wte.register_forward_hook(
+            lambda _, __, out: out + inner.wpe(torch.arange(out.shape[1]))
+        )
+    if hf.get("logit_scale"):
+        scale = 1.0 / hf["d_model"] ** 0.5
+        model.lm_head.register_forward_hook(lambda _, __, out: out * scale)
 
 
 @torch.no_grad()

@@ -62,6 +62,11 @@ REFUSED = [
     ("gpt_bigcode", {"add_cross_attention": True}, "add_cross_attention is True"),
     ("gpt_neo", {"attention_types": [[["local"], 2]]}, "gives 2 layers of local; it must give"),
     ("gpt_neo", {"attention_types": [[["near"], 3]]}, "gives 3 layers of near"),
+    ("mpt", {"attn_config": {"prefix_lm": True}}, "prefix_lm is True; supported: False"),
+    ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln is True; supported: False"),
+    ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type is 'multiquery"),
+    ("mpt", {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm'; supported"),
+    ("mpt", {"logit_scale": "big"}, "logit_scale is 'big'; it must be a number"),
     ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
 ]
 

@@ -21,7 +21,7 @@ from tests.cpu.models.peers import peer, prompt_of
 ONE_OF_EACH = ["llama", "opt_post_norm_projected", "gpt2", "gemma2", "gemma3_text", "qwen3"]
 ONE_OF_EACH += ["deepseek_v2_lite", "deepseek_v3", "olmo2", "olmo3_yarn_bias", "granite"]
 ONE_OF_EACH += ["starcoder2", "glm4_moe_qk_norm_groups", "minimax_m2", "bloom_six_heads_untied"]
-ONE_OF_EACH += ["codegen", "falcon_new", "falcon_rw", "gptj", "gpt_bigcode", "gpt_neo"]
+ONE_OF_EACH += ["codegen", "falcon_new", "falcon_rw", "gptj", "gpt_bigcode", "gpt_neo", "mpt"]
 ONE_OF_EACH += ["cohere_qk_norm_untied_bias", "cohere2", "glm4"]
 ONE_OF_EACH += ["ministral3"]
 
