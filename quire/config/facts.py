@@ -264,7 +264,8 @@ def _rotary(hf: Json, layers: Sequence[LayerFacts]) -> int:
     if conventions_of(hf).positions_kind != "rotary" or hf.get("alibi"):
         return 0
     rope = hf.get("rope_parameters") or {}
-    share = rope.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
+    shares = (rope.get("partial_rotary_factor"), hf.get("partial_rotary_factor"))
+    share = next((share for share in (*shares, hf.get("rotary_pct")) if share), 1)
     dims = hf.get("qk_rope_head_dim") or hf.get("rotary_dim") or int(layers[0].head_dim * share)
     return int(dims) * _rope_tables(hf, rope)
 

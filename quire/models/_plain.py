@@ -31,6 +31,7 @@ from quire.layers import (
     add,
 )
 from quire.models._decoder import Decoder, PlainMLP
+from quire.models._rope import rope_of, scaled_max_len
 from quire.models.base import Hf, ModelConfig, StepInputs, sizes_of
 
 USUAL_NAMES = {
@@ -39,7 +40,7 @@ USUAL_NAMES = {
     "num_attention_heads": ("n_head", "num_heads", "n_heads"),
     "intermediate_size": ("n_inner", "ffn_hidden_size"),
     "max_position_embeddings": ("n_positions", "seq_length", "max_seq_len"),
-    "rms_norm_eps": ("layer_norm_epsilon",),
+    "rms_norm_eps": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"),
     "hidden_act": ("activation_function", "activation"),
 }
 """Fields that sizes_of reads, and what config.json files of these families call them."""
@@ -86,6 +87,12 @@ def plain_sizes(hf: Hf, *, tied: bool = True) -> dict[str, Any]:
             f"num_attention_heads, which is {sizes['heads']}"
         )
     return sizes
+
+
+def plain_rotary_sizes(hf: Hf, *, tied: bool = True) -> dict[str, Any]:
+    """plain_sizes, `rope`, and max_len as the scaling stretches it."""
+    sizes = plain_sizes(hf, tied=tied)
+    return {**sizes, "max_len": scaled_max_len(hf), "rope": rope_of(hf, sizes["head_dim"])}
 
 
 def alibi_slopes(heads: int, steepest: float = 8.0) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ Axes:   T tokens in the step, E hidden
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -39,7 +39,7 @@ class SelfAttention(llama.SelfAttention):
 class Layer(nn.Module):
     """A layer with a norm after each half. OLMo-3 replaces the attention."""
 
-    attention_class: ClassVar[type[SelfAttention]] = SelfAttention
+    attention_class: ClassVar[Any] = SelfAttention
 
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
