@@ -93,7 +93,8 @@ def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:
 def _read_fp8(found: Json) -> QuantFacts:
     """Read quant_method "fp8"."""
     sides, scheme = found.get("weight_block_size"), found.get("activation_scheme", "dynamic")
-    _require_value("quantization_config.fmt", found.get("fmt", "e4m3"), "e4m3")
+    fmt = found.get("fmt", "e4m3")
+    _require_value("quantization_config.fmt", fmt, "e4m3", "float8_e4m3fn")  # DeepSeek, MiniMax
     _require_value("quantization_config.weight_block_size", sides, None, [BLOCK, BLOCK])
     _require_value("quantization_config.activation_scheme", scheme, "dynamic", "static")
     if sides and scheme == "static":

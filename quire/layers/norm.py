@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -110,7 +113,7 @@ class AddLayerNorm(LayerNorm):
 class HeadLayerNorm(ParamModule):
     """LayerNorm of each head, with weights of its own and no bias.
 
-    repeat: as in AllHeadsRMSNorm.
+    A checkpoint has them as one tensor [H, D], or as one per head. repeat: as in AllHeadsRMSNorm.
     """
 
     weight: Tensor
@@ -125,8 +128,23 @@ class HeadLayerNorm(ParamModule):
         return layer_norm(x, self.weight, None, self.eps)[0]
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
+        """A part per head; nothing of those that this rank has not."""
         mine = shard_range(self.heads, self.mesh, what="heads", repeat=self.repeat)
-        return (WeightShard((self.heads, self.head_dim), (mine, range(self.head_dim))),)
+        kept = [range(self.head_dim if head in mine else 0) for head in range(self.heads)]
+        starts = accumulate((len(rows) for rows in kept), initial=0)
+        return tuple(WeightShard((self.head_dim,), (rows,), at) for rows, at in zip(kept, starts))
+
+    def fused_shape(self, param: str) -> tuple[int, ...]:
+        return (self.heads, self.head_dim)
+
+    def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
+        return tensor.unbind()
+
+    def set_param(self, param: str, value: object) -> None:
+        """Take the weights as the loader joins them, and give them their axis of heads."""
+        if isinstance(value, Tensor) and value.dim() == 1:
+            value = value.view(-1, self.head_dim)
+        super().set_param(param, value)
 
     def init_spec(self, param: str) -> InitSpec:
         return InitSpec(1.0, 0.02)

@@ -63,6 +63,7 @@ class Layer(llama.Layer):
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__(c, layer)
         if not c.rotated[layer]:
+            assert isinstance(self.self_attn, llama.SelfAttention)
             self.self_attn.rope = None
 
 

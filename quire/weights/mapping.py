@@ -97,6 +97,7 @@ class Weights:
     fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ours <- theirs, in order
     experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor per expert:
     # "gate_up_proj": ("gate_proj", "up_proj") takes bank.experts.7.up_proj.weight as part 15
+    heads: tuple[str, ...] = ()  # one tensor per head: "norms" takes norms.3.weight as part 3
     transpose: tuple[str, ...] = ()  # layers with a weight stored [I, O]
     ignore: tuple[str, ...] = ()  # patterns of checkpoint names that carry nothing we need
     absent: tuple[str, ...] = ()  # prefixes of our paths that this model or its stage leaves out
@@ -125,6 +126,8 @@ class Weights:
                 if leaf in parts:
                     part = int(number) * len(parts) + parts.index(leaf)
                     return ParamTarget(bank, _stacked_name(stacked, param), part, False)
+        if leaf.isdecimal() and number in self.heads:
+            return ParamTarget(bank, param, int(leaf), False)
         turn = param == "weight" and leaf in self.transpose
         for fused, parts in self.fuse.items():
             if leaf in parts:

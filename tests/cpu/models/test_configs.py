@@ -67,6 +67,17 @@ REFUSED = [
     ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type is 'multiquery"),
     ("mpt", {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm'; supported"),
     ("mpt", {"logit_scale": "big"}, "logit_scale is 'big'; it must be a number"),
+    ("granite", {"residual_multiplier": 0.0}, "residual_multiplier is 0.0; it must be positive"),
+    ("olmo3", {"layer_types": ["linear_attention"] * 4}, "layer_types has linear_attention"),
+    ("glm4_moe", {"n_group": 3}, "n_group is 3"),
+    ("glm4_moe", {"scoring_func": "softmax"}, "scoring_func is 'softmax'; supported: sigmoid"),
+    ("minimax_m2", {"attn_type_list": [0, 1]}, "lightning attention is not supported"),
+    ("minimax_m2", {"shared_intermediate_size": 8}, "shared_intermediate_size is 8"),
+    ("cohere2", {"use_qk_norm": True}, "use_qk_norm is True"),
+    ("phi", {"qk_layernorm": True}, "qk_layernorm is True"),
+    ("smollm3", {"no_rope_layers": [1, 2, 0]}, "no_rope_layers is .* it must be 1"),
+    ("smollm3", {"use_sliding_window": True}, "layer_types is missing"),
+    ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'"),
     ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
 ]
 

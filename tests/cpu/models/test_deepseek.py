@@ -24,14 +24,17 @@ def rewritten(folder, change):
 
 def with_spare_layer(tensors, layer):
     """As a layer that predicts the token after next would stand there."""
-    names = [name for name in tensors if name.startswith("model.layers.2.")]
-    return tensors | {name.replace(".2.", f".{layer}.", 1): tensors[name].clone() for name in names}
+    names = [name for name in tensors if name.startswith("model.layers.1.")]
+    return tensors | {name.replace(".1.", f".{layer}.", 1): tensors[name].clone() for name in names}
 
 
-def test_layers_that_predict_further_tokens_are_left_in_the_checkpoint(tmp_path):
-    theirs = peer("deepseek_v3", tmp_path)
-    rewritten(tmp_path, lambda t: with_spare_layer(t, 3))
-    model, config = ours("deepseek_v3", tmp_path)
+@pytest.mark.parametrize(
+    ("variant", "layer"), [("deepseek_v3", 3), ("glm4_moe", 3), ("minimax_m2", 4)]
+)
+def test_layers_that_predict_further_tokens_are_left_in_the_checkpoint(variant, layer, tmp_path):
+    theirs = peer(variant, tmp_path)
+    rewritten(tmp_path, lambda t: with_spare_layer(t, layer))
+    model, config = ours(variant, tmp_path)
     ids = prompt_of(33, config.vocab)
     got = Stepper(model, config).logits(ids).log_softmax(-1)
     assert (got - logprobs(theirs, ids)).abs().max() < 1e-4

@@ -24,6 +24,8 @@ ONE_OF_EACH += ["starcoder2", "glm4_moe_qk_norm_groups", "minimax_m2", "bloom_si
 ONE_OF_EACH += ["codegen", "falcon_new", "falcon_rw", "gptj", "gpt_bigcode", "gpt_neo", "mpt"]
 ONE_OF_EACH += ["cohere_qk_norm_untied_bias", "cohere2", "glm4"]
 ONE_OF_EACH += ["ministral3"]
+ONE_OF_EACH += ["stablelm_qk_norm_parallel", "phi_grouped_linear", "gpt_neox", "smollm3"]
+ONE_OF_EACH += ["exaone4"]
 
 
 def filled(make, whole, rank=0, tp=1):

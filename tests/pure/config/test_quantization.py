@@ -42,8 +42,9 @@ def test_weights_stay_unquantized_unless_requested():
     assert read_quantization({}, "fp8_block").block == 128
 
 
-def test_deepseek_blocks():
-    found = read({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]})
+@pytest.mark.parametrize("fmt", ["e4m3", "float8_e4m3fn"])
+def test_blocks_of_deepseek_and_minimax(fmt):
+    found = read({"quant_method": "fp8", "fmt": fmt, "weight_block_size": [128, 128]})
     assert (found.block, found.scale, found.is_stored, found.static_activations) == (
         128,
         "weight_scale_inv",
