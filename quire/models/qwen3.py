@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.layers import AddRMSNorm, RMSNorm
+from quire.layers import RMSNorm
 from quire.models import llama
-from quire.models._decoder import GatedMLP, PreNormLayer
 from quire.models._rope import rotary_sizes_of
 from quire.models._windows import read_upper_layer_windows
 from quire.models.base import Hf, field_of
@@ -38,13 +37,8 @@ class SelfAttention(llama.SelfAttention):
         self.k_norm = RMSNorm(c.head_dim, c.norm_eps)
 
 
-class Layer(PreNormLayer):
-    def __init__(self, c: Config, layer: int) -> None:
-        super().__init__()
-        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.self_attn = SelfAttention(c, c.window(layer))
-        self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.mlp = GatedMLP(c.hidden, c.mlp, c.act)
+class Layer(llama.Layer):
+    attention_class = SelfAttention
 
 
 class Model(llama.Model):
