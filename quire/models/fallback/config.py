@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from quire.config.architectures import refusal_of
 from quire.config.facts import context_length
 from quire.config.memory.kv_layout import LayerFacts
 from quire.errors import ConfigError
@@ -31,9 +32,17 @@ class Config(ModelConfig):
     @classmethod
     def from_hf(cls, hf: Hf, code: Path | None = None) -> Config:
         """Probe the model of a config.json. Raises ConfigError."""
+        model_type = str(hf.get("model_type", ""))
+        if reason := refusal_of(model_type):
+            raise ConfigError(f"models of type {model_type!r} are not supported: {reason}")
         version = hf_classes.import_transformers().__version__
         register()
         config = hf_classes.read_config(hf, code)
+        if getattr(config, "is_encoder_decoder", False):
+            raise ConfigError(
+                f"models of type {model_type!r:.80} are not supported: they are encoder-decoders, "
+                "of which the class of transformers serves the decoder only"
+            )
         kind = hf_classes.model_class(config, hf, code)
         max_len = context_length(plain_fields(config)) or UNLIMITED
         try:
@@ -58,7 +67,7 @@ class Config(ModelConfig):
             heads=max(call.heads for call in found.calls),
             kv_heads=first.kv_heads,
             head_dim=first.head_dim,
-            mlp=int(getattr(text, "intermediate_size", None) or 4 * found.hidden),
+            mlp=_mlp_width(text) or 4 * found.hidden,
             max_len=max_len,
             norm_eps=0.0,
             act="silu",
@@ -94,6 +103,12 @@ def plain_fields(config: Any) -> dict[str, Any]:
     for usual in text.attribute_map:
         fields.setdefault(usual, getattr(text, usual, None))
     return {key: value for key, value in fields.items() if value is not None}
+
+
+def _mlp_width(config: Any) -> int:
+    """Return the widest MLP's width; 0 if the config has no field of the usual name."""
+    width = getattr(config, "intermediate_size", None) or 0
+    return max(width) if isinstance(width, (list, tuple)) else int(width)
 
 
 def _dtype_of(*configs: Any) -> str | None:

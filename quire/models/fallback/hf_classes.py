@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quire.config.architectures import similar_names
 from quire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -41,22 +41,40 @@ def read_config(hf: Mapping[str, Any], code: Path | None) -> Any:
 
     code: the model's folder, if its Python code may run. Raises ConfigError.
     """
-    import_transformers()
+    transformers = import_transformers()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type = str(hf.get("model_type", ""))
-    fields = {key: value for key, value in hf.items() if key not in NOT_A_FIELD}
+    fields = {key: _with_floats(value) for key, value in hf.items() if key not in NOT_A_FIELD}
     if model_type in CONFIG_MAPPING:
         found = CONFIG_MAPPING[model_type]
     elif AUTO_CONFIG in _auto_map(hf):
         found = _load_code(hf, AUTO_CONFIG, code)
     else:
-        raise ConfigError(_unknown_type(model_type, list(CONFIG_MAPPING)))
+        near = similar_names(model_type)
+        hint = (
+            f"did you mean {' or '.join(near)}?" if near else "`quire models` lists what is known"
+        )
+        raise ConfigError(
+            f"models of type {model_type!r:.80} are known to neither quire nor transformers "
+            f"{transformers.__version__}; {hint}"
+        )
     try:
         return found.from_dict(fields)
     except Exception as error:  # its own checks, of many kinds
         reason = " ".join(str(error).split())
         raise ConfigError(f"config.json: transformers cannot read it: {reason:.300}") from error
+
+
+def _with_floats(value: Any) -> Any:
+    """Return a value of config.json; transformers writes {"__float__": "Infinity"} for infinity."""
+    if isinstance(value, list):
+        return [_with_floats(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"__float__"}:
+        return float(value["__float__"])
+    return {key: _with_floats(one) for key, one in value.items()}
 
 
 def model_class(config: Any, hf: Mapping[str, Any], code: Path | None) -> type[Any]:
@@ -68,14 +86,23 @@ def model_class(config: Any, hf: Mapping[str, Any], code: Path | None) -> type[A
     except KeyError:
         if AUTO_MODEL in _auto_map(hf):
             return _load_code(hf, AUTO_MODEL, code)
-        raise ConfigError(
-            f"models of type {hf.get('model_type')!r:.80} are not supported: transformers has no "
-            "causal language model for them"
-        ) from None
+        found = [one for one in map(_class_of, hf.get("architectures") or ()) if one is not None]
+        if not any(one.config_class is type(config) for one in found):
+            raise ConfigError(
+                f"models of type {hf.get('model_type')!r:.80} are not supported: transformers has "
+                "no causal language model for them"
+            ) from None
     if not isinstance(found, (list, tuple)):
         return found
     names = hf.get("architectures") or ()
     return next((one for one in found if one.__name__ in names), found[0])
+
+
+def _class_of(name: str) -> type[Any] | None:
+    """Return the causal language model class of transformers that has this name."""
+    import transformers
+
+    return getattr(transformers, name, None) if name.endswith("ForCausalLM") else None
 
 
 def _auto_map(hf: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,12 +134,6 @@ def _load_code(hf: Mapping[str, Any], key: str, code: Path | None) -> type[Any]:
     return found
 
 
-def _unknown_type(model_type: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(model_type[:80], known, n=1, cutoff=0.7)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"models of type {model_type!r:.80} are known to neither quire nor transformers{hint}"
-
-
 def build_skeleton(
     cls: type[Any], config: Any, dtype: torch.dtype, attention: str, experts: str | None = None
 ) -> Any:
@@ -124,7 +145,7 @@ def build_skeleton(
         skeleton = cls._from_config(config, **settings).eval()
     for module in skeleton.modules():
         if getattr(getattr(module, "config", None), "pad_token_id", None) is not None:
-            module.config.pad_token_id = None  # else inputs are searched for it, for a warning
+            vars(module.config)["pad_token_id"] = None  # else inputs are searched for it, to warn
     return skeleton
 
 

@@ -97,7 +97,7 @@ class _Recorder:
 
     paths: dict[nn.Module, str]
     calls: list[AttentionCall] = field(default_factory=list)
-    keys: list[Tensor] = field(default_factory=list)
+    stored: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of calls
     turns: Counter[nn.Module] = field(default_factory=Counter)
     masks: list[MaskRecord] = field(default_factory=list)
     running: list[nn.Module] = field(default_factory=list)  # modules that are running, outer first
@@ -120,7 +120,11 @@ def run_probe(skeleton: Any, max_len: int) -> Probe:
     max_len: positions that masks are compared for.
     """
     model = copy.deepcopy(skeleton).to("meta")
-    first = _forward(model, TOKENS, max_len)
+    try:
+        first = _forward(model, TOKENS, max_len)
+    except _NeedsValues:
+        model = _with_values(skeleton)
+        first = _forward(model, TOKENS, max_len)
     second = _forward(model, TOKENS - 2, max_len)
     if first.calls != second.calls:
         raise ConfigError(
@@ -135,6 +139,21 @@ def run_probe(skeleton: Any, max_len: int) -> Probe:
     return Probe(calls, *base, frozenset(first.direct | second.direct))
 
 
+class _NeedsValues(ConfigError):
+    """The forward pass reads values of tensors, which the meta device does not have."""
+
+
+def _with_values(skeleton: Any) -> Any:
+    """Return a copy on the CPU, each of whose parameters is one number in all places."""
+    model = copy.deepcopy(skeleton)
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None:
+                one = torch.full((), 0.01, dtype=param.dtype, device="cpu").expand(param.shape)
+                module._parameters[name] = nn.Parameter(one, requires_grad=False)
+    return model
+
+
 def _with_source(call: AttentionCall, place: Mapping[int, int]) -> AttentionCall:
     return call if call.source is None else replace(call, source=place[call.source])
 
@@ -146,8 +165,9 @@ def _name(model: Any) -> str:
 def _forward(model: Any, tokens: int, max_len: int) -> _Recorder:
     paths = {module: path for path, module in model.named_modules()}
     recorder = _Recorder(paths)
-    ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
-    positions = torch.arange(tokens, device="meta")[None]
+    device = next(model.parameters()).device
+    ids = torch.zeros((1, tokens), dtype=torch.int64, device=device)
+    positions = torch.arange(tokens, device=device)[None]
     for module, path in paths.items():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             recorder.owners.setdefault(id(module.weight), set()).add(path)
@@ -169,9 +189,10 @@ def _forward(model: Any, tokens: int, max_len: int) -> _Recorder:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"{_name(model)} cannot be served: its forward pass without a cache failed on tensors "
-            f"without values ({type(error).__name__}: {reason:.200})"
+        kind = _NeedsValues if device.type == "meta" else ConfigError
+        raise kind(
+            f"{_name(model)} cannot be served: its forward pass without a cache failed "
+            f"({type(error).__name__}: {reason:.200})"
         ) from error
     finally:
         _current.pop()
@@ -287,7 +308,14 @@ def record_attention(
             f"{list(key.shape)}, which are not those of the same tokens"
         )
     recorder.rotated |= any(id(one) in recorder.positional for one in (query, key))
-    source = next((i for i, known in enumerate(recorder.keys) if _is_same(known, key)), None)
+    source = next(
+        (
+            i
+            for i, (known_key, known_value) in enumerate(recorder.stored)
+            if _is_same(known_key, key) and _is_same(known_value, value)
+        ),
+        None,
+    )
     recorder.calls.append(
         AttentionCall(
             module=path,
@@ -304,7 +332,7 @@ def record_attention(
             keyword=given is not None,
         )
     )
-    recorder.keys.append(key)
+    recorder.stored.append((key, value))
     recorder.turns[module] += 1
     recorder.called.update(recorder.running)
     shape = (1, query.shape[2], query.shape[1], value.shape[-1])
@@ -344,7 +372,8 @@ def _check_layers(model: Any, recorder: _Recorder) -> None:
             f"{_name(model)} cannot be served through transformers: its layers have attention of "
             "their own, which cannot be replaced"
         )
-    if not recorder.rotated:
+    stated = getattr(model.config, "position_embedding_type", "unstated")
+    if not recorder.rotated and stated not in (None, "nope"):
         raise ConfigError(
             f"{_name(model)} cannot be served through transformers: it ignores the positions it is "
             "given, and counts them by a cache of its own"

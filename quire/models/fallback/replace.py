@@ -66,7 +66,9 @@ class HeldParams(ParamModule):
         self._param_names.extend(names)
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
-        return unsharded_layout(self._shapes[param])
+        if shape := self._shapes[param]:
+            return unsharded_layout(shape)
+        return (WeightShard((1,), (range(1),), broadcastable=True),)  # a number
 
     def init_spec(self, param: str) -> InitSpec:
         shape = self._shapes[param]
@@ -86,10 +88,11 @@ class HeldParams(ParamModule):
     def set_param(self, param: str, value: object) -> None:
         module = self._held[0]
         assert isinstance(value, Tensor), "a held parameter is a tensor"
+        value = value.detach().view(self._shapes[param])
         if param in self._buffers_held:
-            module._buffers[param] = value.detach()
+            module._buffers[param] = value
         else:
-            module._parameters[param] = nn.Parameter(value.detach(), requires_grad=False)
+            module._parameters[param] = nn.Parameter(value, requires_grad=False)
 
 
 def replace_modules(skeleton: Any, probe: Probe, keep_float32: frozenset[str]) -> None:

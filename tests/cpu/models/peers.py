@@ -110,7 +110,8 @@ def prompt_of(length, vocab, seed=0):
 @torch.inference_mode()
 def logprobs(model, ids):
     """transformers' log-probabilities [n, V] of every position."""
-    logits = model(input_ids=torch.tensor([ids], device=model.device)).logits[0]
+    ids = torch.tensor([ids], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0]
     return logits.float().log_softmax(-1).cpu()
 
 

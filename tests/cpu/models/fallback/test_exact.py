@@ -1,0 +1,119 @@
+"""Every architecture that runs through its class of transformers gives that class's outputs.
+
+Three sequences are packed in a step, in chunks, with decodes between them; transformers computes
+each alone, with its eager attention.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quire.config.architectures import CLASSES, WRAPPERS, refusal_of
+from quire.models.build import build_model, read_model_config
+from tests import tiers
+from tests.cpu.models.fallback.tiny_models import VOCAB, tiny_model
+from tests.cpu.models.harness import Stepper
+from tests.cpu.models.peers import VARIANTS, logprobs, peer, prompt_of, tiny
+
+TOLERANCE = 1e-4
+PROMPTS = [prompt_of(n, VOCAB) for n in (40, 23, 33)]
+STEPS = [
+    [(0, 17), (1, 5)],  # two prompts begin
+    [(1, 18), (2, 9)],
+    [(0, 1), (2, 13)],  # a decode beside a chunk
+    [(0, 1), (2, 1)],
+    [(2, 10), (0, 21)],
+]
+"""(sequence, tokens) of each step."""
+EVERYDAY = {
+    "apertus": "an activation with parameters that are numbers",
+    "cohere2": "windows, rope on some layers, parallel attention and MLP, a logit scale",
+    "deepseek_v2": "latent attention, experts, scaled rope",
+    "diffllama": "a module that attends twice, with other values",
+    "gemma3n_text": "shared keys and values, embeddings per layer",
+    "gemma4_text": "two head sizes, shared keys and values",
+    "gpt_bigcode": "learned positions, one kv head",
+    "gpt_oss": "sinks, windows, experts stored the other way round",
+    "longcat_flash": "two attentions per layer, experts of no computation",
+    "nemotron": "partial rotary; no keyword reaches its attention",
+    "vaultgemma": "soft caps",
+}
+WRAPPED = {*WRAPPERS, "gemma3n", "gemma4_unified", "qwen3_vl_moe_text"}
+"""Whose text half is a model type of its own, or whose class transformers keeps to itself."""
+TYPES = sorted({one for one in CLASSES if refusal_of(one) is None} - WRAPPED)
+
+
+CASES = [*EVERYDAY, *tiers.long(*(one for one in TYPES if one not in EVERYDAY))]
+
+
+def ours(folder, max_len=1024):
+    hf = json.loads((folder / "config.json").read_text())
+    kind, config = read_model_config(hf, impl="transformers")
+    assert kind == "transformers"
+    config = replace(config, max_len=min(max_len, config.max_len))
+    model = build_model(kind, config, folder=folder, dtype=torch.float32, progress=False)
+    return model, config
+
+
+def count_calls(stepper):
+    """A list that grows by the layer of every attention call."""
+    calls, plan = [], stepper.backend.plan
+
+    class Counted:
+        def __init__(self, batch):
+            self._step = plan(batch)
+
+        def run(self, q, k, v, layer):
+            calls.append(layer)
+            return self._step.run(q, k, v, layer)
+
+    stepper.backend.plan = Counted
+    return calls
+
+
+def packed(stepper, prompts, steps):
+    """Our log-probabilities of every position of each prompt."""
+    at, found = [0] * len(prompts), [[] for _ in prompts]
+    for step in steps:
+        pieces = [(row, prompts[row][at[row] : at[row] + count]) for row, count in step]
+        counts = [len(ids) for _, ids in pieces]
+        for (row, ids), part in zip(pieces, stepper.logits_of(pieces).split(counts)):
+            at[row] += len(ids)
+            found[row].append(part)
+    return [torch.cat(parts).log_softmax(-1) for parts in found]
+
+
+@pytest.mark.slow("the first of them imports transformers")
+@pytest.mark.parametrize("model_type", CASES)
+def test_packed_sequences_have_the_logprobs_of_transformers_alone(model_type, tmp_path):
+    theirs = tiny_model(model_type)
+    theirs.save_pretrained(tmp_path)
+    model, config = ours(tmp_path)
+    want = [logprobs(theirs, ids) for ids in PROMPTS]
+    assert min(one.std() for one in want) > 0.05, "logits that are alike prove nothing"
+    lengths = [len(ids) for ids in PROMPTS]
+    one_by_one = [[(row, 1)] for row, n in enumerate(lengths) for _ in range(n)]
+    for steps in ([list(enumerate(lengths))], STEPS, one_by_one):
+        stepper = Stepper(model, config, sequences=len(lengths), max_tokens=64)
+        calls = count_calls(stepper)
+        for got, said in zip(packed(stepper, PROMPTS, steps), want):
+            assert (got - said).abs().max() < TOLERANCE
+        assert len(calls) == len(config.probe.calls) * len(steps)
+
+
+NATIVE = [one for one in VARIANTS if refusal_of(tiny(one)[0]["model_type"]) is None]
+
+
+@pytest.mark.parametrize("variant", tiers.long(*NATIVE))
+def test_native_variants_are_the_same_through_their_class(variant, tmp_path):
+    theirs = peer(variant, tmp_path)
+    settings = tiny(variant)[1]
+    model, config = ours(tmp_path, settings.get("max_len", 1024))
+    for length in settings.get("lengths", (33, 600)):
+        ids = prompt_of(length, config.vocab)
+        want = logprobs(theirs, ids)
+        stepper = Stepper(model, config)
+        got = [stepper.logits(piece) for piece in (ids[: length // 2], ids[length // 2 :]) if piece]
+        assert (torch.cat(got).log_softmax(-1) - want).abs().max() < TOLERANCE
