@@ -95,13 +95,14 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     model_options = options.model
     folder = _folder(options, model_options.model)
     config_folder = _folder(options, model_options.hf_config_path or model_options.model)
-    hf = read_hf_config(config_folder, model_options.hf_overrides)
+    hf = read_hf_config(config_folder, model_options.hf_overrides, model_options.config_format)
     weights, source = weight_facts(options, folder, hf)
     facts = read_model_facts(
         folder,
         name=model_options.model,
         config_folder=config_folder,
         overrides=model_options.hf_overrides,
+        config_format=model_options.config_format,
         generation_config=model_options.generation_config,
         weights=weights,
     )
@@ -132,7 +133,9 @@ def weight_facts(
         return None, "config.json (estimated)"
     served = {"tied": has_tied_embeddings(hf), "wrapped": "wrapper_type" in hf}
     try:
-        return count_weights_in_headers(read_headers(folder), **served), "tensor headers"
+        return count_weights_in_headers(
+            read_headers(folder, options.load.load_format), **served
+        ), "tensor headers"
     except WeightError as error:
         log.debug("no tensor headers in %s: %s", folder, error)
     if not Path(options.model.model).exists():

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from quire.config.conventions import conventions_of, fill_defaults
 from quire.config.json_file import (
@@ -22,6 +22,7 @@ from quire.config.json_file import (
     read_json_object,
 )
 from quire.config.memory.kv_layout import LayerFacts
+from quire.config.mistral_format import PARAMS_FILE, config_of_params, read_params
 from quire.config.model_identity import (
     TEXT_SECTIONS,
     hoist_text,
@@ -32,6 +33,7 @@ from quire.config.quantization import QuantFacts, read_quantization
 from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
+ConfigFormat = Literal["auto", "hf", "mistral"]
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 LENGTH_KEYS = (
     "max_position_embeddings",
@@ -108,21 +110,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_hf_config(
-    folder: Path, overrides: Json | Callable[..., Any] | None = None
+    folder: Path,
+    overrides: Json | Callable[..., Any] | None = None,
+    config_format: ConfigFormat = "auto",
 ) -> dict[str, Any]:
     """Read config.json of a model's folder, merge hf_overrides into it, and resolve what it names.
 
     Overrides may nest as the file does; those that do not also reach its text half.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        found = (
-            ", ".join(sorted(p.name for p in folder.iterdir())[:8])
-            if folder.is_dir()
-            else "nothing"
-        )
-        raise ConfigError(f"no config.json in {folder} (found: {found}); give a model's folder")
-    hf = read_json(path)
+    hf = read_config_file(folder, config_format)
     check_sizes(hf)
     if callable(overrides):
         changed = overrides(copy.deepcopy(hf))
@@ -137,6 +133,23 @@ def read_hf_config(
     after = merge_rope_overrides(hoist_text(hf), after)
     check_sizes(after)
     return resolve_identity(after)
+
+
+def read_config_file(folder: Path, config_format: ConfigFormat = "auto") -> dict[str, Any]:
+    """Read config.json, or params.json as one. auto: config.json if there is one.
+
+    Raises: ConfigError (neither is there, or not the one that is demanded).
+    """
+    path = folder / "config.json"
+    stated = (folder / PARAMS_FILE).is_file() and not path.is_file()
+    if config_format == "mistral" or (config_format == "auto" and stated):
+        with raise_as_config_error(PARAMS_FILE):
+            return config_of_params(read_params(folder))
+    if path.is_file():
+        return read_json(path)
+    names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    found = ", ".join(names[:8]) or "nothing"
+    raise ConfigError(f"no config.json in {folder} (found: {found}); give a model's folder")
 
 
 def merge_rope_overrides(before: Json, after: dict[str, Any]) -> dict[str, Any]:
@@ -190,12 +203,13 @@ def read_model_facts(
     name: str | None = None,
     config_folder: Path | None = None,
     overrides: Json | Callable[..., Any] | None = None,
+    config_format: ConfigFormat = "auto",
     generation_config: str = "auto",
     override_generation_config: Json | None = None,
     weights: WeightFacts | None = None,
 ) -> ModelFacts:
     """Read the facts from the small files of a model's folder."""
-    hf = read_hf_config(config_folder or folder, overrides)
+    hf = read_hf_config(config_folder or folder, overrides, config_format)
     files = read_json(folder / "generation_config.json")
     generation = read_generation_config(folder, generation_config, override_generation_config or {})
     tokenizer_length = read_json(folder / "tokenizer_config.json").get("model_max_length")

@@ -25,7 +25,7 @@ from quire.errors import ConfigError
 T = TypeVar("T")
 
 Dtype = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
-LoadFormat = Literal["auto", "hf", "safetensors", "pt", "dummy"]
+LoadFormat = Literal["auto", "hf", "safetensors", "pt", "mistral", "dummy"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 
@@ -60,7 +60,8 @@ class ModelOptions:
     tokenizer: str | None = None
     """Folder or name of the tokenizer. None: the model's."""
     tokenizer_mode: str = "auto"
-    """Tokenizer implementation: auto, hf or slow."""
+    """Tokenizer implementation. auto: tokenizer.json, else tekken.json, else by transformers; hf:
+    without tekken.json; mistral: tekken.json; slow: by transformers, in Python."""
     skip_tokenizer_init: bool = False
     """Work with token ids only: no tokenizer is loaded, and outputs have no text."""
     trust_remote_code: bool = False
@@ -80,6 +81,8 @@ class ModelOptions:
     max_model_len: int | Literal["auto"] | None = option(None, low=-1, parse="count")
     """Maximum of prompt plus output tokens. None: the model's limit; auto or -1: the longest that
     fits."""
+    config_format: Literal["auto", "hf", "mistral"] = "auto"
+    """hf: config.json; mistral: params.json; auto: config.json if there is one."""
     hf_config_path: str | None = None
     """Folder or name with config.json, if it is not with the model."""
     revision: str | None = None
@@ -116,7 +119,8 @@ class LoadOptions:
     """Where and how weights are read."""
 
     load_format: LoadFormat = "auto"
-    """auto, safetensors, pt (pytorch_model.bin), or dummy (random weights; no file is read)."""
+    """auto, safetensors, pt (pytorch_model.bin), mistral (consolidated*.safetensors), or dummy
+    (random weights; no file is read)."""
     download_dir: str | None = None
     """Folder for downloads. None: the Hugging Face cache."""
     use_tqdm_on_load: bool = True

@@ -71,7 +71,7 @@ _NO_EFFECT = {
         multi_step_stream_outputs num_lookahead_slots delay_factor scheduler_delay_factor
         disable_async_output_proc scheduler_reserve_full_isl prefill_schedule_interval
         renderer_num_workers safetensors_load_strategy safetensors_prefetch_num_threads
-        safetensors_prefetch_block_size pt_load_map_location config_format
+        safetensors_prefetch_block_size pt_load_map_location
         calculate_kv_scales sleep_mode_backend sleep_mode_offload_cudagraph
         enable_cumem_allocator numa_bind numa_bind_nodes numa_bind_cpus
         long_prefill_token_threshold_adaptive disable_chunked_mm_input engine_use_ray
@@ -193,7 +193,6 @@ QUANTIZATION_ALIASES = {
 SUPPORTED_CHOICES = {
     "quantization": ("fp8", "fp8_block"),
     "runner": GENERATE_TASKS,
-    "config_format": ("auto", "hf"),
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
     "distributed_executor_backend": ("uni", "mp", "ray"),
     "kv_offloading_backend": ("native",),

@@ -176,7 +176,9 @@ def assign_kv_tensors(model: nn.Module, groups: Sequence[KVCacheGroup]) -> None:
 def _checkpoint_shapes(folder: Path, load_format: str) -> list[tuple[str, Sequence[int]]]:
     """(name, shape) of every tensor, so that a wrong checkpoint is refused before it is read."""
     if files.weight_files(folder, load_format)[0].suffix == ".safetensors":
-        return [(name, header.shape) for name, header in files.read_headers(folder).items()]
+        return [
+            (name, header.shape) for name, header in files.read_headers(folder, load_format).items()
+        ]
     tensors = files.iterate_tensors(
         folder, False, load_format=load_format
     )  # mapped, so not read either

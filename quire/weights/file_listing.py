@@ -25,38 +25,48 @@ FORMATS = (
 )
 """(pattern of the files, name of their index), best first."""
 
+MISTRAL_FORMAT = ("consolidated*.safetensors", "consolidated.safetensors.index.json")
+"""Weights under the names of Mistral: often a copy of the others, sometimes the only ones."""
+
 NOT_WEIGHTS = ("consolidated*", "training_args.bin", "optimizer*", "scheduler*", "rng_state*")
 """Copies in another layout and leftovers of training, in the same formats."""
 
 
-def weight_patterns(names: Iterable[str]) -> list[str]:
+def weight_patterns(names: Iterable[str], load_format: str = "auto") -> list[str]:
     """Patterns of the weight files to download, given a repository's file names."""
-    top = [name for name in names if "/" not in name and _is_weight_file(name)]
-    for pattern, _ in FORMATS:
-        found = sorted(name for name in top if fnmatch(name, pattern))
+    top = [name for name in names if "/" not in name]
+    for pattern, _ in _formats(load_format):
+        found = sorted(name for name in top if _is_weight_file(name, pattern))
         if found:
             return found
     return []
 
 
 def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
-    """The files that hold the weights, sorted. load_format: auto, safetensors, pt.
+    """The files that hold the weights, sorted. load_format: auto, safetensors, pt, mistral.
 
     Raises: WeightError (none there; the index names files that are not).
     """
-    formats = {"auto": FORMATS, "safetensors": FORMATS[:1], "pt": FORMATS[1:]}
-    for pattern, index in formats.get(load_format, FORMATS):
+    for pattern, index in _formats(load_format):
         names = _indexed_files(folder, index) or _matching_files(folder, pattern)
         if names:
             _require_files(folder, names, index)
             return [folder / name for name in names]
-    wanted = " or ".join(pattern for pattern, _ in formats.get(load_format, FORMATS))
+    wanted = " or ".join(pattern for pattern, _ in _formats(load_format))
     raise WeightError(f"{folder} holds no weights ({wanted})")
 
 
-def missing_files(folder: Path) -> list[str]:
+def index_name(path: Path) -> str:
+    """Name of the index that lists a weight file, if there is one."""
+    if path.suffix != ".safetensors":
+        return "pytorch_model.bin.index.json"
+    own = _is_weight_file(path.name, MISTRAL_FORMAT[0])
+    return MISTRAL_FORMAT[1] if own else FORMATS[0][1]
+
+
+def missing_files(folder: Path, load_format: str = "auto") -> list[str]:
     """Return the files of the folder's index that are missing. [] if it is complete."""
-    for pattern, index in FORMATS:
+    for pattern, index in _formats(load_format):
         names = _indexed_files(folder, index) or _matching_files(folder, pattern)
         if names:
             return [name for name in names if not (folder / name).is_file()]
@@ -92,11 +102,18 @@ def _indexed_files(folder: Path, index: str) -> list[str]:
 
 
 def _matching_files(folder: Path, pattern: str) -> list[str]:
-    return sorted(path.name for path in folder.glob(pattern) if _is_weight_file(path.name))
+    return sorted(path.name for path in folder.glob(pattern) if _is_weight_file(path.name, pattern))
 
 
-def _is_weight_file(name: str) -> bool:
-    return not any(fnmatch(name, pattern) for pattern in NOT_WEIGHTS)
+def _formats(load_format: str) -> tuple[tuple[str, str], ...]:
+    """The formats that an option allows, best first."""
+    chosen = {"safetensors": FORMATS[:1], "pt": FORMATS[1:], "mistral": (MISTRAL_FORMAT,)}
+    return chosen.get(load_format, (*FORMATS, MISTRAL_FORMAT))
+
+
+def _is_weight_file(name: str, pattern: str) -> bool:
+    others = () if pattern == MISTRAL_FORMAT[0] else NOT_WEIGHTS
+    return fnmatch(name, pattern) and not any(fnmatch(name, other) for other in others)
 
 
 def _require_files(folder: Path, names: list[str], index: str) -> None:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from quire.errors import WeightError
 from quire.log import BestEffortStream
-from quire.weights.file_listing import load_json, read_weight_map, weight_files
+from quire.weights.file_listing import index_name, load_json, read_weight_map, weight_files
 from quire.weights.headers import TensorHeader, check_index, read_file_headers, read_headers
 from quire.weights.hub import resolve_model_folder
+from quire.weights.mistral_layout import convert_tensors, is_mistral_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,14 +45,17 @@ def iterate_tensors(
     """Every tensor of the folder's weights, once, on the CPU.
 
     A tensor is a view of its mapped file: copy what is to outlive the files. load_format: auto
-    (safetensors, else .bin), safetensors, pt. progress: show a progress bar.
+    (safetensors, else .bin), safetensors, pt, mistral. progress: show a progress bar.
     Raises: WeightError.
     """
     files = weight_files(folder, load_format)
+    tensors = _iterate_files(folder, files, progress)
+    yield from convert_tensors(folder, tensors) if is_mistral_file(files[0]) else tensors
+
+
+def _iterate_files(folder: Path, files: list[Path], progress: bool) -> Iterator[tuple[str, Tensor]]:
     safe = files[0].suffix == ".safetensors"
-    index = read_weight_map(
-        folder, "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json"
-    )
+    index = read_weight_map(folder, index_name(files[0]))
     seen: dict[str, str] = {}
     for path in _with_progress(files, safe, progress):
         for name, tensor in _iterate_safetensors(path) if safe else _iterate_pickled(path):

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.errors import WeightError
-from quire.weights.file_listing import read_weight_map, weight_files
+from quire.weights.file_listing import index_name, read_weight_map, weight_files
+from quire.weights.mistral_layout import hf_name, is_mistral_file
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +50,20 @@ class TensorHeader(NamedTuple):
     file: Path
 
 
-def read_headers(folder: Path) -> dict[str, TensorHeader]:
-    """Every tensor of a model's safetensors files (single or sharded).
+def read_headers(folder: Path, load_format: str = "auto") -> dict[str, TensorHeader]:
+    """Every tensor of a model's safetensors files (single or sharded), by its name in a model.
+
+    load_format: mistral reads consolidated*.safetensors; auto does if there are no others.
 
     Raises: WeightError (no safetensors; a file cut short or corrupt; a name in two files; files
     and index disagree).
     """
-    index = read_weight_map(folder, "model.safetensors.index.json")
+    paths = weight_files(folder, load_format)
+    if paths[0].suffix != ".safetensors":
+        paths = weight_files(folder, "safetensors")
+    index = read_weight_map(folder, index_name(paths[0]))
     found: dict[str, TensorHeader] = {}
-    for path in weight_files(folder, "safetensors"):
+    for path in paths:
         for name, header in read_file_headers(path).items():
             if index and name in index and index[name] != path.name:
                 continue  # a copy: the index names the file that counts
@@ -65,6 +71,8 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
                 raise WeightError(f"{name} is in both {found[name].file.name} and {path.name}")
             found[name] = header
     check_index(folder, index, found)
+    if is_mistral_file(paths[0]):
+        return {hf_name(name): header for name, header in found.items()}
     return found
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire import env as environment
+from quire.config.mistral_format import PARAMS_FILE
 from quire.errors import ConfigError
 from quire.weights.file_listing import METADATA_PATTERNS, missing_files, weight_patterns
 
@@ -28,6 +29,7 @@ Contents = Literal["model", "config", "tokenizer"]
 TIMEOUT_S = 10.0
 """Seconds that the hub may take to list the files of a model."""
 
+CONFIG_FILES = ("config.json", PARAMS_FILE)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -39,11 +41,13 @@ def resolve_model_folder(
     download_dir: str | os.PathLike[str] | None = None,
     env: environment.Env | None = None,
     want: Contents = "model",
+    load_format: str = "auto",
     ignore: Sequence[str] = ("original/**/*",),
 ) -> Path:
     """Find the folder of a model, and download missing files.
 
     `download_dir` takes the place of the hub's cache folder. `ignore`: globs not downloaded.
+    load_format: which of its weights, as for weight_files.
     Raises: ConfigError (not found, gated, offline and not cached, not a model's folder).
     """
     text = os.fspath(name).strip()
@@ -54,8 +58,8 @@ def resolve_model_folder(
         return _resolve_local(local, text, want)
     where = None if download_dir is None else Path(download_dir).expanduser()
     if (env or environment.read()).use_modelscope:
-        return _from_modelscope(text, revision, where, want, ignore)
-    return _from_hub(text, revision, token, where, want, ignore)
+        return _from_modelscope(text, revision, where, want, load_format, ignore)
+    return _from_hub(text, revision, token, where, want, load_format, ignore)
 
 
 def _looks_like_path(text: str) -> bool:
@@ -69,7 +73,7 @@ def _resolve_local(path: Path, given: str, want: Contents) -> Path:
     if path.is_file():
         hint = "; GGUF files are not read" if path.suffix == ".gguf" else ""
         raise ConfigError(f"{given!r} is a file; give the folder that holds config.json{hint}")
-    if want != "tokenizer" and not (path / "config.json").is_file():
+    if want != "tokenizer" and not _has_config(path):
         raise ConfigError(f"{given!r} exists but has no config.json, so it is not a model's folder")
     return path
 
@@ -83,11 +87,12 @@ def _from_hub(
     token: bool | str | None,
     cache: Path | None,
     want: Contents,
+    load_format: str,
     ignore: Sequence[str],
 ) -> Path:
     from huggingface_hub import constants
 
-    cached, lacks = _cached(name, revision, cache, want)
+    cached, lacks = _cached(name, revision, cache, want, load_format)
     pinned = revision is not None and COMMIT.fullmatch(revision) is not None
     if cached is not None and not lacks and (pinned or constants.HF_HUB_OFFLINE):
         return cached
@@ -100,7 +105,7 @@ def _from_hub(
         )
         raise ConfigError(f"{what}, and HF_HUB_OFFLINE is set; unset it once to download the model")
     try:
-        return _download(name, revision, token, cache, want, ignore)
+        return _download(name, revision, token, cache, want, load_format, ignore)
     except _Unreachable as error:
         if cached is None or lacks:
             raise ConfigError(
@@ -116,14 +121,16 @@ class _Unreachable(Exception):
 
 
 def _cached(
-    name: str, revision: str | None, cache: Path | None, want: Contents
+    name: str, revision: str | None, cache: Path | None, want: Contents, load_format: str
 ) -> tuple[Path | None, list[str]]:
     """The cached snapshot, if there is one, and the names of files it lacks. No network."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    known = ["config.json"] if want != "tokenizer" else ["tokenizer_config.json", "tokenizer.json"]
-    for file in [*known, "config.json"]:
+    known = (
+        () if want != "tokenizer" else ("tokenizer_config.json", "tokenizer.json", "tekken.json")
+    )
+    for file in (*known, *CONFIG_FILES):
         try:
             found = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision)
         except HFValidationError as error:
@@ -132,7 +139,7 @@ def _cached(
             ) from error
         if isinstance(found, str):
             folder = Path(found).parent
-            return folder, missing_files(folder) if want == "model" else []
+            return folder, missing_files(folder, load_format) if want == "model" else []
     return None, []
 
 
@@ -142,6 +149,7 @@ def _download(
     token: bool | str | None,
     cache: Path | None,
     want: Contents,
+    load_format: str,
     ignore: Sequence[str],
 ) -> Path:
     from huggingface_hub import HfApi, errors, snapshot_download
@@ -150,7 +158,9 @@ def _download(
         patterns = [*METADATA_PATTERNS]
         if want == "model":
             info = HfApi(token=token).model_info(name, revision=revision, timeout=TIMEOUT_S)
-            patterns += weight_patterns(file.rfilename for file in info.siblings or [])
+            patterns += weight_patterns(
+                (file.rfilename for file in info.siblings or []), load_format
+            )
         got = snapshot_download(
             name,
             revision=revision,
@@ -171,13 +181,17 @@ def _download(
         ) from error
     except (OSError, errors.HTTPError) as error:
         raise _Unreachable(str(error).strip().splitlines()[0] or type(error).__name__) from error
-    return _validate_folder(Path(got), name, want)
+    return _validate_folder(Path(got), name, want, load_format)
 
 
-def _validate_folder(folder: Path, name: str, want: Contents) -> Path:
-    if want != "tokenizer" and not (folder / "config.json").is_file():
+def _has_config(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in CONFIG_FILES)
+
+
+def _validate_folder(folder: Path, name: str, want: Contents, load_format: str) -> Path:
+    if want != "tokenizer" and not _has_config(folder):
         raise ConfigError(f"{name!r} has no config.json, so it is not a model this engine can read")
-    lacks = missing_files(folder) if want == "model" else []
+    lacks = missing_files(folder, load_format) if want == "model" else []
     if lacks:
         raise ConfigError(f"{name!r} lacks {_abbreviate(lacks)}")
     return folder
@@ -193,7 +207,12 @@ def _abbreviate(names: Iterable[str]) -> str:
 
 
 def _from_modelscope(
-    name: str, revision: str | None, cache: Path | None, want: Contents, ignore: Sequence[str]
+    name: str,
+    revision: str | None,
+    cache: Path | None,
+    want: Contents,
+    load_format: str,
+    ignore: Sequence[str],
 ) -> Path:
     from huggingface_hub import constants
 
@@ -216,4 +235,4 @@ def _from_modelscope(
     except (OSError, ValueError, RuntimeError) as error:
         # NOTE: modelscope has no narrower common class; its HTTP errors are OSErrors.
         raise ConfigError(f"ModelScope did not give {name!r}: {error}") from error
-    return _validate_folder(Path(got), name, want)
+    return _validate_folder(Path(got), name, want, load_format)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MAX_LISTED = 12
 """Names listed per kind of problems; a wrong model class would list thousands."""
 
+OTHER_NAMES = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
+"""Other names of parameters: of scales of whole tensors, as transformers writes them."""
+
 
 class InitSpec(NamedTuple):
     """Return the distribution of random values of a parameter."""
@@ -215,6 +218,8 @@ def assign_tensors(
     for name, shape in shapes:
         target = weights.target(name)
         holder = holders.get(target.layer)
+        if holder is not None and target.param not in holder.param_names():
+            target = target._replace(param=OTHER_NAMES.get(target.param, target.param))
         if target.layer in skipped or weights.ignores(name, target.layer):
             continue
         if holder is None or target.param not in holder.param_names():

@@ -20,7 +20,7 @@ from quire.config.options import Options
 from quire.models.base import ModelConfig
 from quire.models.build import read_model_config
 from quire.platform import cpu
-from quire.weights.files import read_headers
+from quire.weights.files import read_headers, weight_files
 from quire.weights.files import resolve_model_folder as resolve_folder
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         if section.hf_config_path is None
         else model_folder(section.hf_config_path, section.revision, options, environment)
     )
-    hf = read_hf_config(config_folder, section.hf_overrides)
+    hf = read_hf_config(config_folder, section.hf_overrides, section.config_format)
     model_type, model_config = read_model_config(
         hf, section.model_impl, config_folder if section.trust_remote_code else None
     )
@@ -63,21 +63,31 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         )
     usual = model_config.usual_fields()
     weights = None
-    if options.load.load_format not in ("dummy", "pt") and any(folder.glob("*.safetensors")):
+    if _has_headers(folder, options.load.load_format):
         weights = count_weights_in_headers(
-            read_headers(folder), tied=has_tied_embeddings(hf), wrapped="wrapper_type" in hf
+            read_headers(folder, options.load.load_format),
+            tied=has_tied_embeddings(hf),
+            wrapped="wrapper_type" in hf,
         )
     facts = read_model_facts(
         folder,
         name=section.model,
         config_folder=config_folder,
         overrides=section.hf_overrides if usual is None else lambda _: usual,
+        config_format=section.config_format,
         generation_config=section.generation_config,
         override_generation_config=section.override_generation_config,
         weights=weights,
     )
     layers = model_config.attention_layers()
     return ModelDescription(folder, model_type, model_config, replace(facts, layers=layers))
+
+
+def _has_headers(folder: Path, load_format: str) -> bool:
+    """Whether the shapes of the weights can be read before the weights are."""
+    if load_format == "dummy" or not any(folder.glob("*.safetensors")):
+        return False
+    return weight_files(folder, load_format)[0].suffix == ".safetensors"
 
 
 def model_folder(name: str, revision: str | None, options: Options, environment: env.Env) -> Path:
@@ -89,4 +99,6 @@ def model_folder(name: str, revision: str | None, options: Options, environment:
         token=options.model.hf_token,
         download_dir=options.load.download_dir,
         env=environment,
+        want="config" if options.load.load_format == "dummy" else "model",
+        load_format=options.load.load_format,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from quire.config.json_file import MAX_BYTES, check_bytes
 from quire.errors import ConfigError, RequestError
+from quire.text.tokenizing.tekken import TEKKEN, TEKKEN_TOKENS, load_tekken
 from quire.text.tokenizing.tokenizer_files import NAMED_TOKENS, TokenizerFiles
 
 Side = Literal["left", "right"]
@@ -206,19 +208,26 @@ def load_fast(path: Path, files: TokenizerFiles) -> TokenizersBackend:
     The file's own post-processor decides whether BOS and EOS are added; add_bos_token of the
     settings is for tokenizers in Python.
     """
-    try:
+    with _bad_file_as_config_error(path, "the tokenizers library"):
         check_bytes(path, MAX_BYTES)
         tokenizer = FastTokenizer.from_file(str(path))
         _add_tokens(tokenizer, files)
+    if files.config.get("split_special_tokens"):
+        tokenizer.encode_special_tokens = True
+    return TokenizersBackend(tokenizer)
+
+
+@contextmanager
+def _bad_file_as_config_error(path: Path, of: str) -> Iterator[None]:
+    try:
+        yield
     except ConfigError:
         raise
     except BaseException as e:  # the library raises bare Exception for a bad file, or panics
         if not isinstance(e, Exception) and not is_panic(e):
             raise
-        raise ConfigError(f"{path} is not a tokenizer of the tokenizers library: {e}") from None
-    if files.config.get("split_special_tokens"):
-        tokenizer.encode_special_tokens = True
-    return TokenizersBackend(tokenizer)
+        why = f"{type(e).__name__}: {e}" if isinstance(e, LookupError) else str(e)
+        raise ConfigError(f"{path} is not a tokenizer of {of}: {why:.1000}") from None
 
 
 def _add_tokens(tokenizer: FastTokenizer, files: TokenizerFiles) -> None:
@@ -242,15 +251,18 @@ def _marked(token: AddedToken, special: bool) -> AddedToken:
 
 
 def open_backend(
-    files: TokenizerFiles, *, slow: bool, trust_remote_code: bool, revision: str | None
+    files: TokenizerFiles, *, mode: str, trust_remote_code: bool, revision: str | None
 ) -> tuple[TokenizerBackend, dict[str, str]]:
     """Return (the backend of this folder, special tokens by name that only its files have)
 
-    slow: not through tokenizer.json, and not converted to what the tokenizers library does.
+    mode: see load_tokenizer.
     """
-    path = files.folder / "tokenizer.json"
-    if path.is_file() and not slow:
+    path, tekken, slow = files.folder / "tokenizer.json", files.folder / TEKKEN, mode == "slow"
+    if path.is_file() and mode not in ("slow", "mistral"):
         return load_fast(path, files), {}
+    if mode == "mistral" or (mode == "auto" and tekken.is_file() and not files.needs_code):
+        with _bad_file_as_config_error(tekken, "Mistral"):
+            return TokenizersBackend(load_tekken(tekken)), dict(TEKKEN_TOKENS)
     if files.needs_code and not trust_remote_code:
         raise ConfigError(
             f"the tokenizer in {files.folder} is Python code of the model's repository; read it "

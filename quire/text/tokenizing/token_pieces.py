@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.text.tokenizing.backends import TokenizerBackend, TokenizersBackend
+from quire.text.tokenizing.byte_alphabet import byte_alphabet
 
 TokenPiece = str | bytes
 
@@ -126,7 +127,7 @@ def _strip_args(strip: dict[str, Any]) -> tuple[str, int, int]:
 
 def byte_level_decoder() -> Callable[[str], TokenPiece]:
     """Byte-level tokens write each byte as one printable character; undo that."""
-    byte_of = {char: byte for byte, char in _byte_alphabet().items()}
+    byte_of = {char: byte for byte, char in byte_alphabet().items()}
 
     def make(token: str) -> TokenPiece:
         try:
@@ -135,17 +136,6 @@ def byte_level_decoder() -> Callable[[str], TokenPiece]:
             return token.encode("utf-8")
 
     return make
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """byte -> character: itself where printable, else the next one from U+0100 on.
-
-    Source: the byte-to-unicode table published with GPT-2.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {byte: chr(byte) for byte in printable}
-    others = [byte for byte in range(256) if byte not in alphabet]
-    return alphabet | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
 
 
 def longest_token_chars(backend: TokenizerBackend) -> int:

@@ -28,7 +28,7 @@ from quire.text.tokenizing.token_pieces import (
     longest_token_chars,
 )
 
-MODES = ("auto", "hf", "fast", "slow")
+MODES = ("auto", "hf", "fast", "slow", "mistral")
 UNKNOWN_MAX_LENGTH = 10**30
 _SIDES: dict[str, Side] = {"left": "left", "right": "right"}
 ID_END = 2**32
@@ -398,7 +398,8 @@ def load_tokenizer(
 ) -> Tokenizer:
     """The tokenizer of a model's folder.
 
-    mode: "auto", "hf" and "fast" read tokenizer.json where there is one, "slow" never does.
+    mode: "auto", "hf" and "fast" read tokenizer.json where there is one, "slow" never does. Where
+    there is none "auto" reads tekken.json, and "mistral" reads nothing else.
     Raises: ConfigError if there is none, or it is Python code that is not trusted.
     """
     folder = Path(folder)
@@ -408,7 +409,7 @@ def load_tokenizer(
         raise ConfigError(f"{folder} is not a folder; a tokenizer is loaded from a local folder")
     files = tokenizer_files.read_tokenizer_files(folder)
     backend, found = open_backend(
-        files, slow=mode == "slow", trust_remote_code=trust_remote_code, revision=revision
+        files, mode=mode, trust_remote_code=trust_remote_code, revision=revision
     )
     return Tokenizer(
         backend,

@@ -78,9 +78,17 @@ def test_a_scale_without_axes_is_one_number_too(tmp_path):
     assert len(weight.scale.unique()) == 3
 
 
-def test_a_fixed_scale_of_activations_is_the_largest_of_the_parts(tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    [{}, {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}],
+    ids=["usual names", "names of transformers"],
+)
+def test_a_fixed_scale_of_activations_is_the_largest_of_the_parts(tmp_path, names):
     said = {"quant_method": "fp8", "activation_scheme": "static"}
-    found = small(load(tmp_path, quantized({"tensor": (), "static": 1}), said))
+    tensors = quantized({"tensor": (), "static": 1})
+    for old, new in names.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    found = small(load(tmp_path, tensors, said))
     assert found[QKV].input_scale.tolist() == pytest.approx([0.03])
     assert found["layers.0.mlp.down_proj"].input_scale.tolist() == pytest.approx([0.02])
 
