@@ -76,7 +76,7 @@ _TOWER = re.compile(
 
 def is_tower_tensor(name: str) -> bool:
     """Whether a wrapper's tensor belongs to a tower, or to what connects it to the text half."""
-    return not name.startswith(LANGUAGE_PREFIXES[:2]) and _TOWER.match(name) is not None
+    return _TOWER.match(name) is not None
 
 
 def wrapper_prefixes(own: Iterable[str]) -> tuple[str, ...]:
