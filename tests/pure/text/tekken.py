@@ -6,13 +6,17 @@ from itertools import pairwise
 
 PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPECIALS = 30
-WORDS = ["th", "he", "the", "in", "an", "er", "on", "re", "at", "ou", "st", "en", "the", "is", "to", "or", "it", "ng", "ing", "and", "nd", "of", "al", "ent", "ion", "tion", "aa", "aaa", "aaaa", "aaaaa", "ab", "aba", "abab", "ba", "bab", "12", "ö", "öß", "€", "日", "日本", "日本語", "🙂"]
+PARTS = """
+    th he the in an er on re at ou st en is to or it ng ing and nd of al ent ion tion
+    aa aaa aaaa aaaaa ab aba abab ba bab 12 ö öß € 日 日本 日本語 🙂
+"""
 
 
 def tokens():
     """Bytes of all tokens, by rank."""
     found = [bytes([byte]) for byte in range(256)]
-    for word in WORDS + [f" {word}" for word in WORDS] + ["  ", "    "]:
+    words = PARTS.split()
+    for word in [*words, *(f" {word}" for word in words), "  ", "    "]:
         if word.encode() not in found:
             found.append(word.encode())
     return found
