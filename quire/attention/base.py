@@ -67,9 +67,10 @@ class AttentionLayer(Protocol):
 class AttentionStep(Protocol):
     """One step's attention, for every layer in turn."""
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer) -> Tensor:
         """Write k, v [T, K, D] to the cache, then attend q [T, H, D]. Returns [T, H, D].
 
+        Without k and v, an earlier layer of the step has written them: their place is its own.
         q, k and v are used up: fused with what made them, they may never have been written.
         """
         ...

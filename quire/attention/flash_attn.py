@@ -42,7 +42,7 @@ class FlashAttentionStep:
     metadata: AttentionMetadata
     block_tables: list[Tensor]
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer) -> Tensor:
         """Write k, v [T, K, D] to the layer's place, then attend q [T, H, D]."""
         if layer.sinks is not None or layer.alibi is not None:
             raise ConfigError(
@@ -50,7 +50,8 @@ class FlashAttentionStep:
                 "needs; leave it on 'auto'"
             )
         metadata, cache = self.metadata, self.cache[layer.place]
-        kv_write(k, v, cache, metadata.slots[layer.group])
+        if k is not None and v is not None:
+            kv_write(k, v, cache, metadata.slots[layer.group])
         lazy_fusion.flush()  # the package reads results of ops, which must have been launched
         paged = cache.transpose(2, 3)  # [N, 2, B, K, D]
         return self.attend(

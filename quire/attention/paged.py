@@ -39,10 +39,11 @@ class PagedAttentionStep:
     metadata: AttentionMetadata
     counters: Tensor | None
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+    def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer) -> Tensor:
         """Write k, v [T, K, D] to the layer's place, then attend q [T, H, D]."""
         metadata, cache = self.metadata, self.cache[layer.place]
-        kv_write(k, v, cache, metadata.slots[layer.group], layer.k_scale, layer.v_scale)
+        if k is not None and v is not None:
+            kv_write(k, v, cache, metadata.slots[layer.group], layer.k_scale, layer.v_scale)
         return paged_attention(
             q,
             cache,

@@ -277,6 +277,9 @@ def _rotary(hf: Json, layers: Sequence[LayerFacts]) -> int:
     """Length of a row of the rotary tables: a cosine and a sine for every other dimension."""
     if conventions_of(hf).positions_kind != "rotary" or hf.get("alibi"):
         return 0
+    sizes = {layer.head_dim for layer in layers}
+    if len(sizes) > 1:  # a table for each, of whole heads
+        return sum(sizes)
     rope = hf.get("rope_parameters") or {}
     shares = (rope.get("partial_rotary_factor"), hf.get("partial_rotary_factor"))
     share = next((share for share in (*shares, hf.get("rotary_pct")) if share), 1)
@@ -304,13 +307,30 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
         latent = _int(hf, "kv_lora_rank")
         kept = LayerFacts(1, latent + _int(hf, "qk_rope_head_dim"), latent=latent)
         return (kept,) * _int(hf, "num_hidden_layers")
+    shapes = head_shapes(hf)
+    windows = conventions_of(hf).window_per_layer(hf, len(shapes))
+    layers = tuple(LayerFacts(*shape, window) for shape, window in zip(shapes, windows))
+    layers = layers[len(hf.get(conventions_of(hf).uncached_layers) or ()) :]
+    return layers[: len(layers) - int(hf.get("num_kv_shared_layers") or 0)]
+
+
+def head_shapes(hf: Json) -> list[tuple[int, int]]:
+    """Return (KV heads, head size) of each layer, those included that read another's cache."""
     heads = _heads(hf)
-    head_dim = hf.get("head_dim") or _int(hf, *HIDDEN_KEYS) // heads
+    head_dim = int(hf.get("head_dim") or _int(hf, *HIDDEN_KEYS) // heads)
     kv_heads = _kv_heads(hf, heads)
     count = _int(hf, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
-    windows = conventions_of(hf).window_per_layer(hf, count)
-    windows = windows[len(hf.get(conventions_of(hf).uncached_layers) or ()) :]
-    return tuple(LayerFacts(kv_heads, int(head_dim), w) for w in windows)
+    shapes = [(kv_heads, head_dim)] * count
+    if stated := hf.get("per_layer_config"):
+        for i, layer in stated.items():
+            found = layer.get("num_key_value_heads") or kv_heads, layer.get("head_dim") or head_dim
+            shapes[int(i)] = (int(found[0]), int(found[1]))
+    elif size := hf.get("global_head_dim"):
+        few = hf.get("num_global_key_value_heads") if hf.get("attention_k_eq_v") else None
+        windows = conventions_of(hf).window_per_layer(hf, count)
+        full = (int(few or kv_heads), int(size))
+        shapes = [full if w is None else shape for shape, w in zip(shapes, windows)]
+    return shapes
 
 
 def _kv_heads(hf: Json, heads: int) -> int:
@@ -363,7 +383,20 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     matrices += (len(layers) - sparse) * fan * mlp
     matrices += sparse * (fan * width + (experts + bool(gated)) * hidden)
     matrices += sum(_attention_weights(hf, hidden, layer) for layer in layers)
+    if hf.get("num_kv_shared_layers"):
+        matrices += _shared_layer_weights(hf, hidden, fan * mlp, len(layers))
+    if width := int(hf.get("hidden_size_per_layer_input") or 0):
+        count = _int(hf, "num_hidden_layers")
+        table = count * width * _int(hf, "vocab_size_per_layer_input")
+        matrices, tables = matrices + table + 3 * count * width * hidden, tables + table
     return WeightFacts(matrices, hidden * (4 * len(layers) + 1), linear=matrices - tables)
+
+
+def _shared_layer_weights(hf: Json, hidden: int, mlp: int, first: int) -> int:
+    """Elements of the layers from `first` on, which have no keys and values of their own."""
+    wide = 2 if hf.get("use_double_wide_mlp") else 1
+    sizes = [size for _, size in head_shapes(hf)[first:]]
+    return sum(2 * _heads(hf) * size * hidden + wide * mlp for size in sizes)
 
 
 def _sparse_layers(hf: Json, count: int) -> int:
@@ -380,7 +413,8 @@ def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
     """Elements of one layer's projections."""
     heads = _heads(hf)
     if not layer.latent:
-        return hidden * layer.head_dim * (2 * heads + 2 * layer.kv_heads)
+        alike = hf.get("attention_k_eq_v") and layer.window is None  # keys are values too
+        return hidden * layer.head_dim * (2 * heads + (1 if alike else 2) * layer.kv_heads)
     plain, value, rank = _int(hf, "qk_nope_head_dim"), _int(hf, "v_head_dim"), hf.get("q_lora_rank")
     queries = heads * (plain + layer.head_dim - layer.latent)
     query = rank * (hidden + queries) if rank else hidden * queries

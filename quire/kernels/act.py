@@ -31,6 +31,13 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {"x": 3 * torch.randn(t, 2 * f, device=device).to(dtype), "kind": kind}
 
 
+def _pair_cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for case in _cases(device):
+        x, kind = case["x"], case["kind"]
+        gate, up = x.chunk(2, -1)
+        yield {"gate": gate.contiguous(), "up": up, "kind": kind}
+
+
 def _activate(x: Tensor, kind: ActivationKind) -> Tensor:
     if kind == "silu":
         return F.silu(x)
@@ -53,6 +60,18 @@ def _act_mul_native(x: Tensor, kind: ActivationKind) -> Tensor:
     at = x.data_ptr()
     other = at + size * x.element_size()
     run_elementwise(at, other, row, row, y.data_ptr(), rows, size, NATIVE_CODES[kind], code, 0.0)
+    return y
+
+
+def _gated_act_native(gate: Tensor, up: Tensor, kind: ActivationKind) -> Tensor:
+    code = DTYPES.get(gate.dtype)
+    if code is None or up.dtype != gate.dtype or gate.stride(1) != 1 or up.stride(1) != 1:
+        return NotImplemented
+    (rows, size), y = gate.shape, empty(gate.shape, gate.dtype)
+    run_elementwise(
+        gate.data_ptr(), up.data_ptr(), gate.stride(0), up.stride(0), y.data_ptr(), rows, size,
+        NATIVE_CODES[kind], code, 0.0,
+    )  # fmt: skip
     return y
 
 
@@ -83,3 +102,10 @@ def act(x: Tensor, kind: ActivationKind) -> Tensor:
     """The activation of every element. Returns a new tensor of x's shape and dtype."""
     assert kind in ACTIVATION_KINDS, f"activation {kind!r}, known: {ACTIVATION_KINDS}"
     return _activate(x.float(), kind).to(x.dtype)
+
+
+@op(cases=_pair_cases, native=_gated_act_native, gpu="elementwise.gated_act")
+def gated_act(gate: Tensor, up: Tensor, kind: ActivationKind) -> Tensor:
+    """act(gate) * up, both [T, F], rows anywhere. Returns a new [T, F]."""
+    assert kind in ACTIVATION_KINDS, f"activation {kind!r}, known: {ACTIVATION_KINDS}"
+    return (_activate(gate.float(), kind) * up.float()).to(gate.dtype)

@@ -30,6 +30,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         (65, 16, 8, 128, 128, torch.bfloat16),
         (3, 2, 2, 32, 32, torch.float16),
         (4, 2, 2, 20, 10, torch.float32),
+        (3, 4, 0, 16, 16, torch.bfloat16),
     ]:
         angles = torch.outer(torch.arange(100.0), 0.5 ** torch.arange(r // 2))
         table = torch.cat([angles.cos(), angles.sin()], -1).to(device)
@@ -88,8 +89,8 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     """Rotate the first R of D channels of every query and key head.
 
-    q: [T, H, D], k: [T, K, D], may be strided views of a fused qkv. positions: [T] int32.
-    cos_sin: [P, R] float32, row = (R/2 cosines | R/2 sines). Returns (q, k), new tensors.
+    q: [T, H, D], k: [T, K, D], may be strided views of a fused qkv; K may be 0. positions: [T]
+    int32. cos_sin: [P, R] float32, row = (R/2 cosines | R/2 sines). Returns (q, k), new tensors.
     """
     cos, sin = cos_sin[positions.long()][:, None].chunk(2, -1)  # [T, 1, R/2]
     return _rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved)

@@ -1,9 +1,10 @@
 """The layers that model files are made of. They call kernels only: no torch arithmetic."""
 
+from quire.kernels.act import gated_act
 from quire.kernels.add import add, scale, softcap
 from quire.kernels.gated_add import gated_add
 from quire.layers.activation import ACTIVATION_KINDS, Activation, GatedActivation
-from quire.layers.attention import Attention
+from quire.layers.attention import Attention, SharedAttention
 from quire.layers.embedding import Embedding, PositionEmbedding
 from quire.layers.linear import ColumnLinear, Linear, LMHead, QKVLinear, RowLinear
 from quire.layers.moe import ExpertActivation, Experts, Router, RoutingMethod
@@ -14,6 +15,7 @@ from quire.layers.norm import (
     HeadLayerNorm,
     LayerNorm,
     RMSNorm,
+    UnitRMSNorm,
 )
 from quire.layers.param_module import ParamModule
 from quire.layers.rope import Rope, RopeConfig, RopeTemperature
@@ -45,8 +47,11 @@ __all__ = [
     "Router",
     "RoutingMethod",
     "RowLinear",
+    "SharedAttention",
+    "UnitRMSNorm",
     "WeightModule",
     "add",
+    "gated_act",
     "gated_add",
     "scale",
     "softcap",

@@ -40,7 +40,7 @@ class Attention(nn.Module):
         self.softcap = softcap
         self.sinks = sinks  # [H] logits that join the softmax and have no value
         self.slopes = alibi
-        self.alibi: Tensor | None = None  # [H] of this rank's heads, from `place_slopes` on
+        self.alibi: Tensor | None = None  # [H] of this rank's heads, from `place_constants` on
         self.k_scale = self.v_scale = 1.0  # of an fp8 cache: what is stored is x / scale
         self.group = 0  # of layers that share block tables
         self.place = 0  # which of the cache's tensors
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         self.heads = len(mine)
         self.kv_heads = len(shard_range(self.kv_heads, mesh, what="key-value heads", repeat=True))
 
-    def place_slopes(self, device: torch.device) -> None:
+    def place_constants(self, dtype: torch.dtype, device: torch.device) -> None:
         """Put the slopes of ALiBi on the device, before the first forward."""
         if self.slopes is not None:
             with torch.device("cpu"):
@@ -62,3 +62,26 @@ class Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, step: AttentionStep) -> Tensor:
         """q [T, H, D], k and v [T, K, D] -> [T, H * D]."""
         return step.run(q, k, v, self).view(q.shape[0], -1)
+
+
+class SharedAttention(nn.Module):
+    """Attends over the cache of an earlier layer, its source, and writes nothing."""
+
+    def __init__(
+        self, source: Attention, *, scale: float | None = None, softcap: float | None = None
+    ) -> None:
+        super().__init__()
+        self._source = (source,)  # not a module of this one: it has a layer of its own
+        self.scale = source.scale if scale is None else scale
+        self.window, self.softcap = source.window, softcap
+        self.sinks: Tensor | None = None
+
+    alibi = property(lambda self: self._source[0].alibi)
+    k_scale = property(lambda self: self._source[0].k_scale)
+    v_scale = property(lambda self: self._source[0].v_scale)
+    group = property(lambda self: self._source[0].group)
+    place = property(lambda self: self._source[0].place)
+
+    def forward(self, q: Tensor, step: AttentionStep) -> Tensor:
+        """q [T, H, D] -> [T, H * D]."""
+        return step.run(q, None, None, self).view(q.shape[0], -1)

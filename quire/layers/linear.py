@@ -124,7 +124,8 @@ class QKVLinear(ColumnLinear):
 
     head_order: for checkpoints with one tensor for all three, the place in it of each of our heads:
     of queries, keys and values in turn. None: they are in our order.
-    limit: all are clipped to it.
+    limit: all are clipped to it. keys, values: False if the layer has no matrix for them; without
+    values the keys stand in, without keys there are no heads of either.
     """
 
     def __init__(
@@ -137,18 +138,20 @@ class QKVLinear(ColumnLinear):
         *,
         head_order: Sequence[int] | None = None,
         limit: float | None = None,
+        keys: bool = True,
+        values: bool = True,
     ) -> None:
         self.head_order, self.limit = head_order, limit
         kv = OutputGroup(kv_heads, head_dim, "key-value heads", repeat=True)
-        outputs = (OutputGroup(heads, head_dim, "attention heads"), kv, kv)
+        others = (kv,) * (keys + (keys and values))
+        outputs = (OutputGroup(heads, head_dim, "attention heads"), *others)
         Linear.__init__(self, inputs, outputs, bias)
         self.head_dim = head_dim
-        self.head_counts = [heads, kv_heads, kv_heads]
+        self.head_counts = [out.units for out in outputs]
 
     def shard(self, mesh: Mesh, comm: Collectives) -> None:
         super().shard(mesh, comm)
-        heads, kv_heads, _ = (len(out.units_of_rank(mesh)) for out in self.outputs)
-        self.head_counts = [heads, kv_heads, kv_heads]
+        self.head_counts = [len(out.units_of_rank(mesh)) for out in self.outputs]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """x [T, E] -> q [T, H, D], k [T, K, D], v [T, K, D], strided views of one buffer."""
@@ -156,8 +159,11 @@ class QKVLinear(ColumnLinear):
         if self.limit is not None:
             qkv = clip(qkv, self.limit)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
-        q, k, v = torch.split(heads, self.head_counts, dim=1)
-        return q, k, v
+        q, *others = torch.split(heads, self.head_counts, dim=1)
+        if len(others) == 2:
+            return q, others[0], others[1]
+        k = others[0] if others else q[:, :0]
+        return q, k, k
 
     def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
         """The parts of a checkpoint's one tensor: rows of heads, or scales of them."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.distributed.mesh import shard_range
 from quire.kernels.framework import lazy_fusion
@@ -40,6 +40,23 @@ class AddRMSNorm(RMSNorm):
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """x, residual [T, E] -> (normed, x + residual)."""
         return rms_norm(x, self.weight, self.eps, residual, self.offset)
+
+
+class UnitRMSNorm(nn.Module):
+    """RMSNorm without a weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.size, self.eps = size, eps
+        self._ones = torch.empty(0)  # until `place_constants`
+
+    def place_constants(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Make the weight that the kernel reads, before the first forward."""
+        self._ones = torch.ones(self.size, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., E], strided views allowed -> the same shape."""
+        return rms_norm(x, self._ones, self.eps)[0]
 
 
 class AllHeadsRMSNorm(ParamModule):

@@ -42,6 +42,19 @@ class UnscaledRope:
 
 
 @dataclass(frozen=True, slots=True)
+class ProportionalRope:
+    """The first `share` of the pairs turns, by the angles of a whole head; the others do not."""
+
+    share: float
+    factor: float = 1.0  # every position is divided by it
+
+    def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
+        inverse = unscaled_frequencies(theta, dims) / self.factor
+        inverse[int(self.share * dims // 2) :] = 0.0
+        return inverse, 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class LinearRopeScaling:
     """Every position divided by `factor`."""
 

@@ -25,6 +25,7 @@ from quire.layers import (
     LMHead,
     Rope,
     RowLinear,
+    UnitRMSNorm,
     add,
     scale,
     softcap,
@@ -138,13 +139,13 @@ class Decoder(nn.Module):
         return logits if self.logit_softcap is None else softcap(logits, self.logit_softcap)
 
     def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Make what comes from no checkpoint: rotary tables, slopes of positions."""
+        """Make what comes from no checkpoint: rotary tables, slopes of positions, unit weights."""
         tables: dict[Any, Tensor] = {}
         for module in self.modules():
             if isinstance(module, Rope):
                 module.set_table(tables, device)
-            elif isinstance(module, Attention):
-                module.place_slopes(device)
+            elif isinstance(module, (Attention, UnitRMSNorm)):
+                module.place_constants(dtype, device)
 
     def keep_stage(self, stage: range) -> None:
         """Drop the layers outside of one pipeline stage, before weights are loaded.

@@ -16,6 +16,7 @@ from quire.layers.rope_scaling import (
     LinearRopeScaling,
     Llama3RopeScaling,
     LongRopeScaling,
+    ProportionalRope,
     RopeScaling,
     UnscaledRope,
     YarnRopeScaling,
@@ -24,7 +25,7 @@ from quire.models.base import Hf, field_of, sizes_of
 
 ALIASES = {"su": "longrope", "mrope": "default"}
 """mrope has a position per axis; the three of a text are equal, which is the default."""
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,10 @@ def rope_of(
     part = section or section_of(hf)
     base = part.number("rope_theta", field_of(hf, "rope_theta", float, default=theta))
     share = field_of(hf, "partial_rotary_factor", float, default=1.0)
-    dims = int(head_dim * part.number("partial_rotary_factor", share))
+    share = part.number("partial_rotary_factor", share)
+    if part.kind == "proportional":
+        return RopeConfig(base, head_dim, ProportionalRope(share, part.number("factor", 1.0)))
+    dims = int(head_dim * share)
     if dims % 2 or not 0 < dims <= head_dim:
         raise ConfigError(
             f"config.json: partial_rotary_factor turns {dims} of head_dim {head_dim}; "

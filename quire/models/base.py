@@ -65,6 +65,9 @@ class StepInputs:
     inputs_embeds: Tensor | None = None  # [T, width]: replaces embed_tokens(token_ids)
     carried: CarriedStates | None = None  # of the pipeline stage before; None: the first stage
     taps: HiddenTaps | None = None
+    layer_inputs: Tensor | None = (
+        None  # [T, layers * P]: further inputs of each layer, side by side
+    )
 
 
 class LanguageModel(Protocol):

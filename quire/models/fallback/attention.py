@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.kernels.framework import lazy_fusion
-from quire.layers import Attention
+from quire.layers import Attention, SharedAttention
 
 if TYPE_CHECKING:
     from quire.attention.base import AttentionStep
@@ -25,18 +25,6 @@ NAME = "quire"
 """Of the attention function and of the experts function, in transformers' registries."""
 KEYWORD = "quire_calls"
 """Of StepCalls, in a model's forward and in the attention function."""
-
-
-class SharedAttention:
-    """Attention over the cache of an earlier call, whose keys and values this call is given."""
-
-    def __init__(self, source: Attention, scale: float, softcap: float | None) -> None:
-        self._source, self.scale, self.softcap = source, scale, softcap
-        self.window, self.alibi = source.window, source.alibi
-        self.sinks: Tensor | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)  # group, place, scales of the cache, sizes
 
 
 class StepCalls:
@@ -57,7 +45,8 @@ class StepCalls:
         if keys != values:  # the cache has one size for both; zeros change no score and no sum
             size = max(keys, values)
             q, k, v = (F.pad(x, (0, size - x.shape[-1])) for x in (q, k, v))
-        out = self._step.run(q, k, v, layer)
+        shared = isinstance(layer, SharedAttention)
+        out = self._step.run(q, None if shared else k, None if shared else v, layer)
         lazy_fusion.flush()  # code of transformers reads it
         return out[..., :values]
 

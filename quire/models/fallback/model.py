@@ -146,7 +146,7 @@ class Model(nn.Module):
             else:
                 source = made[call.source]
                 assert isinstance(source, Attention), "shared keys have an owner"
-                layer = SharedAttention(source, call.scale, call.softcap)
+                layer = SharedAttention(source, scale=call.scale, softcap=call.softcap)
             made.append(layer)
             of.setdefault(call.module, []).append(layer)
         for path, layers in of.items():

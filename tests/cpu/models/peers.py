@@ -81,6 +81,8 @@ def scale_weights(model, embeddings):
         if value.ndim == 1:
             value += 0.2 * noise
             value *= 0.2 if "embeddings_layernorm" in name else 1.0  # or each token repeats itself
+            if model.config.model_type == "gemma4_text" and "q_norm" in name:
+                value *= 0.25  # scores are not scaled
         elif "embed" in name or ".wte" in name or ".wpe" in name:
             value.copy_(noise * embeddings / value.shape[-1] ** 0.5)
         else:
@@ -90,6 +92,8 @@ def scale_weights(model, embeddings):
     for name, value in model.named_buffers():
         if name.endswith("correction_bias"):  # zero in a new model
             value.copy_(0.3 * torch.randn_like(value))
+        if name.endswith("layer_scalar"):  # one in a new model
+            value.copy_(0.5 + torch.rand_like(value))
 
 
 def ours(variant, folder, dtype=torch.float32, **settings):

@@ -78,6 +78,13 @@ REFUSED = [
     ("smollm3", {"no_rope_layers": [1, 2, 0]}, "no_rope_layers is .* it must be 1"),
     ("smollm3", {"use_sliding_window": True}, "layer_types is missing"),
     ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'"),
+    ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_.* is 'all'"),
+    ("gemma4_text", {"enable_moe_block": True}, "enable_moe_block is True; supported: False"),
+    ("gemma4_text", {"num_kv_shared_layers": 6}, "num_kv_shared_layers is 6; before the last"),
+    ("gemma4_text", {"layer_types": ["sliding_attention"] * 7}, "layer_types must end with full"),
+    ("gemma4_text", {"vocab_size_per_layer_input": 99}, "vocab_size_per_layer_input is 99; it"),
+    ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 8}}}, "of one kind different head"),
+    ("gemma4_text", {"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide"),
     ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
 ]
 

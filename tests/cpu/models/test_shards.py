@@ -22,6 +22,7 @@ ONE_OF_EACH = ["llama", "opt_post_norm_projected", "gpt2", "gemma2", "gemma3_tex
 ONE_OF_EACH += ["deepseek_v2_lite", "deepseek_v3", "olmo2", "olmo3_yarn_bias", "granite"]
 ONE_OF_EACH += ["starcoder2", "glm4_moe_qk_norm_groups", "minimax_m2", "bloom_six_heads_untied"]
 ONE_OF_EACH += ["codegen", "falcon_new", "falcon_rw", "gptj", "gpt_bigcode", "gpt_neo", "mpt"]
+ONE_OF_EACH += ["gemma4_text", "gemma4_text_keys_are_values"]
 ONE_OF_EACH += ["cohere_qk_norm_untied_bias", "cohere2", "glm4"]
 ONE_OF_EACH += ["ministral3"]
 ONE_OF_EACH += ["stablelm_qk_norm_parallel", "phi_grouped_linear", "gpt_neox", "smollm3"]
@@ -136,7 +137,7 @@ def test_a_plain_linear_is_whole_on_every_rank():
 def test_attention_keeps_its_share_of_heads():
     layer = Attention(8, 2, 16, alibi=range(8))
     layer.shard(Mesh(tp=4, rank=3))
-    layer.place_slopes(torch.device("cpu"))
+    layer.place_constants(torch.float32, torch.device("cpu"))
     assert (layer.heads, layer.kv_heads, layer.alibi.tolist()) == (2, 1, [6, 7])
 
 
