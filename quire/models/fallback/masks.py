@@ -1,13 +1,13 @@
 """Masks of a model: what each attention call may see, found by evaluating the model's mask.
 
 transformers makes a mask as a function of two positions. The probe takes that function in place of
-a mask, and compares it with causal attention, whole or in a window, for every key of many queries.
+a mask, and compares it with causal attention, whole or in a window, for many queries and keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,8 +16,10 @@ from torch import Tensor
 from quire.errors import ConfigError
 
 MAX_KEYS = 1 << 17
-"""Positions that are compared."""
+"""Positions among which keys are compared."""
 QUERIES = 24
+NEAR_KEYS, SPREAD_KEYS = 2048, 4096
+"""Keys compared for one query: on each side of an edge, and evenly over all positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class MaskRecord:
 
     token: Tensor  # handed to the attention calls in its place, and known by identity
     function: Callable[..., Any]  # (batch, head, query's position, key's position) -> visible
+    windows: dict[int, int | None] = field(default_factory=dict)  # positions served -> the window
 
 
 def record_mask(given: Mapping[str, Any]) -> MaskRecord:
@@ -39,22 +42,37 @@ def window_of(mask: MaskRecord, path: str, max_len: int) -> int | None:
 
     path: of the attention module, for the message. max_len: positions that are served.
     """
-    count = min(max_len, MAX_KEYS)
-    keys = torch.arange(count)
+    if max_len not in mask.windows:  # layers share a mask
+        mask.windows[max_len] = _measure_window(mask, path, min(max_len, MAX_KEYS))
+    return mask.windows[max_len]
+
+
+def _measure_window(mask: MaskRecord, path: str, count: int) -> int | None:
     last = count - 1
-    seen = _visible(mask, last, keys, path)
-    window = int(seen.sum())
+    window = int(_visible(mask, last, torch.arange(count), path).sum())
     spread = torch.linspace(0, last, QUERIES).long().tolist()
     edges = (0, 1, window - 1, window, window + 1, 2 * window - 1, 2 * window, 2 * window + 1)
     for query in sorted({min(max(q, 0), last) for q in (*spread, *edges)}):
+        keys = _keys_to_compare(query, window, count)
         wanted = (keys <= query) & (keys > query - window)
-        if not torch.equal(_visible(mask, query, keys, path), wanted):
+        seen = _visible(mask, query, keys, path)
+        if not torch.equal(seen, wanted):
             raise ConfigError(
                 f"{path} cannot be served: a token at position {query} sees "
-                f"{_ranges(_visible(mask, query, keys, path))}, which is neither all tokens before "
-                "it nor a window of the last ones"
+                f"{_ranges(keys[seen])}, which is neither all tokens before it nor a window of the "
+                "last ones"
             )
     return None if window >= count else window
+
+
+def _keys_to_compare(query: int, window: int, count: int) -> Tensor:
+    """Return positions all over, and every one near the query and both ends of its window.
+
+    Few enough that torch compares them in this thread: starting others costs more than that.
+    """
+    near = [torch.arange(at - NEAR_KEYS, at + NEAR_KEYS) for at in (0, query - window, query)]
+    found = torch.cat([torch.linspace(0, count - 1, SPREAD_KEYS).long(), *near])
+    return found.clamp(0, count - 1).unique()
 
 
 def _visible(mask: MaskRecord, query: int, keys: Tensor, path: str) -> Tensor:
@@ -71,7 +89,6 @@ def _visible(mask: MaskRecord, query: int, keys: Tensor, path: str) -> Tensor:
         ) from error
 
 
-def _ranges(seen: Tensor) -> str:
-    """Text of the visible positions."""
-    at = seen.nonzero().flatten()
+def _ranges(at: Tensor) -> str:
+    """Text of positions."""
     return "no token" if not len(at) else f"positions {int(at[0])} to {int(at[-1])}"
