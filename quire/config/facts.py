@@ -298,7 +298,8 @@ def _rope_tables(hf: Json, rope: Json) -> int:
 
 def _top_k(hf: Json) -> int:
     """Experts per token, under any of the names that mixture models use."""
-    return int(hf.get("num_experts_per_tok") or hf.get("experts_per_token") or 0)
+    names = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
+    return next((int(hf[name]) for name in names if hf.get(name)), 0)
 
 
 def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
@@ -380,11 +381,13 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     width = each * (experts + shared) + gated
     fan = (2 if family.mlp_kind == "plain" else 3) * hidden
     sparse = _sparse_layers(hf, len(layers)) if experts else 0
-    matrices += (len(layers) - sparse) * fan * mlp
-    matrices += sparse * (fan * width + (experts + bool(gated)) * hidden)
+    dense = len(layers) if hf.get("enable_moe_block") else len(layers) - sparse  # beside experts
+    bank = fan * width + (experts + bool(gated)) * hidden
+    matrices += dense * fan * mlp + sparse * bank
     matrices += sum(_attention_weights(hf, hidden, layer) for layer in layers)
     if hf.get("num_kv_shared_layers"):
         matrices += _shared_layer_weights(hf, hidden, fan * mlp, len(layers))
+        matrices += int(hf["num_kv_shared_layers"]) * bank if experts else 0
     if width := int(hf.get("hidden_size_per_layer_input") or 0):
         count = _int(hf, "num_hidden_layers")
         table = count * width * _int(hf, "vocab_size_per_layer_input")

@@ -1,5 +1,7 @@
 """MoE router chooses the experts of each token and their weights: product, scores, choice.
 
+`scale_routes` multiplies the weights by learned factors of the experts. (Gemma-4)
+
     scores = softmax or sigmoid of (x @ weight.T + bias)      fp32 throughout, never rounded
     choice = the top k of scores (+ correction), within the best groups if there are groups
     weight = scores of the chosen, renormalised if configured, times a factor
@@ -95,3 +97,25 @@ def _mask_to_top_groups(ranked: Tensor, routing: RoutingMethod) -> Tensor:
     chosen = best.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_groups]
     kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, chosen, True)
     return grouped.masked_fill(~kept[:, :, None], float("-inf")).view_as(ranked)
+
+
+def _scale_cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, k, x, dtype in [
+        (1, 2, 8, torch.float32),
+        (7, 8, 128, torch.bfloat16),
+        (33, 3, 60, torch.float16),
+    ]:
+        yield {
+            "weights": torch.rand(t, k, device=device),
+            "ids": torch.randint(0, x, (t, k), dtype=torch.int32, device=device),
+            "factors": torch.randn(x, device=device).to(dtype),
+        }
+
+
+@op(cases=_scale_cases, gpu="moe.scale_routes")
+def scale_routes(weights: Tensor, ids: Tensor, factors: Tensor) -> Tensor:
+    """Multiply the weight of each chosen expert by a factor of that expert.
+
+    weights: [T, k] float32, ids: [T, k] int32. factors: [X]. Returns a new [T, k] float32.
+    """
+    return weights * factors[ids.long()].float()

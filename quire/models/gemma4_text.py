@@ -3,7 +3,8 @@
 Layers with full attention have larger heads than those with a window. The last layers have no keys
 and values: they read the cache of the last layer of their kind that has. In some models values are
 the keys before their norm and rotation. A second embedding table has a vector for each layer, which
-gates a branch at its end. The published config files leave out what equals the defaults.
+gates a branch at its end. Mixtures have experts beside the MLP of each layer, with norms of their
+own. The published config files leave out what equals the defaults.
 
 Source: model_type "gemma4_text", https://huggingface.co/google/gemma-4-E2B-it; transformers
         modeling_gemma4.py
@@ -14,7 +15,7 @@ Axes:   T tokens in the step, E hidden, L layers, P size of a layer's input, H q
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +23,23 @@ from torch import Tensor, nn
 from quire.config.facts import head_shapes
 from quire.config.memory.kv_layout import LayerFacts
 from quire.errors import ConfigError
+from quire.kernels.moe_router import scale_routes
+from quire.kernels.rms_norm import rms_norm
 from quire.layers import (
     ACTIVATION_KINDS,
     AddRMSNorm,
     Attention,
     Embedding,
+    ExpertActivation,
+    Experts,
     Linear,
     ParamModule,
     QKVLinear,
     RMSNorm,
     Rope,
     RopeConfig,
+    Router,
+    RoutingMethod,
     RowLinear,
     SharedAttention,
     UnitRMSNorm,
@@ -98,13 +105,15 @@ class Config(ModelConfig):
     bias: bool
     input_size: int  # P; 0: layers have no inputs of their own
     input_vocab: int
+    experts: int  # 0: none
+    top_k: int
+    expert_mlp: int
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
         bidirectional = field_of(hf, "use_bidirectional_attention", str, default=None)
         if bidirectional not in (None, "vision"):
             field_of(hf, "use_bidirectional_attention", str, one_of={"vision"})
-        field_of(hf, "enable_moe_block", bool, default=False, one_of={False})
         sizes = sizes_of(hf, act="hidden_activation", tied=True)
         windows = read_periodic_windows(hf, sizes["layers"], window=512, period=6)
         if windows[-1] is not None:
@@ -138,6 +147,7 @@ class Config(ModelConfig):
             logit_softcap=field_of(hf, "final_logit_softcapping", float, default=None),
             input_size=field_of(hf, "hidden_size_per_layer_input", int),
             input_vocab=field_of(hf, "vocab_size_per_layer_input", int),
+            **_expert_sizes(hf),
         )
         config.check_sharing()
         return config
@@ -169,6 +179,19 @@ class Config(ModelConfig):
     def attention_layers(self) -> tuple[LayerFacts, ...]:
         own = self.layers - self.shared
         return tuple(LayerFacts(*self.shapes[i], self.window(i)) for i in range(own))
+
+
+def _expert_sizes(hf: Hf) -> dict[str, Any]:
+    if not field_of(hf, "enable_moe_block", bool, default=False):
+        return {"experts": 0, "top_k": 0, "expert_mlp": 0}
+    experts, top_k = (field_of(hf, name, int) for name in ("num_experts", "top_k_experts"))
+    if not 1 <= top_k <= experts:
+        raise ConfigError(
+            f"config.json: top_k_experts is {top_k}; it must be in [1, {experts}], {experts} being "
+            "num_experts"
+        )
+    width = field_of(hf, "moe_intermediate_size", int)
+    return {"experts": experts, "top_k": top_k, "expert_mlp": width}
 
 
 class SelfAttention(nn.Module):
@@ -205,6 +228,34 @@ class SelfAttention(nn.Module):
         return self.o_proj(self.attn(q, step.attention))
 
 
+class ScaledRouter(ParamModule):
+    """A router on a norm of its own, with a factor on the weight of each expert."""
+
+    scale: Tensor
+    per_expert_scale: Tensor
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.hidden, self.experts, self.eps = c.hidden, c.experts, c.norm_eps
+        self.proj = Router(c.hidden, c.experts, RoutingMethod(c.top_k, renormalise=True))
+        self.declare("scale", "per_expert_scale")
+        self._norm_weight = torch.empty(0)  # of `scale`, from after_load on
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, E] -> ids [T, k] int32, weights [T, k] float32."""
+        ids, weights = self.proj(rms_norm(x, self._norm_weight, self.eps)[0])
+        return ids, scale_routes(weights, ids, self.per_expert_scale)
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        return unsharded_layout((self.hidden if param == "scale" else self.experts,))
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(1.0, 0.02)
+
+    def after_load(self, dtype: torch.dtype) -> None:
+        self._norm_weight = (self.scale.float() * self.hidden**-0.5).to(dtype)
+
+
 class Layer(ParamModule):
     """Owns the factor on its result, under the name that checkpoints give it."""
 
@@ -219,6 +270,14 @@ class Layer(ParamModule):
         self.pre_feedforward_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.mlp = GatedMLP(c.hidden, wide * c.mlp, c.act)
         self.post_feedforward_layernorm = RMSNorm(c.hidden, c.norm_eps)
+        self.router: ScaledRouter | None = None
+        if c.experts:
+            self.router = ScaledRouter(c)
+            activation = ExpertActivation(ACTIVATION_KINDS[c.act])
+            self.experts = Experts(c.hidden, c.expert_mlp, c.experts, activation)
+            self.post_feedforward_layernorm_1 = RMSNorm(c.hidden, c.norm_eps)
+            self.pre_feedforward_layernorm_2 = RMSNorm(c.hidden, c.norm_eps)
+            self.post_feedforward_layernorm_2 = RMSNorm(c.hidden, c.norm_eps)
         self.input_size, self.input_at = c.input_size, layer * c.input_size
         if c.input_size:
             self.per_layer_input_gate = Linear(c.hidden, c.input_size)
@@ -232,7 +291,12 @@ class Layer(ParamModule):
         x, res = self.input_layernorm(x, res)
         x = self.post_attention_layernorm(self.self_attn(x, step))
         x, res = self.pre_feedforward_layernorm(x, res)
-        x = add(self.post_feedforward_layernorm(self.mlp(x)), res)
+        x = self.mlp(x)
+        if self.router is not None:
+            chosen = self.experts(self.pre_feedforward_layernorm_2(res), *self.router(res))
+            x = self.post_feedforward_layernorm_1(x)
+            x = add(x, self.post_feedforward_layernorm_2(chosen))
+        x = add(self.post_feedforward_layernorm(x), res)
         if step.layer_inputs is not None:
             own = step.layer_inputs[:, self.input_at : self.input_at + self.input_size]  # [T, P]
             gated = gated_act(self.per_layer_input_gate(x), own, self.act_kind)

@@ -39,6 +39,7 @@ CASES = {
     "norms of heads": (tiny("cohere_qk_norm_untied_bias"), {"max_model_len": 512}),
     "ALiBi": (tiny("bloom"), {"max_model_len": 512}),
     "two head sizes, shared caches": (tiny("gemma4_text"), {"max_model_len": 512}),
+    "experts beside an MLP": (tiny("gemma4_text_experts"), {"max_model_len": 512}),
     "interleaved pairs, a part of each head": (tiny("gptj"), {"max_model_len": 512}),
     "sinks": (tiny("gpt_oss"), {"max_model_len": 512}),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),

@@ -12,6 +12,8 @@ import torch
 
 from quire.layers import Router
 
+GATES = ("mlp.gate", "mlp.router", ".router")
+
 
 @contextmanager
 def recorded(model):
@@ -42,13 +44,15 @@ def alike(some, others):
 @contextmanager
 def forced(theirs, chosen):
     """transformers' model chooses as in `chosen`; a list that fills with one margin per layer."""
-    gates = [m for name, m in theirs.named_modules() if name.endswith(("mlp.gate", "mlp.router"))]
+    gates = [m for name, m in theirs.named_modules() if name.endswith(GATES)]
     assert len(gates) == len(chosen)
     margins = []
 
     def choose(router, ids, weights):
-        def hook(gate, args, out):
+        def hook(gate, args, out, weights=weights):
             logits, their_weights, their_ids = out
+            if (factors := getattr(gate, "per_expert_scale", None)) is not None:  # Gemma-4
+                logits, weights = logits.log(), weights * factors[ids]
             scores = ranked(router, logits)
             assert margin(scores, their_ids, router.routing).max() <= 1e-6, "another rule of choice"
             margins.append(margin(scores, ids, router.routing).max().item())
