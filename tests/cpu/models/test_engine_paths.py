@@ -15,14 +15,23 @@ from quire.core.params import StructuredOutputsParams
 from quire.engine import build
 from tests import tiers
 from tests.cpu.inline_grammars import Grammars
+from tests.cpu.models.fallback.test_exact import TYPES
+from tests.cpu.models.fallback.tiny_models import tiny_model
 from tests.cpu.models.peers import VARIANTS, peer, prompt_of
 from tests.cpu.same_bits import needs_same_bits
 from tests.cpu.tiny_models import write_ascii_tokenizer
 
 pytestmark = needs_same_bits
 
-EVERYDAY = [("gemma2", None), ("qwen3_moe", "fp8")]
-ALL = [(variant, quantization) for variant in VARIANTS for quantization in (None, "fp8")]
+THROUGH = "transformers/"
+"""Before a model type: the model runs through its class of transformers."""
+EVERYDAY = [
+    ("gemma2", None),
+    ("qwen3_moe", "fp8"),
+    (f"{THROUGH}gemma4_text", "fp8"),
+]
+NAMES = [*VARIANTS, *(THROUGH + one for one in TYPES)]
+ALL = [(name, quantization) for name in NAMES for quantization in (None, "fp8")]
 CASES = [*EVERYDAY, *tiers.long(*(one for one in ALL if one not in EVERYDAY))]
 BASE = {"dtype": "float32", "max_model_len": 176, "max_logprobs": -1, "use_tqdm_on_load": False}
 PLAIN = {"enable_prefix_caching": False, "enforce_eager": True}
@@ -59,28 +68,33 @@ def grammars_at_once():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """variant -> folder of its checkpoint, with a tokenizer."""
+    """Name of a case -> folder of its checkpoint, with a tokenizer."""
 
-    @functools.cache
-    def folder(variant):
-        made = tmp_path_factory.mktemp(variant)
-        write_ascii_tokenizer(made, peer(variant, made).config.get_text_config().vocab_size)
+    @functools.lru_cache(maxsize=1)
+    def folder(name):
+        kind = name.removeprefix(THROUGH)
+        made = tmp_path_factory.mktemp(kind)
+        if kind == name:
+            model = peer(name, made)
+        else:
+            model = tiny_model(kind)
+            model.save_pretrained(made)
+        write_ascii_tokenizer(made, model.config.get_text_config().vocab_size)
         return made
 
     return folder
 
 
-@functools.cache
-def plain(folder, quantization):
+def plain(folder, **settings):
     """What each request gets alone."""
-    llm = LLM(str(folder), quantization=quantization, **BASE | PLAIN)
+    llm = LLM(str(folder), **BASE | PLAIN | settings)
     return [answers(llm, [one])[0] for one in range(len(REQUESTS))]
 
 
-@functools.cache
-def tight(folder):
+def tight(folder, impl):
     """So many blocks of 4 tokens that one sequence and half of another fit."""
-    config = LLM(str(folder), load_format="dummy", **BASE).llm_engine.config
+    llm = LLM(str(folder), load_format="dummy", model_impl=impl, **BASE)
+    config = llm.llm_engine.config
     longest = max(length for length, _ in REQUESTS) + OUTPUT
     return int(1.5 * max_blocks_held(config.cache.groups, longest, 4, CHUNK))
 
@@ -102,14 +116,16 @@ def answers(llm, which):
 
 
 @pytest.mark.slow("five engines, and a request at a time in one of them")
-@pytest.mark.parametrize(("variant", "quantization"), CASES)
-def test_answers_are_the_same_on_every_path(variant, quantization, folders):
-    folder = folders(variant)
-    want = plain(folder, quantization)
+@pytest.mark.parametrize(("model", "quantization"), CASES)
+def test_answers_are_the_same_on_every_path(model, quantization, folders):
+    folder = folders(model)
+    impl = "transformers" if model.startswith(THROUGH) else "quire"
+    given = {"quantization": quantization, "model_impl": impl}
+    want = plain(folder, **given)
     for name, settings in PATHS.items():
         if "block_size" in settings:
-            settings = settings | {"num_gpu_blocks_override": tight(folder)}
-        llm = LLM(str(folder), quantization=quantization, **BASE | settings)
+            settings = settings | {"num_gpu_blocks_override": tight(folder, impl)}
+        llm = LLM(str(folder), **BASE | given | settings)
         for _ in range(2):  # the second time with prefix hits, if any
             assert answers(llm, range(len(REQUESTS))) == want, name
         stats = llm.llm_engine.engine.stats()
