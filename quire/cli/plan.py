@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from quire import env
 from quire.cli import in_flags
+from quire.config.architectures import check_served
 from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.config.decisions import DecisionLog
 from quire.config.facts import (
@@ -96,6 +97,7 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     folder = _folder(options, model_options.model)
     config_folder = _folder(options, model_options.hf_config_path or model_options.model)
     hf = read_hf_config(config_folder, model_options.hf_overrides, model_options.config_format)
+    check_served(hf["model_type"])
     weights, source = weight_facts(options, folder, hf)
     facts = read_model_facts(
         folder,

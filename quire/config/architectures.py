@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 
 Served = Literal["native", "transformers", "refused"]
@@ -327,6 +328,18 @@ class Architecture:
 def refusal_of(model_type: str) -> str | None:
     """Return why the class of transformers cannot be served, a clause; None: it may be."""
     return _REASONS.get(model_type)
+
+
+def check_class(model_type: str) -> None:
+    """Raise ConfigError with the reason if the class of transformers cannot be served."""
+    if reason := refusal_of(model_type):
+        raise ConfigError(f"models of type {model_type!r} are not supported: {reason}")
+
+
+def check_served(model_type: str) -> None:
+    """Raise ConfigError with the reason if a type is known to be served in no way."""
+    if model_type not in PluginRegistry("quire.models").names():
+        check_class(model_type)
 
 
 def architectures() -> list[Architecture]:

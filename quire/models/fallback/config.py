@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quire.config.architectures import refusal_of
+from quire.config.architectures import check_class
 from quire.config.facts import context_length
 from quire.config.memory.kv_layout import LayerFacts
 from quire.errors import ConfigError
@@ -33,8 +33,7 @@ class Config(ModelConfig):
     def from_hf(cls, hf: Hf, code: Path | None = None) -> Config:
         """Probe the model of a config.json. Raises ConfigError."""
         model_type = str(hf.get("model_type", ""))
-        if reason := refusal_of(model_type):
-            raise ConfigError(f"models of type {model_type!r} are not supported: {reason}")
+        check_class(model_type)
         version = hf_classes.import_transformers().__version__
         register()
         config = hf_classes.read_config(hf, code)

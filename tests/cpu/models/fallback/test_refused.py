@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from quire.cli import main
 from quire.config.architectures import CLASSES, REFUSED, refusal_of
 from quire.errors import ConfigError
 from quire.models.build import read_model_config
@@ -50,7 +51,7 @@ def test_the_reason_is_given_before_anything_is_loaded(model_type, monkeypatch):
     [*EVERYDAY, *tiers.long(*(one for one in TYPES if one not in {*EVERYDAY, *NO_TINY_CONFIG}))],
 )
 def test_the_probe_refuses_by_itself(model_type, monkeypatch):
-    monkeypatch.setattr(fallback_config, "refusal_of", lambda name: None)
+    monkeypatch.setattr(fallback_config, "check_class", lambda model_type: None)
     hf = json.loads(tiny_config(model_type).to_json_string()) | {"model_type": model_type}
     with pytest.raises(ConfigError, match=r"cannot be|not supported|describe|read it") as error:
         read_model_config(hf, impl="transformers")
@@ -75,3 +76,35 @@ def test_a_part_of_an_architecture_is_refused_at_the_start(model_type, more):
 def test_an_unknown_type_has_near_names(name):
     with pytest.raises(ConfigError, match=f"type '{name}' are known to neither.*; did you mean "):
         read_model_config({"model_type": name})
+
+
+@pytest.mark.parametrize("command", ["explain", "plan"])
+@pytest.mark.parametrize(
+    ("config", "words", "says"),
+    [
+        (
+            {"architectures": ["JambaForCausalLM"]},
+            (),
+            "'jamba' are not supported: layers keep a rec",
+        ),
+        ({"model_type": "t5"}, (), "'t5' are not supported: it is an encoder-decoder"),
+        ({"model_type": "llama"}, ("--model-impl", "transformer"), "did you mean transformers?"),
+    ],
+)
+def test_a_command_ends_with_one_sentence(command, config, words, says, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main([command, str(tmp_path), "--device", "cpu", *words]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "config", [{"model_type": "qwem3"}, {"architectures": ["Qwem3ForCausalLM"]}]
+)
+def test_a_mistyped_architecture_has_near_names(config, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["explain", str(tmp_path), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "known to neither quire nor transformers" in error
+    assert "did you mean qwen3" in error
