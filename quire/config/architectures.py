@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
@@ -111,6 +111,7 @@ CLASSES: dict[str, str] = {
     "dots3_note_text": "Dots3NoteForCausalLM",
     "electra": "ElectraForCausalLM",
     "emu3": "Emu3ForConditionalGeneration",
+    "emu3_text_model": "Emu3ForCausalLM",
     "ernie": "ErnieForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
@@ -288,8 +289,13 @@ CLASSES: dict[str, str] = {
 }
 """Model type -> architecture, the class in config.json."""
 WRAPPERS: dict[str, str] = {
+    "emu3": "emu3_text_model",
+    "fuyu": "persimmon",
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "got_ocr2": "qwen2",
     "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",
@@ -298,6 +304,7 @@ WRAPPERS: dict[str, str] = {
     "llava_onevision": "qwen2",
     "mistral3": "mistral",
     "mllama": "mllama_text_model",
+    "moss_transcribe_diarize": "qwen3",
     "qwen2_5_vl": "qwen2",
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2",
@@ -306,6 +313,34 @@ WRAPPERS: dict[str, str] = {
     "smolvlm": "llama",
 }
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""
+
+
+class ModelAlias(NamedTuple):
+    """Another name of a model type."""
+
+    target: str
+    unless: tuple[str, ...] = ()  # fields of features that the target lacks
+
+
+ALIASES = {
+    "aquila": ModelAlias("llama"),
+    "internlm3": ModelAlias("llama", unless=("bias", "qkv_bias")),
+    "iquestcoder": ModelAlias("llama", unless=("clip_qkv", "use_sliding_window")),
+    "telechat3": ModelAlias("llama"),
+    "xverse": ModelAlias("llama"),
+    "kimi_k2": ModelAlias("deepseek_v3"),
+    "qwen2_vl_text": ModelAlias("qwen2"),
+    "qwen2_5_vl_text": ModelAlias("qwen2"),
+    "qwen2_5_omni_text": ModelAlias("qwen2"),
+    "qwen3_vl_text": ModelAlias("qwen3"),
+    "qwen3_omni_moe_text": ModelAlias("qwen3_moe"),
+    "gemma4_unified_text": ModelAlias("gemma4_text"),
+}
+"""Model types whose layers and tensors are those of a model of another type.
+
+The text halves of Qwen's have rotary positions per axis (time, height, width); the three of a text
+are equal, which makes them the usual ones.
+"""
 _REASONS = {name: reason for reason, names in REFUSED.items() for name in names.split()}
 
 
@@ -362,6 +397,8 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
         return Architecture(name, model_type, half.served, half.note or "as text")
     if model_type in native:
         return Architecture(name, model_type, "native")
+    if model_type in ALIASES and ALIASES[model_type].target in native:
+        return Architecture(name, model_type, "native", f"as {ALIASES[model_type].target}")
     if refusal is not None:
         return Architecture(name, model_type, "refused", refusal)
     return Architecture(name, model_type, "transformers", LIMITS.get(model_type, ""))

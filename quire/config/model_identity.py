@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from quire.config.architectures import CLASSES, WRAPPERS
+from quire.config.architectures import ALIASES, CLASSES, WRAPPERS, ModelAlias
 from quire.config.conventions import conventions_of
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
@@ -30,32 +30,6 @@ LANGUAGE_PREFIXES = (
 """Prefixes of the tensors of a language model in the checkpoint of a wrapper."""
 
 
-class ModelAlias(NamedTuple):
-    """Another name of a model type."""
-
-    target: str
-    unless: tuple[str, ...] = ()  # fields of features that the target lacks
-
-
-ALIASES = {
-    "aquila": ModelAlias("llama"),
-    "internlm3": ModelAlias("llama", unless=("bias", "qkv_bias")),
-    "iquestcoder": ModelAlias("llama", unless=("clip_qkv", "use_sliding_window")),
-    "telechat3": ModelAlias("llama"),
-    "xverse": ModelAlias("llama"),
-    "kimi_k2": ModelAlias("deepseek_v3"),
-    "qwen2_vl_text": ModelAlias("qwen2"),
-    "qwen2_5_vl_text": ModelAlias("qwen2"),
-    "qwen2_5_omni_text": ModelAlias("qwen2"),
-    "qwen3_vl_text": ModelAlias("qwen3"),
-    "qwen3_omni_moe_text": ModelAlias("qwen3_moe"),
-    "gemma4_unified_text": ModelAlias("gemma4_text"),
-}
-"""Model types whose layers and tensors are those of a model of another type.
-
-The text halves of Qwen's have rotary positions per axis (time, height, width); the three of a text
-are equal, which makes them the usual ones.
-"""
 FLAT_WRAPPERS = ("qwen2_vl", "qwen2_5_vl")
 """Wrappers whose older files have the fields of the text half at the top."""
 

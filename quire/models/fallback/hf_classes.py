@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.config.architectures import similar_names
+from quire.config.architectures import CLASSES, similar_names
 from quire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -86,8 +86,8 @@ def model_class(config: Any, hf: Mapping[str, Any], code: Path | None) -> type[A
     except KeyError:
         if AUTO_MODEL in _auto_map(hf):
             return _load_code(hf, AUTO_MODEL, code)
-        found = [one for one in map(_class_of, hf.get("architectures") or ()) if one is not None]
-        if not any(one.config_class is type(config) for one in found):
+        found = _class_of(CLASSES.get(config.model_type, ""))
+        if found is None or found.config_class is not type(config):
             raise ConfigError(
                 f"models of type {hf.get('model_type')!r:.80} are not supported: transformers has "
                 "no causal language model for them"

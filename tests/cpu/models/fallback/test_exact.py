@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire.config.architectures import CLASSES, WRAPPERS, refusal_of
+from quire.config.facts import read_hf_config
 from quire.models.build import build_model, read_model_config
 from tests import tiers
 from tests.cpu.models.fallback.tiny_models import VOCAB, tiny_model
@@ -40,17 +42,19 @@ EVERYDAY = {
     "nemotron": "partial rotary; no keyword reaches its attention",
     "vaultgemma": "soft caps",
 }
-WRAPPED = {*WRAPPERS, "gemma3n", "gemma4_unified", "qwen3_vl_moe_text"}
-"""Whose text half is a model type of its own, or whose class transformers keeps to itself."""
-TYPES = sorted({one for one in CLASSES if refusal_of(one) is None} - WRAPPED)
+HALVES = {"emu3_text_model": "emu3", "mllama_text_model": "mllama"}
+"""Text half -> wrapper, by which transformers finds the class of the half."""
+TYPES = sorted(
+    {one for one in CLASSES if refusal_of(one) is None}
+    - {*WRAPPERS, *HALVES, "qwen3_vl_moe_text"}  # the last has no class in transformers
+)
 
 
 CASES = [*EVERYDAY, *tiers.long(*(one for one in TYPES if one not in EVERYDAY))]
 
 
 def ours(folder, max_len=1024):
-    hf = json.loads((folder / "config.json").read_text())
-    kind, config = read_model_config(hf, impl="transformers")
+    kind, config = read_model_config(read_hf_config(folder), impl="transformers")
     assert kind == "transformers"
     config = replace(config, max_len=min(max_len, config.max_len))
     model = build_model(kind, config, folder=folder, dtype=torch.float32, progress=False)
@@ -83,6 +87,34 @@ def packed(stepper, prompts, steps):
             at[row] += len(ids)
             found[row].append(part)
     return [torch.cat(parts).log_softmax(-1) for parts in found]
+
+
+@pytest.mark.slow("the first of them imports transformers")
+@pytest.mark.parametrize(
+    ("wrapper", "prefix"),
+    [
+        ("gemma3n", "model.language_model."),
+        *tiers.long(("emu3", "model.text_model."), ("mllama", "language_model.model.")),
+    ],
+)
+def test_the_text_half_of_a_wrapper(wrapper, prefix, tmp_path):
+    half = WRAPPERS[wrapper]
+    theirs = tiny_model(HALVES.get(half, half))
+    theirs.save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    del text["architectures"]
+    outer = {"model_type": wrapper, "text_config": text, "vision_config": {"hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    weights = tmp_path / "model.safetensors"
+    tensors = {f"{prefix}{name[6:]}": value for name, value in load_file(weights).items()
+               if name.startswith("model.")}  # fmt: skip
+    if "lm_head.weight" in theirs.state_dict() and not theirs.config.tie_word_embeddings:
+        head = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""
+        tensors[f"{head}lm_head.weight"] = theirs.lm_head.weight.detach().clone()
+    save_file(tensors | {"model.vision_tower.weight": torch.zeros(3)}, weights)
+    model, config = ours(tmp_path)
+    got = Stepper(model, config, max_tokens=64).logits(PROMPTS[0]).log_softmax(-1)
+    assert (got - logprobs(theirs, PROMPTS[0])).abs().max() < TOLERANCE
 
 
 @pytest.mark.slow("the first of them imports transformers")

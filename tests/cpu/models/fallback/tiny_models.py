@@ -44,7 +44,7 @@ NEW_SIZE = {name: size for size, names in SIZES for name in names.split()}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 DROPPED = {"transformers_version", "model_type", "architectures", "_name_or_path", "dtype"}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0} | {
-    "original_max_position_embeddings": 32
+    "original_max_position_embeddings": 64
 }
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
