@@ -50,17 +50,19 @@ def rotated_and_cached(s, t, qkv, interleaved):
     return q, k, cache
 
 
-@pytest.mark.parametrize("dims", [16, 8], ids=["whole heads", "half of each"])
-def test_interleaved_rotation_is_fused_if_it_turns_whole_heads(dims, started):
+@pytest.mark.parametrize("dims", [16, 8, 6], ids=["whole heads", "half of each", "a part"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotation_of_any_part_of_heads_is_fused(interleaved, dims, started):
     s, t = FEW, inputs(FEW, "cpu")
-    t["table"] = t["table"][:, :dims].contiguous()
+    cos, sin = t["table"].chunk(2, 1)
+    t["table"] = torch.cat([cos[:, : dims // 2], sin[:, : dims // 2]], 1)
     qkv = torch.randn(s.T, s.H + 2 * s.K, s.D).bfloat16()
-    fused = rotated_and_cached(s, t, qkv, True)
-    assert started == ["norm_rope_write"] * (dims == s.D)
+    fused = rotated_and_cached(s, t, qkv, interleaved)
+    assert started == ["norm_rope_write"]
     with lazy_fusion.disabled():
-        plain = rotated_and_cached(s, t, qkv, True)
-        halves = rotated_and_cached(s, t, qkv, False)
-    for got, want, other in zip(fused, plain, halves, strict=True):
+        plain = rotated_and_cached(s, t, qkv, interleaved)
+        others = rotated_and_cached(s, t, qkv, not interleaved)
+    for got, want, other in zip(fused, plain, others, strict=True):
         torch.testing.assert_close(got, want, atol=3e-2, rtol=3e-2)
         assert not torch.allclose(other, want, atol=0.1)
 

@@ -30,15 +30,20 @@ def one_by_one(q, k, v, positions, table, interleaved, norms, slots, case, fp8):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("normed", "interleaved", "window", "features", "fp8"),
+    ("normed", "interleaved", "window", "features", "fp8", "dims"),
     [
-        (True, False, None, "rows", False),
-        (False, True, None, "sinks", False),
-        (True, True, 40, "rows sinks", False),
-        (True, False, None, "rows", True),
+        (True, False, None, "rows", False, 32),
+        (False, True, None, "sinks", False, 32),
+        (True, True, 40, "rows sinks", False, 32),
+        (True, False, None, "rows", True, 32),
+        (True, False, None, "", False, 12),
+        (False, False, None, "", False, 16),
+        (True, True, None, "", False, 12),
     ],
 )
-def test_one_kernel_does_what_four_ops_do(dtype, normed, interleaved, window, features, fp8):
+def test_one_kernel_does_what_four_ops_do(
+    dtype, normed, interleaved, window, features, fp8, dims
+):
     torch.manual_seed(0)
     contexts = [1, 0, 17, 64, 65, 200]
     case = _case(
@@ -52,7 +57,7 @@ def test_one_kernel_does_what_four_ops_do(dtype, normed, interleaved, window, fe
     norms = tuple(QKNorm(torch.randn(32).to(dtype), 1e-5, o) for o in (0.0, 1.0))
     norms = norms if normed else None
     positions = torch.tensor([max(c - 1, 0) for c in contexts], dtype=torch.int32)
-    angles = torch.outer(torch.arange(200.0), 0.7 ** torch.arange(16))
+    angles = torch.outer(torch.arange(200.0), 0.7 ** torch.arange(dims // 2))
     table = torch.cat([angles.cos(), angles.sin()], -1)
     place = torch.arange(rows) if case.get("rows") is None else case["rows"].long()
     block = case["tables"][place, positions.long() // 16].long()

@@ -58,7 +58,7 @@ def _norm_rope_write(
     k_ptr,  # [T, K, D]
     v_ptr,  # [T, K, D]
     positions_ptr,  # [T] int32
-    table_ptr,  # [P, D] fp32
+    table_ptr,  # [P, R] fp32
     q_weight,  # [D], read only if NORM
     k_weight,
     slots_ptr,  # [T] int64, negative: not written
@@ -74,6 +74,7 @@ def _norm_rope_write(
     H: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
+    R: tl.constexpr,  # leading channels that are rotated; the rest turn by nothing
     B: tl.constexpr,
     Q_T: tl.constexpr,
     Q_H: tl.constexpr,
@@ -91,14 +92,22 @@ def _norm_rope_write(
     part = tl.program_id(1)
     HALF: tl.constexpr = D // 2
     i = tl.arange(0, HALF)[None, :]
-    low = 2 * i if INTERLEAVED else i
-    high = 2 * i + 1 if INTERLEAVED else i + HALF
+    if INTERLEAVED:
+        low, high = 2 * i, 2 * i + 1
+    elif R == D:
+        low, high = i, i + HALF
+    else:  # pairs of the rotated part, then pairs of the rest
+        low = tl.where(i < R // 2, i, i + R // 2)
+        high = tl.where(i < R // 2, i + R // 2, i + HALF)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
-    angles = table_ptr + tl.load(positions_ptr + t).to(tl.int64) * D + i
-    cos = tl.load(angles)
-    sin = tl.load(angles + HALF)
+    angles = table_ptr + tl.load(positions_ptr + t).to(tl.int64) * R + i
+    if R == D:
+        cos, sin = tl.load(angles), tl.load(angles + HALF)
+    else:
+        cos = tl.load(angles, i < R // 2, 1.0)
+        sin = tl.load(angles + R // 2, i < R // 2, 0.0)
     dtype = q_ptr.dtype.element_ty
     parts: tl.constexpr = (H + HEADS - 1) // HEADS
     if part < parts:
@@ -134,9 +143,9 @@ def _norm_rope_write(
 def supports(
     q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, cache: Tensor, slots: Tensor
 ) -> bool:
-    """Whether one kernel can do it: whole heads rotated, of a power of two channels."""
+    """Whether one kernel can do it: heads of a power of two channels."""
     size = q.shape[2]
-    if cos_sin.shape[1] != size or size & (size - 1) or v.shape != k.shape:
+    if size & (size - 1) or v.shape != k.shape:
         return False
     if v.dtype != k.dtype or v.stride(2) != 1 or not cache.is_contiguous():
         return False
@@ -168,7 +177,7 @@ def launch(
         (q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache, *outs),
         (q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset, *scales),
         (
-            heads, kv_heads, size, block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+            heads, kv_heads, size, cos_sin.shape[1], block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
             norms is not None, interleaved, cache.dtype == torch.float8_e4m3fn, each, PDL_ENABLED,
         ),
         warps=max(1, min(4, each * size // 512)),

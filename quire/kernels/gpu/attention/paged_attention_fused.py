@@ -46,12 +46,18 @@ _E4M3_MAX = tl.constexpr(448.0)
 
 @triton.jit
 def _load_head_pairs(
-    x_ptr, h, real, STRIDE: tl.constexpr, D: tl.constexpr, INTERLEAVED: tl.constexpr
+    x_ptr,
+    h,
+    real,
+    STRIDE: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):
     """Heads h of x unchanged, [M, D], and the same with each channel's pair in its place."""
     d = tl.arange(0, D)
     a = tl.load(x_ptr + h[:, None] * STRIDE + d[None, :], mask=real, other=0.0)
-    partner = _rotation_partner(d, D, INTERLEAVED)
+    partner = _rotation_partner(d, D, R, INTERLEAVED)
     return a, tl.load(x_ptr + h[:, None] * STRIDE + partner[None, :], mask=real, other=0.0)
 
 
@@ -72,14 +78,25 @@ def _norm_and_rotate(x, partners, own, other, cos, turn, eps, D: tl.constexpr, N
 
 
 @triton.jit
-def _rotation_partner(d, D: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The channel that a channel is rotated with."""
-    return d ^ 1 if INTERLEAVED else (d + D // 2) % D
+def _rotation_partner(d, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The channel that a channel is rotated with. Any, if it is not one of the first R."""
+    if INTERLEAVED:
+        partner = d ^ 1
+    elif R == D:
+        partner = (d + D // 2) % D
+    else:
+        partner = tl.where(d < R, (d + R // 2) % R, d)
+    return partner
 
 
 @triton.jit
 def _norm_weights(
-    weight_ptr, offset, D: tl.constexpr, NORM: tl.constexpr, INTERLEAVED: tl.constexpr
+    weight_ptr,
+    offset,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    NORM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):
     """A norm's weights of each channel and of its pair."""
     d = tl.arange(0, D)
@@ -87,7 +104,8 @@ def _norm_weights(
     other = tl.zeros([D], tl.float32)
     if NORM:
         own = offset + tl.load(weight_ptr + d).to(tl.float32)
-        other = offset + tl.load(weight_ptr + _rotation_partner(d, D, INTERLEAVED)).to(tl.float32)
+        partner = _rotation_partner(d, D, R, INTERLEAVED)
+        other = offset + tl.load(weight_ptr + partner).to(tl.float32)
     return own, other
 
 
@@ -121,7 +139,7 @@ def fused_decode_kernel(
     k_ptr,  # [S, K, D]
     v_ptr,  # [S, K, D]
     positions_ptr,  # [S] int32
-    angles_ptr,  # [P, D] fp32
+    angles_ptr,  # [P, R] fp32
     q_weight,  # [D], if NORM
     k_weight,
     slots_ptr,  # [S] int64
@@ -147,6 +165,7 @@ def fused_decode_kernel(
     K: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
+    R: tl.constexpr,  # leading channels that are rotated; the rest turn by nothing
     B: tl.constexpr,
     Q_T: tl.constexpr,
     Q_H: tl.constexpr,
@@ -201,22 +220,25 @@ def fused_decode_kernel(
     k_tile, v_tile = _load_first_tile(cache_ptr, table, kh, at, live, K, D, B)
     g = tl.arange(0, GP)
     d = tl.arange(0, D)
-    half = d // 2 if INTERLEAVED else d % (D // 2)
-    angles = angles_ptr + position.to(tl.int64) * D + half
-    cos = tl.load(angles)
-    sin = tl.load(angles + D // 2)
-    low = d % 2 == 0 if INTERLEAVED else d < D // 2
+    half = d // 2 if INTERLEAVED else d % (R // 2)
+    angles = angles_ptr + position.to(tl.int64) * R + half
+    if R == D:
+        cos, sin = tl.load(angles), tl.load(angles + D // 2)
+    else:
+        cos = tl.load(angles, d < R, 1.0)
+        sin = tl.load(angles + R // 2, d < R, 0.0)
+    low = d % 2 == 0 if INTERLEAVED else d < R // 2
     turn = tl.where(low, -sin, sin)
-    q_own, q_other = _norm_weights(q_weight, q_offset, D, NORM, INTERLEAVED)
-    k_own, k_other = _norm_weights(k_weight, k_offset, D, NORM, INTERLEAVED)
+    q_own, q_other = _norm_weights(q_weight, q_offset, D, R, NORM, INTERLEAVED)
+    k_own, k_other = _norm_weights(k_weight, k_offset, D, R, NORM, INTERLEAVED)
     if PDL:
         wait_for_previous_kernel()
     one = kh + tl.arange(0, 1)
     mine = (one >= 0)[:, None] & newest
     q, q_twins = _load_head_pairs(
-        q_ptr + t * Q_T, kh * G + g, (g < G)[:, None], Q_H, D, INTERLEAVED
+        q_ptr + t * Q_T, kh * G + g, (g < G)[:, None], Q_H, D, R, INTERLEAVED
     )
-    k, k_partners = _load_head_pairs(k_ptr + t * K_T, one, mine, K_H, D, INTERLEAVED)
+    k, k_partners = _load_head_pairs(k_ptr + t * K_T, one, mine, K_H, D, R, INTERLEAVED)
     v = tl.load(v_ptr + t * V_T + one[:, None] * V_H + d[None, :], mask=mine, other=0.0)
     q = _norm_and_rotate(q, q_twins, q_own, q_other, cos, turn, q_eps, D, NORM)
     acc = tl.zeros([GP, D], tl.float32)
@@ -284,11 +306,11 @@ def supports(
     slots: Tensor,
     cache: Tensor,
 ) -> bool:
-    """Whether one kernel can do it: whole heads rotated, of a power of two channels."""
+    """Whether one kernel can do it: heads of a power of two channels."""
     size = q.shape[2]
     if q.shape[0] * k.shape[1] > sm_count(q.device):
         return False  # it needs many registers, which costs large batches more than a launch
-    if cos_sin.shape[1] != size or size & (size - 1) or size < 16 or v.shape != k.shape:
+    if size & (size - 1) or size < 16 or v.shape != k.shape:
         return False
     if k.dtype != q.dtype or v.dtype != q.dtype or not cache.is_contiguous():
         return False
@@ -338,7 +360,7 @@ def launch(
             q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset,
         ),
         (
-            kv_heads, group, size, block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+            kv_heads, group, size, cos_sin.shape[1], block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
             tables.stride(0), max(16, next_power_of_2(group)), cut.tile_keys, cut.min_chunk,
             cut.may_split, cut.stages, norms is not None, interleaved, how.rows is not None,
             how.window is not None, how.softcap is not None, how.sinks is not None, fp8,
