@@ -24,7 +24,6 @@ from quire.config.facts import (
     ModelFacts,
     WeightFacts,
     count_weights_in_headers,
-    has_tied_embeddings,
     read_hf_config,
     read_model_facts,
 )
@@ -133,17 +132,15 @@ def weight_facts(
     """Count from the headers of local files, else of the hub's; None: only config.json is left."""
     if options.load.load_format in ("dummy", "pt"):
         return None, "config.json (estimated)"
-    served = {"tied": has_tied_embeddings(hf), "wrapped": "wrapper_type" in hf}
     try:
-        return count_weights_in_headers(
-            read_headers(folder, options.load.load_format), **served
-        ), "tensor headers"
+        headers = read_headers(folder, options.load.load_format)
+        return count_weights_in_headers(headers, hf), "tensor headers"
     except WeightError as error:
         log.debug("no tensor headers in %s: %s", folder, error)
     if not Path(options.model.model).exists():
         found = _hub_headers(options)
         if found:
-            return count_weights_in_headers(found, **served), "tensor headers on the hub"
+            return count_weights_in_headers(found, hf), "tensor headers on the hub"
     return None, "config.json (estimated)"
 
 

@@ -425,25 +425,35 @@ def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
     return int(query) + keys_values + hidden * heads * value
 
 
-def count_weights_in_headers(
-    headers: Mapping[str, Any], *, tied: bool = False, wrapped: bool = False
-) -> WeightFacts:
-    """Count elements from tensor headers: name -> object with a `shape`.
+def count_weights_in_headers(headers: Mapping[str, Any], hf: Json) -> WeightFacts:
+    """Count elements that are loaded, from tensor headers: name -> object with a `shape`.
 
-    wrapped: of a multimodal checkpoint, of which only the text half is loaded.
+    Left out are a tied output head, towers beside the text half of a wrapper, and layers after the
+    last, which predict further tokens.
     """
+    tied, wrapped, spare = has_tied_embeddings(hf), "wrapper_type" in hf, _spare_layers(hf)
     matrices = vectors = linear = 0
     for name, header in headers.items():
         if (tied and name.endswith("lm_head.weight")) or (wrapped and is_tower_tensor(name)):
             continue
+        if any(layer in name for layer in spare):
+            continue
         shape: Sequence[int] = header.shape
         elements = math.prod(shape)
-        if len(shape) < 2:
+        if len(shape) < 2 or "norm" in name:  # norms of heads may have two axes
             vectors += elements
             continue
         matrices += elements
         linear += 0 if any(word in name for word in NON_LINEAR_NAMES) else elements
     return WeightFacts(matrices, vectors, linear)
+
+
+def _spare_layers(hf: Json) -> tuple[str, ...]:
+    """Parts of the names of layers after the last one."""
+    hf = fill_defaults(hf)
+    count = hf.get("num_nextn_predict_layers") or hf.get("num_mtp_modules") or 0
+    first = int(hf.get("num_hidden_layers") or 0)
+    return tuple(f"layers.{first + i}." for i in range(int(count)))
 
 
 def has_tied_embeddings(hf: Json) -> bool:

@@ -27,6 +27,7 @@ CONVENTIONS = {
         "routed_scaling_factor": 1.0,
         "n_group": 1,
         "topk_group": 1,
+        "num_nextn_predict_layers": 1,
     }
 }
 
@@ -43,7 +44,7 @@ class Config(llama.Config):
             **rotary_sizes_of(hf),
             qkv_bias=field_of(hf, "attention_bias", bool, default=False),
             moe=routed_sizes(hf, sigmoid_routing(hf), correction=True),
-            spare_layers=field_of(hf, "num_nextn_predict_layers", int, default=1),
+            spare_layers=field_of(hf, "num_nextn_predict_layers", int),
             qk_norm=field_of(hf, "use_qk_norm", bool, default=False),
         )
 

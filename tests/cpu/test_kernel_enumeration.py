@@ -41,6 +41,7 @@ CASES = {
     "two head sizes, shared caches": (tiny("gemma4_text"), {"max_model_len": 512}),
     "experts beside an MLP": (tiny("gemma4_text_experts"), {"max_model_len": 512}),
     "interleaved pairs, a part of each head": (tiny("gptj"), {"max_model_len": 512}),
+    "parts of heads": (tiny("glm4_no_bias_yarn"), {"max_model_len": 512}),
     "sinks": (tiny("gpt_oss"), {"max_model_len": 512}),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }

@@ -12,7 +12,6 @@ from quire import embedded, env
 from quire.config.facts import (
     ModelFacts,
     count_weights_in_headers,
-    has_tied_embeddings,
     read_hf_config,
     read_model_facts,
 )
@@ -64,11 +63,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
     usual = model_config.usual_fields()
     weights = None
     if _has_headers(folder, options.load.load_format):
-        weights = count_weights_in_headers(
-            read_headers(folder, options.load.load_format),
-            tied=has_tied_embeddings(hf),
-            wrapped="wrapper_type" in hf,
-        )
+        weights = count_weights_in_headers(read_headers(folder, options.load.load_format), hf)
     facts = read_model_facts(
         folder,
         name=section.model,

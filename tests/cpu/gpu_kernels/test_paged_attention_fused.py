@@ -41,9 +41,7 @@ def one_by_one(q, k, v, positions, table, interleaved, norms, slots, case, fp8):
         (True, True, None, "", False, 12),
     ],
 )
-def test_one_kernel_does_what_four_ops_do(
-    dtype, normed, interleaved, window, features, fp8, dims
-):
+def test_one_kernel_does_what_four_ops_do(dtype, normed, interleaved, window, features, fp8, dims):
     torch.manual_seed(0)
     contexts = [1, 0, 17, 64, 65, 200]
     case = _case(

@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from quire.config.facts import (
+    WeightFacts,
     count_weights_in_headers,
     model_facts,
     read_hf_config,
@@ -163,6 +164,9 @@ def test_headers_count_the_weights():
             self.shape = shape
 
     headers = {"a": Header(4, 5), "b": Header(6), "lm_head.weight": Header(2, 2)}
-    assert count_weights_in_headers(headers).matrices == 24
-    assert count_weights_in_headers(headers, tied=True).matrices == 20
-    assert count_weights_in_headers(headers).vectors == 6
+    assert count_weights_in_headers(headers, {}).matrices == 24
+    assert count_weights_in_headers(headers, {"tie_word_embeddings": True}).matrices == 20
+    assert count_weights_in_headers(headers, {}).vectors == 6
+    headers = {"model.layers.1.q_norm.weight": Header(2, 3), "model.layers.2.a": Header(4, 5)}
+    spare = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    assert count_weights_in_headers(headers, spare) == WeightFacts(0, 6, 0)

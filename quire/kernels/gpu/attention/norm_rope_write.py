@@ -177,7 +177,8 @@ def launch(
         (q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache, *outs),
         (q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset, *scales),
         (
-            heads, kv_heads, size, cos_sin.shape[1], block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+            heads, kv_heads, size, cos_sin.shape[1], block,
+            *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
             norms is not None, interleaved, cache.dtype == torch.float8_e4m3fn, each, PDL_ENABLED,
         ),
         warps=max(1, min(4, each * size // 512)),

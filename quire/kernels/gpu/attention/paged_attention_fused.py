@@ -360,7 +360,8 @@ def launch(
             q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset,
         ),
         (
-            kv_heads, group, size, cos_sin.shape[1], block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+            kv_heads, group, size, cos_sin.shape[1], block,
+            *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
             tables.stride(0), max(16, next_power_of_2(group)), cut.tile_keys, cut.min_chunk,
             cut.may_split, cut.stages, norms is not None, interleaved, how.rows is not None,
             how.window is not None, how.softcap is not None, how.sinks is not None, fp8,
