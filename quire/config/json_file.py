@@ -47,6 +47,23 @@ _SIZE_LIMITS = {
 """Field -> minimum and maximum over all known models, with a wide margin."""
 
 
+LFS_HEAD = b"version https://git-lfs.github.com/spec/"
+
+
+def missing_content(path: Path) -> str | None:
+    """Say in a clause what a file has in place of its content; None if it has content.
+
+    Raises: OSError.
+    """
+    with path.open("rb") as file:
+        head = file.read(len(LFS_HEAD))
+    if not head:
+        return "is empty; download it again"
+    if head == LFS_HEAD:
+        return "is a pointer of git-lfs and not the file; run `git lfs pull` in its folder"
+    return None
+
+
 def read_json_object(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
     """Read the object in a JSON file. Raises ConfigError, and FileNotFoundError."""
     try:
@@ -56,7 +73,8 @@ def read_json_object(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+        why = missing_content(path) or f"is not valid JSON: {error}"
+        raise ConfigError(f"{path} {why}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}")
     return value

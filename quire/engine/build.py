@@ -77,6 +77,7 @@ from quire.platform import cpu, cuda, kernel_store
 from quire.runner.profiler import StepProfiler
 from quire.sampling.processors import load_processors
 from quire.text.input_processor import InputProcessor
+from quire.text.tokenizing.folder_check import tokenizer_source
 from quire.text.tokenizing.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -226,6 +227,7 @@ def _assemble(
         opening.append(
             timer.run_concurrently("Triton", lambda: _import_triton(kernel_folder, environment))
         )
+    _check_tokenizer(found.folder, config, options)
     tokenizer = lambda: _tokenizer_folder(found.folder, config, options, environment)  # noqa: E731
     texts(config, tokenizer)
     grammars = None if missing_for_structured_output(config) else build_grammars(config, tokenizer)
@@ -457,11 +459,26 @@ def build_limits(section: SchedulerSection, queue: WaitingQueue) -> list[StepBud
     return limits
 
 
+def _check_tokenizer(folder: Path, config: EngineConfig, options: Options) -> None:
+    """Raise ConfigError if a tokenizer that need not be downloaded is missing or not trusted."""
+    section = config.model
+    own = _has_own_tokenizer(config, options)
+    where = folder if own else Path(section.tokenizer)
+    if not skips_tokenizer(config) and where.is_dir():
+        mode, trust = section.tokenizer_mode, section.trust_remote_code
+        tokenizer_source(where, mode, trust_remote_code=trust)
+
+
 def _tokenizer_folder(
     folder: Path, config: EngineConfig, options: Options, environment: env.Env
 ) -> Path:
     """The folder of the tokenizer; downloaded if it is not the model's own."""
-    section = config.model
-    if options.model.tokenizer is None and section.tokenizer_revision == section.revision:
+    if _has_own_tokenizer(config, options):
         return folder
-    return model_folder(section.tokenizer, section.tokenizer_revision, options, environment)
+    name, revision = config.model.tokenizer, config.model.tokenizer_revision
+    return model_folder(name, revision, options, environment, want="tokenizer")
+
+
+def _has_own_tokenizer(config: EngineConfig, options: Options) -> bool:
+    section = config.model
+    return options.model.tokenizer is None and section.tokenizer_revision == section.revision

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from quire.errors import ConfigError
 from quire.layers import (
     AddLayerNorm,
     Attention,
@@ -80,13 +79,7 @@ def plain_sizes(hf: Hf, *, tied: bool = True) -> dict[str, Any]:
                 break
     if type(hidden := found.get("hidden_size")) is int and found.get("intermediate_size") is None:
         found["intermediate_size"] = 4 * hidden
-    sizes = sizes_of(found, tied=tied)
-    if sizes["hidden"] % sizes["heads"]:
-        raise ConfigError(
-            f"config.json: hidden_size is {sizes['hidden']}; it must be a multiple of "
-            f"num_attention_heads, which is {sizes['heads']}"
-        )
-    return sizes
+    return sizes_of(found, tied=tied)
 
 
 def plain_rotary_sizes(hf: Hf, *, tied: bool = True) -> dict[str, Any]:

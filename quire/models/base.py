@@ -174,6 +174,11 @@ def sizes_of(hf: Hf, *, act: str = "hidden_act", tied: bool = False) -> dict[str
             f"config.json: num_key_value_heads is {kv_heads}; it must divide "
             f"num_attention_heads, which is {heads}"
         )
+    if hf.get("head_dim") is None and hidden % heads:
+        raise ConfigError(
+            f"config.json: hidden_size is {hidden}; it must be a multiple of "
+            f"num_attention_heads, which is {heads}, unless head_dim is given"
+        )
     return {
         "vocab": field_of(hf, "vocab_size", int),
         "hidden": hidden,

@@ -6,6 +6,7 @@ that must be present. No torch, no network.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -32,6 +33,37 @@ NOT_WEIGHTS = ("consolidated*", "training_args.bin", "optimizer*", "scheduler*",
 """Copies in another layout and leftovers of training, in the same formats."""
 
 
+MAX_SHARDS = 10_000
+_SHARD = re.compile(r"(.+-)(\d+)-of-(\d+)(\.\w+)")
+UNFINISHED = ("*.incomplete", "*.aria2", "*.part", "*.crdownload", "*.tmp")
+_HUB_DOWNLOADS = ".cache/huggingface/download"
+"""Where the hub's client keeps unfinished files of a download to a folder."""
+OTHER_FILES = {
+    "adapter_*.safetensors": "a LoRA adapter; give the model that it belongs to",
+    "adapter_*.bin": "a LoRA adapter; give the model that it belongs to",
+    "model_index.json": "a diffusion model; quire serves language models",
+    "*.gguf": "GGUF weights, which quire does not read; give the model's folder with *.safetensors",
+    "*.pth": "weights of torch.save, which quire reads as *.bin or *.safetensors only",
+    "*.onnx": "ONNX weights, which quire does not read; give the model's folder with *.safetensors",
+    "*.h5": "TensorFlow weights, which quire does not read; give *.safetensors",
+    "*.msgpack": "Flax weights, which quire does not read; give *.safetensors",
+}
+"""Files of what is not a model's folder in these formats, and what they are."""
+
+
+def describe_folder(folder: Path) -> str:
+    """Say what a folder without a model's files holds, for a message."""
+    names = sorted(path.name for path in folder.iterdir())
+    unfinished = [one for one in names if any(fnmatch(one, end) for end in UNFINISHED)]
+    unfinished += sorted(path.name for path in folder.glob(f"{_HUB_DOWNLOADS}/*.incomplete"))
+    if unfinished:
+        return f"a download that is not finished ({unfinished[0]}); download the model again"
+    for pattern, what in OTHER_FILES.items():
+        if found := [name for name in names if fnmatch(name, pattern)]:
+            return f"{what} ({found[0]})"
+    return f"only {', '.join(names[:8])}" if names else "nothing"
+
+
 def weight_patterns(names: Iterable[str], load_format: str = "auto") -> list[str]:
     """Patterns of the weight files to download, given a repository's file names."""
     top = [name for name in names if "/" not in name]
@@ -53,7 +85,7 @@ def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
             _require_files(folder, names, index)
             return [folder / name for name in names]
     wanted = " or ".join(pattern for pattern, _ in _formats(load_format))
-    raise WeightError(f"{folder} holds no weights ({wanted})")
+    raise WeightError(f"{folder} holds no weights ({wanted}); it holds {describe_folder(folder)}")
 
 
 def index_name(path: Path) -> str:
@@ -69,7 +101,7 @@ def missing_files(folder: Path, load_format: str = "auto") -> list[str]:
     for pattern, index in _formats(load_format):
         names = _indexed_files(folder, index) or _matching_files(folder, pattern)
         if names:
-            return [name for name in names if not (folder / name).is_file()]
+            return _absent(folder, names, index)
     return ["weights (*.safetensors or *.bin)"]
 
 
@@ -117,8 +149,20 @@ def _is_weight_file(name: str, pattern: str) -> bool:
 
 
 def _require_files(folder: Path, names: list[str], index: str) -> None:
-    lost = [name for name in names if not (folder / name).is_file()]
-    if lost:
+    if lost := _absent(folder, names, index):
+        where = folder / (index if index and (folder / index).is_file() else names[0])
         raise WeightError(
-            f"{folder / index} names {len(lost)} file(s) that are not there: {', '.join(lost[:4])}"
+            f"{where} names {len(lost)} file(s) that are not there: {', '.join(lost[:4])}; "
+            "download the model again"
         )
+
+
+def _absent(folder: Path, names: list[str], index: str) -> list[str]:
+    """Those of these files that are missing; without an index also the shards that names count."""
+    wanted = dict.fromkeys(names)
+    for name in names if not (index and (folder / index).is_file()) else ():
+        if shard := _SHARD.fullmatch(name):
+            start, number, count, end = shard.groups()
+            for i in range(1, min(int(count), MAX_SHARDS) + 1):
+                wanted.setdefault(f"{start}{i:0{len(number)}}-of-{count}{end}")
+    return [name for name in wanted if not (folder / name).is_file()]

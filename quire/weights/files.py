@@ -13,6 +13,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING
 
+from quire.config.json_file import missing_content
 from quire.errors import WeightError
 from quire.log import BestEffortStream
 from quire.weights.file_listing import index_name, load_json, read_weight_map, weight_files
@@ -102,7 +103,8 @@ def _iterate_pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except UNREADABLE as error:
-        raise WeightError(f"{path} cannot be read as weights: {error}") from error
+        why = missing_content(path) or f"cannot be read as weights: {_first_line(error)}"
+        raise WeightError(f"{path} {why}") from error
     if not isinstance(state, dict):
         raise WeightError(f"{path} holds a {type(state).__name__}, not a dict of tensors")
     if isinstance(state.get("state_dict"), dict):
@@ -111,6 +113,10 @@ def _iterate_pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
         if not isinstance(tensor, torch.Tensor):
             raise WeightError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor")
         yield name, tensor
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [repr(error)])[0]
 
 
 def _is_zip(path: Path) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quire.config.json_file import missing_content
 from quire.errors import WeightError
 from quire.weights.file_listing import index_name, read_weight_map, weight_files
 from quire.weights.mistral_layout import hf_name, is_mistral_file
@@ -95,9 +96,11 @@ def read_file_headers(path: Path) -> dict[str, TensorHeader]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-                raise WeightError(
-                    f"{path} is not a whole safetensors file: {size} bytes, header of {length}"
+                why = missing_content(path) or (
+                    f"is not a whole safetensors file: it has {size} bytes, and its header "
+                    f"{length}; download it again"
                 )
+                raise WeightError(f"{path} {why}")
             text = file.read(length)
     except OSError as error:
         raise WeightError(f"{path} cannot be read: {error.strerror}") from error
@@ -168,5 +171,6 @@ def _check_offsets(entries: dict[str, dict[str, Any]], data_bytes: int, path: Pa
     if at != data_bytes:
         word = "cut short" if at > data_bytes else "too long"
         raise WeightError(
-            f"{path} is {word}: its header wants {at} bytes of data, it has {data_bytes}"
+            f"{path} is {word}: its header wants {at} bytes of data, it has {data_bytes}; "
+            "download it again"
         )

@@ -19,7 +19,12 @@ from typing import Any, Literal
 from quire import env as environment
 from quire.config.mistral_format import PARAMS_FILE
 from quire.errors import ConfigError
-from quire.weights.file_listing import METADATA_PATTERNS, missing_files, weight_patterns
+from quire.weights.file_listing import (
+    METADATA_PATTERNS,
+    describe_folder,
+    missing_files,
+    weight_patterns,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +58,8 @@ def resolve_model_folder(
     text = os.fspath(name).strip()
     if not text:
         raise ConfigError("the model's name is empty; give a folder or a name like org/model")
+    if address := re.match(r"https?://[^/]+/([^/]+/[^/?#]+)", text):
+        raise ConfigError(f"{text!r} is an address; give the model's name, {address[1]!r}")
     local = Path(text).expanduser()
     if local.exists() or _looks_like_path(text):
         return _resolve_local(local, text, want)
@@ -74,7 +81,10 @@ def _resolve_local(path: Path, given: str, want: Contents) -> Path:
         hint = "; GGUF files are not read" if path.suffix == ".gguf" else ""
         raise ConfigError(f"{given!r} is a file; give the folder that holds config.json{hint}")
     if want != "tokenizer" and not _has_config(path):
-        raise ConfigError(f"{given!r} exists but has no config.json, so it is not a model's folder")
+        raise ConfigError(
+            f"{given!r} exists but has no config.json, so it is not a model's folder; it holds "
+            f"{describe_folder(path)}"
+        )
     return path
 
 
@@ -101,7 +111,7 @@ def _from_hub(
         what = (
             f"{name!r} is in {at} but lacks {_abbreviate(lacks)}"
             if lacks
-            else f"{name!r} is not in {at}"
+            else f"{name!r} is not a folder here, and not in {at}"
         )
         raise ConfigError(f"{what}, and HF_HUB_OFFLINE is set; unset it once to download the model")
     try:

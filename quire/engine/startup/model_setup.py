@@ -21,6 +21,7 @@ from quire.models.build import read_model_config
 from quire.platform import cpu
 from quire.weights.files import read_headers, weight_files
 from quire.weights.files import resolve_model_folder as resolve_folder
+from quire.weights.hub import Contents
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,9 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
     config_folder = (
         folder
         if section.hf_config_path is None
-        else model_folder(section.hf_config_path, section.revision, options, environment)
+        else model_folder(
+            section.hf_config_path, section.revision, options, environment, want="config"
+        )
     )
     hf = read_hf_config(config_folder, section.hf_overrides, section.config_format)
     model_type, model_config = read_model_config(
@@ -85,7 +88,16 @@ def _has_headers(folder: Path, load_format: str) -> bool:
     return weight_files(folder, load_format)[0].suffix == ".safetensors"
 
 
-def model_folder(name: str, revision: str | None, options: Options, environment: env.Env) -> Path:
+def model_folder(
+    name: str,
+    revision: str | None,
+    options: Options,
+    environment: env.Env,
+    want: Contents = "model",
+) -> Path:
+    """Find the folder of a model, of its small files alone, or of a tokenizer."""
+    if want == "model" and options.load.load_format == "dummy":
+        want = "config"
     if name == "embedded":
         return embedded.path()
     return resolve_folder(
@@ -94,6 +106,6 @@ def model_folder(name: str, revision: str | None, options: Options, environment:
         token=options.model.hf_token,
         download_dir=options.load.download_dir,
         env=environment,
-        want="config" if options.load.load_format == "dummy" else "model",
+        want=want,
         load_format=options.load.load_format,
     )

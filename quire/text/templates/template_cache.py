@@ -14,9 +14,9 @@ from quire.text.templates.chat_template import ChatTemplate, load_chat_template
 MAX_COMPILED = 32
 
 NO_TEMPLATE_MESSAGE = (
-    "this model's tokenizer has no chat template. Pass chat_template=... (the text of a Jinja "
-    "template, or the path of a file with one), or render the conversation yourself and use "
-    "generate() or the completions route"
+    "this model's tokenizer has no chat template. Pass chat_template=... (--chat-template of a "
+    "command: the text of a Jinja template, or the path of a file with one), or render the "
+    "conversation yourself and use generate() or the completions route"
 )
 
 

@@ -18,17 +18,13 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from quire.config.json_file import MAX_BYTES, check_bytes
 from quire.errors import ConfigError, RequestError
-from quire.text.tokenizing.tekken import TEKKEN, TEKKEN_TOKENS, load_tekken
+from quire.text.tokenizing.folder_check import TEKKEN, tokenizer_source
+from quire.text.tokenizing.tekken import TEKKEN_TOKENS, load_tekken
 from quire.text.tokenizing.tokenizer_files import NAMED_TOKENS, TokenizerFiles
 
 Side = Literal["left", "right"]
 LONG_TEXT_CHARS = 4096
 """Characters of a text that takes more than a millisecond or two."""
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "vocab*", "*.model", "*.tiktoken", "*.spm"),
-    *("merges.txt", "tekken.json", "*.vocab"),
-)
-"""Patterns of the files that transformers can make a tokenizer of."""
 _EXTRA_SPACE = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
 
 
@@ -257,25 +253,14 @@ def open_backend(
 
     mode: see load_tokenizer.
     """
-    path, tekken, slow = files.folder / "tokenizer.json", files.folder / TEKKEN, mode == "slow"
-    if path.is_file() and mode not in ("slow", "mistral"):
-        return load_fast(path, files), {}
-    if mode == "mistral" or (mode == "auto" and tekken.is_file() and not files.needs_code):
+    source = tokenizer_source(files.folder, mode, trust_remote_code=trust_remote_code)
+    if source == "tokenizers":
+        return load_fast(files.folder / "tokenizer.json", files), {}
+    if source == "tekken":
+        tekken = files.folder / TEKKEN
         with _bad_file_as_config_error(tekken, "Mistral"):
             return TokenizersBackend(load_tekken(tekken)), dict(TEKKEN_TOKENS)
-    if files.needs_code and not trust_remote_code:
-        raise ConfigError(
-            f"the tokenizer in {files.folder} is Python code of the model's repository; read it "
-            "and set trust_remote_code=True to run it"
-        )
-    if not files.needs_code and not any(
-        path.match(name) for path in files.folder.iterdir() for name in TOKENIZER_FILES
-    ):
-        raise ConfigError(
-            f"there is no tokenizer in {files.folder}: copy the model's tokenizer.json there, name "
-            f"a folder or model that has one (--tokenizer), or work with token ids "
-            f"(--skip-tokenizer-init)"
-        )
+    slow = mode == "slow"
     made = _load_with_transformers(files.folder, trust_remote_code, revision, fast=not slow)
     named = {k: str(v) for k, v in made.special_tokens_map.items() if k in NAMED_TOKENS}
     return (
@@ -298,7 +283,10 @@ def _load_with_transformers(
         )
     except Exception as e:
         hint = " (the package named may have to be installed)" if _is_import_error(e) else ""
-        raise ConfigError(f"transformers cannot make a tokenizer of {folder}{hint}: {e}") from e
+        why = " ".join(str(e).split())
+        raise ConfigError(
+            f"transformers cannot make a tokenizer of {folder}{hint}: {why:.400}"
+        ) from e
 
 
 def _is_import_error(error: BaseException | None) -> bool:

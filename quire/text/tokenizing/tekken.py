@@ -26,7 +26,6 @@ from quire.config.json_file import read_json_object
 from quire.errors import ConfigError
 from quire.text.tokenizing.byte_alphabet import byte_alphabet
 
-TEKKEN = "tekken.json"
 TEKKEN_TOKENS = {
     "bos_token": "<s>",
     "eos_token": "</s>",
@@ -46,13 +45,7 @@ MAX_TOKEN_BYTES = 1 << 12
 
 def load_tekken(path: Path) -> FastTokenizer:
     """Build the tokenizer of a tekken.json. Raises ConfigError, and whatever a bad file causes."""
-    try:
-        data = read_json_object(path)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"there is no {TEKKEN} in {path.parent}, which tokenizer_mode=mistral reads; leave "
-            "tokenizer_mode out to read tokenizer.json"
-        ) from None
+    data = read_json_object(path)
     try:
         return _build(data)
     except ConfigError as error:

@@ -43,12 +43,6 @@ class TokenizerFiles:
     added_tokens: tuple[AddedToken, ...]  # by id
     templates: dict[str, str] = field(default_factory=dict)  # "default", "tool_use", … -> Jinja
 
-    @property
-    def needs_code(self) -> bool:
-        """The tokenizer is Python code of the model's repository."""
-        said = self.config.get("auto_map")
-        return isinstance(said, dict) and "AutoTokenizer" in said
-
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; {} if the file is missing. Raises ConfigError."""

@@ -106,7 +106,9 @@ def test_a_revision_is_a_branch_or_a_commit(tmp_path, offline):
 
 
 def test_offline_and_not_cached_is_a_clear_error(tmp_path, offline):
-    with pytest.raises(ConfigError, match=r"'org/model' is not in .*HF_HUB_OFFLINE is set"):
+    with pytest.raises(
+        ConfigError, match=r"'org/model' is not a folder here, and not in .*HF_HUB_OFFLINE is set"
+    ):
         resolve_model_folder("org/model", download_dir=tmp_path, env=ENV)
 
 
