@@ -22,6 +22,8 @@ from quire.runner.model_runner import ModelRunner
 
 SKIPPED_FUNCTIONS = frozenset(getattr(torch, name) for name in LIBRARY_GEMMS)
 """Half a second of a large model's step, which allocates nothing else."""
+PLACE_FIELDS = ("group", "place", "layer_idx", "layer_id")
+"""Fields of a module that number its layer, and change no kernel."""
 UNINITIALIZED_CONSTRUCTORS = frozenset(
     {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
 )
@@ -133,7 +135,7 @@ def _layer_kind(layer: nn.Module) -> str:
     for name, module in layer.named_modules():
         fields = {k: v if isinstance(v, plain) else type(v) for k, v in vars(module).items()}
         shapes = [tuple(p.shape) for p in module.parameters(recurse=False)]
-        fields = {k: v for k, v in fields.items() if k not in ("group", "place")}
+        fields = {k: v for k, v in fields.items() if k not in PLACE_FIELDS}
         parts.append((name, type(module), list(fields.items()), shapes))
     return repr(parts)
 
