@@ -47,15 +47,9 @@ class Model(nn.Module):
         self.skeleton = skeleton
         ignored = skeleton._keys_to_ignore_on_load_unexpected or ()
         conversion = Conversion(skeleton)
-        paths = {path for path, _ in skeleton.named_modules()}
-        replace_modules(skeleton, c.probe, float32)
+        owners = replace_modules(skeleton, c.probe, float32)
         self._set_attention(c)
         self._held = nn.ModuleDict()
-        owners = {
-            path: ModuleTarget(f"skeleton.{path}")
-            for path, module in skeleton.named_modules()
-            if isinstance(module, WeightModule) and path in paths
-        }
         for i, (path, held) in enumerate(held_params(skeleton, float32)):
             self._held[str(i)] = held
             owners[path] = ModuleTarget(f"_held.{i}")

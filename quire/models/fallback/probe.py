@@ -89,6 +89,8 @@ class Probe:
     hidden: int  # numbers per token of that result
     result: str | None  # class of that result, as module:name; None: a tuple
     direct: frozenset[str]  # modules whose weights are read by other code than their own
+    together: tuple[tuple[str, ...], ...]  # linear layers of one parent that read the same tensor
+    quiet: frozenset[str]  # norms whose results only linear layers read
 
 
 @dataclass
@@ -107,6 +109,10 @@ class _Recorder:
     direct: set[str] = field(default_factory=set)
     positional: dict[int, Tensor] = field(default_factory=dict)  # made of positions, by identity
     rotated: bool = False  # an attention call has had queries or keys made of positions
+    inputs: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # linears by input
+    held: list[Any] = field(default_factory=list)  # tensors whose identities are in use
+    norms: dict[int, str] = field(default_factory=dict)  # id of a norm's result -> its path
+    loud: set[str] = field(default_factory=set)  # norms whose results other code reads
     top: list[tuple[nn.Module, Any]] = field(default_factory=list)  # called by the model itself
 
 
@@ -136,7 +142,13 @@ def run_probe(skeleton: Any, max_len: int) -> Probe:
     ranked = sorted(range(len(first.calls)), key=lambda i: (order[first.calls[i].module], i))
     place = {old: new for new, old in enumerate(ranked)}
     calls = tuple(_with_source(first.calls[i], place) for i in ranked)
-    return Probe(calls, *base, frozenset(first.direct | second.direct))
+    return Probe(
+        calls,
+        *base,
+        direct=frozenset(first.direct | second.direct),
+        together=tuple(tuple(one) for one in first.inputs.values() if len(one) > 1),
+        quiet=frozenset({*first.norms.values()} - first.loud),
+    )
 
 
 class _NeedsValues(ConfigError):
@@ -213,9 +225,19 @@ def _tracked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
     def enter(module: nn.Module, args: Any) -> None:
         recorder.running.append(module)
         recorder.ran[module] = None
+        if type(module) is nn.Linear and args:
+            path = recorder.paths[module]
+            recorder.held.append(args[0])
+            key = (path.rpartition(".")[0], id(args[0]))
+            members = recorder.inputs.setdefault(key, [])
+            if path not in members:
+                members.append(path)
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
         recorder.running.pop()
+        if type(module).__name__.endswith("RMSNorm") and isinstance(result, Tensor):
+            recorder.held.append(result)
+            recorder.norms[id(result)] = recorder.paths[module]
         if recorder.running == [model]:
             recorder.top.append((module, result))
 
@@ -248,6 +270,9 @@ class _Watch(TorchFunctionMode):
         given = [*_tensors((*args, *(kwargs or {}).values()))]
         if getattr(func, "__name__", "") != "__get__":  # dtype, device and the like: no values
             for tensor in given:
+                norm = recorder.norms.get(id(tensor))
+                if norm is not None and type(recorder.running[-1]) is not nn.Linear:
+                    recorder.loud.add(norm)
                 owners = recorder.owners.get(id(tensor))
                 if owners and recorder.paths[recorder.running[-1]] not in owners:
                     recorder.direct |= owners

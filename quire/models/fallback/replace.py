@@ -16,9 +16,20 @@ from torch import Tensor, nn
 
 from quire.kernels.framework import lazy_fusion
 from quire.layers import Embedding, Linear, LMHead, ParamModule
+from quire.models.fallback.checkpoint import ModuleTarget
 from quire.models.fallback.experts import replace_experts
+from quire.models.fallback.fuse import (
+    LinearPart,
+    MergedLinear,
+    proven_mlp,
+    proven_norm,
+    use_rotary_kernel,
+)
 from quire.models.fallback.probe import Probe
 from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
+
+SKELETON = "skeleton"
+"""Name of the skeleton in Model."""
 
 
 class AnyAxesLinear(Linear):
@@ -95,26 +106,81 @@ class HeldParams(ParamModule):
             module._parameters[param] = nn.Parameter(value, requires_grad=False)
 
 
-def replace_modules(skeleton: Any, probe: Probe, keep_float32: frozenset[str]) -> None:
-    """Replace every linear layer, embedding and bank of experts that can be.
+def replace_modules(
+    skeleton: Any, probe: Probe, keep_float32: frozenset[str]
+) -> dict[str, ModuleTarget]:
+    """Replace what quire has a layer for. Return path of a replaced module -> owner of its params.
 
     keep_float32: parts of paths of modules that transformers keeps in float32.
     """
-    head = skeleton.get_output_embeddings()
-    inputs = skeleton.get_input_embeddings()
+    kept = {
+        path
+        for path, _ in skeleton.named_modules()
+        if path in probe.direct or in_float32(path, keep_float32)
+    }
+    owners = _merge_mlps(skeleton, kept)
+    owners |= _merge_linears(skeleton, probe, kept)
+    quiet = probe.quiet if not _has_plain_linears(skeleton, kept) else frozenset()
+    head, inputs = skeleton.get_output_embeddings(), skeleton.get_input_embeddings()
     for path, module in list(skeleton.named_modules()):
-        if path in probe.direct or in_float32(path, keep_float32):
+        if path in kept:
             continue
         new: nn.Module | None = None
         if type(module) is nn.Linear:
-            kind: type[Linear] = AnyAxesLMHead if module is head else AnyAxesLinear
-            new = _linear(module, kind)
+            new = _linear(module, is_head=module is head)
         elif module is inputs:
             new = _embedding(module)
         elif hasattr(module, "_apply_gate"):
             new = replace_experts(module)
+        elif (norm := proven_norm(module)) is not None:
+            norm.flushed = path not in quiet
+            new = norm
         if new is not None:
             set_module(skeleton, path, new)
+            owners[path] = ModuleTarget(f"{SKELETON}.{path}")
+    use_rotary_kernel(skeleton, [call.module for call in probe.calls])
+    return owners
+
+
+def _has_plain_linears(skeleton: nn.Module, kept: set[str]) -> bool:
+    """Whether a linear layer keeps its class, which does not wait for quire's kernels."""
+    return any(type(m) is nn.Linear and path in kept for path, m in skeleton.named_modules())
+
+
+def _merge_mlps(skeleton: nn.Module, kept: set[str]) -> dict[str, ModuleTarget]:
+    owners = {}
+    for path, module in list(skeleton.named_modules()):
+        inner = {f"{path}.{name}" for name, _ in module.named_children()}
+        found = None if inner & kept or path in kept else proven_mlp(module)
+        if found is not None:
+            merged, places = found
+            set_module(skeleton, path, merged)
+            for name, (layer, part) in places.items():
+                owners[f"{path}.{name}"] = ModuleTarget(f"{SKELETON}.{path}.{layer}", part)
+    return owners
+
+
+def _merge_linears(skeleton: nn.Module, probe: Probe, kept: set[str]) -> dict[str, ModuleTarget]:
+    owners = {}
+    modules = dict(skeleton.named_modules())
+    for paths in probe.together:
+        linears: Any = [modules.get(path) for path in paths]
+        if kept & set(paths) or any(type(one) is not nn.Linear for one in linears):
+            continue
+        if len({one.bias is None for one in linears}) > 1:
+            continue
+        parent, _, first = paths[0].rpartition(".")
+        merged = MergedLinear(
+            linears[0].in_features,
+            [one.out_features for one in linears],
+            linears[0].bias is not None,
+        )
+        name = f"quire_merged_{first}"
+        skeleton.get_submodule(parent).add_module(name, merged)
+        for i, path in enumerate(paths):
+            set_module(skeleton, path, LinearPart(merged, i))
+            owners[path] = ModuleTarget(f"{SKELETON}.{parent}.{name}", i)
+    return owners
 
 
 def in_float32(path: str, names: frozenset[str]) -> bool:
@@ -128,13 +194,15 @@ def set_module(root: nn.Module, path: str, new: nn.Module) -> None:
     root.get_submodule(parent)._modules[name] = new
 
 
-def _linear(module: nn.Linear, kind: type[Linear]) -> Linear:
+def _linear(module: nn.Linear, *, is_head: bool) -> Linear:
     bias = module.bias is not None
-    if kind is AnyAxesLMHead:
-        new: Linear = AnyAxesLMHead(module.out_features, module.in_features, bias)
+    new: Linear
+    if is_head:
+        new = AnyAxesLMHead(module.out_features, module.in_features, bias)
     else:
         new = AnyAxesLinear(module.in_features, module.out_features, bias)
-    new.in_features, new.out_features = module.in_features, module.out_features  # type: ignore[assignment]
+    sizes = {"in_features": module.in_features, "out_features": module.out_features}
+    new.__dict__.update(sizes)  # other code reads them
     return new
 
 
@@ -157,7 +225,8 @@ def _embedding(module: Any) -> nn.Module | None:
     if not torch.allclose(found, rows * scale, rtol=1e-6, atol=1e-6):
         return None
     new = AnyAxesEmbedding(module.num_embeddings, module.embedding_dim, scale)
-    new.num_embeddings, new.embedding_dim = module.num_embeddings, module.embedding_dim  # type: ignore[assignment]
+    sizes = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
+    new.__dict__.update(sizes)  # other code reads them
     return new
 
 
