@@ -8,6 +8,7 @@ Axes: T tokens, I inputs, O outputs, V vocabulary, E hidden size.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -211,14 +212,11 @@ def _embedding(module: Any) -> nn.Module | None:
     if not isinstance(module, nn.Embedding):
         return None
     rows = torch.randn(8, module.embedding_dim, device="cpu")
-    own: Any = module._parameters
-    whole = own["weight"]
-    own["weight"] = nn.Parameter(rows, requires_grad=False)
-    try:
-        with torch.inference_mode():
-            found = module(torch.arange(8, device="cpu")[None])[0]
-    finally:
-        own["weight"] = whole
+    trial = copy.copy(module)
+    trial._parameters = {"weight": nn.Parameter(rows, requires_grad=False)}
+    trial.padding_idx = None  # it changes gradients only
+    with torch.inference_mode():
+        found = trial(torch.arange(8, device="cpu")[None])[0]
     if found.shape != rows.shape:
         return None
     scale = float((found / rows).median())

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import ConfigError, WeightError
+from quire.layers import Embedding
 from quire.models.build import build_model, read_model_config
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import logprobs, prompt_of
@@ -151,6 +152,15 @@ def test_fp8_weights_are_those_of_the_native_model(tmp_path):
     assert (found[0] - found[1]).abs().max() < 1e-3
     plain = stepped(*ours(tmp_path), ids)
     assert (found[1] - plain).abs().max() > 1e-2, "nothing was quantized"
+
+
+def test_an_embedding_may_pad_with_any_token(tmp_path):
+    from transformers import AutoConfig
+
+    hf = AutoConfig.for_model("llama", **SMALL, pad_token_id=96).to_dict()
+    model_type, config = read_model_config(hf, "transformers")
+    model = build_model(model_type, config, load_format="dummy", dtype=torch.float32)
+    assert isinstance(model.embed_tokens, Embedding)
 
 
 def test_native_models_do_not_import_transformers():
