@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from quire.config.architectures import Architecture, architectures, similar_names
 
 FAILED = 1
+EXACT = (
+    "native and transformers: log-probabilities are those of transformers within 1e-4 "
+    "(tests/cpu/models, tests/cpu/models/fallback)"
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +48,7 @@ def as_text(rows: Sequence[Architecture]) -> str:
         for served in ("native", "transformers", "refused")
         if (count := sum(one.served == served for one in rows))
     ]
-    return "\n".join([*lines, "", ", ".join(counts)])
+    return "\n".join([*lines, "", ", ".join(counts), EXACT])
 
 
 def _as_dict(row: Architecture) -> dict[str, str]:

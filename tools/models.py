@@ -1,0 +1,58 @@
+"""Writes docs/models.md from the table of architectures: python tools/models.py. A test proves the
+page current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.config.architectures import Architecture, architectures
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/models.md"
+HEAD = """# Models
+
+Made by `python tools/models.py` from `quire/config/architectures.py` and the files of `quire/models`; do
+not edit it by hand. `quire models` prints it, `quire models NAME` a part of it, `--json` as JSON.
+
+- **native**: a file of `quire/models`. [Adding a model](adding-a-model.md) has the steps.
+- **transformers**: the class of `transformers` computes, with quire's attention, linear layers and experts; paged
+  cache, prefix caching, preemption, quantization and structured output are those of native models.
+  `--model-impl transformers` chooses it for a native model too.
+- **refused**: a start ends with the reason, before any weight is read.
+
+Both kinds have the log-probabilities of `transformers` within 1e-4: each architecture is compared as a tiny random
+model, several sequences in a step, in chunks and token by token, with windows, rotary scaling and multipliers in
+effect. Native models are compared in `tests/cpu/models`, the others in `tests/cpu/models/fallback`.
+
+A model type that is not here is tried with its class in the installed `transformers`, or with the code of its folder
+(`--trust-remote-code`). A forward pass without memory shows every attention call; what the engine cannot serve
+exactly is refused with the layer and the reason. In a multimodal checkpoint the text half counts (`text_config`).
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    rows = architectures()
+    parts = [HEAD]
+    for title, served, last in (
+        ("Native", "native", "what"),
+        ("Through transformers", "transformers", "what"),
+        ("Refused", "refused", "because"),
+    ):
+        some = [row for row in rows if row.served == served]
+        parts.append(_table(f"{title} ({len(some)})", some, last))
+    return "\n".join(parts)
+
+
+def _table(title: str, rows: list[Architecture], last: str) -> str:
+    noted = any(row.note for row in rows)
+    head = ["architecture", "model type", *([last] if noted else [])]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = [f"`{row.name}`", f"`{row.model_type}`", *([row.note] if noted else [])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([f"## {title}", "", *lines, ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"{PAGE}: {page().count(chr(10))} lines")
