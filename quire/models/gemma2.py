@@ -24,9 +24,9 @@ from quire.layers import (
     RowLinear,
 )
 from quire.models._decoder import Decoder, GatedMLP
-from quire.models._rope import rope_of, scaled_max_len
+from quire.models._rope import rotary_sizes_of
 from quire.models._windows import read_periodic_windows
-from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
+from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of
 
 CONVENTIONS = {
     "windows": "periodic",
@@ -47,13 +47,12 @@ class Config(ModelConfig):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
         field_of(hf, "use_bidirectional_attention", bool, default=False, one_of={False})
-        sizes = sizes_of(hf, act="hidden_activation", tied=True)
+        sizes = rotary_sizes_of(hf, act="hidden_activation", tied=True)
         return cls(
-            **{**sizes, "max_len": scaled_max_len(hf)},
+            **sizes,
             embed_scale=sizes["hidden"] ** 0.5,
             norm_offset=1.0,
             windows=read_periodic_windows(hf, sizes["layers"], window=4096, period=2),
-            rope=rope_of(hf, sizes["head_dim"]),
             scale=field_of(hf, "query_pre_attn_scalar", float, default=256.0) ** -0.5,
             bias=field_of(hf, "attention_bias", bool, default=False),
             attn_softcap=field_of(hf, "attn_logit_softcapping", float, default=None),

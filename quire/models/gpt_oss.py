@@ -31,9 +31,9 @@ from quire.layers import (
 )
 from quire.models._decoder import Decoder, PreNormLayer
 from quire.models._experts import expert_counts
-from quire.models._rope import rope_of, scaled_max_len
+from quire.models._rope import rotary_sizes_of
 from quire.models._windows import read_periodic_windows
-from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
+from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of
 from quire.weights.mapping import InitSpec, WeightShard
 
 YARN = {
@@ -65,13 +65,12 @@ class Config(ModelConfig):
         field_of(hf, "hidden_act", str, default="silu", one_of={"silu"})
         if not hf.get("rope_scaling") and not hf.get("rope_parameters"):
             hf = {**hf, "rope_scaling": YARN}
-        sizes = sizes_of(hf)
+        sizes = rotary_sizes_of(hf, theta=150_000.0)
         experts, top_k = expert_counts(hf)
         alpha = field_of(hf, "swiglu_alpha", float, default=1.702)
         return cls(
-            **{**sizes, "max_len": scaled_max_len(hf)},
+            **sizes,
             windows=read_periodic_windows(hf, sizes["layers"], window=128, period=2),
-            rope=rope_of(hf, sizes["head_dim"], theta=150_000.0),
             bias=field_of(hf, "attention_bias", bool, default=True),
             experts=experts,
             top_k=top_k,

@@ -22,9 +22,11 @@ from quire.layers import (
 from quire.models import llama
 from quire.models._decoder import Decoder, PreNormLayer
 from quire.models._experts import expert_counts
-from quire.models._rope import rope_of, scaled_max_len
+from quire.models._rope import rotary_sizes_of
 from quire.models._windows import read_uniform_windows
-from quire.models.base import Hf, Weights, sizes_of
+from quire.models.base import Hf, Weights
+
+CONVENTIONS = {"defaults": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +36,10 @@ class Config(llama.Config):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        sizes = sizes_of({"rms_norm_eps": 1e-5, **hf})
+        sizes = rotary_sizes_of(hf)
         experts, top_k = expert_counts(hf)
         return cls(
-            **{**sizes, "max_len": scaled_max_len(hf)},
-            rope=rope_of(hf, sizes["head_dim"], theta=1e6),
+            **sizes,
             windows=read_uniform_windows(hf, sizes["layers"]),
             experts=experts,
             top_k=top_k,

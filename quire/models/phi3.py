@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.models import llama
-from quire.models._rope import rope_of, scaled_max_len
+from quire.models._rope import rotary_sizes_of
 from quire.models._windows import read_uniform_windows
-from quire.models.base import Hf, Weights, field_of, sizes_of
+from quire.models.base import Hf, Weights, field_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +18,9 @@ class Config(llama.Config):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
         hf = _with_longrope({"original_max_position_embeddings": 4096, **hf})
-        sizes = sizes_of(hf)
+        sizes = rotary_sizes_of(hf)
         return cls(
-            **{**sizes, "max_len": scaled_max_len(hf)},
-            rope=rope_of(hf, sizes["head_dim"]),
+            **sizes,
             windows=read_uniform_windows(hf, sizes["layers"]),
         )
 

@@ -24,9 +24,9 @@ from quire.layers import (
 from quire.models import llama
 from quire.models._decoder import Decoder, GatedMLP, PreNormLayer
 from quire.models._experts import ExpertSizes, expert_sizes
-from quire.models._rope import rope_of, scaled_max_len
+from quire.models._rope import rotary_sizes_of
 from quire.models._windows import FULL, SLIDING, windows_of
-from quire.models.base import Hf, Weights, field_of, sizes_of
+from quire.models.base import Hf, Weights, field_of
 
 CONVENTIONS = {"windows": "alternate", "window": 4096, "windows_on_request": True}
 
@@ -38,10 +38,9 @@ class Config(llama.Config):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        sizes = sizes_of(hf)
+        sizes = rotary_sizes_of(hf)
         return cls(
-            **{**sizes, "max_len": scaled_max_len(hf)},
-            rope=rope_of(hf, sizes["head_dim"]),
+            **sizes,
             qkv_bias=field_of(hf, "qkv_bias", bool, default=True),
             windows=_windows(hf, sizes["layers"]),
             moe=expert_sizes(hf),
