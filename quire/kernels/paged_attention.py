@@ -122,6 +122,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (4, 1, 80, 16), mixed, bf16)
     yield _case(device, (2, 2, 256, 16), mixed, bf16)
     yield _case(device, (2, 1, 20, 4), mixed, fp32)
+    yield _case(device, (4, 2, 512, 16), [(1, 33), (5, 20), (40, 70)], bf16)
     yield _case(device, (6, 2, 32, 1), mixed, bf16)
     yield _case(device, (16, 8, 128, 16), [(1, 2300), (1, 1024), (1, 1025), (3, 1026)], bf16)
     yield _case(device, (2, 1, 64, 16), [(1, 3000)], fp32)

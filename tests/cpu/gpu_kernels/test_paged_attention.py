@@ -112,6 +112,28 @@ def test_programs_may_share_a_prefix(monkeypatch, room, features):
     torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("features", ["decodes", "fresh decodes alibi"])
+def test_the_largest_heads(features):
+    torch.manual_seed(5)
+    case = _case(CPU, (2, 1, 512, 16), [(1, 33), (5, 40)], torch.bfloat16, features=features)
+    torch.testing.assert_close(run(case), REFERENCE(**case), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("size", [16, 64, 128, 256, 512])
+@pytest.mark.parametrize("group", [1, 8, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_tile_of_prompts_fits_in_shared_memory_or_is_refused(size, group, dtype):
+    q = torch.empty(1, group, size, dtype=dtype, device="meta")
+    cache = torch.empty(1, 2, 1, 16, size, dtype=dtype, device="meta")
+    index = torch.empty(1, 8, dtype=torch.int32, device="meta")
+    taken = body.outputs(q, cache, index, index, index, 1.0) is not NotImplemented
+    tiles = cut.plan_prefill_tiles(q, 1)
+    held = tiles.rows + 2 * tiles.tile_keys * tiles.stages  # queries, keys and values
+    assert tiles.rows >= group or not taken
+    assert held * size * dtype.itemsize <= 227 << 10 or not taken
+    assert taken or (size, group) == (512, 128)
+
+
 def test_a_prefix_is_shared_by_what_there_is_room_for(monkeypatch):
     q = torch.empty(64, 32, 128, dtype=torch.bfloat16)
     none = cut.AttentionExtras(1.0)

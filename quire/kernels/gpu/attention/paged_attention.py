@@ -35,6 +35,8 @@ from quire.kernels.gpu.runtime.int_math import next_power_of_2
 from quire.kernels.gpu.runtime.target import gpu_target, sm_count
 
 _MAX_SIZE, _MAX_GROUP = 512, 128
+_MAX_WIDE_GROUP = 64
+"""Query heads of a KV head, if heads are larger than 256: more do not fit in shared memory."""
 
 PREFILL_RESIDENT_PER_SM = 2
 """Programs of prefill_kernel that a multiprocessor holds at once."""
@@ -52,7 +54,8 @@ def outputs(
 ) -> Tensor:
     """A new [T, H, D]. NotImplemented for layouts the kernels do not read."""
     strided = cache.is_contiguous() and tables.stride(-1) == 1 and q.stride(2) == 1
-    if not strided or q.shape[2] > _MAX_SIZE or q.shape[1] > _MAX_GROUP * cache.shape[2]:
+    group = _MAX_GROUP if q.shape[2] <= 256 else _MAX_WIDE_GROUP
+    if not strided or q.shape[2] > _MAX_SIZE or q.shape[1] > group * cache.shape[2]:
         return NotImplemented
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 

@@ -43,6 +43,9 @@ from quire.kernels.gpu.runtime.target import sm_count
 
 _E4M3_MAX = tl.constexpr(448.0)
 
+MAX_SIZE = 256
+"""Largest head: a program keeps the first keys and values in registers."""
+
 
 @triton.jit
 def _load_head_pairs(
@@ -308,7 +311,7 @@ def supports(
 ) -> bool:
     """Whether one kernel can do it: heads of a power of two channels."""
     size = q.shape[2]
-    if q.shape[0] * k.shape[1] > sm_count(q.device):
+    if size > MAX_SIZE or q.shape[0] * k.shape[1] > sm_count(q.device):
         return False  # it needs many registers, which costs large batches more than a launch
     if size & (size - 1) or size < 16 or v.shape != k.shape:
         return False

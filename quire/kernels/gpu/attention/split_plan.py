@@ -135,6 +135,8 @@ def plan_prefill_tiles(q: Tensor, kv_heads: int) -> PrefillTiles:
     if q.dtype == torch.float32:
         return PrefillTiles(max(16 if wide else 32, next_power_of_2(group)), 16 if wide else 32,
                      4, 1, False)  # fmt: skip
+    if q.shape[2] > 256:  # queries, keys and values take 192 KiB of shared memory
+        return PrefillTiles(64, 32, 8, 2, False)
     if wide:
         return PrefillTiles(max(128, next_power_of_2(group)), 64, 8, 2, False)
     # one warpgroup per program, two programs per multiprocessor: products of one overlap exps of
