@@ -81,7 +81,7 @@ def scale_weights(model, embeddings):
         if value.ndim == 1:
             value += 0.2 * noise
             value *= 0.2 if "embeddings_layernorm" in name else 1.0  # or each token repeats itself
-            if model.config.model_type == "gemma4_text" and "q_norm" in name:
+            if "gemma4" in model.config.model_type and "q_norm" in name:
                 value *= 0.25  # scores are not scaled
         elif "embed" in name or ".wte" in name or ".wpe" in name:
             value.copy_(noise * embeddings / value.shape[-1] ** 0.5)

@@ -25,6 +25,15 @@ QWEN_VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "patch_size": 14}
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 GEMMA3 = {"head_dim": 24, "sliding_window": 40, "sliding_window_pattern": 3}
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 40,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "num_kv_shared_layers": 1,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 199,
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -35,6 +44,7 @@ YARN = {
 
 WRAPPERS = {
     "gemma3": ("gemma3_text", GEMMA3, VISION | {"model_type": "siglip_vision_model"}),
+    "gemma4": ("gemma4_text", GEMMA4, VISION | {"head_dim": 16, "num_key_value_heads": 2}),
     "idefics3": ("llama", {}, VISION),
     "internvl": ("qwen2", {}, VISION | {"image_size": [28, 28], "patch_size": [14, 14]}),
     "llava": ("llama", {}, VISION | {"model_type": "clip_vision_model"}),
