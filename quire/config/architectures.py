@@ -10,9 +10,9 @@ A model type that is not here is served if the class of transformers passes the 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
@@ -141,6 +141,7 @@ CLASSES: dict[str, str] = {
     "glm4": "Glm4ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "glm4v": "Glm4vForConditionalGeneration",
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "got_ocr2": "GotOcr2ForConditionalGeneration",
     "gpt2": "GPT2LMHeadModel",
@@ -296,6 +297,7 @@ WRAPPERS: dict[str, str] = {
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "got_ocr2": "qwen2",
+    "glm4v": "glm4",
     "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",
@@ -320,21 +322,23 @@ class ModelAlias(NamedTuple):
 
     target: str
     unless: tuple[str, ...] = ()  # fields of features that the target lacks
+    defaults: Mapping[str, Any] = {}  # that differ from the target's
 
 
+_EPS, _BASE = {"rms_norm_eps": 1e-5}, {"rope_theta": 1_000_000.0}
 ALIASES = {
     "aquila": ModelAlias("llama"),
-    "internlm3": ModelAlias("llama", unless=("bias", "qkv_bias")),
-    "iquestcoder": ModelAlias("llama", unless=("clip_qkv", "use_sliding_window")),
+    "internlm3": ModelAlias("llama", unless=("bias", "qkv_bias"), defaults=_EPS),
+    "iquestcoder": ModelAlias("llama", unless=("clip_qkv", "use_sliding_window"), defaults=_EPS),
     "telechat3": ModelAlias("llama"),
     "xverse": ModelAlias("llama"),
     "kimi_k2": ModelAlias("deepseek_v3"),
-    "qwen2_vl_text": ModelAlias("qwen2"),
-    "qwen2_5_vl_text": ModelAlias("qwen2"),
-    "qwen2_5_omni_text": ModelAlias("qwen2"),
-    "qwen3_vl_text": ModelAlias("qwen3"),
-    "qwen3_omni_moe_text": ModelAlias("qwen3_moe"),
-    "gemma4_unified_text": ModelAlias("gemma4_text"),
+    "qwen2_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
+    "qwen2_5_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
+    "qwen2_5_omni_text": ModelAlias("qwen2", defaults=_BASE),
+    "qwen3_vl_text": ModelAlias("qwen3", defaults={"rope_theta": 500_000.0}),
+    "qwen3_omni_moe_text": ModelAlias("qwen3_moe", defaults=_BASE | {"norm_topk_prob": True}),
+    "glm4v_text": ModelAlias("glm4", defaults=_EPS | {"partial_rotary_factor": 1.0}),
 }
 """Model types whose layers and tensors are those of a model of another type.
 

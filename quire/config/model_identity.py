@@ -28,8 +28,6 @@ LANGUAGE_PREFIXES = (
     *("language.", "model.llm.", "llm."),
 )
 """Prefixes of the tensors of a language model in the checkpoint of a wrapper."""
-
-
 FLAT_WRAPPERS = ("qwen2_vl", "qwen2_5_vl")
 """Wrappers whose older files have the fields of the text half at the top."""
 
@@ -64,7 +62,7 @@ def wrapper_prefixes(own: Iterable[str]) -> tuple[str, ...]:
 
 
 def hoist_text(hf: Json) -> dict[str, Any]:
-    """Return the fields of the text half, over those of the wrapper around it.
+    """Return the fields of the text half, with those of the wrapper that are about it.
 
     `wrapper_type` is then the wrapper's model type. Dtype, tied embeddings and quantization are the
     wrapper's where it states them; end tokens are those of both.
@@ -75,12 +73,11 @@ def hoist_text(hf: Json) -> dict[str, Any]:
         flat = {"wrapper_type": outer_type} if outer_type in FLAT_WRAPPERS else {}
         return {**hf, **flat}
     inner = hoist_text(hf[key])
-    outer = {name: value for name, value in hf.items() if name not in TEXT_SECTIONS}
-    wins = [name for name in _OUTER_FIELDS if outer.get(name) is not None]
-    if any(outer.get(name) is not None for name in _DTYPE_FIELDS):
+    wins = [name for name in _OUTER_FIELDS if hf.get(name) is not None]
+    if any(hf.get(name) is not None for name in _DTYPE_FIELDS):
         wins += _DTYPE_FIELDS
-    made = {**outer, **inner, **{name: outer.get(name) for name in wins}}
-    ends = [*_listed(inner.get("eos_token_id")), *_listed(outer.get("eos_token_id"))]
+    made = {**inner, **{name: hf.get(name) for name in wins}}
+    ends = [*_listed(inner.get("eos_token_id")), *_listed(hf.get("eos_token_id"))]
     if ends:
         made["eos_token_id"] = list(dict.fromkeys(ends)) if len(set(ends)) > 1 else ends[0]
     made["architectures"] = inner.get("architectures")
@@ -110,8 +107,11 @@ def resolve_identity(hf: Json) -> dict[str, Any]:
             "config.json has neither architectures nor model_type, so it names no model; add one "
             'of them, or give --hf-overrides {"model_type": "llama"}'
         )
-    served = (_served_type(name, found) for name in (*names, *([stated] if stated else [])))
-    found["model_type"] = next(filter(None, served), None) or _other_type(stated, classes or ())
+    served = (_served_as(name, found) for name in (*names, *([stated] if stated else [])))
+    model = next(filter(None, served), None)
+    if model is None:
+        model = ModelAlias(_other_type(stated, classes or ()))
+    found = {**model.defaults, **found, "model_type": model.target}
     if "wrapper_type" in found:
         found = {**conventions_of(found).nested_defaults, **found}
     return found
@@ -134,15 +134,16 @@ def _named(class_name: str) -> bool:
     return _CLASS_SUFFIX.search(class_name) is not None
 
 
-def _served_type(name: str, hf: Json) -> str | None:
-    """Return the type among quire's models that has this name, or for which it is an alias."""
+def _served_as(name: str, hf: Json) -> ModelAlias | None:
+    """Return the model of quire that has this name, or for which it is an alias."""
     names = {_plain(known): known for known in PluginRegistry("quire.models").names()}
-    flat = {_plain(one): ModelAlias(half) for one, half in WRAPPERS.items() if one in FLAT_WRAPPERS}
-    aliases = {_plain(one): alias for one, alias in ALIASES.items()} | flat
+    aliases = {_plain(one): alias for one, alias in ALIASES.items()}
+    aliases |= {_plain(one): ALIASES[f"{one}_text"] for one in FLAT_WRAPPERS}
     found = aliases.get(_plain(name))
-    if found is not None and not any(hf.get(field) for field in found.unless):
-        name = found.target
-    return names.get(_plain(name))
+    if found is None or any(hf.get(field) for field in found.unless):
+        found = ModelAlias(name)
+    known = names.get(_plain(found.target))
+    return None if known is None else found._replace(target=known)
 
 
 def _other_type(stated: str | None, classes: Iterable[str]) -> str:

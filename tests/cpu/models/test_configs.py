@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from quire.config.architectures import ALIASES
 from quire.config.conventions import conventions_of
 from quire.config.memory.kv_layout import LayerFacts
 from quire.config.model_identity import resolve_identity
@@ -154,6 +155,35 @@ def test_a_published_gemma3_config_may_leave_out_what_is_default():
     assert (config.rope.theta, config.local_rope.theta) == (1e6, 1e4)
     assert config.windows[:6] == (1024,) * 5 + (None,)
     assert config.dtype == "bfloat16"
+
+
+SEMANTIC = ("rms_norm_eps", "norm_topk_prob", "partial_rotary_factor", "rope_theta")
+
+
+def semantic_defaults(config):
+    found = config.to_dict()
+    return {key: (found | (found.get("rope_parameters") or {})).get(key) for key in SEMANTIC}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_defaults_of_an_alias_are_those_of_transformers(name):
+    import transformers
+
+    nested = {
+        "qwen2_5_omni_text": "Qwen2_5OmniTextConfig",
+        "qwen3_omni_moe_text": "Qwen3OmniMoeTextConfig",
+    }
+    try:
+        theirs = transformers.AutoConfig.for_model(name)
+    except ValueError:
+        if name not in nested:
+            pytest.skip("transformers has no such model")
+        theirs = getattr(transformers, nested[name])()
+    alias, want = ALIASES[name], semantic_defaults(theirs)
+    usual = semantic_defaults(transformers.AutoConfig.for_model(alias.target))
+    want["partial_rotary_factor"] = want["partial_rotary_factor"] or 1.0
+    usual["partial_rotary_factor"] = usual["partial_rotary_factor"] or 1.0
+    assert alias.defaults == {key: want[key] for key in SEMANTIC if want[key] != usual[key]}
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "ministral3", "qwen2", "gemma3_text"])

@@ -96,7 +96,7 @@ def test_an_older_file_has_the_text_half_at_the_top(tmp_path):
     theirs = saved("qwen2_vl", tmp_path)
     hf = json.loads((tmp_path / "config.json").read_text())
     text = hf.pop("text_config") | {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
-    text.pop("rope_parameters")
+    text["rope_theta"] = text.pop("rope_parameters")["rope_theta"]
     (tmp_path / "config.json").write_text(json.dumps({**text, **hf}))
     assert_alike(theirs, tmp_path)
 

@@ -45,6 +45,13 @@ YARN = {
 WRAPPERS = {
     "gemma3": ("gemma3_text", GEMMA3, VISION | {"model_type": "siglip_vision_model"}),
     "gemma4": ("gemma4_text", GEMMA4, VISION | {"head_dim": 16, "num_key_value_heads": 2}),
+    "gemma4_unified": ("gemma4_unified_text", GEMMA4, None),
+    "glm4v": (
+        "glm4v_text",
+        {"head_dim": 16, "rope_parameters": MROPE | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
+        {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 32},
+    ),
+    "llava of gemma": ("gemma", {"head_dim": 16}, VISION | {"model_type": "clip_vision_model"}),
     "idefics3": ("llama", {}, VISION),
     "internvl": ("qwen2", {}, VISION | {"image_size": [28, 28], "patch_size": [14, 14]}),
     "llava": ("llama", {}, VISION | {"model_type": "clip_vision_model"}),

@@ -41,6 +41,18 @@ def test_the_class_decides_before_the_type(classes, stated, found):
     assert identity(*classes, model_type=stated) == found
 
 
+def test_an_alias_has_defaults_of_its_own():
+    half = {"model_type": "qwen3_omni_moe_text", "rope_theta": 7.0}
+    found = resolve_identity(
+        {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": half}}
+    )
+    assert (found["model_type"], found["norm_topk_prob"], found["rope_theta"]) == (
+        "qwen3_moe",
+        True,
+        7.0,
+    )
+
+
 def test_an_alias_holds_only_without_features_of_its_own():
     assert identity("InternLM3ForCausalLM", model_type="internlm3", bias=True) == "internlm3"
 
