@@ -66,8 +66,9 @@ def add_what_transformers_lacks(model, hf):
         inner.build_mpt_alibi_tensor = lambda *_, **__: None
         inner.wpe = torch.nn.Embedding(hf["max_seq_len"], hf["d_model"])
         inner.wte.register_forward_hook(
-            lambda _, __, out: out + inner.wpe(torch.arange(out.shape[1]))
+            lambda _, __, out: out + inner.wpe(torch.arange(out.shape[1], device=out.device))
         )
+        model.generation_config.use_cache = False  # a call has all tokens, from the first on
     if hf.get("logit_scale"):
         scale = 1.0 / hf["d_model"] ** 0.5
         model.lm_head.register_forward_hook(lambda _, __, out: out * scale)
