@@ -42,6 +42,7 @@ CASES = {
     "experts beside an MLP": (tiny("gemma4_text_experts"), {"max_model_len": 512}),
     "interleaved pairs, a part of each head": (tiny("gptj"), {"max_model_len": 512}),
     "parts of heads": (tiny("glm4_no_bias_yarn"), {"max_model_len": 512}),
+    "through transformers": (SHAPES["qwen3-30b-a3b"], {"model_impl": "transformers"}),
     "sinks": (tiny("gpt_oss"), {"max_model_len": 512}),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }

@@ -147,20 +147,20 @@ class MergedLinear(ColumnLinear):
 
     def __init__(self, inputs: int, outputs: Sequence[int], bias: bool) -> None:
         super().__init__(inputs, tuple(outputs), bias)
-        self.last_input: Tensor | None = None
-        self.last: tuple[Tensor, ...] = ()
+        self._sizes = list(outputs)
+        self._last: list[Any] = [None, ()]  # the input, and the parts of its product
 
     def part(self, x: Tensor, which: int) -> Tensor:
         """x [..., I] -> part `which` of the product [..., O], computed once for all parts."""
-        if self.last_input is not x:
+        last = self._last
+        if last[0] is not x:
             y = self.forward(x.reshape(-1, self.inputs))
             lazy_fusion.flush()
-            sizes = [out.rows for out in self.outputs]
-            self.last = torch.split(y.view(*x.shape[:-1], y.shape[-1]), sizes, -1)
-            self.last_input = x
-        found = self.last[which]
-        if which == len(self.outputs) - 1:
-            self.last_input, self.last = None, ()
+            last[1] = torch.split(y.view(*x.shape[:-1], y.shape[-1]), self._sizes, -1)
+            last[0] = x
+        found: Tensor = last[1][which]
+        if which == len(self._sizes) - 1:
+            last[:] = None, ()
         return found
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
-from quire.layers import Attention, WeightModule
+from quire.layers import Attention, ParamModule, WeightModule
 from quire.models.base import StepInputs
 from quire.models.fallback import attention, hf_classes
 from quire.models.fallback.attention import SharedAttention, StepCalls
@@ -100,7 +100,8 @@ class Model(nn.Module):
 
     def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
         """Bring the buffers to the device, with the values that they have in this dtype."""
-        if any(module.mesh.tp > 1 for module in self._held.values()):  # type: ignore[union-attr, operator]
+        owners = (one for one in self.modules() if isinstance(one, ParamModule))
+        if any(one.mesh.tp > 1 for one in owners):
             raise ConfigError(
                 "models that run through transformers are not cut over several devices yet; use "
                 "tensor_parallel_size=1"

@@ -2,10 +2,14 @@
 
 import functools
 import json
+from collections import Counter
 
 import pytest
 import torch
 
+from quire.distributed.collectives import SingleProcessCollectives
+from quire.distributed.mesh import Mesh
+from quire.errors import ConfigError
 from quire.models.build import build_model, read_model_config
 from quire.models.fallback.attention import StepCalls
 from tests.cpu import engine_of
@@ -172,6 +176,25 @@ class TestModel:
                 engine, [request(str(i), ids, 24) for i, ids in enumerate(prompts)], stagger=3
             )
             assert [out[str(i), 0] for i in range(len(prompts))] == want, settings
+
+
+def test_like_parts_become_kernels(pairs):
+    _, model, _ = pairs("llama")
+    kinds = Counter(type(module).__name__ for module in model.modules())
+    layers = SMALL["num_hidden_layers"]
+    assert kinds["MergedLinear"] == kinds["MergedMLP"] == kinds["AnyAxesLinear"] == layers
+    assert kinds["AnyAxesRMSNorm"] == 2 * layers + 1
+    assert not kinds["HeldParams"]
+    assert not kinds["Linear"]
+    assert sum("forward" in vars(module) for module in model.modules()) == layers  # rotary
+
+
+@pytest.mark.parametrize("settings", [{"mesh": Mesh(tp=2)}, {"stage": range(2)}])
+def test_ranks_and_stages_are_refused(settings):
+    model_type, config = read_model_config({"model_type": "llama", **SMALL}, "transformers")
+    settings |= {"load_format": "dummy", "dtype": torch.float32}
+    with pytest.raises(ConfigError, match="models that run through transformers"):
+        build_model(model_type, config, comm=SingleProcessCollectives(), **settings)
 
 
 def test_forks_share_their_prompt(pairs):
