@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from quire.config.architectures import check_class
+from quire.config.architectures import CLASSES, check_class
 from quire.config.facts import context_length
 from quire.config.memory.kv_layout import LayerFacts
 from quire.errors import ConfigError
 from quire.models.base import Hf, ModelConfig
 from quire.models.fallback import hf_classes
-from quire.models.fallback.probe import NAME, AttentionCall, Probe, run_probe
+from quire.models.fallback.probe import NAME, AttentionCall, Probe, check_mixing, run_probe
 from quire.models.fallback.registration import register
 from quire.models.fallback.rotary import fix_frequencies
 
@@ -57,6 +57,8 @@ class Config(ModelConfig):
             ) from error
         fix_frequencies(skeleton, max_len)
         found = run_probe(skeleton, max_len)
+        if model_type not in CLASSES:  # those are known, and tested
+            check_mixing(skeleton, max_len)
         first = found.calls[0]
         text = config.get_text_config()
         return cls(

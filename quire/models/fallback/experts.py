@@ -30,7 +30,7 @@ SPREAD = 12.0
 
 def shape_only(module: nn.Module, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
     """Experts function of the probe: a result of the right shape."""
-    return torch.empty_like(hidden_states)
+    return torch.zeros_like(hidden_states)
 
 
 class InterfaceExperts(Experts):

@@ -99,7 +99,7 @@ class _Recorder:
 
     paths: dict[nn.Module, str]
     calls: list[AttentionCall] = field(default_factory=list)
-    stored: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of calls
+    given: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # q, k, v of calls
     turns: Counter[nn.Module] = field(default_factory=Counter)
     masks: list[MaskRecord] = field(default_factory=list)
     running: list[nn.Module] = field(default_factory=list)  # modules that are running, outer first
@@ -149,6 +149,30 @@ def run_probe(skeleton: Any, max_len: int) -> Probe:
         together=tuple(tuple(one) for one in first.inputs.values() if len(one) > 1),
         quiet=frozenset({*first.norms.values()} - first.loud),
     )
+
+
+def check_mixing(skeleton: Any, max_len: int) -> None:
+    """Raise ConfigError if tokens reach each other by other ways than attention.
+
+    Attention calls of the probe return zeros. So a first token that is not a number makes others so
+    only through a recurrence, a convolution or a shift, which the cache would have to keep.
+    """
+    model = _with_values(skeleton)
+    whole = _states(model, _forward(model, TOKENS, max_len))
+
+    def spoil(module: nn.Module, args: Any, rows: Tensor) -> Tensor:
+        rows = rows.clone()
+        rows[:, 0] = torch.nan
+        return rows
+
+    handle = model.get_input_embeddings().register_forward_hook(spoil)
+    spoiled = _states(model, _forward(model, TOKENS, max_len))
+    handle.remove()
+    if any((b.isnan() & ~a.isnan())[..., 1:, :].any() for a, b in zip(whole, spoiled)):
+        raise ConfigError(
+            f"{_name(model)} cannot be served through transformers: tokens depend on "
+            "earlier ones by other ways than attention, which the cache does not hold"
+        )
 
 
 class _NeedsValues(ConfigError):
@@ -336,7 +360,7 @@ def record_attention(
     source = next(
         (
             i
-            for i, (known_key, known_value) in enumerate(recorder.stored)
+            for i, (_, known_key, known_value) in enumerate(recorder.given)
             if _is_same(known_key, key) and _is_same(known_value, value)
         ),
         None,
@@ -357,11 +381,11 @@ def record_attention(
             keyword=given is not None,
         )
     )
-    recorder.stored.append((key, value))
+    recorder.given.append((query, key, value))
     recorder.turns[module] += 1
     recorder.called.update(recorder.running)
     shape = (1, query.shape[2], query.shape[1], value.shape[-1])
-    return query.new_empty(shape), None
+    return query.new_zeros(shape), None
 
 
 def _is_same(one: Tensor, other: Any) -> bool:
@@ -428,11 +452,29 @@ def _check_layers(model: Any, recorder: _Recorder) -> None:
 
 def _find_base(model: Any, recorder: _Recorder) -> tuple[str, int, str | None]:
     """Return the path of the module that holds all layers, and width and class of its result."""
+    module, result = _base_result(model, recorder)
+    kind = type(result)
+    name = None if kind is tuple else f"{kind.__module__}:{kind.__qualname__}"
+    return recorder.paths[module], _first_tensor(result).shape[-1], name
+
+
+def _states(model: Any, recorder: _Recorder) -> list[Tensor]:
+    """Return q, k and v of all calls, and what the module that holds all layers has yielded.
+
+    Each is [..., T, size].
+    """
+    called = [tensor for qkv in recorder.given for tensor in qkv]
+    return [*called, _first_tensor(_base_result(model, recorder)[1])]
+
+
+def _base_result(model: Any, recorder: _Recorder) -> tuple[nn.Module, Any]:
     for module, result in recorder.top:
         if module in recorder.called:
-            states = result[0] if not isinstance(result, Tensor) else result
+            states = _first_tensor(result)
             if isinstance(states, Tensor) and states.dim() == 3:
-                kind = type(result)
-                name = None if kind is tuple else f"{kind.__module__}:{kind.__qualname__}"
-                return recorder.paths[module], states.shape[-1], name
+                return module, result
     raise ConfigError(f"{_name(model)} cannot be served: no part of it yields hidden states")
+
+
+def _first_tensor(result: Any) -> Any:
+    return result if isinstance(result, Tensor) else result[0]

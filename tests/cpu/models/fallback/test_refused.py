@@ -10,7 +10,9 @@ from quire.config.architectures import CLASSES, REFUSED, refusal_of
 from quire.errors import ConfigError
 from quire.models.build import read_model_config
 from quire.models.fallback import config as fallback_config
+from quire.models.fallback import probe
 from tests import tiers
+from tests.cpu.models.fallback.test_exact import TYPES as SERVED
 from tests.cpu.models.fallback.tiny_models import tiny_config
 
 TYPES = sorted(name for names in REFUSED.values() for name in names.split())
@@ -56,6 +58,33 @@ def test_the_probe_refuses_by_itself(model_type, monkeypatch):
     with pytest.raises(ConfigError, match=r"cannot be|not supported|describe|read it") as error:
         read_model_config(hf, impl="transformers")
     assert "\n" not in str(error.value)
+
+
+MIXING = ["falcon_h1", "lfm2", "qwen3_next", "zaya"]
+MIXING_TOO = "bailing_hybrid bamba jamba kimi_linear lfm3 minimax nemotron_h olmo_hybrid zamba"
+
+
+@pytest.fixture
+def unknown(monkeypatch):
+    """No type is known, and no layer by its name."""
+    monkeypatch.setattr(fallback_config, "CLASSES", {})
+    monkeypatch.setattr(fallback_config, "check_class", lambda model_type: None)
+    monkeypatch.setattr(probe, "_check_layers", lambda model, recorder: None)
+
+
+@pytest.mark.usefixtures("unknown")
+@pytest.mark.parametrize("model_type", [*MIXING, *tiers.long(*MIXING_TOO.split())])
+def test_an_unknown_class_whose_tokens_mix_outside_of_attention_is_refused(model_type):
+    hf = json.loads(tiny_config(model_type).to_json_string()) | {"model_type": model_type}
+    with pytest.raises(ConfigError, match="by other ways than attention"):
+        read_model_config(hf, impl="transformers")
+
+
+@pytest.mark.usefixtures("unknown")
+@pytest.mark.parametrize("model_type", ["gemma3n_text", "jetmoe", *tiers.long(*SERVED)])
+def test_an_unknown_class_whose_tokens_meet_in_attention_is_served(model_type):
+    hf = json.loads(tiny_config(model_type).to_json_string()) | {"model_type": model_type}
+    assert read_model_config(hf, impl="transformers")[1].probe.calls
 
 
 @pytest.mark.parametrize(
