@@ -82,7 +82,8 @@ class Config(ModelConfig):
 
     def usual_fields(self) -> dict[str, Any]:
         """Return config.json with the defaults of its class, under the usual names."""
-        return plain_fields(hf_classes.read_config(self.hf, self.code))
+        fields = plain_fields(hf_classes.read_config(self.hf, self.code))
+        return {"num_hidden_layers": self.layers} | fields | {"intermediate_size": self.mlp}
 
     def attention_layers(self) -> tuple[LayerFacts, ...]:
         """Return what each call with keys and values of its own stores in the cache."""

@@ -138,4 +138,4 @@ def test_answers_are_the_same_on_every_path(model, quantization, folders):
         text for (_, given), answer in zip(REQUESTS, want) if "regex" in given for _, text in answer
     ]
     assert all(re.fullmatch(REGEX, text) for text in texts), texts
-    assert len({tuple(ids) for answer in want for ids, _ in answer}) > 6, "they are all alike"
+    assert len({tuple(ids) for answer in want for ids, _ in answer}) > 4, "they are all alike"

@@ -11,11 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire import env
 from quire.config.architectures import CLASSES, WRAPPERS, refusal_of
 from quire.config.facts import read_hf_config
+from quire.config.options import Options
+from quire.engine.startup.model_setup import describe_model
 from quire.models.build import build_model, read_model_config
 from tests import tiers
-from tests.cpu.models.fallback.tiny_models import VOCAB, tiny_model
+from tests.cpu.models.fallback.tiny_models import VOCAB, tiny_config, tiny_model
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import VARIANTS, logprobs, peer, prompt_of, tiny
 
@@ -149,3 +152,12 @@ def test_native_variants_are_the_same_through_their_class(variant, tmp_path):
         stepper = Stepper(model, config)
         got = [stepper.logits(piece) for piece in (ids[: length // 2], ids[length // 2 :]) if piece]
         assert (torch.cat(got).log_softmax(-1) - want).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("model_type", ["gemma3n_text", "longcat_flash", *tiers.long(*TYPES)])
+def test_an_engine_plans_with_what_the_probe_has_found(model_type, tmp_path):
+    tiny_config(model_type).save_pretrained(tmp_path)
+    given = {"model": str(tmp_path), "load_format": "dummy", "model_impl": "transformers"}
+    found = describe_model(Options.from_flat(given), env.read())
+    assert found.facts.layers == found.config.attention_layers()
+    assert found.facts.vocab == VOCAB
