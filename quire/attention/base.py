@@ -26,8 +26,19 @@ class BackendCapabilities:
     max_head_dim: int | None = None
     sinks: bool = False
     alibi: bool = False
+    encoder: bool = False  # cross attention, and a bias by distance
     fp8_cache: bool = False
     latent: bool = False  # one latent per token instead of keys and values, and nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class CrossMetadata:
+    """The source of each query token: cross attention sees all of it, whatever the position."""
+
+    table: Tensor  # [T, W] int32 blocks; [M, W] with `rows`
+    lengths: Tensor  # [T] int32 tokens; 0: nothing is seen
+    starts: Tensor  # [T + 1] int32: 0, 1, 2, ...
+    rows: Tensor | None = None  # [T] int32: token t has table[rows[t]]; None: table[t]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,7 @@ class AttentionMetadata:
     rows: Tensor | None = None  # [S] int32: sequence s has tables[g][rows[s]]; None: tables[g][s]
     decodes: int = 0  # leading sequences that have one query token each
     past: int | None = None  # most tokens another sequence has before this step's. None: unknown
+    cross: CrossMetadata | None = None  # of a model with an encoder
 
 
 class AttentionLayer(Protocol):
@@ -63,6 +75,11 @@ class AttentionLayer(Protocol):
     group: int
     place: int
 
+    @property
+    def position_bias(self) -> Tensor | None:
+        """[H, 2 R + 1] float32: added to a score by the key's distance. None: nothing is."""
+        ...
+
 
 class AttentionStep(Protocol):
     """One step's attention, for every layer in turn."""
@@ -73,6 +90,23 @@ class AttentionStep(Protocol):
         Without k and v, an earlier layer of the step has written them: their place is its own.
         q, k and v are used up: fused with what made them, they may never have been written.
         """
+        ...
+
+
+class CrossAttentionStep(AttentionStep, Protocol):
+    """One step's attention of a model with an encoder."""
+
+    def run_cross(self, q: Tensor, layer: AttentionLayer) -> Tensor:
+        """Attend q [T, H, D] to the sources of its tokens. Returns [T, H, D]."""
+        ...
+
+    def write_cross(self, k: Tensor, v: Tensor, slots: Tensor, layer: AttentionLayer) -> None:
+        """Write k, v [T, K, D] of sources to their slots [T]: block * block size + offset."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of the cache."""
         ...
 
 

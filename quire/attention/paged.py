@@ -25,6 +25,7 @@ CAPS = BackendCapabilities(
     dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
     sinks=True,
     alibi=True,
+    encoder=True,
     fp8_cache=True,
 )
 
@@ -63,7 +64,38 @@ class PagedAttentionStep:
             layer.k_scale,
             layer.v_scale,
             self.counters,
+            layer.position_bias,
         )
+
+    def run_cross(self, q: Tensor, layer: AttentionLayer) -> Tensor:
+        """Attend q [T, H, D] to the sources of its tokens.
+
+        Each token is a sequence of one query, with its source as context.
+        """
+        cross, cache = self.metadata.cross, self.cache[layer.place]
+        assert cross is not None, "the step has no sources"
+        return paged_attention(
+            q,
+            cache,
+            cross.table,
+            cross.starts,
+            cross.lengths,
+            layer.scale,
+            rows=cross.rows,
+            decodes=len(q),
+            max_context=cross.table.shape[1] * cache.shape[3],
+            k_scale=layer.k_scale,
+            v_scale=layer.v_scale,
+            counters=self.counters,
+        )
+
+    def write_cross(self, k: Tensor, v: Tensor, slots: Tensor, layer: AttentionLayer) -> None:
+        """Write k, v [T, K, D] of sources to their slots [T]."""
+        kv_write(k, v, self.cache[layer.place], slots, layer.k_scale, layer.v_scale)
+
+    @property
+    def block_size(self) -> int:
+        return self.cache[0].shape[3]
 
 
 class Backend:

@@ -26,6 +26,7 @@ class BackendRequirements:
     softcap: bool = False
     latent: bool = False
     fp8_cache: bool = False
+    encoder: bool = False
 
 
 class AttentionBackendChoice(NamedTuple):
@@ -66,6 +67,8 @@ def unmet_requirement(caps: BackendCapabilities, needs: BackendRequirements) -> 
         return "has no sliding window"
     if needs.softcap and not caps.softcap:
         return "has no soft cap"
+    if needs.encoder and not caps.encoder:
+        return "has no cross attention"
     if needs.fp8_cache and not caps.fp8_cache:
         return "has no cache in fp8"
     return ""

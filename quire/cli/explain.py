@@ -13,6 +13,7 @@ from quire import env
 from quire.cli.serve_flags import add_server_options, server_options_from
 from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.config.engine_config import Decision, EngineConfig
+from quire.config.memory.kv_layout import KVCacheGroup
 from quire.config.options import option_specs
 from quire.config.vllm_environment import VARIABLE_TO_OPTION, apply_environment
 from quire.engine.build import resolve_config
@@ -86,16 +87,23 @@ def flatten_config(config: EngineConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in dataclasses.fields(config):
         part = getattr(config, section.name)
+        if part is None:  # the model has none
+            continue
         for field in dataclasses.fields(part):
             found[f"{section.name}.{field.name}"] = getattr(part, field.name)
     if config.load.hf_token is not None:
         found["load.hf_token"] = "(given)"
     found["cache.layers"] = f"{len(config.cache.layers)} layers"
     found["cache.groups"] = ", ".join(
-        f"{len(g.layers)} {'full' if g.window is None else f'window {g.window}'}"
-        for g in config.cache.groups
+        f"{len(g.layers)} {_group_kind(g)}" for g in config.cache.groups
     )
     return found
+
+
+def _group_kind(group: KVCacheGroup) -> str:
+    if group.cross:
+        return "cross"
+    return "full" if group.window is None else f"window {group.window}"
 
 
 def format_table(settings: dict[str, Any], why: Sequence[Decision]) -> str:

@@ -29,8 +29,9 @@ class Conventions:
     period: int = 1
     windows_on_request: bool = False  # only with use_sliding_window
     mlp_kind: Literal["gated", "plain"] = "gated"  # three matrices or two
-    positions_kind: Literal["rotary", "learned", "alibi"] = "rotary"
+    positions_kind: Literal["rotary", "learned", "alibi", "relative", "computed"] = "rotary"
     tied: bool = False  # if tie_word_embeddings is absent
+    fits_float16: bool = True  # False: activations overflow
     scaling_extends: bool = True  # rope scaling stretches max_position_embeddings
     uncached_layers: str = ""  # the field with the numbers of layers that keep nothing
     windows_unscaled: bool = False  # rope scaling is for layers without a window

@@ -104,6 +104,19 @@ class SamplingSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSection:
+    """Of an encoder-decoder model: sizes of sources, and tokens that its config files force."""
+
+    max_len: int  # tokens of the longest source
+    max_batched_tokens: int  # tokens of the sources of one step
+    start_id: int  # the decoder's first token
+    forced_first: int | None
+    forced_last: tuple[int, ...]
+    banned: tuple[int, ...]
+    banned_first: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredSection:
     """Constraints of structured output, and limits of their compilation."""
 
@@ -151,3 +164,4 @@ class EngineConfig:
     structured: StructuredSection = StructuredSection()
     recovery: RecoverySection = RecoverySection()
     health: HealthSection = HealthSection()
+    encoder: EncoderSection | None = None  # None: a decoder alone

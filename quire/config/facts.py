@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +48,8 @@ HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed")
 UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
 """Parts of matrix names that mark matrices other than the decoder's linear layers."""
+DEFAULT_ENCODER_LEN = 512
+"""Tokens of a source, if config.json states no length: positions are relative."""
 MAX_TOKENIZER_LENGTH = 10**9
 """Tokenizers without a length limit have 10**30."""
 
@@ -64,6 +66,18 @@ class WeightFacts:
         """Bytes on one rank. quantized: linear layers have one byte per element."""
         small = -(-self.linear // ranks) if quantized else 0
         return (-(-self.matrices // ranks) + self.vectors) * itemsize - small * (itemsize - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderFacts:
+    """The encoder of an encoder-decoder model, and the tokens that its config files force."""
+
+    max_len: int  # tokens of the longest source
+    start_id: int  # the decoder's first token
+    forced_first: int | None = None  # the first generated token
+    forced_last: tuple[int, ...] = ()  # one of these ends an answer of the greatest length
+    banned: tuple[int, ...] = ()
+    banned_first: tuple[int, ...] = ()  # as the first token that is chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +102,8 @@ class ModelFacts:
     rotary: int = 0  # angles kept per position, in float32; 0: no rotary positions
     top_k: int = 0  # experts a token goes to; 0: no mixture of experts
     expert_mlp: int = 0
+    encoder: EncoderFacts | None = None  # None: a decoder alone
+    fits_float16: bool = True  # False: its activations overflow there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +236,7 @@ def read_model_facts(
         name=name or str(folder),
         generation=generation,
         eos=(files.get("eos_token_id"), generation.get("eos_token_id")),
+        forced={**files, **generation},
         tokenizer_length=tokenizer_length,
         weights=weights,
     )
@@ -233,10 +250,14 @@ def model_facts(
     eos: Sequence[object] = (),
     tokenizer_length: object = None,
     weights: WeightFacts | None = None,
+    forced: Json | None = None,
 ) -> ModelFacts:
-    """Return the facts from config.json as a dict. Raises ConfigError."""
+    """Return the facts from config.json as a dict. Raises ConfigError.
+
+    forced: a generation config, whatever the sampling defaults are.
+    """
     with raise_as_config_error("config.json"):
-        return _model_facts(hf, name, generation, eos, tokenizer_length, weights)
+        return _model_facts(hf, name, generation, eos, tokenizer_length, weights, forced or {})
 
 
 def _model_facts(
@@ -246,6 +267,7 @@ def _model_facts(
     eos: Sequence[object],
     tokenizer_length: object,
     weights: WeightFacts | None,
+    forced: Json,
 ) -> ModelFacts:
     hf = fill_defaults(hf)
     layers = layer_facts(hf)
@@ -270,6 +292,29 @@ def _model_facts(
         rotary=_rotary(hf, layers),
         top_k=_top_k(hf),
         expert_mlp=int(hf.get("moe_intermediate_size") or _mlp(hf)) if _top_k(hf) else 0,
+        fits_float16=conventions_of(hf).fits_float16,
+        encoder=_encoder(hf, forced) if hf.get("is_encoder_decoder") else None,
+    )
+
+
+def _encoder(hf: Json, forced: Json) -> EncoderFacts:
+    """Fields of the generation config go before those of config.json, where older models have
+    them."""
+    found = {**hf, **{key: value for key, value in forced.items() if value is not None}}
+    start = _ids(found.get("decoder_start_token_id"), found.get("bos_token_id"))
+    if not start:
+        raise ConfigError(
+            "config.json: decoder_start_token_id is missing: it is the decoder's first token; set "
+            'it with hf_overrides={"decoder_start_token_id": ...}'
+        )
+    words = [word for word in found.get("bad_words_ids") or () if len(word) == 1]
+    return EncoderFacts(
+        max_len=context_length(hf) or DEFAULT_ENCODER_LEN,
+        start_id=start[0],
+        forced_first=next(iter(_ids(found.get("forced_bos_token_id"))), None),
+        forced_last=_ids(found.get("forced_eos_token_id")),
+        banned=_ids(found.get("suppress_tokens"), *words),
+        banned_first=_ids(found.get("begin_suppress_tokens")),
     )
 
 
@@ -309,6 +354,9 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
         kept = LayerFacts(1, latent + _int(hf, "qk_rope_head_dim"), latent=latent)
         return (kept,) * _int(hf, "num_hidden_layers")
     shapes = head_shapes(hf)
+    if hf.get("is_encoder_decoder"):
+        own = LayerFacts(*shapes[0])
+        return (own, replace(own, cross=True)) * len(shapes)
     windows = conventions_of(hf).window_per_layer(hf, len(shapes))
     layers = tuple(LayerFacts(*shape, window) for shape, window in zip(shapes, windows))
     layers = layers[len(hf.get(conventions_of(hf).uncached_layers) or ()) :]
@@ -318,9 +366,10 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
 def head_shapes(hf: Json) -> list[tuple[int, int]]:
     """Return (KV heads, head size) of each layer, those included that read another's cache."""
     heads = _heads(hf)
-    head_dim = int(hf.get("head_dim") or _int(hf, *HIDDEN_KEYS) // heads)
+    head_dim = int(hf.get("head_dim") or hf.get("d_kv") or _int(hf, *HIDDEN_KEYS) // heads)
     kv_heads = _kv_heads(hf, heads)
-    count = _int(hf, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    own = ("num_decoder_layers", "decoder_layers") if hf.get("is_encoder_decoder") else ()
+    count = _int(hf, *own, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
     shapes = [(kv_heads, head_dim)] * count
     if stated := hf.get("per_layer_config"):
         for i, layer in stated.items():
@@ -472,11 +521,13 @@ def _int(hf: Json, *keys: str) -> int:
 
 
 def _heads(hf: Json) -> int:
+    if isinstance(hf.get("decoder_attention_heads"), int):
+        return int(hf["decoder_attention_heads"])
     return _int(hf, "num_attention_heads", "n_head", "num_heads", "n_heads")
 
 
 def _mlp(hf: Json) -> int:
-    keys = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    keys = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "decoder_ffn_dim")
     found = next((hf[key] for key in keys if hf.get(key)), None)
     return int(found or hf.get("expansion_ratio", 4) * _int(hf, *HIDDEN_KEYS))
 

@@ -15,6 +15,7 @@ from quire.config.engine_config import (
     CacheSection,
     Decision,
     DeviceSection,
+    EncoderSection,
     EngineConfig,
     HealthSection,
     LoadSection,
@@ -100,6 +101,7 @@ def resolve(
             capability=device.capability,
         ),
         parallel=ParallelSection(tensor=plan.shape.ranks),
+        encoder=resolve_encoder(model, plan.shape),
         sampling=resolve_sampling(options, model, why),
         structured=resolve_structured(options, why),
         recovery=RecoverySection(wait_s=options.recovery.engine_restart_wait),
@@ -140,6 +142,7 @@ def resolve_memory_plan(
         hybrid=not options.cache.disable_hybrid_kv_cache_manager,
         device=device.kind,
         quantization=resolve_quantization(options, model, why),
+        max_encoder_len=0 if model.encoder is None else model.encoder.max_len,
     )
     shape = replace(
         shape,
@@ -176,6 +179,11 @@ def resolve_dtype(
 ) -> str:
     """Resolve the dtype of weights and activations."""
     requested = DTYPE_ALIASES.get(options.model.dtype, options.model.dtype)
+    if requested == "float16" and not model.fits_float16:
+        raise ConfigError(
+            f"dtype float16: activations of {model.model_type} models overflow in it; use bfloat16 "
+            "or float32 (auto chooses)"
+        )
     if requested != "auto":
         slow = requested == "float16" and device.kind == "cpu"
         reason = "requested" + ("; bfloat16 is much faster on a CPU" if slow else "")
@@ -185,6 +193,9 @@ def resolve_dtype(
         return str(
             why.record("model.dtype", "bfloat16", "float16 checkpoint; CPUs are fast in bfloat16")
         )
+    if found == "float16" and not model.fits_float16:
+        reason = f"float16 checkpoint; activations of {model.model_type} models overflow in float16"
+        return str(why.record("model.dtype", "bfloat16", reason))
     if found == "float32" and device.kind != "cpu":
         return str(why.record("model.dtype", "bfloat16", "float32 checkpoint on a GPU"))
     if found not in ("float16", "bfloat16", "float32"):
@@ -461,6 +472,29 @@ def resolve_model(options: Options, model: ModelFacts, shape: EngineShape) -> Mo
         logits_processors=section.logits_processors or (),
         disable_sliding_window=section.disable_sliding_window,
         prompt_embeds_width=model.embedding if section.enable_prompt_embeds else None,
+    )
+
+
+def resolve_encoder(model: ModelFacts, shape: EngineShape) -> EncoderSection | None:
+    """Resolve the encoder's limits. A source is encoded in one step, so a step has space for it."""
+    found = model.encoder
+    if found is None:
+        return None
+    for token in (found.start_id, found.forced_first or 0, *found.forced_last):
+        if not 0 <= token < model.vocab:
+            raise ConfigError(
+                f"config.json, or generation_config.json: decoder_start_token_id, "
+                f"forced_bos_token_id and forced_eos_token_id must be in [0, {model.vocab}), "
+                f"got {token}"
+            )
+    return EncoderSection(
+        max_len=shape.max_encoder_len,
+        max_batched_tokens=shape.max_pass_tokens,
+        start_id=found.start_id,
+        forced_first=found.forced_first,
+        forced_last=found.forced_last,
+        banned=found.banned,
+        banned_first=found.banned_first,
     )
 
 

@@ -69,6 +69,29 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedTokens:
+    """Tokens that a model's generation config forces or forbids, by index in `Sequence.tokens`."""
+
+    start: int  # index of the first generated token
+    first: int | None = None  # the token at `start`
+    end: int = 0  # index of the last token that may be generated
+    last: frozenset[int] = frozenset()  # one of these is the token at `end`; (): any
+    banned: tuple[int, ...] = ()  # at every index
+    banned_first: tuple[int, ...] = ()  # at the first index that no other rule determines
+
+    def allowed_at(self, index: int) -> frozenset[int] | None:
+        """The tokens that are allowed at an index by force. None: all that are not banned."""
+        if index == self.end and self.last:
+            return self.last
+        return None if index != self.start or self.first is None else frozenset({self.first})
+
+    def banned_at(self, index: int) -> tuple[int, ...]:
+        """The tokens that are banned at an index where none is forced."""
+        at_first = index == self.start + (self.first is not None)
+        return self.banned + self.banned_first if at_first else self.banned
+
+
+@dataclass(frozen=True, slots=True)
 class PromptEmbeds:
     """Vectors that the model reads in place of the embeddings of prompt[start : start + length].
 
@@ -121,6 +144,8 @@ class Request:
     num_beams: int = 1  # sequences of the beam search that it begins
     prompt_embeds: tuple[PromptEmbeds, ...] = ()
     """In the order of positions, without overlap. Each has digests in `extra_content`."""
+    encoder_prompt: tuple[int, ...] = ()  # what an encoder reads; `prompt` is then the decoder's
+    forced: ForcedTokens | None = None  # None: the model's configs force no token
 
     @property
     def num_answers(self) -> int:
@@ -152,6 +177,8 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()  # every id that may end it: EOS and stop_token_ids
     drafts: tuple[int, ...] = ()
     """Proposed next tokens: of its row in flight, or of its next row. Never part of `tokens`."""
+    cross_table: list[int] = field(default_factory=list)  # blocks of the encoder's output
+    encoder_step: int = -1  # step that writes these; -1: they were found, or there are none
 
     @property
     def prompt_len(self) -> int:

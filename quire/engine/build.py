@@ -17,7 +17,13 @@ from pathlib import Path
 import torch
 
 from quire import env
-from quire.config.engine_config import CacheSection, Decision, EngineConfig, SchedulerSection
+from quire.config.engine_config import (
+    CacheSection,
+    Decision,
+    EncoderSection,
+    EngineConfig,
+    SchedulerSection,
+)
 from quire.config.memory.memory_plan import MemoryPlan
 from quire.config.options import Options
 from quire.config.resolve import ResolvedConfig, resolve
@@ -29,6 +35,7 @@ from quire.core.kv.tiers.host import HostTier
 from quire.core.scheduling.grammar_wait import GrammarProvider as GrammarSource
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import StepBudget, by_contract
+from quire.core.scheduling.limits.encoder_budget import EncoderBudget
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
@@ -406,6 +413,7 @@ def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None)
                 build_admission_control(section),
                 TenantKVQuota(order, cache.num_blocks, kv.max_blocks),
                 *build_limits(section, order),
+                *build_encoder_budget(config.encoder),
                 GrammarWait(grammars, section.max_model_len, missing=missing),
             ]
         ),
@@ -425,11 +433,19 @@ def build_admission_control(section: SchedulerSection) -> AdmissionControl:
 
 
 def cache_specs(cache: CacheSection) -> tuple[CacheSpec, ...]:
-    """One cache spec per layer group."""
+    """One cache spec per layer group whose blocks hold the tokens of a sequence."""
     return tuple(
         FullAttentionSpec() if g.window is None else SlidingWindowSpec(g.window)
         for g in cache.groups
+        if not g.cross  # its blocks do not follow the sequence: quire.core.kv.cross_blocks
     )
+
+
+def build_encoder_budget(section: EncoderSection | None) -> list[StepBudget]:
+    """The limit of an engine with an encoder; none without."""
+    if section is None:
+        return []
+    return [EncoderBudget(section.max_batched_tokens, section.max_len)]
 
 
 def build_limits(section: SchedulerSection, queue: WaitingQueue) -> list[StepBudget]:

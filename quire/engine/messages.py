@@ -28,7 +28,14 @@ from quire.core.constraint import Constraint
 from quire.core.params import RepetitionDetectionParams as Repetition
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.core.tenant_limits import TenantLimits
-from quire.core.types import PromptEmbeds, Request, StopConditions, ThinkingBudget, Update
+from quire.core.types import (
+    ForcedTokens,
+    PromptEmbeds,
+    Request,
+    StopConditions,
+    ThinkingBudget,
+    Update,
+)
 from quire.errors import (
     EngineAway,
     EngineError,
@@ -38,7 +45,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 
@@ -82,6 +89,8 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     extra_content: tuple[tuple[int, bytes], ...]
     num_beams: int
     prompt_embeds: tuple[PromptEmbeds, ...]
+    encoder_prompt: tuple[int, ...]
+    forced: ForcedTokens | None
 
 
 class AddRequests(EngineMessage, frozen=True):

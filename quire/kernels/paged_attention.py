@@ -7,8 +7,9 @@
 One contract for decoding (one row a sequence), chunks of prompts and prefix hits. No step gathers
 a whole context: work is done by tiles of queries and chunks of keys, so memory is linear.
 
-    score = bend(q . k * scale) + slope * (key's position - query's position)
+    score = bend(q . k * scale) + slope * (key's position - query's position) + bias
     bend    softcap * tanh(x / softcap), or nothing;  slope: ALiBi, one per head, or nothing
+    bias    of a head, by the distance of the key, cut at +-R: [H, 2 R + 1]; added to the score
     sink    a logit per head that joins the softmax's denominator and has no value
 
 Axes: T query tokens, S sequences, H query heads, K kv heads, D head size, N blocks, B block size,
@@ -41,7 +42,7 @@ def _case(
 ) -> dict[str, Any]:
     """rows: (queries, context) of each sequence. Blocks before a window are given back (-1).
 
-    features: words out of sinks, alibi, fp8, rows, fresh, and decodes (single queries go first).
+    features: words out of sinks, alibi, bias, fp8, rows, fresh and decodes (single queries first).
     """
     heads, kv_heads, size, block = shape
     queries = [q for q, _ in rows]
@@ -81,6 +82,8 @@ def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]
         case["sinks"] = torch.randn(heads, device=q.device)
     if "alibi" in features:
         case["alibi"] = 0.5 ** torch.arange(1, heads + 1, device=q.device).float()
+    if "bias" in features:
+        case["position_bias"] = torch.randn(heads, 2 * 20 + 1, device=q.device)
     if "decodes" in features:
         case["decodes"] = next((s for s, (n, _) in enumerate(rows) if n > 1), sequences)
     if "fp8" in features:
@@ -147,9 +150,11 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (8, 1, 32, 16), step, bf16, window=30, features="fresh sinks rows decodes")
     yield _case(device, shape, step, bf16, softcap=5.0, features="fresh decodes fp8")
     yield _case(device, (6, 2, 80, 32), step, torch.float16, features="fresh decodes")
+    yield _case(device, shape, [*step, (90, 1200)], fp32, features="bias")
+    yield _case(device, shape, step, bf16, features="bias fresh decodes rows")
 
 
-_run = NativeOp(ATTENTION, "q" * 18 + "dd")
+_run = NativeOp(ATTENTION, "q" * 21 + "dd")
 _MAX_SIZE = 1024
 
 
@@ -165,19 +170,49 @@ def _native(
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
     rows: Tensor | None = None,
-    *hints: Any,
-    **named_hints: Any,
+    decodes: int = 0,
+    max_context: int | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    counters: Tensor | None = None,
+    position_bias: Tensor | None = None,
 ) -> Tensor:
-    code, strides = DTYPES.get(q.dtype), q.stride()
     if sinks is not None or rows is not None:
         return NotImplemented
-    if alibi is not None and (alibi.dtype != torch.float32 or not alibi.is_contiguous()):
-        return NotImplemented
+    return attention_native(
+        q, cache, tables, q_starts, contexts, scale, window, softcap, alibi, position_bias
+    )
+
+
+def attention_native(
+    q: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    q_starts: Tensor,
+    contexts: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    *,
+    bidirectional: bool = False,
+) -> Tensor:
+    """Run the compiled body. bidirectional: every query sees its whole context."""
+    code, strides = DTYPES.get(q.dtype), q.stride()
     if code is None or cache.dtype != q.dtype or not cache.is_contiguous() or strides[2] != 1:
         return NotImplemented
     for index in (tables, q_starts, contexts):
         if index.dtype != torch.int32 or index.stride(-1) != 1:
             return NotImplemented
+    for added in (alibi, position_bias):
+        if added is not None and (added.dtype != torch.float32 or not added.is_contiguous()):
+            return NotImplemented
+    bias, reach = 0, 0
+    if position_bias is not None:
+        bias, reach = position_bias.data_ptr(), position_bias.shape[1] // 2
     blocks, _, kv_heads, block, size = cache.shape
     if size > _MAX_SIZE or size * q.element_size() % 4:
         return NotImplemented
@@ -186,7 +221,8 @@ def _native(
         q.data_ptr(), strides[0], strides[1], cache.data_ptr(),
         tables.data_ptr(), q_starts.data_ptr(), contexts.data_ptr(), y.data_ptr(),
         tables.stride(0), contexts.shape[0], q.shape[1], kv_heads, size, block, blocks, code,
-        window or 0, 0 if alibi is None else alibi.data_ptr(), scale, softcap or 0.0,
+        window or 0, 0 if alibi is None else alibi.data_ptr(), bias, reach, int(bidirectional),
+        scale, softcap or 0.0,
     )  # fmt: skip
     return y
 
@@ -211,6 +247,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     counters: Tensor | None = None,
+    position_bias: Tensor | None = None,
 ) -> Tensor:
     """Attend every query row to the cached tokens of its sequence.
 
@@ -218,6 +255,7 @@ def paged_attention(
     of another dtype than q if it is fp8: a key is then k_scale times the cached one. tables: [M, W]
     int32; entries wholly before the window may be -1. q_starts: [S+1] int32. contexts: [S] int32,
     the step's tokens included; 0 is a padding row, which yields zeros. sinks, alibi: [H].
+    position_bias: [H, 2 R + 1] float32.
     rows: [S] int32, the row of `tables` of each sequence; None: in order.
 
     The rest only makes it faster: the first `decodes` sequences have one query each; no context
@@ -227,7 +265,7 @@ def paged_attention(
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     starts, lengths = q_starts.tolist(), contexts.tolist()
     places = range(len(lengths)) if rows is None else rows.tolist()
-    bias = _ScoreModifiers(softcap, sinks, alibi)
+    bias = ScoreModifiers(softcap, sinks, alibi, position_bias)
     if cache.dtype != torch.float8_e4m3fn:
         k_scale = v_scale = 1.0
     for s, context in enumerate(lengths):
@@ -237,16 +275,17 @@ def paged_attention(
             first = max(0, end - (stop - row) - window + 1) if window is not None else 0
             keys, values = _gather_kv(cache, tables[places[s]], first, end)
             mask = _causal_mask(stop - row, end - first, window, q.device)
-            weights = _attention_weights(q[row:stop], keys, mask, scale * k_scale, bias)
+            weights = attention_weights(q[row:stop], keys, mask, scale * k_scale, bias)
             y = torch.einsum("kgrn,knd->rkgd", weights, values * v_scale)
             out[row:stop] = y.reshape(q[row:stop].shape).to(q.dtype)
     return out
 
 
-class _ScoreModifiers(NamedTuple):
+class ScoreModifiers(NamedTuple):
     softcap: float | None
     sinks: Tensor | None
     alibi: Tensor | None
+    by_distance: Tensor | None
 
 
 def _gather_kv(cache: Tensor, table: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
@@ -267,18 +306,25 @@ def _causal_mask(rows: int, span: int, window: int | None, device: torch.device)
     return seen if window is None else seen & (key > at - window)
 
 
-def _attention_weights(
-    q: Tensor, k: Tensor, mask: Tensor, scale: float, bias: _ScoreModifiers
+def attention_weights(
+    q: Tensor, k: Tensor, mask: Tensor, scale: float, bias: ScoreModifiers
 ) -> Tensor:
-    """The score of each row and each key: [K, H / K, rows, n], fp32."""
+    """The weight of each key for each row: [K, H / K, rows, n], fp32.
+
+    The rows are the last of the keys' tokens.
+    """
     rows, span, size = q.shape[0], k.shape[1], q.shape[2]
     grouped = q.float().view(rows, k.shape[0], -1, size)  # [rows, K, H / K, D]
     scores = torch.einsum("rkgd,knd->kgrn", grouped, k) * scale
     if bias.softcap is not None:
         scores = bias.softcap * torch.tanh(scores / bias.softcap)
+    key, row = torch.arange(span, device=q.device), torch.arange(rows, device=q.device)
+    ahead = key[None] - (row + span - rows)[:, None]
+    if bias.by_distance is not None:
+        reach = bias.by_distance.shape[1] // 2
+        added = bias.by_distance[:, ahead.clamp(-reach, reach) + reach]  # [H, rows, n]
+        scores = scores + added.view(k.shape[0], -1, rows, span)
     if bias.alibi is not None:
-        key, row = torch.arange(span, device=q.device), torch.arange(rows, device=q.device)
-        ahead = key[None] - (row + span - rows)[:, None]
         scores = scores + bias.alibi.float().view(k.shape[0], -1, 1, 1) * ahead
     scores = scores.masked_fill(~mask, float("-inf"))
     if bias.sinks is None:

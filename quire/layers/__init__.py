@@ -4,9 +4,18 @@ from quire.kernels.act import gated_act
 from quire.kernels.add import add, scale, softcap
 from quire.kernels.gated_add import gated_add
 from quire.layers.activation import ACTIVATION_KINDS, Activation, GatedActivation
-from quire.layers.attention import Attention, SharedAttention
-from quire.layers.embedding import Embedding, PositionEmbedding
-from quire.layers.linear import ColumnLinear, Linear, LMHead, QKVLinear, RowLinear
+from quire.layers.attention import Attention, CrossAttention, EncoderAttention, SharedAttention
+from quire.layers.embedding import Embedding, PositionEmbedding, SinusoidalEmbedding
+from quire.layers.linear import (
+    ColumnLinear,
+    KVLinear,
+    Linear,
+    LMHead,
+    LogitsBias,
+    QKVLinear,
+    QueryLinear,
+    RowLinear,
+)
 from quire.layers.moe import ExpertActivation, Experts, Router, RoutingMethod
 from quire.layers.norm import (
     AddLayerNorm,
@@ -18,6 +27,7 @@ from quire.layers.norm import (
     UnitRMSNorm,
 )
 from quire.layers.param_module import ParamModule
+from quire.layers.relative_bias import RelativeBias
 from quire.layers.rope import Rope, RopeConfig, RopeTemperature
 from quire.layers.weight_module import WeightModule
 
@@ -29,18 +39,24 @@ __all__ = [
     "AllHeadsRMSNorm",
     "Attention",
     "ColumnLinear",
+    "CrossAttention",
     "Embedding",
+    "EncoderAttention",
     "ExpertActivation",
     "Experts",
     "GatedActivation",
     "HeadLayerNorm",
+    "KVLinear",
     "LMHead",
     "LayerNorm",
     "Linear",
+    "LogitsBias",
     "ParamModule",
     "PositionEmbedding",
     "QKVLinear",
+    "QueryLinear",
     "RMSNorm",
+    "RelativeBias",
     "Rope",
     "RopeConfig",
     "RopeTemperature",
@@ -48,6 +64,7 @@ __all__ = [
     "RoutingMethod",
     "RowLinear",
     "SharedAttention",
+    "SinusoidalEmbedding",
     "UnitRMSNorm",
     "WeightModule",
     "add",

@@ -6,15 +6,17 @@ It has no parameters. models/build.py sets `group` and `place` from the KV layou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from quire.distributed.mesh import Mesh, shard_range
+from quire.kernels.encoder_attention import encoder_attention
+from quire.layers.relative_bias import RelativeBias
 
 if TYPE_CHECKING:
-    from quire.attention.base import AttentionStep
+    from quire.attention.base import AttentionStep, CrossAttentionStep
 
 
 class Attention(nn.Module):
@@ -31,8 +33,12 @@ class Attention(nn.Module):
         softcap: float | None = None,
         sinks: Tensor | None = None,
         alibi: Sequence[float] | None = None,
+        relative: RelativeBias | None = None,
     ) -> None:
-        """alibi: what is subtracted from a score per position of distance, for each head."""
+        """alibi: what is subtracted from a score per position of distance, for each head.
+
+        relative: the bias of scores by distance, which layers may share.
+        """
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
@@ -41,6 +47,7 @@ class Attention(nn.Module):
         self.sinks = sinks  # [H] logits that join the softmax and have no value
         self.slopes = alibi
         self.alibi: Tensor | None = None  # [H] of this rank's heads, from `place_constants` on
+        self.__dict__["relative"] = relative  # it is a module of the model, not of each layer
         self.k_scale = self.v_scale = 1.0  # of an fp8 cache: what is stored is x / scale
         self.group = 0  # of layers that share block tables
         self.place = 0  # which of the cache's tensors
@@ -58,6 +65,12 @@ class Attention(nn.Module):
         if self.slopes is not None:
             with torch.device("cpu"):
                 self.alibi = torch.tensor(self.slopes).to(device)
+
+    @property
+    def position_bias(self) -> Tensor | None:
+        """[H, 2 R + 1] float32, added to a score by the key's distance."""
+        relative: RelativeBias | None = self.__dict__["relative"]
+        return None if relative is None else relative.table
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, step: AttentionStep) -> Tensor:
         """q [T, H, D], k and v [T, K, D] -> [T, H * D]."""
@@ -77,6 +90,7 @@ class SharedAttention(nn.Module):
         self.sinks: Tensor | None = None
 
     alibi = property(lambda self: self._source[0].alibi)
+    position_bias = property(lambda self: self._source[0].position_bias)
     k_scale = property(lambda self: self._source[0].k_scale)
     v_scale = property(lambda self: self._source[0].v_scale)
     group = property(lambda self: self._source[0].group)
@@ -85,3 +99,35 @@ class SharedAttention(nn.Module):
     def forward(self, q: Tensor, step: AttentionStep) -> Tensor:
         """q [T, H, D] -> [T, H * D]."""
         return step.run(q, None, None, self).view(q.shape[0], -1)
+
+
+class CrossAttention(Attention):
+    """Attends over the cached keys and values of the encoder's output."""
+
+    def forward(self, q: Tensor, step: AttentionStep) -> Tensor:  # type: ignore[override]
+        """q [T, H, D] -> [T, H * D]."""
+        return cast("CrossAttentionStep", step).run_cross(q, self).view(q.shape[0], -1)
+
+    def write(self, k: Tensor, v: Tensor, slots: Tensor, step: AttentionStep) -> None:
+        """Cache k, v [S, K, D] of source tokens in their slots [S]."""
+        cast("CrossAttentionStep", step).write_cross(k, v, slots, self)
+
+
+class EncoderAttention(nn.Module):
+    """Attends over whole sources, without a cache."""
+
+    def __init__(
+        self, head_dim: int, *, scale: float | None = None, relative: RelativeBias | None = None
+    ) -> None:
+        super().__init__()
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.__dict__["relative"] = relative
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
+        """q [T, H, D], k and v [T, K, D] of packed sources -> [T, H * D].
+
+        starts: [S + 1] int32, of each source; longest: tokens of the longest.
+        """
+        relative: RelativeBias | None = self.__dict__["relative"]
+        bias = None if relative is None else relative.table
+        return encoder_attention(q, k, v, starts, longest, self.scale, bias).view(len(q), -1)

@@ -1,9 +1,9 @@
-"""Embedding tables: of tokens, and of learned positions."""
+"""Embedding tables: of tokens, of learned positions and of computed ones."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.distributed.mesh import uneven_shard_range
 from quire.kernels.embedding import embedding
@@ -69,3 +69,24 @@ class PositionEmbedding(ParamModule):
 
     def init_spec(self, param: str) -> InitSpec:
         return InitSpec(0.0, self.size**-0.5)
+
+
+class SinusoidalEmbedding(nn.Module):
+    """A computed vector per position: sines in the first half, cosines in the second."""
+
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__()
+        self.count, self.size = count, size
+        self._table = torch.empty(0)  # until `place_constants`
+
+    def place_constants(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Compute the vectors, before the first forward."""
+        with torch.device("cpu"):
+            rates = 10000 ** (-torch.arange(0, self.size, 2, dtype=torch.float64) / self.size)
+            angles = torch.arange(self.count)[:, None] * rates
+            table = torch.cat((angles.sin(), angles.cos()[:, : self.size // 2]), dim=1)
+            self._table = table.to(dtype).to(device)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """positions [T] int32 -> [T, E]."""
+        return embedding(positions, self._table)

@@ -24,6 +24,7 @@ from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
 from quire.errors import WeightError
 from quire.kernels.add import clip
 from quire.kernels.formats.weight import StoredWeight
+from quire.layers.param_module import ParamModule
 from quire.layers.weight_module import PLAIN, WeightModule
 from quire.weights.mapping import InitSpec, WeightShard
 
@@ -181,6 +182,38 @@ class QKVLinear(ColumnLinear):
         return [heads[part].flatten(0, 1) for part in parts]
 
 
+class HeadsLinear(ColumnLinear):
+    """One or more projections to this rank's heads, as views of one product."""
+
+    def __init__(
+        self, inputs: int, groups: tuple[OutputGroup, ...], head_dim: int, bias: bool = False
+    ) -> None:
+        Linear.__init__(self, inputs, groups, bias)
+        self.head_dim = head_dim
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """x [T, E] -> per projection [T, heads, D], strided."""
+        heads = self.weight.product(x, self.bias).view(x.shape[0], -1, self.head_dim)
+        counts = [len(out.units_of_rank(self.mesh)) for out in self.outputs]
+        return torch.split(heads, counts, dim=1)
+
+
+class QueryLinear(HeadsLinear):
+    """Queries of this rank's heads."""
+
+    def __init__(self, inputs: int, heads: int, head_dim: int, bias: bool = False) -> None:
+        groups = (OutputGroup(heads, head_dim, "attention heads"),)
+        super().__init__(inputs, groups, head_dim, bias)
+
+
+class KVLinear(HeadsLinear):
+    """Keys and values of this rank's heads."""
+
+    def __init__(self, inputs: int, kv_heads: int, head_dim: int, bias: bool = False) -> None:
+        group = OutputGroup(kv_heads, head_dim, "key-value heads", repeat=True)
+        super().__init__(inputs, (group, group), head_dim, bias)
+
+
 class LMHead(Linear):
     """Hidden states to logits. May share its weight with the embedding."""
 
@@ -195,6 +228,34 @@ class LMHead(Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x [R, E] -> [R, V]."""
         return self.comm.all_gather(self.weight.product(x, self.bias), self.outputs[0].rows)
+
+
+class LogitsBias(ParamModule):
+    """The bias of a head that shares its weight with the embedding, as a parameter of its own.
+
+    Checkpoints may have it as [1, V].
+    """
+
+    bias: Tensor
+
+    def __init__(self, head: LMHead) -> None:
+        super().__init__()
+        self.__dict__["head"] = head  # not a submodule of this one
+        self.declare("bias")
+
+    def after_load(self, dtype: torch.dtype) -> None:
+        self.__dict__["head"].set_param("bias", self.bias.detach())
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        head: LMHead = self.__dict__["head"]
+        shape, rows = (
+            (head.outputs[0].rows,),
+            (uneven_shard_range(head.outputs[0].rows, self.mesh),),
+        )
+        return (WeightShard(shape, rows, broadcastable=True),)
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(0.0, 0.02)
 
 
 def _unit_rows(out: OutputGroup, units: range) -> range:

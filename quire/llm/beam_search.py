@@ -38,9 +38,19 @@ class FinishedBeamSearch:
     def as_request_output(self) -> RequestOutput:
         """The result of generate() with BeamSearchParams: a beam is an answer."""
         prompt = list(self.search.prompt)
-        text = self.prompt if isinstance(self.prompt, str) else self._text(prompt)
+        source = list(self.search.encoder_prompt)
+        given = self.prompt if isinstance(self.prompt, str) else None
         answers = [self._completion_output(i, beam) for i, beam in enumerate(self.beams)]
-        return RequestOutput(self.search.name, text, prompt, None, answers, True)
+        return RequestOutput(
+            self.search.name,
+            self._text(prompt) if source or given is None else given,
+            prompt,
+            None,
+            answers,
+            True,
+            encoder_prompt=(given or self._text(source)) if source else None,
+            encoder_prompt_token_ids=source or None,
+        )
 
     def _sequence(self, beam: Beam) -> BeamSearchSequence:
         tokens = [*self.search.prompt, *beam.tokens]
@@ -113,7 +123,12 @@ def _build_search(
 ) -> BeamSearch:
     """Check a prompt by the same rules as any request."""
     allowed = params.allowed_token_ids
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=allowed)
+    sampling = SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=0.0,
+        allowed_token_ids=allowed,
+        ignore_eos=params.ignore_eos,
+    )
     request = engine.inputs.process(prompt, sampling, request_id=name, priority=priority).request
     if request.prompt_embeds:  # each beam of each round would bring them again
         message = "prompt_embeds cannot be combined with beam search: sample, or give token ids"

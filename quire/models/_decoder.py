@@ -25,6 +25,7 @@ from quire.layers import (
     LMHead,
     Rope,
     RowLinear,
+    SinusoidalEmbedding,
     UnitRMSNorm,
     add,
     scale,
@@ -102,9 +103,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.logit_scale, self.logit_softcap = c.logit_scale, c.logit_softcap
         self.embed_tokens = Embedding(c.vocab, c.hidden, scale=c.embed_scale)
-        self.layers = nn.ModuleList(self.layer_class(c, i) for i in range(c.layers))
+        self.layers = self.build_layers(c)
         self.norm: nn.Module | None = AddRMSNorm(c.hidden, c.norm_eps, offset=c.norm_offset)
         self.lm_head = LMHead(c.vocab, c.hidden)
+
+    def build_layers(self, c: ModelConfig) -> nn.ModuleList:
+        """All layers, in order."""
+        return nn.ModuleList(self.layer_class(c, i) for i in range(c.layers))
 
     def forward(self, step: StepInputs) -> Tensor:
         """Hidden states of every token in the step: [T, E]. Of the last pipeline stage."""
@@ -144,7 +149,7 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Rope):
                 module.set_table(tables, device)
-            elif isinstance(module, (Attention, UnitRMSNorm)):
+            elif isinstance(module, (Attention, SinusoidalEmbedding, UnitRMSNorm)):
                 module.place_constants(dtype, device)
 
     def keep_stage(self, stage: range) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "HiddenTaps",
     "LanguageModel",
     "ModelConfig",
+    "SourceInputs",
     "StepInputs",
     "Weights",
     "field_of",
@@ -70,6 +71,18 @@ class StepInputs:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SourceInputs:
+    """The inputs of an encoder. Tokens of all sources are packed."""
+
+    token_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int32, in the source
+    starts: Tensor  # [S + 1] int32
+    longest: int  # tokens of the longest source
+    slots: Tensor  # [T] int64: where the cache has the keys and values of the output
+    attention: AttentionStep
+
+
 class LanguageModel(Protocol):
     """A built model, as the runner calls it."""
 
@@ -89,6 +102,14 @@ class LanguageModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, E] -> [R, V]."""
+        ...
+
+
+class EncoderDecoderModel(LanguageModel, Protocol):
+    """A model whose decoder attends to the output of an encoder."""
+
+    def encode(self, source: SourceInputs) -> None:
+        """Run the encoder, and write what the decoder's cross attention reads to the cache."""
         ...
 
 

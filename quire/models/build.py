@@ -106,6 +106,8 @@ def build_model(
         model = _implementation(model_type).Model(config)
     if config.wrapper_type is not None:
         model.weights = cast(Weights, model.weights).in_wrapper()
+    if stage is not None and any(layer.cross for layer in config.attention_layers()):
+        raise ConfigError(f"{model_type} has an encoder: it cannot be cut into pipeline stages")
     if stage is not None:
         model.keep_stage(stage)
     if mesh.tp > 1:
@@ -136,7 +138,11 @@ def load_weights(
     built."""
     weights = cast(Weights, model.weights)
     leaves = {name: m for name, m in model.named_modules() if isinstance(m, ParamModule)}
-    tie = weights.tie if config.tied else {}
+    tied = config.tied
+    if tied and weights.tie_if_missing and folder is not None and load_format != "dummy":
+        names = [name for name, _ in _checkpoint_shapes(folder, load_format)]
+        tied = not {weights.target(name).layer for name in names} & weights.tie.keys()
+    tie = weights.tie if tied else {}
     own = {name: leaf for name, leaf in leaves.items() if name not in tie}
     for source in tie.values():
         cast(WeightModule, leaves[source]).multiplied = True
@@ -156,7 +162,7 @@ def load_weights(
         shapes = weights.converted_shapes(
             scales.without_scales(_checkpoint_shapes(folder, load_format))
         )
-        targets = assign_tensors(leaves, weights, shapes, tied=config.tied)
+        targets = assign_tensors(leaves, weights, shapes, tied=tied)
         tensors = files.iterate_tensors(folder, progress, load_format=load_format)
         with GpuLoader(device) if device.type == "cuda" else nullcontext() as stage:
             filler = WeightLoader(own, finish, dtype=dtype, device=device, stage=stage)

@@ -24,9 +24,15 @@ class TableShape(NamedTuple):
     """Sizes of the block tables of a device."""
 
     max_seqs: int
-    width: int  # blocks of the longest sequence
-    groups: int
+    width: int  # blocks of the longest sequence, or source
+    groups: int  # whose tables grow with the sequence
     block_size: int
+    has_cross: bool = False
+
+    @property
+    def tables(self) -> int:
+        """Tables of a slot: one per group, then blocks of the source, and its length alone."""
+        return self.groups + 2 * self.has_cross
 
 
 class SlotTables:
@@ -34,6 +40,7 @@ class SlotTables:
 
     def __init__(self, shape: TableShape) -> None:
         self._groups, self._block_size = shape.groups, shape.block_size
+        self._has_cross = shape.has_cross
         self._sent_entries = [[0] * shape.groups for _ in range(shape.max_seqs)]  # leading ones
         self._sequences: list[Sequence | None] = [None] * shape.max_seqs
 
@@ -46,6 +53,11 @@ class SlotTables:
             self._sequences[seq.slot] = seq
             self._sent_entries[seq.slot] = [0] * self._groups
         changes: list[BlockTableUpdate] = []
+        if self._has_cross:
+            for seq in plan.joins:
+                cross, source = seq.cross_table, [len(seq.request.encoder_prompt)]
+                changes.append(BlockTableUpdate(self._groups, seq.slot, 0, cross))
+                changes.append(BlockTableUpdate(self._groups + 1, seq.slot, 0, source))
         for seq in plan.changed_tables:
             if seq.slot >= 0:
                 self._sent_entries[seq.slot] = [0] * self._groups

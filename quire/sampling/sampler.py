@@ -3,7 +3,7 @@
 The order of a row's steps:
 
     logprobs (raw)  masks of constrained rows
-    allowed ids, bad words, min_tokens, bias, penalties, custom processors
+    allowed ids, bad words, min_tokens, bias, penalties, forced tokens, custom processors
     | greedy: the greatest logit, of equal ones the lowest id
     | random: temperature, custom processors that keep the greatest, min_p, top_k, top_p, draw
     logprobs (processed)
@@ -46,6 +46,7 @@ from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.base import SamplingStep, SlotBatch
 from quire.sampling.steps.bias import LogitBias
 from quire.sampling.steps.cpu_penalties import CpuPenalties
+from quire.sampling.steps.forced_tokens import ForcedTokenMasks
 from quire.sampling.steps.grammar_masks import ConstrainedSlots, GrammarMasks, OutputCounts
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.request_processors import RequestLogitsProcessors
@@ -102,13 +103,14 @@ class Sampler:
             BadWords(max_seqs, self.device),
             MinTokens(),
             LogitBias(),
+            ForcedTokenMasks(),
             RequestLogitsProcessors(),
             self._processors,
         ]
         self._steps: list[SamplingStep] = [
             *self._masking_steps[:4],
             self._penalties,
-            *self._masking_steps[4:],
+            *self._masking_steps[4:],  # what is forced is so whatever the penalties
         ]
         self._constrained_slots = ConstrainedSlots(vocab, self.device, grammars)
         self._plan: BatchSamplingPlan | None = None

@@ -10,7 +10,7 @@ import msgspec
 
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
-from quire.core.types import UNKNOWN, Sequence, StopConditions, ThinkingBudget
+from quire.core.types import UNKNOWN, ForcedTokens, Sequence, StopConditions, ThinkingBudget
 
 
 class SlotJoin(msgspec.Struct, frozen=True, array_like=True):
@@ -29,6 +29,7 @@ class SlotJoin(msgspec.Struct, frozen=True, array_like=True):
     stop: StopConditions
     constraint: Constraint | None = None
     thinking: ThinkingBudget | None = None
+    forced: ForcedTokens | None = None
 
     @classmethod
     def from_sequence(cls, seq: Sequence, slot: int | None = None) -> SlotJoin:
@@ -51,6 +52,7 @@ class SlotJoin(msgspec.Struct, frozen=True, array_like=True):
             request.stop,
             request.constraint,
             request.thinking,
+            request.forced,
         )
 
     @property

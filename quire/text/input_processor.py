@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from quire.core.constraint import Constraint
 from quire.core.params import MAX_STOP_IDS, SamplingParams
 from quire.core.structured_output_params import StructuredOutputsParams
-from quire.core.types import Request, StopConditions, ThinkingBudget
-from quire.errors import RequestError, Unsupported, context_overflow
+from quire.core.types import ForcedTokens, Request, StopConditions, ThinkingBudget
+from quire.errors import RequestError, TooLong, Unsupported, context_overflow
 from quire.text import fill_in_middle, prompt_embeds, prompts
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds
 from quire.text.prompts import ParsedPrompt, Prompt
@@ -43,18 +43,45 @@ MAX_CACHED_WORD_CHARS = 64
 class PreparedRequest:
     """A request with the data that the text side needs later.
 
-    params: as given (a clone). request.params may differ: best_of adds logprobs.
+    params: as given (a clone). request.params may differ: best_of adds logprobs. prompt_text: of
+    the decoder, where there is an encoder.
     """
 
     request: Request
     prompt_text: str | None
     params: SamplingParams
+    encoder_prompt_text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFormat:
+    """What prompts of a model with an encoder become."""
+
+    max_len: int  # tokens of the longest source
+    start_id: int  # the decoder's first token
+    forced_first: int | None = None
+    forced_last: frozenset[int] = frozenset()
+    banned: tuple[int, ...] = ()
+    banned_first: tuple[int, ...] = ()
+
+    def forced_tokens(self, prompt_len: int, stop: StopConditions) -> ForcedTokens | None:
+        """Return what is forced behind a decoder prompt. None: nothing."""
+        last = self.forced_last if stop.eos_ids else frozenset[int]()
+        first = self.forced_first if prompt_len == 1 else None
+        if first is None and not (last or self.banned or self.banned_first):
+            return None
+        end = prompt_len + stop.max_tokens - 1
+        return ForcedTokens(prompt_len, first, end, last, self.banned, self.banned_first)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizationOptions:
-    """Options of tokenizing a prompt. most: tokens of the prompt; None: it is not cut."""
+    """Options of tokenizing a prompt. most: tokens of the prompt; None: it is not cut.
 
+    limit: tokens that fit, an output included.
+    """
+
+    limit: int
     add_special_tokens: bool = True
     max_tokens: int | None = None
     side: str = "left"
@@ -68,6 +95,7 @@ class InputProcessor:
     checks: further ones of the params (engine-wide logits processors); they raise ValueError.
     constrain: makes the constraint of a structured output; None: not served.
     embeds: the vectors that prompts may have in place of token ids; None: such are refused.
+    encoder: how prompts are divided between encoder and decoder; None: there is no encoder.
     """
 
     def __init__(
@@ -83,6 +111,7 @@ class InputProcessor:
         checks: Iterable[Callable[[SamplingParams], None]] = (),
         constrain: Callable[[StructuredOutputsParams], Constraint] | None = None,
         embeds: EmbedsFormat | None = None,
+        encoder: EncoderFormat | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -95,6 +124,7 @@ class InputProcessor:
         self._checks = tuple(checks)
         self._constrain = constrain
         self._embeds = embeds
+        self._encoder = encoder
         self._bad_words: dict[str, list[list[int]]] = {}
 
     def process(
@@ -125,9 +155,17 @@ class InputProcessor:
             message = "thinking_token_budget needs a conversation and a reasoning parser"
             raise RequestError(message, param="thinking_token_budget")
         how = self._tokenization(requested, tokenization, add_special_tokens)
-        parsed = prompts.parse_prompt(prompt)
-        embeds = NO_EMBEDS
-        if parsed.embeds is None:
+        embeds, source_text = NO_EMBEDS, None
+        source: tuple[int, ...] = ()
+        if self._encoder is not None:
+            read, decoder = prompts.parse_encoder_prompt(prompt)
+            source, source_text = self._ids(read, how, "encoder_prompt"), read.text
+            _check_source_length(len(source), self._encoder.max_len)
+            ids = self._decoder_ids(decoder, self._encoder.start_id)
+            text = None if decoder is None else decoder.text
+            parsed = prompts.ParsedPrompt(text, ids, read.salt)
+            self._check_length(len(ids))
+        elif (parsed := prompts.parse_prompt(prompt)).embeds is None:
             ids = self._ids(parsed, how)
             self._check_length(len(ids))
         else:
@@ -135,6 +173,10 @@ class InputProcessor:
         salt = prompts.check_cache_salt(cache_salt) or parsed.salt
         stop = self._stop(requested, len(ids))
         _check_allowed_tokens_remain(requested, stop)
+        constraint = constraint or self._constraint(requested.structured_outputs)
+        forced = None  # a constraint decides on the end by itself
+        if self._encoder is not None and constraint is None:
+            forced = self._encoder.forced_tokens(len(ids), stop)
         made = Request(
             id=request_id,
             prompt=ids,
@@ -147,16 +189,33 @@ class InputProcessor:
             salt=b"" if salt is None else hashlib.sha256(salt.encode("utf-8", "replace")).digest(),
             read_prefix_cache=_reads_prefix_cache(requested),
             timed=timed,
-            constraint=constraint or self._constraint(requested.structured_outputs),
+            constraint=constraint,
             thinking=thinking,
             extra_content=embeds.extra_content,
             prompt_embeds=embeds.spans,
+            encoder_prompt=source,
+            forced=forced,
         )
-        return PreparedRequest(made, parsed.text, requested)
+        return PreparedRequest(made, parsed.text, requested, source_text)
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether prompts are read by an encoder."""
+        return self._encoder is not None
 
     # -- the prompt -------------------------------------------------------------------------
 
-    def _ids(self, parsed: ParsedPrompt, how: TokenizationOptions) -> tuple[int, ...]:
+    def _decoder_ids(self, parsed: ParsedPrompt | None, start: int) -> tuple[int, ...]:
+        """Return the ids that a decoder begins with: the first is always the model's own."""
+        if parsed is None:
+            return (start,)
+        how = TokenizationOptions(self.max_model_len, add_special_tokens=False)
+        given = self._ids(parsed, how, "decoder_prompt") if parsed.text or parsed.ids else ()
+        return given if given[:1] == (start,) else (start, *given)
+
+    def _ids(
+        self, parsed: ParsedPrompt, how: TokenizationOptions, param: str = "prompt"
+    ) -> tuple[int, ...]:
         if parsed.suffix:
             ids = self._fill_in_middle(parsed, parsed.suffix, how)
         elif parsed.ids is None:
@@ -164,10 +223,11 @@ class InputProcessor:
             ids = self._encode_text(parsed.text, how)
         else:
             ids = parsed.ids[_kept_tokens(len(parsed.ids), how)]
-            self._check_ids("prompt_token_ids", ids)
+            self._check_ids("prompt_token_ids" if param == "prompt" else param, ids)
         if not ids:
+            what = param.replace("_", " ")
             raise RequestError(
-                "the prompt is empty: it has no tokens; send at least one", param="prompt"
+                f"the {what} is empty: it has no tokens; send at least one", param=param
             )
         return ids
 
@@ -211,10 +271,10 @@ class InputProcessor:
         prefix = parsed.text if parsed.ids is None else parsed.ids
         assert prefix is not None
         if isinstance(prefix, str):
-            self._check_chars(prefix)
+            self._check_chars(prefix, how)
         else:
             self._check_ids("prompt_token_ids", prefix)
-        self._check_chars(suffix)
+        self._check_chars(suffix, how)
         return fill_in_middle.build_prompt(
             self._require_tokenizer(), prefix, suffix, add_special_tokens=how.add_special_tokens
         )
@@ -235,7 +295,7 @@ class InputProcessor:
                 text, how.add_special_tokens, True, how.max_tokens, truncation_side=how.side
             )
             return tuple(cut)
-        self._check_chars(text)
+        self._check_chars(text, how)
         ids = tokenizer.encode(text, how.add_special_tokens)
         bos = tokenizer.bos_token_id
         if len(ids) > 1 and ids[0] == bos and ids[1] == bos:
@@ -246,22 +306,22 @@ class InputProcessor:
             )
         return tuple(ids)
 
-    def _char_bound(self, text: str) -> int | None:
+    def _char_bound(self, text: str, limit: int) -> int | None:
         """Most characters that fit, None if unknown or if the text is short enough anyway."""
-        if self.tokenizer is None or len(text) <= self.max_model_len:
+        if self.tokenizer is None or len(text) <= limit:
             return None
         longest = self.tokenizer.longest_token_chars
-        return None if longest is None else self.max_model_len * longest
+        return None if longest is None else limit * longest
 
-    def _check_chars(self, text: str) -> None:
-        bound = self._char_bound(text)
+    def _check_chars(self, text: str, how: TokenizationOptions) -> None:
+        bound = self._char_bound(text, how.limit)
         if bound is not None and len(text) > bound:
             problem = f"the prompt has {len(text)} characters, and so many tokens hold {bound}"
-            raise context_overflow(self.max_model_len, problem, param="prompt")
+            raise context_overflow(how.limit, problem, param="prompt")
 
     def _truncate_text(self, text: str, how: TokenizationOptions) -> str:
         """Truncate a long text before it is tokenized, well outside of the part that is kept."""
-        bound = self._char_bound(text)
+        bound = self._char_bound(text, how.limit)
         if bound is None or len(text) <= bound:
             return text
         return text[-bound:] if how.side == "left" else text[:bound]
@@ -308,10 +368,12 @@ class InputProcessor:
                 f"truncation_side must be 'left' or 'right', got {side!r}", param="truncation_side"
             )
         wanted = bool(given.get("add_special_tokens", add_special_tokens))
-        return TokenizationOptions(wanted, self._truncation_limit(most, params), str(side))
+        limit = self.max_model_len if self._encoder is None else self._encoder.max_len
+        kept = self._truncation_limit(most, params, limit)
+        return TokenizationOptions(limit, wanted, kept, str(side))
 
-    def _truncation_limit(self, most: object, params: SamplingParams) -> int | None:
-        """-1: what leaves room for max_tokens."""
+    def _truncation_limit(self, most: object, params: SamplingParams, limit: int) -> int | None:
+        """-1: what leaves room for max_tokens; an encoder's prompt shares nothing with those."""
         if most is None:
             return None
         if not isinstance(most, int) or isinstance(most, bool) or (most < 1 and most != -1):
@@ -320,11 +382,12 @@ class InputProcessor:
                 param="truncate_prompt_tokens",
             )
         if most == -1:
-            return max(self.max_model_len - (params.max_tokens or 1), 1)
-        if most > self.max_model_len:
+            room = 0 if self._encoder is not None else params.max_tokens or 1
+            return max(limit - room, 1)
+        if most > limit:
+            name = "max_model_len" if self._encoder is None else "what the encoder takes"
             raise RequestError(
-                f"truncate_prompt_tokens is {most}, more than max_model_len "
-                f"({self.max_model_len}); lower it",
+                f"truncate_prompt_tokens is {most}, more than {name} ({limit}); lower it",
                 param="truncate_prompt_tokens",
             )
         return most
@@ -451,6 +514,15 @@ def _check_allowed_tokens_remain(params: SamplingParams, stop: StopConditions) -
             "allowed_token_ids leaves no token: bad_words, or min_tokens with EOS and "
             "stop_token_ids, forbid all of them",
             param="allowed_token_ids",
+        )
+
+
+def _check_source_length(length: int, limit: int) -> None:
+    if length > limit:
+        raise TooLong(
+            f"the encoder prompt has {length} tokens, and this model's encoder takes {limit}. "
+            "Please reduce its length, or set truncate_prompt_tokens",
+            param="prompt",
         )
 
 

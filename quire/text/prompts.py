@@ -3,9 +3,10 @@
     "text"   [1, 2, 3]   {"prompt": "text"}   {"prompt_token_ids": [1, 2, 3], "prompt": "text"?}
     {"prompt_embeds": tensor, "prompt": "text"?}
     {"prompt_embeds": tensor, "prompt_token_ids": [1, 2, 3], "prompt_is_token_ids": [True, ...]}
+    {"encoder_prompt": ..., "decoder_prompt": ...?}      of these forms, for models with an encoder
 
 and in dicts an optional `cache_salt` and `suffix` (quire.text.fill_in_middle). Unsupported inputs
-(media, encoders) are refused by name. Lengths and sampling: quire.text.input_processor; vectors:
+(media) are refused by name. Lengths and sampling: quire.text.input_processor; vectors:
 quire.text.prompt_embeds.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import RequestError, Unsupported
@@ -26,8 +27,8 @@ _KNOWN = (
     *("cache_salt", "suffix"),
 )
 _REFUSED = {
-    "encoder_prompt": "encoder-decoder models are not supported",
-    "decoder_prompt": "encoder-decoder models are not supported",
+    "encoder_prompt": "this model has no encoder; send 'prompt' or 'prompt_token_ids'",
+    "decoder_prompt": "this model has no encoder; send 'prompt' or 'prompt_token_ids'",
     "multi_modal_data": "this model reads text only",
     "multi_modal_uuids": "this model reads text only",
     "mm_processor_kwargs": "this model reads text only",
@@ -58,6 +59,45 @@ def parse_prompt(prompt: Prompt) -> ParsedPrompt:
     if isinstance(prompt, Mapping):
         return _from_dict(prompt)
     return ParsedPrompt(None, check_token_ids(prompt, "prompt"))
+
+
+def parse_encoder_prompt(prompt: Prompt) -> tuple[ParsedPrompt, ParsedPrompt | None]:
+    """Parse a prompt of a model with an encoder: what each half reads.
+
+        {"encoder_prompt": ..., "decoder_prompt": ...?}     each text, ids, or a dict of them
+        any other form                                      the encoder's
+
+    None: the decoder begins as the model's config has it. Raises RequestError, Unsupported.
+    """
+    if not isinstance(prompt, Mapping) or not {"encoder_prompt", "decoder_prompt"} & prompt.keys():
+        return _without_extras(parse_prompt(prompt), "prompt"), None
+    known = ("encoder_prompt", "decoder_prompt", "cache_salt")
+    for key, value in prompt.items():
+        if key not in known and value is not None:
+            names = ", ".join(known)
+            raise RequestError(
+                f"prompt has {key!r} beside encoder_prompt or decoder_prompt; known are {names}",
+                param="prompt",
+            )
+    halves = []
+    for key in known[:2]:
+        given = prompt.get(key)
+        if given is None and key == "encoder_prompt":
+            raise RequestError("encoder_prompt is missing: it is what is read", param=key)
+        half = None if given is None else parse_prompt(given)  # type: ignore[arg-type]  # checked
+        halves.append(None if half is None else _without_extras(half, key))
+    source, decoder = halves
+    assert source is not None
+    salt = check_cache_salt(prompt.get("cache_salt"))
+    return (replace(source, salt=salt) if salt else source), decoder
+
+
+def _without_extras(parsed: ParsedPrompt, param: str) -> ParsedPrompt:
+    for name, value in (("suffix", parsed.suffix), ("prompt_embeds", parsed.embeds)):
+        if value is not None:
+            message = f"{name}: a model with an encoder reads text or token ids"
+            raise Unsupported(message, param=name if param == "prompt" else param)
+    return parsed
 
 
 def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:

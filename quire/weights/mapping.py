@@ -42,7 +42,7 @@ class WeightShard:
     shape: tuple[int, ...]  # of the whole tensor in the checkpoint
     ranges: tuple[range, ...]  # what this process keeps of it, per axis
     start: int = 0
-    broadcastable: bool = False  # also in a shape with trailing ones; or one number for all
+    broadcastable: bool = False  # also in a shape with axes of one; or one number for all
     transposed: bool = False  # the checkpoint has the axes in the opposite order
 
     @property
@@ -97,7 +97,10 @@ class Weights:
     strip: tuple[str, ...] = ()  # prefixes; the first that a name has is cut off
     rename: Mapping[str, str] = field(default_factory=dict)  # components of a path: theirs -> ours;
     # "attn.c_proj": "out_proj" is about c_proj in attn only
-    fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ours <- theirs, in order
+    alias: Mapping[str, str] = field(default_factory=dict)  # whole names: theirs -> ours
+    fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Ours <- theirs, in order. "cross.kv" is the layer kv of modules named cross, where other
+    entries do not apply."""
     experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor per expert:
     # "gate_up_proj": ("gate_proj", "up_proj") takes bank.experts.7.up_proj.weight as part 15
     heads: tuple[str, ...] = ()  # one tensor per head: "norms" takes norms.3.weight as part 3
@@ -105,6 +108,7 @@ class Weights:
     ignore: tuple[str, ...] = ()  # patterns of checkpoint names that carry nothing we need
     absent: tuple[str, ...] = ()  # prefixes of our paths that this model or its stage leaves out
     tie: Mapping[str, str] = field(default_factory=dict)  # layer <- layer, if tied
+    tie_if_missing: bool = False  # a layer that the checkpoint has is not tied
 
     wrapped: bool = False  # the checkpoint has towers beside this model
 
@@ -120,7 +124,7 @@ class Weights:
 
     def target(self, name: str) -> ParamTarget:
         """Return the target of a checkpoint tensor, by its name alone."""
-        path, _, param = name.rpartition(".")
+        path, _, param = self.alias.get(name, name).rpartition(".")
         path = self.module_path(path)
         parent, _, leaf = path.rpartition(".")
         bank, _, number = parent.rpartition(".")
@@ -132,11 +136,19 @@ class Weights:
         if leaf.isdecimal() and number in self.heads:
             return ParamTarget(bank, param, int(leaf), False)
         turn = param == "weight" and leaf in self.transpose
-        for fused, parts in self.fuse.items():
+        for fused, parts in self.fuse_in(parent).items():
             if leaf in parts:
                 path = f"{parent}.{fused}" if parent else fused
                 return ParamTarget(path, param, parts.index(leaf), turn)
         return ParamTarget(path, param, None, turn)
+
+    def fuse_in(self, parent: str) -> Mapping[str, tuple[str, ...]]:
+        """Return the fused layers of a module: name -> parts."""
+        named: dict[str, dict[str, tuple[str, ...]]] = {}
+        for fused, parts in self.fuse.items():
+            owner, _, name = fused.rpartition(".")
+            named.setdefault(owner, {})[name] = parts
+        return named.get(parent.rpartition(".")[2]) or named.get("", {})
 
     def sources(self, layer: str) -> tuple[tuple[str, ...], ...]:
         """Per part of a layer, the names a checkpoint may give it."""
@@ -150,7 +162,8 @@ class Weights:
         parent, _, leaf = layer.rpartition(".")
         theirs = {_beside(name, ours): _last(name) for name, ours in self.rename.items()}
         at = f"{parent}." if parent else ""
-        return tuple(_rename(f"{at}{part}", theirs) for part in self.fuse.get(leaf, (leaf,)))
+        parts = self.fuse_in(parent).get(leaf, (leaf,))
+        return tuple(_rename(f"{at}{part}", theirs) for part in parts)
 
     def converted_shapes(
         self, shapes: Iterable[tuple[str, Sequence[int]]]
@@ -256,16 +269,11 @@ def checkpoint_shape(holder: ParamOwner, target: ParamTarget) -> tuple[int, ...]
 
 def _shape_matches(shape: tuple[int, ...], wanted: tuple[int, ...], loose: bool) -> bool:
     """Whether a tensor of this shape fills the wanted one."""
-    return shape == wanted or (
-        loose and _strip_trailing_ones(shape) in ((), _strip_trailing_ones(wanted))
-    )
+    return shape == wanted or (loose and _without_ones(shape) in ((), _without_ones(wanted)))
 
 
-def _strip_trailing_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Without trailing ones."""
-    while shape and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _required_slots(

@@ -34,6 +34,7 @@ class LayerFacts:
         None  # a token attends to this many last tokens, itself included. None: all
     )
     latent: int = 0
+    cross: bool = False  # of the encoder's output instead of each token: written once per source
 
     @property
     def planes(self) -> int:
@@ -52,14 +53,20 @@ class KVCacheGroup:
 
     window: int | None  # None: every block is kept
     layers: tuple[int, ...]
+    cross: bool = False  # its blocks hold a source, whatever the length of the sequence
 
 
 def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[KVCacheGroup, ...]:
     """Divide layers into groups of equal size, full attention first.
 
     One group when all layers are alike. If head shapes differ between kinds, or hybrid is False,
-    also one group, which keeps every block: correct for windows too, only larger.
+    also one group, which keeps every block: correct for windows too, only larger. The layers of
+    cross attention are a group of their own, the last; each decoder layer has one.
     """
+    cross = tuple(i for i, layer in enumerate(layers) if layer.cross)
+    if cross:
+        own = tuple(i for i, layer in enumerate(layers) if not layer.cross)
+        return KVCacheGroup(None, own), KVCacheGroup(None, cross, cross=True)
     kinds: dict[int | None, list[int]] = {}
     for i, layer in enumerate(layers):
         kinds.setdefault(layer.window, []).append(i)
@@ -86,14 +93,18 @@ def block_bytes(
 
 
 def max_blocks_held(
-    groups: Sequence[KVCacheGroup], tokens: int, block_size: int, chunk: int
+    groups: Sequence[KVCacheGroup], tokens: int, block_size: int, chunk: int, source: int = 0
 ) -> int:
     """Most blocks a sequence of `tokens` holds at once, all groups, if a step adds up to `chunk`.
 
     A window group holds the window before the chunk and the chunk, at any offset in a block.
+    source: tokens of the encoder's output.
     """
     total = 0
     for group in groups:
+        if group.cross:
+            total += -(-source // block_size)
+            continue
         held = -(-tokens // block_size)
         if group.window is not None:
             seen = min(tokens, group.window - 1 + chunk)

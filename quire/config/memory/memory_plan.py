@@ -55,6 +55,12 @@ class EngineShape:
     hybrid: bool = True
     device: str = "cpu"
     quantization: str | None = None
+    max_encoder_len: int = 0  # tokens of the longest source; 0: there is no encoder
+
+    @property
+    def max_pass_tokens(self) -> int:
+        """Tokens of the largest forward pass: of the decoder, or of the encoder before it."""
+        return max(self.max_num_batched_tokens, self.max_encoder_len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +142,7 @@ def gpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
     their product; of experts the rows sorted by expert, in and out. Sampling holds hidden states,
     logits, and a copy of them in float32 that penalties may change.
     """
-    tokens, itemsize = shape.max_num_batched_tokens, ITEMSIZE[shape.dtype]
+    tokens, itemsize = shape.max_pass_tokens, ITEMSIZE[shape.dtype]
     rows = min(shape.max_num_seqs, tokens)
     copies = tokens * itemsize * model.hidden + rows * model.vocab * 4
     return max(_layer_bytes(model, shape, tokens), copies + _sampling_bytes(model, shape))
@@ -169,7 +175,9 @@ def _sampling_bytes(model: ModelFacts, shape: EngineShape) -> int:
 
 def gpu_buffer_bytes(shape: EngineShape) -> int:
     """Bytes of persistent buffers: block tables, and the workspace of the GEMM library."""
-    return shape.max_num_seqs * -(-shape.max_model_len // shape.block_size) * 4 + WORKSPACE_BYTES
+    width = -(-max(shape.max_model_len, shape.max_encoder_len) // shape.block_size)
+    tables = 3 if shape.max_encoder_len else 1  # of own tokens, of the source, and its length
+    return tables * shape.max_num_seqs * width * 4 + WORKSPACE_BYTES
 
 
 def _cpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
@@ -178,7 +186,7 @@ def _cpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
     Logits count twice: as computed, and as sampled from.
     """
     layer = max(model.layers, key=lambda one: one.kv_heads * one.head_dim)
-    tokens, ranks = shape.max_num_batched_tokens, shape.ranks
+    tokens, ranks = shape.max_pass_tokens, shape.ranks
     attention = (2 * model.heads + 2 * layer.kv_heads) * layer.head_dim
     inner = max(attention, 3 * model.mlp) // ranks
     rows = min(shape.max_num_seqs, tokens)
@@ -187,7 +195,8 @@ def _cpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
 
 def blocks_per_sequence(groups: tuple[KVCacheGroup, ...], shape: EngineShape, tokens: int) -> int:
     """Maximum of blocks that one sequence of this length holds, with steps of the budget's size."""
-    return max(1, max_blocks_held(groups, tokens, shape.block_size, shape.max_num_batched_tokens))
+    chunk, source = shape.max_num_batched_tokens, shape.max_encoder_len
+    return max(1, max_blocks_held(groups, tokens, shape.block_size, chunk, source))
 
 
 def find_max_fitting_len(
@@ -246,7 +255,7 @@ def plan_memory(
         activation_bytes=activations,
         overhead_bytes=overhead,
         kv_available_bytes=available,
-        token_bytes=sum(one.width * itemsize for one in layers),
+        token_bytes=sum(one.width * itemsize for one in layers if not one.cross),
         block_bytes=block,
         num_blocks=blocks,
         max_len_kv_bytes=blocks_per_sequence(groups, shape, shape.max_model_len) * block,

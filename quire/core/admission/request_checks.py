@@ -51,7 +51,7 @@ def check_length(request: Request, kv: KVCache, max_len: int) -> None:
         problem = f"the prompt has {prompt} tokens, and the output needs at least one"
         raise context_overflow(max_len, problem, param="prompt")
     tokens = min(prompt + request.stop.max_tokens, max_len) - 1  # the last is never computed
-    need = kv.max_blocks(tokens)
+    need = kv.max_blocks(request, tokens)
     if need > kv.pool.size:
         raise TooLong(
             f"prompt ({prompt} tokens) and output (up to {request.stop.max_tokens}) need {need} "

@@ -24,6 +24,7 @@ from struct import pack
 
 from quire.core.kv.block_pool import BlockKey, BlockPool
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec
+from quire.core.kv.cross_blocks import CrossBlocks, source_digest
 from quire.core.kv.deferred_free import DeferredFree
 from quire.core.kv.tiers.base import SlowTier
 from quire.core.kv.tiers.host import NO_COPIES, HostTier, TierCopies
@@ -62,6 +63,7 @@ class KVCache:
         if host is not None:
             assert prefix_caching, "without prefix caching a tier finds nothing"
             pool.add_tier(host)
+        self._cross = CrossBlocks(pool, block_size, host, shared=prefix_caching)
         self._loading: dict[Hashable, tuple[SlowTier, dict[BlockKey, int]]] = {}
         self._suspect_keys: OrderedDict[BlockKey, None] = (
             OrderedDict()
@@ -74,9 +76,10 @@ class KVCache:
 
     # -- sizes ------------------------------------------------------------------------------
 
-    def max_blocks(self, tokens: int) -> int:
-        """Maximum of blocks that one sequence of `tokens` tokens needs."""
-        return sum(spec.max_blocks(tokens, self.block_size) for spec in self.specs)
+    def max_blocks(self, request: Request, tokens: int) -> int:
+        """Maximum of blocks that a sequence of a request needs at a length of `tokens` tokens."""
+        own = sum(spec.max_blocks(tokens, self.block_size) for spec in self.specs)
+        return own + self._cross.num_blocks(request)
 
     def token_capacity(self, seq: Sequence) -> int:
         """Number of tokens beyond `planned` that the tables and the available blocks can hold."""
@@ -91,7 +94,7 @@ class KVCache:
     def blocks_needed(self, seq: Sequence) -> int:
         """Maximum of new blocks that a waiting sequence needs to compute all its tokens."""
         own = len(self.specs) if self._is_shared(seq) else 0
-        return own + sum(
+        return (own + self._cross.blocks_needed(seq)) + sum(
             max(
                 spec.max_blocks(len(seq.tokens), self.block_size)
                 - (len(table) - table.count(NO_BLOCK)),
@@ -141,18 +144,24 @@ class KVCache:
         """Free all blocks of the sequence when step `after` has finished."""
         for table in seq.tables:
             self.deferred_free.free_after([b for b in table if b != NO_BLOCK], after)
+        held = [block for block in seq.cross_table if block != NO_BLOCK]
+        self.deferred_free.free_after(held, after)
+        seq.cross_table, seq.encoder_step = [], -1
         seq.tables = self.new_tables()
         seq.computed = seq.planned = 0
 
     # -- prefixes ---------------------------------------------------------------------------
 
-    def match_prefix(self, seq: Sequence) -> None:
+    def match_prefix(self, seq: Sequence, *, prefix: bool = True) -> None:
         """Use cached blocks for the longest known prefix; at least one token is left to compute.
 
-        Blocks that only the host tier has are NO_BLOCK until load_prefix().
+        Blocks that only the host tier has are NO_BLOCK until load_prefix(). prefix: False if every
+        position must be computed; the encoder's output is used in any case.
         """
         assert not seq.tables[0], "match_prefix() needs a sequence without blocks"
-        if not self.prefix_caching or not seq.request.read_prefix_cache:
+        if seq.request.encoder_prompt:
+            self._cross.match(seq)
+        if not prefix or not self.prefix_caching or not seq.request.read_prefix_cache:
             return
         keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
         hit = self._longest_hit(keys, self._is_available)
@@ -164,31 +173,42 @@ class KVCache:
                 block = self.pool.acquire_cached(key + self._group_suffixes[g])
                 seq.tables[g].append(NO_BLOCK if block is None else block)
 
-    def load_prefix(self, seq: Sequence) -> int:
-        """Load what match_prefix() found in the host tier, with the step being planned.
+    def load_prefix(self, seq: Sequence, step: int) -> int:
+        """Load what match_prefix() found in the host tier, with `step`, which is being planned.
 
         The pool must have the blocks. Returns the number of tokens that are not from the device.
         """
-        host, hit = self.host, seq.computed // self.block_size
-        if host is None:
-            return 0
+        missing = self._missing_blocks(seq) if self.host is not None else []
+        host, keys = self.host, [key for key, _, _ in missing]
+        if host is not None and missing:
+            blocks = self.pool.allocate(
+                len(keys), seq.request.tenant, load=lambda blocks: host.load(keys, blocks)
+            )
+            assert blocks is not None, f"{seq.request.id} was admitted without blocks to load"
+            for (key, table, i), block in zip(missing, blocks, strict=True):
+                self.pool.cache_block(block, key)
+                table[i] = block
+        if seq.request.encoder_prompt:
+            self._cross.allocate(seq, step)
+        return len({i for _, table, i in missing if table is not seq.cross_table}) * self.block_size
+
+    def _missing_blocks(self, seq: Sequence) -> list[tuple[BlockKey, list[int], int]]:
+        """Return (key, table, index) of contents that match_prefix() found off the device."""
+        hit = seq.computed // self.block_size
         missing = [
-            (i, g)
-            for g, table in enumerate(seq.tables)
+            (seq.keys[i] + suffix, table, i)
+            for g, (table, suffix) in enumerate(zip(seq.tables, self._group_suffixes, strict=True))
             for i in range(self._first_block(g, hit), hit)
             if table[i] == NO_BLOCK
         ]
-        if not missing:
-            return 0
-        keys = [seq.keys[i] + self._group_suffixes[g] for i, g in missing]
-        blocks = self.pool.allocate(
-            len(keys), seq.request.tenant, load=lambda blocks: host.load(keys, blocks)
-        )
-        assert blocks is not None, f"{seq.request.id} was admitted without blocks to load"
-        for (i, g), key, block in zip(missing, keys, blocks, strict=True):
-            self.pool.cache_block(block, key)
-            seq.tables[g][i] = block
-        return len({i for i, _ in missing}) * self.block_size
+        if NO_BLOCK in seq.cross_table:
+            keys = self._cross.keys(seq)
+            missing += [
+                (keys[i], seq.cross_table, i)
+                for i, block in enumerate(seq.cross_table)
+                if block == NO_BLOCK
+            ]
+        return missing
 
     def cache_full_blocks(self, seq: Sequence, since: int) -> None:
         """Add to the prefix cache the blocks completed between token `since` and seq.computed."""
@@ -239,6 +259,7 @@ class KVCache:
             if block == NO_BLOCK or self.pool.key_of(block) or key + group not in self.pool
         ]
         found = [b for table in seq.tables for b in table[:own] if b != NO_BLOCK]
+        computed += self._cross.keys(seq)
         read = [key for key in map(self.pool.key_of, found) if key is not None]
         self.pool.forget([*computed, *(key for key in read if key in self._suspect_keys)])
         self._suspect_keys.update(dict.fromkeys(read))
@@ -273,7 +294,7 @@ class KVCache:
         """Return the keys of the first n blocks."""
         size, keys = self.block_size, seq.keys
         for i in range(len(keys), n):
-            parent = keys[-1] if keys else sha256(seq.request.salt).digest()
+            parent = keys[-1] if keys else source_digest(seq.request)
             chunk = array("i", seq.tokens[i * size : (i + 1) * size]).tobytes()
             keys.append(sha256(parent + chunk + self._extra_content(seq, i)).digest())
         return keys[:n]
@@ -303,6 +324,8 @@ class KVCache:
         for first, table in zip(firsts, parent.tables, strict=True):
             if len(table) < blocks or NO_BLOCK in table[first:blocks]:
                 return
+        self.pool.share(parent.cross_table)
+        child.cross_table = list(parent.cross_table)
         for g, first in enumerate(firsts):
             shared = parent.tables[g][first:blocks]
             self.pool.share(shared)
@@ -382,6 +405,7 @@ class KVCache:
     def step_finished(self, step: int) -> None:
         """Free the blocks that waited for this step."""
         self.deferred_free.step_finished(step)
+        self._cross.step_finished(step)
         if self.host is not None:
             self.host.step_finished(step)
 
@@ -390,7 +414,8 @@ class KVCache:
 
         Returns whether sequences may hold blocks whose content was not loaded.
         """
-        lost = self.host.forget_copies_in_flight() if self.host is not None else []
+        lost = self._cross.take_unwritten()
+        lost += self.host.forget_copies_in_flight() if self.host is not None else []
         self.pool.uncache(lost)
         return bool(lost)
 
@@ -407,6 +432,7 @@ class KVCache:
             self._check_windows(seq)
             for table in seq.tables:
                 holds.update(b for b in table if b != NO_BLOCK)
+            holds.update(seq.cross_table)
         self.pool.check(dict(holds))
         if self.host is not None:
             self.host.check()

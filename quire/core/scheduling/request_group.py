@@ -68,7 +68,10 @@ def best_parent(group: RequestGroup, child: Sequence) -> tuple[Sequence, int]:
 
 def _shared_prefix_len(parent: Sequence, child: Sequence) -> int:
     """Number of leading tokens of the child whose KV the parent has. At least one is left."""
-    if parent.request.salt != child.request.salt or not child.request.read_prefix_cache:
+    one, other = parent.request, child.request
+    if (one.salt, one.encoder_prompt) != (other.salt, other.encoder_prompt):
+        return 0
+    if not other.read_prefix_cache:
         return 0
     differing = {*parent.request.extra_content} ^ {*child.request.extra_content}
     most = min(parent.computed, child.prompt_len - 1, *(at for at, _ in differing))

@@ -334,14 +334,14 @@ class Scheduler:
         fresh = not seq.tables[0]
         if self._block_allocator.still_lacks_blocks(seq):
             return False
-        if fresh and not self._prompt_logprobs.needs_full_prompt(seq):
-            kv.match_prefix(seq)
+        if fresh:
+            kv.match_prefix(seq, prefix=not self._prompt_logprobs.needs_full_prompt(seq))
         n = draft.allowed_tokens(seq)
         if not n or not self._block_allocator.ensure_blocks(seq):
             if fresh:
                 kv.release(seq, 0)
             return False
-        loaded = kv.load_prefix(seq) if fresh else 0
+        loaded = kv.load_prefix(seq, self._inflight.next_step) if fresh else 0
         if fresh and not seq.preemptions and seq.request.read_prefix_cache:
             seq.cached, seq.loaded = seq.computed, loaded
             self._counters.count_lookup(seq, tiers=kv.host is not None)

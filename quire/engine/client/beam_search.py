@@ -54,7 +54,7 @@ class BeamSearch:
         vocab: int,
     ) -> None:
         self.name = request.id
-        self.prompt = request.prompt
+        self.prompt, self.encoder_prompt = request.prompt, request.encoder_prompt
         self._params = params
         self._eos = frozenset() if params.ignore_eos else frozenset(eos_ids)
         self._rounds = min(params.max_tokens, max_new_tokens)
@@ -66,7 +66,11 @@ class BeamSearch:
         self._held: list[str] = []  # requests of the round before
         self._error: str | None = None
         self._allowed = frozenset(params.allowed_token_ids or ())
-        best = vocab if self._allowed else min(2 * params.beam_width, vocab)
+        self._forced = request.forced
+        banned = 0
+        if self._forced is not None:
+            banned = len(self._forced.banned) + len(self._forced.banned_first)
+        best = vocab if self._allowed else min(2 * params.beam_width + banned, vocab)
         self._first_request = replace(
             request,
             stop=StopConditions(max_tokens=1),
@@ -75,6 +79,7 @@ class BeamSearch:
             hold=True,
             constraint=None,
             thinking=None,
+            forced=None,
             num_beams=params.beam_width,
         )
 
@@ -141,6 +146,7 @@ class BeamSearch:
         best = list(zip(logprobs.ids, logprobs.values))[1:]  # the first is the chosen token
         if self._allowed:
             best = [pair for pair in best if pair[0] in self._allowed]
+        best = self._apply_forced(best)
         for token, value in best[: 2 * self._params.beam_width]:
             ended = token in self._eos
             shown = not ended or self._params.include_stop_str_in_output
@@ -153,6 +159,20 @@ class BeamSearch:
                 scored_tokens=beam.scored_tokens + (not ended),
                 request_id=update.request_id,
             )
+
+    def _apply_forced(self, best: list[tuple[int, float]]) -> list[tuple[int, float]]:
+        """Return what the model's config allows as the next token, with logprobs.
+
+        A forced token costs nothing, as in transformers' search.
+        """
+        if self._forced is None:
+            return best
+        index = len(self.prompt) + self._round
+        allowed = self._forced.allowed_at(index)
+        if allowed is not None:
+            return [(token, 0.0) for token in sorted(allowed)]
+        banned = frozenset(self._forced.banned_at(index))
+        return [pair for pair in best if pair[0] not in banned]
 
     def _finish_round(self) -> None:
         """End the round: keep completed beams, and the best of the others."""

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from quire.core.kv.cross_blocks import source_digest
 from quire.core.types import Request, SequenceState, StepPlan, Update, Wants
 from quire.core.types import Sequence as Seq
 from quire.engine.core.step_observer import StepObserver
@@ -48,7 +49,9 @@ KEY_BYTES = 8
 MAX_KEYS = 1 << 16
 """Block keys in a state record: writing more would delay a step."""
 PRIVATE_FIELDS = (
+    "encoder_prompt",
     "extra_content",
+    "forced",
     "id",
     "prompt",
     "prompt_embeds",
@@ -65,6 +68,14 @@ PLAIN_FIELDS = {
     one.name: one.default for one in dataclasses.fields(Request) if one.name not in PRIVATE_FIELDS
 }
 """The other fields, and their values where a recording has none."""
+
+
+def _source_facts(request: Request) -> dict[str, Any]:
+    """The length of an encoder prompt, and what distinguishes it from others; {} without one."""
+    if not request.encoder_prompt:
+        return {}
+    digest = source_digest(dataclasses.replace(request, salt=b""))[:KEY_BYTES]
+    return {"source": (len(request.encoder_prompt), digest)}
 
 
 class RecordRing:
@@ -310,6 +321,7 @@ class FlightRecorder(StepObserver):
             "number": self._request_count,
             "digest": request_digest(request.id),
             "prompt": len(request.prompt),
+            **_source_facts(request),
             "resumed": [None if one is None else len(one) for one in request.resumed_tokens],
             "parent": self._numbers.get(request.parent or ""),
             "kept": kept,

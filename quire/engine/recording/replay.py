@@ -121,6 +121,12 @@ class SyntheticTokens:
         return found
 
 
+def _synthetic_source(length: int, digest: bytes) -> tuple[int, ...]:
+    """Return an encoder prompt of this length; equal ones for equal digests."""
+    values = memoryview(digest).cast("i").tolist() if digest else [0]
+    return tuple(values[i % len(values)] for i in range(length))
+
+
 class RecordedGrammars:
     """Grammar provider that compiles nothing: outcomes come when they came in the recording."""
 
@@ -310,6 +316,7 @@ class RecordingReplay:
             parent=None if parent is None else str(parent),
             constraint=constraint_for(number) if facts["kept"] else None,
             resumed_tokens=tokens,
+            encoder_prompt=_synthetic_source(*facts.get("source", (0, b""))),
             **plain,
         )
 

@@ -82,8 +82,16 @@ def build_executor(
 def table_shape(config: EngineConfig) -> TableShape:
     """Return the sizes of the block tables of this engine's ranks."""
     cache, scheduler = config.cache, config.scheduler
-    width = -(-scheduler.max_model_len // cache.block_size)
-    return TableShape(scheduler.max_num_seqs, width, len(cache.groups), cache.block_size)
+    longest = scheduler.max_model_len
+    if config.encoder is not None:
+        longest = max(longest, config.encoder.max_len)
+    return TableShape(
+        scheduler.max_num_seqs,
+        -(-longest // cache.block_size),
+        len([group for group in cache.groups if not group.cross]),
+        cache.block_size,
+        has_cross=config.encoder is not None,
+    )
 
 
 def build_runner(
@@ -157,6 +165,7 @@ def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend
         window=any(layer.window for layer in layers),
         latent=any(layer.latent for layer in layers),
         fp8_cache=config.cache.dtype == "float8_e4m3fn",
+        encoder=config.encoder is not None,
     )
     choice = select_backend(None if wanted == "auto" else wanted, needs)
     log.debug("attention backend: %s", "; ".join(choice.reasons))

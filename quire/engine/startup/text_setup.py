@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from quire.config.engine_config import EngineConfig, ModelSection
+from quire.config.engine_config import EncoderSection, EngineConfig, ModelSection
 from quire.core.params import SamplingParams
 from quire.errors import ConfigError, RequestError
 from quire.grammar.frontends import from_params
 from quire.grammar.frontends.from_params import StructuredDefaults
-from quire.text.input_processor import InputProcessor
+from quire.text.input_processor import EncoderFormat, InputProcessor
 from quire.text.prompt_embeds import EmbedsFormat
 from quire.text.tokenizing.tokenizer import Tokenizer, load_tokenizer
 
@@ -50,6 +50,20 @@ def build_input_processor(
         checks=checks,
         constrain=partial(from_params.params_to_constraint, house=structured_defaults(config)),
         embeds=_embeds_format(config.model),
+        encoder=_encoder_format(config.encoder),
+    )
+
+
+def _encoder_format(section: EncoderSection | None) -> EncoderFormat | None:
+    if section is None:
+        return None
+    return EncoderFormat(
+        section.max_len,
+        section.start_id,
+        section.forced_first,
+        frozenset(section.forced_last),
+        section.banned,
+        section.banned_first,
     )
 
 

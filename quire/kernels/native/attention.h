@@ -24,6 +24,8 @@ struct AttentionArgs {
   char* y;
   long table_row, sequences, heads, kv_heads, size, block, blocks, dtype, window;
   const float* slopes;    // [heads] of ALiBi, or null
+  const float* bias;  // [heads][2 * reach + 1] by distance of the key, cut at reach; or null
+  long reach, bidirectional;  // bidirectional: every row sees the whole context
   double scale, softcap;  // window 0, softcap 0: none
 };
 
@@ -83,7 +85,7 @@ INLINE Span span_of(const AttentionArgs& a, const Item& item) {
   const long rows = a.starts[item.sequence + 1] - a.starts[item.sequence];
   const long first = a.contexts[item.sequence] - rows + item.first;
   const long low = a.window && first - a.window + 1 > 0 ? first - a.window + 1 : 0;
-  return {low, first + item.count, first};
+  return {low, a.bidirectional ? a.contexts[item.sequence] : first + item.count, first};
 }
 
 INLINE long segments_of(const Span& s) {
@@ -270,9 +272,19 @@ struct Mask {  // columns [low, high) of the chunk that a row sees; its own toke
 };
 
 // Scores of a row -> weights; rescales what the row has so far. `columns`: a multiple of 32.
+// bias[c] of columns [0, columns), for keys from position `start` on and a query at `position`.
+INLINE void bias_line(const AttentionArgs& a, long head, long start, long position, long columns,
+                      float* bias) {
+  const float* row = a.bias + head * (2 * a.reach + 1) + a.reach;
+  for (long c = 0; c < columns; c++) {
+    const long distance = start + c - position;
+    bias[c] = row[distance < -a.reach ? -a.reach : distance > a.reach ? a.reach : distance];
+  }
+}
+
 template <class T>
-INLINE void soften(const AttentionArgs& a, long head, float* scores, T* weights, long columns,
-                   Mask mask, float& best, float& total, float* out, long width) {
+INLINE void soften(const AttentionArgs& a, long head, const float* bias, float* scores, T* weights,
+                   long columns, Mask mask, float& best, float& total, float* out, long width) {
   const vi lane = lanes();
   const bool masked = mask.low > 0 || mask.high < columns;
   vf most = splat(-INFINITY);
@@ -281,6 +293,7 @@ INLINE void soften(const AttentionArgs& a, long head, float* scores, T* weights,
     if (a.softcap) s = (float)a.softcap * vtanh(s / (float)a.softcap);
     if (a.slopes)
       s = s + a.slopes[head] * __builtin_convertvector(lane + (int)(c - mask.high + 1), vf);
+    if (bias) s = s + load(bias + c);
     if (masked) {
       const vi at = lane + (int)c;
       s = pick((at >= (int)mask.low) & (at < (int)mask.high), s, splat(-INFINITY));
@@ -360,7 +373,8 @@ struct Worker {
     const long rows = item.count * s.group, panels = (to - start + PANEL - 1) / PANEL;
     const long per = 4 / sizeof(T);
     // Early queries of the tile may end before this chunk: they would only add zeros.
-    const long skip = (start > span.first ? start - span.first : 0) * s.group;
+    const bool late = start > span.first && !a.bidirectional;
+    const long skip = (late ? start - span.first : 0) * s.group;
     if (skip >= rows) return;
     keys.find(a, item.sequence, item.kv_head, start, from, to);
     // Short rows are read faster than they are asked for; many rows hide what they wait for.
@@ -376,8 +390,12 @@ struct Worker {
     for (long i = skip; i < rows; i++) {
       const long position = span.first + i / s.group;
       const long low = a.window ? position - a.window + 1 - start : 0;
-      const Mask mask{low > from - start ? low : from - start, position + 1 - start};
-      soften(a, item.kv_head * s.group + i % s.group, buffers.scores + i * CHUNK,
+      const long seen = a.bidirectional ? to : position + 1;
+      const Mask mask{low > from - start ? low : from - start, seen - start};
+      const long head = item.kv_head * s.group + i % s.group;
+      alignas(64) float bias[CHUNK];
+      if (a.bias) bias_line(a, head, start, position, panels * PANEL, bias);
+      soften(a, head, a.bias ? bias : nullptr, buffers.scores + i * CHUNK,
              buffers.weights + i * CHUNK, panels * PANEL, mask, buffers.part.best[i],
              buffers.part.total[i], buffers.part.out + i * s.width, s.width);
     }

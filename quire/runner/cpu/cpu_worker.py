@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.attention.base import AttentionMetadata, Backend
+from quire.attention.base import AttentionMetadata, Backend, CrossMetadata
 from quire.core.types import NO_BLOCK, UNKNOWN, BlockCopy, StepResult
 from quire.kernels.copy_blocks import copy_blocks
 from quire.kernels.native import library
@@ -56,7 +56,8 @@ class CpuWorker:
         self._block_size = slots.block_size
         self._logprobs_mode: Mode = logprobs_mode
         shape = (slots.max_seqs, slots.width)
-        self.tables = [np.full(shape, NO_BLOCK, dtype=np.int32) for _ in range(slots.groups)]
+        self._groups = slots.groups
+        self.tables = [np.full(shape, NO_BLOCK, dtype=np.int32) for _ in range(slots.tables)]
         self._last_token = np.zeros(slots.max_seqs, dtype=np.int32)
         # without a spare core, filling masks would delay one of the kernels' threads, and so all
         native = library.load_library()
@@ -64,7 +65,12 @@ class CpuWorker:
         self._tapes = None
         if model.is_recordable and not eager:
             self._tapes = TapeCache(
-                model, backend, max_rows=slots.max_seqs, width=slots.width, groups=slots.groups
+                model,
+                backend,
+                max_rows=slots.max_seqs,
+                width=slots.width,
+                groups=slots.groups,
+                has_cross=slots.has_cross,
             )
 
     def execution_context(self) -> AbstractContextManager[object]:
@@ -127,19 +133,32 @@ class CpuWorker:
         blocks = inputs.positions // self._block_size
         offsets = inputs.positions % self._block_size
         kv_slots = []
-        for table in self.tables:
+        own = self.tables[: self._groups]
+        for table in own:
             block = table[inputs.token_slots, blocks].astype(np.int64)
             assert block.min() > NO_BLOCK, "a token to compute has no block"
             kv_slots.append(block * self._block_size + offsets)
         return AttentionMetadata(
             q_starts=torch.from_numpy(inputs.q_starts),
             contexts=torch.from_numpy(inputs.contexts),
-            tables=tuple(torch.from_numpy(table[inputs.slots, :width]) for table in self.tables),
+            tables=tuple(torch.from_numpy(table[inputs.slots, :width]) for table in own),
             slots=tuple(torch.from_numpy(slots) for slots in kv_slots),
             max_query=inputs.max_query,
             max_context=inputs.max_context,
             decodes=inputs.num_decodes,
             past=inputs.max_prior_context,
+            cross=self._cross_metadata(inputs) if len(self.tables) > self._groups else None,
+        )
+
+    def _cross_metadata(self, inputs: StepBatch) -> CrossMetadata:
+        cross, lengths = self.tables[self._groups :]
+        tokens = inputs.token_slots
+        length = lengths[tokens, 0]
+        width = -(-int(length.max(initial=1)) // self._block_size)
+        return CrossMetadata(
+            table=torch.from_numpy(cross[tokens, :width]),
+            lengths=torch.from_numpy(length),
+            starts=torch.arange(len(tokens) + 1, dtype=torch.int32),
         )
 
     def _sample(

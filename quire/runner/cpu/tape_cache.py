@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.attention.base import AttentionMetadata, Backend
+from quire.attention.base import AttentionMetadata, Backend, CrossMetadata
 from quire.core.types import NO_BLOCK
 from quire.kernels.native.op_tape import NotRecordableError, OpTape, TapeRecorder
 from quire.models.base import LanguageModel, StepInputs
@@ -31,9 +31,16 @@ class TapeCache:
     """Owns the static input buffers and the tapes. Runs on the device thread."""
 
     def __init__(
-        self, model: LanguageModel, backend: Backend, *, max_rows: int, width: int, groups: int
+        self,
+        model: LanguageModel,
+        backend: Backend,
+        *,
+        max_rows: int,
+        width: int,
+        groups: int,
+        has_cross: bool = False,
     ) -> None:
-        """max_rows: rows of the largest step. width: blocks of the longest sequence."""
+        """max_rows: rows of the largest step. width: blocks of the longest sequence or source."""
         rows = padded_rows(max_rows)
         self._model = model
         self._backend = backend
@@ -45,6 +52,10 @@ class TapeCache:
             torch.full((rows, width), NO_BLOCK, dtype=torch.int32) for _ in range(groups)
         ]
         self._kv_slots = [torch.full((rows,), -1, dtype=torch.int64) for _ in range(groups)]
+        self._cross_table = self._cross_lengths = None
+        if has_cross:
+            self._cross_table = torch.full((rows, width), NO_BLOCK, dtype=torch.int32)
+            self._cross_lengths = torch.zeros(rows, dtype=torch.int32)
         self._recorder = TapeRecorder()
         self._tapes: dict[int, OpTape[Tensor]] = {}
         self._recordable = True
@@ -86,6 +97,12 @@ class TapeCache:
             array[rows:size] = blank
         for buffer, table in zip(self._tables, batch.tables):
             buffer.numpy()[:rows, : table.shape[1]] = table.numpy()
+        if self._cross_table is not None and self._cross_lengths is not None:
+            assert batch.cross is not None, "a step without sources, of a model with an encoder"
+            table = batch.cross.table
+            self._cross_table[:rows, : table.shape[1]] = table
+            self._cross_lengths[:rows] = batch.cross.lengths
+            self._cross_lengths[rows:size] = 0
 
     def _run_forward(self, size: int) -> Tensor:
         batch = AttentionMetadata(
@@ -96,6 +113,7 @@ class TapeCache:
             max_query=1,
             max_context=self._tables[0].shape[1],
             decodes=size,
+            cross=self._cross_metadata(size),
         )
         step = StepInputs(
             token_ids=self._token_ids[:size],
@@ -103,6 +121,13 @@ class TapeCache:
             attention=self._backend.plan(batch),
         )
         return self._model.logits(self._model(step))
+
+    def _cross_metadata(self, size: int) -> CrossMetadata | None:
+        if self._cross_table is None or self._cross_lengths is None:
+            return None
+        return CrossMetadata(
+            self._cross_table[:size], self._cross_lengths[:size], self._starts[: size + 1]
+        )
 
 
 def padded_rows(rows: int) -> int:

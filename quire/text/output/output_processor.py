@@ -191,6 +191,8 @@ class RequestOutputProcessor:
             finished=self._running == 0,
             metrics=self.stats,
             lora_request=self._lora_request,
+            encoder_prompt=self._prepared.encoder_prompt_text,
+            encoder_prompt_token_ids=list(self._prepared.request.encoder_prompt) or None,
             num_cached_tokens=self._num_cached_tokens,
             error=self._error,
             fault=self._request_error,

@@ -10,6 +10,7 @@ from quire.kernels import (
     add,
     copy_blocks,
     embedding,
+    encoder_attention,
     kv_write,
     layer_norm,
     linear,
@@ -22,7 +23,7 @@ from quire.kernels.formats.packed_weight import PackedWeight, pack_panels
 from quire.kernels.framework.op import OPS
 
 FILES = (act, add, copy_blocks, embedding, kv_write, layer_norm, linear, paged_attention)
-FILES += (rms_norm, rope, token_mask)
+FILES += (encoder_attention, rms_norm, rope, token_mask)
 CPU = torch.device("cpu")
 BF16, FP32 = torch.bfloat16, torch.float32
 NATIVE = sorted(name for name, op in OPS.items() if op.native)

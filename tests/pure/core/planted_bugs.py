@@ -43,9 +43,9 @@ BUGS = (
     ),
     Bug(
         "the salt is ignored",
-        "kv/kv_cache.py",
-        "else sha256(seq.request.salt).digest()",
-        'else sha256(b"").digest()',
+        "kv/cross_blocks.py",
+        "digest = sha256(request.salt).digest()",
+        'digest = sha256(b"").digest()',
     ),
     Bug(
         "groups share their block keys",

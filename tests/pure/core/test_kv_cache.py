@@ -264,7 +264,7 @@ def test_a_hit_uses_blocks_of_the_device_and_the_host(specs, length, missing):
     kv, plain = evicted(specs), cache(60, 4, specs)
     plain.release(done(plain, range(22)), 0)
     back = matched(kv, range(18))  # part of it is on the device again
-    kv.load_prefix(back)
+    kv.load_prefix(back, 1)
     kv.take_copies(2)
     kv.step_finished(2)
     kv.release(back, 0)
@@ -274,7 +274,7 @@ def test_a_hit_uses_blocks_of_the_device_and_the_host(specs, length, missing):
     plain.pool.forget(lost)
     seq, want = matched(kv, range(length)), matched(plain, range(length))
     assert seq.computed == want.computed
-    kv.load_prefix(seq)
+    kv.load_prefix(seq, 1)
     assert [[b == NO_BLOCK for b in t] for t in seq.tables] == [
         [b == NO_BLOCK for b in t] for t in want.tables
     ]
@@ -287,7 +287,7 @@ def test_host_contents_are_loaded_into_blocks_of_the_sequence(specs):
     seq = matched(kv, range(22))
     assert seq.computed == 20
     needed = kv.blocks_needed(seq)
-    tokens = kv.load_prefix(seq)
+    tokens = kv.load_prefix(seq, 1)
     loads = kv.take_copies(2).loads
     assert sorted(c.dst for c in loads) == sorted(b for t in seq.tables for b in t if b != NO_BLOCK)
     assert kv.blocks_needed(seq) == needed - len(loads), "they were counted before"
@@ -296,7 +296,7 @@ def test_host_contents_are_loaded_into_blocks_of_the_sequence(specs):
     assert kv.host.pool.available == 60 - len(loads), "read by step 2, so not replaced before"
     again = matched(kv, range(22))
     assert again.tables == seq.tables, "found on the device"
-    assert not kv.load_prefix(again)
+    assert not kv.load_prefix(again, 1)
     kv.check([seq, again])
     kv.step_finished(2)
     assert kv.host.pool.available == 60
@@ -311,7 +311,7 @@ def test_loading_into_a_full_device_keeps_the_loaded_contents():
     kv.step_finished(2)
     seq = matched(kv, range(18))
     assert seq.computed == 16
-    kv.load_prefix(seq)
+    kv.load_prefix(seq, 1)
     copies = kv.take_copies(3)
     assert not {c.dst for c in copies.stores} & {c.src for c in copies.loads}
     kv.check([seq])
@@ -320,7 +320,7 @@ def test_loading_into_a_full_device_keeps_the_loaded_contents():
 def test_a_loaded_block_is_charged_to_the_tenant():
     kv = evicted()
     seq = matched(kv, range(22), tenant=b"somebody")
-    kv.load_prefix(seq)
+    kv.load_prefix(seq, 1)
     assert kv.pool._eviction_queue.blocks_per_tenant == {b"somebody": 5}
 
 
@@ -334,7 +334,7 @@ def test_other_salts_and_requests_without_cache_reads_miss_the_host():
 def test_copies_of_a_failed_step_are_forgotten():
     kv = evicted(blocks=5, prompt=20)
     seq = matched(kv, range(18))
-    kv.load_prefix(seq)
+    kv.load_prefix(seq, 1)
     kv.take_copies(2)
     assert kv.step_failed()
     kv.step_finished(2)

@@ -75,7 +75,7 @@ MAKERS = {
         k, crashed=True, failed=k, blocked=True
     ),
     "admission": lambda k: AdmissionControl(max_requests=k, max_tokens=9 * k, clock=lambda: 0.0),
-    "kv quota": lambda k: TenantKVQuota(FairQueue(Fifo), 4 * k, lambda tokens: tokens),
+    "kv quota": lambda k: TenantKVQuota(FairQueue(Fifo), 4 * k, lambda request, tokens: tokens),
     "shortest first": lambda k: ShortestPromptFirst(Fifo(), lambda: 3 * k),
     "itl": lambda k: itl_limit(k, known=False),
     "itl, measured": lambda k: itl_limit(k, known=True),

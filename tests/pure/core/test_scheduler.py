@@ -380,10 +380,10 @@ def test_an_exception_in_one_result_ends_that_request(caplog, monkeypatch):
 def test_an_exception_at_admission_ends_that_request(caplog, monkeypatch):
     match = KVCache.match_prefix
 
-    def breaks(self, seq):
+    def breaks(self, seq, **how):
         if seq.request.id == "b":
             raise OverflowError("no number")
-        match(self, seq)
+        match(self, seq, **how)
 
     monkeypatch.setattr(KVCache, "match_prefix", breaks)
     scheduler = engine([request("a", max_tokens=9), request("b"), request("c", max_tokens=9)])

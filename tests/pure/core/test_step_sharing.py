@@ -217,7 +217,7 @@ def tenant_seq(tenant, tokens=10, share=0.5, **fields):
 
 def test_a_tenant_at_its_quota_starts_no_sequence_and_running_ones_continue():
     order = FairQueue(Fifo)
-    limit = TenantKVQuota(order, 40, lambda tokens: tokens)
+    limit = TenantKVQuota(order, 40, lambda request, tokens: tokens)
     first, second, third = tenant_seq(b"a"), tenant_seq(b"a"), tenant_seq(b"a")
     limit.begin_step(3)
     for seq in (first, second):
@@ -237,7 +237,7 @@ def test_a_tenant_at_its_quota_starts_no_sequence_and_running_ones_continue():
 
 def test_a_tenant_may_always_run_one_sequence_and_is_overtaken_at_its_quota():
     order = FairQueue(Fifo)
-    limit = TenantKVQuota(order, 40, lambda tokens: tokens)
+    limit = TenantKVQuota(order, 40, lambda request, tokens: tokens)
     large, next_one, other = tenant_seq(b"a", 30), tenant_seq(b"a"), tenant_seq(b"b")
     limit.begin_step(1)
     assert limit.allow(large, 30) == 30

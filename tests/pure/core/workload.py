@@ -369,7 +369,7 @@ def random_setup(rng, requests, windows=None):
 
 def least_blocks(setup, request):
     _, kv, _ = Setup(block_size=setup.block_size, windows=setup.windows).build()
-    return kv.max_blocks(len(request.prompt) + request.stop.max_tokens - 1)
+    return kv.max_blocks(request, len(request.prompt) + request.stop.max_tokens - 1)
 
 
 def random_aborts(rng, requests):

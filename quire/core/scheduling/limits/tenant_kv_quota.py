@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.scheduling.order.fair import FairQueue
-from quire.core.types import NO_BLOCK, Sequence, SequenceState
+from quire.core.types import NO_BLOCK, Request, Sequence, SequenceState
 
 SEQUENCES_PER_CHARGE = 64
 """If any wait, service is charged every step up to this many sequences; with more, less often."""
@@ -20,11 +20,13 @@ IDLE_CHARGE_EVERY = 16
 
 
 class TenantKVQuota(StepBudget):
-    """blocks: in the cache. most_blocks: maximum that a sequence of so many tokens needs."""
+    """blocks: in the cache. most_blocks: maximum that a sequence of a request needs at a length."""
 
     allows_overtaking = True
 
-    def __init__(self, order: FairQueue, blocks: int, most_blocks: Callable[[int], int]) -> None:
+    def __init__(
+        self, order: FairQueue, blocks: int, most_blocks: Callable[[Request, int], int]
+    ) -> None:
         self._queue = order
         self._blocks = blocks
         self._max_blocks = most_blocks
@@ -59,7 +61,7 @@ class TenantKVQuota(StepBudget):
     def take(self, seq: Sequence, n: int) -> None:
         if seq.request.tenant_limits.kv_share is not None and seq not in self._running:
             self._running[seq] = None
-            self._added_this_step[seq] = self._max_blocks(len(seq.tokens))
+            self._added_this_step[seq] = self._max_blocks(seq.request, len(seq.tokens))
             self._charge(seq, self._added_this_step[seq])
 
     def undo(self, seq: Sequence, n: int) -> None:
@@ -74,7 +76,8 @@ class TenantKVQuota(StepBudget):
         self._running = {seq: None for seq in self._running if seq.state is SequenceState.RUNNING}
         self._held_blocks = {}
         for seq in self._running:
-            self._charge(seq, sum(len(table) - table.count(NO_BLOCK) for table in seq.tables))
+            held = sum(len(table) - table.count(NO_BLOCK) for table in seq.tables)
+            self._charge(seq, held + len(seq.cross_table))
 
     def _charge(self, seq: Sequence, blocks: int) -> None:
         name = seq.request.tenant
@@ -89,4 +92,4 @@ class TenantKVQuota(StepBudget):
         share = seq.request.tenant_limits.kv_share
         if not held or share is None:
             return True
-        return held + self._max_blocks(len(seq.tokens)) <= share * self._blocks
+        return held + self._max_blocks(seq.request, len(seq.tokens)) <= share * self._blocks

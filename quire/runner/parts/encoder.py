@@ -1,0 +1,69 @@
+"""Encoder part: encodes the sources of sequences that start with a step, before the decoder runs.
+
+A source is brought by the one sequence whose start writes its blocks; others find them.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from quire.attention.base import CrossAttentionStep
+from quire.core.types import StepPlan
+from quire.kernels.framework import lazy_fusion
+from quire.models.base import EncoderDecoderModel, LanguageModel, SourceInputs, StepInputs
+from quire.runner.parts.base import StepPart
+from quire.runner.step_batch import StepBatch
+from quire.sampling.h2d import to_device
+
+
+class EncoderSource(msgspec.Struct, frozen=True, array_like=True):
+    """One source, and the blocks that get the keys and values of its output."""
+
+    token_ids: tuple[int, ...]
+    blocks: list[int]
+
+
+class EncoderPart(StepPart, frozen=True, array_like=True):
+    """All sources of one step."""
+
+    sources: tuple[EncoderSource, ...]
+
+    @classmethod
+    def prepare(cls, plan: StepPlan, batch: StepBatch) -> EncoderPart | None:
+        """Copy the new sources from the plan; None if there is none."""
+        starting = [seq for seq in plan.joins if seq.encoder_step == plan.step]
+        if not starting:
+            return None
+        return cls(
+            tuple(
+                EncoderSource(seq.request.encoder_prompt, list(seq.cross_table)) for seq in starting
+            )
+        )
+
+    def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
+        """Run the encoder, which fills the blocks."""
+        attention = cast(CrossAttentionStep, step.attention)
+        size, device = attention.block_size, step.token_ids.device
+        lengths = [len(source.token_ids) for source in self.sources]
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        blocks = np.concatenate(
+            [np.array(one.blocks)[np.arange(n) // size] for one, n in zip(self.sources, lengths)]
+        )
+        ids = [token for source in self.sources for token in source.token_ids]
+        source = SourceInputs(
+            token_ids=to_device(np.array(ids, np.int32), device),
+            positions=to_device(positions.astype(np.int32), device),
+            starts=to_device(np.cumsum([0, *lengths], dtype=np.int32), device),
+            longest=max(lengths),
+            slots=to_device(blocks.astype(np.int64) * size + positions % size, device),
+            attention=attention,
+        )
+        cast(EncoderDecoderModel, model).encode(source)
+        lazy_fusion.flush()
+        return step
+
+
+PART = EncoderPart
