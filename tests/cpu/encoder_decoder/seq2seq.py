@@ -58,7 +58,8 @@ MARIAN = BART | {
     "bos_token_id": None,
     "bad_words_ids": [[PAD]],
 }
-VARIANTS = {"t5": T5, "flan": FLAN, "bart": BART, "marian": MARIAN}
+MT5 = FLAN | {"model_type": "mt5"}
+VARIANTS = {"t5": T5, "mt5": MT5, "flan": FLAN, "bart": BART, "marian": MARIAN}
 
 
 def write_tokenizer(folder):

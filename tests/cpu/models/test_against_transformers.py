@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quire.models.build import MODELS, read_model_config
+from tests.cpu.encoder_decoder.seq2seq import VARIANTS as ENCODER_DECODERS
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import (
     GREEDY,
@@ -80,6 +81,7 @@ def said_alike(theirs, ids, chosen, dtype=torch.float32):
 def test_every_model_has_a_variant_here():
     halves = {text_type for text_type, _, _ in WRAPPERS.values()}  # see test_wrappers.py
     covered = {tiny(variant)[0]["model_type"] for variant in VARIANTS}
+    covered |= {hf["model_type"] for hf in ENCODER_DECODERS.values()}  # see encoder_decoder
     assert covered | halves & set(MODELS.names()) == set(MODELS.names())
 
 

@@ -35,18 +35,25 @@ def draw(state, seed, position):
     return (state ^ (seed * 7919 + position * 104_729)) % VOCAB
 
 
-def reference_output(prompt, length, *, windows=(None,), seed=0, salt=b""):
-    """Return the first `length` output tokens, computed without a cache."""
+def source_cells(request):
+    """Content of the cells of a request's source: what an encoder made of it."""
+    whole = fold(request.encoder_prompt) + sum(request.salt)  # each depends on all of the source
+    return [(token * 11 + i * 5 + whole) % MOD for i, token in enumerate(request.encoder_prompt)]
+
+
+def reference_output(prompt, length, *, windows=(None,), seed=0, salt=b"", source=()):
+    """Return the first `length` output tokens, computed without a cache. source: its cells."""
+    start = fold(source) if source else 0
     tokens, cells = list(prompt), [[] for _ in windows]
     for position in range(len(prompt) + length):
-        state = 0
+        state = start
         for g, w in enumerate(windows):
             seen = cells[g] if w is None else cells[g][max(0, position - w + 1) :]
             state = (state * 41 + fold(seen)) % MOD
         for g in range(len(windows)):
             cells[g].append(cell(state, tokens[position], g, salt))
         if position + 1 == len(tokens):
-            state = 0
+            state = start
             for g, w in enumerate(windows):
                 seen = cells[g] if w is None else cells[g][max(0, position + 1 - w) :]
                 state = (state * 43 + fold(seen)) % MOD
@@ -66,6 +73,8 @@ class FakeModel:
         self.last = [None] * slots
         self.queue = deque()
         self.proposer = proposer  # (sequence, tokens) -> proposed next ones, in the result
+        self.sources = [()] * slots  # blocks of the source of each slot
+        self.encoded = []  # sources that were encoded
         self.accepted = []  # number of accepted drafts of each row with drafts
         self.skips = lambda: False  # whether a row yields no token
 
@@ -78,18 +87,22 @@ class FakeModel:
             assert self.joined[seq.slot] is None, f"slot {seq.slot} is taken"
             self.joined[seq.slot] = seq
             self.tables[seq.slot] = [[] for _ in self.windows]
+            self.sources[seq.slot] = tuple(seq.cross_table)
         for seq in plan.changed_tables:
             self.tables[seq.slot] = [[] for _ in self.windows]
         rows = [self._row(row) for row in plan.rows]
-        self._check_block_reuse(plan, rows)
-        self.queue.append((plan, rows))
+        encodes = [seq for seq in plan.joins if seq.encoder_step == plan.step]
+        sources = [(seq.request, tuple(seq.cross_table)) for seq in encodes]
+        self._check_block_reuse(plan, rows, {b for _, blocks in sources for b in blocks})
+        self.queue.append((plan, rows, sources))
 
-    def _check_block_reuse(self, plan, rows):
+    def _check_block_reuse(self, plan, rows, encoded):
         """Check that no row writes blocks that a step in flight reads for another sequence."""
-        for other, other_rows in self.queue:
+        for other, other_rows, _ in self.queue:
             read = {b for *_, tables in other_rows for t in tables for b in t}
             read |= {c.src for c in other.copies}
-            written = {c.dst for c in (*plan.copies, *plan.swap_in)}
+            read |= {b for *_, (_, _, source), _ in other_rows for b in source}
+            written = {c.dst for c in (*plan.copies, *plan.swap_in)} | encoded
             assert not read & written, "a block was allocated too early"
             for seq, _, start, tokens, _, tables in rows:
                 blocks = {
@@ -117,14 +130,17 @@ class FakeModel:
         assert len(drafts) == row.drafts
         tokens = seq.tokens[row.start : row.start + row.count - row.drafts]
         tables = [list(t) for t in self.tables[seq.slot]]
-        return seq, seq.slot, row.start, [*tokens, *drafts], (row.wants, drafts), tables
+        wants = row.wants, drafts, self.sources[seq.slot]
+        assert wants[2] == tuple(seq.cross_table), "the source of a running sequence changed"
+        return seq, seq.slot, row.start, [*tokens, *drafts], wants, tables
 
     def wait(self):
         """Execute the oldest plan."""
-        plan, rows = self.queue.popleft()
+        plan, rows, sources = self.queue.popleft()
         self._copy(plan.swap_out, self.device, self.host)
         self._copy(plan.swap_in, self.host, self.device)
         self._copy(plan.copies, self.device, self.device)
+        self._encode(sources)
         self._check_writes(rows)
         generated = [self._run(*row) for row in rows]
         pooled = {
@@ -137,7 +153,7 @@ class FakeModel:
     def _propose(self, rows, generated):
         """Return drafts for the next row of each sequence that has a token."""
         results = {}
-        for i, (seq, _, start, tokens, (_, drafts), _) in enumerate(rows):
+        for i, (seq, _, start, tokens, (_, drafts, _), _) in enumerate(rows):
             if self.proposer is not None and generated[i]:
                 known = [*seq.tokens[:start], *tokens[: len(tokens) - len(drafts)], *generated[i]]
                 results[i] = tuple(self.proposer(seq, known))
@@ -152,9 +168,16 @@ class FakeModel:
                 results[i] = [TokenLogprobs([p], [0.0], [1]) for p in range(start + 1, end)]
         return results
 
+    def _encode(self, sources):
+        """Write the cells of new sources, before rows read them."""
+        for request, blocks in sources:
+            self.encoded.append(request.encoder_prompt)
+            for i, value in enumerate(source_cells(request)):
+                self.device[blocks[i // self.size]][i % self.size] = value
+
     def lose(self):
         """Fail the oldest plan, without any effect on the device."""
-        plan, _ = self.queue.popleft()
+        plan, _, _ = self.queue.popleft()
         for row in plan.rows:
             self.last[row.seq.slot] = 0
 
@@ -178,8 +201,12 @@ class FakeModel:
         if UNKNOWN in tokens:
             assert tokens == [UNKNOWN], "only the last token may be unknown"
             tokens = [self.last[slot]]
+        wants, drafts, source = wants
+        start_state = 0
+        if seq.request.encoder_prompt:
+            start_state = fold(self._read(source, 0, len(seq.request.encoder_prompt)))
         for p, token in enumerate(tokens, start):
-            state = 0
+            state = start_state
             for g, w in enumerate(self.windows):
                 first = 0 if w is None else max(0, p - w + 1)
                 state = (state * 41 + fold(self._read(tables[g], first, p))) % MOD
@@ -187,7 +214,6 @@ class FakeModel:
                 block = tables[g][p // self.size]
                 assert block != NO_BLOCK
                 self.device[block][p % self.size] = cell(state, token, g, seq.request.salt)
-        wants, drafts = wants
         if wants is not Wants.TOKEN:
             return ()
         if self.skips():
@@ -195,7 +221,7 @@ class FakeModel:
             return ()
         generated, known = [], start + len(tokens) - len(drafts)
         for end, draft in enumerate((*drafts, None), known):
-            state = 0
+            state = start_state
             for g, w in enumerate(self.windows):
                 first = 0 if w is None else max(0, end - w)
                 state = (state * 43 + fold(self._read(tables[g], first, end))) % MOD

@@ -16,6 +16,7 @@ from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostTier
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import by_contract
+from quire.core.scheduling.limits.encoder_budget import EncoderBudget
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.prefill_limits import (
@@ -33,7 +34,7 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import Request, StopConditions
 from tests.pure.core.builders import FakeGrammars, fake_constraint
-from tests.pure.core.fake_model import VOCAB, FakeModel, reference_output
+from tests.pure.core.fake_model import VOCAB, FakeModel, reference_output, source_cells
 
 
 class VaryingMaxSeqsLimit(MaxSeqsLimit):
@@ -56,6 +57,7 @@ class Setup:
     chunk_cap: int = 0
     partial: int = 0
     long: tuple = ()
+    encoder: tuple = ()  # source tokens per step, and of one source
     varying_max_seqs: bool = False
     priority: bool = False
     fair: bool = False
@@ -97,6 +99,8 @@ class Setup:
             limits.append(VaryingMaxSeqsLimit(1))
         if self.long:
             limits.append(LongPrefillLimit(*self.long))
+        if self.encoder:
+            limits.append(EncoderBudget(*self.encoder))
         if self.grammars is not None:
             limits.append(GrammarWait(self.grammars, 10_000))
         return limits
@@ -152,6 +156,7 @@ def expected(request, index, windows):
         windows=windows,
         seed=request.seed + index,
         salt=request.salt,
+        source=source_cells(request),
     )
     ids = request.stop.eos_ids | request.stop.token_ids
     for i, token in enumerate(out, 1):
@@ -323,6 +328,12 @@ def random_requests(rng, most=12):
     return with_tenants(random.Random(f"tenants {keys}"), requests)
 
 
+def with_sources(rng, requests):
+    """Return the requests with sources of three, all of them or none."""
+    sources = [tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 14))) for _ in range(3)]
+    return [replace(one, encoder_prompt=rng.choice(sources)) for one in requests]
+
+
 def with_tenants(rng, requests):
     """Return the requests with random tenants."""
     tenant_limits = {
@@ -382,11 +393,19 @@ def random_aborts(rng, requests):
     return aborts
 
 
-def random_run(seed, most_steps=20_000, **fixed):
-    """Run the workload of one seed. Raises AssertionError if the output is wrong."""
+def random_run(seed, most_steps=20_000, *, sources=False, **fixed):
+    """Run the workload of one seed. Raises AssertionError if the output is wrong.
+
+    sources: all requests have an encoder prompt.
+    """
     rng = random.Random(seed)
     requests = random_requests(rng)
+    encoder = random.Random(f"sources {seed}")
+    if has_encoder := sources or encoder.random() < 0.1:
+        requests = with_sources(encoder, requests)
     setup = random_setup(rng, requests)
+    if has_encoder:
+        setup.encoder = (encoder.randrange(13, 40), 13)
     if rng.random() < 0.4:
         setup.aborts = random_aborts(rng, requests)
     if rng.random() < 0.15:
