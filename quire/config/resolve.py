@@ -101,7 +101,7 @@ def resolve(
             capability=device.capability,
         ),
         parallel=ParallelSection(tensor=plan.shape.ranks),
-        encoder=resolve_encoder(model, plan.shape, device),
+        encoder=resolve_encoder(model, plan.shape),
         sampling=resolve_sampling(options, model, why),
         structured=resolve_structured(options, why),
         recovery=RecoverySection(wait_s=options.recovery.engine_restart_wait),
@@ -475,17 +475,11 @@ def resolve_model(options: Options, model: ModelFacts, shape: EngineShape) -> Mo
     )
 
 
-def resolve_encoder(
-    model: ModelFacts, shape: EngineShape, device: DeviceFacts
-) -> EncoderSection | None:
+def resolve_encoder(model: ModelFacts, shape: EngineShape) -> EncoderSection | None:
     """Resolve the encoder's limits. A source is encoded in one step, so a step has space for it."""
     found = model.encoder
     if found is None:
         return None
-    if device.kind != "cpu":
-        raise ConfigError(
-            f"{model.model_type} has an encoder, which runs on a CPU only as yet; use device=cpu"
-        )
     for token in (found.start_id, found.forced_first or 0, *found.forced_last):
         if not 0 <= token < model.vocab:
             raise ConfigError(

@@ -148,6 +148,11 @@ class Request:
     forced: ForcedTokens | None = None  # None: the model's configs force no token
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that were given: of the prompt, and of an encoder's."""
+        return len(self.prompt) + len(self.encoder_prompt)
+
+    @property
     def num_answers(self) -> int:
         """What it counts as against limits of requests."""
         return max(self.n, self.num_beams)

@@ -84,7 +84,7 @@ class AppState:
     @property
     def max_prompt_chars(self) -> int:
         """Most characters of a prompt."""
-        return max(MIN_PROMPT_CHAR_LIMIT, CHARS_PER_TOKEN * self.max_model_len)
+        return max(MIN_PROMPT_CHAR_LIMIT, CHARS_PER_TOKEN * self.inputs.max_prompt_len)
 
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer, for what cannot do without."""

@@ -199,6 +199,11 @@ class InputProcessor:
         return PreparedRequest(made, parsed.text, requested, source_text)
 
     @property
+    def max_prompt_len(self) -> int:
+        """Tokens of the longest prompt: of the encoder, where there is one."""
+        return self.max_model_len if self._encoder is None else self._encoder.max_len
+
+    @property
     def has_encoder(self) -> bool:
         """Whether prompts are read by an encoder."""
         return self._encoder is not None
@@ -368,7 +373,7 @@ class InputProcessor:
                 f"truncation_side must be 'left' or 'right', got {side!r}", param="truncation_side"
             )
         wanted = bool(given.get("add_special_tokens", add_special_tokens))
-        limit = self.max_model_len if self._encoder is None else self._encoder.max_len
+        limit = self.max_prompt_len
         kept = self._truncation_limit(most, params, limit)
         return TokenizationOptions(limit, wanted, kept, str(side))
 

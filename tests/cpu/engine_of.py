@@ -5,6 +5,7 @@ import torch
 from quire.config.engine_config import (
     CacheSection,
     DeviceSection,
+    EncoderSection,
     EngineConfig,
     LoadSection,
     ModelSection,
@@ -52,7 +53,7 @@ _models = {}
 
 def model_of(hf, dtype, device="cpu"):
     """Built once per shape and dtype: random weights, spread so that greedy choices are not ties."""
-    key = (hf["model_type"], hf["head_dim"], dtype, device)
+    key = (hf["model_type"], hf.get("head_dim"), dtype, device)
     if key not in _models:
         model_type, config = read_model_config(hf)
         _models[key] = (
@@ -143,6 +144,17 @@ def engine_of(
         parallel=ParallelSection(tensor=1),
         sampling=SamplingSection(defaults={}, eos_ids=()),
         observe=ObserveSection(log_stats=False, log_level=None),
+        encoder=EncoderSection(
+            max_len=max_len,
+            max_batched_tokens=max(budget, max_len),
+            start_id=0,
+            forced_first=None,
+            forced_last=(),
+            banned=(),
+            banned_first=(),
+        )
+        if hf.get("is_encoder_decoder")
+        else None,
     )
     half = build_executor(model, config, processors, grammars)
     scheduler = build_scheduler(config, grammars)
@@ -163,9 +175,10 @@ def request(
     thinking=None,
     eos=(),
     vectors=None,
+    source=(),
     **params,
 ):
-    """vectors: [n, width], in place of the first n tokens of the prompt."""
+    """vectors: [n, width], in place of the first n tokens of the prompt. source: of an encoder."""
     params.setdefault("temperature", 0.0)
     if n > 1 and params["temperature"] == 0.0:
         params["temperature"] = 1.0
@@ -188,6 +201,7 @@ def request(
         thinking=thinking,
         extra_content=packed.extra_content,
         prompt_embeds=packed.spans,
+        encoder_prompt=tuple(source),
     )
 
 

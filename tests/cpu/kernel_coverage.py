@@ -24,6 +24,7 @@ from quire.engine.startup.model_setup import describe_model
 from quire.engine.startup.plain_config import plain_config
 from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
+from quire.runner.parts.encoder import EncoderPart, EncoderSource
 from quire.runner.worker_calls import with_two_layers_per_kind
 
 H200 = GpuTarget((9, 0), 132)
@@ -77,6 +78,13 @@ def some_step(draw, scheduler):
     return batch if prompts else enumeration.decode_batch(decodes, prior + 1)
 
 
+def every_source(config):
+    """Every number of source tokens, as one source."""
+    for count in range(1, config.encoder.max_batched_tokens + 1):
+        blocks = [0] * -(-count // config.cache.block_size)
+        yield EncoderPart((EncoderSource((0,) * count, blocks),))
+
+
 def main():
     hf, options, rounds = json.loads(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
     found, config = described(hf, options)
@@ -87,6 +95,8 @@ def main():
     with on_meta_device(H200), trace_kernels(later.append):
         runner = enumeration.meta_runner(found, config)
         with torch.inference_mode(), with_two_layers_per_kind(runner.model):
+            for part in every_source(config) if config.encoder else ():
+                runner.worker.compute(enumeration.prompt_batch(0, [2], 0), [part])
             for params in enumeration.SAMPLING_KINDS:
                 enumeration._join(runner.sampler, params)
                 for batch in every_step(config.scheduler) if params is enumeration.GREEDY else ():

@@ -15,6 +15,7 @@ import pytest
 
 from bench.make_models import SHAPES
 from tests import tiers
+from tests.cpu.encoder_decoder.seq2seq import BART, FLAN
 
 TINY = pathlib.Path(__file__).parent / "models" / "tiny"
 PROGRAM = pathlib.Path(__file__).parent / "kernel_coverage.py"
@@ -44,6 +45,11 @@ CASES = {
     "parts of heads": (tiny("glm4_no_bias_yarn"), {"max_model_len": 512}),
     "through transformers": (SHAPES["qwen3-30b-a3b"], {"model_impl": "transformers"}),
     "sinks": (tiny("gpt_oss"), {"max_model_len": 512}),
+    "an encoder": (FLAN | {"is_encoder_decoder": True}, {"max_model_len": 100}),
+    "an encoder with learned positions": (
+        BART | {"is_encoder_decoder": True, "dtype": "float32"},
+        {"max_model_len": 100},
+    ),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }
 EVERYDAY = ("dense", "experts", "latent")

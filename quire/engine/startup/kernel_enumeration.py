@@ -26,6 +26,7 @@ from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.models.base import LanguageModel, StepInputs
 from quire.runner.parts.base import ForwardOutput, PendingPart
+from quire.runner.parts.encoder import EncoderPart, EncoderSource
 from quire.runner.parts.prompt_embeds import PromptEmbedsPart
 from quire.runner.parts.prompt_logprobs import CHUNK_POSITIONS, PromptLogprobsPart, PromptRow
 from quire.runner.slots import BlockTableUpdate
@@ -88,6 +89,11 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             part = PromptLogprobsPart((PromptRow(0, 0, (0,) * count, 1),))
             worker.compute(prompt_batch(0, [count], 0), [part])
         worker.compute(prompt_batch(1, [2], 0), [PromptEmbedsPart(())])
+        if config.encoder is not None:
+            for count in sizes(config.encoder.max_batched_tokens):
+                blocks = [0] * -(-count // config.cache.block_size)
+                encoder = EncoderPart((EncoderSource((0,) * count, blocks),))
+                worker.compute(prompt_batch(1, [2], 0), [encoder])
         worker.warm_up_kernels()
         hidden = _HiddenStates()
         worker.compute(decode_batch(rows, 1), [hidden])

@@ -78,6 +78,17 @@ def worst_step_lengths(config: EngineConfig) -> list[int]:
     return counts
 
 
+def worst_source_lengths(config: EngineConfig) -> list[int]:
+    """Return source tokens per row of the step in which the encoder has most to do; [] without."""
+    if config.encoder is None:
+        return []
+    left, counts = config.encoder.max_batched_tokens, []
+    for others in reversed(range(len(worst_step_lengths(config)))):
+        counts.append(max(min(left - others, config.encoder.max_len), 1))
+        left -= counts[-1]
+    return counts
+
+
 def profiling_config(config: EngineConfig, shape: EngineShape) -> EngineConfig:
     """Return the config with a cache for the largest step alone, and nothing recorded or kept."""
     blocks = 1 + sum(
@@ -96,17 +107,23 @@ def run_dummy_requests(
     params: SamplingParams,
     tokens: int = 1,
     first: SamplingParams | None = None,
+    sources: Sequence[int] = (),
 ) -> None:
     """Run dummy requests to their end: `tokens` outputs each. Nothing else may be running.
 
-    first: the params of the first of them, if they differ.
+    first: the params of the first of them, if they differ. sources: tokens that an encoder reads of
+    each.
     """
     scheduler, executor = half
     for i, count in enumerate(counts):
         prompt = tuple((i + k) % DUMMY_VOCAB for k in range(count))
         stop = StopConditions(max_tokens=tokens)
         own_params = first if i == 0 and first is not None else params
-        scheduler.add(Request(f"start-{i}", prompt, stop, own_params, read_prefix_cache=False))
+        request = Request(f"start-{i}", prompt, stop, own_params, read_prefix_cache=False)
+        if sources:  # the salt makes each a source of its own
+            source = (0,) * sources[i]
+            request = replace(request, encoder_prompt=source, salt=b"%d" % i)
+        scheduler.add(request)
     while not scheduler.idle:
         plan = scheduler.plan()
         scheduler.apply(plan, executor.submit(plan).wait())
@@ -123,7 +140,11 @@ def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> Pea
         step, reserved = _peak_of(
             half,
             lambda: run_dummy_requests(
-                half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
+                half,
+                worst_step_lengths(config),
+                ALL_FEATURES,
+                first=WITH_PROMPT_LOGPROBS,
+                sources=worst_source_lengths(config),
             ),
         )
     return PeakMemory(
@@ -166,7 +187,11 @@ def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, captured_by
     with _out_of_memory_as_no_room(config):
         with _traced(executor):
             run_dummy_requests(
-                half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
+                half,
+                worst_step_lengths(config),
+                ALL_FEATURES,
+                first=WITH_PROMPT_LOGPROBS,
+                sources=worst_source_lengths(config),
             )
         executor.call("warm_up_kernels")
         executor.call("capture_graphs", captured_bytes)

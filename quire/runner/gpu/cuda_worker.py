@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from quire.attention.base import AttentionMetadata, Backend
+from quire.attention.base import AttentionMetadata, Backend, CrossMetadata
 from quire.core.types import BlockCopy
 from quire.errors import EngineDead
 from quire.kernels.framework import late_work, lazy_fusion
@@ -85,14 +85,19 @@ class CudaWorker:
         self._logprobs_mode: Mode = logprobs_mode
         self._stream = torch.cuda.Stream(device)
         self._width = align_words(slots.width)
+        self._groups = slots.groups
         self._tables = torch.zeros(
-            (slots.groups, rows, self._width), dtype=torch.int32, device=device
+            (slots.tables, rows, self._width), dtype=torch.int32, device=device
         )
         self._last_token = torch.zeros(rows, dtype=torch.int32, device=device)
         self._row_starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._kv_memory = KVMemory(cache, host_cache, device)
         self._pinned_io = PinnedIO(rows, NUM_STAGING_BUFFERS, device)
         most = max(max_tokens, rows)
+        self._token_starts: Tensor | None = None  # of a model with an encoder: 0, 1, 2, ...
+        if slots.has_cross:
+            longest = max([most, *(shape.tokens for shape in graph_shapes(max_tokens, rows))])
+            self._token_starts = torch.arange(longest + 1, dtype=torch.int32, device=device)
         self._mixed_staging = StagingBuffer(
             3 * align_words(most) + 6 * align_words(rows + PROMPT_ROWS + 1),
             NUM_STAGING_BUFFERS,
@@ -486,18 +491,32 @@ class CudaWorker:
         batch = AttentionMetadata(
             q_starts=views.q_starts,
             contexts=views.contexts,
-            tables=self._tables.unbind(),
-            slots=kv_slots.unbind(),
+            tables=self._tables.unbind()[: self._groups],
+            slots=kv_slots.unbind()[: self._groups],
             max_query=max_query,
             max_context=max_context,
             rows=views.rows,
             decodes=decodes,
             past=past,
+            cross=self._cross_metadata(views.token_slots),
         )
         step = StepInputs(ids, views.positions, self._backend.plan(batch))
         for part in parts:
             step = part.before_forward(self._model, step)
         return self._model(step)
+
+    def _cross_metadata(self, token_slots: Tensor) -> CrossMetadata | None:
+        """Return the source of each token of a step; padding tokens read that of some slot."""
+        if self._token_starts is None:
+            return None
+        table, lengths = self._tables[self._groups :].unbind()
+        slots = token_slots.clamp(min=0)
+        return CrossMetadata(
+            table=table,
+            lengths=lengths[:, 0].index_select(0, slots),
+            starts=self._token_starts[: len(slots) + 1],
+            rows=slots,
+        )
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self._model.logits(hidden)

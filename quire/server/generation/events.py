@@ -43,6 +43,8 @@ class PromptEvent(msgspec.Struct, frozen=True):
     """None if it came as ids."""
     prompt_logprobs: PromptLogprobs | None = None
     """By position; None where nothing is known."""
+    encoder_tokens: int = 0
+    """Tokens that an encoder reads besides; they count as tokens of the prompt."""
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):

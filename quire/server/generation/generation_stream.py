@@ -126,6 +126,7 @@ class _PromptState:
             output_processor.num_cached_tokens,
             self.prepared.prompt_text,
             output_processor.prompt_logprobs,
+            len(self.prepared.request.encoder_prompt),
         )
 
 
@@ -249,7 +250,7 @@ class GenerationStream:
         if not self._prompt_only and self._output_parsers is None:
             prompt.text_readers = prompt.output_processor.direct_decoders()
         opening = prompt.build_prompt_event()
-        self.usage.prompt_tokens += len(opening.prompt_ids)
+        self.usage.prompt_tokens += len(opening.prompt_ids) + opening.encoder_tokens
         self.usage.cached_tokens += opening.cached_tokens
         events.append(opening)
 

@@ -109,6 +109,9 @@ def _refuse_unsupported(state: AppState, request: GenerationRequest) -> None:
     _check_output_parsing(state, request)
     if list(request.modalities) != ["text"]:
         raise Unsupported("modalities must be ['text']", param="modalities")
+    if request.echo and state.inputs.has_encoder:
+        message = "echo: the prompt is read by an encoder, and no part of the answer"
+        raise Unsupported(message, param="echo")
 
 
 def _check_structured_output(state: AppState, request: GenerationRequest) -> None:

@@ -167,7 +167,7 @@ class RequestMetrics:
         request = life.request
         del self._requests[request.id]
         self._observe("e2e_request_latency_seconds", self._clock() - request.arrived_at)
-        self._observe("request_prompt_tokens", len(request.prompt))
+        self._observe("request_prompt_tokens", request.num_prompt_tokens)
         self._observe(
             "request_prefill_kv_computed_tokens", len(request.prompt) - life.cached_tokens
         )

@@ -45,10 +45,10 @@ class RequestLog:
             log.info(
                 "request %s: %d prompt tokens, max_tokens %d, %s",
                 public_id,
-                len(request.prompt),
+                request.num_prompt_tokens,
                 request.stop.max_tokens,
                 format_given_params(one.params) or "defaults",
-                extra={"request_id": public_id, "prompt_tokens": len(request.prompt)},
+                extra={"request_id": public_id, "prompt_tokens": request.num_prompt_tokens},
             )
             if log.isEnabledFor(logging.DEBUG):
                 text = one.prompt_text

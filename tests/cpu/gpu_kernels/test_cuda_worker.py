@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from quire.core.types import ThinkingBudget
-from quire.engine.startup.executor_setup import _build_backend
+from quire.engine.startup.executor_setup import _build_backend, table_shape
 from quire.executors.inline import Executor
 from quire.kernels.framework import late_work, op
 from quire.runner.gpu import cuda_graphs, cuda_worker, pinned_io, staging_buffer
@@ -20,10 +20,10 @@ from quire.runner.gpu.mixed_batch_graphs import GraphShape, graph_shapes
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
-from quire.runner.slots import TableShape
 from quire.sampling.sampler import Sampler
 from tests.cpu import engine_of as tiny
 from tests.cpu import test_structured as structured
+from tests.cpu.encoder_decoder.seq2seq import T5
 from tests.cpu.made_grammars import Grammars
 
 
@@ -99,8 +99,7 @@ def engine_of(hf=tiny.TINY, *, captured=True, **settings):
         sampler = Sampler(
             config.model.vocab, said.max_num_seqs, "cpu", asynchronous=True, grammars=grammars
         )
-        width = -(-said.max_model_len // cache.block_size)
-        shape = TableShape(said.max_num_seqs, width, len(cache.groups), cache.block_size)
+        shape = table_shape(config)
 
         lane = cuda_worker.CudaWorker(
             model,
@@ -164,6 +163,29 @@ def test_the_cuda_worker_gives_the_tokens_of_the_cpu(acted, hf, name):
     got, _ = tiny.run(engine_of(hf, **settings), workload(), stagger=2)
     assert {key: got[key] for key in want} == want
     assert len(got["c", 0]) == 5
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("name", PATHS)
+def test_a_model_with_an_encoder_answers_as_on_the_cpu(acted, name):
+    settings = dict(PATHS[name])
+    if "num_blocks" in settings:
+        settings["num_blocks"] = 9
+    hf = {**T5, "is_encoder_decoder": True}
+    asked = [
+        tiny.request("a", [0], 9, source=range(4, 40)),
+        tiny.request("b", [0, 7, 8, 9], 7, source=[5]),
+        tiny.request("c", [0], 12, source=range(30, 70), logprobs=2),
+        tiny.request("d", [0], 6, source=range(4, 40), temperature=0.9, seed=3, n=2),
+        tiny.request("e", [0, *range(20, 50)], 5, source=range(90, 119)),
+    ]
+    want = {}
+    for one in asked:
+        if one.params.temperature == 0:
+            want |= tiny.run(tiny.engine_of(hf, budget=4000, max_len=100, eager=True), [one])[0]
+    got, _ = tiny.run(engine_of(hf, max_len=100, **settings), asked, stagger=2)
+    assert {key: got[key] for key in want} == want
+    assert len({tuple(tokens) for tokens in want.values()}) == len(want)
 
 
 @pytest.fixture

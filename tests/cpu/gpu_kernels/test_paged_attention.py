@@ -188,3 +188,34 @@ def test_an_fp8_cache_reads_back_what_was_written():
     assert torch.equal(cache.float(), mine.float())
     case |= {"cache": cache, "k": k, "v": v, "k_scale": 0.02, "v_scale": 0.03}
     torch.testing.assert_close(run(case), REFERENCE(**case), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("features", ["bias decodes rows", "bias", "bias fresh decodes alibi"])
+def test_a_bias_by_distance_is_added_to_scores(features, dtype):
+    torch.manual_seed(3)
+    case = _case(CPU, (4, 2, 16, 16), [(1, 90), (1, 3), (20, 60), (3, 3)], dtype, features=features)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    got = run(case, splits=2)
+    torch.testing.assert_close(got, REFERENCE(**case), atol=tolerance, rtol=tolerance)
+    without = REFERENCE(**{**case, "position_bias": None})
+    assert not torch.allclose(got.float(), without.float(), atol=0.05)
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("reach", [0, 7])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+def test_encoder_attention_of_packed_sources(heads, reach):
+    encoder = pytest.importorskip("quire.kernels.gpu.attention.encoder_attention")
+    torch.manual_seed(4)
+    (h, k), lengths = heads, [70, 1, 64, 33]
+    qkv = torch.randn(sum(lengths), h + 2 * k, 20)
+    q, keys, values = torch.split(qkv, [h, k, k], dim=1)
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    bias = torch.randn(h, 2 * reach + 1) if reach else None
+    args = (q, keys, values, starts, 70, 0.3, bias)
+    out = torch.full(q.shape, float("nan"))
+    encoder.launch(out, *args)
+    want = OPS["encoder_attention"].reference(*args)
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)

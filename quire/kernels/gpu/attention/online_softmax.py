@@ -25,6 +25,19 @@ def scale_and_softcap(dot, scale, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def bias_rows(bias_ptr, head, live, REACH: tl.constexpr):
+    """Pointers to each head's bias at distance 0, in [H, 2 REACH + 1]; dead heads read head 0."""
+    return bias_ptr + tl.where(live, head, 0) * (2 * REACH + 1) + REACH
+
+
+@triton.jit
+def add_distance_bias(scores, distance, rows, REACH: tl.constexpr):
+    """Scores [M, N] in log2 units plus a bias by distance [M or 1, N], cut at REACH. rows: [M]."""
+    near = tl.minimum(tl.maximum(distance, -REACH), REACH)
+    return scores + tl.load(rows[:, None] + near) * LOG2E
+
+
+@triton.jit
 def online_softmax_step(s, v, acc, total, top, IEEE: tl.constexpr):
     """One online-softmax step: scores s [M, N] and values v [N, D] into (acc, total, top)."""
     higher = tl.maximum(top, tl.max(s, 1))

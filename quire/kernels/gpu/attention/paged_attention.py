@@ -80,11 +80,13 @@ def launch(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     counters: Tensor | None = None,
+    position_bias: Tensor | None = None,
 ) -> None:
     """Start the kernels of one step."""
     extras = AttentionExtras(
-        scale, window, softcap, sinks, alibi, rows, max_context, k_scale, v_scale, counters
-    ).device(cache)
+        scale, window, softcap, sinks, alibi, rows, max_context, k_scale, v_scale, counters,
+        position_bias,
+    ).device(cache)  # fmt: skip
     if decodes:
         cut = plan_decode(q, cache, tables, decodes, extras)
         decode(outs, q, cache, tables, contexts, decodes, extras, cut)
@@ -152,7 +154,7 @@ def decode(
         (
             q, cache, tables, extras.rows, contexts, out,
             *allocate_split_workspace(q, kv_heads, rows, cut, extras.counters), extras.sinks,
-            extras.alibi,
+            extras.alibi, extras.position_bias,
         ),
         (
             extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
@@ -163,7 +165,7 @@ def decode(
             max(16, next_power_of_2(group)), max(16, next_power_of_2(size)),
             cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, extras.rows is not None,
             extras.window is not None, extras.softcap is not None, extras.sinks is not None,
-            extras.alibi is not None, cache.dtype == torch.float8_e4m3fn,
+            extras.alibi is not None, extras.reach, cache.dtype == torch.float8_e4m3fn,
             q.dtype == torch.float32, pdl,
         ),
         warps=cut.warps,
@@ -202,7 +204,8 @@ def prefill(
         (count * kv_heads * shares.splits, 1, 1),
         (
             q, k, v, cache, tables, extras.rows, q_starts, contexts, out, extras.sinks,
-            extras.alibi, shares.partial_out, shares.partial_stats, shares.counters,
+            extras.alibi, extras.position_bias, shares.partial_out, shares.partial_stats,
+            shares.counters,
         ),
         (
             extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
@@ -215,8 +218,8 @@ def prefill(
             tiles.stages, fresh,
             tma,
             extras.rows is not None, extras.window is not None, extras.softcap is not None,
-            extras.sinks is not None, extras.alibi is not None, cache.dtype == torch.float8_e4m3fn,
-            q.dtype == torch.float32,
+            extras.sinks is not None, extras.alibi is not None, extras.reach,
+            cache.dtype == torch.float8_e4m3fn, q.dtype == torch.float32,
         ),
         warps=tiles.warps,
         tiles=(_tma_descriptor(k, tiles.tile_keys if tma else 0), _tma_descriptor(v, tiles.tile_keys

@@ -18,6 +18,8 @@ import triton.language as tl
 from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
     LOWEST_SCORE,
+    add_distance_bias,
+    bias_rows,
     dot_qk,
     join_sink,
     normalize,
@@ -47,11 +49,11 @@ def split_range(context, window, split, splits, TILE: tl.constexpr, CHUNK: tl.co
 
 
 @triton.jit
-def attend_range(acc, total, top, q, cache_ptr, table, kh, first, start, stop, newest, slope, scale,
-          softcap,
+def attend_range(acc, total, top, q, cache_ptr, table, kh, first, start, stop, newest, slope, bias,
+          scale, softcap,
           K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, DP: tl.constexpr,
           TILE: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr,
-          ALIBI: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+          ALIBI: tl.constexpr, REACH: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """Absorb the keys [start, stop) that are not below `first`; the query is at `newest`."""
     n = tl.arange(0, TILE)
     d = tl.arange(0, DP)
@@ -67,6 +69,8 @@ def attend_range(acc, total, top, q, cache_ptr, table, kh, first, start, stop, n
         scores = scale_and_softcap(dot_qk(q, k.to(q.dtype), IEEE), scale, softcap, SOFTCAP)
         if ALIBI:
             scores += slope[:, None] * (at - newest).to(tl.float32)[None, :]
+        if REACH:
+            scores = add_distance_bias(scores, (at - newest)[None, :], bias, REACH)
         scores = tl.where(live[None, :], scores, float("-inf"))
         acc, total, top = online_softmax_step(scores, v.to(q.dtype), acc, total, top, IEEE)
     return acc, total, top
@@ -116,6 +120,7 @@ def decode_kernel(
     done_ptr,  # [S * K] int32, zeros before and after
     sinks_ptr,  # [K * G]
     alibi_ptr,  # [K * G]
+    bias_ptr,  # [K * G, 2 * REACH + 1] fp32, if REACH
     scale,  # of the scores, the keys' own scale in it
     softcap,
     v_scale,
@@ -139,6 +144,7 @@ def decode_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
+    REACH: tl.constexpr,
     V_SCALE: tl.constexpr,
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
@@ -171,12 +177,16 @@ def decode_kernel(
     slope = tl.zeros([GP], tl.float32)
     if ALIBI:
         slope = tl.load(alibi_ptr + head, mask=g < G, other=0.0).to(tl.float32) * LOG2E
+    bias = slope
+    if REACH:
+        bias = bias_rows(bias_ptr, head, g < G, REACH)
     acc = tl.zeros([GP, DP], tl.float32)
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], LOWEST_SCORE, tl.float32)
     acc, total, top = attend_range(
         acc, total, top, q, cache_ptr, tables_ptr + row.to(tl.int64) * W, kh, first, start, stop,
-        context - 1, slope, scale, softcap, K, D, B, DP, TILE, STAGES, SOFTCAP, ALIBI, IEEE,
+        context - 1, slope, bias, scale, softcap, K, D, B, DP, TILE, STAGES, SOFTCAP, ALIBI, REACH,
+        IEEE,
     )  # fmt: skip
     if V_SCALE:
         acc = acc * v_scale

@@ -262,8 +262,8 @@ def fused_decode_kernel(
     scores = tl.where(live[None, :], scores, float("-inf"))
     acc, total, top = online_softmax_step(scores, v_tile.to(q.dtype), acc, total, top, IEEE)
     acc, total, top = attend_range(
-        acc, total, top, q, cache_ptr, table, kh, first, start + TILE, stop, context - 1, top,
-        scale, softcap, K, D, B, D, TILE, STAGES, SOFTCAP, False, IEEE,
+        acc, total, top, q, cache_ptr, table, kh, first, start + TILE, stop, context - 1, top, top,
+        scale, softcap, K, D, B, D, TILE, STAGES, SOFTCAP, False, 0, IEEE,
     )  # fmt: skip
     if FP8:
         acc = acc * v_scale
@@ -289,9 +289,11 @@ def parse_extras(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     counters: Tensor | None = None,
+    position_bias: Tensor | None = None,
 ) -> AttentionExtras | None:
-    """The arguments of paged_attention; None: not one query per sequence, or ALiBi."""
-    if not decodes == q.shape[0] == contexts.shape[0] or alibi is not None:
+    """The arguments of paged_attention; None: not one query per sequence, or a bias."""
+    biased = alibi is not None or position_bias is not None
+    if not decodes == q.shape[0] == contexts.shape[0] or biased:
         return None
     return AttentionExtras(
         scale, window, softcap, sinks, None, rows, max_context, k_scale, v_scale, counters

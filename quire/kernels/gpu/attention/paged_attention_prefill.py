@@ -20,6 +20,8 @@ import triton.language as tl
 from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
     LOWEST_SCORE,
+    add_distance_bias,
+    bias_rows,
     dot_qk,
     join_sink,
     normalize,
@@ -33,7 +35,7 @@ SCAN = tl.constexpr(256)
 
 
 @triton.jit
-def _sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: tl.constexpr):
+def sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: tl.constexpr):
     """(sequence, its first tile). Each of `sequences` from `first` on has at most
     tokens // QUERIES + 1 tiles, so it may begin at (tokens before it) // QUERIES + its number."""
     count = 0
@@ -46,13 +48,15 @@ def _sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: tl.constexpr):
 
 
 @triton.jit
-def _scores(q, k, at, pos, end, slope, scale, softcap, window,
+def _scores(q, k, at, pos, end, slope, bias, scale, softcap, window,
             MASK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
-            IEEE: tl.constexpr):  # fmt: skip
+            REACH: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """Scores of keys at positions `at` (below end) for queries at `pos`, invisible ones -inf."""
     scores = scale_and_softcap(dot_qk(q, k, IEEE), scale, softcap, SOFTCAP)
     if ALIBI:
         scores += slope[:, None] * (at[None, :] - pos[:, None]).to(tl.float32)
+    if REACH:
+        scores = add_distance_bias(scores, at[None, :] - pos[:, None], bias, REACH)
     if MASK:
         seen = (at[None, :] <= pos[:, None]) & (at < end)[None, :]
         if WINDOW:
@@ -63,11 +67,11 @@ def _scores(q, k, at, pos, end, slope, scale, softcap, window,
 
 @triton.jit
 def _attend_cached_keys(acc, total, top, q, pos, low, high, first, end, cache_ptr, table, kh, slope,
-scale,
-            softcap, window,
+            bias, scale, softcap, window,
             K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, DP: tl.constexpr,
             TILE: tl.constexpr, STAGES: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr,
-            SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+            SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, REACH: tl.constexpr,
+            IEEE: tl.constexpr):  # fmt: skip
     """Absorb the keys at [low, high) that lie in [first, end), read through the block table."""
     n = tl.arange(0, TILE)
     d = tl.arange(0, DP)
@@ -85,19 +89,19 @@ scale,
             mask = mask & ((at >= first) & (at < end))[:, None]
         k = tl.load(where, mask=mask, other=0.0)
         v = tl.load(where + K * B * D, mask=mask, other=0.0)
-        s = _scores(q, k.to(q.dtype), at, pos, end, slope, scale, softcap, window,
-                    MASK, WINDOW, SOFTCAP, ALIBI, IEEE)  # fmt: skip
+        s = _scores(q, k.to(q.dtype), at, pos, end, slope, bias, scale, softcap, window,
+                    MASK, WINDOW, SOFTCAP, ALIBI, REACH, IEEE)  # fmt: skip
         acc, total, top = online_softmax_step(s, v.to(q.dtype), acc, total, top, IEEE)
     return acc, total, top
 
 
 @triton.jit
 def _attend_new_keys(acc, total, top, q, pos, low, high, end, begin, k_ptr, v_ptr, kh,
-           slope, scale, softcap, window,
+           slope, bias, scale, softcap, window,
            D: tl.constexpr, K_T: tl.constexpr, V_T: tl.constexpr,
            DP: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
            MASK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-           ALIBI: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+           ALIBI: tl.constexpr, REACH: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """Absorb the step's own keys [low, high), counted from the sequence's first new token."""
     n = tl.arange(0, TILE)
     d = tl.arange(0, DP)
@@ -113,8 +117,8 @@ def _attend_new_keys(acc, total, top, q, pos, low, high, end, begin, k_ptr, v_pt
                 mask = mask & (at < end)[:, None]
             k = tl.load(k_ptr + token * K_T + kh * D + d[None, :], mask=mask, other=0.0)
             v = tl.load(v_ptr + token * V_T + kh * D + d[None, :], mask=mask, other=0.0)
-        s = _scores(q, k, at, pos, end, slope, scale, softcap, window,
-                    MASK, WINDOW, SOFTCAP, ALIBI, IEEE)  # fmt: skip
+        s = _scores(q, k, at, pos, end, slope, bias, scale, softcap, window,
+                    MASK, WINDOW, SOFTCAP, ALIBI, REACH, IEEE)  # fmt: skip
         acc, total, top = online_softmax_step(s, v, acc, total, top, IEEE)
     return acc, total, top
 
@@ -132,6 +136,7 @@ def prefill_kernel(
     out_ptr,  # [T, K * G, D]
     sinks_ptr,
     alibi_ptr,
+    bias_ptr,  # [K * G, 2 * REACH + 1] fp32, if REACH
     part_ptr,  # [tiles, K, splits, M, D] fp32, if SPLIT
     stats_ptr,  # [tiles, K, splits, 2, M] fp32: maximum, sum
     done_ptr,  # [tiles * K] int32, zeros before and after
@@ -167,6 +172,7 @@ def prefill_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
+    REACH: tl.constexpr,
     V_SCALE: tl.constexpr,
     IEEE: tl.constexpr,
 ):
@@ -177,7 +183,7 @@ def prefill_kernel(
     kh = pid % K
     tile = pid // K
     split = tl.program_id(0) // programs
-    s, first_tile = _sequence_of(q_starts_ptr, first_sequence, sequences, tile, QUERIES)
+    s, first_tile = sequence_of(q_starts_ptr, first_sequence, sequences, tile, QUERIES)
     begin = tl.load(q_starts_ptr + s)
     queries = tl.load(q_starts_ptr + s + 1) - begin
     lowest = (tile - first_tile) * QUERIES
@@ -199,6 +205,9 @@ def prefill_kernel(
     slope = tl.zeros([M], tl.float32)
     if ALIBI:
         slope = tl.load(alibi_ptr + head, mask=m < QUERIES * G, other=0.0).to(tl.float32) * LOG2E
+    bias = slope
+    if REACH:
+        bias = bias_rows(bias_ptr, head, m < QUERIES * G, REACH)
     acc = tl.zeros([M, DP], tl.float32)
     total = tl.zeros([M], tl.float32)
     top = tl.full([M], LOWEST_SCORE, tl.float32)
@@ -229,12 +238,13 @@ def prefill_kernel(
     pos = prefix + query
     if not WINDOW:
         acc, total, top = _attend_cached_keys(
-            acc, total, top, q, pos, low, full, oldest, end, cache_ptr, table, kh, slope, scale,
-            softcap, window, K, D, B, DP, TILE, STAGES, False, WINDOW, SOFTCAP, ALIBI, IEEE,
+            acc, total, top, q, pos, low, full, oldest, end, cache_ptr, table, kh, slope, bias,
+            scale, softcap, window, K, D, B, DP, TILE, STAGES, False, WINDOW, SOFTCAP, ALIBI, REACH,
+            IEEE,
         )  # fmt: skip
     acc, total, top = _attend_cached_keys(
-        acc, total, top, q, pos, full, end, oldest, end, cache_ptr, table, kh, slope, scale,
-        softcap, window, K, D, B, DP, TILE, STAGES, True, WINDOW, SOFTCAP, ALIBI, IEEE,
+        acc, total, top, q, pos, full, end, oldest, end, cache_ptr, table, kh, slope, bias, scale,
+        softcap, window, K, D, B, DP, TILE, STAGES, True, WINDOW, SOFTCAP, ALIBI, REACH, IEEE,
     )  # fmt: skip
     if V_SCALE:
         acc = acc * v_scale
@@ -251,19 +261,19 @@ def prefill_kernel(
             if TMA:
                 acc, total, top = _attend_new_keys(
                     acc, total, top, q, query, low, full, highest, begin, k_tiles, v_tiles,
-                    kh, slope, scale, softcap, window,
-                    D, K_T, V_T, DP, TILE, STAGES, TMA, False, WINDOW, SOFTCAP, ALIBI, IEEE,
+                    kh, slope, bias, scale, softcap, window,
+                    D, K_T, V_T, DP, TILE, STAGES, TMA, False, WINDOW, SOFTCAP, ALIBI, REACH, IEEE,
                 )  # fmt: skip
             else:
                 acc, total, top = _attend_new_keys(
                     acc, total, top, q, query, low, full, highest, begin, k_ptr, v_ptr,
-                    kh, slope, scale, softcap, window,
-                    D, K_T, V_T, DP, TILE, STAGES, TMA, False, WINDOW, SOFTCAP, ALIBI, IEEE,
+                    kh, slope, bias, scale, softcap, window,
+                    D, K_T, V_T, DP, TILE, STAGES, TMA, False, WINDOW, SOFTCAP, ALIBI, REACH, IEEE,
                 )  # fmt: skip
         acc, total, top = _attend_new_keys(
             acc, total, top, q, query, full, highest, highest, begin, k_ptr, v_ptr,
-            kh, slope, scale, softcap, window,
-            D, K_T, V_T, DP, TILE, STAGES, TMA, True, WINDOW, SOFTCAP, ALIBI, IEEE,
+            kh, slope, bias, scale, softcap, window,
+            D, K_T, V_T, DP, TILE, STAGES, TMA, True, WINDOW, SOFTCAP, ALIBI, REACH, IEEE,
         )  # fmt: skip
     if SPLIT:
         place = (tile * K + kh).to(tl.int64)

@@ -430,7 +430,7 @@ def supports(q: Tensor, cache: Tensor, extras: AttentionExtras) -> bool:
     """Whether this kernel serves such prompts; the device must be a Hopper."""
     block, size = cache.shape[3:]
     group = q.shape[1] // cache.shape[2]
-    plain = extras.softcap is None and extras.alibi is None
+    plain = extras.softcap is None and extras.alibi is None and not extras.reach
     kind = q.dtype == cache.dtype and q.dtype in (torch.bfloat16, torch.float16)
     return plain and kind and size in (64, 128) and block in (16, 32, 64, 128) and group <= 64
 

@@ -43,6 +43,12 @@ class AttentionExtras(NamedTuple):
     k_scale: float = 1.0
     v_scale: float = 1.0
     counters: Tensor | None = None
+    position_bias: Tensor | None = None
+
+    @property
+    def reach(self) -> int:
+        """The distance at which the position bias is cut; 0: there is none."""
+        return 0 if self.position_bias is None else self.position_bias.shape[1] // 2
 
     def device(self, cache: Tensor) -> AttentionExtras:
         """The same without scales, if the cache is not of eight bits."""
