@@ -418,21 +418,28 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
         _int(hf, "vocab_size"),
         _mlp(hf),
     )
-    family = conventions_of(hf)
+    family, has_encoder = conventions_of(hf), bool(hf.get("is_encoder_decoder"))
     matrices = vocab * hidden * (1 if has_tied_embeddings(hf) else 2)
     if family.positions_kind == "learned":
-        matrices += hidden * (_int(hf, "max_position_embeddings", "n_positions") + 2)
+        positions = _int(hf, "max_position_embeddings", "n_positions") + 2
+        matrices += hidden * positions * (2 if has_encoder else 1)
     tables = matrices
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((int(hf[name]) for name in names if hf.get(name)), 0)
     each, shared = int(hf.get("moe_intermediate_size") or mlp), int(hf.get("n_shared_experts") or 0)
     gated = int(hf.get("shared_expert_intermediate_size") or 0)  # a shared expert with a gate
     width = each * (experts + shared) + gated
-    fan = (2 if family.mlp_kind == "plain" else 3) * hidden
-    sparse = _sparse_layers(hf, len(layers)) if experts else 0
-    dense = len(layers) if hf.get("enable_moe_block") else len(layers) - sparse  # beside experts
+    plain = family.mlp_kind == "plain" and "gated" not in str(hf.get("feed_forward_proj"))
+    fan = (2 if plain else 3) * hidden
+    count = sum(not layer.cross for layer in layers)
+    sparse = _sparse_layers(hf, count) if experts else 0
+    dense = count if hf.get("enable_moe_block") else count - sparse  # beside experts
     bank = fan * width + (experts + bool(gated)) * hidden
     matrices += dense * fan * mlp + sparse * bank
+    if has_encoder:
+        inner = fan * int(hf.get("encoder_ffn_dim") or mlp)
+        inner += _attention_weights(hf, hidden, layers[0])
+        matrices += _int(hf, "encoder_layers", "num_layers") * inner
     matrices += sum(_attention_weights(hf, hidden, layer) for layer in layers)
     if hf.get("num_kv_shared_layers"):
         matrices += _shared_layer_weights(hf, hidden, fan * mlp, len(layers))

@@ -21,6 +21,6 @@ CONVENTIONS = {
 
 class Config(t5.Config):
     @classmethod
-    def from_hf(cls, hf: Hf) -> Config:
+    def from_hf(cls, hf: Hf) -> t5.Config:
         defaults = {"feed_forward_proj": "gated-gelu"}
         return replace(super().from_hf({**defaults, **hf}), logit_scale=1.0)
