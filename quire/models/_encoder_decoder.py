@@ -243,7 +243,11 @@ class PostNormModel(EncoderDecoder):
             "qkv_proj": ("q_proj", "k_proj", "v_proj"),
             "encoder_attn.kv_proj": ("k_proj", "v_proj"),
         },
-        ignore=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+        ignore=(
+            "model.encoder.embed_tokens.weight",
+            "model.decoder.embed_tokens.weight",
+            "*coder.version",
+        ),
         tie={"lm_head": "embed_tokens"},
     )  # fmt: skip
 

@@ -6,6 +6,8 @@ Source: model_type "marian", https://huggingface.co/Helsinki-NLP/opus-mt-en-de; 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from quire.layers import SinusoidalEmbedding
@@ -23,6 +25,10 @@ class Config(PostNormConfig):
 
 
 class Model(PostNormModel):
+    weights = replace(
+        PostNormModel.weights, ignore=(*PostNormModel.weights.ignore, "*.embed_positions.weight")
+    )
+
     @staticmethod
     def build_positions(c: PostNormConfig) -> nn.Module:
         return SinusoidalEmbedding(c.positions, c.hidden)

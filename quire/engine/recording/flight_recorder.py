@@ -71,11 +71,11 @@ PLAIN_FIELDS = {
 
 
 def _source_facts(request: Request) -> dict[str, Any]:
-    """The length of an encoder prompt, and what distinguishes it from others; {} without one."""
+    """The length of an encoder prompt, and a number that distinguishes it; {} without one."""
     if not request.encoder_prompt:
         return {}
-    digest = source_digest(dataclasses.replace(request, salt=b""))[:KEY_BYTES]
-    return {"source": (len(request.encoder_prompt), digest)}
+    digest = source_digest(dataclasses.replace(request, salt=b""))
+    return {"source": (len(request.encoder_prompt), int.from_bytes(digest[:4]) >> 1)}
 
 
 class RecordRing:

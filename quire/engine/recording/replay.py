@@ -121,10 +121,9 @@ class SyntheticTokens:
         return found
 
 
-def _synthetic_source(length: int, digest: bytes) -> tuple[int, ...]:
-    """Return an encoder prompt of this length; equal ones for equal digests."""
-    values = memoryview(digest).cast("i").tolist() if digest else [0]
-    return tuple(values[i % len(values)] for i in range(length))
+def _synthetic_source(length: int, number: int) -> tuple[int, ...]:
+    """Return an encoder prompt of this length; equal ones for equal numbers."""
+    return (number,) * length
 
 
 class RecordedGrammars:
@@ -316,7 +315,7 @@ class RecordingReplay:
             parent=None if parent is None else str(parent),
             constraint=constraint_for(number) if facts["kept"] else None,
             resumed_tokens=tokens,
-            encoder_prompt=_synthetic_source(*facts.get("source", (0, b""))),
+            encoder_prompt=_synthetic_source(*facts.get("source", (0, 0))),
             **plain,
         )
 

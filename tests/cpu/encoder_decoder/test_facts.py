@@ -9,6 +9,8 @@ from quire.errors import ConfigError
 from quire.models.build import read_model_config
 from tests.cpu.encoder_decoder.seq2seq import BART, T5, VARIANTS, write_model
 
+pytestmark = pytest.mark.slow("imports transformers, and makes models of it")
+
 
 def full(hf):
     return {**hf, "is_encoder_decoder": True}

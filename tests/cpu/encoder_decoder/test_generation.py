@@ -19,6 +19,8 @@ from tests.cpu.encoder_decoder.seq2seq import (
     write_model,
 )
 
+pytestmark = pytest.mark.slow("imports transformers, and makes models of it")
+
 SOURCES = [source_of(length) for length in (1, 5, 17, 60, 33)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, logprobs=0)
 
@@ -222,3 +224,32 @@ def test_float16_is_refused_for_t5_and_replaced_by_auto(tmp_path):
     with pytest.raises(QuireError, match="overflow"):
         llm_of(tmp_path, dtype="float16")
     assert llm_of(tmp_path, dtype="auto").llm_engine.config.model.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("variant", ["t5", "bart", "marian"])
+def test_checkpoints_as_older_versions_wrote_them_are_read(variant, tmp_path):
+    """With a copy of each shared matrix, and with what is computed or never used."""
+    from safetensors.torch import load_file, save_file
+
+    hf = VARIANTS[variant]
+    theirs = write_model(tmp_path, hf)
+    path = tmp_path / "model.safetensors"
+    tensors, state = load_file(path), theirs.state_dict()
+    copies = [name for name in state if "embed_" in name or name.startswith("lm_head")]
+    tensors |= {name: state[name].clone() for name in copies}
+    if variant == "t5":
+        name = "decoder.block.0.layer.{}.{}.relative_attention_bias.weight"
+        tensors[name.format(1, "EncDecAttention")] = tensors[
+            name.format(0, "SelfAttention")
+        ].clone()
+    else:
+        tensors["model.encoder.version"] = tensors["final_logits_bias"].clone()
+    save_file(tensors, path, metadata={"format": "pt"})
+    answers = llm_of(tmp_path).generate(SOURCES[:2], GREEDY)
+    assert [ids_of(one) for one in answers] == [generate(theirs, one, 20)[0] for one in SOURCES[:2]]
+
+
+def test_weights_may_be_quantized(tmp_path):
+    write_model(tmp_path, BART | {"d_model": 64, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64})
+    llm = llm_of(tmp_path, quantization="fp8")
+    assert all(len(ids_of(one)) == 20 for one in llm.generate(SOURCES, GREEDY))

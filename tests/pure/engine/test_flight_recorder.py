@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -438,3 +438,21 @@ def test_a_recording_of_an_older_format_names_the_version_that_reads_it(tmp_path
     path.write_bytes(gzip.compress(json.dumps(header).encode()))
     with pytest.raises(ConfigError, match=r"has recording format 1, .* 2 only: .* \(0\.1\.0\)"):
         recording_file.read_recording(path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sources_of_an_encoder_are_replayed_by_their_digests(tmp_path, monkeypatch, seed):
+    """Which sources are equal decides on plans; their tokens are not kept."""
+    sources = [tuple(range(1000, 1000 + n)) for n in (3, 9, 14)]
+
+    def with_sources(*given):
+        for i, request in enumerate(made(*given)):
+            yield replace(request, encoder_prompt=sources[i % 3], parent=None)
+
+    made = Flight.fly.__globals__["made"]
+    monkeypatch.setitem(Flight.fly.__globals__, "made", with_sources)
+    setup = setup_of("tight")
+    setup.blocks, setup.encoder = setup.blocks + 8, (20, 14)
+    flight = Flight(setup, tmp_path)
+    flight.fly(seed)
+    assert flight.replayed().differences == []
