@@ -21,7 +21,8 @@ not edit it by hand. `quire models` prints it, `quire models NAME` a part of it,
 
 Both kinds have the log-probabilities of `transformers` within 1e-4: each architecture is compared as a tiny random
 model, several sequences in a step, in chunks and token by token, with windows, rotary scaling and multipliers in
-effect. Native models are compared in `tests/cpu/models`, the others in `tests/cpu/models/fallback`.
+effect. Native models are compared in `tests/cpu/models`, those with an encoder in `tests/cpu/encoder_decoder`, the others
+in `tests/cpu/models/fallback`.
 
 A model type that is not here is tried with its class in the installed `transformers`, or with the code of its folder
 (`--trust-remote-code`). A forward pass without memory shows every attention call; what the engine cannot serve
