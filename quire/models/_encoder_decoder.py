@@ -185,7 +185,7 @@ class PostNormConfig(EncoderDecoderConfig):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Self:
-        field_of(hf, "is_encoder_decoder", bool, default=True, one_of={True})
+        field_of(hf, "is_encoder_decoder", bool, default=False, one_of={True})
         names = ("d_model", "decoder_attention_heads", "encoder_attention_heads")
         hidden, heads, encoder_heads = (field_of(hf, name, int) for name in names)
         if hidden % heads or hidden % encoder_heads:

@@ -60,7 +60,7 @@ class Config(EncoderDecoderConfig):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        field_of(hf, "is_encoder_decoder", bool, default=True, one_of={True})
+        field_of(hf, "is_encoder_decoder", bool, default=False, one_of={True})
         hidden, heads, layers, mlp = (
             field_of(hf, name, int) for name in ("d_model", "num_heads", "num_layers", "d_ff")
         )

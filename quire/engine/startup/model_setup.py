@@ -78,7 +78,9 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         weights=weights,
     )
     layers = model_config.attention_layers()
-    return ModelDescription(folder, model_type, model_config, replace(facts, layers=layers))
+    encoder = facts.encoder if any(layer.cross for layer in layers) else None
+    facts = replace(facts, layers=layers, encoder=encoder)
+    return ModelDescription(folder, model_type, model_config, facts)
 
 
 def _has_headers(folder: Path, load_format: str) -> bool:

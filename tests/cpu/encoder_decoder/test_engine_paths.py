@@ -153,3 +153,14 @@ def test_sources_alone_and_packed_give_the_same_bits(folders):
         (alone,) = llm.generate([source], params)
         assert alone.outputs[0].logprobs == answer.outputs[0].logprobs
     assert torch.isfinite(torch.tensor(together[0].outputs[0].cumulative_logprob or 0.0))
+
+
+def test_a_step_of_no_request_runs_between_answers(folders):
+    """A health probe's row has no source: its cross attention sees nothing."""
+    llm = llm_of(folders["t5"])
+    want = tokens(llm.generate(SOURCES, FREE))
+    engine = llm.llm_engine.engine
+    plan = engine._scheduler.plan_dummy_step()
+    engine._executor.submit(plan).wait()
+    engine._scheduler.finish_dummy_step(plan)
+    assert tokens(llm.generate(SOURCES, FREE)) == want

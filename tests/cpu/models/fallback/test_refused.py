@@ -116,7 +116,7 @@ def test_an_unknown_type_has_near_names(name):
             (),
             "'jamba' are not supported: layers keep a rec",
         ),
-        ({"model_type": "t5"}, (), "'t5' are not supported: it is an encoder-decoder"),
+        ({"model_type": "umt5"}, (), "'umt5' are not supported: it is an encoder-decoder"),
         ({"model_type": "llama"}, ("--model-impl", "transformer"), "did you mean transformers?"),
     ],
 )
