@@ -5,6 +5,7 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.core.params import BeamSearchParams
+from quire.kernels import encoder_attention, paged_attention  # noqa: F401 - they register
 from quire.kernels.framework.op import OPS
 from tests.cpu.encoder_decoder.seq2seq import (
     VARIANTS,
