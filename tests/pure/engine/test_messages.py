@@ -12,6 +12,7 @@ from quire.core.sequence_timing import SequenceTiming
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import (
     CallOpener,
+    ForcedTokens,
     PromptEmbeds,
     Request,
     StopConditions,
@@ -58,6 +59,8 @@ OTHERS = {
     "extra_content": ((3, b"\x02digest"), (9, b"")),
     "num_beams": 4,
     "prompt_embeds": (PromptEmbeds(1, 2, "bfloat16", b"\x00\xff" * 4),),
+    "encoder_prompt": (8, 9),
+    "forced": ForcedTokens(1, 3, 9, frozenset({2}), (4, 5), (6,)),
 }
 
 
