@@ -30,7 +30,7 @@ def inference(request):
 
 class Layer:
     scale, window, softcap, group, place = D**-0.5, None, None, 0, 0
-    sinks, alibi, k_scale, v_scale = None, None, 1.0, 1.0
+    sinks, alibi, position_bias, k_scale, v_scale = None, None, None, 1.0, 1.0
 
 
 class Tiny:
