@@ -100,10 +100,9 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     weights, source = weight_facts(options, folder, hf)
     facts = read_model_facts(
         folder,
+        hf=hf,
         name=model_options.model,
-        config_folder=config_folder,
         overrides=model_options.hf_overrides,
-        config_format=model_options.config_format,
         generation_config=model_options.generation_config,
         weights=weights,
     )

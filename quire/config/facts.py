@@ -216,16 +216,18 @@ def read_generation_config(folder: Path, source: str, overrides: Json) -> dict[s
 def read_model_facts(
     folder: Path,
     *,
+    hf: Json | None = None,
     name: str | None = None,
-    config_folder: Path | None = None,
     overrides: Json | Callable[..., Any] | None = None,
-    config_format: ConfigFormat = "auto",
     generation_config: str = "auto",
     override_generation_config: Json | None = None,
     weights: WeightFacts | None = None,
 ) -> ModelFacts:
-    """Read the facts from the small files of a model's folder."""
-    hf = read_hf_config(config_folder or folder, overrides, config_format)
+    """Read the facts from the small files of a model's folder.
+
+    hf: what read_hf_config() returned, with the same overrides; None: it is called.
+    """
+    hf = read_hf_config(folder, overrides) if hf is None else hf
     files = read_json(folder / "generation_config.json")
     generation = read_generation_config(folder, generation_config, override_generation_config or {})
     tokenizer_length = read_json(folder / "tokenizer_config.json").get("model_max_length")

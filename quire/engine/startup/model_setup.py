@@ -63,16 +63,16 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
             model_config.wrapper_type,
             model_type,
         )
-    usual = model_config.usual_fields()
     weights = None
     if _has_headers(folder, options.load.load_format):
         weights = count_weights_in_headers(read_headers(folder, options.load.load_format), hf)
+    if (usual := model_config.usual_fields()) is not None:
+        hf = read_hf_config(config_folder, lambda _: usual, section.config_format)
     facts = read_model_facts(
         folder,
+        hf=hf,
         name=section.model,
-        config_folder=config_folder,
-        overrides=section.hf_overrides if usual is None else lambda _: usual,
-        config_format=section.config_format,
+        overrides=section.hf_overrides,
         generation_config=section.generation_config,
         override_generation_config=section.override_generation_config,
         weights=weights,

@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from quire import env
+from quire.config.options import Options
+from quire.engine.startup.model_setup import describe_model
 from quire.errors import ConfigError, WeightError
 from quire.layers import Embedding
 from quire.models.build import build_model, read_model_config
@@ -179,3 +182,14 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match="pip install 'transformers"):
         read_model_config({"model_type": "llama", **MODELS["llama"]}, "transformers")
+
+
+def test_a_length_that_the_user_sets_is_not_shortened_by_the_tokenizer(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SMALL}))
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 128}')
+    given = {"model": str(tmp_path), "load_format": "dummy", "model_impl": "transformers"}
+    lengths = [
+        describe_model(Options.from_flat({**given, "hf_overrides": over}), env.read()).facts.max_len
+        for over in ({}, {"max_position_embeddings": 2048})
+    ]
+    assert lengths == [128, 2048]
