@@ -6,7 +6,7 @@ Made only by resolve.py. Components get their section or plain values, never the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts
@@ -116,6 +116,48 @@ class EncoderSection:
     banned_first: tuple[int, ...]
 
 
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+"""Result of a pooling request: a vector, a distribution, or one of either for each token."""
+
+PoolingMethod = Literal["cls", "last", "mean", "max", "mean_sqrt_len", "weighted_mean", "splade"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSection:
+    """A linear layer behind the pooling, in a folder of its own in the model's folder."""
+
+    folder: str  # "2_Dense"
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str  # a name in quire.pooling: "identity", "tanh", ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingSection:
+    """Of a model that pools: what its files and the user say of vectors and scores."""
+
+    tasks: tuple[PoolingTask, ...]  # that requests may name; the first is the default
+    methods: tuple[PoolingMethod, ...]  # sequence tasks; results of several are concatenated
+    size: int  # numbers of a whole embedding, or labels of a classification
+    dense: tuple[DenseSection, ...] = ()  # in order, before dimensions are cut
+    normalize: bool = True  # embeddings have an L2 norm of 1, unless a request says otherwise
+    activation: str = "identity"  # of logits of labels: "softmax", "sigmoid", "identity", ...
+    logit_mean: float = 0.0  # the activation gets (logit - mean) / sigma
+    logit_sigma: float = 1.0
+    labels: tuple[str, ...] = ()  # by index
+    matryoshka: bool = False  # requests may set dimensions
+    matryoshka_dimensions: tuple[int, ...] = ()  # which; (): any up to size
+    default_dimensions: int | None = None  # None: all
+    head_dtype: Literal["float32", "model"] = "float32"  # of everything behind the pooling
+    step_tag_id: int | None = None
+    returned_token_ids: tuple[int, ...] = ()
+    include_prompt: bool = True  # False: means leave out the tokens of a prompt's prefix
+    prompts: Mapping[str, str] = field(default_factory=dict)  # name -> prefix of texts
+    default_prompt: str | None = None  # its name
+    max_embed_len: int | None = None  # longer than max_model_len: such inputs are divided
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredSection:
     """Constraints of structured output, and limits of their compilation."""
@@ -165,3 +207,4 @@ class EngineConfig:
     recovery: RecoverySection = RecoverySection()
     health: HealthSection = HealthSection()
     encoder: EncoderSection | None = None  # None: a decoder alone
+    pooling: PoolingSection | None = None  # None: the model generates

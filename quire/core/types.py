@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from quire.config.engine_config import PoolingTask
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
 from quire.core.sequence_timing import SequenceTiming
@@ -92,6 +93,25 @@ class ForcedTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooling:
+    """What a request wants of the hidden states of its prompt. Every value is resolved."""
+
+    task: PoolingTask
+    use_activation: bool = True  # embed: L2 norm of 1; classify: probabilities instead of logits
+    dimensions: int | None = None  # leading numbers of an embedding that are kept; None: all
+    skip_tokens: int = 0  # leading tokens that do not count in means: an instruction
+    step_tag_id: int | None = None  # token tasks: only rows of this token; None: of every token
+    returned_token_ids: tuple[int, ...] = ()  # token_classify: only these columns; (): all
+
+
+class Pooled(NamedTuple):
+    """Result of a pooling request: float32 numbers, little-endian, row by row."""
+
+    shape: tuple[int, ...]  # (numbers,), or (tokens, numbers) of a token task
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PromptEmbeds:
     """Vectors that the model reads in place of the embeddings of prompt[start : start + length].
 
@@ -136,7 +156,8 @@ class Request:
     tenant_limits: TenantLimits = UNRESTRICTED  # limits of its tenant
     deadline_at: float | None = None
     # by the clock of arrived_at: a first token after it is useless
-    pooling: str | None = None  # how hidden states are pooled; None: tokens are generated
+    pooling: Pooling | None = None  # None: tokens are generated
+    token_types: bytes = b""  # segment of each prompt token (BERT); b"": all 0
     extra_content: tuple[tuple[int, bytes], ...] = ()
     """(offset, digest): content other than token ids, such as media, which starts at an offset of
     the prompt, in the order of offsets. It separates cached blocks from there on; `salt` does from
@@ -296,7 +317,7 @@ class StepResult:
     finish_reasons: dict[int, Literal["stop", "length"]] = field(default_factory=dict)
     # row -> the sequence ends with its last token here: its text is complete, and only the end
     # could follow. Has priority over min_tokens, ignore_eos and the length
-    pooled: dict[int, Any] = field(default_factory=dict)  # row that wants POOLED -> its result
+    pooled: dict[int, Pooled] = field(default_factory=dict)  # row that wants POOLED -> its result
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     # row -> proposed tokens behind its accepted ones, for the next row of its sequence
 
@@ -335,7 +356,7 @@ class Update(NamedTuple):
     last_token_is_text: bool = (
         False  # ended because its text is complete: the last token is text, no end token
     )
-    pooled: Any = None  # result of a request with `pooling`, in its last update
+    pooled: Pooled | None = None  # result of a request with `pooling`, in its last update
 
     def to_exception(self) -> RequestError | EngineError:
         """Return the error of an update that has one, as an exception."""

@@ -30,6 +30,7 @@ from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutpu
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import (
     ForcedTokens,
+    Pooling,
     PromptEmbeds,
     Request,
     StopConditions,
@@ -45,7 +46,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 
@@ -85,7 +86,8 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     tenant: bytes
     tenant_limits: TenantLimits
     deadline_at: float | None
-    pooling: str | None
+    pooling: Pooling | None
+    token_types: bytes
     extra_content: tuple[tuple[int, bytes], ...]
     num_beams: int
     prompt_embeds: tuple[PromptEmbeds, ...]

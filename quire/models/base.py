@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from torch import Tensor
 
@@ -64,6 +64,7 @@ class StepInputs:
     positions: Tensor  # [T] int32, or [3, T] with a rotary position per axis (time, height, width)
     attention: AttentionStep
     inputs_embeds: Tensor | None = None  # [T, width]: replaces embed_tokens(token_ids)
+    token_types: Tensor | None = None  # [T] int32: segment of each token (BERT); None: all 0
     carried: CarriedStates | None = None  # of the pipeline stage before; None: the first stage
     taps: HiddenTaps | None = None
     layer_inputs: Tensor | None = (
@@ -142,6 +143,11 @@ def _kind(kind: type) -> str:
     return names.get(kind, f"a {kind.__name__}")
 
 
+HeadKind = Literal["lm", "none", "classify", "token_classify"]
+"""What follows the last norm: logits of tokens; nothing; logits of labels for pooled states [n, E]
+-> [n, labels]; the same for the state of each token."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The config fields that the engine reads of every model. Each model's Config adds its own."""
@@ -159,6 +165,8 @@ class ModelConfig:
     tied: bool  # the output head is the token embedding
     dtype: str | None  # of the checkpoint, if config.json has it
     quantized: QuantFacts | None = None  # how its weights are stored; None: unquantized
+    head: HeadKind = "lm"
+    labels: int = 0  # of a head that classifies
     wrapper_type: str | None = None  # of the multimodal model whose text half this is
     windows: tuple[int | None, ...] = ()  # per layer; (): full attention in every layer
     embed_scale: float = 1.0  # of token embeddings

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.core.types import Request, StopConditions
+from quire.core.types import Pooling, Request, StopConditions
 from tests.cpu.engine_of import TINY, WINDOWED, engine_of, model_of, request, run
 
 
@@ -63,8 +63,8 @@ def test_wrong_drafts_cost_nothing_but_time():
     assert run(engine_of(drafts=3, propose=wrong, depth=2), work)[0] == want
 
 
-def pooled(name, prompt, kind="last"):
-    return Request(name, tuple(prompt), StopConditions(1), pooling=kind)
+def pooled(name, prompt):
+    return Request(name, tuple(prompt), StopConditions(1), pooling=Pooling("embed"))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -80,12 +80,6 @@ def test_a_pooled_row_yields_the_last_hidden_state_in_any_company(name):
     tokens = [request(f"t{i}", prompt, 1) for i, prompt in enumerate(prompts)]
     want, _ = run(engine_of(), tokens)
     for i, one in states.items():
-        assert len(one) == TINY["hidden_size"]
-        assert model.logits(torch.tensor([one])).argmax().item() == want[f"t{i}", 0][0]
-
-
-def test_an_unknown_pooling_ends_its_request_alone():
-    _, updates = run(engine_of(), [pooled("a", [4, 5], "median"), pooled("b", [4, 5])])
-    ends = {u.request_id: u for u in updates if u.finish}
-    assert "must be one of last" in ends["a"].error
-    assert ends["b"].pooled is not None
+        assert one.shape == (TINY["hidden_size"],)
+        state = torch.frombuffer(bytearray(one.data), dtype=torch.float32)
+        assert model.logits(state[None]).argmax().item() == want[f"t{i}", 0][0]

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.core.types import StepPlan, Wants
+from quire.core.types import Pooled, StepPlan, Wants
 from quire.runner.parts.base import ForwardOutput, StepPart
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device, to_host_async
-
-KINDS = ("last",)
 
 
 class PoolingPart(StepPart, frozen=True, array_like=True):
@@ -23,22 +21,18 @@ class PoolingPart(StepPart, frozen=True, array_like=True):
 
     plan_rows: list[int]
     last_tokens: list[int]  # index of each one's last token among the step's T tokens
-    unknown: dict[int, str]  # rows of other kinds -> what to report
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> PoolingPart | None:
         """Copy from the plan; None if no row wants a pooled result."""
         if batch.decode_only or all(row.wants is not Wants.POOLED for row in plan.rows):
             return None
-        part = cls([], [], {})
+        part = cls([], [])
         for at, i in enumerate(batch.rows):
             if plan.rows[i].wants is not Wants.POOLED:
                 continue
             part.plan_rows.append(i)
             part.last_tokens.append(int(batch.q_starts[at + 1]) - 1)
-            kind = plan.rows[i].seq.request.pooling
-            if kind not in KINDS:
-                part.unknown[i] = f"pooling must be one of {', '.join(KINDS)}, got {kind!r}"
         return part
 
     def apply(self, forward: ForwardOutput) -> PendingPooled:
@@ -55,10 +49,16 @@ class PendingPooled:
     part: PoolingPart
     states: Tensor  # [rows, E] float32
 
-    def result(self) -> dict[str, dict[int, object]]:
-        """Return row -> its hidden state, a list of E numbers."""
-        pooled = dict(zip(self.part.plan_rows, self.states.tolist()))
-        return {"pooled": pooled, "request_errors": self.part.unknown}
+    def result(self) -> dict[str, dict[int, Pooled]]:
+        """Return row -> its hidden state [E]."""
+        shape = tuple(self.states.shape[1:])
+        rows = self.states.numpy().tobytes()
+        size = len(rows) // len(self.states)
+        pooled = {
+            row: Pooled(shape, rows[i * size : (i + 1) * size])
+            for i, row in enumerate(self.part.plan_rows)
+        }
+        return {"pooled": pooled}
 
 
 PART = PoolingPart

@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from quire.core.accounting.time_accounting import TimeAccounting
-from quire.core.types import Request, SequenceState, StepResult, StopConditions, Wants
+from quire.core.types import Pooling, Request, SequenceState, StepResult, StopConditions, Wants
 from quire.engine.core.engine_core import EngineCore
 from quire.errors import TooLong
 from quire.executors.fake import Executor
@@ -204,7 +204,7 @@ def test_time_is_accounted_for_rows_that_yield_no_token():
 
 def test_a_pooling_request_yields_one_result_and_no_token():
     run = Run(Setup(budget=4, depth=2), [])
-    run.scheduler.add(request("a", range(10), 1, pooling="last"))
+    run.scheduler.add(request("a", range(10), 1, pooling=Pooling("embed")))
     run.scheduler.add(request("b", range(3), 2))
     updates, wants = [], []
     while run.in_flight or not run.scheduler.idle:
@@ -222,9 +222,9 @@ def test_a_pooling_request_yields_one_result_and_no_token():
 
 def test_a_pooling_request_may_be_as_long_as_a_sequence():
     run = Run(Setup(), [], max_len=8)
-    run.scheduler.add(request("a", range(8), 1, pooling="last"))
+    run.scheduler.add(request("a", range(8), 1, pooling=Pooling("embed")))
     with pytest.raises(TooLong):
-        run.scheduler.add(request("b", range(9), 1, pooling="last"))
+        run.scheduler.add(request("b", range(9), 1, pooling=Pooling("embed")))
     with pytest.raises(TooLong):
         run.scheduler.add(request("c", range(8), 1))
     (row,) = run.scheduler.plan().rows

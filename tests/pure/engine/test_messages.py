@@ -13,6 +13,7 @@ from quire.core.tenant_limits import TenantLimits
 from quire.core.types import (
     CallOpener,
     ForcedTokens,
+    Pooling,
     PromptEmbeds,
     Request,
     StopConditions,
@@ -55,7 +56,8 @@ OTHERS = {
     "tenant": b"\x01\xfe",
     "tenant_limits": TenantLimits(2.0, 3, 4000, None, 0.25),
     "deadline_at": 99.5,
-    "pooling": "last",
+    "pooling": Pooling("embed", dimensions=4, returned_token_ids=(1,)),
+    "token_types": b"\0\1",
     "extra_content": ((3, b"\x02digest"), (9, b"")),
     "num_beams": 4,
     "prompt_embeds": (PromptEmbeds(1, 2, "bfloat16", b"\x00\xff" * 4),),
