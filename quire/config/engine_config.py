@@ -133,6 +133,27 @@ class DenseSection:
     activation: str  # a name in quire.pooling: "identity", "tanh", ...
 
 
+ScoreFormat = Literal[
+    "pair", "concatenated", "qwen3_reranker", "bge_reranker_gemma", "mxbai_rerank_v2"
+]
+"""How a query and a document become one prompt: as the tokenizer joins two texts; as one text
+without a separator; by a template of quire.text.score_prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateInteractionSection:
+    """Of a ColBERT model: how queries and documents become tokens, and which of them count."""
+
+    query_prefix: str = ""  # marker behind the first special token: "[unused0]", "[Q] "
+    document_prefix: str = ""
+    query_length: int | None = 32  # tokens to which queries are filled; None: they are not
+    cuts_queries: bool = True  # longer queries are cut to query_length
+    document_length: int | None = None  # tokens to which documents are cut
+    fill_token: str | None = None  # fills queries; None: the tokenizer's mask token, or EOS
+    attends_to_fill: bool = False  # other tokens attend to those that fill
+    skiplist: tuple[str, ...] = ()  # tokens of documents that do not count, as punctuation
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingSection:
     """Of a model that pools: what its files and the user say of vectors and scores."""
@@ -156,6 +177,8 @@ class PoolingSection:
     prompts: Mapping[str, str] = field(default_factory=dict)  # name -> prefix of texts
     default_prompt: str | None = None  # its name
     max_embed_len: int | None = None  # longer than max_model_len: such inputs are divided
+    score_format: ScoreFormat = "pair"  # of prompts of a model that classifies pairs
+    late_interaction: LateInteractionSection | None = None  # None: no ColBERT model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
