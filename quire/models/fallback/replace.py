@@ -27,6 +27,7 @@ from quire.models.fallback.fuse import (
     use_rotary_kernel,
 )
 from quire.models.fallback.probe import Probe
+from quire.models.fallback.router_matrix import router_matrix
 from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
 
 SKELETON = "skeleton"
@@ -104,7 +105,8 @@ class HeldParams(ParamModule):
         if param in self._buffers_held:
             module._buffers[param] = value
         else:
-            module._parameters[param] = nn.Parameter(value, requires_grad=False)
+            held = nn.Parameter(router_matrix(value), requires_grad=False)
+            module._parameters[param] = held
 
 
 def replace_modules(

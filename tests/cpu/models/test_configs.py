@@ -129,6 +129,8 @@ def test_older_names_of_things_are_read():
             read_model_config(changed("phi3_longrope_short", rope_scaling=scaling))[1].rope
             == config.rope
         )
+    _, published = read_model_config(changed("minimax_m2", partial_rotary_factor=None))
+    assert published == read_model_config(changed("minimax_m2", rotary_dim=None))[1]
 
 
 def test_layers_state_what_they_cache():

@@ -12,6 +12,7 @@ from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
 from quire.models.build import build_model, read_model_config
 from quire.models.fallback.attention import StepCalls
+from quire.models.fallback.router_matrix import router_matrix
 from tests.cpu import engine_of
 from tests.cpu.engine_of import request, run
 from tests.cpu.models.harness import Stepper
@@ -212,3 +213,12 @@ def test_forks_share_their_prompt(pairs):
     ]
     assert [together["a", i] for i in range(2)] == apart
     assert apart[0] != apart[1]
+
+
+def test_experts_are_chosen_the_same_in_any_company():
+    matrix = router_matrix(torch.randn(64, 512))
+    rows = torch.randn(37, 512)
+    together = torch.nn.functional.linear(rows, matrix)
+    alone = [torch.nn.functional.linear(row[None], matrix)[0] for row in rows]
+    assert torch.equal(together, torch.stack(alone))
+    assert type(together) is torch.Tensor
