@@ -22,7 +22,7 @@ class RouterMatrix(Tensor):
     """A matrix [O, I] that code of transformers multiplies with `functional.linear`."""
 
     @classmethod
-    def __torch_function__(  # type: ignore[override]  # the stub takes any keywords
+    def __torch_function__(
         cls,
         func: Callable[..., Any],
         types: Sequence[type],
