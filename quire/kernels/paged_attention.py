@@ -7,7 +7,7 @@
 One contract for decoding (one row a sequence), chunks of prompts and prefix hits. No step gathers
 a whole context: work is done by tiles of queries and chunks of keys, so memory is linear.
 
-    score = bend(q . k * scale) + slope * (key's position - query's position) + bias
+    score = bend(q . k * scale) - slope * |key's position - query's position| + bias
     bend    softcap * tanh(x / softcap), or nothing;  slope: ALiBi, one per head, or nothing
     bias    of a head, by the distance of the key, cut at +-R: [H, 2 R + 1]; added to the score
     sink    a logit per head that joins the softmax's denominator and has no value
@@ -18,7 +18,7 @@ W width of the block table, M rows of the block table (S, unless `rows` picks th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -154,7 +154,7 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, shape, step, bf16, features="bias fresh decodes rows")
 
 
-_run = NativeOp(ATTENTION, "q" * 21 + "dd")
+run_attention = NativeOp(ATTENTION, "q" * 26 + "dd")
 _MAX_SIZE = 1024
 
 
@@ -179,52 +179,46 @@ def _native(
     counters: Tensor | None = None,
     position_bias: Tensor | None = None,
 ) -> Tensor:
-    if sinks is not None or rows is not None:
+    if sinks is not None or rows is not None or not cache.is_contiguous():
         return NotImplemented
-    return attention_native(
-        q, cache, tables, q_starts, contexts, scale, window, softcap, alibi, position_bias
-    )
-
-
-def attention_native(
-    q: Tensor,
-    cache: Tensor,
-    tables: Tensor,
-    q_starts: Tensor,
-    contexts: Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    alibi: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    *,
-    bidirectional: bool = False,
-) -> Tensor:
-    """Run the compiled body. bidirectional: every query sees its whole context."""
-    code, strides = DTYPES.get(q.dtype), q.stride()
-    if code is None or cache.dtype != q.dtype or not cache.is_contiguous() or strides[2] != 1:
+    if not native_takes(q, (cache,), (tables, q_starts, contexts), (alibi, position_bias)):
         return NotImplemented
-    for index in (tables, q_starts, contexts):
-        if index.dtype != torch.int32 or index.stride(-1) != 1:
-            return NotImplemented
-    for added in (alibi, position_bias):
-        if added is not None and (added.dtype != torch.float32 or not added.is_contiguous()):
-            return NotImplemented
-    bias, reach = 0, 0
-    if position_bias is not None:
-        bias, reach = position_bias.data_ptr(), position_bias.shape[1] // 2
     blocks, _, kv_heads, block, size = cache.shape
-    if size > _MAX_SIZE or size * q.element_size() % 4:
-        return NotImplemented
-    y = empty(q.shape, q.dtype)
-    _run(
-        q.data_ptr(), strides[0], strides[1], cache.data_ptr(),
+    y, (token, head, _) = empty(q.shape, q.dtype), q.stride()
+    run_attention(
+        q.data_ptr(), token, head, cache.data_ptr(),
         tables.data_ptr(), q_starts.data_ptr(), contexts.data_ptr(), y.data_ptr(),
-        tables.stride(0), contexts.shape[0], q.shape[1], kv_heads, size, block, blocks, code,
-        window or 0, 0 if alibi is None else alibi.data_ptr(), bias, reach, int(bidirectional),
+        tables.stride(0), contexts.shape[0], q.shape[1], kv_heads, size, block, blocks,
+        DTYPES[q.dtype], window or 0, *native_score_args(alibi, position_bias), 0, 0, 0, 0, 0, 0,
         scale, softcap or 0.0,
     )  # fmt: skip
     return y
+
+
+def native_takes(
+    q: Tensor,
+    kv: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    added: Sequence[Tensor | None],
+) -> bool:
+    """Whether the compiled body reads these: its dtypes, and heads that are dense."""
+    size = q.shape[2]
+    return (
+        q.dtype in DTYPES
+        and all(x.dtype == q.dtype and x.stride(-1) == 1 for x in (q, *kv))
+        and all(x.dtype == torch.int32 and x.stride(-1) == 1 for x in indices)
+        and all(x is None or (x.dtype == torch.float32 and x.is_contiguous()) for x in added)
+        and size <= _MAX_SIZE
+        and size * q.element_size() % 4 == 0
+    )
+
+
+def native_score_args(alibi: Tensor | None, position_bias: Tensor | None) -> tuple[int, int, int]:
+    """Slopes, bias and the distance at which the bias is cut."""
+    slopes = 0 if alibi is None else alibi.data_ptr()
+    if position_bias is None:
+        return slopes, 0, 0
+    return slopes, position_bias.data_ptr(), position_bias.shape[1] // 2
 
 
 @op(cases=_cases, native=_native, gpu="attention.paged_attention")
@@ -325,7 +319,7 @@ def attention_weights(
         added = bias.by_distance[:, ahead.clamp(-reach, reach) + reach]  # [H, rows, n]
         scores = scores + added.view(k.shape[0], -1, rows, span)
     if bias.alibi is not None:
-        scores = scores + bias.alibi.float().view(k.shape[0], -1, 1, 1) * ahead
+        scores = scores - bias.alibi.float().view(k.shape[0], -1, 1, 1) * ahead.abs()
     scores = scores.masked_fill(~mask, float("-inf"))
     if bias.sinks is None:
         return scores.softmax(-1)

@@ -1,4 +1,6 @@
-// Paged attention: a matrix product, an online softmax and a matrix product over chunks of keys.
+// Attention: a matrix product, an online softmax and a matrix product over chunks of keys. Keys and
+// values are in a paged cache (causal), or are the step's own (packed: every token sees all of its
+// sequence, or those nearer than the window).
 //
 //     positions   |-- chunk --|-- chunk --| ... |   CHUNK keys, cut at absolute positions
 //                 |-------- segment --------| ...   SEGMENT keys; folded into the row's total in order
@@ -14,19 +16,24 @@ constexpr long CHUNK = 64;
 constexpr long SEGMENT = 1024;
 constexpr long SPREAD = 3;    // larger than 1 / SPREAD of a rank's share: an item is split
 constexpr long PACKING = 8;   // to make keys and values ready costs as much as so many rows
-constexpr long TILE_ROWS = 8 * MAX_ROWS;  // most rows of an item, unless one query has more heads
+constexpr long TILE_ROWS = 112 / MAX_ROWS * MAX_ROWS;  // most of an item, unless one query has more
 
 struct AttentionArgs {
   const char* q;
   long q_token, q_head;  // elements
   const char* cache;
-  const int32_t *tables, *starts, *contexts;
+  const int32_t *tables, *starts, *contexts;  // packed: no tables, no contexts
   char* y;
   long table_row, sequences, heads, kv_heads, size, block, blocks, dtype, window;
   const float* slopes;    // [heads] of ALiBi, or null
   const float* bias;  // [heads][2 * reach + 1] by distance of the key, cut at reach; or null
-  long reach, bidirectional;  // bidirectional: every row sees the whole context
+  long reach;
+  const char *k, *v;  // packed: the step's own keys and values; else null
+  long k_token, k_head, v_token, v_head;  // bytes
   double scale, softcap;  // window 0, softcap 0: none
+
+  long queries(long s) const { return starts[s + 1] - starts[s]; }
+  long context(long s) const { return k ? queries(s) : contexts[s]; }
 };
 
 struct Shape {  // sizes that follow from the arguments
@@ -55,11 +62,10 @@ struct Items {
   long sequence = 0, base = 0;
   Items(const AttentionArgs& a, const Shape& s, bool split)
       : a(a), queries(s.queries), split(split) {}
-  long rows(long s) const { return a.starts[s + 1] - a.starts[s]; }
-  long tiles(long s) const { return (rows(s) + queries - 1) / queries; }
+  long tiles(long s) const { return (a.queries(s) + queries - 1) / queries; }
   long cuts(long s) const {
-    const long seen = a.window ? a.contexts[s] - rows(s) - a.window + 1 : 0;
-    return (a.contexts[s] + SEGMENT - 1) / SEGMENT - (seen > 0 ? seen / SEGMENT : 0);
+    const long seen = a.window ? a.context(s) - a.queries(s) - a.window + 1 : 0;
+    return (a.context(s) + SEGMENT - 1) / SEGMENT - (seen > 0 ? seen / SEGMENT : 0);
   }
   bool seek(long index, Item& item) {
     for (; sequence < a.sequences; sequence++) {
@@ -72,7 +78,8 @@ struct Items {
     const long pieces = split ? cuts(sequence) : 1, at = (index - base) / pieces;
     const long tile = tiles(sequence) - 1 - at / a.kv_heads;
     item = {sequence, tile * queries, 0, at % a.kv_heads, pieces, (index - base) % pieces};
-    item.count = rows(sequence) - item.first < queries ? rows(sequence) - item.first : queries;
+    const long left = a.queries(sequence) - item.first;
+    item.count = left < queries ? left : queries;
     return true;
   }
 };
@@ -82,10 +89,11 @@ struct Span {  // positions [low, high) that some row of an item sees
 };
 
 INLINE Span span_of(const AttentionArgs& a, const Item& item) {
-  const long rows = a.starts[item.sequence + 1] - a.starts[item.sequence];
-  const long first = a.contexts[item.sequence] - rows + item.first;
+  const long context = a.context(item.sequence);
+  const long first = context - a.queries(item.sequence) + item.first, end = first + item.count;
   const long low = a.window && first - a.window + 1 > 0 ? first - a.window + 1 : 0;
-  return {low, a.bidirectional ? a.contexts[item.sequence] : first + item.count, first};
+  if (!a.k) return {low, end, first};
+  return {low, a.window && end + a.window - 1 < context ? end + a.window - 1 : context, first};
 }
 
 INLINE long segments_of(const Span& s) {
@@ -109,7 +117,8 @@ struct Buffers {  // one rank's working memory
   float* scores;
   State part, whole;
   static long bytes(const Shape& s) {
-    long n = s.rows * (s.steps * 4 + CHUNK * (4 + s.bytes) + 2 * (s.width + 2) * 4);
+    const long own = s.bytes < 4 ? s.bytes : 0;  // float weights take the place of the scores
+    long n = s.rows * (s.steps * 4 + CHUNK * (4 + own) + 2 * (s.width + 2) * 4);
     n += CHUNK * (s.steps * 4 + s.width * s.bytes);
     return (n + 16 * 64 + 4095) / 4096 * 4096;
   }
@@ -122,8 +131,8 @@ struct Buffers {  // one rank's working memory
     q = (T*)cut(s.rows * s.steps * 4);
     k = (T*)cut(CHUNK * s.steps * 4);
     v = (T*)cut(CHUNK * s.width * s.bytes);
-    weights = (T*)cut(s.rows * CHUNK * s.bytes);
     scores = (float*)cut(s.rows * CHUNK * 4);
+    weights = sizeof(T) == 4 ? (T*)scores : (T*)cut(s.rows * CHUNK * s.bytes);
     for (State* state : {&part, &whole}) {
       state->best = (float*)cut(s.rows * 4);
       state->total = (float*)cut(s.rows * 4);
@@ -139,26 +148,33 @@ INLINE void reset(const State& s, long rows, long width) {
 
 alignas(64) const char NOTHING[4096] = {};
 
-// The chunk's keys of one kv head, row by row; zeros where there is none to see. The value of a key
-// is `to_values` bytes further.
+// The chunk's keys and values of one kv head, row by row; zeros where there is none to see.
 struct Rows {
-  const char* at[CHUNK];
-  long to_values;
-
-  const char* value(long i) const { return at[i] == NOTHING ? NOTHING : at[i] + to_values; }
+  const char *at[CHUNK], *values[CHUNK];
 
   // Rows of positions [from, to) of the chunk that begins at `start`.
   void find(const AttentionArgs& a, long sequence, long kv_head, long start, long from, long to) {
     const long row = a.size * (a.dtype ? 2 : 4), head = a.block * row;
     const int32_t* table = a.tables + sequence * a.table_row;
-    to_values = a.kv_heads * head;
-    for (long i = 0; i < CHUNK; i++) at[i] = NOTHING;
+    const long plane = a.kv_heads * head;
+    for (long i = 0; i < CHUNK; i++) at[i] = values[i] = NOTHING;
+    if (a.k) {
+      const long first = a.starts[sequence];
+      for (long p = from; p < to; p++) {
+        at[p - start] = a.k + (first + p) * a.k_token + kv_head * a.k_head;
+        values[p - start] = a.v + (first + p) * a.v_token + kv_head * a.v_head;
+      }
+      return;
+    }
     for (long p = from; p < to;) {
       const long id = table[p / a.block], offset = p % a.block;
       const long n = a.block - offset < to - p ? a.block - offset : to - p;
       if (id >= 0 && id < a.blocks) {  // NO_BLOCK is -1; never read outside the cache
-        const char* first = a.cache + id * 2 * to_values + kv_head * head + offset * row;
-        for (long i = 0; i < n; i++) at[p - start + i] = first + i * row;
+        const char* first = a.cache + id * 2 * plane + kv_head * head + offset * row;
+        for (long i = 0; i < n; i++) {
+          at[p - start + i] = first + i * row;
+          values[p - start + i] = first + plane + i * row;
+        }
       }
       p += n;
     }
@@ -176,7 +192,7 @@ struct Feed {
       : rows(rows), bytes(bytes), row(wanted ? 0 : 2 * CHUNK) {}
   INLINE void prefetch(long lines) {
     for (; lines > 0 && row < 2 * CHUNK; lines--) {
-      const char* base = row < CHUNK ? rows.at[row] : rows.value(row - CHUNK);
+      const char* base = row < CHUNK ? rows.at[row] : rows.values[row - CHUNK];
       __builtin_prefetch(base + at, 0, 2);
       at += 64;
       if (at >= bytes) at = 0, row++;
@@ -229,12 +245,12 @@ INLINE void pair_values(const bf16* a, const bf16* b, bf16* out, long n) {
 }
 
 INLINE void panel_values(const Rows& keys, long p, long column, long n, bf16* out) {
-  pair_values((const bf16*)keys.value(p) + column, (const bf16*)keys.value(p + 1) + column, out, n);
+  pair_values((const bf16*)keys.values[p] + column, (const bf16*)keys.values[p + 1] + column, out, n);
 }
 
 INLINE void panel_values(const Rows& keys, long p, long column, long n, float* out) {
   memset(out, 0, PANEL * 4);
-  memcpy(out, (const float*)keys.value(p) + column, n * 4);
+  memcpy(out, (const float*)keys.values[p] + column, n * 4);
 }
 
 template <class T>
@@ -267,20 +283,23 @@ void product(const char* a, long a_row, long rows, const char* b, long panel_byt
   }
 }
 
-struct Mask {  // columns [low, high) of the chunk that a row sees; its own token is high - 1
-  long low, high;
+struct Mask {  // columns [low, high) of the chunk that a row sees; `own` is that of its token
+  long low, high, own;
 };
 
-// Scores of a row -> weights; rescales what the row has so far. `columns`: a multiple of 32.
-// bias[c] of columns [0, columns), for keys from position `start` on and a query at `position`.
-INLINE void bias_line(const AttentionArgs& a, long head, long start, long position, long columns,
-                      float* bias) {
+// The bias of columns [0, columns) for a query at column `own`: of the table, or copied to `space`.
+INLINE const float* bias_line(const AttentionArgs& a, long head, long own, long columns,
+                              float* space) {
   const float* row = a.bias + head * (2 * a.reach + 1) + a.reach;
+  if (own <= a.reach && columns - 1 - own <= a.reach) return row - own;
   for (long c = 0; c < columns; c++) {
-    const long distance = start + c - position;
-    bias[c] = row[distance < -a.reach ? -a.reach : distance > a.reach ? a.reach : distance];
+    const long distance = c - own;
+    space[c] = row[distance < -a.reach ? -a.reach : distance > a.reach ? a.reach : distance];
   }
+  return space;
 }
+
+// Scores of a row -> weights; rescales what the row has so far. `columns`: a multiple of 32.
 
 template <class T>
 INLINE void soften(const AttentionArgs& a, long head, const float* bias, float* scores, T* weights,
@@ -291,8 +310,10 @@ INLINE void soften(const AttentionArgs& a, long head, const float* bias, float* 
   for (long c = 0; c < columns; c += W) {
     vf s = load(scores + c) * (float)a.scale;
     if (a.softcap) s = (float)a.softcap * vtanh(s / (float)a.softcap);
-    if (a.slopes)
-      s = s + a.slopes[head] * __builtin_convertvector(lane + (int)(c - mask.high + 1), vf);
+    if (a.slopes) {
+      const vi ahead = lane + (int)(c - mask.own);
+      s = s - a.slopes[head] * __builtin_convertvector(ahead < 0 ? -ahead : ahead, vf);
+    }
     if (bias) s = s + load(bias + c);
     if (masked) {
       const vi at = lane + (int)c;
@@ -373,7 +394,7 @@ struct Worker {
     const long rows = item.count * s.group, panels = (to - start + PANEL - 1) / PANEL;
     const long per = 4 / sizeof(T);
     // Early queries of the tile may end before this chunk: they would only add zeros.
-    const bool late = start > span.first && !a.bidirectional;
+    const bool late = start > span.first && !a.k;
     const long skip = (late ? start - span.first : 0) * s.group;
     if (skip >= rows) return;
     keys.find(a, item.sequence, item.kv_head, start, from, to);
@@ -390,12 +411,13 @@ struct Worker {
     for (long i = skip; i < rows; i++) {
       const long position = span.first + i / s.group;
       const long low = a.window ? position - a.window + 1 - start : 0;
-      const long seen = a.bidirectional ? to : position + 1;
-      const Mask mask{low > from - start ? low : from - start, seen - start};
+      const long ahead = a.window && a.k ? position + a.window : to;
+      const long seen = !a.k ? position + 1 : ahead < to ? ahead : to;
+      const Mask mask{low > from - start ? low : from - start, seen - start, position - start};
       const long head = item.kv_head * s.group + i % s.group;
-      alignas(64) float bias[CHUNK];
-      if (a.bias) bias_line(a, head, start, position, panels * PANEL, bias);
-      soften(a, head, a.bias ? bias : nullptr, buffers.scores + i * CHUNK,
+      float space[CHUNK];
+      const float* bias = a.bias ? bias_line(a, head, mask.own, panels * PANEL, space) : nullptr;
+      soften(a, head, bias, buffers.scores + i * CHUNK,
              buffers.weights + i * CHUNK, panels * PANEL, mask, buffers.part.best[i],
              buffers.part.total[i], buffers.part.out + i * s.width, s.width);
     }
@@ -448,14 +470,14 @@ struct Load {  // how much there is to do
     const Items items(a, s, true);
     double all = 0, most = 0;
     for (long i = 0; i < a.sequences; i++) {
-      const long rows = items.rows(i), n = items.tiles(i) * a.kv_heads, cuts = items.cuts(i);
+      const long rows = a.queries(i), n = items.tiles(i) * a.kv_heads, cuts = items.cuts(i);
       if (rows <= 0) continue;
       pieces += n * cuts;
       const long high = rows < s.queries ? rows : s.queries;
       const double one = (double)cuts * (PACKING + high * s.group);
       all += n * one;
       if (cuts > 2 && one > most) most = one;
-      work += (double)rows * a.contexts[i];
+      work += (double)rows * a.context(i);
     }
     work *= a.heads * a.size;
     split = threads > 1 && most * SPREAD * threads > all;

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from quire.kernels.encoder_attention import _case as encoder_case
 from quire.kernels.encoder_attention import encoder_attention
 from quire.kernels.framework.op import OPS
 from quire.kernels.kv_write import kv_write
@@ -204,19 +205,44 @@ def test_a_bias_by_distance_is_added_to_scores(features, dtype):
     assert not torch.allclose(got.float(), without.float(), atol=0.05)
 
 
+ENCODER = pytest.importorskip("quire.kernels.gpu.attention.encoder_attention")
+
+
+def encode(case):
+    out = torch.full(case["q"].shape, float("nan"))
+    ENCODER.launch(out, **case)
+    return out
+
+
 @pytest.mark.slow("kernels in the interpreter")
-@pytest.mark.parametrize("reach", [0, 7])
+@pytest.mark.parametrize(
+    "features", [{}, {"reach": 7}, {"window": 20, "softcap": 5.0, "alibi": True}]
+)
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
-def test_encoder_attention_of_packed_sources(heads, reach):
-    encoder = pytest.importorskip("quire.kernels.gpu.attention.encoder_attention")
+def test_encoder_attention_of_packed_sources(heads, features):
     torch.manual_seed(4)
-    (h, k), lengths = heads, [70, 1, 64, 33]
-    qkv = torch.randn(sum(lengths), h + 2 * k, 20)
-    q, keys, values = torch.split(qkv, [h, k, k], dim=1)
-    starts = torch.tensor([0, *lengths]).cumsum(0).int()
-    bias = torch.randn(h, 2 * reach + 1) if reach else None
-    args = (q, keys, values, starts, 70, 0.3, bias)
-    out = torch.full(q.shape, float("nan"))
-    encoder.launch(out, *args)
-    want = encoder_attention(*args)
-    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+    case = encoder_case(CPU, [70, 1, 64, 33], (*heads, 20), torch.float32, **features)
+    torch.testing.assert_close(encode(case), encoder_attention(**case), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow("kernels in the interpreter")
+def test_encoder_attention_gives_a_text_the_same_bits_alone_and_in_company():
+    torch.manual_seed(4)
+    case = encoder_case(CPU, [70, 9, 33], (2, 2, 16), torch.float32)
+    whole = encode(case)
+    case["k"], case["v"] = case["k"].clone(), case["v"].clone()
+    case["k"][:70], case["v"][79:] = float("nan"), float("inf")
+    assert torch.equal(encode(case)[70:79], whole[70:79])
+    alone = {x: case[x][70:79] for x in "qkv"} | {"starts": torch.tensor([0, 9]).int()}
+    assert torch.equal(encode({**case, **alone, "longest": 9}), whole[70:79])
+
+
+@pytest.mark.parametrize("longest", [16, 64, 512])
+@pytest.mark.parametrize("size", [32, 64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_tiles_of_an_encoder_fit_in_shared_memory(size, longest, dtype):
+    q = torch.empty(1, 8, size, dtype=dtype, device="meta")
+    tiles = ENCODER.plan_tiles(q, 8, longest)
+    held = tiles.rows + 2 * tiles.tile_keys * tiles.stages
+    assert held * size * dtype.itemsize <= 227 << 10
+    assert tiles.tile_keys == ENCODER.plan_tiles(q, 8, 8192).tile_keys  # it decides the sums

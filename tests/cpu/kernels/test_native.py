@@ -207,3 +207,30 @@ def test_copy_blocks_copies_each_pair_in_every_place():
             for src, dst in pairs:
                 assert torch.equal(target[dst], source[src])
     assert not targets[0][[0, 2, 4, 5]].any()
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("features", [{}, {"window": 40}, {"alibi": True}, {"reach": 30}])
+@pytest.mark.parametrize("shape", [(12, 12, 32), (6, 2, 48)])
+def test_encoder_attention_gives_a_text_the_same_bits_alone_and_in_company(shape, features, dtype):
+    lengths = [1, 300, 16, 64, 65, 1100, 7, 130]
+    case = encoder_attention._case(CPU, lengths, shape, dtype, **features)
+    whole = encoder_attention.encoder_attention(**case)
+    for low, high in zip(case["starts"].tolist(), case["starts"].tolist()[1:]):
+        alone = {x: case[x][low:high].contiguous() for x in "qkv"}
+        alone |= {"starts": torch.tensor([0, high - low]).int(), "longest": high - low}
+        assert torch.equal(
+            encoder_attention.encoder_attention(**{**case, **alone}), whole[low:high]
+        )
+
+
+@pytest.mark.usefixtures("native")
+def test_encoder_attention_reads_no_other_text():
+    case = encoder_attention._case(CPU, [20, 9, 40], (4, 2, 16), FP32)
+    want = encoder_attention.encoder_attention(**case)
+    case = {**case, "k": case["k"].clone(), "v": case["v"].clone()}
+    case["k"][20:29], case["v"][20:29] = float("nan"), float("inf")
+    got = encoder_attention.encoder_attention(**case)
+    assert torch.equal(got[:20], want[:20])
+    assert torch.equal(got[29:], want[29:])

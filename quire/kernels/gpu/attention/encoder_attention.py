@@ -1,21 +1,23 @@
-"""Encoder attention kernel: every token of a packed source attends to all of it.
+"""Encoder attention kernel: every token of a packed source attends to all of it, or to a window.
 
 A program holds a tile of query tokens of one source times all query heads of one KV head, and reads
 keys and values from the projection's output. A tile is found by the sources' starts, so the host
-needs only their number and the number of tokens.
+needs only their number and the number of tokens. Only the last keys of a source need a mask.
 
 Axes: T tokens of all sources, S sources, K kv heads, G query heads of one KV head, D head size.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.attention.online_softmax import (
+    LOG2E,
     LOWEST_SCORE,
     add_distance_bias,
     bias_rows,
@@ -29,6 +31,33 @@ from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
 
 _MAX_SIZE, _MAX_GROUP = 256, 64
+SHORT_SOURCE = 64
+"""Tokens of a step's longest source up to which tiles are small: large ones would be half empty."""
+
+
+class EncoderTiles(NamedTuple):
+    """A launch: rows (query tokens times heads), keys per iteration, launch options."""
+
+    rows: int
+    tile_keys: int
+    warps: int
+    stages: int
+
+
+def plan_tiles(q: Tensor, kv_heads: int, longest: int) -> EncoderTiles:
+    """Sizes for sources of at most `longest` tokens.
+
+    The keys of an iteration depend on the model alone: they decide in what order a row is summed.
+    """
+    group, size = q.shape[1] // kv_heads, max(16, next_power_of_2(q.shape[2]))
+    least = next_power_of_2(group)
+    if q.dtype == torch.float32:
+        return EncoderTiles(max(32, least), 32, 4, 1)
+    if size > 128:
+        return EncoderTiles(max(64, least), 32, 4, 2)
+    if longest <= SHORT_SOURCE:
+        return EncoderTiles(max(64, least), 64, 4, 1)
+    return EncoderTiles(max(128, least), 64, 8 if size == 128 else 4, 3)
 
 
 def outputs(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -48,29 +77,66 @@ def launch(
     longest: int,
     scale: float,
     position_bias: Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi: Tensor | None = None,
 ) -> None:
     """Start the kernel."""
     tokens, heads, size = q.shape
     kv_heads, sources = k.shape[1], starts.shape[0] - 1
-    group, padded = heads // kv_heads, max(16, next_power_of_2(size))
-    wide = padded > 64 or q.dtype == torch.float32
-    rows = max(32 if wide else 64, next_power_of_2(group))
-    queries = rows // group
+    group, tiles = heads // kv_heads, plan_tiles(q, kv_heads, longest)
+    queries = tiles.rows // group
     reach = 0 if position_bias is None else position_bias.shape[1] // 2
     _encoder_attention(
         ((tokens // queries + sources) * kv_heads, 1, 1),
-        (q, k, v, starts, out, position_bias),
-        (scale, sources),
+        (q, k, v, starts, out, position_bias, alibi),
+        (scale, softcap or 0.0, window or 0, sources),
         (
             kv_heads, group, size, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-            v.stride(0), v.stride(1), rows, queries, padded, 32 if wide else 64, reach,
-            q.dtype == torch.float32,
+            v.stride(0), v.stride(1), tiles.rows, queries, max(16, next_power_of_2(size)),
+            tiles.tile_keys, tiles.stages, reach, window is not None, softcap is not None,
+            alibi is not None, q.dtype == torch.float32,
         ),
-        warps=4,
+        warps=tiles.warps,
+        stages=tiles.stages,
     )  # fmt: skip
 
 
-@kernel("scale", "sources")
+@triton.jit
+def _attend_keys(
+    acc, total, top, q, query, low, high, length, begin, k_ptr, v_ptr, bias, slope, scale,
+    softcap, window,
+    D: tl.constexpr, K_T: tl.constexpr, V_T: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
+    STAGES: tl.constexpr, REACH: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr, MASK: tl.constexpr, IEEE: tl.constexpr,
+):  # fmt: skip
+    """Absorb the keys [low, high) of a source. MASK: some are past its end or out of the window."""
+    n = tl.arange(0, TILE)
+    d = tl.arange(0, DP)
+    for start in tl.range(low, high, TILE, num_stages=STAGES):
+        at = start + n
+        mask = (d < D)[None, :]
+        if MASK:  # the next source's values must not be used: 0 * NaN is NaN
+            mask = mask & (at < length)[:, None]
+        key = (begin + at).to(tl.int64)[:, None]
+        k = tl.load(k_ptr + key * K_T + d[None, :], mask=mask, other=0.0)
+        v = tl.load(v_ptr + key * V_T + d[None, :], mask=mask, other=0.0)
+        scores = scale_and_softcap(dot_qk(q, k, IEEE), scale, softcap, SOFTCAP)
+        ahead = at[None, :] - query[:, None]
+        if ALIBI:
+            scores -= slope[:, None] * tl.abs(ahead).to(tl.float32)
+        if REACH:
+            scores = add_distance_bias(scores, ahead, bias, REACH)
+        if MASK:
+            seen = (at < length)[None, :]
+            if WINDOW:
+                seen = seen & (tl.abs(ahead) < window)
+            scores = tl.where(seen, scores, float("-inf"))
+        acc, total, top = online_softmax_step(scores, v, acc, total, top, IEEE)
+    return acc, total, top
+
+
+@kernel("scale", "softcap", "window", "sources")
 def _encoder_attention(
     q_ptr,  # [T, K * G, D]
     k_ptr,  # [T, K, D]
@@ -78,7 +144,10 @@ def _encoder_attention(
     starts_ptr,  # [S + 1]
     out_ptr,  # [T, K * G, D]
     bias_ptr,  # [K * G, 2 * REACH + 1] fp32, if REACH
+    alibi_ptr,  # [K * G] fp32, if ALIBI
     scale,
+    softcap,
+    window,
     sources,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -93,7 +162,11 @@ def _encoder_attention(
     QUERIES: tl.constexpr,  # M // G
     DP: tl.constexpr,
     TILE: tl.constexpr,  # keys per iteration
+    STAGES: tl.constexpr,
     REACH: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
     IEEE: tl.constexpr,
 ):
     kh = tl.program_id(0) % K
@@ -105,30 +178,38 @@ def _encoder_attention(
     if lowest >= length:
         return
     m = tl.arange(0, M)
-    n = tl.arange(0, TILE)
     d = tl.arange(0, DP)
     query = lowest + m // G
     head = kh * G + m % G
-    live = (m < QUERIES * G) & (query < length)
-    real = live[:, None] & (d < D)[None, :]
+    real = ((m < QUERIES * G) & (query < length))[:, None] & (d < D)[None, :]
     token = (begin + query).to(tl.int64)[:, None]
     q = tl.load(q_ptr + token * Q_T + head[:, None] * Q_H + d[None, :], mask=real, other=0.0)
+    slope = tl.zeros([M], tl.float32)
+    if ALIBI:
+        slope = tl.load(alibi_ptr + head, mask=m < QUERIES * G, other=0.0) * LOG2E
     bias = m
     if REACH:
         bias = bias_rows(bias_ptr, head, m < QUERIES * G, REACH)
     acc = tl.zeros([M, DP], tl.float32)
     total = tl.zeros([M], tl.float32)
     top = tl.full([M], LOWEST_SCORE, tl.float32)
-    for low in tl.range(0, length, TILE, num_stages=2):
-        at = low + n
-        mask = (at < length)[:, None] & (d < D)[None, :]
-        key = (begin + at).to(tl.int64)[:, None]
-        k = tl.load(k_ptr + key * K_T + kh * K_H + d[None, :], mask=mask, other=0.0)
-        v = tl.load(v_ptr + key * V_T + kh * V_H + d[None, :], mask=mask, other=0.0)
-        scores = scale_and_softcap(dot_qk(q, k, IEEE), scale, 0.0, False)
-        if REACH:
-            scores = add_distance_bias(scores, at[None, :] - query[:, None], bias, REACH)
-        scores = tl.where((at < length)[None, :], scores, float("-inf"))
-        acc, total, top = online_softmax_step(scores, v, acc, total, top, IEEE)
+    k_ptr += kh * K_H
+    v_ptr += kh * V_H
+    full = length // TILE * TILE  # keys before it need no mask
+    end = length
+    if WINDOW:
+        full = tl.maximum(lowest - window + 1, 0) // TILE * TILE
+        end = tl.minimum(length, lowest + QUERIES + window - 1)
+    else:
+        acc, total, top = _attend_keys(
+            acc, total, top, q, query, 0, full, length, begin, k_ptr, v_ptr, bias, slope, scale,
+            softcap, window,
+            D, K_T, V_T, DP, TILE, STAGES, REACH, WINDOW, SOFTCAP, ALIBI, False, IEEE,
+        )  # fmt: skip
+    acc, total, top = _attend_keys(
+        acc, total, top, q, query, full, end, length, begin, k_ptr, v_ptr, bias, slope, scale,
+        softcap, window,
+        D, K_T, V_T, DP, TILE, STAGES, REACH, WINDOW, SOFTCAP, ALIBI, True, IEEE,
+    )  # fmt: skip
     where = out_ptr + (token * (K * G) + head[:, None]) * D + d[None, :]
     tl.store(where, normalize(acc, total).to(out_ptr.dtype.element_ty), mask=real)
