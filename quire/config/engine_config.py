@@ -177,8 +177,13 @@ class PoolingSection:
     prompts: Mapping[str, str] = field(default_factory=dict)  # name -> prefix of texts
     default_prompt: str | None = None  # its name
     max_embed_len: int | None = None  # longer than max_model_len: such inputs are divided
+    token_types: int = 0  # segments that the model distinguishes (BERT: 2); 0: it reads none
     score_format: ScoreFormat = "pair"  # of prompts of a model that classifies pairs
     late_interaction: LateInteractionSection | None = None  # None: no ColBERT model
+
+    def reads_whole_prompt(self, task: PoolingTask) -> bool:
+        """Whether a result needs the states of all tokens, which a cached prefix does not have."""
+        return task in ("token_embed", "token_classify") or self.methods != ("last",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
