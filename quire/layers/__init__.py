@@ -7,6 +7,7 @@ from quire.layers.activation import ACTIVATION_KINDS, Activation, GatedActivatio
 from quire.layers.attention import Attention, CrossAttention, EncoderAttention, SharedAttention
 from quire.layers.embedding import Embedding, PositionEmbedding, SinusoidalEmbedding
 from quire.layers.linear import (
+    ClassifierLinear,
     ColumnLinear,
     KVLinear,
     Linear,
@@ -38,6 +39,7 @@ __all__ = [
     "AddRMSNorm",
     "AllHeadsRMSNorm",
     "Attention",
+    "ClassifierLinear",
     "ColumnLinear",
     "CrossAttention",
     "Embedding",

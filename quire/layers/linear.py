@@ -5,6 +5,7 @@
     RowLinear     each rank has some inputs       x cut   -> y whole, summed over ranks
     QKVLinear     q, k, v in one, cut by heads    x whole -> heads of this rank
     LMHead        cut by vocabulary, then gathered
+    ClassifierLinear  whole on every rank, in float32
 
 Several projections of one input are one matrix: its parts come from several checkpoint tensors.
 How the weight is stored and multiplied is decided by the quantization method.
@@ -228,6 +229,29 @@ class LMHead(Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x [R, E] -> [R, V]."""
         return self.comm.all_gather(self.weight.product(x, self.bias), self.outputs[0].rows)
+
+
+class ClassifierLinear(Linear):
+    """Pooled states to logits, of labels mostly. float32: whatever the model's dtype is."""
+
+    role = "head"
+
+    def __init__(
+        self, inputs: int, outputs: int, bias: bool = False, *, float32: bool = True
+    ) -> None:
+        self.computed_in = torch.float32 if float32 else None  # None: the model's
+        super().__init__(inputs, outputs, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [n, I] float32 -> [n, O] float32."""
+        return super().forward(x.to(self.computed_in)).float()
+
+    def dtype(self, param: str) -> torch.dtype | None:
+        return self.computed_in or super().dtype(param)
+
+    def after_load(self, dtype: torch.dtype) -> None:
+        self.computed_in = self.computed_in or dtype
+        super().after_load(self.computed_in)
 
 
 class LogitsBias(ParamModule):

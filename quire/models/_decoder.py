@@ -1,20 +1,22 @@
 """Decoder skeleton: embeds the tokens, runs the layers and norms the result.
 
 A model file gives the layer class and the names in the checkpoint; everything around the layers
-is here: pipeline stages, vectors in place of token embeddings, taps of hidden states. What pooling
-needs is the result of `forward`: hidden states of every token, after the last norm.
+is here: pipeline stages, vectors in place of token embeddings, taps of hidden states, heads. What
+pooling needs is the result of `forward`: hidden states of every token, after the last norm.
 
 Axes: T tokens in the step, R rows that are sampled, E hidden, F mlp width, V vocab
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from quire.kernels.framework import lazy_fusion
 from quire.layers import (
     Activation,
     AddRMSNorm,
@@ -31,6 +33,7 @@ from quire.layers import (
     scale,
     softcap,
 )
+from quire.models._converted import LabelRows, replace_head
 from quire.models.base import CarriedStates, ModelConfig, StepInputs, Weights
 
 
@@ -92,9 +95,11 @@ def spare_names(layers: int, spare: int) -> tuple[str, ...]:
 
 
 class Decoder(nn.Module):
-    """Base of every model: embed_tokens -> layers -> norm, and lm_head."""
+    """Base of every model: embed_tokens -> layers -> norm, and lm_head or another head."""
 
     is_recordable = True
+    label_rows: LabelRows | None = None
+    score_name = ""  # of the module that classifies
     weights: Weights
     layer_class: ClassVar[Any]
     """Called with (config, layer number)."""
@@ -142,6 +147,20 @@ class Decoder(nn.Module):
             hidden = scale(hidden, self.logit_scale)  # narrower than the logits
         logits = self.lm_head(hidden)
         return logits if self.logit_softcap is None else softcap(logits, self.logit_softcap)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Logits of labels: [n, E] float32 -> [n, labels] float32."""
+        logits: Tensor = self.get_submodule(self.score_name)(pooled)
+        lazy_fusion.flush()
+        return logits
+
+    def set_head(self, c: ModelConfig, names: Collection[str]) -> None:
+        """Take the head of a config other than "lm", before weights are loaded.
+
+        names: the tensors of the checkpoint; none: of dummy weights.
+        """
+        head = "lm_head"
+        replace_head(self, c, names, head=head, inputs=self.lm_head.inputs, gone=(head,))
 
     def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make what comes from no checkpoint: rotary tables, slopes of positions, unit weights."""

@@ -8,6 +8,7 @@ Axes: T tokens in the step or of all sources, E hidden, F mlp width, H heads, D 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, cast
 
@@ -75,6 +76,11 @@ class EncoderDecoder(Decoder):
     def build_encoder(self, c: Any) -> nn.Module:
         """Called with vectors [T, E] and their SourceInputs, it returns hidden states [T, E]."""
         raise NotImplementedError
+
+    def set_head(self, c: ModelConfig, names: Collection[str]) -> None:
+        raise ConfigError(
+            "models with an encoder and a decoder generate only: they cannot be pooling models"
+        )
 
     def encode(self, source: SourceInputs) -> None:
         """Run the encoder, and write keys and values of its output to the cache."""

@@ -25,6 +25,7 @@ __all__ = [
     "CarriedStates",
     "Hf",
     "HiddenTaps",
+    "LabelTokens",
     "LanguageModel",
     "ModelConfig",
     "SourceInputs",
@@ -102,7 +103,11 @@ class LanguageModel(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V]."""
+        """[R, E] -> [R, V]. Of the head "lm"."""
+        ...
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Logits of labels: [n, E] float32 -> [n, labels] float32. Of heads that classify."""
         ...
 
 
@@ -148,6 +153,14 @@ HeadKind = Literal["lm", "none", "classify", "token_classify"]
 -> [n, labels]; the same for the state of each token."""
 
 
+@dataclass(frozen=True, slots=True)
+class LabelTokens:
+    """A head that classifies by the logits that the output head gives to some tokens."""
+
+    ids: tuple[int, ...]
+    difference: bool  # the only logit is that of the second token minus that of the first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The config fields that the engine reads of every model. Each model's Config adds its own."""
@@ -167,6 +180,8 @@ class ModelConfig:
     quantized: QuantFacts | None = None  # how its weights are stored; None: unquantized
     head: HeadKind = "lm"
     labels: int = 0  # of a head that classifies
+    head_dtype: Literal["float32", "model"] = "float32"  # of a head that classifies
+    label_tokens: LabelTokens | None = None  # of a head that is made of the output head
     wrapper_type: str | None = None  # of the multimodal model whose text half this is
     windows: tuple[int | None, ...] = ()  # per layer; (): full attention in every layer
     embed_scale: float = 1.0  # of token embeddings

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -27,7 +27,15 @@ from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
 from quire.layers import Attention, Experts, ParamModule, WeightModule
-from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
+from quire.models._converted import LabelRows
+from quire.models.base import (
+    HeadKind,
+    Hf,
+    LabelTokens,
+    LanguageModel,
+    ModelConfig,
+    field_of,
+)
 from quire.quant import mxfp4
 from quire.quant.base import Method
 from quire.quant.kv_scales import KvScaleLoader
@@ -45,12 +53,19 @@ FALLBACK = "transformers"
 
 
 def read_model_config(
-    hf: Hf, impl: str = "auto", code: Path | None = None
+    hf: Hf,
+    impl: str = "auto",
+    code: Path | None = None,
+    *,
+    head: HeadKind = "lm",
+    labels: int = 0,
+    head_dtype: Literal["float32", "model"] = "float32",
+    label_tokens: LabelTokens | None = None,
 ) -> tuple[str, ModelConfig]:
     """(model type, Config) of a parsed config.json. Raises ConfigError for unsupported models.
 
     impl: "quire", "transformers", or "auto": quire's own model if there is one. code: the model's
-    folder, if Python code in it may run.
+    folder, if Python code in it may run. head and the rest: see ModelConfig.
     """
     model_type = field_of(hf, "model_type", str)
     native = model_type in (known := MODELS.names())
@@ -66,7 +81,15 @@ def read_model_config(
             config = MODELS.load(model_type).Config.from_hf(fill_defaults(hf))
         else:
             model_type, config = FALLBACK, _implementation(FALLBACK).Config.from_hf(hf, code)
-        return model_type, replace(config, quantized=quantized, wrapper_type=hf.get("wrapper_type"))
+        return model_type, replace(
+            config,
+            quantized=quantized,
+            wrapper_type=hf.get("wrapper_type"),
+            head=head,
+            labels=labels,
+            head_dtype=head_dtype,
+            label_tokens=label_tokens,
+        )
 
 
 def _implementation(model_type: str) -> Any:
@@ -106,6 +129,11 @@ def build_model(
         model = _implementation(model_type).Model(config)
     if config.wrapper_type is not None:
         model.weights = cast(Weights, model.weights).in_wrapper()
+    names: list[str] = []
+    if folder is not None and load_format != "dummy":
+        names = [name for name, _ in _checkpoint_shapes(folder, load_format)]
+    if config.head != "lm":
+        model.set_head(config, names)
     if stage is not None and any(layer.cross for layer in config.attention_layers()):
         raise ConfigError(f"{model_type} has an encoder: it cannot be cut into pipeline stages")
     if stage is not None:
@@ -113,8 +141,7 @@ def build_model(
     if mesh.tp > 1:
         _shard_model(model, mesh, comm or connect(mesh))
     _set_quant_methods(model, reconcile_quantization(config.quantized, quant))
-    if folder is not None and load_format != "dummy":
-        _set_stored_methods(model, [name for name, _ in _checkpoint_shapes(folder, load_format)])
+    _set_stored_methods(model, names)
     layers = config.attention_layers()
     layers = layers if stage is None else layers[stage.start : stage.stop]
     assign_kv_tensors(model, groups or group_layers(layers))
@@ -162,11 +189,15 @@ def load_weights(
         shapes = weights.converted_shapes(
             scales.without_scales(_checkpoint_shapes(folder, load_format))
         )
+        tensors = weights.converted(
+            scales.extract_scales(files.iterate_tensors(folder, progress, load_format=load_format))
+        )
+        if (rows := cast("LabelRows | None", model.label_rows)) is not None:
+            shapes, tensors = list(rows.shapes(shapes)), rows.tensors(tensors)
         targets = assign_tensors(leaves, weights, shapes, tied=tied)
-        tensors = files.iterate_tensors(folder, progress, load_format=load_format)
         with GpuLoader(device) if device.type == "cuda" else nullcontext() as stage:
             filler = WeightLoader(own, finish, dtype=dtype, device=device, stage=stage)
-            filler.load(targets, weights.converted(scales.extract_scales(tensors)))
+            filler.load(targets, tensors)
     for name, source in tie.items():
         leaves[name].set_param("weight", leaves[source].weight)
 

@@ -64,6 +64,8 @@ class SkeletonWeights(Weights):
 
     def ignores(self, name: str, layer: str) -> bool:
         patterns = (*self.ignore, *NOT_WEIGHTS)
+        if f"{layer}.".startswith(self.absent):
+            return True
         return layer not in {one.layer for one in self.owners.values()} and any(
             re.search(pattern, name) for pattern in patterns
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -20,14 +20,15 @@ from torch import Tensor, nn
 from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
 from quire.layers import Attention, ParamModule, WeightModule
-from quire.models.base import StepInputs
+from quire.models._converted import LabelRows, replace_head
+from quire.models.base import ModelConfig, StepInputs
 from quire.models.fallback import attention, hf_classes
 from quire.models.fallback.attention import SharedAttention, StepCalls
 from quire.models.fallback.checkpoint import Conversion, ModuleTarget, SkeletonWeights
 from quire.models.fallback.config import Config
 from quire.models.fallback.probe import Probe
 from quire.models.fallback.registration import register
-from quire.models.fallback.replace import held_params, replace_modules
+from quire.models.fallback.replace import SKELETON, held_params, replace_modules
 from quire.models.fallback.rotary import fix_frequencies
 
 
@@ -35,6 +36,8 @@ class Model(nn.Module):
     """A skeleton with quire's layers in it."""
 
     is_recordable = False
+    label_rows: LabelRows | None = None
+    score_name = ""  # of the module that classifies
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -64,7 +67,9 @@ class Model(nn.Module):
         self._without_keyword = tuple(
             {skeleton.get_submodule(call.module) for call in c.probe.calls if not call.keyword}
         )
-        self._head = (_head_of(skeleton, c.probe),)  # a tuple: its modules are the skeleton's
+        self._head: tuple[Any, ...] = (
+            _head_of(skeleton, c.probe),
+        )  # its modules are the skeleton's
 
     @property
     def embed_tokens(self) -> Callable[[Tensor], Tensor]:
@@ -91,6 +96,37 @@ class Model(nn.Module):
         lazy_fusion.flush()
         found = self._head[0](inputs_embeds=hidden[None], use_cache=False)
         return found[0][0]
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Logits of labels: [n, E] float32 -> [n, labels] float32."""
+        logits: Tensor = self.get_submodule(self.score_name)(pooled)
+        lazy_fusion.flush()
+        return logits
+
+    def set_head(self, c: ModelConfig, names: Collection[str]) -> None:
+        """Take the head of a config other than "lm": see Decoder.set_head."""
+        owners, conversion = self.weights.owners, self.weights.conversion
+        assert conversion is not None, "made with the model"
+        base, probe = f"{self._config.probe.base}.", self._config.probe
+        outside = [
+            path
+            for path, _ in self.skeleton.named_modules()
+            if path and not f"{path}.".startswith(base) and not base.startswith(f"{path}.")
+        ]
+        gone = {f"{SKELETON}.{path}" for path in outside}
+        gone |= {owners[path].layer for path in outside if path in owners}
+        output = self.skeleton.get_output_embeddings()
+        head = next((path for path, one in self.skeleton.named_modules() if one is output), "")
+        self._head = ()
+        renamed = [conversion.rename(name)[0] for name in names]
+        replace_head(
+            self,
+            c,
+            renamed,
+            head=f"{SKELETON}.{head}",
+            inputs=probe.hidden,
+            gone=[path for path in gone if path.rpartition(".")[0] not in gone],
+        )
 
     def keep_stage(self, stage: range) -> None:
         raise ConfigError(

@@ -1,0 +1,158 @@
+"""Converted decoders: models that generate, with no output head or with one that classifies.
+
+Weights of a head that classifies are in the checkpoint, under one of a few names, or they are the
+rows that the output head has for some tokens.
+
+Axes: n pooled states, E hidden, L labels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from quire.errors import ConfigError, WeightError
+from quire.layers import Activation, ClassifierLinear, scale, softcap
+from quire.models.base import Hf, LabelTokens, ModelConfig, field_of
+
+NAMES = ("score", "classifier", "v_head")
+"""Modules with the weights of such a head in checkpoints. `v_head`: InternLM2's reward models."""
+DIFFERENCE, AS_THEY_ARE = METHODS = ("from_2_way_softmax", "no_post_processing")
+
+
+def label_tokens_of(hf: Hf, encode: Callable[[str], Sequence[int]]) -> LabelTokens | None:
+    """Return the tokens of `classifier_from_token` in a config.json; None if it has none.
+
+    encode: text -> token ids, without special tokens. Raises ConfigError.
+    """
+    original = field_of(hf, "is_original_qwen3_reranker", bool, default=False)
+    tokens = field_of(hf, "classifier_from_token", list, default=["no", "yes"] if original else [])
+    if not tokens:
+        return None
+    method = field_of(
+        hf, "method", str, default=DIFFERENCE if original else None, one_of=(*METHODS, None)
+    )
+    if method is None:
+        raise ConfigError(
+            f"config.json: classifier_from_token needs a method: {' or '.join(METHODS)}"
+        )
+    if method == DIFFERENCE and len(tokens) != 2:
+        raise ConfigError(
+            f"config.json: classifier_from_token has {len(tokens)} tokens; the method {method} "
+            "takes two, the one for no and the one for yes"
+        )
+    ids = []
+    for token in tokens:
+        found = list(encode(token)) if isinstance(token, str) else []
+        if len(found) != 1:
+            raise ConfigError(
+                f"config.json: classifier_from_token has {token!r:.80}, which the tokenizer makes "
+                f"{len(found)} tokens of; each must be one (letter case and a space before count)"
+            )
+        ids += found
+    return LabelTokens(tuple(ids), method == DIFFERENCE)
+
+
+class TokenLogits(ClassifierLinear):
+    """Logits of a few tokens, as the output head gives them, or the difference of two."""
+
+    def __init__(self, inputs: int, c: ModelConfig, labels: LabelTokens, bias: bool) -> None:
+        super().__init__(inputs, len(labels.ids), bias, float32=c.head_dtype == "float32")
+        self.difference = labels.difference
+        self.logit_scale, self.logit_softcap = c.logit_scale, c.logit_softcap
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [n, E] float32 -> [n, L] float32."""
+        y = super().forward(scale(x, self.logit_scale) if self.logit_scale != 1.0 else x)
+        y = y if self.logit_softcap is None else softcap(y, self.logit_softcap)
+        return y[:, 1:] - y[:, :1] if self.difference else y
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRows:
+    """Rows of the output head, as further tensors of a checkpoint."""
+
+    sources: Mapping[str, str]  # name of a tensor with a row per token -> parameter of the head
+    ids: tuple[int, ...]
+
+    def shapes(
+        self, shapes: Iterable[tuple[str, Sequence[int]]]
+    ) -> Iterator[tuple[str, Sequence[int]]]:
+        """Yield (name, shape) of all tensors, and of the rows."""
+        for name, shape in shapes:
+            yield name, shape
+            if name in self.sources:
+                yield f"{NAMES[0]}.{self.sources[name]}", (len(self.ids), *shape[1:])
+
+    def tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield all tensors, and the rows."""
+        for name, tensor in tensors:
+            yield name, tensor
+            if name in self.sources:
+                yield f"{NAMES[0]}.{self.sources[name]}", tensor[list(self.ids)]
+
+
+def replace_head(
+    model: Any,
+    c: ModelConfig,
+    names: Collection[str],
+    *,
+    head: str,
+    inputs: int,
+    gone: Collection[str],
+) -> None:
+    """Remove the output head of a model, and add the one of its config, if any.
+
+    names: the tensors of the checkpoint; none: of dummy weights. head: path of the output head,
+    which reads `inputs` numbers; gone: paths of all modules that are removed.
+    Sets `score_name`, the path of what classifies, and `label_rows`. Raises WeightError.
+    """
+    weights = model.weights
+    for path in gone:
+        parent, _, leaf = path.rpartition(".")
+        model.get_submodule(parent)._modules[leaf] = None
+    absent = tuple(f"{path}." for path in gone)
+    tie = {ours: of for ours, of in weights.tie.items() if not f"{ours}.".startswith(absent)}
+    model.weights = replace(weights, absent=weights.absent + absent, tie=tie)
+    if c.head == "none":
+        return
+    made: nn.Module
+    places = {f"{at.layer}.{at.param}": name for name in names for at in [weights.target(name)]}
+    if c.label_tokens is not None:
+        rows = [f"{head}.weight", f"{weights.tie.get(head) if c.tied else None}.weight"]
+        found = [places[row] for row in rows if row in places][:1]
+        if names and not found:
+            raise WeightError(
+                "the checkpoint has no output head, so classifier_from_token cannot be used; "
+                "leave it out if the checkpoint has a head that classifies"
+            )
+        sources = dict.fromkeys(found, "weight")
+        if f"{head}.bias" in places:
+            sources[places[f"{head}.bias"]] = "bias"
+        model.label_rows = LabelRows(sources, c.label_tokens.ids)
+        name = NAMES[0]
+        made = TokenLogits(inputs, c, c.label_tokens, "bias" in sources.values())
+    else:
+        own = next((one for one in NAMES if any(at.startswith(f"{one}.") for at in places)), None)
+        name = own or NAMES[0]
+        made = _score(inputs, c, {at.removeprefix(f"{name}.") for at in places})
+    model.add_module(name, made)
+    model.score_name = name
+
+
+def _score(inputs: int, c: ModelConfig, params: Collection[str]) -> nn.Module:
+    """One matrix, or two with a ReLU between, as reward models of Qwen2 have.
+
+    params: names of its tensors in the checkpoint, such as "weight" or "2.bias", among others.
+    """
+    float32 = c.head_dtype == "float32"
+    if "2.weight" not in params:
+        return ClassifierLinear(inputs, c.labels, "bias" in params, float32=float32)
+    return nn.Sequential(
+        ClassifierLinear(inputs, inputs, "0.bias" in params, float32=float32),
+        Activation("relu"),
+        ClassifierLinear(inputs, c.labels, "2.bias" in params, float32=float32),
+    )
