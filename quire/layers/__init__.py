@@ -5,7 +5,12 @@ from quire.kernels.add import add, scale, softcap
 from quire.kernels.gated_add import gated_add
 from quire.layers.activation import ACTIVATION_KINDS, Activation, GatedActivation
 from quire.layers.attention import Attention, CrossAttention, EncoderAttention, SharedAttention
-from quire.layers.embedding import Embedding, PositionEmbedding, SinusoidalEmbedding
+from quire.layers.embedding import (
+    Embedding,
+    PositionEmbedding,
+    PositionTypeEmbedding,
+    SinusoidalEmbedding,
+)
 from quire.layers.linear import (
     ClassifierLinear,
     ColumnLinear,
@@ -55,6 +60,7 @@ __all__ = [
     "LogitsBias",
     "ParamModule",
     "PositionEmbedding",
+    "PositionTypeEmbedding",
     "QKVLinear",
     "QueryLinear",
     "RMSNorm",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.distributed.mesh import uneven_shard_range
+from quire.kernels.add import add
 from quire.kernels.embedding import embedding
 from quire.kernels.formats.weight import StoredWeight
 from quire.layers.param_module import ParamModule
@@ -66,6 +67,51 @@ class PositionEmbedding(ParamModule):
             return unsharded_layout((self.count, self.size))
         kept = range(self.skip, self.skip + self.count)
         return (WeightShard((self.skip + self.count, self.size), (kept, range(self.size))),)
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(0.0, self.size**-0.5)
+
+
+class PositionTypeEmbedding(ParamModule):
+    """The sum of a learned vector per position and one per token type.
+
+    Checkpoints have a table of positions and some of types, joined here. At load the first vector
+    of each table of types is added to all positions, and subtracted from its table, so that tokens
+    of type 0 need one lookup. Only the first table of types has others.
+    """
+
+    weight: Tensor
+
+    def __init__(self, count: int, size: int, types: tuple[int, ...], skip: int = 0) -> None:
+        """types: rows of each further table. skip: as in PositionEmbedding."""
+        super().__init__()
+        self.count, self.size, self.types, self.skip = count, size, types, skip
+        self._positions = self._differences = torch.empty(0)  # until the weight is loaded
+        self.declare("weight")
+
+    def forward(self, positions: Tensor, token_types: Tensor | None) -> Tensor:
+        """positions, token_types [T] int32 -> [T, E]. None: all of type 0."""
+        found = embedding(positions, self._positions)
+        if token_types is None or len(self._differences) < 2:
+            return found
+        return add(found, embedding(token_types, self._differences))
+
+    def after_load(self, dtype: torch.dtype) -> None:
+        positions, *tables = torch.split(self.weight.detach(), [self.count, *self.types])
+        first = sum(table[0].float() for table in tables)
+        self._positions = (positions.float() + first).to(dtype)
+        self._differences = (
+            (tables[0].float() - tables[0][0].float()).to(dtype) if tables else positions[:0]
+        )
+        self.set_param("weight", None)
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        kept, columns = range(self.skip, self.skip + self.count), range(self.size)
+        shards, at = [WeightShard((kept.stop, self.size), (kept, columns))], self.count
+        for rows in self.types:
+            shards.append(WeightShard((rows, self.size), (range(rows), columns), at))
+            at += rows
+        return tuple(shards)
 
     def init_spec(self, param: str) -> InitSpec:
         return InitSpec(0.0, self.size**-0.5)

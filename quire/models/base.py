@@ -188,6 +188,7 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to the weights of the last norm
     logit_scale: float = 1.0  # of logits, before the cap
     logit_softcap: float | None = None
+    bidirectional: bool = False  # a token attends to those after it too, and nothing is cached
 
     def usual_fields(self) -> dict[str, Any] | None:
         """Return config.json under the names that models share; None: it has them itself."""
@@ -200,8 +201,9 @@ class ModelConfig:
 
     def attention_layers(self) -> tuple[LayerFacts, ...]:
         """Return what each attention layer stores in the cache."""
+        cached = 0 if self.bidirectional else self.layers
         return tuple(
-            LayerFacts(self.kv_heads, self.head_dim, self.window(i)) for i in range(self.layers)
+            LayerFacts(self.kv_heads, self.head_dim, self.window(i)) for i in range(cached)
         )
 
 

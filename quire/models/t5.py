@@ -202,7 +202,7 @@ class DecoderBlock(Block):
         cross.write(hidden, source)
 
 
-class Encoder(nn.Module):
+class EncoderStack(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
         first = EncoderSelfAttention(c, None)
@@ -237,7 +237,7 @@ class Model(EncoderDecoder):
     )  # fmt: skip
 
     def build_encoder(self, c: Config) -> nn.Module:
-        return Encoder(c)
+        return EncoderStack(c)
 
     def build_layers(self, c: ModelConfig) -> nn.ModuleList:
         assert isinstance(c, Config)

@@ -24,8 +24,14 @@ if TYPE_CHECKING:
 MAX_LISTED = 12
 """Names listed per kind of problems; a wrong model class would list thousands."""
 
-OTHER_NAMES = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
-"""Other names of parameters: of scales of whole tensors, as transformers writes them."""
+OTHER_NAMES = {
+    "weight_scale_inv": "weight_scale",
+    "activation_scale": "input_scale",
+    "gamma": "weight",
+    "beta": "bias",
+}
+"""Other names of parameters: of scales of whole tensors, as transformers writes them; of norms, as
+checkpoints that were converted from TensorFlow have them."""
 
 
 class InitSpec(NamedTuple):
@@ -95,6 +101,8 @@ class Weights:
     """Differences between a checkpoint's names and tensors and the model's."""
 
     strip: tuple[str, ...] = ()  # prefixes; the first that a name has is cut off
+    paths: Mapping[str, str] = field(default_factory=dict)  # runs of components: theirs -> ours,
+    # in order and before `rename`: "attention.output.dense": "self_attn.out_proj"; "": none
     rename: Mapping[str, str] = field(default_factory=dict)  # components of a path: theirs -> ours;
     # "attn.c_proj": "out_proj" is about c_proj in attn only
     alias: Mapping[str, str] = field(default_factory=dict)  # whole names: theirs -> ours
@@ -120,7 +128,10 @@ class Weights:
         """Return the model's name of a module that the checkpoint calls `path`, fused layers
         aside."""
         prefix = next((p for p in self.strip if f"{path}.".startswith(p)), "")
-        return _rename(path[len(prefix) :], self.rename)
+        path = path[len(prefix) :]
+        for theirs, ours in self.paths.items():
+            path = _replace_run(path, theirs, ours)
+        return _rename(path, self.rename)
 
     def target(self, name: str) -> ParamTarget:
         """Return the target of a checkpoint tensor, by its name alone."""
@@ -163,7 +174,10 @@ class Weights:
         theirs = {_beside(name, ours): _last(name) for name, ours in self.rename.items()}
         at = f"{parent}." if parent else ""
         parts = self.fuse_in(parent).get(leaf, (leaf,))
-        return tuple(_rename(f"{at}{part}", theirs) for part in parts)
+        found = [_rename(f"{at}{part}", theirs) for part in parts]
+        for run, ours in reversed(list(self.paths.items())):
+            found = [_replace_run(path, ours, run) for path in found] if ours else found
+        return tuple(found)
 
     def converted_shapes(
         self, shapes: Iterable[tuple[str, Sequence[int]]]
@@ -302,6 +316,11 @@ def _rename(path: str, names: Mapping[str, str]) -> str:
     return ".".join(
         names.get(pair) or names.get(part, part) for pair, part in zip(pairs, parts, strict=True)
     )
+
+
+def _replace_run(path: str, old: str, new: str) -> str:
+    """The path with a run of components replaced by another, or by none."""
+    return f".{path}.".replace(f".{old}.", f".{new}." if new else ".").strip(".")
 
 
 def _last(path: str) -> str:
