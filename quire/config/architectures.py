@@ -171,6 +171,7 @@ CLASSES: dict[str, str] = {
     "idefics3": "Idefics3ForConditionalGeneration",
     "inkling2_text": "Inkling2ForCausalLM",
     "inkling_text": "InklingForCausalLM",
+    "internlm2": "InternLM2ForCausalLM",
     "internlm3": "LlamaForCausalLM",
     "internvl": "InternVLForConditionalGeneration",
     "iquestcoder": "LlamaForCausalLM",

@@ -251,3 +251,54 @@ def test_models_with_an_encoder_and_a_decoder_do_not_pool(tmp_path):
     model_type, config = read_model_config(hf, head="none")
     with pytest.raises(ConfigError, match="cannot be pooling models"):
         build_model(model_type, config, load_format="dummy", dtype=torch.float32)
+
+
+INTERNLM2 = {
+    "model.embed_tokens": "model.tok_embeddings",
+    "lm_head": "output",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def as_internlm2(folder):
+    """Give a folder of Llama the names and the layout of InternLM2."""
+    hf = json.loads((folder / "config.json").read_text())
+    hf |= {"model_type": "internlm2", "architectures": ["InternLM2ForRewardModel"]}
+    heads, kv_heads = hf["num_attention_heads"], hf["num_key_value_heads"]
+    (folder / "config.json").write_text(json.dumps(hf))
+    theirs, found = load_file(folder / "model.safetensors"), {}
+    for name, value in theirs.items():
+        for old, new in INTERNLM2.items():
+            name = name.replace(old, new)
+        if "q_proj" in name:
+            q, k, v = (theirs[f"{name[: -len('q_proj.weight')]}{x}_proj.weight"] for x in "qkv")
+            q = q.unflatten(0, (kv_heads, heads // kv_heads, -1))
+            k, v = (x.unflatten(0, (kv_heads, 1, -1)) for x in (k, v))
+            name = name.replace("self_attn.q_proj", "attention.wqkv")
+            value = torch.cat((q, k, v), dim=1).flatten(0, 2)
+        if "_proj" not in name:
+            found[name] = value
+    save_file(found, folder / "model.safetensors")
+
+
+def test_the_reward_model_of_internlm2(tmp_path):
+    theirs = peer("llama", tmp_path)
+    as_internlm2(tmp_path)
+    model, config = built(tmp_path)
+    ids = prompt_of(20, config.vocab)
+    with torch.inference_mode():
+        want = theirs(torch.tensor([ids]))
+        got = model.logits(states(model, config, ids))
+        hidden = theirs.model(torch.tensor([ids])).last_hidden_state[0]
+    torch.testing.assert_close(got, want.logits[0], atol=1e-4, rtol=1e-4)
+    matrix = torch.randn(1, config.hidden)
+    add_tensors(tmp_path, {"v_head.weight": matrix})
+    model, config = built(tmp_path, head="token_classify", labels=1)
+    with torch.inference_mode():
+        got = model.classify(states(model, config, ids))
+    torch.testing.assert_close(got, hidden @ matrix.T, atol=1e-4, rtol=1e-4)
