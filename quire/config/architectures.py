@@ -334,6 +334,7 @@ ALIASES = {
     "aquila": ModelAlias("llama"),
     "internlm3": ModelAlias("llama", unless=("bias", "qkv_bias"), defaults=_EPS),
     "iquestcoder": ModelAlias("llama", unless=("clip_qkv", "use_sliding_window"), defaults=_EPS),
+    "llama_bidirec": ModelAlias("llama", defaults={"is_causal": False}),
     "telechat3": ModelAlias("llama"),
     "xverse": ModelAlias("llama"),
     "kimi_k2": ModelAlias("deepseek_v3"),

@@ -39,6 +39,10 @@ _TYPES = {
 _OUTER_FIELDS = ("tie_word_embeddings", "quantization_config", "compression_config")
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 _CLASS_SUFFIX = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
+_BIDIRECTIONAL = re.compile(
+    r"(Llama|Mistral|Qwen2|Qwen3|Gemma2?)(Encoder|Bi(directional)?)(Model|For\w+)$"
+)
+"""Classes of checkpoints whose decoders attend in both directions: of LLM2Vec and Nemotron."""
 _TOWER = re.compile(
     r"(?:model\.|thinker\.)?[^.]*(?:vision|visual|image|video|audio|speech|projector|projection"
     r"|connector|aligner|patch_merger|whisper|resampler|perceiver|qformer|sep[ae]rator"
@@ -112,6 +116,8 @@ def resolve_identity(hf: Json) -> dict[str, Any]:
     if model is None:
         model = ModelAlias(_other_type(stated, classes or ()))
     found = {**model.defaults, **found, "model_type": model.target}
+    if any(_BIDIRECTIONAL.match(one) for one in classes or ()):
+        found.setdefault("is_causal", False)
     if "wrapper_type" in found:
         found = {**conventions_of(found).nested_defaults, **found}
     return found

@@ -8,52 +8,18 @@ Axes: n pooled states, E hidden, L labels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from quire.errors import ConfigError, WeightError
+from quire.errors import WeightError
 from quire.layers import Activation, ClassifierLinear, scale, softcap
-from quire.models.base import Hf, LabelTokens, ModelConfig, field_of
+from quire.models.base import LabelTokens, ModelConfig
 
 NAMES = ("score", "classifier", "v_head")
 """Modules with the weights of such a head in checkpoints. `v_head`: InternLM2's reward models."""
-DIFFERENCE, AS_THEY_ARE = METHODS = ("from_2_way_softmax", "no_post_processing")
-
-
-def label_tokens_of(hf: Hf, encode: Callable[[str], Sequence[int]]) -> LabelTokens | None:
-    """Return the tokens of `classifier_from_token` in a config.json; None if it has none.
-
-    encode: text -> token ids, without special tokens. Raises ConfigError.
-    """
-    original = field_of(hf, "is_original_qwen3_reranker", bool, default=False)
-    tokens = field_of(hf, "classifier_from_token", list, default=["no", "yes"] if original else [])
-    if not tokens:
-        return None
-    method = field_of(
-        hf, "method", str, default=DIFFERENCE if original else None, one_of=(*METHODS, None)
-    )
-    if method is None:
-        raise ConfigError(
-            f"config.json: classifier_from_token needs a method: {' or '.join(METHODS)}"
-        )
-    if method == DIFFERENCE and len(tokens) != 2:
-        raise ConfigError(
-            f"config.json: classifier_from_token has {len(tokens)} tokens; the method {method} "
-            "takes two, the one for no and the one for yes"
-        )
-    ids = []
-    for token in tokens:
-        found = list(encode(token)) if isinstance(token, str) else []
-        if len(found) != 1:
-            raise ConfigError(
-                f"config.json: classifier_from_token has {token!r:.80}, which the tokenizer makes "
-                f"{len(found)} tokens of; each must be one (letter case and a space before count)"
-            )
-        ids += found
-    return LabelTokens(tuple(ids), method == DIFFERENCE)
 
 
 class TokenLogits(ClassifierLinear):

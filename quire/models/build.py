@@ -82,7 +82,7 @@ def read_model_config(
         else:
             model_type, config = FALLBACK, _implementation(FALLBACK).Config.from_hf(hf, code)
         return model_type, replace(
-            config,
+            _in_both_directions(config) if hf.get("is_causal") is False else config,
             quantized=quantized,
             wrapper_type=hf.get("wrapper_type"),
             head=head,
@@ -90,6 +90,23 @@ def read_model_config(
             head_dtype=head_dtype,
             label_tokens=label_tokens,
         )
+
+
+def _in_both_directions(config: ModelConfig) -> ModelConfig:
+    """Return the config of a decoder whose config.json has is_causal: false.
+
+    A window w is then all tokens at a distance of at most w. Raises ConfigError.
+    """
+    if config.bidirectional:
+        return config
+    windows = tuple(w if w is None else w + 1 for w in config.windows)
+    made = replace(config, bidirectional=True, windows=windows)
+    if made.attention_layers():  # of their own
+        raise ConfigError(
+            "config.json: is_causal is false, but the attention of this model type runs in one "
+            "direction only"
+        )
+    return made
 
 
 def _implementation(model_type: str) -> Any:

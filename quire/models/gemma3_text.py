@@ -1,7 +1,8 @@
 """Gemma-3, text: five windowed layers to one full, each kind with its own rotary base; q, k norms.
 
 Norm weights are stored as differences from one; embeddings are scaled by sqrt(E). The published
-config files leave out what equals the defaults of the family.
+config files leave out what equals the defaults of the family. EmbeddingGemma attends in both
+directions.
 
 Source: model_type "gemma3_text", https://huggingface.co/google/gemma-3-1b-it; transformers
         modeling_gemma3.py
@@ -59,16 +60,19 @@ class Config(ModelConfig):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        field_of(hf, "use_bidirectional_attention", bool, default=False, one_of={False})
+        both = field_of(hf, "use_bidirectional_attention", bool, default=False)
         if hf.get("attn_logit_softcapping") is not None:  # transformers ignores it too
             field_of(hf, "attn_logit_softcapping", float, one_of={None})
         sizes = sizes_of(hf, act="hidden_activation", tied=True)
         period = field_of(hf, "sliding_window_pattern", int, default=6)
+        windows = read_periodic_windows(hf, sizes["layers"], window=4096, period=period)
         return cls(
             **sizes,
+            bidirectional=both,
             embed_scale=sizes["hidden"] ** 0.5,
             norm_offset=1.0,
-            windows=read_periodic_windows(hf, sizes["layers"], window=4096, period=period),
+            # in both directions the stated window has a half on each side
+            windows=tuple(w // 2 + 1 if w and both else w for w in windows),
             rope=_rope(hf, FULL, sizes["head_dim"]),
             local_rope=_rope(hf, SLIDING, sizes["head_dim"]),
             scale=field_of(hf, "query_pre_attn_scalar", float, default=256.0) ** -0.5,

@@ -62,6 +62,7 @@ class Config(ModelConfig):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
+        field_of(hf, "is_causal", bool, default=True, one_of={True})  # sinks have no kernel
         field_of(hf, "hidden_act", str, default="silu", one_of={"silu"})
         if not hf.get("rope_scaling") and not hf.get("rope_parameters"):
             hf = {**hf, "rope_scaling": YARN}

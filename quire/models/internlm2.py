@@ -14,6 +14,7 @@ from quire.models._plain import grouped_head_order
 from quire.models._rope import rotary_sizes_of
 from quire.models.base import Hf, Weights, field_of
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(llama.Config):
     @classmethod

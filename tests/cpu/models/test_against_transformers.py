@@ -84,6 +84,7 @@ def test_every_model_has_a_variant_here():
     covered = {tiny(variant)[0]["model_type"] for variant in VARIANTS}
     covered |= {hf["model_type"] for hf in ENCODER_DECODERS.values()}  # see encoder_decoder
     covered |= {hf["model_type"] for hf in ENCODERS.values()}  # see encoders
+    covered |= {"internlm2"}  # transformers has no class of it: see pooling/test_converted.py
     assert covered | halves >= set(MODELS.names())
 
 

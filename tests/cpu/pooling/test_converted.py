@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 
 from quire.config.facts import read_hf_config
 from quire.errors import ConfigError, WeightError
-from quire.models._converted import label_tokens_of
 from quire.models.base import LabelTokens
 from quire.models.build import build_model, read_model_config
 from tests import tiers
@@ -204,45 +203,6 @@ def test_dummy_weights_classify():
         model_type, config = read_model_config(tiny("llama")[0], head="classify", **settings)
         model = build_model(model_type, config, load_format="dummy", dtype=torch.float32)
         assert model.classify(torch.randn(5, config.hidden)).shape[0] == 5
-
-
-TEXTS = {"yes": [5], "no": [6], "Yes": [7], "maybe": [8, 9]}
-
-
-@pytest.mark.parametrize(
-    ("hf", "want"),
-    [
-        ({}, None),
-        ({"is_original_qwen3_reranker": True}, LabelTokens((6, 5), True)),
-        (
-            {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True},
-            LabelTokens((6, 5), True),
-        ),
-        (
-            {"classifier_from_token": ["Yes"], "method": "no_post_processing"},
-            LabelTokens((7,), False),
-        ),
-    ],
-)
-def test_tokens_of_a_config(hf, want):
-    assert label_tokens_of(hf, TEXTS.get) == want
-
-
-@pytest.mark.parametrize(
-    ("tokens", "method", "says"),
-    [
-        (["no", "yes"], None, "needs a method: from_2_way_softmax or no_post_processing"),
-        (["yes"], "from_2_way_softmax", "has 1 tokens; the method from_2_way_softmax takes two"),
-        (["no", "maybe"], "from_2_way_softmax", "'maybe', which the tokenizer makes 2 tokens of"),
-        (["no", 3], "from_2_way_softmax", "3, which the tokenizer makes 0 tokens of"),
-        (["no", "yes"], "softmax", "method is 'softmax'; supported: from_2_way_softmax"),
-        ("yes", "no_post_processing", "classifier_from_token is 'yes'; it must be a list"),
-    ],
-)
-def test_wrong_tokens_of_a_config(tokens, method, says):
-    with pytest.raises(ConfigError) as error:
-        label_tokens_of({"classifier_from_token": tokens, "method": method}, TEXTS.get)
-    assert says in str(error.value)
 
 
 def test_models_with_an_encoder_and_a_decoder_do_not_pool(tmp_path):

@@ -58,6 +58,28 @@ def test_an_alias_holds_only_without_features_of_its_own():
 
 
 @pytest.mark.parametrize(
+    ("model_type", "class_name", "causal"),
+    [
+        ("llama_bidirec", "LlamaBidirectionalModel", False),
+        ("llama", "LlamaEncoderModel", False),
+        ("llama", "LlamaBiForMNTP", False),
+        ("mistral", "MistralBiModel", False),
+        ("qwen2", "Qwen2BidirectionalForSequenceClassification", False),
+        ("llama", "LlamaModel", True),
+        ("llama", "LlamaForCausalLM", True),
+    ],
+)
+def test_the_class_says_whether_a_decoder_attends_in_both_directions(
+    model_type, class_name, causal
+):
+    found = resolve_identity({"model_type": model_type, "architectures": [class_name]})
+    assert found["model_type"] == model_type.removesuffix("_bidirec")
+    assert found.get("is_causal", True) == causal
+    stated = {"model_type": model_type, "architectures": [class_name], "is_causal": True}
+    assert resolve_identity(stated)["is_causal"]
+
+
+@pytest.mark.parametrize(
     ("hf", "words"),
     [
         ({"hidden_size": 4}, "neither architectures nor model_type"),

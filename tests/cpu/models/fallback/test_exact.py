@@ -49,7 +49,7 @@ HALVES = {"emu3_text_model": "emu3", "mllama_text_model": "mllama"}
 """Text half -> wrapper, by which transformers finds the class of the half."""
 TYPES = sorted(
     {one for one in CLASSES if refusal_of(one) is None}
-    - {*WRAPPERS, *HALVES, "qwen3_vl_moe_text"}  # the last has no class in transformers
+    - {*WRAPPERS, *HALVES, "internlm2", "qwen3_vl_moe_text"}  # the last have no class there
 )
 
 
