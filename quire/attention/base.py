@@ -29,6 +29,7 @@ class BackendCapabilities:
     encoder: bool = False  # cross attention, and a bias by distance
     fp8_cache: bool = False
     latent: bool = False  # one latent per token instead of keys and values, and nothing else
+    packed: bool = False  # tokens of a step attend to each other, without a cache, and nothing else
 
 
 @dataclass(frozen=True, slots=True)

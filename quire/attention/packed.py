@@ -21,6 +21,7 @@ CAPS = BackendCapabilities(
     devices=frozenset({"cpu", "cuda"}),
     dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
     alibi=True,
+    packed=True,
 )
 
 

@@ -11,7 +11,7 @@ from quire.attention.base import BackendCapabilities
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 
-PREFERENCE_ORDER = ("paged", "mla")
+PREFERENCE_ORDER = ("paged", "mla", "packed")
 """Best first. A backend that is not listed is used only when it is requested by name."""
 
 
@@ -25,6 +25,7 @@ class BackendRequirements:
     window: bool = False
     softcap: bool = False
     latent: bool = False
+    packed: bool = False
     fp8_cache: bool = False
     encoder: bool = False
 
@@ -63,6 +64,8 @@ def unmet_requirement(caps: BackendCapabilities, needs: BackendRequirements) -> 
         return f"head size {needs.head_dim} is over its {caps.max_head_dim}"
     if needs.latent != caps.latent:
         return "keeps latents only" if caps.latent else "keeps keys and values, not latents"
+    if needs.packed != caps.packed:
+        return "uses no KV cache" if caps.packed else "needs a KV cache, and the model has none"
     if needs.window and not caps.sliding_window:
         return "has no sliding window"
     if needs.softcap and not caps.softcap:

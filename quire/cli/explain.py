@@ -89,6 +89,9 @@ def flatten_config(config: EngineConfig) -> dict[str, Any]:
         part = getattr(config, section.name)
         if part is None:  # the model has none
             continue
+        if not dataclasses.is_dataclass(part):
+            found[section.name] = part
+            continue
         for field in dataclasses.fields(part):
             found[f"{section.name}.{field.name}"] = getattr(part, field.name)
     if config.load.hf_token is not None:

@@ -235,4 +235,5 @@ class EngineConfig:
     recovery: RecoverySection = RecoverySection()
     health: HealthSection = HealthSection()
     encoder: EncoderSection | None = None  # None: a decoder alone
-    pooling: PoolingSection | None = None  # None: the model generates
+    pooling: PoolingSection | None = None  # None: it generates tokens only
+    generates: bool = True  # False: it pools only

@@ -142,6 +142,8 @@ def resolve_memory_plan(
         hybrid=not options.cache.disable_hybrid_kv_cache_manager,
         device=device.kind,
         quantization=resolve_quantization(options, model, why),
+        chunked_prefill=bool(model.layers)
+        and options.scheduler.enable_chunked_prefill is not False,
         max_encoder_len=0 if model.encoder is None else model.encoder.max_len,
     )
     shape = replace(
@@ -282,12 +284,13 @@ def resolve_max_num_batched_tokens(
 ) -> int:
     """Resolve the tokens per step."""
     requested = options.scheduler.max_num_batched_tokens
-    whole = options.scheduler.enable_chunked_prefill is False
+    whole = not shape.chunked_prefill
     if requested is not None:
         if whole and requested < shape.max_model_len:
             raise ConfigError(
-                f"without chunked prefill a prompt is one step: max_num_batched_tokens must be >= "
-                f"max_model_len ({shape.max_model_len}), got {requested}"
+                f"without chunked prefill (a model without KV has none) a prompt is one step: "
+                f"max_num_batched_tokens must be >= max_model_len ({shape.max_model_len}), "
+                f"got {requested}"
             )
         return int(why.record("scheduler.max_num_batched_tokens", requested, "requested"))
     tokens, reason = _default_max_num_batched_tokens(device, server)
@@ -314,7 +317,10 @@ def _default_max_num_batched_tokens(device: DeviceFacts, server: bool) -> tuple[
 def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> CacheSection:
     requested = options.cache.enable_prefix_caching
     prefix = True if requested is None else requested
-    why.record("cache.prefix_caching", prefix, "the default" if requested is None else "requested")
+    reason = "the default" if requested is None else "requested"
+    if not plan.groups:
+        prefix, reason = False, "the model has no KV"
+    why.record("cache.prefix_caching", prefix, reason)
     return CacheSection(
         block_size=plan.shape.block_size,
         num_blocks=plan.num_blocks,
@@ -344,6 +350,8 @@ def _with_host_tier(
             option, knob = "swap_space", "preemption_mode swap with swap_space"
     elif not size:
         return plan
+    if not plan.groups:
+        raise ConfigError(f"{knob}: the model has no KV to keep in host memory; leave it out")
     if requested.enable_prefix_caching is False:
         raise ConfigError(
             f"{knob} of {size:g} GiB needs enable_prefix_caching, which is off: KV in host memory "
@@ -371,11 +379,11 @@ def resolve_scheduler(
         max_num_batched_tokens=shape.max_num_batched_tokens,
         max_num_seqs=shape.max_num_seqs,
         max_model_len=shape.max_model_len,
-        chunked_prefill=requested.enable_chunked_prefill is not False,
+        chunked_prefill=shape.chunked_prefill,
         max_num_partial_prefills=requested.max_num_partial_prefills,
         max_long_partial_prefills=requested.max_long_partial_prefills,
         long_prefill_token_threshold=_resolve_long_prefill_threshold(options, shape, why),
-        inter_token_target_s=_resolve_inter_token_target(options, server, why),
+        inter_token_target_s=_resolve_inter_token_target(options, shape, server, why),
         max_num_queued_reqs=_resolve_max_queued_requests(options, shape, why, server=server),
         max_num_queued_tokens=_resolve_max_queued_tokens(options, shape, why, server=server),
         policy=requested.scheduling_policy,
@@ -415,10 +423,12 @@ def _resolve_long_prefill_threshold(options: Options, shape: EngineShape, why: D
     return int(why.record("scheduler.long_prefill_token_threshold", tokens, reason))
 
 
-def _resolve_inter_token_target(options: Options, server: bool, why: DecisionLog) -> float:
+def _resolve_inter_token_target(
+    options: Options, shape: EngineShape, server: bool, why: DecisionLog
+) -> float:
     """Resolve the time limit in seconds of a step with decoding rows; 0: none."""
     requested, name = options.scheduler.inter_token_target_ms, "scheduler.inter_token_target_s"
-    if options.scheduler.enable_chunked_prefill is False:
+    if not shape.chunked_prefill:
         if requested:
             raise ConfigError(
                 "inter_token_target_ms splits prompts over steps; enable_chunked_prefill=False "

@@ -35,7 +35,7 @@ class SchedulerStats:
     @property
     def usage(self) -> float:
         """Share of the blocks that sequences hold."""
-        return self.held_blocks / self.blocks
+        return self.held_blocks / self.blocks if self.blocks else 0.0
 
     @property
     def host_usage(self) -> float:

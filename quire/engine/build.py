@@ -28,10 +28,12 @@ from quire.config.memory.memory_plan import MemoryPlan
 from quire.config.options import Options
 from quire.config.resolve import ResolvedConfig, resolve
 from quire.core.admission.admission_control import AdmissionControl
+from quire.core.admission.supported_tasks import SupportedTasks
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostTier
+from quire.core.scheduling.dummy_step import DUMMY_REQUEST
 from quire.core.scheduling.grammar_wait import GrammarProvider as GrammarSource
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import StepBudget, by_contract
@@ -52,11 +54,12 @@ from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
+from quire.core.types import Pooling, Request
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup import gpu_startup
 from quire.engine.startup.device_facts import device_facts
 from quire.engine.startup.early_start import DRIVER, begin_startup
-from quire.engine.startup.executor_setup import build_executor, load_model
+from quire.engine.startup.executor_setup import build_executor, load_model, load_pooler
 from quire.engine.startup.grammar_setup import build_grammars
 from quire.engine.startup.kernel_builder import (
     KernelBuilder,
@@ -246,6 +249,7 @@ def _assemble(
         ranks = start_ranks(config, options)
     else:
         model = load_model(found.model_type, found.config, found.folder, config, device)
+        pooler = load_pooler(model, found.folder, config, device)
     timer.lap("weights")
     for one in opening:
         one.result()
@@ -255,7 +259,7 @@ def _assemble(
 
     def half(config: EngineConfig) -> SchedulerAndExecutor:
         executor: Executor = (
-            ranks if several else build_executor(model, config, processors, grammars)
+            ranks if several else build_executor(model, config, processors, grammars, pooler)
         )
         return build_scheduler(config, grammars), executor
 
@@ -410,6 +414,10 @@ def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None)
         **by_contract(
             [
                 FaultIsolationLimit(),
+                SupportedTasks(
+                    generates=config.generates,
+                    tasks=() if config.pooling is None else config.pooling.tasks,
+                ),
                 build_admission_control(section),
                 TenantKVQuota(order, cache.num_blocks, kv.max_blocks),
                 *build_limits(section, order),
@@ -420,7 +428,15 @@ def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None)
         max_seqs=section.max_num_seqs,
         max_len=section.max_model_len,
         steps_in_flight=section.steps_in_flight,
+        dummy_request=dummy_request(config),
     )
+
+
+def dummy_request(config: EngineConfig) -> Request:
+    """Return a request of one token that the engine can serve: it generates, or pools."""
+    if config.generates or config.pooling is None:
+        return DUMMY_REQUEST
+    return replace(DUMMY_REQUEST, pooling=Pooling(config.pooling.tasks[0]))
 
 
 def build_admission_control(section: SchedulerSection) -> AdmissionControl:
@@ -452,7 +468,7 @@ def build_limits(section: SchedulerSection, queue: WaitingQueue) -> list[StepBud
     """The limits in order: each sees what those before it allow. queue: waiting sequences."""
     budget = TokenBudget(section.max_num_batched_tokens)
     limits: list[StepBudget] = []
-    if section.long_prefill_token_threshold:
+    if section.long_prefill_token_threshold and section.chunked_prefill:
         limits.append(PrefillChunkLimit(section.long_prefill_token_threshold))
     limits += [budget, MaxSeqsLimit(section.max_num_seqs)]
     target = section.inter_token_target_s

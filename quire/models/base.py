@@ -200,7 +200,7 @@ class ModelConfig:
         return found if found is not None and found < self.max_len else None
 
     def attention_layers(self) -> tuple[LayerFacts, ...]:
-        """Return what each attention layer stores in the cache."""
+        """Return what each attention layer stores in the cache; () if the model has no KV."""
         cached = 0 if self.bidirectional else self.layers
         return tuple(
             LayerFacts(self.kv_heads, self.head_dim, self.window(i)) for i in range(cached)

@@ -33,9 +33,11 @@ def allocate_kv_tensors(
 ) -> list[Tensor]:
     """Allocate one tensor per place. The layers of one place agree in shape (by group_layers).
 
-    num_blocks may be 0 (no host tier): tensors of no blocks. pinned: host memory a GPU can copy
-    from and to while it computes.
+    Without groups there is no place. num_blocks may be 0 (no host tier): tensors of no blocks.
+    pinned: host memory a GPU can copy from and to while it computes.
     """
+    if not groups:
+        return []
     longest = max(groups, key=lambda group: len(group.layers))
     shapes = [
         (num_blocks, one.planes, one.kv_heads, block_size, one.head_dim)

@@ -62,6 +62,8 @@ class SlotTables:
             if seq.slot >= 0:
                 self._sent_entries[seq.slot] = [0] * self._groups
                 self._append(seq, changes)
+        if not self._groups:
+            return changes
         size = self._block_size
         for seq, start, count, _, _ in plan.rows:
             # a row of one token inside a block has had no new block, unless it has just joined

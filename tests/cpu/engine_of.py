@@ -1,5 +1,7 @@
 """A whole engine over a tiny random model, with every knob of the scheduler and the cache in hand."""
 
+import dataclasses
+
 import torch
 
 from quire.config.engine_config import (
@@ -18,7 +20,7 @@ from quire.config.memory.kv_layout import block_bytes, group_layers
 from quire.core.params import SamplingParams
 from quire.core.types import Request, StopConditions
 from quire.engine.build import build_core, build_scheduler
-from quire.engine.startup.executor_setup import build_executor
+from quire.engine.startup.executor_setup import build_executor, load_pooler
 from quire.models.build import build_model, read_model_config
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds, pack_embeds
 
@@ -53,9 +55,10 @@ _models = {}
 
 def model_of(hf, dtype, device="cpu"):
     """Built once per shape and dtype: random weights, spread so that greedy choices are not ties."""
-    key = (hf["model_type"], hf.get("head_dim"), dtype, device)
+    key = (hf["model_type"], hf.get("head_dim"), hf.get("is_causal"), dtype, device)
     if key not in _models:
         model_type, config = read_model_config(hf)
+        config = dataclasses.replace(config, bidirectional=hf.get("is_causal") is False)
         _models[key] = (
             build_model(
                 model_type,
@@ -92,11 +95,17 @@ def engine_of(
     device="cpu",
     drafts=0,
     propose=None,
+    pooling=None,
 ):
-    """drafts, propose: the scheduler's max_drafts and proposer of next tokens, which have no option."""
+    """drafts, propose: the scheduler's max_drafts and proposer of next tokens, which have no option.
+
+    pooling: a PoolingSection. A model with is_causal false has no KV: prompts are computed whole.
+    """
     model, model_config = model_of(hf, dtype, device)
     layers = model_config.attention_layers()
     groups = group_layers(layers)
+    if not groups:
+        num_blocks, prefix, chunked = 0, False, False
     config = EngineConfig(
         model=ModelSection(
             name="tiny",
@@ -155,8 +164,11 @@ def engine_of(
         )
         if hf.get("is_encoder_decoder")
         else None,
+        pooling=pooling,
+        generates=bool(groups),
     )
-    half = build_executor(model, config, processors, grammars)
+    pooler = load_pooler(model, None, config, torch.device(device))
+    half = build_executor(model, config, processors, grammars, pooler)
     scheduler = build_scheduler(config, grammars)
     engine = build_core(config, scheduler, half, check=True, grammars=grammars)
     engine._scheduler._max_drafts, engine._scheduler._propose_drafts = drafts, propose

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from quire.config.engine_config import PoolingSection
 from quire.core.types import Pooling, Request, StopConditions
 from tests.cpu.engine_of import TINY, WINDOWED, engine_of, model_of, request, run
 
@@ -63,8 +64,12 @@ def test_wrong_drafts_cost_nothing_but_time():
     assert run(engine_of(drafts=3, propose=wrong, depth=2), work)[0] == want
 
 
+LAST = PoolingSection(tasks=("embed",), methods=("last",), size=TINY["hidden_size"])
+
+
 def pooled(name, prompt):
-    return Request(name, tuple(prompt), StopConditions(1), pooling=Pooling("embed"))
+    pooling = Pooling("embed", use_activation=False)
+    return Request(name, tuple(prompt), StopConditions(1), pooling=pooling)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -73,7 +78,8 @@ def test_a_pooled_row_yields_the_last_hidden_state_in_any_company(name):
     """The head reads the first greedy token of the same prompt from it."""
     prompts = [[7], list(range(20, 60)), [5, 6, 7, 8] * 9]
     work = [pooled(str(i), prompt) for i, prompt in enumerate(prompts)]
-    _, updates = run(engine_of(**SETTINGS[name]), [*work, *workload()], stagger=1)
+    engine = engine_of(**SETTINGS[name], pooling=LAST)
+    _, updates = run(engine, [*work, *workload()], stagger=1)
     states = {u.request_id: u.pooled for u in updates if u.pooled is not None}
     assert sorted(states) == ["0", "1", "2"], [u for u in updates if u.error]
     model, _ = model_of(TINY, torch.float32)

@@ -61,8 +61,11 @@ def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[
 
     One group when all layers are alike. If head shapes differ between kinds, or hybrid is False,
     also one group, which keeps every block: correct for windows too, only larger. The layers of
-    cross attention are a group of their own, the last; each decoder layer has one.
+    cross attention are a group of their own, the last; each decoder layer has one. No layers, no
+    groups.
     """
+    if not layers:
+        return ()
     cross = tuple(i for i, layer in enumerate(layers) if layer.cross)
     if cross:
         own = tuple(i for i, layer in enumerate(layers) if not layer.cross)
@@ -73,7 +76,7 @@ def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[
     if len(kinds) == 1:
         return (KVCacheGroup(layers[0].window, tuple(range(len(layers)))),)
     shapes = {(layer.planes, layer.kv_heads, layer.head_dim) for layer in layers}
-    if not kinds or len(shapes) > 1 or not hybrid:
+    if len(shapes) > 1 or not hybrid:
         return (KVCacheGroup(None, tuple(range(len(layers)))),)
     counts = [len(members) for members in kinds.values()]
     size = max(counts) if max(counts) < MAX_PADDING_RATIO * min(counts) else min(counts)
@@ -87,7 +90,9 @@ def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[
 def block_bytes(
     layers: Sequence[LayerFacts], groups: Sequence[KVCacheGroup], block_size: int, itemsize: int
 ) -> int:
-    """Bytes of one block over all places (keys and values)."""
+    """Bytes of one block over all places (keys and values). 0 without groups."""
+    if not groups:
+        return 0
     longest = max(groups, key=lambda group: len(group.layers))
     return sum(layers[i].width * block_size * itemsize for i in longest.layers)
 

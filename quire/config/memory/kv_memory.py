@@ -48,6 +48,8 @@ def resolve_kv_memory(
     elif cache.cpu_kvcache_space and device.kind == "cpu":
         kv_bytes, reason = int(cache.cpu_kvcache_space * GIB), "cpu_kvcache_space"
         sized_by = reason
+    elif not model.layers:
+        reason = "the model has no KV"
     elif not _is_utilization_given(options) and device.kind == "cpu":
         one = plan_memory(model, shape, device_bytes=0, allowed_bytes=allowed)
         rest = max(one.kv_available_bytes, 0)

@@ -55,6 +55,7 @@ class EngineShape:
     hybrid: bool = True
     device: str = "cpu"
     quantization: str | None = None
+    chunked_prefill: bool = True  # steps may divide prompts; never those of a model without KV
     max_encoder_len: int = 0  # tokens of the longest source; 0: there is no encoder
 
     @property
@@ -96,14 +97,16 @@ class MemoryPlan:
 
     @property
     def concurrency(self) -> float:
-        """Return how many sequences of max_model_len fit at once."""
+        """Return how many sequences of max_model_len fit at once; without KV, in one step."""
+        if not self.groups:
+            return self.shape.max_num_batched_tokens / self.shape.max_model_len
         held = blocks_per_sequence(self.groups, self.shape, self.shape.max_model_len)
         return self.num_blocks / held
 
     @property
     def tokens(self) -> int:
         """Tokens the cache holds."""
-        return self.num_blocks * self.shape.block_size // len(self.groups)
+        return self.num_blocks * self.shape.block_size // max(len(self.groups), 1)
 
 
 def rank_layers(layers: tuple[LayerFacts, ...], ranks: int) -> tuple[LayerFacts, ...]:
@@ -183,11 +186,14 @@ def gpu_buffer_bytes(shape: EngineShape) -> int:
 def _cpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
     """Residual and normed hidden [T, E], the wider of attention and MLP, and logits in float32.
 
-    Logits count twice: as computed, and as sampled from.
+    Logits count twice: as computed, and as sampled from. Without KV, queries, keys, values and
+    output are taken to be as wide as the hidden states.
     """
-    layer = max(model.layers, key=lambda one: one.kv_heads * one.head_dim)
     tokens, ranks = shape.max_pass_tokens, shape.ranks
-    attention = (2 * model.heads + 2 * layer.kv_heads) * layer.head_dim
+    attention = max(
+        ((2 * model.heads + 2 * one.kv_heads) * one.head_dim for one in model.layers),
+        default=4 * model.hidden,
+    )
     inner = max(attention, 3 * model.mlp) // ranks
     rows = min(shape.max_num_seqs, tokens)
     return tokens * (3 * model.hidden + inner) * ITEMSIZE[shape.dtype] + 2 * rows * model.vocab * 4
@@ -203,6 +209,8 @@ def find_max_fitting_len(
     groups: tuple[KVCacheGroup, ...], shape: EngineShape, num_blocks: int
 ) -> int:
     """Return the length of the longest sequence that fits in the blocks. 0 if none does."""
+    if not groups:
+        return shape.max_model_len
     if num_blocks < 1:
         return 0
     # With a window on every layer a sequence of any length may fit in these blocks.
@@ -245,7 +253,7 @@ def plan_memory(
     available = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
     if most_bytes is not None:
         available = min(available, most_bytes)
-    blocks = max(0, available // block) if num_blocks is None else num_blocks
+    blocks = _fitting_blocks(available, block, num_blocks)
     return MemoryPlan(
         shape=shape,
         device_bytes=device_bytes,
@@ -265,12 +273,20 @@ def plan_memory(
     )
 
 
+def _fitting_blocks(available: int, block: int, given: int | None) -> int:
+    """Return the number of blocks in so many bytes. given: by an option. Without KV there are
+    none."""
+    if not block:
+        return 0
+    return max(0, available // block) if given is None else given
+
+
 def apply_measurements(
     plan: MemoryPlan, *, weights: int, activations: int, overhead: int, num_blocks: int | None
 ) -> MemoryPlan:
     """Replace predicted bytes by measured ones. num_blocks: as given, not fitted."""
     available = plan.allowed_bytes - weights - activations - overhead
-    blocks = max(0, available // plan.block_bytes) if num_blocks is None else num_blocks
+    blocks = _fitting_blocks(available, plan.block_bytes, num_blocks)
     return replace(
         plan,
         weight_bytes=weights,

@@ -37,10 +37,10 @@ _STATE_OF_REFS = bytes([BlockState.FREE, BlockState.HELD, *[BlockState.SHARED] *
 
 
 class BlockPool:
-    """Owns the block ids [0, size)."""
+    """Owns the block ids [0, size). A model without KV has a pool of size 0."""
 
     def __init__(self, num_blocks: int, tiers: Seq[Tier] = ()) -> None:
-        assert num_blocks > 0, num_blocks
+        assert num_blocks >= 0, num_blocks
         self.size = num_blocks
         self._tiers = list(tiers)
         self._evicted: dict[int, BlockKey] = {}  # evicted by the allocation in progress

@@ -2,7 +2,9 @@
 
 A sequence has one table per layer group; all tables are equally long and entry i covers tokens
 [i * B, (i + 1) * B). Entries whose block is outside of a group's window are NO_BLOCK. All groups
-draw from one pool. Content is identified by chained keys, so a key covers all tokens before it:
+draw from one pool. A model without KV has no group and no block: every sequence fits, and none
+continues what another step computed. Content is identified by chained keys, so a key covers all
+tokens before it:
 
     key(i) = SHA-256(key(i - 1) | token ids | extra content of block i)   key(-1) = SHA-256(salt)
 
@@ -53,7 +55,9 @@ class KVCache:
     ) -> None:
         """host: a tier whose copies are part of plans. Other tiers are those of the pool."""
         assert block_size > 0, block_size
-        assert specs, "a model has at least one layer group"
+        assert specs or not (pool.size or prefix_caching), (
+            "without a layer group there are no blocks"
+        )
         self.pool = pool
         self.block_size = block_size
         self.specs = tuple(specs)
@@ -83,11 +87,15 @@ class KVCache:
 
     def token_capacity(self, seq: Sequence) -> int:
         """Number of tokens beyond `planned` that the tables and the available blocks can hold."""
+        if not self.specs:
+            return seq.pending
         blocks = len(seq.tables[0]) + self.pool.available // len(self.specs)
         return blocks * self.block_size - seq.planned
 
     def blocks_to_allocate(self, seq: Sequence, n: int) -> int:
         """Number of blocks that n more tokens need in addition."""
+        if not self.specs:
+            return 0
         per_group = -(-(seq.planned + n) // self.block_size) - len(seq.tables[0])
         return max(per_group, 0) * len(self.specs)
 
@@ -158,7 +166,7 @@ class KVCache:
         Blocks that only the host tier has are NO_BLOCK until load_prefix(). prefix: False if every
         position must be computed; the encoder's output is used in any case.
         """
-        assert not seq.tables[0], "match_prefix() needs a sequence without blocks"
+        assert not seq.planned, "match_prefix() needs a sequence without blocks"
         if seq.request.encoder_prompt:
             self._cross.match(seq)
         if not prefix or not self.prefix_caching or not seq.request.read_prefix_cache:
@@ -318,7 +326,9 @@ class KVCache:
         The last one may be partly filled, and the parent may continue to fill it: copy_on_write()
         gives the child its own block before its first write.
         """
-        assert not child.tables[0], "fork() needs a sequence without blocks"
+        assert not child.planned, "fork() needs a sequence without blocks"
+        if not self.specs:
+            return
         blocks = -(-length // self.block_size)
         firsts = [min(spec.first_needed(length) // self.block_size, blocks) for spec in self.specs]
         for first, table in zip(firsts, parent.tables, strict=True):
@@ -353,7 +363,7 @@ class KVCache:
 
     def _is_shared(self, seq: Sequence) -> bool:
         """Whether a waiting sequence shares partly filled blocks; a prefix hit never does."""
-        return bool(seq.tables[0]) and seq.planned % self.block_size != 0
+        return seq.planned % self.block_size != 0
 
     # -- loads of slow tiers -------------------------------------------------------------------
 
@@ -427,8 +437,9 @@ class KVCache:
         for _, load in self._loading.values():
             holds.update(load.values())
         for seq in sequences:
-            assert len({len(table) for table in seq.tables}) == 1, f"uneven tables {seq.tables}"
-            assert len(seq.tables[0]) * self.block_size >= seq.planned, "tokens without a block"
+            assert len({len(table) for table in seq.tables}) <= 1, f"uneven tables {seq.tables}"
+            held = min((len(table) for table in seq.tables), default=None)
+            assert held is None or held * self.block_size >= seq.planned, "tokens without a block"
             self._check_windows(seq)
             for table in seq.tables:
                 holds.update(b for b in table if b != NO_BLOCK)

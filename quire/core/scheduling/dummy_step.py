@@ -19,16 +19,21 @@ from quire.core.types import (
 DUMMY_REQUEST = Request("", (0,), StopConditions(max_tokens=1), SamplingParams(temperature=0.0))
 
 
-def build_dummy_step(kv: KVCache, registry: SequenceRegistry, number: int) -> StepPlan | None:
-    """Build the step, with one slot and one block per table. None: no slot or no block is free."""
+def build_dummy_step(
+    kv: KVCache, registry: SequenceRegistry, number: int, request: Request
+) -> StepPlan | None:
+    """Build the step, with one slot and one block per table. None: no slot or no block is free.
+
+    request: of one token, such as DUMMY_REQUEST; it is in no queue.
+    """
     blocks = kv.pool.allocate(len(kv.specs), offer=False)
     if blocks is None:
         return None
-    seq = Sequence(
-        DUMMY_REQUEST, 0, [0, UNKNOWN], tuple([one] for one in blocks), planned=1, max_len=2
-    )
+    wants, unknown = (Wants.TOKEN, [UNKNOWN]) if request.pooling is None else (Wants.POOLED, [])
+    tokens, tables = [*request.prompt, *unknown], tuple([one] for one in blocks)
+    seq = Sequence(request, 0, tokens, tables, planned=1, max_len=2)
     seq.state, seq.slot = SequenceState.RUNNING, registry.unused_slot
-    rows = (Row(seq, 0, 1, Wants.TOKEN),)
+    rows = (Row(seq, 0, 1, wants),)
     return StepPlan(number, rows, (seq,), leaves=registry.take_leaves())
 
 

@@ -28,7 +28,7 @@ class ReplayState:
     def waits_without_blocks(self, request_id: str, index: int) -> bool:
         """Whether the sequence exists and holds no blocks."""
         group = self._registry.groups.get(request_id)
-        return group is not None and not group.sequences[index].tables[0]
+        return group is not None and not group.sequences[index].planned
 
     def restore_prefix(self, request_id: str, index: int, tokens: int) -> None:
         """Limit the prefix hit of a waiting sequence to its first `tokens` tokens."""

@@ -21,8 +21,12 @@ from typing import NamedTuple
 from quire.core.admission.request_checks import check_length, check_request
 from quire.core.kv.kv_cache import KVCache
 from quire.core.scheduler_stats import SchedulerStats as SchedulerStats
-from quire.core.scheduling import dummy_step
 from quire.core.scheduling.block_allocation import BlockAllocator
+from quire.core.scheduling.dummy_step import (
+    DUMMY_REQUEST,
+    build_dummy_step,
+    release_dummy_step,
+)
 from quire.core.scheduling.inflight_steps import InflightStep, InflightSteps
 from quire.core.scheduling.limits.base import Admission, StepBudget, StepListener
 from quire.core.scheduling.order.base import WaitingQueue
@@ -88,10 +92,12 @@ class Scheduler:
         watermark: float = 0.0,
         max_drafts: int = 0,
         propose: Callable[[Sequence], Seq[int]] | None = None,
+        dummy_request: Request = DUMMY_REQUEST,
     ) -> None:
         """max_drafts: maximum per row; 0: no speculation, and results have no proposals.
 
-        propose: returns draft tokens for a sequence whose result had no proposals.
+        propose: returns draft tokens for a sequence whose result had no proposals. dummy_request:
+        of one token, that any step of the model can compute.
         """
         self._kv = kv
         self._budgets = list(budgets)
@@ -108,6 +114,7 @@ class Scheduler:
         self._counters = SchedulerCounters()
         self._max_drafts = max_drafts
         self._propose_drafts = propose
+        self._dummy_request = dummy_request
         self._planning_failures: list[Update] = []  # of sequences that could not be planned
 
     # -- requests -----------------------------------------------------------------------------
@@ -331,7 +338,7 @@ class Scheduler:
     def _try_start(self, seq: Sequence, draft: PlanBuilder) -> bool:
         """Start a waiting sequence. Returns False, and changes nothing, if it cannot run."""
         kv = self._kv
-        fresh = not seq.tables[0]
+        fresh = not seq.planned
         if self._block_allocator.still_lacks_blocks(seq):
             return False
         if fresh:
@@ -428,11 +435,13 @@ class Scheduler:
         Call it while no sequence runs and nothing is in flight; finish_dummy_step() must follow.
         """
         assert not self._running, "sequences are running"
-        return dummy_step.build_dummy_step(self._kv, self._registry, self._inflight.last_step)
+        return build_dummy_step(
+            self._kv, self._registry, self._inflight.last_step, self._dummy_request
+        )
 
     def finish_dummy_step(self, plan: StepPlan) -> None:
         """Free what the dummy step used."""
-        dummy_step.release_dummy_step(plan, self._kv, self._registry)
+        release_dummy_step(plan, self._kv, self._registry)
 
     def replay_state(self) -> ReplayState:
         """Return the object with which replays set the scheduler's state."""

@@ -119,7 +119,7 @@ class SequenceRegistry:
     def _fork(self, parent: Sequence, child: Sequence, length: int) -> None:
         if length:
             self._kv.fork(parent, child, length)
-        if child.tables[0]:
+        if child.planned:
             self.reclaimable.sharing[child] = None
 
     def start_running(self, seq: Sequence) -> None:

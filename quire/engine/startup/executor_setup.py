@@ -22,6 +22,7 @@ from quire.executors.base import Executor
 from quire.executors.inline import Executor as Inline
 from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build_model
+from quire.pooling.pooler import Pooler
 from quire.runner.device_worker import DeviceWorker
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
@@ -67,14 +68,35 @@ def load_model(
     )
 
 
+def load_pooler(
+    model: LanguageModel, folder: Path | None, config: EngineConfig, device: torch.device
+) -> Pooler | None:
+    """Load what pools a model's hidden states; None: the engine pools nothing.
+
+    folder: of Dense layers. Raises ConfigError, WeightError.
+    """
+    if config.pooling is None:
+        return None
+    return Pooler(
+        config.pooling,
+        model,
+        None if config.load.format == "dummy" else folder,
+        dtype=DTYPES[config.model.dtype],
+        device=device,
+        max_seqs=config.scheduler.max_num_seqs,
+        seed=config.model.seed,
+    )
+
+
 def build_executor(
     model: LanguageModel,
     config: EngineConfig,
     processors: Sequence[LogitsProcessor] = (),
     grammars: GrammarLookup | None = None,
+    pooler: Pooler | None = None,
 ) -> Executor:
     """Build an executor of one rank in this process."""
-    runner = build_runner(model, config, processors, grammars)
+    runner = build_runner(model, config, processors, grammars, pooler)
     threaded = config.device.kind == "cpu" and config.scheduler.steps_in_flight > 1
     return Inline(ModelInputBuilder(table_shape(config)), runner, threaded=threaded)
 
@@ -99,6 +121,7 @@ def build_runner(
     config: EngineConfig,
     processors: Sequence[LogitsProcessor] = (),
     grammars: GrammarLookup | None = None,
+    pooler: Pooler | None = None,
     device: torch.device | None = None,
 ) -> ModelRunner:
     """Build one rank: KV tensors, attention backend, sampler and worker around a model.
@@ -137,6 +160,7 @@ def build_runner(
         max_tokens=scheduler.max_num_batched_tokens,
         logprobs_mode=config.model.logprobs_mode,
         eager=config.device.enforce_eager,
+        pooler=pooler,
     )
     return ModelRunner(model, sampler, worker)
 
@@ -161,9 +185,10 @@ def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend
     needs = BackendRequirements(
         device=config.device.kind,
         dtype=DTYPES[config.model.dtype],
-        head_dim=max(layer.head_dim for layer in layers),
+        head_dim=max((layer.head_dim for layer in layers), default=0),
         window=any(layer.window for layer in layers),
         latent=any(layer.latent for layer in layers),
+        packed=not layers,
         fp8_cache=config.cache.dtype == "float8_e4m3fn",
         encoder=config.encoder is not None,
     )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from quire.config.engine_config import EngineConfig
 from quire.core.params import SamplingParams
 from quire.core.types import BlockCopy, StopConditions
-from quire.engine.startup.executor_setup import build_runner, load_model
+from quire.engine.startup.executor_setup import build_runner, load_model, load_pooler
 from quire.engine.startup.model_setup import ModelDescription
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.kernel_spec import KernelSpec
@@ -71,7 +71,8 @@ def enumerate_kernels(
 def meta_runner(found: ModelDescription, config: EngineConfig) -> Any:
     """Return the engine's ModelRunner on meta tensors. Call on_meta_device() first."""
     model = load_model(found.model_type, found.config, found.folder, config, META)
-    return build_runner(model, config, device=META)
+    pooler = load_pooler(model, found.folder, config, META)
+    return build_runner(model, config, pooler=pooler, device=META)
 
 
 def run_steps(runner: Any, config: EngineConfig) -> None:

@@ -18,7 +18,12 @@ from quire import env
 from quire.config.engine_config import EngineConfig
 from quire.config.options import Options
 from quire.config.vllm_environment import start_process
-from quire.engine.startup.executor_setup import build_runner, load_model, table_shape
+from quire.engine.startup.executor_setup import (
+    build_runner,
+    load_model,
+    load_pooler,
+    table_shape,
+)
 from quire.engine.startup.plain_config import plain_config
 from quire.engine.supervise.process_pipe import spawn_process
 from quire.errors import QuireError, RequestError
@@ -96,4 +101,6 @@ def _build_loop(pipe: WorkerPipe[Any], orders: StartRank) -> RankLoop:
     comm = connect(mesh, Path(orders.rendezvous), device)
     model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
     processors = load_processors(config.model.logits_processors, config, device)
-    return RankLoop(pipe, build_runner(model, config, processors), orders.rank)
+    pooler = load_pooler(model, found.folder, config, device)
+    runner = build_runner(model, config, processors, pooler=pooler)
+    return RankLoop(pipe, runner, orders.rank)

@@ -19,6 +19,7 @@ from quire.kernels.copy_blocks import copy_blocks
 from quire.kernels.native import library
 from quire.models.base import LanguageModel, StepInputs
 from quire.platform import cpu
+from quire.pooling.pooler import Pooler
 from quire.runner.cpu.tape_cache import TapeCache
 from quire.runner.device_worker import CompletedStep, build_step_result
 from quire.runner.kv_tensors import release_pages
@@ -46,6 +47,7 @@ class CpuWorker:
         max_tokens: int,
         logprobs_mode: Mode,
         eager: bool,
+        pooler: Pooler | None = None,
     ) -> None:
         """eager: record no tapes."""
         self._model = model
@@ -55,6 +57,7 @@ class CpuWorker:
         self._host_cache = host_cache
         self._block_size = slots.block_size
         self._logprobs_mode: Mode = logprobs_mode
+        self._pooler = pooler
         shape = (slots.max_seqs, slots.width)
         self._groups = slots.groups
         self.tables = [np.full(shape, NO_BLOCK, dtype=np.int32) for _ in range(slots.tables)]
@@ -63,7 +66,7 @@ class CpuWorker:
         native = library.load_library()
         self._has_spare_core = native is not None and cpu.available_cores() > native.threads
         self._tapes = None
-        if model.is_recordable and not eager:
+        if model.is_recordable and not eager and slots.groups:
             self._tapes = TapeCache(
                 model,
                 backend,
@@ -120,7 +123,7 @@ class CpuWorker:
         for part in parts:
             step = part.before_forward(self._model, step)
         hidden = self._model(step)
-        forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
+        forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler)
         extras = [part.apply(forward).result() for part in parts]
         if not inputs.sampled_rows:
             return build_step_result(inputs, (), {}, extras, RowErrors({}, {}, {}))

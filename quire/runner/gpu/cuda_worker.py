@@ -24,6 +24,7 @@ from quire.errors import EngineDead
 from quire.kernels.framework import late_work, lazy_fusion
 from quire.kernels.gpu.runtime import step_io as kernels
 from quire.models.base import LanguageModel, StepInputs
+from quire.pooling.pooler import Pooler
 from quire.runner.gpu.cuda_graphs import (
     CudaGraphCache,
     DecodeGraph,
@@ -74,6 +75,7 @@ class CudaWorker:
         max_tokens: int,
         logprobs_mode: Mode,
         eager: bool,
+        pooler: Pooler | None = None,
     ) -> None:
         """max_tokens: of the largest step. eager: no graphs."""
         device = sampler.device
@@ -83,6 +85,7 @@ class CudaWorker:
         self._sampler = sampler
         self._block_size = slots.block_size
         self._logprobs_mode: Mode = logprobs_mode
+        self._pooler = pooler
         self._stream = torch.cuda.Stream(device)
         self._width = align_words(slots.width)
         self._groups = slots.groups
@@ -391,7 +394,7 @@ class CudaWorker:
                     inputs.max_prior_context,
                 )
                 hidden = self._gather_and_forward(views, *bounds, parts)
-            forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
+            forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler)
             pending_parts = [part.apply(forward) for part in parts]
         if not inputs.sampled_rows:
             return self._build_pending_step(inputs, None, pending_parts, None)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.core.types import StepPlan
 from quire.models.base import LanguageModel, StepInputs
+from quire.pooling.pooler import Pooler
 from quire.registry import PluginRegistry
 from quire.runner.step_batch import StepBatch
 from quire.sampling.logprobs import Mode
@@ -28,6 +29,7 @@ class ForwardOutput(NamedTuple):
     model: LanguageModel
     hidden: Tensor  # [T, E] of every token in the step
     logprobs_mode: Mode
+    pooler: Pooler | None = None  # None: the engine pools nothing
 
 
 class PendingPart(Protocol):

@@ -1,64 +1,71 @@
-"""Pooling part: returns the hidden state of the last token, for rows that want a pooled result.
+"""Pooling part: computes the results of sequences that pool their hidden states.
 
-The one kind of pooling is "last": a causal model has read the whole sequence there. It needs no
-state between the chunks of a prompt.
+All tokens of such sequences count, also those of chunks, so every row of theirs is part of it. The
+results leave the device as one buffer of the step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
-
-from quire.core.types import Pooled, StepPlan, Wants
+from quire.core.types import Sequence, StepPlan
+from quire.pooling.pooler import PendingPool
+from quire.pooling.pooling_rows import SEQUENCE_TASKS, PoolingRows, no_rows
 from quire.runner.parts.base import ForwardOutput, StepPart
 from quire.runner.step_batch import StepBatch
-from quire.sampling.h2d import to_device, to_host_async
 
 
 class PoolingPart(StepPart, frozen=True, array_like=True):
-    """The pooled rows of one step."""
+    """The rows of one step that pool."""
 
-    plan_rows: list[int]
-    last_tokens: list[int]  # index of each one's last token among the step's T tokens
+    plan_rows: list[int]  # [P]
+    rows: PoolingRows
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> PoolingPart | None:
-        """Copy from the plan; None if no row wants a pooled result."""
-        if batch.decode_only or all(row.wants is not Wants.POOLED for row in plan.rows):
+        """Copy from the plan; None if no row pools."""
+        if batch.decode_only:
             return None
-        part = cls([], [])
+        part = cls([], no_rows())
+        firsts = batch.q_starts.tolist()
         for at, i in enumerate(batch.rows):
-            if plan.rows[i].wants is not Wants.POOLED:
+            seq, start, count, _, _ = plan.rows[i]
+            pooling = seq.request.pooling
+            if pooling is None:
                 continue
+            if pooling.step_tag_id is not None and pooling.task not in SEQUENCE_TASKS:
+                part.rows.tagged[len(part.rows)] = _tagged(seq, start, count, pooling.step_tag_id)
+            end = start + count
             part.plan_rows.append(i)
-            part.last_tokens.append(int(batch.q_starts[at + 1]) - 1)
-        return part
+            part.rows.add(seq.slot, firsts[at], start, count, end == len(seq.tokens), pooling)
+        return part if part.plan_rows else None
 
-    def apply(self, forward: ForwardOutput) -> PendingPooled:
-        """Start the copies to the host."""
-        chosen = to_device(self.last_tokens, forward.hidden.device)
-        states = forward.hidden.index_select(0, chosen).float()
-        return PendingPooled(self, to_host_async(states))
+    def apply(self, forward: ForwardOutput) -> PendingPoolingPart:
+        """Start the pooling, and the copy of the results to the host."""
+        assert forward.pooler is not None, "a pooled row in an engine without a pooler"
+        return PendingPoolingPart(self.plan_rows, forward.pooler.start(forward.hidden, self.rows))
+
+
+def _tagged(seq: Sequence, start: int, count: int, tag: int) -> list[int]:
+    return [i for i, token in enumerate(seq.tokens[start : start + count]) if token == tag]
 
 
 @dataclass(frozen=True, slots=True)
-class PendingPooled:
-    """Hidden states whose copies to the host have started."""
+class PendingPoolingPart:
+    """Results whose copy to the host has started."""
 
-    part: PoolingPart
-    states: Tensor  # [rows, E] float32
+    plan_rows: list[int]
+    pending: PendingPool
 
-    def result(self) -> dict[str, dict[int, Pooled]]:
-        """Return row -> its hidden state [E]."""
-        shape = tuple(self.states.shape[1:])
-        rows = self.states.numpy().tobytes()
-        size = len(rows) // len(self.states)
-        pooled = {
-            row: Pooled(shape, rows[i * size : (i + 1) * size])
-            for i, row in enumerate(self.part.plan_rows)
+    def result(self) -> dict[str, dict[int, Any]]:
+        """Return the results by row of the plan."""
+        pooled, wrong = self.pending.result()
+        rows = self.plan_rows
+        return {
+            "pooled": {rows[i]: result for i, result in pooled.items()},
+            "non_finite": {rows[i]: message for i, message in wrong.items()},
         }
-        return {"pooled": pooled}
 
 
 PART = PoolingPart

@@ -41,7 +41,7 @@ class WholePromptLimit(StepBudget, Admission):
     """Computes a prompt whole or not yet (enable_chunked_prefill=False). Comes after TokenBudget.
 
     A preempted sequence recomputes its outputs too, and one resumed from another engine has outputs
-    already. Those may exceed the budget, so they may be computed in chunks.
+    already. With those it may exceed the budget, so they may be computed in chunks.
     """
 
     def __init__(self, per_step: int) -> None:
@@ -58,9 +58,7 @@ class WholePromptLimit(StepBudget, Admission):
             )
 
     def allow(self, seq: Sequence, want: int) -> int:
-        started = (
-            seq.preemptions or seq.state is SequenceState.RUNNING or seq.request.resumed_tokens
-        )
+        started = seq.state is SequenceState.RUNNING or len(seq.tokens) > seq.prompt_len
         return want if started or want == seq.pending else 0
 
     def free_decode_rows(self) -> int:
