@@ -29,6 +29,8 @@ from quire.config.facts import (
 )
 from quire.config.memory.memory_plan import MemoryPlan, gib, require_memory
 from quire.config.options import Options
+from quire.config.pooling import choose_model_use
+from quire.config.pooling_facts import read_pooling_facts
 from quire.config.resolve import resolve_memory_plan
 from quire.config.vllm_environment import apply_environment
 from quire.engine.startup.device_facts import device_facts
@@ -97,6 +99,8 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     config_folder = _folder(options, model_options.hf_config_path or model_options.model)
     hf = read_hf_config(config_folder, model_options.hf_overrides, model_options.config_format)
     check_served(hf["model_type"])
+    pooling = read_pooling_facts(folder, hf)
+    choose_model_use(options.pooling, pooling, model_options.model)
     weights, source = weight_facts(options, folder, hf)
     facts = read_model_facts(
         folder,
@@ -105,6 +109,7 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
         overrides=model_options.hf_overrides,
         generation_config=model_options.generation_config,
         weights=weights,
+        pooling=pooling,
     )
     return facts, source
 

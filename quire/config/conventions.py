@@ -34,6 +34,8 @@ class Conventions:
     fits_float16: bool = True  # False: activations overflow
     scaling_extends: bool = True  # rope scaling stretches max_position_embeddings
     uncached_layers: str = ""  # the field with the numbers of layers that keep nothing
+    positions_after_padding: bool = False  # the first one is pad_token_id + 1
+    bidirectional: bool = False  # an encoder: every token attends to all others
     windows_unscaled: bool = False  # rope scaling is for layers without a window
     defaults: Json = field(default_factory=dict)  # other fields that config.json may leave out
     nested_defaults: Json = field(default_factory=dict)

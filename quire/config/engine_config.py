@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts
 from quire.config.options import LogprobsMode
+from quire.config.pooler_config import PoolingMethod as PoolingMethod
+from quire.config.pooler_config import PoolingTask as PoolingTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,7 @@ class EncoderSection:
     banned_first: tuple[int, ...]
 
 
-PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
-"""Result of a pooling request: a vector, a distribution, or one of either for each token."""
-
-PoolingMethod = Literal["cls", "last", "mean", "max", "mean_sqrt_len", "weighted_mean", "splade"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +163,7 @@ class PoolingSection:
     dense: tuple[DenseSection, ...] = ()  # in order, before dimensions are cut
     normalize: bool = True  # embeddings have an L2 norm of 1, unless a request says otherwise
     activation: str = "identity"  # of logits of labels: "softmax", "sigmoid", "identity", ...
+    use_activation: bool = True  # logits of labels get it, unless a request says otherwise
     logit_mean: float = 0.0  # the activation gets (logit - mean) / sigma
     logit_sigma: float = 1.0
     labels: tuple[str, ...] = ()  # by index
@@ -176,6 +176,7 @@ class PoolingSection:
     include_prompt: bool = True  # False: means leave out the tokens of a prompt's prefix
     prompts: Mapping[str, str] = field(default_factory=dict)  # name -> prefix of texts
     default_prompt: str | None = None  # its name
+    similarity: Similarity = "cosine"  # by which its files compare two embeddings
     max_embed_len: int | None = None  # longer than max_model_len: such inputs are divided
     token_types: int = 0  # segments that the model distinguishes (BERT: 2); 0: it reads none
     score_format: ScoreFormat = "pair"  # of prompts of a model that classifies pairs
@@ -235,5 +236,5 @@ class EngineConfig:
     recovery: RecoverySection = RecoverySection()
     health: HealthSection = HealthSection()
     encoder: EncoderSection | None = None  # None: a decoder alone
-    pooling: PoolingSection | None = None  # None: it generates tokens only
-    generates: bool = True  # False: it pools only
+    generates: bool = True  # False: it serves pooling requests alone
+    pooling: PoolingSection | None = None  # None: no pooling requests

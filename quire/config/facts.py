@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from quire.config.model_identity import (
     is_tower_tensor,
     resolve_identity,
 )
+from quire.config.pooling_facts import PoolingFacts, is_bidirectional, read_pooling_facts
 from quire.config.quantization import QuantFacts, read_quantization
 from quire.errors import ConfigError
 
@@ -44,7 +45,7 @@ LENGTH_KEYS = (
     "max_sequence_length",
     "max_target_positions",
 )
-HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed")
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "dim")
 UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
 """Parts of matrix names that mark matrices other than the decoder's linear layers."""
@@ -94,7 +95,7 @@ class ModelFacts:
     embedding: int  # numbers of a token's embedding, before what projects it to `hidden`
     mlp: int
     heads: int
-    layers: tuple[LayerFacts, ...]
+    layers: tuple[LayerFacts, ...]  # what each keeps in the cache; (): there is none
     weights: WeightFacts
     eos_ids: tuple[int, ...] = ()
     generation: Json
@@ -104,6 +105,7 @@ class ModelFacts:
     expert_mlp: int = 0
     encoder: EncoderFacts | None = None  # None: a decoder alone
     fits_float16: bool = True  # False: its activations overflow there
+    pooling: PoolingFacts = field(default_factory=PoolingFacts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,10 +224,12 @@ def read_model_facts(
     generation_config: str = "auto",
     override_generation_config: Json | None = None,
     weights: WeightFacts | None = None,
+    pooling: PoolingFacts | None = None,
 ) -> ModelFacts:
     """Read the facts from the small files of a model's folder.
 
-    hf: what read_hf_config() returned, with the same overrides; None: it is called.
+    hf: what read_hf_config() returned, with the same overrides; None: it is called. pooling: of
+    read_pooling_facts(); None: it is called.
     """
     hf = read_hf_config(folder, overrides) if hf is None else hf
     files = read_json(folder / "generation_config.json")
@@ -241,6 +245,7 @@ def read_model_facts(
         forced={**files, **generation},
         tokenizer_length=tokenizer_length,
         weights=weights,
+        pooling=read_pooling_facts(folder, hf) if pooling is None else pooling,
     )
 
 
@@ -253,13 +258,15 @@ def model_facts(
     tokenizer_length: object = None,
     weights: WeightFacts | None = None,
     forced: Json | None = None,
+    pooling: PoolingFacts | None = None,
 ) -> ModelFacts:
     """Return the facts from config.json as a dict. Raises ConfigError.
 
-    forced: a generation config, whatever the sampling defaults are.
+    forced: a generation config, whatever the sampling defaults are. pooling: with the other files.
     """
     with raise_as_config_error("config.json"):
-        return _model_facts(hf, name, generation, eos, tokenizer_length, weights, forced or {})
+        facts = _model_facts(hf, name, generation, eos, tokenizer_length, weights, forced or {})
+        return replace(facts, pooling=pooling or PoolingFacts(hf=hf))
 
 
 def _model_facts(
@@ -275,6 +282,7 @@ def _model_facts(
     layers = layer_facts(hf)
     if not layers:
         raise ConfigError("config.json: it has no attention layers")
+    cached = () if is_bidirectional(hf) else layers
     return ModelFacts(
         name=name,
         model_type=str(hf.get("model_type", "")),
@@ -286,7 +294,7 @@ def _model_facts(
         embedding=_int(hf, "word_embed_proj_dim", *HIDDEN_KEYS),
         mlp=_mlp(hf),
         heads=_heads(hf),
-        layers=layers,
+        layers=cached,
         weights=weights or estimate_weights(hf, layers),
         eos_ids=_ids(hf.get("eos_token_id"), *eos),
         generation=dict(generation or {}),
@@ -397,6 +405,8 @@ def context_length(hf: Json, tokenizer_length: object = None) -> int | None:
     length = min(lengths) if lengths else None
     if length is not None:
         length = _scaled(hf, length)
+        if conventions_of(hf).positions_after_padding:
+            length -= int(hf.get("pad_token_id", 1)) + 1
     if isinstance(tokenizer_length, int) and 0 < tokenizer_length < MAX_TOKENIZER_LENGTH:
         length = tokenizer_length if length is None else min(length, tokenizer_length)
     return length
@@ -536,7 +546,15 @@ def _heads(hf: Json) -> int:
 
 
 def _mlp(hf: Json) -> int:
-    keys = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "decoder_ffn_dim")
+    keys = (
+        "intermediate_size",
+        "ffn_dim",
+        "n_inner",
+        "ffn_hidden_size",
+        "d_ff",
+        "decoder_ffn_dim",
+        "hidden_dim",
+    )
     found = next((hf[key] for key in keys if hf.get(key)), None)
     return int(found or hf.get("expansion_ratio", 4) * _int(hf, *HIDDEN_KEYS))
 

@@ -36,7 +36,12 @@ _TYPES = {
     for model_type, class_name in CLASSES.items()
     if list(CLASSES.values()).count(class_name) == 1
 }
-_OUTER_FIELDS = ("tie_word_embeddings", "quantization_config", "compression_config")
+_OUTER_FIELDS = (
+    *("tie_word_embeddings", "quantization_config", "compression_config"),
+    *("num_labels", "id2label", "problem_type", "sentence_transformers", "head_dtype"),
+    *("sbert_ce_default_activation_function", "classifier_from_token", "method"),
+    *("matryoshka_dimensions", "is_matryoshka", "task_instructions"),
+)
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 _CLASS_SUFFIX = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 _BIDIRECTIONAL = re.compile(
@@ -87,6 +92,7 @@ def hoist_text(hf: Json) -> dict[str, Any]:
     made["architectures"] = inner.get("architectures")
     made["model_type"] = inner.get("model_type") or _known_half(outer_type) or outer_type
     made["wrapper_type"] = outer_type or "unnamed"
+    made["wrapper_architectures"] = hf.get("wrapper_architectures") or hf.get("architectures")
     return made
 
 

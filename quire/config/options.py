@@ -19,6 +19,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from quire.config import vllm_options
+from quire.config.pooler_config import PoolerConfig
 from quire.config.values import coerce
 from quire.errors import ConfigError
 
@@ -112,6 +113,30 @@ class ModelOptions:
     """Model names that the server accepts; the first is the one shown. None: the model's name."""
     chat_template: str | None = None
     """Chat template: a Jinja file or text. None: the tokenizer's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingOptions:
+    """What a model does: generate text, or make embeddings and scores."""
+
+    runner: Literal["auto", "generate", "pooling", "draft"] = "auto"
+    """generate: text; pooling: embeddings, classes and scores. auto: by the model's files and its
+    class. draft is not supported."""
+    convert: Literal["auto", "none", "embed", "classify"] = "auto"
+    """Head of a model that pools. embed: none, hidden states become embeddings; classify: one that
+    gives logits of labels; none: only the model's own. auto: by its class."""
+    task: (
+        Literal["auto", "generate", "embed", "embedding", "classify", "score", "reward"] | None
+    ) = None
+    """Older form of runner and convert."""
+    pooler_config: dict[str, Any] | None = None
+    """JSON: task, pooling_type (CLS, LAST, MEAN, MAX, MEAN_SQRT_LEN, WEIGHTED_MEAN, ALL, STEP),
+    seq_pooling_type, tok_pooling_type, use_activation, dimensions, enable_chunked_processing,
+    max_embed_len, logit_mean, logit_sigma, step_tag_id, returned_token_ids. What is not set is as
+    the model's files state."""
+    default_prompt_name: str | None = None
+    """Prompt that is put before texts of embedding requests that name none. None: as the model's
+    files state; none: no prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +324,7 @@ class Options:
     """All options. `Options.from_flat({...})` makes one from flat names."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
+    pooling: PoolingOptions = field(default_factory=PoolingOptions)
     load: LoadOptions = field(default_factory=LoadOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
@@ -383,6 +409,8 @@ def _normalize_value(name: str, given: object) -> object:
         return {"TRACE": "DEBUG", "WARN": "WARNING"}.get(given.upper(), given.upper())
     if name == "model_impl" and given == "vllm":
         return "quire"
+    if name == "pooler_config" and given is not None:
+        return PoolerConfig.parse(given).non_default()
     if name == "served_model_name" and isinstance(given, str):
         return (given,)
     if (

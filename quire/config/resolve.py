@@ -35,6 +35,7 @@ from quire.config.memory.kv_memory import (
 )
 from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
 from quire.config.options import CacheOptions, Options
+from quire.config.pooling import choose_model_use, resolve_pooling
 from quire.config.quantization import reconcile_quantization
 from quire.config.structured_outputs import resolve_structured
 from quire.errors import ConfigError
@@ -83,6 +84,15 @@ def resolve(
             plan.num_blocks,
             plan.max_fitting_len,
         )
+    generates, pooling = resolve_pooling(
+        options.pooling,
+        model.pooling,
+        name=options.model.model,
+        hidden=model.hidden,
+        vocab=model.vocab,
+        max_model_len=plan.shape.max_model_len,
+        why=why,
+    )
     config = EngineConfig(
         model=resolve_model(options, model, plan.shape),
         cache=resolve_cache(options, plan, why),
@@ -102,6 +112,8 @@ def resolve(
         ),
         parallel=ParallelSection(tensor=plan.shape.ranks),
         encoder=resolve_encoder(model, plan.shape),
+        generates=generates,
+        pooling=pooling,
         sampling=resolve_sampling(options, model, why),
         structured=resolve_structured(options, why),
         recovery=RecoverySection(wait_s=options.recovery.engine_restart_wait),
@@ -217,6 +229,10 @@ def resolve_max_len(options: Options, model: ModelFacts, why: DecisionLog) -> in
         if model.max_len is None:
             reason = "the model states no length"
             return int(why.record("scheduler.max_model_len", DEFAULT_MAX_LEN, reason))
+        stated = _stated_input_len(options, model)
+        if stated is not None and stated < model.max_len:
+            reason = "max_seq_length in the files of sentence-transformers"
+            return int(why.record("scheduler.max_model_len", stated, reason))
         return int(why.record("scheduler.max_model_len", model.max_len, "the model's"))
     assert isinstance(requested, int), requested
     if requested < 1:
@@ -227,6 +243,15 @@ def resolve_max_len(options: Options, model: ModelFacts, why: DecisionLog) -> in
             f'raise the limit, set hf_overrides={{"max_position_embeddings": {requested}}}'
         )
     return int(why.record("scheduler.max_model_len", requested, "requested"))
+
+
+def _stated_input_len(options: Options, model: ModelFacts) -> int | None:
+    """Return the length to which sentence-transformers cuts inputs; None: not stated."""
+    facts = model.pooling
+    if facts.modules is None:
+        return None
+    use = choose_model_use(options.pooling, facts, options.model.model)
+    return facts.modules.max_seq_length if use.runner == "pooling" else None
 
 
 def resolve_cache_dtype(options: Options, device: DeviceFacts, dtype: str, why: DecisionLog) -> str:

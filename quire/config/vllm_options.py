@@ -77,7 +77,7 @@ _NO_EFFECT = {
         long_prefill_token_threshold_adaptive disable_chunked_mm_input engine_use_ray
         disable_frontend_multiprocessing use_async_output_proc max_num_scheduled_tokens
         ignore_patterns watermark prefix_cache_retention_interval shutdown_timeout
-        stream_interval enable_sleep_mode code_revision runner
+        stream_interval enable_sleep_mode code_revision
         prefix_caching_hash_algo kv_offloading_backend tokenizer_pool_size tokenizer_pool_type
         tokenizer_pool_extra_config full_cuda_graph override_neuron_config""",
     "it only changes what is logged or measured": """show_hidden_metrics_for_version
@@ -137,7 +137,6 @@ _UNSUPPORTED = {
         enable_fault_tolerance""",
     "multimodal input": """mm_processor_kwargs enable_mm_embeds mm_encoder_only
         video_pruning_rate""",
-    "pooling models": "convert pooler_config",
     "running tools in the server": "tool_server",
     "changing how strictly calls follow their schemas (set `strict` in each function)": (
         "tool_strict_level"
@@ -172,7 +171,6 @@ ADVICE = {
     "data_parallel_size": "start one engine per device",
     "cpu_offload_gb": "choose a smaller model or dtype",
     "max_num_active_seqs": "max_num_seqs caps the running sequences",
-    "convert": "quire only generates text",
 }
 ONE_IS_OFF = (
     "pipeline_parallel_size",
@@ -182,7 +180,6 @@ ONE_IS_OFF = (
     "nnodes",
 )
 OFF_VALUES = ("", "auto", "none", "null", "false", "0", "mp", "uni", "hf", "{}", "[]")
-GENERATE_TASKS = ("auto", "generate")
 QUANTIZATION_ALIASES = {
     "": None,
     "none": None,
@@ -192,7 +189,6 @@ QUANTIZATION_ALIASES = {
 """Other spellings of `quantization`."""
 SUPPORTED_CHOICES = {
     "quantization": ("fp8", "fp8_block"),
-    "runner": GENERATE_TASKS,
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
     "distributed_executor_backend": ("uni", "mp", "ray"),
     "kv_offloading_backend": ("native",),
@@ -255,13 +251,11 @@ SHORT_FLAGS = dict(pair.split(":") for pair in _SHORT_FLAGS.split())
 
 def option_names() -> Iterable[str]:
     """Yield every name of these tables."""
-    return sorted({*RENAMED, *STRUCTURED_KEYS, *NO_EFFECT, *UNSUPPORTED, "task"})
+    return sorted({*RENAMED, *STRUCTURED_KEYS, *NO_EFFECT, *UNSUPPORTED})
 
 
 def describe_effect(name: str) -> str:
     """Describe the effect of a name in one sentence."""
-    if name == "task":
-        return "Accepted as auto or generate; other tasks are refused."
     if name in RENAMED:
         return f"Another name of {RENAMED[name]}."
     if name in STRUCTURED_KEYS:
@@ -286,11 +280,6 @@ def translate(flat: dict[str, object]) -> dict[str, object]:
         if value is not None or name not in out:
             out[name] = value
     _merge_structured_keys(out)
-    task = out.pop("task", None)
-    if task is not None and task not in GENERATE_TASKS:
-        raise ConfigError(f"task={task!r} is not supported yet; allowed: auto, generate")
-    if task is not None:
-        log.info("task=%r has no effect: quire only generates text", task)
     if _swap_has_no_effect(out):
         log.info("swap_space has no effect without preemption_mode='swap'")
     out.update(_translate_values(out))

@@ -15,7 +15,12 @@ from quire.models._encoder import Encoder, EncoderConfig, EncoderLayer, encoder_
 from quire.models.base import Hf, ModelConfig, Weights, field_of
 from quire.models.bert import EMBEDDINGS, FUSED
 
-CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
+CONVENTIONS = {
+    "mlp_kind": "plain",
+    "positions_kind": "learned",
+    "tied": True,
+    "bidirectional": True,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,12 @@ from __future__ import annotations
 from quire.models._encoder import Encoder, EncoderConfig, encoder_sizes
 from quire.models.base import Hf, Weights, field_of
 
-CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
+CONVENTIONS = {
+    "mlp_kind": "plain",
+    "positions_kind": "learned",
+    "tied": True,
+    "bidirectional": True,
+}
 
 EMBEDDINGS = {
     "embeddings.word_embeddings": "embed_tokens",

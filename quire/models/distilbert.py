@@ -10,7 +10,12 @@ from quire.models._encoder import Encoder, EncoderConfig, encoder_sizes
 from quire.models.base import Hf, Weights
 from quire.models.bert import EMBEDDINGS
 
-CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
+CONVENTIONS = {
+    "mlp_kind": "plain",
+    "positions_kind": "learned",
+    "tied": True,
+    "bidirectional": True,
+}
 
 
 class Config(EncoderConfig):

@@ -12,7 +12,12 @@ from quire.models import bert
 from quire.models._encoder import Encoder, EncoderConfig, encoder_sizes
 from quire.models.base import Hf, field_of
 
-CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
+CONVENTIONS = {
+    "mlp_kind": "plain",
+    "positions_kind": "learned",
+    "tied": True,
+    "bidirectional": True,
+}
 
 
 class Config(EncoderConfig):

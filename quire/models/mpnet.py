@@ -14,7 +14,13 @@ from quire.models.base import Hf, ModelConfig, Weights, field_of
 from quire.models.bert import EMBEDDINGS, LAYERS
 from quire.models.roberta import HEADS
 
-CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
+CONVENTIONS = {
+    "mlp_kind": "plain",
+    "positions_kind": "learned",
+    "positions_after_padding": True,
+    "tied": True,
+    "bidirectional": True,
+}
 
 BUCKETS, MAX_DISTANCE = 32, 128  # transformers computes with these whatever config.json says
 PADDING = 1  # this token's position is the last unused one, whatever config.json says

@@ -12,7 +12,13 @@ from quire.models._encoder import Encoder, EncoderConfig, encoder_sizes
 from quire.models.base import Hf, Weights, field_of
 from quire.models.bert import EMBEDDINGS, FUSED, LAYERS
 
-CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
+CONVENTIONS = {
+    "mlp_kind": "plain",
+    "positions_kind": "learned",
+    "positions_after_padding": True,
+    "tied": True,
+    "bidirectional": True,
+}
 
 HEADS = {
     "classifier.dense": "head.dense",

@@ -21,7 +21,6 @@ from tests.cpu.tiny_models import TEMPLATE, write_hub, write_model
 
 SEEDS = sorted((pathlib.Path(__file__).parent / "seeds").glob("*.py"))
 ANSWERED = [path for path in SEEDS if not path.stem.startswith("refused_")]
-REFUSED = [path for path in SEEDS if path.stem.startswith("refused_")]
 HUB = {
     "facebook/opt-125m": "opt",
     "meta-llama/Meta-Llama-3-8B-Instruct": "llama",
@@ -35,11 +34,8 @@ LOCAL = {
 ENDINGS = {"eos_token_id": list(range(2, 400, 10))}  # so that random models come to an end
 WHY = {
     "refused_lora": "enable_lora=True: quire does not support LoRA yet",
-    "refused_reward": "task='reward' is not supported yet",
-    "refused_embed": "task='embed' is not supported yet",
-    "refused_classify": "task='classify' is not supported yet",
-    "refused_score": "task='score' is not supported yet",
 }
+REFUSED = [path for path in SEEDS if path.stem in WHY]
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,13 @@ from quire.config.facts import (
     read_model_facts,
 )
 from quire.config.options import Options
-from quire.models.base import ModelConfig
+from quire.config.pooling import ModelUse, choose_model_use
+from quire.config.pooling_facts import read_pooling_facts
+from quire.errors import ConfigError
+from quire.models.base import LabelTokens, ModelConfig
 from quire.models.build import read_model_config
 from quire.platform import cpu
+from quire.text.tokenizing.tokenizer import load_tokenizer
 from quire.weights.files import read_headers, weight_files
 from quire.weights.files import resolve_model_folder as resolve_folder
 from quire.weights.hub import Contents
@@ -53,8 +57,16 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         )
     )
     hf = read_hf_config(config_folder, section.hf_overrides, section.config_format)
+    pooling = read_pooling_facts(folder, hf)
+    use = choose_model_use(options.pooling, pooling, section.model)
     model_type, model_config = read_model_config(
-        hf, section.model_impl, config_folder if section.trust_remote_code else None
+        hf,
+        section.model_impl,
+        config_folder if section.trust_remote_code else None,
+        head=use.head,
+        labels=len(use.labels),
+        head_dtype=pooling.head_dtype() if use.labels else "float32",
+        label_tokens=_label_tokens(use, folder, options, environment),
     )
     if model_config.wrapper_type is not None:
         log.info(
@@ -76,11 +88,42 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         generation_config=section.generation_config,
         override_generation_config=section.override_generation_config,
         weights=weights,
+        pooling=pooling,
     )
     layers = model_config.attention_layers()
     encoder = facts.encoder if any(layer.cross for layer in layers) else None
     facts = replace(facts, layers=layers, encoder=encoder)
     return ModelDescription(folder, model_type, model_config, facts)
+
+
+def _label_tokens(
+    use: ModelUse, folder: Path, options: Options, environment: env.Env
+) -> LabelTokens | None:
+    """Find the ids of the tokens whose logits are labels. Raises ConfigError."""
+    if not use.label_tokens:
+        return None
+    section = options.model
+    if section.tokenizer is not None:
+        folder = model_folder(
+            section.tokenizer,
+            section.tokenizer_revision or section.revision,
+            options,
+            environment,
+            want="tokenizer",
+        )
+    tokenizer = load_tokenizer(
+        folder, section.tokenizer_mode, trust_remote_code=section.trust_remote_code
+    )
+    ids = []
+    for token in use.label_tokens:
+        found = token if isinstance(token, int) else tokenizer.backend.token_to_id(token)
+        if found is None:
+            raise ConfigError(
+                f"classifier_from_token: {token!r} is not a token of the tokenizer in {folder}; "
+                "upper and lower case differ, and so does a leading space"
+            )
+        ids.append(found)
+    return LabelTokens(tuple(ids), use.label_difference)
 
 
 def _has_headers(folder: Path, load_format: str) -> bool:

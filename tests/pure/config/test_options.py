@@ -56,8 +56,6 @@ def test_an_unknown_name_gets_the_nearest():
         {"cpu_offload_gb": 1},
         {"kv_offloading_backend": "lmcache"},
         {"mm_processor_kwargs": {"a": 1}},
-        {"task": "embed"},
-        {"runner": "pooling"},
         {"prefix_caching_hash_algo": "xxhash"},
         {"kv_cache_dtype": "fp8_e5m2"},
         {"rope_scaling": {"factor": 2}},
