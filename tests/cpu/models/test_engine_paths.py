@@ -92,11 +92,11 @@ def plain(folder, **settings):
 
 
 def tight(folder, impl):
-    """So many blocks of 4 tokens that one sequence and half of another fit."""
+    """So many blocks of 4 tokens that one sequence and a fifth of another fit."""
     llm = LLM(str(folder), load_format="dummy", model_impl=impl, **BASE)
     config = llm.llm_engine.config
     longest = max(length for length, _ in REQUESTS) + OUTPUT
-    return int(1.5 * max_blocks_held(config.cache.groups, longest, 4, CHUNK))
+    return int(1.2 * max_blocks_held(config.cache.groups, longest, 4, CHUNK))
 
 
 def answers(llm, which):
