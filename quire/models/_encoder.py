@@ -163,8 +163,10 @@ class LMTransform(nn.Module):
         return self.norm(self.act(self.dense(x)))
 
 
-HEADS = ("head.", "lm_transform.", "lm_head.", "lm_bias.", "pooler.")
+HEADS = ("head.", "head.dense.", "lm_transform.", "lm_head.", "lm_bias.", "pooler.", "classifier.")
 """Prefixes of the modules of heads. A model has one head; a checkpoint may have others."""
+TOKEN_HEAD = {"classifier": "head.out_proj"}
+"""What checkpoints call the head that classifies tokens."""
 
 
 class Encoder(Decoder):
@@ -189,10 +191,14 @@ class Encoder(Decoder):
             self.lm_bias = LogitsBias(self.lm_head)
         elif c.head != "none":
             self.head = ClassificationHead(c, self.head_act if c.head == "classify" else None)
-        own = tuple(f"{name}." for name, _ in self.named_modules() if name)
-        absent = tuple(prefix for prefix in (*HEADS, "head.dense.") if prefix not in own)
-        tie = self.weights.tie if c.head == "lm" else {}
-        self.weights: Weights = replace(self.weights, absent=absent, tie=tie)
+        own = {f"{name}." for name, _ in self.named_modules()}
+        weights: Weights = self.weights
+        self.weights = replace(
+            weights,
+            paths={**weights.paths, **(TOKEN_HEAD if c.head == "token_classify" else {})},
+            absent=tuple(prefix for prefix in HEADS if prefix not in own),
+            tie=weights.tie if c.head == "lm" else {},
+        )
 
     def set_head(self, c: ModelConfig, names: Collection[str]) -> None:
         """The head was built with the rest. Raises ConfigError for one made of token logits."""

@@ -35,7 +35,6 @@ class Model(Encoder):
             "embeddings_project": "project_in",
             "classifier.dense": "head.dense",
             "classifier.out_proj": "head.out_proj",
-            "classifier": "head.out_proj",  # of tokens
             "generator_predictions.dense": "lm_transform.dense",
             "generator_predictions.LayerNorm": "lm_transform.norm",
             "generator_lm_head": "lm_head",

@@ -23,7 +23,6 @@ CONVENTIONS = {
 HEADS = {
     "classifier.dense": "head.dense",
     "classifier.out_proj": "head.out_proj",
-    "classifier": "head.out_proj",  # of tokens
     "lm_head.dense": "lm_transform.dense",
     "lm_head.layer_norm": "lm_transform.norm",
     "lm_head.decoder": "lm_head",
