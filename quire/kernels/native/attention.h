@@ -16,7 +16,7 @@ constexpr long CHUNK = 64;
 constexpr long SEGMENT = 1024;
 constexpr long SPREAD = 3;    // larger than 1 / SPREAD of a rank's share: an item is split
 constexpr long PACKING = 8;   // to make keys and values ready costs as much as so many rows
-constexpr long TILE_ROWS = 112 / MAX_ROWS * MAX_ROWS;  // most of an item, unless one query has more
+constexpr long TILE_ROWS = MAX_ROWS > 6 ? 112 : 96;  // most of an item, unless one query has more
 
 struct AttentionArgs {
   const char* q;
@@ -157,12 +157,14 @@ struct Rows {
     const long row = a.size * (a.dtype ? 2 : 4), head = a.block * row;
     const int32_t* table = a.tables + sequence * a.table_row;
     const long plane = a.kv_heads * head;
-    for (long i = 0; i < CHUNK; i++) at[i] = values[i] = NOTHING;
+    if (!a.k || to - from < CHUNK)
+      for (long i = 0; i < CHUNK; i++) at[i] = values[i] = NOTHING;
     if (a.k) {
-      const long first = a.starts[sequence];
-      for (long p = from; p < to; p++) {
-        at[p - start] = a.k + (first + p) * a.k_token + kv_head * a.k_head;
-        values[p - start] = a.v + (first + p) * a.v_token + kv_head * a.v_head;
+      const char* k = a.k + (a.starts[sequence] + start) * a.k_token + kv_head * a.k_head;
+      const char* v = a.v + (a.starts[sequence] + start) * a.v_token + kv_head * a.v_head;
+      for (long i = from - start; i < to - start; i++) {
+        at[i] = k + i * a.k_token;
+        values[i] = v + i * a.v_token;
       }
       return;
     }
@@ -249,8 +251,13 @@ INLINE void panel_values(const Rows& keys, long p, long column, long n, bf16* ou
 }
 
 INLINE void panel_values(const Rows& keys, long p, long column, long n, float* out) {
+  const float* from = (const float*)keys.values[p] + column;
+  if (n == PANEL) {
+    UNROLL for (long i = 0; i < PANEL; i += W) store(out + i, load(from + i));
+    return;
+  }
   memset(out, 0, PANEL * 4);
-  memcpy(out, (const float*)keys.values[p] + column, n * 4);
+  memcpy(out, from, n * 4);
 }
 
 template <class T>
@@ -270,16 +277,13 @@ void pack_values(const Rows& keys, Feed& feed, long count, long size, T* out) {
 template <class T>
 void product(const char* a, long a_row, long rows, const char* b, long panel_bytes, long panels,
              long steps, float* y, long stride, bool add) {
-  const Tiles tiles(rows);
-  for (long i = 0; i < tiles.count; i++) {
-    const long at = tiles.start(i);
-    const int height = (int)(tiles.start(i + 1) - at), wide = panels_at_once(height);
-    for (long p = 0; p < panels;) {
-      const int np = p + wide <= panels ? wide : p + 2 <= panels && wide >= 2 ? 2 : 1;
-      Operand o{a + at * a_row, a_row, 4, b + p * panel_bytes, panel_bytes, steps, 0, b};
-      tile_of<T>(height, np, o, y + at * stride + p * PANEL, stride, add);
-      p += np;
-    }
+  const Tiles<T> tiles(rows);
+  const int wide = panels_at_once((int)(tiles.height + (tiles.taller > 0)));
+  for (long p = 0; p < panels;) {
+    const int np = p + wide <= panels ? wide : p + 2 <= panels && wide >= 2 ? 2 : 1;
+    const Operand o{a, a_row, 4, 0, b + p * panel_bytes, panel_bytes, steps, 0, b};
+    tiles.product(np, o, false, y + p * PANEL, stride, add);
+    p += np;
   }
 }
 
@@ -326,7 +330,7 @@ INLINE void soften(const AttentionArgs& a, long head, const float* bias, float* 
   const float base = now == -INFINITY ? 0 : now;
   vf sums{};
   for (long c = 0; c < columns; c += W) {
-    const vf w = vexp(load(scores + c) - base);
+    const vf w = vexp_negative(load(scores + c) - base);
     sums = sums + w;
     store(weights + c, w);
   }

@@ -19,18 +19,30 @@ struct LinearArgs {
 
 constexpr long AHEAD = 2048;  // bytes of a panel to prefetch
 constexpr long ROW_BLOCK = MAX_ROWS * 72L;  // rows whose packed form the ranks share at a time
+constexpr long TALL_BLOCK = 96;  // rows that stay in a cache while a panel is multiplied by them
 
 INLINE long steps_of(long inputs, long dtype) { return dtype ? (inputs + 1) / 2 : inputs; }
 
+// Tall tiles have few enough rows to read them where they are.
 INLINE bool packs_rows(const LinearArgs& a) {
-  return a.rows > 8 || (a.dtype && a.inputs % 2);
+  const bool tall = !a.dtype && slice_of<float>() < PV;
+  return (a.rows > FEW_ROWS && !tall) || (a.dtype && a.inputs % 2);
 }
 
-inline Plan plan(const LinearArgs& a, int) {
-  long steps = steps_of(a.inputs, a.dtype);
-  long rows = a.rows < ROW_BLOCK ? a.rows : ROW_BLOCK;
-  long scratch = packs_rows(a) ? (rows * steps + 64) * 4 : 0;
-  return {a.rows * steps * a.outputs > 16384, scratch};
+// Rows that are multiplied by a panel at a time; a rank has sums of so many times 4 panels.
+INLINE long block_of(const LinearArgs& a) {
+  const long most = packs_rows(a) ? ROW_BLOCK : TALL_BLOCK;
+  return a.rows < most ? a.rows : most;
+}
+
+INLINE long sums_offset(const LinearArgs& a) {  // bytes of scratch before them: packed rows
+  return packs_rows(a) ? (block_of(a) * steps_of(a.inputs, a.dtype) + 64) / 16 * 64 : 0;
+}
+
+inline Plan plan(const LinearArgs& a, int threads) {
+  const long steps = steps_of(a.inputs, a.dtype);
+  const long sums = threads * block_of(a) * 4 * PANEL * 4;
+  return {a.rows * steps * a.outputs > 16384, sums_offset(a) + sums};
 }
 
 // Rows [from, from + rows) as [steps][rows] dwords.
@@ -60,11 +72,11 @@ inline void pack_tile(const LinearArgs& a, long from, int rows, uint32_t* out) {
 
 // fp32 results of a tile -> y, with the bias, in the dtype of y. Columns past the end are dropped.
 template <class T>
-void finish(const LinearArgs& a, const float* from, long stride, long row, int rows, long column,
+void finish(const LinearArgs& a, const float* from, long stride, long row, long rows, long column,
             long columns) {
   const long end = a.outputs - column < columns ? a.outputs - column : columns;
   const T* bias = a.bias ? (const T*)a.bias + column : nullptr;
-  for (int i = 0; i < rows; i++) {
+  for (long i = 0; i < rows; i++) {
     T* y = (T*)a.y + (row + i) * a.outputs + column;
     const float* x = from + i * stride;
     if (bias)
@@ -74,45 +86,35 @@ void finish(const LinearArgs& a, const float* from, long stride, long row, int r
   }
 }
 
+// Rows [first, first + rows), `block` of them at a time. packed: as pack_tile wrote them, or null.
 template <class T>
-void linear_block(const LinearArgs& a, const Team& team, long first, long rows) {
+void linear_block(const LinearArgs& a, const Team& team, const uint32_t* packed, long first,
+                  long rows, long block) {
   const long steps = steps_of(a.inputs, a.dtype), panel_bytes = steps * PANEL * 4;
   const long panels = (a.outputs + PANEL - 1) / PANEL;
-  const bool packed = packs_rows(a);
-  const Tiles tiles(rows);
-  uint32_t* scratch = (uint32_t*)team.scratch;
-  if (packed) {
-    for (long i = team.rank; i < tiles.count; i += team.size)
-      pack_tile(a, first + tiles.start(i), (int)(tiles.start(i + 1) - tiles.start(i)),
-                scratch + tiles.start(i) * steps);
-    team.barrier();
-  }
   const int wide = panels_at_once((int)(rows < MAX_ROWS ? rows : MAX_ROWS));
   const long grain = rows > 4 ? 1 : 65536 / (panel_bytes * wide) + 1;
-  const long groups = (panels + wide - 1) / wide;
-  alignas(64) float sums[MAX_ACC * W];
-  for (long g = team.take(grain), after; g < groups; g = after) {
+  const long groups = (panels + wide - 1) / wide, items = (rows + block - 1) / block * groups;
+  float* sums = (float*)(team.scratch + sums_offset(a)) + team.rank * block * wide * PANEL;
+  for (long item = team.take(grain), after; item < items; item = after) {
     after = team.take(grain);
+    const long from = item / groups * block, g = item % groups, next = after % groups;
+    const Tiles<T> tiles(rows - from < block ? rows - from : block);
     const long end = (g + grain) * wide < panels ? (g + grain) * wide : panels;
     for (long p = g * wide; p < end;) {
       const int np = p + wide <= panels ? wide : 1;
-      const long later = p + np < end ? p + np : after < groups ? after * wide : p;
-      for (long i = 0; i < tiles.count; i++) {
-        const long at = tiles.start(i);
-        const int height = (int)(tiles.start(i + 1) - at);
-        const Operand o{packed ? (const char*)(scratch + at * steps) : a.x + (first + at) * a.x_row,
-                        packed ? 4 : a.x_row,
-                        packed ? height * 4 : 4,
-                        a.w + p * panel_bytes,
-                        panel_bytes,
-                        steps,
-                        AHEAD,
-                        // The next panel comes from memory while this one is at work: half of it
-                        // during the first tile, half during the second.
-                        a.w + later * panel_bytes + (i & 1) * steps * 64};
-        tile_of<T>(height, np, o, sums, np * PANEL, false);
-        finish<T>(a, sums, np * PANEL, first + at, height, p * PANEL, np * PANEL);
-      }
+      const long later = p + np < end ? p + np : after < items ? next * wide : p;
+      const Operand o{packed ? (const char*)(packed + from * steps) : a.x + (first + from) * a.x_row,
+                      packed ? 4 : a.x_row,
+                      4,
+                      0,
+                      a.w + p * panel_bytes,
+                      panel_bytes,
+                      steps,
+                      AHEAD,
+                      a.w + later * panel_bytes};
+      tiles.product(np, o, packed, sums, np * PANEL, false);
+      finish<T>(a, sums, np * PANEL, first + from, tiles.rows, p * PANEL, np * PANEL);
       p += np;
     }
   }
@@ -120,14 +122,22 @@ void linear_block(const LinearArgs& a, const Team& team, long first, long rows) 
 
 template <class T>
 void linear_all(const LinearArgs& a, const Team& team) {
+  if (!packs_rows(a)) return linear_block<T>(a, team, nullptr, 0, a.rows, TALL_BLOCK);
+  const long steps = steps_of(a.inputs, a.dtype);
+  uint32_t* scratch = (uint32_t*)team.scratch;
   for (long first = 0; first < a.rows; first += ROW_BLOCK) {
-    long rows = a.rows - first < ROW_BLOCK ? a.rows - first : ROW_BLOCK;
+    const long rows = a.rows - first < ROW_BLOCK ? a.rows - first : ROW_BLOCK;
+    const Tiles<T> tiles(rows);
     if (first) {
       team.barrier();
       if (team.rank == 0) team.next->store(0);
       team.barrier();
     }
-    linear_block<T>(a, team, first, rows);
+    for (long i = team.rank; i < tiles.count; i += team.size)
+      pack_tile(a, first + tiles.start(i), (int)(tiles.start(i + 1) - tiles.start(i)),
+                scratch + tiles.start(i) * steps);
+    team.barrier();
+    linear_block<T>(a, team, scratch, first, rows, rows);
   }
 }
 

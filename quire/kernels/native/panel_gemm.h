@@ -2,6 +2,9 @@
 // b: panels of [steps][32] dwords, a dword being 2 bf16 or 1 float of one column.
 // a: rows of dwords. Each output is ONE accumulator over the steps in order, whatever the tile:
 // this is why a row's bits do not depend on how many rows are computed with it.
+//
+//     wide tile   few rows times whole panels: what streams b from memory
+//     tall tile   more rows times a slice of a panel, for whose columns registers are left
 #pragma once
 #include "simd.h"
 
@@ -10,47 +13,77 @@ constexpr int PV = PANEL / W;       // vectors in a step of a panel
 #if defined(__AVX512F__)
 constexpr int MAX_ACC = 28;         // of 32 registers: 2 hold the step of b, 1 the broadcast of a
 #elif defined(__AVX2__)
-constexpr int MAX_ACC = 12;
+constexpr int MAX_ACC = 12;         // of 16
 #else
 constexpr int MAX_ACC = 16;
 #endif
-constexpr int MAX_ROWS = MAX_ACC / PV;
+constexpr int MAX_ROWS = MAX_ACC / PV;  // of a wide tile
 
-struct Operand {  // where a tile finds its rows and panels
+constexpr long FEW_ROWS = 8;  // up to so many, b comes from memory: wide tiles
+
+// Vectors of a tall tile's slice. A product of bf16 takes registers of its own: no tall tiles.
+template <class T>
+constexpr int slice_of() {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return sizeof(T) == 4 ? 2 : PV;
+#else
+  return PV;
+#endif
+}
+template <class T>
+constexpr int most_rows() { return MAX_ACC / slice_of<T>(); }
+
+struct Operand {  // where tiles find their rows and panels
   const char* a;
-  long a_row, a_step;  // bytes
+  long a_row, a_step, a_tile;  // bytes; a_tile: from one tile's rows to the next one's
   const char* b;
   long panel_bytes, steps, ahead;  // ahead: how far in b to prefetch, bytes
-  const char* later;               // what is read after this tile: fetched a line a step
+  // What is read after this: wide tiles fetch a line a step, half of it by the first tile, half by
+  // the second.
+  const char* later;
 };
 
-// y[MR][NP panels] (+)= a[MR][steps] . b[NP panels][steps], in fp32.
-template <class T, int MR, int NP>
-__attribute__((noinline)) void tile(const Operand& o, float* y, long stride, bool add) {
-  constexpr int NV = NP * PV;
-  vf acc[MR][NV];
-  UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++)
-    acc[i][j] = add ? load(y + i * stride + j * W) : vf{};
-  const char *a = o.a, *b = o.b, *later = o.later;
-  const long a_row = o.a_row, ahead = o.ahead;
-  for (long k = o.steps; k > 0; k--, a += o.a_step, b += PANEL * 4) {
-    __builtin_prefetch(later, 0, 2);
-    later += 64;
-    vi column[NV];
-    UNROLL for (int j = 0; j < NV; j++) {
-      const char* at = b + j / PV * o.panel_bytes + j % PV * (W * 4);
-      memcpy(&column[j], at, sizeof(vi));
-      if (j * W * 4 % 64 == 0) __builtin_prefetch(at + ahead);
-    }
-    UNROLL for (int i = 0; i < MR; i++) {
-      int32_t x;
-      memcpy(&x, a + i * a_row, 4);
-      const vi row = vi{} + x;
-      UNROLL for (int j = 0; j < NV; j++) acc[i][j] = dot_step<T>(acc[i][j], row, column[j]);
-    }
+template <class T>
+INLINE vi broadcast(const char* p) {
+  if constexpr (sizeof(T) == 4) {
+    float x;
+    memcpy(&x, p, 4);
+    return (vi)splat(x);
   }
-  UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++)
-    store(y + i * stride + j * W, acc[i][j]);
+  int32_t x;
+  memcpy(&x, p, 4);
+  return vi{} + x;
+}
+
+// y[count * MR][NV vectors] (+)= a[count * MR][steps] . b[NV vectors][steps], in fp32.
+template <class T, int MR, int NV>
+__attribute__((noinline)) void tiles_of(const Operand& o, long count, float* y, long stride,
+                                        bool add) {
+  const long a_row = o.a_row, ahead = o.ahead;
+  for (long t = 0; t < count; t++, y += MR * stride) {
+    vf acc[MR][NV];
+    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++)
+      acc[i][j] = add ? load(y + i * stride + j * W) : vf{};
+    const char *a = o.a + t * o.a_tile, *b = o.b, *later = o.later + (t & 1) * o.steps * 64;
+    for (long k = o.steps; k > 0; k--, a += o.a_step, b += PANEL * 4) {
+      if (NV >= PV) {
+        __builtin_prefetch(later, 0, 2);
+        later += 64;
+      }
+      vi column[NV];
+      UNROLL for (int j = 0; j < NV; j++) {
+        const char* at = b + j / PV * o.panel_bytes + j % PV * (W * 4);
+        memcpy(&column[j], at, sizeof(vi));
+        if (j * W * 4 % 64 == 0) __builtin_prefetch(at + ahead);
+      }
+      UNROLL for (int i = 0; i < MR; i++) {
+        const vi row = broadcast<T>(a + i * a_row);
+        UNROLL for (int j = 0; j < NV; j++) acc[i][j] = dot_step<T>(acc[i][j], row, column[j]);
+      }
+    }
+    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++)
+      store(y + i * stride + j * W, acc[i][j]);
+  }
 }
 
 // Panels a tile of `rows` rows takes at once: few rows need more columns to hide latency.
@@ -58,20 +91,45 @@ constexpr int panels_at_once(int rows) {
   return rows * 4 * PV <= MAX_ACC ? 4 : rows * 2 * PV <= MAX_ACC ? 2 : 1;
 }
 
-template <class T, int MR = MAX_ROWS>
-void tile_of(int rows, int panels, const Operand& o, float* y, long stride, bool add) {
+// `count` tiles of `rows` rows times `panels` panels, a slice at a time if the tiles are tall.
+template <class T, int MR = most_rows<T>()>
+void tiles_of(int rows, int panels, Operand o, long count, float* y, long stride, bool add) {
   if constexpr (MR > 0) {
-    if (rows != MR) return tile_of<T, MR - 1>(rows, panels, o, y, stride, add);
-    if (panels == 1) return tile<T, MR, 1>(o, y, stride, add);
+    if (rows != MR) return tiles_of<T, MR - 1>(rows, panels, o, count, y, stride, add);
+    if constexpr (MR > MAX_ROWS) {
+      constexpr int NV = slice_of<T>();
+      for (int at = 0; at < panels * PANEL; at += NV * W, o.b += NV * W * 4)
+        tiles_of<T, MR, NV>(o, count, y + at, stride, add);
+      return;
+    }
+    if (panels == 1) return tiles_of<T, MR, PV>(o, count, y, stride, add);
     if constexpr (panels_at_once(MR) >= 2)
-      if (panels == 2) return tile<T, MR, 2>(o, y, stride, add);
+      if (panels == 2) return tiles_of<T, MR, 2 * PV>(o, count, y, stride, add);
     if constexpr (panels_at_once(MR) >= 4)
-      if (panels == 4) return tile<T, MR, 4>(o, y, stride, add);
+      if (panels == 4) return tiles_of<T, MR, 4 * PV>(o, count, y, stride, add);
   }
 }
 
-struct Tiles {  // `rows` cut into tiles of nearly equal height
-  long rows, count;
-  explicit Tiles(long rows) : rows(rows), count((rows + MAX_ROWS - 1) / MAX_ROWS) {}
-  long start(long i) const { return rows * i / count; }
+// `rows` cut into tiles of nearly equal height: first the taller ones.
+template <class T>
+struct Tiles {
+  long rows, count, height, taller;
+  explicit Tiles(long rows)
+      : rows(rows), count((rows + most(rows) - 1) / most(rows)),
+        height(count ? rows / count : 0), taller(count ? rows % count : 0) {}
+  static long most(long rows) { return rows > FEW_ROWS ? most_rows<T>() : MAX_ROWS; }
+  long start(long i) const { return i * height + (i < taller ? i : taller); }
+
+  // y[rows][panels * 32] (+)= the product. packed: a tile's rows are [steps][height] dwords.
+  void product(int panels, Operand o, bool packed, float* y, long stride, bool add) const {
+    for (int tall = 1; tall >= 0; tall--) {
+      const long high = height + tall, n = tall ? taller : count - taller;
+      if (!n) continue;
+      if (packed) o.a_step = high * 4;
+      o.a_tile = packed ? high * 4 * o.steps : high * o.a_row;
+      tiles_of<T>((int)high, panels, o, n, y, stride, add);
+      o.a += n * o.a_tile;
+      y += n * high * stride;
+    }
+  }
 };

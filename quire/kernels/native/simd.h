@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -42,6 +42,8 @@ INLINE vf pick(vi mask, vf yes, vf no) { return mask ? yes : no; }
 INLINE vf vmax(vf a, vf b) {
 #if defined(__AVX512F__)
   return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_max_ps((__m256)a, (__m256)b);
 #else
   return pick(a > b, a, b);
 #endif
@@ -49,6 +51,8 @@ INLINE vf vmax(vf a, vf b) {
 INLINE vf vmin(vf a, vf b) {
 #if defined(__AVX512F__)
   return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_min_ps((__m256)a, (__m256)b);
 #else
   return pick(a < b, a, b);
 #endif
@@ -148,12 +152,10 @@ INLINE vf scaled(vf x, vf n) {
 #endif
 }
 
-// e**x to about one unit in the last place; exactly 0 for -inf (a mask), NaN for NaN.
-INLINE vf vexp(vf x) {
-  const vf c = vmin(splat(89.0f), vmax(splat(-150.0f), x));
-  vf n = c * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2**23: rounds to an integer
-  n = n - 12582912.0f;
-  vf r = c - n * 0.693359375f;
+constexpr float ROUNDS = 12582912.0f;  // 1.5 * 2**23: what is added to it is an integer
+
+INLINE vf exp_part(vf x, vf n) {  // e**x / 2**n for the n nearest to x / log(2)
+  vf r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
   vf p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
@@ -161,8 +163,21 @@ INLINE vf vexp(vf x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return scaled(p, n);
+  return p * r * r + r + 1.0f;
+}
+
+// e**x to about one unit in the last place; exactly 0 for -inf (a mask), NaN for NaN.
+INLINE vf vexp(vf x) {
+  const vf c = vmin(splat(89.0f), vmax(splat(-150.0f), x));
+  const vf n = c * 1.44269504088896341f + ROUNDS - ROUNDS;
+  return scaled(exp_part(c, n), n);
+}
+
+// The same for x <= 0, and 0 where that is below 1e-38: n is added to the exponent.
+INLINE vf vexp_negative(vf x) {
+  const vf c = vmax(splat(-87.0f), x), n = c * 1.44269504088896341f + ROUNDS;
+  const vf y = (vf)((vi)exp_part(c, n - ROUNDS) + ((vi)n << 23));
+  return pick(x < -87.0f, vf{}, y);
 }
 
 INLINE vf vtanh(vf x) {  // the exponential form loses digits near 0, so a series serves there
@@ -196,6 +211,28 @@ INLINE vf dot_step<bf16>(vf acc, vi a, vi b) {
 #endif
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// to[i] = rows[j][i] for 8 x 8 dwords from column `at` on.
+INLINE void transpose8(const uint32_t* const* rows, long at, __m256* to) {
+  __m256 r[8], t[8];
+  UNROLL for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps((const float*)(rows[i] + at));
+  UNROLL for (int i = 0; i < 4; i++) {
+    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  UNROLL for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    to[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+    to[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+  }
+}
+#endif
+
 // out[i * stride + j] = rows[j][i] for 16 x 16 dwords, written in order of i: with a stride below 16
 // each row overwrites what the one before had too much.
 INLINE void transpose16(const uint32_t* const rows[16], uint32_t* out, long stride) {
@@ -225,6 +262,16 @@ INLINE void transpose16(const uint32_t* const rows[16], uint32_t* out, long stri
     r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
   }
   UNROLL for (int i = 0; i < 16; i++) _mm512_storeu_si512(out + i * stride, r[i]);
+#elif defined(__AVX2__)
+  for (int half = 0; half < 16; half += 8) {
+    __m256 low[8], high[8];
+    transpose8(rows, half, low);
+    transpose8(rows + 8, half, high);
+    UNROLL for (int i = 0; i < 8; i++) {
+      _mm256_storeu_ps((float*)out + (half + i) * stride, low[i]);
+      _mm256_storeu_ps((float*)out + (half + i) * stride + 8, high[i]);
+    }
+  }
 #else
   for (int i = 0; i < 16; i++)
     for (int j = 0; j < 16; j++) out[i * stride + j] = rows[j][i];
