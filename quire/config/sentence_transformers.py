@@ -66,16 +66,12 @@ FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """The same in older files, with a flag for each mode; in the order of concatenation."""
-ACTIVATIONS = {
-    "torch.nn.modules.activation.GELU": "gelu",
-    "torch.nn.modules.activation.ReLU": "relu",
-    "torch.nn.modules.activation.SiLU": "silu",
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-    "torch.nn.modules.activation.Softmax": "softmax",
-    "torch.nn.modules.activation.Tanh": "tanh",
-    "torch.nn.modules.linear.Identity": "identity",
-}
-"""Class of torch -> activation of quire.pooling."""
+ACTIVATION_CLASSES = (
+    *("Identity", "Tanh", "Sigmoid", "Softmax", "LogSoftmax", "LogSigmoid", "ReLU", "ReLU6"),
+    *("LeakyReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Softplus", "Softsign"),
+    *("Hardtanh", "Hardsigmoid", "Hardswish"),
+)
+"""Classes of torch.nn with the parameters that they have by default; lower case in sections."""
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _EXPANSION_KEYS = ("query_length", "document_length", "query_expansion")
 _UNUSED_KEYS = (
@@ -132,11 +128,20 @@ def read_modules(folder: Path) -> FolderModules | None:
     return FolderModules(**reader.found)
 
 
-def activation_of(name: str, where: str) -> str:
+def weight_folders(folder: Path) -> list[str]:
+    """Return the folders of modules with weights of their own. Raises ConfigError."""
+    if not (folder / MODULES_FILE).is_file():
+        return []
+    return [path for kind, path in _FolderReader(folder).entries() if kind == "Dense"]
+
+
+def activation_of(name: object, where: str) -> str:
     """Return the activation of a class of torch. Raises ConfigError. where: for the message."""
-    if name not in ACTIVATIONS:
-        raise ConfigError(f"{where} is {name!r:.80}; supported: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    package, _, kind = str(name).rpartition(".")
+    if not package.startswith("torch.nn") or kind not in ACTIVATION_CLASSES:
+        allowed = ", ".join(ACTIVATION_CLASSES)
+        raise ConfigError(f"{where} is {name!r:.80}; it must be a class of torch.nn: {allowed}")
+    return kind.lower()
 
 
 class _JsonFields:
@@ -255,7 +260,7 @@ class _FolderReader:
         fields.refuse_rest((*_UNUSED_KEYS, *_EXPANSION_KEYS))
 
     def read_modules(self) -> None:
-        entries = self._entries()
+        entries = self.entries()
         kinds = [kind for kind, _ in entries]
         if "kind" not in self.found:
             self.found["kind"] = self._infer_kind(kinds)
@@ -290,7 +295,7 @@ class _FolderReader:
     def _modules_file(self) -> Path:
         return self.folder / MODULES_FILE
 
-    def _entries(self) -> list[tuple[str, str]]:
+    def entries(self) -> list[tuple[str, str]]:
         """Return kind and path of each module that computes something."""
         file = self._modules_file
         try:

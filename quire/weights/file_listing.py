@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.json_file import read_json_object
+from quire.config.sentence_transformers import weight_folders
 from quire.errors import ConfigError, WeightError
 
-METADATA_PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py")
+METADATA_PATTERNS = (
+    *("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"),
+    "artifact.metadata",  # of ColBERT models
+    *("colbert_linear.pt", "sparse_linear.pt"),  # small heads of bge-m3
+)
 """What every model brings beside its weights: config, tokenizer, templates, remote code."""
 
 FORMATS = (
@@ -28,6 +33,9 @@ FORMATS = (
 
 MISTRAL_FORMAT = ("consolidated*.safetensors", "consolidated.safetensors.index.json")
 """Weights under the names of Mistral: often a copy of the others, sometimes the only ones."""
+
+MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""Weights of a module of sentence-transformers in its own folder; the first of these is read."""
 
 NOT_WEIGHTS = ("consolidated*", "training_args.bin", "optimizer*", "scheduler*", "rng_state*")
 """Copies in another layout and leftovers of training, in the same formats."""
@@ -74,6 +82,15 @@ def weight_patterns(names: Iterable[str], load_format: str = "auto") -> list[str
     return []
 
 
+def module_weights(folder: Path, names: Iterable[str]) -> list[str]:
+    """Weight files of a folder's modules, given a repository's file names. Raises ConfigError."""
+    listed = set(names)
+    found = []
+    for one in weight_folders(folder):
+        found += [f"{one}/{name}" for name in MODULE_WEIGHTS if f"{one}/{name}" in listed][:1]
+    return found
+
+
 def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
     """The files that hold the weights, sorted. load_format: auto, safetensors, pt, mistral.
 
@@ -97,12 +114,18 @@ def index_name(path: Path) -> str:
 
 
 def missing_files(folder: Path, load_format: str = "auto") -> list[str]:
-    """Return the files of the folder's index that are missing. [] if it is complete."""
+    """Return the files of the folder's index that are missing, and those of its modules. [] if it
+    is complete. Raises ConfigError."""
+    modules = [
+        f"{one}/{MODULE_WEIGHTS[0]}"
+        for one in weight_folders(folder)
+        if not any((folder / one / name).is_file() for name in MODULE_WEIGHTS)
+    ]
     for pattern, index in _formats(load_format):
         names = _indexed_files(folder, index) or _matching_files(folder, pattern)
         if names:
-            return _absent(folder, names, index)
-    return ["weights (*.safetensors or *.bin)"]
+            return _absent(folder, names, index) + modules
+    return ["weights (*.safetensors or *.bin)", *modules]
 
 
 def load_json(folder: Path, name: str) -> dict[str, Any]:

@@ -18,11 +18,13 @@ from typing import Any, Literal
 
 from quire import env as environment
 from quire.config.mistral_format import PARAMS_FILE
+from quire.config.sentence_transformers import MODULES_FILE
 from quire.errors import ConfigError
 from quire.weights.file_listing import (
     METADATA_PATTERNS,
     describe_folder,
     missing_files,
+    module_weights,
     weight_patterns,
 )
 
@@ -162,15 +164,19 @@ def _download(
     load_format: str,
     ignore: Sequence[str],
 ) -> Path:
-    from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub import HfApi, errors, hf_hub_download, snapshot_download
 
     try:
         patterns = [*METADATA_PATTERNS]
         if want == "model":
             info = HfApi(token=token).model_info(name, revision=revision, timeout=TIMEOUT_S)
-            patterns += weight_patterns(
-                (file.rfilename for file in info.siblings or []), load_format
-            )
+            names = [file.rfilename for file in info.siblings or []]
+            patterns += weight_patterns(names, load_format)
+            if MODULES_FILE in names:
+                modules = hf_hub_download(
+                    name, MODULES_FILE, revision=revision, token=token, cache_dir=cache
+                )
+                patterns += module_weights(Path(modules).parent, names)
         got = snapshot_download(
             name,
             revision=revision,

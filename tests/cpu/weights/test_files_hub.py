@@ -4,6 +4,7 @@ import json
 import sys
 import types
 from dataclasses import replace
+from fnmatch import fnmatch
 
 import pytest
 from huggingface_hub import constants, errors
@@ -175,6 +176,48 @@ def test_only_what_is_needed_is_fetched(tmp_path, online, monkeypatch):
     assert "model.safetensors" in seen["allow_patterns"]
     assert not any("bin" in p or "h5" in p for p in seen["allow_patterns"])
     assert seen["ignore_patterns"] == ["original/**/*"]
+
+
+def write_modules(folder, *kinds):
+    kinds = ("Transformer", "Pooling", *kinds)
+    listed = [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}" if i else ""}
+        for i, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+def test_the_weights_of_modules_are_fetched_and_no_others(tmp_path, online, monkeypatch):
+    seen, hub = {}, tmp_path / "modules"
+    hub.mkdir()
+    write_modules(hub, "Dense", "Normalize")
+    files = (
+        *("config.json", "modules.json", "model.safetensors", "1_Pooling/config.json"),
+        *("2_Dense/config.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"),
+        *("2_Dense_8192/model.safetensors", "onnx/model.onnx"),
+    )
+    answers(monkeypatch, files=files, seen=seen, root=tmp_path)
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", lambda name, file, **given: str(hub / file)
+    )
+    resolve_model_folder("org/model", download_dir=tmp_path, env=ENV)
+    weights = [one for one in seen["allow_patterns"] if "*" not in one]
+    assert weights == ["model.safetensors", "2_Dense/model.safetensors"]
+    for one in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
+        assert any(fnmatch(one, pattern) for pattern in seen["allow_patterns"])
+    write_modules(hub, "WordWeights")
+    with pytest.raises(ConfigError, match=r"WordWeights.*supported are Pooling"):
+        resolve_model_folder("org/model", download_dir=tmp_path, env=ENV)
+
+
+def test_a_cached_model_without_the_weights_of_a_module_is_incomplete(tmp_path, offline):
+    snapshot = cache(tmp_path)
+    write_modules(snapshot, "Dense")
+    with pytest.raises(ConfigError, match=r"lacks 2_Dense/model\.safetensors"):
+        resolve_model_folder("org/model", download_dir=tmp_path, env=ENV)
+    (snapshot / "2_Dense").mkdir()
+    (snapshot / "2_Dense/pytorch_model.bin").write_text("")
+    assert resolve_model_folder("org/model", download_dir=tmp_path, env=ENV) == snapshot
 
 
 def test_a_cached_pinned_commit_needs_no_network(tmp_path, online, monkeypatch):

@@ -300,7 +300,7 @@ def test_settings_of_tokens_and_logits():
             "LlamaForSequenceClassification",
             {"sentence_transformers": {"activation_fn": "os.system"}},
             {},
-            "activation_fn is 'os.system'; supported: torch.nn",
+            "activation_fn is 'os.system'; it must be a class of torch.nn: Identity",
         ),
     ],
 )

@@ -186,7 +186,11 @@ BAD = [
     ([T, P, ("Dense", "2", {"bias": True})], {}, "in_features and out_features must be there"),
     ([T, P, ("Dense", "2", DENSE | {"in_features": "8"})], {}, "must be an integer"),
     ([T, P, ("Dense", "2", DENSE | {"out_features": 0})], {}, "must be an integer >= 1"),
-    ([T, P, ("Dense", "2", DENSE | {"activation_function": "os.system"})], {}, "supported: torch"),
+    (
+        [T, P, ("Dense", "2", DENSE | {"activation_function": "os.system"})],
+        {},
+        "must be a class of torch.nn: Id",
+    ),
     ([T, P, D, ("Dense", "3", DENSE)], {}, "in_features is 8; it must be 4, as the layer before"),
     ([T, ("SpladePooling", "1", {"pooling_strategy": "sum"})], {}, "pooling_strategy is 'sum'"),
     ([T, ("LogitScore", "1", {})], {}, "true_token_id must be there"),
