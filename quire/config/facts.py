@@ -46,6 +46,7 @@ LENGTH_KEYS = (
     "max_target_positions",
 )
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "dim")
+EMBEDDING_KEYS = ("word_embed_proj_dim", "embedding_size", *HIDDEN_KEYS)
 UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
 """Parts of matrix names that mark matrices other than the decoder's linear layers."""
@@ -291,7 +292,7 @@ def _model_facts(
         max_len=context_length(hf, tokenizer_length),
         vocab=_int(hf, "vocab_size"),
         hidden=_int(hf, *HIDDEN_KEYS),
-        embedding=_int(hf, "word_embed_proj_dim", *HIDDEN_KEYS),
+        embedding=_int(hf, *EMBEDDING_KEYS),
         mlp=_mlp(hf),
         heads=_heads(hf),
         layers=cached,
@@ -431,10 +432,13 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
         _mlp(hf),
     )
     family, has_encoder = conventions_of(hf), bool(hf.get("is_encoder_decoder"))
-    matrices = vocab * hidden * (1 if has_tied_embeddings(hf) else 2)
+    if groups := hf.get("num_hidden_groups"):  # which all layers share
+        layers = layers[: int(groups) * int(hf.get("inner_group_num") or 1)]
+    size = _int(hf, *EMBEDDING_KEYS)
+    matrices = vocab * size * (1 if has_tied_embeddings(hf) else 2)
     if family.positions_kind == "learned":
         positions = _int(hf, "max_position_embeddings", "n_positions") + 2
-        matrices += hidden * positions * (2 if has_encoder else 1)
+        matrices += size * positions * (2 if has_encoder else 1)
     tables = matrices
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((int(hf[name]) for name in names if hf.get(name)), 0)

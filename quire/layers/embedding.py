@@ -97,13 +97,11 @@ class PositionTypeEmbedding(ParamModule):
         return add(found, embedding(token_types, self._differences))
 
     def after_load(self, dtype: torch.dtype) -> None:
-        positions, *tables = torch.split(self.weight.detach(), [self.count, *self.types])
-        first = sum(table[0].float() for table in tables)
-        self._positions = (positions.float() + first).to(dtype)
-        self._differences = (
-            (tables[0].float() - tables[0][0].float()).to(dtype) if tables else positions[:0]
-        )
-        self.set_param("weight", None)
+        tables = torch.split(self.weight.detach().float(), [self.count, *self.types])
+        own = tables[1] - tables[1][:1] if self.types else tables[0][:0]
+        positions = sum((table[:1] for table in tables[1:]), tables[0])
+        self.set_param("weight", torch.cat((positions, own)).to(dtype))
+        self._positions, self._differences = self.weight[: self.count], self.weight[self.count :]
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
         kept, columns = range(self.skip, self.skip + self.count), range(self.size)

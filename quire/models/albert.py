@@ -20,6 +20,7 @@ CONVENTIONS = {
     "positions_kind": "learned",
     "tied": True,
     "bidirectional": True,
+    "defaults": {"num_hidden_groups": 1},
 }
 
 
@@ -37,7 +38,7 @@ class Config(EncoderConfig):
         return cls(
             **{**sizes, "layers": sizes["layers"] * size},
             types=(field_of(hf, "type_vocab_size", int, default=2),),
-            groups=field_of(hf, "num_hidden_groups", int, default=1),
+            groups=field_of(hf, "num_hidden_groups", int),
             group_size=size,
         )
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.config.facts import model_facts
 from quire.config.model_identity import resolve_identity
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
 from quire.kernels.native import library
 from quire.models.base import LabelTokens
-from quire.models.build import build_model, read_model_config
+from quire.models.build import MODELS, build_model, read_model_config
 from tests.cpu.encoders.tiny_encoders import VARIANTS, hidden_of, ours, texts_of, write_peer
 from tests.cpu.models.test_forward_calls_kernels_only import MEMORY, VIEWS, Recorder
 from tests.cpu.models.test_shards import Together
@@ -83,6 +84,19 @@ def test_a_head_of_token_logits_is_refused(tmp_path):
     model_type, config = read_model_config(VARIANTS["bert"], head="classify", label_tokens=labels)
     with pytest.raises(ConfigError, match="classifier_from_token needs a model that generates"):
         build_model(model_type, config, load_format="dummy", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_facts_from_config_json_are_those_of_the_model(variant):
+    hf = resolve_identity(VARIANTS[variant])
+    facts, (model_type, config) = model_facts(hf), read_model_config(hf, head="none")
+    assert facts.layers == config.attention_layers() == ()
+    sizes = (config.max_len, config.vocab, config.hidden, config.word_size)
+    assert (facts.max_len, facts.vocab, facts.hidden, facts.embedding) == sizes
+    with torch.device("meta"):
+        model = MODELS.load(model_type).Model(config)
+    real = sum(value.numel() for value in model.parameters() if value.dim() > 1)
+    assert facts.weights.matrices == pytest.approx(real, rel=0.06)
 
 
 @pytest.mark.parametrize("head_dtype", ["float32", "model"])

@@ -51,7 +51,7 @@ def scale_weights(model):
         if value.ndim == 1:
             value += 0.2 * noise
         elif "embeddings." in name or "relative" in name:
-            value.copy_(noise if "word" in name or "relative" in name else 0.4 * noise)
+            value.copy_(noise if "word" in name or "relative" in name else 0.25 * noise)
         else:
             value.copy_(noise * 1.2 / value.shape[-1] ** 0.5)
 

@@ -54,7 +54,7 @@ def texts(limit, count=14):
     return found
 
 
-def wordpiece():
+def wordpiece(**settings):
     """BERT's tokenizer: [CLS] A [SEP] B [SEP], with types 0 and 1."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -74,12 +74,11 @@ def wordpiece():
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, **{f"{name}_token": piece for name, piece in names.items()}
-    )
+    settings |= {f"{name}_token": piece for name, piece in names.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
 
 
-def unigram():
+def unigram(**settings):
     """XLM-RoBERTa's tokenizer: <s> A </s> </s> B </s>; the padding token is 1."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -106,6 +105,7 @@ def unigram():
         unk_token="<unk>",
         pad_token="<pad>",
         mask_token="<mask>",
+        **settings,
     )
 
 
@@ -113,11 +113,11 @@ def encoder_folder(folder, variant, head="none", **settings):
     """A model of transformers with its tokenizer; the model is returned."""
     hf = VARIANTS[variant]
     model = write_peer(folder, variant, head, **settings)
-    tokenizer = unigram() if hf["model_type"] in UNIGRAM else wordpiece()
-    tokenizer.model_max_length = limit_of(hf)
-    if not hf.get("type_vocab_size", 0) > 1:
-        tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    tokenizer.save_pretrained(folder)
+    inputs = ["input_ids", "attention_mask"]
+    if hf.get("type_vocab_size", 1) > 1:
+        inputs.append("token_type_ids")
+    build = unigram if hf["model_type"] in UNIGRAM else wordpiece
+    build(model_max_length=limit_of(hf), model_input_names=inputs).save_pretrained(folder)
     return model
 
 
