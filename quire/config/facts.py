@@ -44,10 +44,11 @@ LENGTH_KEYS = (
     "seq_length",
     "max_sequence_length",
     "max_target_positions",
+    "max_trained_positions",
 )
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "dim")
 EMBEDDING_KEYS = ("word_embed_proj_dim", "embedding_size", *HIDDEN_KEYS)
-UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
+UNSCALED_ROPE = ("default", "ntk", "su", "longrope", "llama3", "mrope", "proportional")
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
 """Parts of matrix names that mark matrices other than the decoder's linear layers."""
 DEFAULT_ENCODER_LEN = 512

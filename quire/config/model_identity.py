@@ -48,6 +48,8 @@ _BIDIRECTIONAL = re.compile(
     r"(Llama|Mistral|Qwen2|Qwen3|Gemma2?)(Encoder|Bi(directional)?)(Model|For\w+)$"
 )
 """Classes of checkpoints whose decoders attend in both directions: of LLM2Vec and Nemotron."""
+_BY_POSITIONS = {("bert", "alibi"): "jina_bert", ("xlm-roberta", "rotary"): "jina_embeddings_v3"}
+"""Model type and position_embedding_type -> the type that these models have here."""
 _TOWER = re.compile(
     r"(?:model\.|thinker\.)?[^.]*(?:vision|visual|image|video|audio|speech|projector|projection"
     r"|connector|aligner|patch_merger|whisper|resampler|perceiver|qformer|sep[ae]rator"
@@ -111,6 +113,8 @@ def resolve_identity(hf: Json) -> dict[str, Any]:
         raise ConfigError(
             f"config.json: architectures is {classes!r:.80}; it must be a list of class names"
         )
+    if isinstance(positions := found.get("position_embedding_type"), str):
+        stated = _BY_POSITIONS.get((str(stated), positions), stated)
     names = [_TYPES.get(one, _CLASS_SUFFIX.sub("", one)) for one in classes or () if _named(one)]
     if not names and not stated:
         raise ConfigError(

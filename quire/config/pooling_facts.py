@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from quire.config.conventions import conventions_of
+from quire.config.conventions import conventions_of, fill_defaults
 from quire.config.pooler_config import PoolingMethod
 from quire.config.sentence_transformers import FolderModules, activation_of, read_modules
 from quire.errors import ConfigError
@@ -33,6 +33,8 @@ STATED_METHODS: dict[str, PoolingMethod] = {
     "cls": "cls",
     "last": "last",
     "lasttoken": "last",
+    "bos": "cls",
+    "late": "mean",  # each token is classified, then all are averaged: the same
 }
 """`pooling` or `classifier_pooling` of config.json -> method."""
 LABEL_METHODS = ("from_2_way_softmax", "no_post_processing")
@@ -145,7 +147,7 @@ class PoolingFacts:
         return dict(stated)
 
     def _stated_method(self, key: str) -> PoolingMethod | None:
-        stated = self.hf.get(key)
+        stated = fill_defaults(self.hf).get(key)
         if stated is None:
             return None
         if not isinstance(stated, str) or stated not in STATED_METHODS:

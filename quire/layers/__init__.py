@@ -10,6 +10,7 @@ from quire.layers.embedding import (
     PositionEmbedding,
     PositionTypeEmbedding,
     SinusoidalEmbedding,
+    TypeEmbedding,
 )
 from quire.layers.linear import (
     ClassifierLinear,
@@ -27,6 +28,7 @@ from quire.layers.norm import (
     AddLayerNorm,
     AddRMSNorm,
     AllHeadsRMSNorm,
+    ClassifierNorm,
     HeadLayerNorm,
     LayerNorm,
     RMSNorm,
@@ -45,6 +47,7 @@ __all__ = [
     "AllHeadsRMSNorm",
     "Attention",
     "ClassifierLinear",
+    "ClassifierNorm",
     "ColumnLinear",
     "CrossAttention",
     "Embedding",
@@ -73,6 +76,7 @@ __all__ = [
     "RowLinear",
     "SharedAttention",
     "SinusoidalEmbedding",
+    "TypeEmbedding",
     "UnitRMSNorm",
     "WeightModule",
     "add",

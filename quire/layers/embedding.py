@@ -115,6 +115,23 @@ class PositionTypeEmbedding(ParamModule):
         return InitSpec(0.0, self.size**-0.5)
 
 
+class TypeEmbedding(PositionTypeEmbedding):
+    """A learned vector per token type. max_len: positions that are served."""
+
+    def __init__(self, max_len: int, size: int, types: int) -> None:
+        self.max_len = max_len
+        super().__init__(0, size, (types,))
+
+    def after_load(self, dtype: torch.dtype) -> None:
+        table = self.weight.detach().float()
+        rows = (table[:1].expand(self.max_len, -1), table - table[0])
+        self.set_param("weight", torch.cat(rows).to(dtype))
+        self._positions, self._differences = self.weight.split([self.max_len, len(table)])
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        return unsharded_layout((*self.types, self.size))
+
+
 class SinusoidalEmbedding(nn.Module):
     """A computed vector per position: sines in the first half, cosines in the second."""
 

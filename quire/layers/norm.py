@@ -119,6 +119,21 @@ class LayerNorm(VectorModule):
         return InitSpec(1.0 if param == "weight" else 0.0, 0.02)
 
 
+class ClassifierNorm(LayerNorm):
+    """LayerNorm of pooled states. float32: whatever the model's dtype is."""
+
+    def __init__(self, size: int, eps: float, bias: bool = True, *, float32: bool = True) -> None:
+        self.computed_in = torch.float32 if float32 else None  # None: the model's
+        super().__init__(size, eps, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [n, E] float32 -> the same."""
+        return super().forward(x.to(self.weight.dtype)).float()
+
+    def dtype(self, param: str) -> torch.dtype | None:
+        return self.computed_in
+
+
 class AddLayerNorm(LayerNorm):
     """LayerNorm of x + residual."""
 

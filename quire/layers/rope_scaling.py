@@ -78,6 +78,16 @@ class DynamicNTKScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedNTKScaling:
+    """Frequency i divided by factor ** (2 (i + 1) / dims): the last one by `factor`. (GTE)"""
+
+    factor: float
+
+    def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
+        return unscaled_frequencies(theta * self.factor, dims) / self.factor ** (2 / dims), 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Llama3RopeScaling:
     """Slow frequencies divided by `factor`, fast ones kept, a ramp between."""
 

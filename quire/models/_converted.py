@@ -84,6 +84,7 @@ def replace_head(
     tie = {ours: of for ours, of in weights.tie.items() if not f"{ours}.".startswith(absent)}
     model.weights = replace(weights, absent=weights.absent + absent, tie=tie)
     if c.head == "none":
+        _leave_out(model, NAMES)
         return
     made: nn.Module
     places = {f"{at.layer}.{at.param}": name for name in names for at in [weights.target(name)]}
@@ -105,8 +106,15 @@ def replace_head(
         own = next((one for one in NAMES if any(at.startswith(f"{one}.") for at in places)), None)
         name = own or NAMES[0]
         made = _score(inputs, c, {at.removeprefix(f"{name}.") for at in places})
+    _leave_out(model, [one for one in NAMES if one != name])
     model.add_module(name, made)
     model.score_name = name
+
+
+def _leave_out(model: Any, heads: Iterable[str]) -> None:
+    """Skip the tensors of heads that the checkpoint may have beside the one that is used."""
+    absent = tuple(f"{name}." for name in heads)
+    model.weights = replace(model.weights, absent=model.weights.absent + absent)
 
 
 def _score(inputs: int, c: ModelConfig, params: Collection[str]) -> nn.Module:

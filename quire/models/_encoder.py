@@ -180,7 +180,7 @@ class Encoder(Decoder):
         nn.Module.__init__(self)
         self.norm = None
         self.embed_tokens = Embedding(c.vocab, c.word_size)
-        self.embed_positions = PositionTypeEmbedding(c.positions, c.word_size, c.types, c.skip)
+        self.embed_positions = self.build_positions(c)
         self.embed_norm = AddLayerNorm(c.word_size, c.norm_eps)
         projected = c.word_size != c.hidden
         self.project_in = Linear(c.word_size, c.hidden, bias=True) if projected else None
@@ -200,6 +200,10 @@ class Encoder(Decoder):
             tie=weights.tie if c.head == "lm" else {},
         )
 
+    def build_positions(self, c: EncoderConfig) -> nn.Module | None:
+        """What is added to the vectors of tokens: called with positions and types."""
+        return PositionTypeEmbedding(c.positions, c.word_size, c.types, c.skip)
+
     def set_head(self, c: ModelConfig, names: Collection[str]) -> None:
         """The head was built with the rest. Raises ConfigError for one made of token logits."""
         if c.label_tokens is not None:
@@ -212,7 +216,9 @@ class Encoder(Decoder):
         words = step.inputs_embeds
         if words is None:
             words = self.embed_tokens(step.token_ids)
-        places = self.embed_positions(step.positions, step.token_types)
+        places = None
+        if self.embed_positions is not None:
+            places = self.embed_positions(step.positions, step.token_types)
         x, _ = self.embed_norm(words, places)
         return x if self.project_in is None else self.project_in(x)
 

@@ -13,6 +13,7 @@ from quire.errors import ConfigError
 from quire.layers.rope import RopeConfig
 from quire.layers.rope_scaling import (
     DynamicNTKScaling,
+    FixedNTKScaling,
     LinearRopeScaling,
     Llama3RopeScaling,
     LongRopeScaling,
@@ -25,7 +26,7 @@ from quire.models.base import Hf, field_of, sizes_of
 
 ALIASES = {"su": "longrope", "mrope": "default"}
 """mrope has a position per axis; the three of a text are equal, which is the default."""
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+ROPE_KINDS = ("default", "linear", "dynamic", "ntk", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,9 @@ def _scaling(part: RopeSection, dims: int) -> RopeScaling:
         return LinearRopeScaling(part.factor)
     if part.kind == "dynamic":
         return DynamicNTKScaling(part.factor, part.max_positions)
+    if part.kind == "ntk":
+        field_of(part.params, "mixed_b", float, default=None, one_of={None})
+        return FixedNTKScaling(part.factor)
     if part.kind == "llama3":
         low, high = part.number("low_freq_factor"), part.number("high_freq_factor")
         if low >= high:

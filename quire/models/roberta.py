@@ -20,6 +20,17 @@ CONVENTIONS = {
     "bidirectional": True,
 }
 
+FLASH = {
+    "emb_ln": "embed_norm",
+    "encoder.layers": "layers",
+    "mixer.Wqkv": "self_attn.qkv_proj",
+    "mixer.out_proj": "self_attn.out_proj",
+    "norm1": "self_attn_layer_norm",
+    "mlp.fc1": "fc1",
+    "mlp.fc2": "fc2",
+    "norm2": "final_layer_norm",
+}
+"""Names of implementations with flash attention, as jina-reranker-v2 has."""
 HEADS = {
     "classifier.dense": "head.dense",
     "classifier.out_proj": "head.out_proj",
@@ -40,7 +51,7 @@ class Model(Encoder):
     lm_act = "gelu"
     weights = Weights(
         strip=("roberta.",),
-        paths={**EMBEDDINGS, **LAYERS, **HEADS},
+        paths={**FLASH, **EMBEDDINGS, **LAYERS, **HEADS},
         alias={"lm_head.bias": "lm_bias.bias"},
         fuse=FUSED,
         ignore=("*embeddings.position_ids", "*embeddings.token_type_ids", "lm_head.decoder.bias"),

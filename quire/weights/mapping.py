@@ -29,9 +29,10 @@ OTHER_NAMES = {
     "activation_scale": "input_scale",
     "gamma": "weight",
     "beta": "bias",
+    "original": "weight",
 }
 """Other names of parameters: of scales of whole tensors, as transformers writes them; of norms, as
-checkpoints that were converted from TensorFlow have them."""
+checkpoints that were converted from TensorFlow have them; of weights with adapters beside them."""
 
 
 class InitSpec(NamedTuple):

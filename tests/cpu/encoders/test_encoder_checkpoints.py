@@ -91,7 +91,8 @@ def test_facts_from_config_json_are_those_of_the_model(variant):
     hf = resolve_identity(VARIANTS[variant])
     facts, (model_type, config) = model_facts(hf), read_model_config(hf, head="none")
     assert facts.layers == config.attention_layers() == ()
-    sizes = (config.max_len, config.vocab, config.hidden, config.word_size)
+    word_size = getattr(config, "word_size", config.hidden)
+    sizes = (config.max_len, config.vocab, config.hidden, word_size)
     assert (facts.max_len, facts.vocab, facts.hidden, facts.embedding) == sizes
     with torch.device("meta"):
         model = MODELS.load(model_type).Model(config)
