@@ -11,7 +11,7 @@ from quire.models.build import read_model_config
 from tests.cpu.encoders.tiny_encoders import LABELS, VARIANTS, hidden_of, ours, texts_of, write_peer
 
 TOLERANCE = 1e-5
-BF16_DRIFT = 0.03  # 1 - cosine of the mean state, at worst
+BF16_DRIFT = 1e-3  # 1 - cosine of the mean state, at worst
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def scale_weights(model):
     for name, value in model.named_parameters():
         noise = torch.randn_like(value)
         if value.ndim == 1:
-            value += 0.2 * noise
+            value += 0.1 * noise
         elif "embeddings." in name or "relative" in name:
             value.copy_(noise if "word" in name or "relative" in name else 0.25 * noise)
         else:
