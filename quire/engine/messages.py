@@ -210,6 +210,7 @@ def fingerprint(request: Request) -> bytes:
         (stop.max_tokens, stop.min_tokens, sorted(stop.eos_ids), sorted(stop.token_ids)),
         sorted((name, repr(params[name])) for name in params.keys() - _OUTPUT_ONLY_PARAMS),
         (request.n, request.constraint, request.thinking, request.extra_content),
+        (request.pooling, request.token_types),
     )
     return sha256(repr(content).encode()).digest()
 

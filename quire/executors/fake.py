@@ -6,12 +6,13 @@ token may still be UNKNOWN to the scheduler; this executor keeps its own copy, a
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
 from quire.core.snapshot import LateWorkCounts
-from quire.core.types import UNKNOWN, Row, StepPlan, StepResult, Wants
+from quire.core.types import UNKNOWN, Pooled, Row, StepPlan, StepResult, Wants
 from quire.kernels.framework import late_work
 
 NextToken = Callable[[Seq[int]], int]
@@ -38,7 +39,15 @@ class Executor:
         for seq in plan.joins:
             self._tokens[seq.slot] = list(seq.tokens)
         generated = [self._generate(row) if row.wants is Wants.TOKEN else () for row in plan.rows]
-        return _CompletedStep(StepResult(generated))
+        pooled = {
+            i: self._pool(row) for i, row in enumerate(plan.rows) if row.wants is Wants.POOLED
+        }
+        return _CompletedStep(StepResult(generated, pooled=pooled))
+
+    def _pool(self, row: Row) -> Pooled:
+        """Return the ids of the prompt's tokens as a vector."""
+        tokens = self._tokens[row.seq.slot]
+        return Pooled((len(tokens),), array("f", tokens).tobytes())
 
     def _generate(self, row: Row) -> tuple[int, ...]:
         """Return the next tokens: the drafts that agree with the function, and one more."""

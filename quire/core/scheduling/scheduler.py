@@ -295,7 +295,7 @@ class Scheduler:
 
     def _choose_drafts(self, seq: Sequence) -> int:
         """Return the number of drafts in its next row; the sequence has at least as many."""
-        if seq.pending != 1:
+        if seq.pending != 1 or seq.request.pooling is not None:
             return 0
         if not seq.drafts and self._propose_drafts is not None:
             seq.drafts = tuple(self._propose_drafts(seq))

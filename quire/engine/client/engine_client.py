@@ -41,7 +41,14 @@ from quire.engine.messages import (
     request_to_wire,
 )
 from quire.engine.supervise.process_pipe import EngineUnavailable
-from quire.errors import EngineAway, EngineCrashed, EngineDead, EngineError, Quarantined
+from quire.errors import (
+    EngineAway,
+    EngineCrashed,
+    EngineDead,
+    EngineError,
+    Quarantined,
+    RequestError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +192,25 @@ class EngineClient:
             stream.close()  # also when the caller was cancelled meanwhile
             raise
         return stream
+
+    async def pool(self, requests: Iterable[Request]) -> list[Update]:
+        """Run pooling requests to their ends; return the last update of each, in order.
+
+        If one fails, the others are aborted. Raises its error, and what generate() raises.
+        """
+        stream = await self.generate(requests)
+        found: dict[str, Update] = {}
+        try:
+            async for updates in stream:
+                for update in updates:
+                    if update.error is not None:
+                        raise update.to_exception()
+                    if update.pooled is None:
+                        raise RequestError("the request was aborted")
+                    found[update.request_id] = update
+        finally:
+            stream.close()
+        return [found[name] for name in stream.request_ids]
 
     def _check_blocklist(self, requests: Iterable[Request]) -> None:
         if not len(self.blocklist):

@@ -62,6 +62,7 @@ PRIVATE_FIELDS = (
     "thinking",
     "parent",
     "resumed_tokens",
+    "token_types",
 )
 """Fields of a request that are not kept as they are."""
 PLAIN_FIELDS = {

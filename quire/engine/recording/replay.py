@@ -22,7 +22,7 @@ from quire.core.scheduling.grammar_wait import CompileOutcome, GrammarProvider
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import GrammarStats
 from quire.core.tenant_limits import UNRESTRICTED, TenantLimits
-from quire.core.types import Request, StepPlan, StepResult, Wants
+from quire.core.types import Pooled, Request, StepPlan, StepResult, Wants
 from quire.engine.recording.flight_recorder import PLAIN_FIELDS
 from quire.engine.recording.recording_file import Recording
 from quire.errors import EngineError
@@ -399,6 +399,8 @@ class RecordingReplay:
             at = row.start + row.count
             tokens = self._tokens.between(place, at, at + 1) if row.wants is Wants.TOKEN else []
             generated.append(self._without_stop(row.seq.stop_ids, tokens))
+            if row.wants is Wants.POOLED:
+                result.pooled[i] = Pooled((0,), b"")
             if place in finished:
                 finish, _, fault, count = finished[place]
                 if finish == "error":

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from quire.core.types import NO_BLOCK, UNKNOWN, StepResult, TokenLogprobs, Wants
+from quire.core.types import NO_BLOCK, UNKNOWN, Pooled, StepResult, TokenLogprobs, Wants
 
 VOCAB = 6
 MOD = 1_000_003
@@ -77,6 +77,7 @@ class FakeModel:
         self.encoded = []  # sources that were encoded
         self.accepted = []  # number of accepted drafts of each row with drafts
         self.skips = lambda: False  # whether a row yields no token
+        self.read = [[] for _ in range(slots)]  # tokens computed since a row at the start
 
     def submit(self, plan):
         """Copy the plan, as a runner does when it fills its input buffers."""
@@ -143,12 +144,24 @@ class FakeModel:
         self._encode(sources)
         self._check_writes(rows)
         generated = [self._run(*row) for row in rows]
-        pooled = {
-            i: row.seq.request.id for i, row in enumerate(plan.rows) if row.wants is Wants.POOLED
-        }
+        pooled = self._pool(rows)
         logprobs = self._prompt_logprobs(rows)
         proposals = self._propose(rows, generated)
         return StepResult(generated, prompt_logprobs=logprobs, pooled=pooled, drafts=proposals)
+
+    def _pool(self, rows):
+        """Return of each pooled row the tokens whose states there were, as a mean needs them all.
+
+        Without groups a row is a whole prompt: no cell of an earlier step could be read.
+        """
+        results = {}
+        for i, (seq, slot, start, tokens, (wants, _, _), _) in enumerate(rows):
+            assert self.windows or (start == 0 and len(tokens) == seq.prompt_len)
+            known = self.read[slot] if start else ()
+            self.read[slot] = [*known, *(token for token in tokens if token != UNKNOWN)]
+            if wants is Wants.POOLED:
+                results[i] = Pooled((len(self.read[slot]),), bytes(self.read[slot]))
+        return results
 
     def _propose(self, rows, generated):
         """Return drafts for the next row of each sequence that has a token."""

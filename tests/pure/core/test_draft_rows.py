@@ -215,7 +215,7 @@ def test_a_pooling_request_yields_one_result_and_no_token():
         run.scheduler.check()
     assert wants == [Wants.NOTHING, Wants.NOTHING, Wants.POOLED]
     (mine,) = [update for update in updates if update.request_id == "a"]
-    assert (mine.pooled, mine.finish, mine.token_ids) == ("a", "stop", ())
+    assert (mine.pooled.data, mine.finish, mine.token_ids) == (bytes(range(10)), "stop", ())
     assert [u.finish for u in updates if u.request_id == "b"] == [None, "length"]
     assert run.kv.pool.available == run.kv.pool.size
 

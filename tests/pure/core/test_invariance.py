@@ -14,6 +14,7 @@ from tests.pure.core.workload import (
     random_beams,
     random_requests,
     random_run,
+    random_run_without_kv,
     random_squeeze,
 )
 
@@ -21,6 +22,16 @@ from tests.pure.core.workload import (
 @pytest.mark.parametrize("seed", range(120))
 def test_output_does_not_depend_on_the_engine_configuration(seed):
     random_run(seed)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_pooled_results_beside_tokens_are_of_the_whole_prompt(seed):
+    random_run(seed, pooled=0.5)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_without_kv_each_prompt_is_one_row(seed):
+    random_run_without_kv(seed)
 
 
 @pytest.mark.parametrize("seed", range(60))

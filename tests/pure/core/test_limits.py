@@ -213,6 +213,8 @@ def test_whole_prompts_are_not_chunked_but_recomputed_ones_may_be():
     assert limit.allow(seq, 3) == 0
     assert limit.allow(seq, 4) == 4
     seq.preemptions = 1
+    assert limit.allow(seq, 3) == 0
+    seq.tokens.append(9)
     assert limit.allow(seq, 3) == 3
 
 

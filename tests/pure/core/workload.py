@@ -32,7 +32,7 @@ from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.tenant_limits import TenantLimits
-from quire.core.types import Request, StopConditions
+from quire.core.types import Pooling, Request, StopConditions
 from tests.pure.core.builders import FakeGrammars, fake_constraint
 from tests.pure.core.fake_model import VOCAB, FakeModel, reference_output, source_cells
 
@@ -146,6 +146,7 @@ class Outcome:
     loads: int  # blocks from the host
     stores: int
     copies: int
+    pooled: dict = field(default_factory=dict)  # (id, index) -> result
 
 
 def expected(request, index, windows):
@@ -170,6 +171,7 @@ class Run:
 
     def __init__(self, setup, requests, max_len=10_000):
         self.setup, self.requests = setup, list(requests)
+        self.by_id = {one.id: one for one in self.requests}
         self.scheduler, self.kv, self.model = setup.build(max_len)
         self.out = Outcome({}, {}, 0, 0, 0, 0, 0, 0)
         self.in_flight = []
@@ -242,7 +244,8 @@ class Run:
         assert not idle, "a plan does nothing, and nothing is in flight"
         for row in plan.rows:
             assert row.count > 0
-            assert len(row.seq.tables[0]) * self.setup.block_size >= row.start + row.count
+            for table in row.seq.tables:
+                assert len(table) * self.setup.block_size >= row.start + row.count
         self.out.preemptions += len(plan.preempted)
         self.out.loads += len(plan.swap_in)
         self.out.stores += len(plan.swap_out)
@@ -260,6 +263,8 @@ class Run:
             self.out.tokens[key] += u.token_ids
             if u.finish:
                 self.out.finish[key] = u.finish
+            if u.pooled is not None:
+                self.out.pooled[key] = u.pooled
             self.out.hits += u.cached_tokens > 0
 
     def _abort_some(self):
@@ -290,6 +295,10 @@ def check_outcome(run, out):
     for request in run.requests:
         for index in range(request.n):
             key = request.id, index
+            if request.pooling is not None:
+                if key not in run.silently_aborted:
+                    check_pooled(request, out.finish[key], out.pooled.get(key))
+                continue
             want, finish = expected(request, index, run.setup.windows)
             if out.finish.get(key) in ("abort", "error") or key in run.silently_aborted:
                 assert out.tokens[key] == want[: len(out.tokens[key])], key
@@ -297,6 +306,26 @@ def check_outcome(run, out):
                 assert (out.tokens[key], out.finish.get(key)) == (want, finish), key
             if index == 0 and not request.read_prefix_cache and out.tokens[key]:
                 assert run.prompt_logprobs[key] == list(range(1, len(request.prompt))), key
+
+
+def check_pooled(request, finish, pooled):
+    """Check a pooled result of the fake model: of all tokens, unless a cache was read."""
+    if finish in ("abort", "error"):
+        assert pooled is None
+    elif request.read_prefix_cache:
+        assert pooled.data[-1] == request.prompt[-1]
+    else:
+        assert pooled.data == bytes(request.prompt)
+
+
+def with_pooling(rng, requests, share):
+    """Return the requests, so many of them for pooled results."""
+    return [
+        replace(one, n=1, pooling=Pooling("embed"), stop=StopConditions(1))
+        if rng.random() < share
+        else one
+        for one in requests
+    ]
 
 
 def random_requests(rng, most=12):
@@ -379,6 +408,8 @@ def random_setup(rng, requests, windows=None):
 
 
 def least_blocks(setup, request):
+    if not setup.windows:
+        return 0
     _, kv, _ = Setup(block_size=setup.block_size, windows=setup.windows).build()
     return kv.max_blocks(request, len(request.prompt) + request.stop.max_tokens - 1)
 
@@ -393,13 +424,13 @@ def random_aborts(rng, requests):
     return aborts
 
 
-def random_run(seed, most_steps=20_000, *, sources=False, **fixed):
+def random_run(seed, most_steps=20_000, *, sources=False, pooled=0.0, **fixed):
     """Run the workload of one seed. Raises AssertionError if the output is wrong.
 
-    sources: all requests have an encoder prompt.
+    sources: all requests have an encoder prompt. pooled: share of requests for pooled results.
     """
     rng = random.Random(seed)
-    requests = random_requests(rng)
+    requests = with_pooling(random.Random(f"pooled {seed}"), random_requests(rng), pooled)
     encoder = random.Random(f"sources {seed}")
     if has_encoder := sources or encoder.random() < 0.1:
         requests = with_sources(encoder, requests)
@@ -421,6 +452,27 @@ def random_run(seed, most_steps=20_000, *, sources=False, **fixed):
     run = Run(setup, with_grammars(random.Random(f"grammars {seed}"), requests, setup))
     out = run.run(most_steps)
     check_outcome(run, out)
+    return out
+
+
+def random_run_without_kv(seed, most_steps=20_000):
+    """Run pooling requests of a model without KV: no block, and prompts as a whole."""
+    rng = random.Random(seed)
+    requests = with_pooling(rng, random_requests(rng, 40), 1.0)
+    setup = random_setup(rng, requests, windows=())
+    setup.blocks, setup.host, setup.prefix_caching = 0, 0, False
+    setup.chunked, setup.chunk_cap = False, 0
+    setup.budget = max(len(r.prompt) for r in requests) + rng.choice([0, 3, 50])
+    setup.aborts = random_aborts(rng, requests) if rng.random() < 0.4 else {}
+    if rng.random() < 0.4:
+        setup.fails = frozenset(rng.sample(range(1, 12), 3))
+        setup.errors = frozenset(rng.sample(range(1, 12), 2))
+        setup.fault_isolation = rng.random() < 0.5
+    run = Run(setup, [replace(one, read_prefix_cache=rng.random() < 0.5) for one in requests])
+    out = run.run(most_steps)
+    assert all(one.data == bytes(run.by_id[key].prompt) for (key, _), one in out.pooled.items())
+    check_outcome(run, out)
+    assert out.preemptions == out.hits == out.copies == 0
     return out
 
 

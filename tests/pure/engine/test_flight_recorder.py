@@ -32,7 +32,7 @@ from quire.engine.recording.replay import RecordingReplay
 from quire.errors import ConfigError
 from quire.executors.fake import Executor
 from tests.pure.core.builders import FakeGrammars, fake_constraint
-from tests.pure.core.workload import Setup
+from tests.pure.core.workload import Setup, with_pooling
 
 EOS = 5
 WHOLE = 1 << 22
@@ -105,6 +105,7 @@ class Flight:
     def fly(self, seed, requests=60):
         """Some hundred steps with all that may happen."""
         rng, todo = random.Random(seed), list(made(seed, requests, self.setup.grammars))
+        todo = with_pooling(rng, todo, self.setup.pooled)
         alive = []
         while todo or not self.engine.empty:
             for request in todo[: rng.randrange(3)]:
@@ -140,6 +141,7 @@ class Again(Setup):
     """Makes schedulers for replays, too. pace: seconds that a step should take; 0: none."""
 
     pace: float = 0.0
+    pooled: float = 0.0  # share of requests for pooled results
 
     def limits(self, order, kv):
         return [
@@ -186,6 +188,17 @@ SETUPS = {
     "fair": {"blocks": 70, "budget": 50, "fair": True, "short_first": True, "depth": 2},
     "grammars": {"blocks": 90, "depth": 2},
     "paced": {"pace": 1e-5, "budget": 400, "depth": 2},
+    "pooled": {"blocks": 60, "budget": 40, "slots": 9, "depth": 2, "pooled": 0.5},
+    "no KV": {
+        "blocks": 0,
+        "windows": (),
+        "prefix_caching": False,
+        "chunked": False,
+        "budget": 90,
+        "slots": 9,
+        "depth": 2,
+        "pooled": 1.0,
+    },
 }
 
 
