@@ -83,7 +83,9 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm.config": {
         "quire.as_vllm": _SETTINGS,
         "quire.config.engine_config": "VllmConfig=EngineConfig",
+        "quire.config.pooler_config": "PoolerConfig",
     },
+    "vllm.config.pooler": {"quire.config.pooler_config": "PoolerConfig"},
     "vllm.engine": {},
     "vllm.engine.arg_utils": {"quire.config.engine_args": _ARGS},
     "vllm.engine.llm_engine": {"quire.llm": "LLMEngine"},

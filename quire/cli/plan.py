@@ -100,8 +100,8 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     hf = read_hf_config(config_folder, model_options.hf_overrides, model_options.config_format)
     check_served(hf["model_type"])
     pooling = read_pooling_facts(folder, hf)
-    choose_model_use(options.pooling, pooling, model_options.model)
-    weights, source = weight_facts(options, folder, hf)
+    use = choose_model_use(options.pooling, pooling, model_options.model)
+    weights, source = weight_facts(options, folder, hf, head=use.has_logits)
     facts = read_model_facts(
         folder,
         hf=hf,
@@ -131,20 +131,23 @@ def _folder(options: Options, name: str) -> Path:
 
 
 def weight_facts(
-    options: Options, folder: Path, hf: Mapping[str, Any]
+    options: Options, folder: Path, hf: Mapping[str, Any], *, head: bool = True
 ) -> tuple[WeightFacts | None, str]:
-    """Count from the headers of local files, else of the hub's; None: only config.json is left."""
+    """Count from the headers of local files, else of the hub's; None: only config.json is left.
+
+    head: whether the output head is loaded.
+    """
     if options.load.load_format in ("dummy", "pt"):
         return None, "config.json (estimated)"
     try:
         headers = read_headers(folder, options.load.load_format)
-        return count_weights_in_headers(headers, hf), "tensor headers"
+        return count_weights_in_headers(headers, hf, head=head), "tensor headers"
     except WeightError as error:
         log.debug("no tensor headers in %s: %s", folder, error)
     if not Path(options.model.model).exists():
         found = _hub_headers(options)
         if found:
-            return count_weights_in_headers(found, hf), "tensor headers on the hub"
+            return count_weights_in_headers(found, hf, head=head), "tensor headers on the hub"
     return None, "config.json (estimated)"
 
 
@@ -173,14 +176,25 @@ def _hub_headers(options: Options) -> Mapping[str, _TensorShape]:
 def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
     """Format the table, per rank."""
     shape = plan.shape
-    windows = sum(layer.window is not None for layer in plan.layers)
-    kinds = f"{len(plan.layers)} layers" + (f", {windows} with a window" if windows else "")
-    return [
-        ("dtype, KV dtype", f"{shape.dtype}, {shape.cache_dtype}"),
+    fixed = [
         ("memory allowed", gib(plan.allowed_bytes)),
         ("weights", f"{gib(plan.weight_bytes)} ({source})"),
         ("activations", f"{gib(plan.activation_bytes)} ({shape.max_num_batched_tokens} tokens)"),
         *([("context, libraries", gib(plan.overhead_bytes))] if plan.overhead_bytes else []),
+    ]
+    if not plan.groups:
+        return [
+            ("dtype", shape.dtype),
+            *fixed,
+            ("KV memory", "none: prompts are computed whole, and nothing is cached"),
+            ("max_model_len", f"{shape.max_model_len} tokens"),
+            ("one step", f"{plan.concurrency:.2f} sequences of max_model_len"),
+        ]
+    windows = sum(layer.window is not None for layer in plan.layers)
+    kinds = f"{len(plan.layers)} layers" + (f", {windows} with a window" if windows else "")
+    return [
+        ("dtype, KV dtype", f"{shape.dtype}, {shape.cache_dtype}"),
+        *fixed,
         ("KV memory", f"{gib(max(plan.kv_available_bytes, 0))} ({plan.num_blocks} blocks)"),
         ("KV per token", f"{plan.token_bytes / 1024:.1f} KiB ({kinds})"),
         *([("host memory for KV", _host_row(plan))] if plan.num_host_blocks else []),
@@ -216,7 +230,7 @@ def as_json(name: str, plan: MemoryPlan, source: str, problem: str | None) -> di
         "weight_bytes": plan.weight_bytes,
         "activation_bytes": plan.activation_bytes,
         "overhead_bytes": plan.overhead_bytes,
-        "kv_room_bytes": plan.kv_available_bytes,
+        "kv_room_bytes": plan.kv_available_bytes if plan.groups else 0,
         "kv_bytes_per_token": plan.token_bytes,
         "block_size": shape.block_size,
         "num_blocks": plan.num_blocks,

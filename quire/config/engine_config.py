@@ -176,6 +176,7 @@ class PoolingSection:
     include_prompt: bool = True  # False: means leave out the tokens of a prompt's prefix
     prompts: Mapping[str, str] = field(default_factory=dict)  # name -> prefix of texts
     default_prompt: str | None = None  # its name
+    lower_case: bool = False  # texts are made lower case before they are tokenized
     similarity: Similarity = "cosine"  # by which its files compare two embeddings
     max_embed_len: int | None = None  # longer than max_model_len: such inputs are divided
     token_types: int = 0  # segments that the model distinguishes (BERT: 2); 0: it reads none

@@ -51,6 +51,8 @@ EMBEDDING_KEYS = ("word_embed_proj_dim", "embedding_size", *HIDDEN_KEYS)
 UNSCALED_ROPE = ("default", "ntk", "su", "longrope", "llama3", "mrope", "proportional")
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
 """Parts of matrix names that mark matrices other than the decoder's linear layers."""
+OUTPUT_HEADS = ("lm_head.", "cls.", "embed_out.", "vocab_transform.", "vocab_projector.")
+"""First parts of the names of output heads, also of encoders that predict masked tokens."""
 DEFAULT_ENCODER_LEN = 512
 """Tokens of a source, if config.json states no length: positions are relative."""
 MAX_TOKENIZER_LENGTH = 10**9
@@ -408,7 +410,8 @@ def context_length(hf: Json, tokenizer_length: object = None) -> int | None:
     if length is not None:
         length = _scaled(hf, length)
         if conventions_of(hf).positions_after_padding:
-            length -= int(hf.get("pad_token_id", 1)) + 1
+            padding = hf.get("pad_token_id")
+            length -= (1 if padding is None else int(padding)) + 1
     if isinstance(tokenizer_length, int) and 0 < tokenizer_length < MAX_TOKENIZER_LENGTH:
         length = tokenizer_length if length is None else min(length, tokenizer_length)
     return length
@@ -498,16 +501,20 @@ def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
     return int(query) + keys_values + hidden * heads * value
 
 
-def count_weights_in_headers(headers: Mapping[str, Any], hf: Json) -> WeightFacts:
+def count_weights_in_headers(
+    headers: Mapping[str, Any], hf: Json, *, head: bool = True
+) -> WeightFacts:
     """Count elements that are loaded, from tensor headers: name -> object with a `shape`.
 
     Left out are a tied output head, towers beside the text half of a wrapper, and layers after the
-    last, which predict further tokens.
+    last, which predict further tokens. head: whether the output head is loaded.
     """
     tied, wrapped, spare = has_tied_embeddings(hf), "wrapper_type" in hf, _spare_layers(hf)
     matrices = vectors = linear = 0
     for name, header in headers.items():
         if (tied and name.endswith("lm_head.weight")) or (wrapped and is_tower_tensor(name)):
+            continue
+        if not head and name.startswith(OUTPUT_HEADS):
             continue
         if any(layer in name for layer in spare):
             continue

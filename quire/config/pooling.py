@@ -69,6 +69,11 @@ class ModelUse:
     label_difference: bool = False  # one label: the second token's logit minus the first's
     reason: str
 
+    @property
+    def has_logits(self) -> bool:
+        """Whether the output head is loaded."""
+        return self.head == "lm"
+
 
 def choose_model_use(options: PoolingOptions, facts: PoolingFacts, name: str = "") -> ModelUse:
     """Choose by option, else by files, else by class. Raises ConfigError. name: of the model."""
@@ -207,7 +212,7 @@ def resolve_pooling(
     else:
         section = _embedding_section(use, facts, wanted, hidden, vocab)
     section = _with_task(section, wanted, generates=generates)
-    section = _with_prompts(section, options, facts)
+    section = _with_texts(section, options, facts, generates=generates)
     if wanted.step_tag_id is not None or wanted.returned_token_ids is not None:
         if not {"token_embed", "token_classify"} & set(section.tasks):
             raise ConfigError(
@@ -392,10 +397,11 @@ def _with_task(section: PoolingSection, wanted: PoolerConfig, *, generates: bool
     return replace(section, tasks=(first, *rest))
 
 
-def _with_prompts(
-    section: PoolingSection, options: PoolingOptions, facts: PoolingFacts
+def _with_texts(
+    section: PoolingSection, options: PoolingOptions, facts: PoolingFacts, *, generates: bool
 ) -> PoolingSection:
-    files = facts.modules
+    """Add what happens to texts before they are tokenized."""
+    files = None if generates else facts.modules
     prompts = {**facts.task_instructions(), **(files.prompts if files is not None else {})}
     default = None if files is None else files.default_prompt
     if options.default_prompt_name is not None:
@@ -405,7 +411,8 @@ def _with_prompts(
         elif default not in prompts:
             allowed = ", ".join(["none", *prompts])
             raise ConfigError(f"default_prompt_name must be one of {allowed}, got {default!r}")
-    return replace(section, prompts=prompts, default_prompt=default)
+    lower_case = files is not None and files.do_lower_case
+    return replace(section, prompts=prompts, default_prompt=default, lower_case=lower_case)
 
 
 def _max_embed_len(wanted: PoolerConfig, max_model_len: int) -> int | None:

@@ -54,6 +54,12 @@ class PoolingFacts:
         return tuple(self.hf.get("wrapper_architectures") or self.hf.get("architectures") or ())
 
     @property
+    def dense_bytes(self) -> int:
+        """Bytes of the layers behind the pooling, in float32."""
+        dense = () if self.modules is None else self.modules.dense
+        return sum(one.outputs * (one.inputs + one.bias) for one in dense) * 4
+
+    @property
     def bidirectional(self) -> bool:
         """Whether it is an encoder: every token attends to all others, and nothing is cached."""
         return is_bidirectional(self.hf)

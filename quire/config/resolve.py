@@ -35,7 +35,7 @@ from quire.config.memory.kv_memory import (
 )
 from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
 from quire.config.options import CacheOptions, Options
-from quire.config.pooling import choose_model_use, resolve_pooling
+from quire.config.pooling import ModelUse, choose_model_use, resolve_pooling
 from quire.config.quantization import reconcile_quantization
 from quire.config.structured_outputs import resolve_structured
 from quire.errors import ConfigError
@@ -157,6 +157,7 @@ def resolve_memory_plan(
         chunked_prefill=bool(model.layers)
         and options.scheduler.enable_chunked_prefill is not False,
         max_encoder_len=0 if model.encoder is None else model.encoder.max_len,
+        has_logits=_model_use(options, model).has_logits,
     )
     shape = replace(
         shape,
@@ -247,11 +248,14 @@ def resolve_max_len(options: Options, model: ModelFacts, why: DecisionLog) -> in
 
 def _stated_input_len(options: Options, model: ModelFacts) -> int | None:
     """Return the length to which sentence-transformers cuts inputs; None: not stated."""
-    facts = model.pooling
-    if facts.modules is None:
+    files = model.pooling.modules
+    if files is None or _model_use(options, model).runner == "generate":
         return None
-    use = choose_model_use(options.pooling, facts, options.model.model)
-    return facts.modules.max_seq_length if use.runner == "pooling" else None
+    return files.max_seq_length
+
+
+def _model_use(options: Options, model: ModelFacts) -> ModelUse:
+    return choose_model_use(options.pooling, model.pooling, options.model.model)
 
 
 def resolve_cache_dtype(options: Options, device: DeviceFacts, dtype: str, why: DecisionLog) -> str:

@@ -20,6 +20,7 @@ from quire.layers import Rope
 from quire.models.build import MODELS, read_model_config
 from quire.platform import cpu
 from quire.platform.base import DeviceMemory
+from tests.cpu.pooling.folders import st_folder
 from tests.cpu.tiny_models import write_model
 
 TINY = sorted((pathlib.Path(__file__).parent / "models" / "tiny").glob("*.json"))
@@ -68,6 +69,36 @@ def test_facts_from_config_json_are_those_of_the_model(path):
         assert facts.rotary == sum(table.dims for table, _ in tables)
         if conventions_of(given).positions_kind == "rotary":
             assert facts.weights.matrices == matrix_elements(model, tied=config.tied)
+
+
+@pytest.mark.slow("it imports sentence_transformers")
+def test_an_encoder_needs_no_kv(tmp_path, capsys):
+    folder = tmp_path / "st"
+    st_folder(folder, "bert", dense=[(8, torch.nn.Tanh())], normalize=True, max_seq_length=20)
+    status, found = plan(capsys, folder, "--dtype", "float32")
+    assert status == 0
+    rank = found["ranks"][0]
+    assert (rank["num_blocks"], rank["need_bytes"], rank["kv_room_bytes"]) == (0, 0, 0)
+    assert found["max_model_len"] == rank["longest_context"] == 20
+    assert found["max_num_batched_tokens"] >= 20
+    files = [folder / "model.safetensors", folder / "2_Dense/model.safetensors"]
+    size = sum(one.stat().st_size for one in files)
+    assert rank["weight_bytes"] == pytest.approx(size, rel=0.15)
+    assert main(["plan", str(folder)]) == 0
+    assert "KV memory" in (shown := capsys.readouterr().out)
+    assert "none: prompts are computed whole" in shown
+    assert "KV per token" not in shown
+
+
+def test_a_model_that_pools_loads_no_output_head(tmp_path, capsys):
+    folder = write_model(tmp_path / "m", "qwen2", tie_word_embeddings=False)
+    _, generating = plan(capsys, folder, "--gpu-memory", "4GiB", "--dtype", "float32")
+    words = ("--gpu-memory", "4GiB", "--dtype", "float32", "--runner", "pooling")
+    _, pooling = plan(capsys, folder, *words)
+    hf = json.loads((folder / "config.json").read_text())
+    saved = generating["ranks"][0]["weight_bytes"] - pooling["ranks"][0]["weight_bytes"]
+    assert saved == 4 * hf["vocab_size"] * hf["hidden_size"]
+    assert generating["ranks"][0]["activation_bytes"] > pooling["ranks"][0]["activation_bytes"]
 
 
 def matrix_elements(model, *, tied):

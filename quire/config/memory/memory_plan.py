@@ -57,11 +57,17 @@ class EngineShape:
     quantization: str | None = None
     chunked_prefill: bool = True  # steps may divide prompts; never those of a model without KV
     max_encoder_len: int = 0  # tokens of the longest source; 0: there is no encoder
+    has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
 
     @property
     def max_pass_tokens(self) -> int:
         """Tokens of the largest forward pass: of the decoder, or of the encoder before it."""
         return max(self.max_num_batched_tokens, self.max_encoder_len)
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of a step with logits of the whole vocabulary."""
+        return min(self.max_num_seqs, self.max_pass_tokens) if self.has_logits else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +152,7 @@ def gpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
     logits, and a copy of them in float32 that penalties may change.
     """
     tokens, itemsize = shape.max_pass_tokens, ITEMSIZE[shape.dtype]
-    rows = min(shape.max_num_seqs, tokens)
-    copies = tokens * itemsize * model.hidden + rows * model.vocab * 4
+    copies = tokens * itemsize * model.hidden + shape.logit_rows * model.vocab * 4
     return max(_layer_bytes(model, shape, tokens), copies + _sampling_bytes(model, shape))
 
 
@@ -172,8 +177,7 @@ def gpu_captured_bytes(model: ModelFacts, shape: EngineShape) -> int:
 
 def _sampling_bytes(model: ModelFacts, shape: EngineShape) -> int:
     """Bytes of logits, best value and index per group of sixteen, two candidate lists per row."""
-    rows = min(shape.max_num_seqs, shape.max_num_batched_tokens)
-    return rows * (model.vocab * ITEMSIZE[shape.dtype] + model.vocab * 3 // 16 + 32768)
+    return shape.logit_rows * (model.vocab * ITEMSIZE[shape.dtype] + model.vocab * 3 // 16 + 32768)
 
 
 def gpu_buffer_bytes(shape: EngineShape) -> int:
@@ -195,8 +199,8 @@ def _cpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
         default=4 * model.hidden,
     )
     inner = max(attention, 3 * model.mlp) // ranks
-    rows = min(shape.max_num_seqs, tokens)
-    return tokens * (3 * model.hidden + inner) * ITEMSIZE[shape.dtype] + 2 * rows * model.vocab * 4
+    states = tokens * (3 * model.hidden + inner) * ITEMSIZE[shape.dtype]
+    return states + 2 * shape.logit_rows * model.vocab * 4
 
 
 def blocks_per_sequence(groups: tuple[KVCacheGroup, ...], shape: EngineShape, tokens: int) -> int:
@@ -247,7 +251,7 @@ def plan_memory(
     weights = model.weights.bytes(
         ITEMSIZE[shape.dtype], shape.ranks, quantized=shape.quantization is not None
     )
-    weights += model.rotary * shape.max_model_len * 4
+    weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
     activations = activation_bytes(model, shape)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
     available = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes

@@ -77,7 +77,8 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         )
     weights = None
     if _has_headers(folder, options.load.load_format):
-        weights = count_weights_in_headers(read_headers(folder, options.load.load_format), hf)
+        headers = read_headers(folder, options.load.load_format)
+        weights = count_weights_in_headers(headers, hf, head=use.has_logits)
     if (usual := model_config.usual_fields()) is not None:
         hf = read_hf_config(config_folder, lambda _: usual, section.config_format)
     facts = read_model_facts(

@@ -27,7 +27,12 @@ def load_engine_tokenizer(config: EngineConfig, folder: Path | None) -> Tokenize
     if folder is None:
         return None
     model = config.model
-    return load_tokenizer(folder, model.tokenizer_mode, trust_remote_code=model.trust_remote_code)
+    return load_tokenizer(
+        folder,
+        model.tokenizer_mode,
+        trust_remote_code=model.trust_remote_code,
+        lower_case=config.pooling is not None and config.pooling.lower_case,
+    )
 
 
 def build_input_processor(

@@ -11,16 +11,17 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
-from tokenizers import AddedToken, Encoding
+from tokenizers import AddedToken, Encoding, normalizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from quire.config.json_file import MAX_BYTES, check_bytes
 from quire.errors import ConfigError, RequestError
-from quire.text.tokenizing.folder_check import TEKKEN, tokenizer_source
+from quire.text.tokenizing.folder_check import BERT_VOCABULARY, TEKKEN, tokenizer_source
 from quire.text.tokenizing.tekken import TEKKEN_TOKENS, load_tekken
 from quire.text.tokenizing.tokenizer_files import NAMED_TOKENS, TokenizerFiles
+from quire.text.tokenizing.wordpiece import BERT_TOKENS, load_wordpiece
 
 Side = Literal["left", "right"]
 LONG_TEXT_CHARS = 4096
@@ -213,6 +214,15 @@ def load_fast(path: Path, files: TokenizerFiles) -> TokenizersBackend:
     return TokenizersBackend(tokenizer)
 
 
+def _load_wordpiece(files: TokenizerFiles, named: dict[str, str]) -> TokenizersBackend:
+    with _bad_file_as_config_error(files.folder / BERT_VOCABULARY, "BERT"):
+        tokenizer = load_wordpiece(files.folder, files.config, named)
+        own = [AddedToken(token, special=True, normalized=False) for token in named.values()]
+        tokenizer.add_tokens(own)
+        _add_tokens(tokenizer, files)
+    return TokenizersBackend(tokenizer)
+
+
 @contextmanager
 def _bad_file_as_config_error(path: Path, of: str) -> Iterator[None]:
     try:
@@ -247,12 +257,45 @@ def _marked(token: AddedToken, special: bool) -> AddedToken:
 
 
 def open_backend(
-    files: TokenizerFiles, *, mode: str, trust_remote_code: bool, revision: str | None
+    files: TokenizerFiles,
+    *,
+    mode: str,
+    trust_remote_code: bool,
+    revision: str | None,
+    lower_case: bool = False,
 ) -> tuple[TokenizerBackend, dict[str, str]]:
     """Return (the backend of this folder, special tokens by name that only its files have)
 
-    mode: see load_tokenizer.
+    mode, lower_case: see load_tokenizer.
     """
+    backend, named = _open(files, mode, trust_remote_code, revision)
+    if lower_case and isinstance(backend, TokenizersBackend):
+        _add_lowercase(backend.tokenizer)
+    elif lower_case:
+        raise ConfigError(
+            f"do_lower_case in {files.folder} needs a tokenizer.json: tokenizers in Python do not "
+            "support it"
+        )
+    return backend, named
+
+
+def _add_lowercase(tokenizer: FastTokenizer) -> None:
+    """Make texts lower case before anything else; special tokens stay as they are."""
+    own: Any = tokenizer.normalizer
+    steps = [own] if own is not None else []
+    if type(own) is normalizers.Sequence:
+        steps = [*cast("Sequence[Any]", own)]
+    if not any(isinstance(one, normalizers.Lowercase) or _lowers(one) for one in steps):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+
+
+def _lowers(step: normalizers.Normalizer) -> bool:
+    return isinstance(step, normalizers.BertNormalizer) and step.lowercase
+
+
+def _open(
+    files: TokenizerFiles, mode: str, trust_remote_code: bool, revision: str | None
+) -> tuple[TokenizerBackend, dict[str, str]]:
     source = tokenizer_source(files.folder, mode, trust_remote_code=trust_remote_code)
     if source == "tokenizers":
         return load_fast(files.folder / "tokenizer.json", files), {}
@@ -260,6 +303,9 @@ def open_backend(
         tekken = files.folder / TEKKEN
         with _bad_file_as_config_error(tekken, "Mistral"):
             return TokenizersBackend(load_tekken(tekken)), dict(TEKKEN_TOKENS)
+    if source == "wordpiece":
+        named = BERT_TOKENS | {name: one.content for name, one in files.named_tokens.items()}
+        return _load_wordpiece(files, named), named
     slow = mode == "slow"
     made = _load_with_transformers(files.folder, trust_remote_code, revision, fast=not slow)
     named = {k: str(v) for k, v in made.special_tokens_map.items() if k in NAMED_TOKENS}

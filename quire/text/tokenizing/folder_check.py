@@ -19,7 +19,15 @@ VOCABULARY_FILES = (
 NO_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 """Classes of transformers whose tokens are bytes or characters."""
 
-TokenizerSource = Literal["tokenizers", "tekken", "code", "transformers"]
+BERT_VOCABULARY = "vocab.txt"
+WORDPIECE_CLASSES = tuple(
+    f"{kind}Tokenizer{fast}" for kind in ("Bert", "DistilBert", "Electra") for fast in ("", "Fast")
+)
+"""Classes of transformers that this tokenizer is."""
+WORDPIECE_TYPES = ("bert", "distilbert", "electra", "ernie")
+"""Types of models that have it, if no file names a class."""
+
+TokenizerSource = Literal["tokenizers", "tekken", "wordpiece", "code", "transformers"]
 
 
 def tokenizer_source(
@@ -50,6 +58,9 @@ def tokenizer_source(
         return "code"
     if mode == "mistral" or (mode == "auto" and (folder / TEKKEN).is_file()):
         return _with_content("tekken", folder / TEKKEN)
+    model_type = _read(folder / "config.json").get("model_type")
+    if mode != "slow" and _is_wordpiece(folder, settings, model_type):
+        return _with_content("wordpiece", folder / BERT_VOCABULARY)
     files = [path for path in folder.iterdir() if any(map(path.match, VOCABULARY_FILES))]
     if not files and settings.get("tokenizer_class") not in NO_VOCABULARY:
         raise ConfigError(
@@ -58,6 +69,14 @@ def tokenizer_source(
             "(--skip-tokenizer-init)"
         )
     return _with_content("transformers", *files)
+
+
+def _is_wordpiece(folder: Path, settings: Mapping[str, Any], model_type: object) -> bool:
+    """Whether a folder's tokenizer is BERT's. settings: of tokenizer_config.json."""
+    if not (folder / BERT_VOCABULARY).is_file():
+        return False
+    stated = settings.get("tokenizer_class")
+    return model_type in WORDPIECE_TYPES if stated is None else stated in WORDPIECE_CLASSES
 
 
 def _with_content(source: TokenizerSource, *paths: Path) -> TokenizerSource:

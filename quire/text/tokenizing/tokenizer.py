@@ -394,8 +394,10 @@ def load_tokenizer(
     mode: str = "auto",
     trust_remote_code: bool = False,
     revision: str | None = None,
+    *,
+    lower_case: bool = False,
 ) -> Tokenizer:
-    """The tokenizer of a model's folder.
+    """The tokenizer of a model's folder. lower_case: of every text, whatever its files state.
 
     mode: "auto", "hf" and "fast" read tokenizer.json where there is one, "slow" never does. Where
     there is none "auto" reads tekken.json, and "mistral" reads nothing else.
@@ -404,7 +406,11 @@ def load_tokenizer(
     folder = Path(folder)
     files = tokenizer_files.read_tokenizer_files(folder)
     backend, found = open_backend(
-        files, mode=mode, trust_remote_code=trust_remote_code, revision=revision
+        files,
+        mode=mode,
+        trust_remote_code=trust_remote_code,
+        revision=revision,
+        lower_case=lower_case,
     )
     return Tokenizer(
         backend,
