@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.config.architectures import Architecture, architectures
+from quire.config.architectures import POOLING_TASKS, Architecture, architectures
+from quire.config.pooling import SUFFIXES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/models.md"
 HEAD = """# Models
@@ -21,27 +22,50 @@ not edit it by hand. `quire models` prints it, `quire models NAME` a part of it,
 
 Both kinds have the log-probabilities of `transformers` within 1e-4: each architecture is compared as a tiny random
 model, several sequences in a step, in chunks and token by token, with windows, rotary scaling and multipliers in
-effect. Native models are compared in `tests/cpu/models`, those with an encoder in `tests/cpu/encoder_decoder`, the others
-in `tests/cpu/models/fallback`.
+effect. Native models are compared in `tests/cpu/models`, those with an encoder in `tests/cpu/encoder_decoder`, encoders in
+`tests/cpu/encoders`, the others in `tests/cpu/models/fallback`.
 
 A model type that is not here is tried with its class in the installed `transformers`, or with the code of its folder
 (`--trust-remote-code`). A forward pass without memory shows every attention call; what the engine cannot serve
 exactly is refused with the layer and the reason. In a multimodal checkpoint the text half counts (`text_config`).
+
+What a model does follows from its files (`modules.json` of sentence-transformers), else from its class:
+
+| class ends with | runner | head |
+|---|---|---|
+{suffixes}
+
+Decoders below, native or through `transformers`, can be converted: `--runner pooling --convert embed` (the last state
+is the embedding) or `--convert classify` (the checkpoint has a `score`, or labels are logits of tokens). An
+encoder-decoder only generates.
 """
 
 
 def page() -> str:
     """The whole page."""
     rows = architectures()
-    parts = [HEAD]
+    parts = [HEAD.replace("{suffixes}", _suffixes())]
+    encoders = [row for row in rows if row.tasks == POOLING_TASKS]
+    parts.append(_table(f"Encoders ({len(encoders)})", encoders, "what"))
     for title, served, last in (
         ("Native", "native", "what"),
         ("Through transformers", "transformers", "what"),
         ("Refused", "refused", "because"),
     ):
-        some = [row for row in rows if row.served == served]
+        some = [row for row in rows if row.served == served and row not in encoders]
         parts.append(_table(f"{title} ({len(some)})", some, last))
     return "\n".join(parts)
+
+
+def _suffixes() -> str:
+    heads = {"embed": "none: embeddings", "classify": "classifies", "none": "generates"}
+    merged: dict[tuple[str, str], list[str]] = {}
+    for suffix, runner, convert in SUFFIXES:
+        merged.setdefault((runner, convert), []).append(f"`{suffix}`")
+    return "\n".join(
+        f"| {', '.join(ends)} | {runner} | {heads[convert]} |"
+        for (runner, convert), ends in merged.items()
+    )
 
 
 def _table(title: str, rows: list[Architecture], last: str) -> str:

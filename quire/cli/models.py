@@ -7,10 +7,20 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from quire.config.architectures import Architecture, architectures, similar_names
+from quire.config.architectures import (
+    POOLING_TASKS,
+    Architecture,
+    find_architectures,
+    similar_names,
+)
 
 FAILED = 1
+CONVERTED = (
+    "generate: decoders also pool, with --runner pooling --convert embed or classify; "
+    "pooling: encoders, of every class with or without a head that classifies"
+)
 EXACT = (
     "native and transformers: log-probabilities are those of transformers within 1e-4 "
     "(tests/cpu/models, tests/cpu/models/fallback)"
@@ -24,8 +34,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     args = parser.parse_args(argv)
-    word = args.name.lower()
-    rows = [one for one in architectures() if word in one.name.lower() or word in one.model_type]
+    rows = find_architectures(args.name)
     if not rows:
         near = similar_names(args.name)
         hint = f"did you mean {' or '.join(near)}?" if near else "`quire models` lists all"
@@ -40,7 +49,8 @@ def as_text(rows: Sequence[Architecture]) -> str:
     name = max(len(one.name) for one in rows)
     kind = max(len(one.model_type) for one in rows)
     lines = [
-        f"{one.name:<{name}}  {one.model_type:<{kind}}  {one.served:<12}  {one.note}".rstrip()
+        f"{one.name:<{name}}  {one.model_type:<{kind}}  {one.served:<12}  {_purpose(one):<8}  "
+        f"{one.note}".rstrip()
         for one in rows
     ]
     counts = [
@@ -48,8 +58,12 @@ def as_text(rows: Sequence[Architecture]) -> str:
         for served in ("native", "transformers", "refused")
         if (count := sum(one.served == served for one in rows))
     ]
-    return "\n".join([*lines, "", ", ".join(counts), EXACT])
+    return "\n".join([*lines, "", ", ".join(counts), CONVERTED, EXACT])
 
 
-def _as_dict(row: Architecture) -> dict[str, str]:
+def _purpose(row: Architecture) -> str:
+    return "pooling" if row.tasks == POOLING_TASKS else "generate" if row.tasks else ""
+
+
+def _as_dict(row: Architecture) -> dict[str, Any]:
     return {**dataclasses.asdict(row), "tested": row.tested}

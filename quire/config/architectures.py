@@ -10,10 +10,12 @@ A model type that is not here is served if the class of transformers passes the 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from quire.config.conventions import conventions_of
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 
@@ -359,6 +361,12 @@ ALIASES = {
 The text halves of Qwen's have rotary positions per axis (time, height, width); the three of a text
 are equal, which makes them the usual ones.
 """
+POOLING_TASKS = ("embed", "classify", "token_embed", "token_classify")
+ENCODER_DECODERS = ("ForConditionalGeneration", "MTModel")
+"""Ends of the classes that generate from a source, beside multimodal ones."""
+_HEAD = re.compile(
+    r"(Model|For(CausalLM|MaskedLM|(Sequence|Token)Classification|\w*RewardModel))$", re.IGNORECASE
+)
 _REASONS = {name: reason for reason, names in REFUSED.items() for name in names.split()}
 
 
@@ -370,10 +378,13 @@ class Architecture:
     model_type: str
     served: Served
     note: str = ""  # why it is refused, or what of it is
+    tasks: tuple[str, ...] = ()  # of `runner` generate, or of pooling
 
     @property
     def tested(self) -> str:
         """Folder of the tests that compare it with transformers. Empty: refused."""
+        if self.tasks == POOLING_TASKS:
+            return "tests/cpu/encoders"
         folders = {"native": "tests/cpu/models", "transformers": "tests/cpu/models/fallback"}
         return folders.get(self.served, "")
 
@@ -398,7 +409,18 @@ def check_served(model_type: str) -> None:
 def architectures() -> list[Architecture]:
     """Return every known architecture, by name."""
     native = set(PluginRegistry("quire.models").names())
-    return sorted((_row(one, native) for one in CLASSES), key=lambda row: row.name.lower())
+    rows = [_with_tasks(_row(one, native)) for one in CLASSES]
+    return sorted(rows, key=lambda row: row.name.lower())
+
+
+def find_architectures(word: str) -> list[Architecture]:
+    """Return those with `word` in their name or type; for a class with a head, those without it."""
+    rows = architectures()
+    for part in (word, _HEAD.sub("", word)):
+        part = part.lower()
+        if found := [one for one in rows if part in one.name.lower() or part in one.model_type]:
+            return found
+    return []
 
 
 def similar_names(name: str, count: int = 3) -> list[str]:
@@ -420,6 +442,20 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
     if refusal is not None:
         return Architecture(name, model_type, "refused", refusal)
     return Architecture(name, model_type, "transformers", LIMITS.get(model_type, ""))
+
+
+def _with_tasks(row: Architecture) -> Architecture:
+    """Add what an architecture can do: decoders can be converted, with or without a head."""
+    if row.served == "refused":
+        return row
+    model_type = WRAPPERS.get(row.model_type, row.model_type)
+    if model_type in ALIASES:
+        model_type = ALIASES[model_type].target
+    if conventions_of({"model_type": model_type}).bidirectional:
+        return replace(row, tasks=POOLING_TASKS)
+    if row.name.endswith(ENCODER_DECODERS) and row.model_type not in WRAPPERS:
+        return replace(row, tasks=("generate",))
+    return replace(row, tasks=("generate", *POOLING_TASKS))
 
 
 def _plain(name: str) -> str:

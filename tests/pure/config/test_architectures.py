@@ -8,6 +8,7 @@ from quire.cli import main
 from quire.config.architectures import (
     CLASSES,
     LIMITS,
+    POOLING_TASKS,
     REFUSED,
     architectures,
     refusal_of,
@@ -69,15 +70,27 @@ def run(capsys, *words):
 def test_the_command_prints_all_or_what_has_a_name(capsys):
     status, out, _ = run(capsys)
     assert status == 0
-    assert len(out.splitlines()) == len(CLASSES) + 3
+    assert len(out.splitlines()) == len(CLASSES) + 4
     status, out, _ = run(capsys, "GPTOSS")
-    assert out.split()[:5] == ["GptOssForCausalLM", "gpt_oss", "native", "1", "native"]
+    assert out.split()[:4] == ["GptOssForCausalLM", "gpt_oss", "native", "generate"]
     rows = json.loads(run(capsys, "mamba", "--json")[1])
     assert {row["name"] for row in rows} == {
         *("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
     }
     assert rows[0]["served"] == "refused"
     assert rows[0]["note"] == refusal_of("mamba")
+
+
+def test_what_an_architecture_does(capsys):
+    tasks = {row.model_type: row.tasks for row in architectures()}
+    assert tasks["llama"] == ("generate", *POOLING_TASKS)
+    assert tasks["gemma3"] == tasks["gemma3_text"] == tasks["arcee"] == tasks["llama"]
+    assert tasks["bert"] == tasks["xlm-roberta"] == POOLING_TASKS
+    assert tasks["bart"] == tasks["marian"] == ("generate",)
+    assert tasks["mamba"] == ()
+    (row,) = json.loads(run(capsys, "DistilBertForSequenceClassification", "--json")[1])
+    assert (row["model_type"], row["tested"]) == ("distilbert", "tests/cpu/encoders")
+    assert "native        pooling" in run(capsys, "BertModel")[1]
 
 
 def test_the_command_has_near_names_for_an_unknown_one(capsys):
