@@ -103,6 +103,7 @@ CLASSES: dict[str, str] = {
     "cwm": "CwmForCausalLM",
     "data2vec-text": "Data2VecTextForCausalLM",
     "dbrx": "DbrxForCausalLM",
+    "deberta_v2": "DebertaV2Model",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "deepseek_v32": "DeepseekV32ForCausalLM",

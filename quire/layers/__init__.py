@@ -4,7 +4,13 @@ from quire.kernels.act import gated_act
 from quire.kernels.add import add, scale, softcap
 from quire.kernels.gated_add import gated_add
 from quire.layers.activation import ACTIVATION_KINDS, Activation, GatedActivation
-from quire.layers.attention import Attention, CrossAttention, EncoderAttention, SharedAttention
+from quire.layers.attention import (
+    Attention,
+    CrossAttention,
+    DisentangledAttention,
+    EncoderAttention,
+    SharedAttention,
+)
 from quire.layers.embedding import (
     Embedding,
     PositionEmbedding,
@@ -50,6 +56,7 @@ __all__ = [
     "ClassifierNorm",
     "ColumnLinear",
     "CrossAttention",
+    "DisentangledAttention",
     "Embedding",
     "EncoderAttention",
     "ExpertActivation",

@@ -5,18 +5,20 @@ It has no parameters. models/build.py sets `group` and `place` from the KV layou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from quire.distributed.mesh import Mesh, shard_range
+from quire.kernels.disentangled_attention import disentangled_attention
 from quire.kernels.encoder_attention import encoder_attention
 from quire.layers.relative_bias import RelativeBias
 
 if TYPE_CHECKING:
     from quire.attention.base import AttentionStep, CrossAttentionStep
+    from quire.attention.packed import PackedAttentionStep
 
 
 class Attention(nn.Module):
@@ -111,6 +113,49 @@ class CrossAttention(Attention):
     def write(self, k: Tensor, v: Tensor, slots: Tensor, step: AttentionStep) -> None:
         """Cache k, v [S, K, D] of source tokens in their slots [S]."""
         cast("CrossAttentionStep", step).write_cross(k, v, slots, self)
+
+
+class DisentangledAttention(Attention):
+    """Attends within whole sequences, without a cache, by content and by distance. (DeBERTa)"""
+
+    def __init__(
+        self, heads: int, head_dim: int, *, scale: float, buckets: Callable[[int], int], reach: int
+    ) -> None:
+        """buckets: distance from key to query -> number of its vectors. reach: distances served."""
+        super().__init__(heads, heads, head_dim, scale=scale)
+        self._bucket, self._reach = buckets, reach
+        self._buckets = torch.empty(0)  # until `place_constants`
+
+    def place_constants(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Put the table of distances on the device, before the first forward."""
+        with torch.device("cpu"):
+            distances = range(-self._reach, self._reach + 1)
+            self._buckets = torch.tensor([self._bucket(d) for d in distances], dtype=torch.int32)
+        self._buckets = self._buckets.to(device)
+
+    def forward(  # type: ignore[override]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        position_keys: Tensor | None,
+        position_queries: Tensor | None,
+        step: AttentionStep,
+    ) -> Tensor:
+        """q, k, v [T, H, D] and vectors of distances [P, H, D] -> [T, H * D]."""
+        batch = cast("PackedAttentionStep", step).metadata
+        out = disentangled_attention(
+            q,
+            k,
+            v,
+            position_keys,
+            position_queries,
+            self._buckets,
+            batch.q_starts,
+            batch.max_query,
+            self.scale,
+        )
+        return out.view(q.shape[0], -1)
 
 
 class EncoderAttention(nn.Module):

@@ -118,7 +118,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, c: ModelConfig, layer: int, relative: RelativeBias | None = None) -> None:
         super().__init__()
-        self.self_attn = BidirectionalSelfAttention(c, relative)
+        self.self_attn: nn.Module = BidirectionalSelfAttention(c, relative)
         self.self_attn_layer_norm = AddLayerNorm(c.hidden, c.norm_eps)
         self.fc1 = ColumnLinear(c.hidden, c.mlp, bias=True)
         self.act = Activation(c.act)
