@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutputsParams,
     )
+    from quire.core.pooling_params import PoolingParams
     from quire.errors import (
         ConfigError,
         EngineDead,
@@ -43,6 +44,7 @@ _PLACES = {
         "SamplingParams",
         "StructuredOutputsParams",
     ),
+    "quire.core.pooling_params": ("PoolingParams",),
     "quire.errors": (
         "ConfigError",
         "EngineDead",
@@ -81,6 +83,7 @@ __all__ = [
     "Logprob",
     "NoRoom",
     "Overloaded",
+    "PoolingParams",
     "QuireError",
     "RequestError",
     "RequestOutput",

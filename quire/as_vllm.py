@@ -63,11 +63,13 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "quire.llm": "LLM LLMEngine AsyncLLMEngine",
         "quire.core.params": "SamplingParams",
+        "quire.core.pooling_params": "PoolingParams",
         "quire.config.engine_args": _ARGS,
         "quire.outputs": _OUTPUTS,
         "quire.llm.prompts": _PROMPTS,
     },
     "vllm.sampling_params": {"quire.core.params": _PARAMS},
+    "vllm.pooling_params": {"quire.core.pooling_params": "PoolingParams"},
     "vllm.outputs": {"quire.outputs": _OUTPUTS, "quire.errors": "RequestError"},
     "vllm.logprobs": {
         "quire.outputs": "FlatLogprobs Logprob LogprobsOnePosition PromptLogprobs SampleLogprobs"

@@ -1,4 +1,4 @@
-"""Outputs: plain data that callers get, with vLLM's field names. Standard library only.
+"""Outputs: plain data that callers get, with vLLM's field names. Imports the standard library only.
 
 quire.text.output.output_processor builds them. `FlatLogprobs` keeps the logprobs of many positions
 in six flat lists, so that a long answer is a few objects for the garbage collector, not thousands.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from quire.errors import RequestError
 
@@ -247,36 +247,58 @@ class TensorLike(Protocol):
     def tolist(self) -> object: ...
 
 
-@dataclass
 class PoolingOutput:
-    """The raw result of a pooling model: a tensor."""
+    """The raw result of a pooling model."""
 
-    data: TensorLike
+    def __init__(self, data: TensorLike) -> None:
+        self._data = data
+
+    @property
+    def data(self) -> Any:
+        """The result as a torch tensor, made of a NumPy array when it is first read."""
+        if type(self._data).__module__ == "numpy":
+            import torch
+
+            self._data = torch.tensor(self._data)
+        return self._data
+
+    def vector(self, what: str) -> list[float]:
+        """Return the numbers of a one-dimensional result. Raises ValueError for others."""
+        if len(self._data.shape) != 1:
+            shape = tuple(self._data.shape)
+            raise ValueError(f"{what} needs a one-dimensional tensor, got shape {shape}")
+        values = self._data.tolist()
+        assert isinstance(values, list), type(values)
+        return values
 
     def __repr__(self) -> str:
         return f"PoolingOutput(data={self.data})"
 
 
-def _vector(pooled: PoolingOutput, what: str) -> list[float]:
-    if len(pooled.data.shape) != 1:
-        shape = tuple(pooled.data.shape)
-        raise ValueError(f"{what} needs a one-dimensional tensor, got shape {shape}")
-    values = pooled.data.tolist()
-    assert isinstance(values, list), type(values)
-    return values
-
-
-@dataclass
 class EmbeddingOutput:
-    embedding: list[float]
+    """A vector. Its list of numbers is made when it is first read."""
+
+    def __init__(self, embedding: list[float] | PoolingOutput) -> None:
+        self._embedding = embedding
 
     @staticmethod
     def from_base(pooling_output: PoolingOutput) -> EmbeddingOutput:
-        return EmbeddingOutput(_vector(pooling_output, "an embedding"))
+        return EmbeddingOutput(pooling_output.vector("an embedding"))
+
+    @property
+    def embedding(self) -> list[float]:
+        if isinstance(self._embedding, PoolingOutput):
+            self._embedding = self._embedding.vector("an embedding")
+        return self._embedding
 
     @property
     def hidden_size(self) -> int:
         return len(self.embedding)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EmbeddingOutput) and self.embedding == other.embedding
+
+    __hash__ = None  # type: ignore[assignment]  # mutable, as a list is
 
     def __repr__(self) -> str:
         return f"EmbeddingOutput(hidden_size={self.hidden_size})"
@@ -288,7 +310,7 @@ class ClassificationOutput:
 
     @staticmethod
     def from_base(pooling_output: PoolingOutput) -> ClassificationOutput:
-        return ClassificationOutput(_vector(pooling_output, "a classification"))
+        return ClassificationOutput(pooling_output.vector("a classification"))
 
     @property
     def num_classes(self) -> int:

@@ -19,6 +19,7 @@ PAGES = (
     "README.md",
     "docs/quickstart.md",
     "docs/serving.md",
+    "docs/pooling.md",
     "docs/observability.md",
     "docs/migrating-from-vllm.md",
     "docs/troubleshooting.md",

@@ -145,11 +145,11 @@ class LateInteractionSection:
 
     query_prefix: str = ""  # marker behind the first special token: "[unused0]", "[Q] "
     document_prefix: str = ""
-    query_length: int | None = 32  # tokens to which queries are filled; None: they are not
-    cuts_queries: bool = True  # longer queries are cut to query_length
-    document_length: int | None = None  # tokens to which documents are cut
-    fill_token: str | None = None  # fills queries; None: the tokenizer's mask token, or EOS
-    attends_to_fill: bool = False  # other tokens attend to those that fill
+    query_length: int | None = None  # tokens to which queries are expanded; None: they are not
+    max_query_length: int | None = None  # to which they are cut; None: as long as the model
+    document_length: int | None = None  # to which documents are cut
+    expansion_token: str | None = None  # of that; None: the tokenizer's mask token, or EOS
+    attends_to_expansion: bool = False  # other tokens attend to those
     skiplist: tuple[str, ...] = ()  # tokens of documents that do not count, as punctuation
 
 

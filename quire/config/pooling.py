@@ -12,6 +12,7 @@ from typing import Literal
 
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import PoolingSection, PoolingTask, ScoreFormat
+from quire.config.late_interaction import resolve_late_interaction
 from quire.config.options import PoolingOptions
 from quire.config.pooler_config import SEQUENCE_TYPES, PoolerConfig, PoolingMethod
 from quire.config.pooling_facts import LABEL_METHODS, PoolingFacts
@@ -53,6 +54,23 @@ TASK_CONVERSIONS: dict[str, Conversion] = {
     "reward": "classify",
 }
 """`task` of older releases -> how a model that generates is converted for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RerankerFamily:
+    """Rerankers that are decoders: logits of tokens are labels. name: a pattern of their names."""
+
+    name: str
+    model_type: str  # its beginning
+    tokens: tuple[str, ...]
+    score_format: ScoreFormat
+
+
+RERANKERS = (
+    RerankerFamily("qwen3[-_]reranker", "qwen3", ("no", "yes"), "qwen3_reranker"),
+    RerankerFamily("bge[-_]reranker[-_]v2[-_]gemma", "gemma", ("Yes",), "bge_reranker_gemma"),
+    RerankerFamily("mxbai[-_]rerank[-_]\\w+[-_]v2", "qwen2", ("0", "1"), "mxbai_rerank_v2"),
+)
 NO_PROMPT = ("", "none")
 SPARSE_CLASS = "SpladeSparseEmbeddingModel"
 
@@ -120,8 +138,9 @@ def _classifying(facts: PoolingFacts, name: str) -> ModelUse:
     if facts.modules is not None and facts.modules.score_tokens:
         tokens = facts.modules.score_tokens
         method = LABEL_METHODS[0] if len(tokens) == 2 else LABEL_METHODS[1]
-    elif not tokens and _is_original_reranker(facts, name):
-        tokens, method = ("no", "yes"), LABEL_METHODS[0]
+    elif not tokens and _class_of(facts).endswith("ForCausalLM"):
+        family = _reranker_family(facts, name)  # as published: with an output head, and no other
+        tokens = family.tokens if family is not None else ()
     if tokens:
         method = method or LABEL_METHODS[0 if len(tokens) == 2 else 1]
         if method not in LABEL_METHODS or (method == LABEL_METHODS[0] and len(tokens) != 2):
@@ -140,11 +159,21 @@ def _classifying(facts: PoolingFacts, name: str) -> ModelUse:
     )
 
 
-def _is_original_reranker(facts: PoolingFacts, name: str) -> bool:
-    """Whether it is Qwen3-Reranker as published: with an output head, and no other."""
-    generates = any(one.endswith("ForCausalLM") for one in facts.architectures)
-    named = re.search(r"qwen3[-_]reranker", name, re.IGNORECASE) is not None
-    return generates and named and str(facts.hf.get("model_type")).startswith("qwen3")
+def _reranker_family(
+    facts: PoolingFacts, name: str, tokens: tuple[str | int, ...] = ()
+) -> RerankerFamily | None:
+    """Return the family of a reranker that is a decoder, by its name or the tokens of its labels.
+
+    A model of which only the tokens are known by id has the family of its type.
+    """
+    model_type = str(facts.hf.get("model_type"))
+    scores = facts.modules is not None and bool(facts.modules.score_tokens)
+    for one in RERANKERS:
+        if not model_type.startswith(one.model_type):
+            continue
+        if re.search(one.name, name, re.IGNORECASE) or tokens == one.tokens or scores:
+            return one
+    return None
 
 
 def _class_of(facts: PoolingFacts) -> str:
@@ -208,7 +237,7 @@ def resolve_pooling(
             raise ConfigError("pooler_config: an encoder-decoder model answers no pooling requests")
         return True, None
     if use.convert == "classify":
-        section = _label_section(use, facts, wanted)
+        section = _label_section(use, facts, wanted, name)
     else:
         section = _embedding_section(use, facts, wanted, hidden, vocab)
     section = _with_task(section, wanted, generates=generates)
@@ -225,6 +254,8 @@ def resolve_pooling(
             returned_token_ids=wanted.returned_token_ids or (),
         )
     section = replace(section, max_embed_len=_max_embed_len(wanted, max_model_len))
+    if section.score_format != "pair":
+        why.record("pooling.score_format", section.score_format, "the family of the reranker")
     why.record("pooling.tasks", section.tasks, f"convert={use.convert}: {use.reason}")
     if "embed" in section.tasks:
         why.record("pooling.methods", section.methods, _method_reason(facts, wanted))
@@ -267,6 +298,7 @@ def _embedding_section(
         include_prompt=files is None or files.include_prompt,
         token_types=facts.token_types(),
         similarity="cosine" if files is None else files.similarity,
+        late_interaction=None if files is None else resolve_late_interaction(files),
     )
     if wanted.logit_mean is not None or wanted.logit_sigma is not None:
         raise ConfigError(
@@ -327,7 +359,9 @@ def _default_dimensions(
     return wanted.dimensions
 
 
-def _label_section(use: ModelUse, facts: PoolingFacts, wanted: PoolerConfig) -> PoolingSection:
+def _label_section(
+    use: ModelUse, facts: PoolingFacts, wanted: PoolerConfig, name: str
+) -> PoolingSection:
     method = facts.classifier_method()
     if wanted.seq_pooling_type is not None:
         method = SEQUENCE_TYPES[wanted.seq_pooling_type]
@@ -353,7 +387,7 @@ def _label_section(use: ModelUse, facts: PoolingFacts, wanted: PoolerConfig) -> 
         labels=use.labels,
         head_dtype=facts.head_dtype(),
         token_types=facts.token_types(),
-        score_format=_score_format(use, facts),
+        score_format=_score_format(use, facts, name),
     )
 
 
@@ -370,11 +404,12 @@ def _label_activation(use: ModelUse, facts: PoolingFacts) -> str:
     return "identity" if cross_encoder else "softmax"
 
 
-def _score_format(use: ModelUse, facts: PoolingFacts) -> ScoreFormat:
-    """Return how pairs of texts become prompts: decoders have no token that separates them."""
-    if facts.bidirectional:
-        return "pair"
-    return "concatenated"
+def _score_format(use: ModelUse, facts: PoolingFacts, name: str) -> ScoreFormat:
+    """Return how pairs of texts become prompts."""
+    family = _reranker_family(facts, name, use.label_tokens)
+    if family is not None:
+        return family.score_format
+    return "concatenated" if use.label_tokens else "pair"
 
 
 def _with_task(section: PoolingSection, wanted: PoolerConfig, *, generates: bool) -> PoolingSection:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.config.conventions import conventions_of, fill_defaults
+from quire.config.late_interaction import read_colbert_folder
 from quire.config.pooler_config import PoolingMethod
 from quire.config.sentence_transformers import FolderModules, activation_of, read_modules
 from quire.errors import ConfigError
@@ -142,7 +143,7 @@ class PoolingFacts:
 
     def token_types(self) -> int:
         """Return the segments that the model distinguishes; 0: it reads none."""
-        count = self.hf.get("type_vocab_size") if self.bidirectional else None
+        count = fill_defaults(self.hf).get("type_vocab_size") if self.bidirectional else None
         return count if isinstance(count, int) and count > 1 else 0
 
     def task_instructions(self) -> dict[str, str]:
@@ -163,7 +164,7 @@ class PoolingFacts:
 
 def read_pooling_facts(folder: Path, hf: Json) -> PoolingFacts:
     """Read them from a model's folder. hf: of read_hf_config(). Raises ConfigError."""
-    return PoolingFacts(hf=hf, modules=read_modules(folder))
+    return PoolingFacts(hf=hf, modules=read_modules(folder) or read_colbert_folder(folder, hf))
 
 
 def is_bidirectional(hf: Json) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.config import vllm_environment
@@ -16,11 +16,13 @@ from quire.config.engine_args import options_of
 from quire.config.engine_config import EngineConfig
 from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
-from quire.core.types import Update
-from quire.engine.core.gc_control import freeze_gc_heap
+from quire.core.types import Request, Update
+from quire.engine.core.gc_control import freeze_gc_heap, infrequent_gc
 from quire.engine.startup.early_start import begin_startup
+from quire.engine.startup.text_setup import build_pooling_processor
 from quire.errors import Unsupported
 from quire.llm.compat import ModelConfigView, check_priority, refuse_lora
+from quire.llm.progress import InterruptHandler
 from quire.outputs import RequestOutput
 from quire.platform import bytecode_cache
 from quire.text.input_processor import PreparedRequest
@@ -43,9 +45,11 @@ class LLMEngine:
         self.built = built
         self.engine = built.engine
         self.inputs = built.input_processor
+        self.pooling_inputs = build_pooling_processor(built.config, built.tokenizer)
         self.finished: Tally[str] = Tally()
         self._running: dict[str, RequestOutputProcessor] = {}
         self._subscribers: dict[str, Callable[[Update], None]] = {}
+        self._kept_outputs: list[RequestOutput] = []  # of other requests, while pool() ran
         self._clock = time.monotonic if built.config.observe.log_stats else None
 
     @classmethod
@@ -117,8 +121,53 @@ class LLMEngine:
         else:
             self._subscribers[request_id] = take
 
+    def pool(
+        self, requests: Sequence[Request], on_result: Callable[[Update], None] | None = None
+    ) -> list[Update]:
+        """Run pooling requests to their ends; return the last update of each, in order.
+
+        on_result: is called with each as it comes. Other requests run meanwhile; their outputs are
+        kept for the next step(). If one request fails, or Ctrl-C is pressed between two steps, all
+        are aborted and the error is raised.
+        """
+        updates: dict[str, Update] = {}
+        added: list[str] = []
+
+        def take(update: Update) -> None:
+            if update.error is not None:
+                raise update.to_exception()
+            updates[update.request_id] = update
+            if on_result is not None:
+                on_result(update)
+
+        try:
+            for request in requests:
+                self.engine.add(request)
+                added.append(request.id)
+                self._subscribers[request.id] = take
+            with infrequent_gc(), InterruptHandler() as interrupt:
+                while len(updates) < len(added):
+                    interrupt.check()
+                    self._kept_outputs += self._step()
+        except BaseException:
+            for one in added:
+                if one not in updates:
+                    self.engine.abort(one)
+            self.engine.drain()
+            raise
+        finally:
+            for one in added:
+                del self._subscribers[one]
+        return [updates[one] for one in added]
+
     def step(self) -> list[RequestOutput]:
         """Run one step; return the outputs it yields, by each request's output_kind."""
+        if self._kept_outputs:
+            kept, self._kept_outputs = self._kept_outputs, []
+            return kept
+        return self._step()
+
+    def _step(self) -> list[RequestOutput]:
         outputs = []
         if self.engine.idle and not self.engine.empty:
             self.engine.wait(IDLE_SLEEP_S)  # every request waits for a resource
@@ -150,7 +199,7 @@ class LLMEngine:
         self.engine.drain()
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._running)
+        return bool(self._running) or bool(self._kept_outputs)
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._running)

@@ -25,6 +25,7 @@ from quire.llm.chat_parsing import ChatContext, build_chat_parsing
 from quire.llm.compat import check_priority, refuse_lora
 from quire.llm.engine import LLMEngine
 from quire.llm.legacy_guided import GuidedOptions, apply_guided, refuse_guided
+from quire.llm.pooling import PoolingMethods
 from quire.llm.progress import InterruptHandler, ProcessedBar, UseTqdm, track_adding
 from quire.llm.prompts import normalize_conversations, normalize_prompts
 from quire.llm.worker import Worker
@@ -52,7 +53,7 @@ UNSUPPORTED_METHODS = {
 """Methods of unsupported features, and the feature of each."""
 
 
-class LLM:
+class LLM(PoolingMethods):
     """A loaded model. `model` is a folder, a hub name, or "embedded".
 
     Keywords are the engine options (quire.config.options), under vLLM's names.
@@ -152,6 +153,7 @@ class LLM:
         have `reasoning` and `tool_calls`, and `text` is what is left. tool_choice: as over HTTP;
         "required" or a function forces calls, with a parser or without one.
         """
+        self._check_generates()
         given = normalize_conversations(messages)
         parsers = ParserOptions(reasoning_parser, tool_parser)
         variables, goes_on = chat_template_kwargs, continue_final_message
@@ -233,6 +235,7 @@ class LLM:
         mm_processor_kwargs: Mapping[str, object] | None = None,
     ) -> list[str]:
         """Queue conversations without running them; return their request ids."""
+        self._check_generates()
         texts = self._render_conversations(
             normalize_conversations(messages),
             chat_template,
@@ -330,6 +333,7 @@ class LLM:
         rules: constraints of each prompt beyond its params.
         """
         self._check_awake()
+        self._check_generates()
         refuse_lora(lora_request)
         if mm_processor_kwargs:
             raise Unsupported("mm_processor_kwargs: this model reads text only")
@@ -544,37 +548,25 @@ class LLM:
                 for output in self.llm_engine.step():
                     self._done[output.request_id] = output
 
+    def _check_generates(self) -> None:
+        config = self.llm_engine.config
+        if not config.generates:
+            tasks = ", ".join(config.pooling.tasks if config.pooling is not None else ())
+            raise Unsupported(
+                f"this model generates no text, its tasks are {tasks}: use embed(), classify(), "
+                "score(), reward() or encode()"
+            )
+
     def _check_awake(self) -> None:
         if self._asleep:
             message = "the engine sleeps: call wake_up() first"
             raise RequestError(f"{message} (asleep: {', '.join(sorted(self._asleep))})")
-
-    # -- pooling models --------------------------------------------------------------------------
-
-    def encode(self, *given: Any, **named: Any) -> NoReturn:
-        raise _pooling_unsupported("encode")
-
-    def embed(self, *given: Any, **named: Any) -> NoReturn:
-        raise _pooling_unsupported("embed")
-
-    def classify(self, *given: Any, **named: Any) -> NoReturn:
-        raise _pooling_unsupported("classify")
-
-    def score(self, *given: Any, **named: Any) -> NoReturn:
-        raise _pooling_unsupported("score")
-
-    def reward(self, *given: Any, **named: Any) -> NoReturn:
-        raise _pooling_unsupported("reward")
 
 
 def _raise_request_error(output: RequestOutput) -> None:
     """Return the engine's error of a request, as if it had been refused at once."""
     if output.fault is not None:
         raise output.fault
-
-
-def _pooling_unsupported(name: str) -> Unsupported:
-    return Unsupported(f"{name}() needs a pooling model; quire supports generating models only")
 
 
 def _with_final_output(params: SamplingParams) -> SamplingParams:

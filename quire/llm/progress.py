@@ -53,8 +53,14 @@ class ProcessedBar:
         if self._bar is None:
             return
         written = len(output.outputs)
-        self._prompt_tokens += len(output.prompt_token_ids or ()) * written
         self._output_tokens += sum(len(one.token_ids) for one in output.outputs)
+        self.count_read(len(output.prompt_token_ids or ()) * written)
+
+    def count_read(self, prompt_tokens: int) -> None:
+        """Count one finished request that generated nothing."""
+        if self._bar is None:
+            return
+        self._prompt_tokens += prompt_tokens
         self._bar.postfix = self._rates()
         self._bar.update(1)
 

@@ -20,7 +20,7 @@ CONVENTIONS = {
     "positions_kind": "learned",
     "tied": True,
     "bidirectional": True,
-    "defaults": {"num_hidden_groups": 1},
+    "defaults": {"num_hidden_groups": 1, "type_vocab_size": 2},
 }
 
 
@@ -37,7 +37,7 @@ class Config(EncoderConfig):
         size = field_of(hf, "inner_group_num", int, default=1)
         return cls(
             **{**sizes, "layers": sizes["layers"] * size},
-            types=(field_of(hf, "type_vocab_size", int, default=2),),
+            types=(field_of(hf, "type_vocab_size", int),),
             groups=field_of(hf, "num_hidden_groups", int),
             group_size=size,
         )

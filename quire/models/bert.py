@@ -16,6 +16,7 @@ CONVENTIONS = {
     "positions_kind": "learned",
     "tied": True,
     "bidirectional": True,
+    "defaults": {"type_vocab_size": 2},
 }
 
 EMBEDDINGS = {
@@ -47,7 +48,7 @@ FUSED = {
 class Config(EncoderConfig):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        return cls(**encoder_sizes(hf), types=(field_of(hf, "type_vocab_size", int, default=2),))
+        return cls(**encoder_sizes(hf), types=(field_of(hf, "type_vocab_size", int),))
 
 
 class Model(Encoder):

@@ -15,13 +15,14 @@ CONVENTIONS = {
     "positions_kind": "learned",
     "tied": True,
     "bidirectional": True,
+    "defaults": {"type_vocab_size": 2},
 }
 
 
 class Config(EncoderConfig):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        types = (field_of(hf, "type_vocab_size", int, default=2),)
+        types = (field_of(hf, "type_vocab_size", int),)
         return cls(**encoder_sizes(hf, word_size="embedding_size"), types=types)
 
 

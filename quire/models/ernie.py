@@ -17,13 +17,14 @@ CONVENTIONS = {
     "positions_kind": "learned",
     "tied": True,
     "bidirectional": True,
+    "defaults": {"type_vocab_size": 2},
 }
 
 
 class Config(EncoderConfig):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        types = [field_of(hf, "type_vocab_size", int, default=2)]
+        types = [field_of(hf, "type_vocab_size", int)]
         if field_of(hf, "use_task_id", bool, default=False):
             types.append(field_of(hf, "task_type_vocab_size", int, default=3))
         return cls(**encoder_sizes(hf), types=tuple(types))

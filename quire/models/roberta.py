@@ -18,6 +18,7 @@ CONVENTIONS = {
     "positions_after_padding": True,
     "tied": True,
     "bidirectional": True,
+    "defaults": {"type_vocab_size": 2},
 }
 
 FLASH = {
@@ -43,7 +44,7 @@ HEADS = {
 class Config(EncoderConfig):
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        types = (field_of(hf, "type_vocab_size", int, default=2),)
+        types = (field_of(hf, "type_vocab_size", int),)
         return cls(**encoder_sizes(hf, offset=True), types=types)
 
 

@@ -40,11 +40,13 @@ def load_dense(
     if not own.is_dir():
         raise WeightError(f"modules.json names {section.folder}, and there is no such folder")
     tensors = dict(files.iterate_tensors(own, False))
+    if not section.folder:  # the model's own
+        tensors = {name: tensor for name, tensor in tensors.items() if name in shapes}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != shapes:
         raise WeightError(
-            f"{section.folder}: its weights must be {_describe(shapes)} by its config.json, got "
-            f"{_describe(found)}"
+            f"{section.folder or folder}: its weights must be {_describe(shapes)} by its "
+            f"config.json, got {_describe(found)}"
         )
     loaded = {name: tensor.to(device, dtype, copy=True) for name, tensor in tensors.items()}
     return Dense(section, loaded["linear.weight"], loaded.get("linear.bias"))

@@ -315,8 +315,7 @@ class InputProcessor:
         """Most characters that fit, None if unknown or if the text is short enough anyway."""
         if self.tokenizer is None or len(text) <= limit:
             return None
-        longest = self.tokenizer.longest_token_chars
-        return None if longest is None else limit * longest
+        return self.tokenizer.max_chars(limit)
 
     def _check_chars(self, text: str, how: TokenizationOptions) -> None:
         bound = self._char_bound(text, how.limit)

@@ -133,10 +133,7 @@ def test_what_is_not_built_is_refused(llm):
         lambda: llm.generate("a", GREEDY, lora_request=object()),
         lambda: llm.generate("a", GREEDY, mm_processor_kwargs={"a": 1}),
         lambda: llm.generate({"prompt": "a", "multi_modal_data": {"image": 1}}, GREEDY),
-        lambda: llm.embed("a"),
-        lambda: llm.encode("a", pooling_task="embed"),
-        lambda: llm.classify("a"),
-        lambda: llm.score("a", "b"),
+        lambda: llm.embed("a", lora_request=object()),
         lambda: llm.sleep(level=2),
     ):
         with pytest.raises(Unsupported):

@@ -6,6 +6,7 @@ where a tutorial wrote `...` for a name there is one.
 """
 
 import importlib
+import json
 import os
 import pathlib
 import runpy
@@ -14,13 +15,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from quire import as_vllm
 from quire.errors import ConfigError
-from tests.cpu.tiny_models import TEMPLATE, write_hub, write_model
+from tests.cpu.pooling.folders import encoder_folder
+from tests.cpu.tiny_models import SHAPES, TEMPLATE, write_hub, write_model
 
 SEEDS = sorted((pathlib.Path(__file__).parent / "seeds").glob("*.py"))
-ANSWERED = [path for path in SEEDS if not path.stem.startswith("refused_")]
+REFUSED = [path for path in SEEDS if path.stem.startswith("refused_")]
+POOLING = [path for path in SEEDS if path.stem.startswith("pooling_")]
+ANSWERED = [path for path in SEEDS if path not in (*REFUSED, *POOLING)]
 HUB = {
     "facebook/opt-125m": "opt",
     "meta-llama/Meta-Llama-3-8B-Instruct": "llama",
@@ -35,7 +41,68 @@ ENDINGS = {"eos_token_id": list(range(2, 400, 10))}  # so that random models com
 WHY = {
     "refused_lora": "enable_lora=True: quire does not support LoRA yet",
 }
-REFUSED = [path for path in SEEDS if path.stem in WHY]
+PRINTED = {
+    "pooling_reward": "Data: tensor([",
+    "pooling_embed": "(size=32)",
+    "pooling_classify": "(size=2)",
+    "pooling_score": "Score: 0.",
+    "pooling_encode": "outputs=PoolingOutput(data=tensor([",
+}
+
+
+def write_embedder(folder):
+    """As intfloat/e5-mistral-7b-instruct: the last token of a decoder without an output head."""
+    from transformers import AutoConfig, AutoModel
+
+    write_model(folder, "llama")
+    config = AutoConfig.for_model("mistral", **SHAPES["llama"], vocab_size=400)
+    torch.manual_seed(1)
+    AutoModel.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    modules = ["models.Transformer", "models.Pooling", "models.Normalize"]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    entries = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.{module}"}
+        for i, (module, path) in enumerate(zip(modules, paths))
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+def write_classifier(folder):
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    write_model(folder, "qwen2")
+    config = AutoConfig.from_pretrained(folder, num_labels=2)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+
+
+def write_reranker(folder):
+    encoder_folder(folder, "xlm_roberta", "classify", num_labels=1)
+
+
+def write_reward_model(folder):
+    """As Qwen/Qwen2.5-Math-RM-72B, whose class is the repository's own."""
+    write_model(folder, "qwen2")
+    tensors = load_file(folder / "model.safetensors")
+    size = SHAPES["qwen2"]["hidden_size"]
+    tensors.pop("lm_head.weight", None)
+    for i, outputs in ((0, size), (2, 1)):
+        tensors[f"score.{i}.weight"] = torch.randn(outputs, size) * size**-0.5
+        tensors[f"score.{i}.bias"] = torch.randn(outputs)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["Qwen2ForRewardModel"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+POOLERS = {
+    "Qwen/Qwen2.5-Math-RM-72B": write_reward_model,
+    "intfloat/e5-mistral-7b-instruct": write_embedder,
+    "jason9693/Qwen2.5-1.5B-apeach": write_classifier,
+    "BAAI/bge-reranker-v2-m3": write_reranker,
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +110,7 @@ def place(tmp_path_factory):
     """hub/: a hub cache. models/: an author's folder. work/: where the scripts run."""
     root = tmp_path_factory.mktemp("seeds")
     long = {"generation": ENDINGS, "max_position_embeddings": 8192}
-    write_hub(root / "hub", HUB, **long)
+    write_hub(root / "hub", HUB | POOLERS, **long)
     for name, kind in LOCAL.items():
         write_model(root / "models" / name, kind, **long)
     (root / "work").mkdir()
@@ -80,6 +147,17 @@ def test_a_script_runs_unchanged(path, hub, capsys):
         assert output.outputs[0].finish_reason in ("stop", "length")
     printed = said.out.count("Generated text: ") + said.out.count("Answer: ")
     assert printed or "RequestOutput(request_id=0" in said.out
+
+
+@pytest.mark.slow("the first of them imports transformers")
+@pytest.mark.parametrize("path", POOLING, ids=lambda p: p.stem)
+def test_a_script_of_a_pooling_model_runs_unchanged(path, hub, capsys):
+    names = runpy.run_path(written(hub, path), run_name="__main__")
+    captured = capsys.readouterr()
+    assert "Processed prompts: 100%" in captured.err
+    assert PRINTED[path.stem] in captured.out
+    outputs = names["output"]
+    assert all(one.finished for one in (outputs if isinstance(outputs, list) else [outputs]))
 
 
 @pytest.mark.parametrize("path", REFUSED, ids=lambda p: p.stem)

@@ -95,11 +95,19 @@ def write_model(
 
 
 def write_hub(root, models, **more):
-    """A hub cache that holds these models: name -> model type. Returns the cache folder."""
-    for name, model_type in models.items():
+    """A hub cache that holds these models: name -> model type, or what writes the folder.
+
+    Returns the cache folder.
+    """
+    for name, kind in models.items():
         repository = root / f"models--{name.replace('/', '--')}"
         commit = "0123456789abcdef0123456789abcdef01234567"
-        write_model(repository / "snapshots" / commit, model_type, **more)
+        folder = repository / "snapshots" / commit
+        if callable(kind):
+            folder.mkdir(parents=True)
+            kind(folder)
+        else:
+            write_model(folder, kind, **more)
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text(commit)
     return root

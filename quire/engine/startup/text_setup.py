@@ -16,7 +16,9 @@ from quire.errors import ConfigError, RequestError
 from quire.grammar.frontends import from_params
 from quire.grammar.frontends.from_params import StructuredDefaults
 from quire.text.input_processor import EncoderFormat, InputProcessor
+from quire.text.pooling_input import PoolingInputProcessor
 from quire.text.prompt_embeds import EmbedsFormat
+from quire.text.templates.chat_template import load_chat_template
 from quire.text.tokenizing.tokenizer import Tokenizer, load_tokenizer
 
 ParamCheck = Callable[[SamplingParams], None]
@@ -56,6 +58,22 @@ def build_input_processor(
         constrain=partial(from_params.params_to_constraint, house=structured_defaults(config)),
         embeds=_embeds_format(config.model),
         encoder=_encoder_format(config.encoder),
+    )
+
+
+def build_pooling_processor(
+    config: EngineConfig, tokenizer: Tokenizer | None
+) -> PoolingInputProcessor | None:
+    """Build the input processor of pooling requests. None: the model takes none."""
+    if config.pooling is None:
+        return None
+    return PoolingInputProcessor(
+        tokenizer,
+        config.pooling,
+        max_model_len=config.scheduler.max_model_len,
+        vocab_size=config.model.vocab,
+        generates=config.generates,
+        chat_template=load_chat_template(config.model.chat_template),
     )
 
 

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from quire.config.json_file import MAX_BYTES, check_bytes
 from quire.errors import ConfigError, RequestError
 from quire.text.tokenizing.folder_check import BERT_VOCABULARY, TEKKEN, tokenizer_source
+from quire.text.tokenizing.special_token_layout import SpecialTokenLayout
 from quire.text.tokenizing.tekken import TEKKEN_TOKENS, load_tekken
 from quire.text.tokenizing.tokenizer_files import NAMED_TOKENS, TokenizerFiles
 from quire.text.tokenizing.wordpiece import BERT_TOKENS, load_wordpiece
@@ -26,6 +27,7 @@ from quire.text.tokenizing.wordpiece import BERT_TOKENS, load_wordpiece
 Side = Literal["left", "right"]
 LONG_TEXT_CHARS = 4096
 """Characters of a text that takes more than a millisecond or two."""
+_PROBES = ("a", "the", "1", ".", "\u4e00")
 _EXTRA_SPACE = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
 
 
@@ -51,6 +53,18 @@ class TokenizerBackend(Protocol):
         self, text: str, add_special_tokens: bool, most: int, side: Side
     ) -> list[int]:
         """As encode; ids of the text are dropped from `side` so that at most `most` remain."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of several texts, without special tokens. Raises RequestError."""
+        ...
+
+    def special_tokens(self, pair: bool) -> SpecialTokenLayout:
+        """Return what surrounds one text, or two. Raises ValueError if that cannot be found."""
+        ...
+
+    def cut_text(self, text: str, most: int, side: Side) -> str:
+        """Drop text from `side` so that at most `most` tokens remain."""
         ...
 
     def tokens(self, text: str, add_special_tokens: bool) -> list[str]: ...
@@ -105,6 +119,32 @@ class TokenizersBackend:
         ids: list[int] = encoding.ids
         return ids
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if len(texts) == 1:
+            return [self.encode(texts[0], False)]
+        try:
+            made = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise RequestError(PANIC_MESSAGE, param="prompt") from None
+        return [encoding.ids for encoding in made]
+
+    def special_tokens(self, pair: bool) -> SpecialTokenLayout:
+        if not self.tokenizer.num_special_tokens_to_add(pair) and not pair:
+            return SpecialTokenLayout()
+        for probe in _PROBES:
+            found = self.tokenizer.encode(probe, probe if pair else None)
+            if 0 in found.sequence_ids and (1 in found.sequence_ids or not pair):
+                return SpecialTokenLayout.find(found.ids, found.type_ids, found.sequence_ids)
+        raise ValueError("no text for a probe has tokens")
+
+    def cut_text(self, text: str, most: int, side: Side) -> str:
+        spans = self.tokenizer.encode(text, add_special_tokens=False).offsets
+        if len(spans) <= most:
+            return text
+        return text[spans[len(spans) - most][0] :] if side == "left" else text[: spans[most][0]]
+
     def tokens(self, text: str, add_special_tokens: bool) -> list[str]:
         encoding = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return list(encoding.tokens)  # an unknown piece shows as itself
@@ -149,6 +189,24 @@ class TransformersBackend:
         keep = max(most - affixes, 0)
         ids = ids[len(ids) - min(keep, len(ids)) :] if side == "left" else ids[:keep]
         return list(self.tokenizer.build_inputs_with_special_tokens(ids)) if affixes else ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text, False) for text in texts]
+
+    def special_tokens(self, pair: bool) -> SpecialTokenLayout:
+        texts = [[-1], [-2]][: 1 + pair]
+        ids = self.tokenizer.build_inputs_with_special_tokens(*texts)
+        types = [0] * len(ids)
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            types = self.tokenizer.create_token_type_ids_from_sequences(*texts)
+        return SpecialTokenLayout.find(ids, types, [{-1: 0, -2: 1}.get(i) for i in ids])
+
+    def cut_text(self, text: str, most: int, side: Side) -> str:
+        ids = self.encode(text, False)
+        if len(ids) <= most:
+            return text
+        kept = ids[len(ids) - most :] if side == "left" else ids[:most]
+        return self.decode(kept, False, True)
 
     def tokens(self, text: str, add_special_tokens: bool) -> list[str]:
         found = self.tokenizer.tokenize(text, add_special_tokens=add_special_tokens)

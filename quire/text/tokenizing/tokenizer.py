@@ -22,6 +22,7 @@ from quire.text.tokenizing.backends import (
     open_backend,
 )
 from quire.text.tokenizing.named_tokens import NamedToken, NamedTokenId
+from quire.text.tokenizing.special_token_layout import SpecialTokenLayout
 from quire.text.tokenizing.token_pieces import (
     TokenPieceTable,
     build_piece_table,
@@ -80,6 +81,9 @@ class Tokenizer:
         self.pieces: TokenPieceTable | None = build_piece_table(backend)
         self._decoded: dict[int, str] = {}
         self._longest: int | None = None
+        self._layouts: dict[bool, SpecialTokenLayout] = {}
+        inputs = config.get("model_input_names")
+        self._gives_types = not isinstance(inputs, list) or "token_type_ids" in inputs
 
     # -- encoding ---------------------------------------------------------------------------
 
@@ -100,6 +104,39 @@ class Tokenizer:
         most = self.model_max_length if max_length is None else max_length
         side = _side("truncation_side", truncation_side or self.truncation_side)
         return self.backend.encode_truncated(text, add_special_tokens, min(most, ID_END), side)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of several texts without special tokens, tokenized in parallel.
+
+        Raises RequestError for the batch: encode() of each text finds which one it is.
+        """
+        for text in texts:
+            _refuse_surrogates(text)
+        return self.backend.encode_batch(texts)
+
+    def special_token_layout(self, *, pair: bool = False) -> SpecialTokenLayout:
+        """What surrounds one text, or two that are given together. Raises Unsupported."""
+        found = self._layouts.get(pair)
+        if found is None:
+            try:
+                found = self._layouts[pair] = self.backend.special_tokens(pair)
+            except ValueError as error:
+                message = f"this tokenizer's special tokens cannot be located ({error})"
+                raise Unsupported(f"{message}: send token ids", param="prompt") from None
+            if not self._gives_types:
+                found = self._layouts[pair] = found.without_types()
+        return found
+
+    def cut_text(self, text: str, max_tokens: int, side: str | None = None) -> str:
+        """Drop text from a side (None: truncation_side) so that max_tokens remain."""
+        _refuse_surrogates(text)
+        side = _side("truncation_side", side or self.truncation_side)
+        return self.backend.cut_text(text, max_tokens, side)
+
+    def max_chars(self, num_tokens: int) -> int | None:
+        """Most characters of a text of so many tokens. None: there is no bound."""
+        longest = self.longest_token_chars
+        return None if longest is None else num_tokens * longest
 
     def __call__(
         self,

@@ -21,11 +21,11 @@ def use(architecture=None, modules=None, name="", hf=None, **options):
     return choose_model_use(Options.from_flat(options).pooling, found, name)
 
 
-def section(architecture=None, modules=None, hf=None, max_model_len=512, **options):
+def section(architecture=None, modules=None, hf=None, max_model_len=512, name="m", **options):
     return resolve_pooling(
         Options.from_flat(options).pooling,
         facts(architecture, modules, **(hf or {})),
-        name="m",
+        name=name,
         hidden=64,
         vocab=1000,
         max_model_len=max_model_len,

@@ -1,0 +1,280 @@
+"""Methods of LLM for models that pool: embed, encode, classify, score, reward."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.core.pooling_params import PoolingParams
+from quire.core.types import Update
+from quire.errors import RequestError
+from quire.llm.compat import refuse_lora
+from quire.llm.engine import LLMEngine
+from quire.llm.progress import ProcessedBar, UseTqdm
+from quire.llm.prompts import normalize_prompts
+from quire.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from quire.text import pooling_output
+from quire.text.input_processor import TOKENIZATION_KEYS
+from quire.text.pooling_input import PoolingInput, PoolingInputProcessor
+from quire.text.pooling_output import Array
+from quire.text.pooling_plan import PoolingInputOptions
+from quire.text.prompts import Prompt
+from quire.text.templates.chat_template import load_chat_template
+
+PoolingParamsArg = PoolingParams | Sequence[PoolingParams] | None
+TokenizationKwargs = Mapping[str, Any] | None
+
+
+class PoolingMethods:
+    """The methods, over the engine of an LLM."""
+
+    llm_engine: LLMEngine
+    _ids: itertools.count[int]
+
+    def _check_awake(self) -> None:
+        raise NotImplementedError
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParamsArg = None,
+        lora_request: object | None = None,
+        tokenization_kwargs: TokenizationKwargs = None,
+    ) -> list[EmbeddingRequestOutput] | list[PoolingRequestOutput[PoolingOutput]]:
+        """Return a vector for each prompt, in order; of a ColBERT model, what encode() returns.
+
+        pooling_params: one for all, or one each. Raises RequestError, which names the prompt.
+        """
+        processor = self._pooling_processor("embed")
+        late = processor.section.tasks[0] == "token_embed"
+        outputs = self._encode(
+            processor, prompts, pooling_params, "token_embed" if late else "embed",
+            truncate_prompt_tokens, tokenization_kwargs, lora_request, use_tqdm,
+        )  # fmt: skip
+        if late:
+            return outputs
+        return [
+            EmbeddingRequestOutput(
+                one.request_id,
+                EmbeddingOutput(one.outputs),
+                one.prompt_token_ids,
+                one.num_cached_tokens,
+            )
+            for one in outputs
+        ]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParamsArg = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: object | None = None,
+        pooling_task: str | None = None,
+        tokenization_kwargs: TokenizationKwargs = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return a tensor for each prompt, of any task. pooling_task: None is the model's own."""
+        if pooling_task is not None:
+            pooling_task = PoolingParams(task=pooling_task).task
+        return self._encode(
+            self._pooling_processor("encode"), prompts, pooling_params, pooling_task,
+            truncate_prompt_tokens, tokenization_kwargs, lora_request, use_tqdm,
+        )  # fmt: skip
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParamsArg = None,
+        lora_request: object | None = None,
+        tokenization_kwargs: TokenizationKwargs = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return the rewards of each prompt: one, or one for each step, as the model has them."""
+        return self._encode(
+            self._pooling_processor("reward"), prompts, pooling_params, "reward",
+            truncate_prompt_tokens, tokenization_kwargs, lora_request, use_tqdm,
+        )  # fmt: skip
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParamsArg = None,
+        lora_request: object | None = None,
+        tokenization_kwargs: TokenizationKwargs = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probability of each label, for each prompt."""
+        outputs = self._encode(
+            self._pooling_processor("classify"), prompts, pooling_params, "classify",
+            truncate_prompt_tokens, tokenization_kwargs, lora_request, use_tqdm,
+        )  # fmt: skip
+        return [ClassificationRequestOutput.from_base(one) for one in outputs]
+
+    def score(
+        self,
+        data_1: object,
+        data_2: object,
+        /,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: object | None = None,
+        tokenization_kwargs: TokenizationKwargs = None,
+        chat_template: str | Path | None = None,
+        instruction: str | None = None,
+        max_tokens_per_query: int = 0,
+        max_tokens_per_doc: int = 0,
+    ) -> list[ScoringRequestOutput]:
+        """Score one query with each of N documents, or N queries with N documents.
+
+        data_1, data_2: a text, {"content": [parts]}, or a list of those. chat_template: writes
+        messages of the roles query and document, for rerankers that are decoders; instruction:
+        for their templates. max_tokens_per_query, max_tokens_per_doc: cut texts; 0: no limit.
+        """
+        processor = self._pooling_processor("score")
+        refuse_lora(lora_request)
+        params, options = _settings(
+            pooling_params,
+            truncate_prompt_tokens,
+            tokenization_kwargs,
+            chat_template=load_chat_template(chat_template),
+            instruction=instruction,
+            max_tokens_per_query=max_tokens_per_query,
+            max_tokens_per_doc=max_tokens_per_doc,
+        )
+        assert params is None or isinstance(params, PoolingParams)
+        number = next(self._ids)
+        scores = processor.process_pairs(
+            data_1, data_2, params, name=f"score-{number}", options=options,
+            common={"arrived_at": time.monotonic()},
+        )  # fmt: skip
+        arrays, cached = self._run(scores.inputs, use_tqdm)
+        self._ids = itertools.count(number + len(scores.places))
+        return [
+            ScoringRequestOutput(
+                str(number + i),
+                ScoringOutput(score),
+                [token for place in places for token in scores.inputs[place].token_ids],
+                sum(cached[place] for place in places),
+            )
+            for i, (score, places) in enumerate(
+                zip(pooling_output.compute_scores(scores, arrays), scores.places)
+            )
+        ]
+
+    def _encode(
+        self,
+        processor: PoolingInputProcessor,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParamsArg,
+        task: str | None,
+        truncate_prompt_tokens: int | None,
+        tokenization_kwargs: TokenizationKwargs,
+        lora_request: object | None,
+        use_tqdm: UseTqdm,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        refuse_lora(lora_request)
+        given = normalize_prompts(prompts)
+        params, options = _settings(pooling_params, truncate_prompt_tokens, tokenization_kwargs)
+        number = next(self._ids)
+        inputs = processor.process_prompts(
+            given, params, task=task, name=f"pool-{number}", options=options,
+            common={"arrived_at": time.monotonic()},
+        )  # fmt: skip
+        arrays, cached = self._run(inputs, use_tqdm)
+        self._ids = itertools.count(number + len(inputs))
+        return [
+            PoolingRequestOutput(str(number + i), PoolingOutput(array), one.token_ids, hit)
+            for i, (one, array, hit) in enumerate(zip(inputs, arrays, cached))
+        ]
+
+    def _run(
+        self, inputs: Sequence[PoolingInput], use_tqdm: UseTqdm
+    ) -> tuple[list[Array], list[int]]:
+        """Return the result of each prompt, and how many of its tokens were cached."""
+        lengths = {one.id: len(one.prompt) for each in inputs for one in each.requests}
+        bar = ProcessedBar(len(lengths), use_tqdm)
+        try:
+            requests = [request for one in inputs for request in one.requests]
+            updates = iter(
+                self.llm_engine.pool(
+                    requests, lambda update: bar.count_read(lengths[update.request_id])
+                )
+            )
+        finally:
+            bar.close()
+        arrays, cached = [], []
+        for one in inputs:
+            own = list(itertools.islice(updates, len(one.requests)))
+            arrays.append(pooling_output.combine(one, [_pooled(update) for update in own]))
+            cached.append(sum(update.cached_tokens for update in own))
+        return arrays, cached
+
+    def _pooling_processor(self, method: str) -> PoolingInputProcessor:
+        self._check_awake()
+        engine = self.llm_engine
+        if engine.pooling_inputs is None:
+            raise RequestError(
+                f"{method}() needs a pooling model: start this one with LLM(..., runner='pooling', "
+                f"convert='{'embed' if method in ('embed', 'encode') else 'classify'}'), on a "
+                "command line --runner pooling --convert ...",
+            )
+        return engine.pooling_inputs
+
+
+def _pooled(update: Update) -> Any:
+    assert update.pooled is not None, update
+    return update.pooled
+
+
+def _settings(
+    params: PoolingParamsArg,
+    truncate_prompt_tokens: int | None,
+    tokenization: TokenizationKwargs,
+    **options: Any,
+) -> tuple[PoolingParamsArg, PoolingInputOptions]:
+    """Return params and options with what `tokenization_kwargs` of the callers' API means."""
+    given = dict(tokenization or {})
+    for key in given:
+        if key not in TOKENIZATION_KEYS:
+            known = ", ".join(TOKENIZATION_KEYS)
+            message = f"tokenization_kwargs must not hold {key!r}; known are {known}"
+            raise RequestError(message, param="tokenization_kwargs")
+    most = given.get("truncate_prompt_tokens", truncate_prompt_tokens)
+    if given.get("truncation"):
+        most = given.get("max_length", -1)
+    if most is not None:
+        each = [params or PoolingParams()] if not isinstance(params, Sequence) else list(params)
+        each = [one.clone() for one in each]
+        for one in each:
+            one.truncate_prompt_tokens = most
+        params = each if isinstance(params, Sequence) else each[0]
+    side = given.get("truncation_side")
+    if side not in (None, "left", "right"):
+        message = f"truncation_side must be 'left' or 'right', got {side!r}"
+        raise RequestError(message, param="truncation_side")
+    return params, PoolingInputOptions(
+        add_special_tokens=bool(given.get("add_special_tokens", True)),
+        truncation_side=side,
+        **options,
+    )

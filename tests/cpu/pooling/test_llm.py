@@ -1,0 +1,307 @@
+"""LLM.embed, classify, score, encode and reward against sentence-transformers and transformers."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from quire import LLM, PoolingParams, RequestError, SamplingParams, TooLong
+from quire.text.score_prompts import QWEN3_INSTRUCTION
+from tests.cpu.pooling.folders import encoder_folder, st_folder, texts
+from tests.cpu.tiny_models import write_model
+
+QUIET = {"dtype": "float32", "use_tqdm_on_load": False}
+QUERY, DOCUMENTS = (
+    "what is the time of day",
+    ["the time", "only now and then", "they were out " * 9],
+)
+
+
+def vectors(outputs):
+    return np.array([one.outputs.embedding for one in outputs])
+
+
+def scores(outputs):
+    return [one.outputs.score for one in outputs]
+
+
+# -- embeddings ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    """(sentence-transformers' model, ours) with prompts, a Dense layer and no normalization."""
+    folder = tmp_path_factory.mktemp("embedder") / "bert"
+    theirs = st_folder(
+        folder, "bert", dense=[(24, torch.nn.Tanh())],
+        prompts={"query": "the ", "document": "of and "}, default_prompt_name="document",
+    )  # fmt: skip
+    return theirs, LLM(str(folder), **QUIET)
+
+
+@pytest.mark.slow("the first of them imports sentence-transformers")
+def test_embeddings_are_those_of_sentence_transformers(embedder):
+    theirs, llm = embedder
+    given = texts(30)
+    got = llm.embed(given, truncate_prompt_tokens=-1, use_tqdm=False)
+    want = theirs.encode(given, prompt_name="document")
+    np.testing.assert_allclose(vectors(got), want, atol=2e-5)
+    assert got[0].outputs.hidden_size == 24
+    query = llm.embed(given[:5], pooling_params=PoolingParams(prompt_name="query"), use_tqdm=False)
+    np.testing.assert_allclose(
+        vectors(query), theirs.encode(given[:5], prompt_name="query"), atol=2e-5
+    )
+
+
+def test_a_text_has_the_same_vector_in_any_company(embedder):
+    _, llm = embedder
+    given = texts(30)[:9]
+    together = vectors(llm.embed(given, use_tqdm=False))
+    alone = vectors([llm.embed(one, use_tqdm=False)[0] for one in given])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+def test_scores_compare_a_query_with_documents(embedder):
+    theirs, llm = embedder
+    want = theirs.similarity(theirs.encode_query([QUERY]), theirs.encode_document(DOCUMENTS))[
+        0
+    ].tolist()
+    got = llm.score(QUERY, DOCUMENTS, use_tqdm=False)
+    assert scores(got) == pytest.approx(want, abs=1e-5)
+    alone = [llm.score(QUERY, one, use_tqdm=False)[0].outputs.score for one in DOCUMENTS]
+    assert scores(got) == pytest.approx(alone, abs=1e-6)
+    tokens = llm.get_tokenizer()
+    assert got[0].prompt_token_ids == tokens.encode("the " + QUERY) + tokens.encode(
+        "of and " + DOCUMENTS[0]
+    )
+
+
+def test_encode_returns_a_tensor_of_the_models_own_task(embedder):
+    _, llm = embedder
+    (vector,) = llm.encode(DOCUMENTS[0], use_tqdm=False)
+    (tokens,) = llm.encode(DOCUMENTS[0], pooling_task="token_embed", use_tqdm=False)
+    assert isinstance(vector.outputs.data, torch.Tensor)
+    assert (
+        vector.outputs.data.tolist() == llm.embed(DOCUMENTS[0], use_tqdm=False)[0].outputs.embedding
+    )
+    assert tokens.outputs.data.shape == (len(tokens.prompt_token_ids), 24)
+    vector.outputs.data.add_(1)  # the caller's own
+
+
+def test_one_bad_prompt_changes_nothing(embedder):
+    _, llm = embedder
+    with pytest.raises(TooLong, match=r"^prompts\[1\]: .*truncate_prompt_tokens"):
+        llm.embed(["a", "the " * 200], use_tqdm=False)
+    with pytest.raises(RequestError, match="tokenization_kwargs must not hold 'x'"):
+        llm.embed("a", tokenization_kwargs={"x": 1})
+    (one,) = llm.embed(
+        "the of and to in", tokenization_kwargs={"truncate_prompt_tokens": 4}, use_tqdm=False
+    )
+    assert len(one.prompt_token_ids) == 4
+
+
+def test_progress_is_shown(embedder, capsys):
+    _, llm = embedder
+    llm.embed(["a", "b"])
+    assert "Processed prompts: 100%" in capsys.readouterr().err
+
+
+def test_calls_of_other_kinds_of_models_say_how_to_start_them(embedder):
+    _, llm = embedder
+    with pytest.raises(ValueError, match="--runner pooling --convert classify"):
+        llm.classify("a")
+    with pytest.raises(ValueError, match="embed"):
+        llm.generate("a")
+    with pytest.raises(ValueError, match="embed"):
+        llm.chat([{"role": "user", "content": "a"}])
+
+
+def test_a_long_text_is_the_average_of_its_parts(tmp_path):
+    theirs = st_folder(tmp_path / "long", "bert", normalize=True)
+    limit = 20
+    llm = LLM(
+        str(tmp_path / "long"), max_model_len=limit, **QUIET,
+        pooler_config={"enable_chunked_processing": True, "max_embed_len": 90},
+    )  # fmt: skip
+    text = texts(30)[8]  # 60 words
+    ids = theirs.tokenizer(text, add_special_tokens=False)["input_ids"]
+    parts = [ids[i : i + limit - 2] for i in range(0, len(ids), limit - 2)]
+    assert len(parts) > 2
+    raw = [
+        theirs[0].auto_model(torch.tensor([[2, *part, 3]])).last_hidden_state[0].mean(0)
+        for part in parts
+    ]
+    weights = torch.tensor([len(part) + 2.0 for part in parts])
+    want = torch.nn.functional.normalize((torch.stack(raw) * weights[:, None]).sum(0), dim=0)
+    (got,) = llm.embed(text, use_tqdm=False)
+    np.testing.assert_allclose(got.outputs.embedding, want.detach().numpy(), atol=1e-5)
+    with pytest.raises(TooLong, match="length is 90 tokens"):
+        llm.embed("the " * 100, use_tqdm=False)
+
+
+# -- labels -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variant", "types"), [("bert", True), ("bert", False), ("roberta", False)]
+)
+def test_scores_are_those_of_a_cross_encoder(variant, types, tmp_path):
+    from sentence_transformers import CrossEncoder
+
+    folder = tmp_path / variant
+    encoder_folder(folder, variant, "classify", num_labels=1)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["model_input_names"] = ["input_ids", "attention_mask", *["token_type_ids"] * types]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = CrossEncoder(str(folder), device="cpu")
+    llm = LLM(str(folder), **QUIET)
+    want = theirs.predict([(QUERY, one) for one in DOCUMENTS]).tolist()
+    assert scores(llm.score(QUERY, DOCUMENTS, use_tqdm=False)) == pytest.approx(want, abs=1e-5)
+    queries = ["now", QUERY, "now"]
+    want = theirs.predict(list(zip(queries, DOCUMENTS))).tolist()
+    assert scores(llm.score(queries, DOCUMENTS, use_tqdm=False)) == pytest.approx(want, abs=1e-5)
+    assert len({round(one, 3) for one in want}) == 3
+    long = "the of " * 100
+    want = theirs.predict([(QUERY, long)]).tolist()
+    cut = llm.score(QUERY, long, truncate_prompt_tokens=-1, use_tqdm=False)
+    assert scores(cut) == pytest.approx(want, abs=1e-5)
+    raw = llm.score(
+        QUERY, DOCUMENTS, pooling_params=PoolingParams(activation=False), use_tqdm=False
+    )
+    want = theirs.predict(
+        [(QUERY, one) for one in DOCUMENTS], activation_fn=torch.nn.Identity()
+    ).tolist()
+    assert scores(raw) == pytest.approx(want, abs=1e-4)
+
+
+def test_labels_are_those_of_transformers(tmp_path):
+    theirs = encoder_folder(tmp_path, "bert", "classify", num_labels=3)
+    llm = LLM(str(tmp_path), **QUIET)
+    got = llm.classify(DOCUMENTS, use_tqdm=False)
+    ids = [llm.get_tokenizer().encode(one) for one in DOCUMENTS]
+    want = [theirs(torch.tensor([one])).logits.softmax(-1)[0].tolist() for one in ids]
+    assert [one.outputs.probs for one in got] == [pytest.approx(one, abs=1e-5) for one in want]
+    assert got[0].outputs.num_classes == 3
+    with pytest.raises(ValueError, match="num_labels == 1"):
+        llm.score("a", "b")
+
+
+# -- decoders -----------------------------------------------------------------------------------
+
+
+def test_a_reranker_that_is_a_decoder_is_asked_in_its_template(tmp_path, caplog):
+    folder = tmp_path / "Qwen3-Reranker-tiny"
+    write_model(folder, "qwen3", max_position_embeddings=2048, vocab_size=500)
+    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    vocabulary.add_tokens(["yes", "no"])
+    vocabulary.save(str(folder / "tokenizer.json"))
+    with caplog.at_level(logging.INFO, "quire"):
+        llm = LLM(str(folder), runner="pooling", convert="classify", **QUIET)
+    assert "prompts are written for Qwen3-Reranker" in caplog.text
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = llm.get_tokenizer()
+    no, yes = (tokens.convert_tokens_to_ids(one) for one in ("no", "yes"))
+    got = llm.score(QUERY, DOCUMENTS, use_tqdm=False)
+    for document, one in zip(DOCUMENTS, got):
+        prompt = tokens.decode(one.prompt_token_ids)
+        assert (
+            f"<Instruct>: {QWEN3_INSTRUCTION}\n<Query>: {QUERY}\n<Document>: {document}" in prompt
+        )
+        logits = theirs(torch.tensor([one.prompt_token_ids])).logits[0, -1]
+        want = torch.sigmoid(logits[yes] - logits[no]).item()
+        assert one.outputs.score == pytest.approx(want, abs=1e-5)
+    again = llm.score(QUERY, DOCUMENTS, use_tqdm=False)
+    assert all(one.num_cached_tokens > 50 for one in again)
+    assert scores(again) == pytest.approx(scores(got), abs=1e-6)
+
+
+def test_a_model_that_generates_embeds_its_last_token(tmp_path):
+    folder = write_model(tmp_path / "llama", "llama")
+    llm = LLM(str(folder), **QUIET)
+    from transformers import AutoModel
+
+    theirs = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    got = llm.embed(DOCUMENTS, use_tqdm=False)
+    for one in got:
+        state = theirs(torch.tensor([one.prompt_token_ids])).last_hidden_state[0, -1]
+        want = torch.nn.functional.normalize(state, dim=0).tolist()
+        assert one.outputs.embedding == pytest.approx(want, abs=1e-5)
+    assert llm.generate("Hello", use_tqdm=False)[0].finished
+    with pytest.raises(ValueError, match="--runner pooling --convert classify"):
+        llm.score("a", "b")
+    with pytest.raises(ValueError, match="--runner pooling --convert classify"):
+        llm.classify("a")
+
+
+def test_generation_goes_on_while_prompts_are_embedded(tmp_path):
+    llm = LLM(str(write_model(tmp_path / "llama", "llama")), **QUIET)
+    greedy = SamplingParams(temperature=0, max_tokens=12)
+    want = llm.generate("Hello", greedy, use_tqdm=False)[0].outputs[0].token_ids
+    llm.enqueue("Hello", greedy, use_tqdm=False)
+    llm.embed(["a b c"] * 3, use_tqdm=False)
+    (output,) = llm.wait_for_completion(use_tqdm=False)
+    assert output.outputs[0].token_ids == want
+
+
+# -- late interaction ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attend", [True])
+def test_scores_of_a_colbert_model_are_those_of_sentence_transformers(attend, tmp_path):
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    encoder_folder(tmp_path / "bert", "bert")
+    transformer = Transformer(
+        str(tmp_path / "bert"), document_length=24,
+        query_expansion={"strategy": "fixed", "attend": attend, "length": 16},
+    )  # fmt: skip
+    width = transformer.get_embedding_dimension()
+    dense = Dense(
+        width, 24, bias=False, activation_function=torch.nn.Identity(),
+        module_input_name="token_embeddings", module_output_name="token_embeddings",
+    )  # fmt: skip
+    torch.nn.init.normal_(dense.linear.weight, std=width**-0.5)
+    modules = [
+        transformer, dense, MultiVectorMask(skiplist_words=["the", "x"]),
+        Normalize(module_input_name="token_embeddings"),
+    ]  # fmt: skip
+    theirs = MultiVectorEncoder(
+        modules=modules, device="cpu", prompts={"query": "of ", "document": ""}
+    )
+    theirs.save(str(tmp_path / "colbert"))
+    theirs = MultiVectorEncoder(str(tmp_path / "colbert"), device="cpu")
+    llm = LLM(str(tmp_path / "colbert"), **QUIET)
+    queries, documents = theirs.encode_query([QUERY]), theirs.encode_document(DOCUMENTS)
+    (query,) = llm.encode(QUERY, PoolingParams(prompt_name="query"), use_tqdm=False)
+    np.testing.assert_allclose(query.outputs.data, queries[0].cpu(), atol=2e-5)
+    assert query.outputs.data.shape[0] == 16
+    for one, want in zip(llm.embed(DOCUMENTS, use_tqdm=False), documents):
+        np.testing.assert_allclose(one.outputs.data, want.cpu(), atol=2e-5)
+    want = theirs.similarity(queries, documents)[0].tolist()
+    assert scores(llm.score(QUERY, DOCUMENTS, use_tqdm=False)) == pytest.approx(want, abs=1e-4)
+
+
+# -- reward -------------------------------------------------------------------------------------
+
+
+def test_a_reward_is_the_label_of_the_last_token(tmp_path):
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    write_model(tmp_path, "qwen2")
+    config = AutoConfig.from_pretrained(tmp_path, num_labels=1, pad_token_id=0)
+    torch.manual_seed(5)
+    theirs = AutoModelForSequenceClassification.from_config(config).eval()
+    theirs.save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), task="reward", **QUIET)
+    (got,) = llm.reward("Hello", pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
+    want = theirs(torch.tensor([got.prompt_token_ids])).logits[0]
+    torch.testing.assert_close(got.outputs.data, want.detach(), atol=1e-5, rtol=1e-4)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["architectures"] == ["Qwen2ForSequenceClassification"]
