@@ -1,6 +1,7 @@
 """Encoders read checkpoints of any age, of any head, and with ranks; they compute in kernels."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -170,3 +171,17 @@ def test_two_ranks_give_the_outputs_of_one(variant, tmp_path):
         thread.join()
     for rank in range(2):
         torch.testing.assert_close(got[rank], want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["bert", "albert_groups", "mpnet"])
+def test_stages_one_after_another_compute_what_one_model_does(variant, tmp_path):
+    write_peer(tmp_path, variant)
+    want = states(tmp_path)
+    first, config = ours(tmp_path, stage=range(1))
+    last, _ = ours(tmp_path, stage=range(1, config.layers))
+
+    def both(step):
+        return last(replace(step, carried=first.run_layers(step)))
+
+    got = torch.cat(hidden_of(both, texts_of(LENGTHS, config.vocab)))
+    assert torch.equal(got, want)
