@@ -213,11 +213,12 @@ class SchedulerOptions:
     of the step as keep it. 0: no target. None: 40 in a server, none offline."""
     max_num_queued_reqs: int | None = option(None, low=0, parse="count")
     """Maximum of requests in a server, running and waiting; further ones get 429 with Retry-After.
-    0: no maximum. None: 0 offline, in a server eight times max_num_seqs and at least 4096."""
+    0: no maximum. None: 0 offline, in a server eight times max_num_seqs and at least 4096; 16 times
+    that for a model that only pools, where each text is a request."""
     max_num_queued_tokens: int | None = option(None, low=0, parse="count")
     """Maximum of prompt tokens that wait in a server; further requests get 429, but one prompt may
     always wait. 0: no maximum. None: 0 offline, in a server 4 Mi, and at least 16 prompts of
-    max_model_len."""
+    max_model_len; 16 times that for a model that only pools."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """fcfs: first come, first served; priority: the lowest `priority` value first."""
     async_scheduling: bool | None = None

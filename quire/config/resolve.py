@@ -22,6 +22,7 @@ from quire.config.engine_config import (
     ModelSection,
     ObserveSection,
     ParallelSection,
+    PoolingSection,
     RecoverySection,
     SamplingSection,
     SchedulerSection,
@@ -48,6 +49,8 @@ SERVER_INTER_TOKEN_S = 0.04
 LONG_PREFILL_SHARE = 0.04
 QUEUED_REQUESTS = 4096
 QUEUED_TOKENS = 4 << 20
+POOLED_FACTOR = 16
+"""Of both in a model that only pools: a request for embeddings or scores has thousands of texts."""
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {
     "temperature": "temperature",
@@ -95,8 +98,10 @@ def resolve(
     )
     config = EngineConfig(
         model=resolve_model(options, model, plan.shape),
-        cache=resolve_cache(options, plan, why),
-        scheduler=resolve_scheduler(options, plan.shape, device, why, server=server),
+        cache=resolve_cache(options, plan, why, pooling=None if generates else pooling),
+        scheduler=resolve_scheduler(
+            options, plan.shape, device, why, server=server, generates=generates
+        ),
         load=LoadSection(
             format=options.load.load_format,
             download_dir=options.load.download_dir,
@@ -141,6 +146,8 @@ def resolve_memory_plan(
     It does not raise NoRoom: the caller calls require_memory().
     """
     model = _without_windows(options, model, why)
+    if options.model.logits_processors and _model_use(options, model).runner == "pooling":
+        raise ConfigError("logits_processors: this model pools, so it has no logits to change")
     dtype = resolve_dtype(options, model, device, why)
     asked_len = resolve_max_len(options, model, why)
     shape = EngineShape(
@@ -180,6 +187,8 @@ def resolve_quantization(options: Options, model: ModelFacts, why: DecisionLog) 
 
 def _without_windows(options: Options, model: ModelFacts, why: DecisionLog) -> ModelFacts:
     """If requested, return facts without windows, the context cut to the smallest window."""
+    if options.model.disable_sliding_window and model.pooling.bidirectional:
+        raise ConfigError("disable_sliding_window is not supported for encoders: leave it out")
     windows = [layer.window for layer in model.layers if layer.window is not None]
     if not options.model.disable_sliding_window or not windows:
         return model
@@ -343,12 +352,20 @@ def _default_max_num_batched_tokens(device: DeviceFacts, server: bool) -> tuple[
     return (2048 if server else 8192), reason
 
 
-def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> CacheSection:
+def resolve_cache(
+    options: Options, plan: MemoryPlan, why: DecisionLog, *, pooling: PoolingSection | None
+) -> CacheSection:
+    """pooling: of a model that does nothing else."""
     requested = options.cache.enable_prefix_caching
     prefix = True if requested is None else requested
     reason = "the default" if requested is None else "requested"
     if not plan.groups:
         prefix, reason = False, "the model has no KV"
+        _log_options_without_effect(options)
+    elif pooling is not None and all(map(pooling.reads_whole_prompt, pooling.tasks)):
+        prefix, reason = False, "the results need the states of all tokens"
+    if requested and not prefix:
+        log.info("enable_prefix_caching has no effect: %s", reason)
     why.record("cache.prefix_caching", prefix, reason)
     return CacheSection(
         block_size=plan.shape.block_size,
@@ -360,6 +377,21 @@ def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> Cache
         groups=plan.groups,
         block_bytes=plan.block_bytes,
     )
+
+
+def _log_options_without_effect(options: Options) -> None:
+    """Of a model without KV."""
+    cache = options.cache
+    given = {
+        "enable_chunked_prefill": options.scheduler.enable_chunked_prefill or None,
+        "block_size": cache.block_size,
+        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
+        "num_gpu_blocks_override": cache.num_gpu_blocks_override,
+        "cpu_kvcache_space": cache.cpu_kvcache_space or None,
+    }
+    for name, value in given.items():
+        if value is not None:
+            log.info("%s=%s has no effect: the model has no KV", name, value)
 
 
 def _with_host_tier(
@@ -401,9 +433,16 @@ def _with_host_tier(
 
 
 def resolve_scheduler(
-    options: Options, shape: EngineShape, device: DeviceFacts, why: DecisionLog, *, server: bool
+    options: Options,
+    shape: EngineShape,
+    device: DeviceFacts,
+    why: DecisionLog,
+    *,
+    server: bool,
+    generates: bool,
 ) -> SchedulerSection:
     requested = options.scheduler
+    factor = 1 if generates else POOLED_FACTOR
     return SchedulerSection(
         max_num_batched_tokens=shape.max_num_batched_tokens,
         max_num_seqs=shape.max_num_seqs,
@@ -413,32 +452,36 @@ def resolve_scheduler(
         max_long_partial_prefills=requested.max_long_partial_prefills,
         long_prefill_token_threshold=_resolve_long_prefill_threshold(options, shape, why),
         inter_token_target_s=_resolve_inter_token_target(options, shape, server, why),
-        max_num_queued_reqs=_resolve_max_queued_requests(options, shape, why, server=server),
-        max_num_queued_tokens=_resolve_max_queued_tokens(options, shape, why, server=server),
+        max_num_queued_reqs=_resolve_max_queued_requests(
+            options, shape, why, server=server, factor=factor
+        ),
+        max_num_queued_tokens=_resolve_max_queued_tokens(
+            options, shape, why, server=server, factor=factor
+        ),
         policy=requested.scheduling_policy,
         steps_in_flight=_resolve_steps_in_flight(options, device, why),
     )
 
 
 def _resolve_max_queued_requests(
-    options: Options, shape: EngineShape, why: DecisionLog, *, server: bool
+    options: Options, shape: EngineShape, why: DecisionLog, *, server: bool, factor: int
 ) -> int | None:
     """Resolve the maximum of requests at once; None: unlimited."""
     requested, name = options.scheduler.max_num_queued_reqs, "scheduler.max_num_queued_reqs"
     if requested is not None or not server:
         return requested or None
-    most = max(8 * shape.max_num_seqs, QUEUED_REQUESTS)
+    most = max(8 * shape.max_num_seqs, QUEUED_REQUESTS) * factor
     return int(why.record(name, most, "a server: an unlimited queue only adds waiting"))
 
 
 def _resolve_max_queued_tokens(
-    options: Options, shape: EngineShape, why: DecisionLog, *, server: bool
+    options: Options, shape: EngineShape, why: DecisionLog, *, server: bool, factor: int
 ) -> int | None:
     """Resolve the maximum of queued prompt tokens; None: unlimited."""
     requested, name = options.scheduler.max_num_queued_tokens, "scheduler.max_num_queued_tokens"
     if requested is not None or not server:
         return requested or None
-    most = max(16 * shape.max_model_len, QUEUED_TOKENS)
+    most = max(16 * shape.max_model_len, QUEUED_TOKENS) * factor
     return int(why.record(name, most, "a server: an unlimited queue only adds waiting"))
 
 

@@ -12,6 +12,7 @@ from quire.config.memory.kv_memory import SHARED_GPU_RESERVE
 from quire.config.memory.memory_plan import apply_measurements, blocks_per_sequence
 from quire.config.options import Options
 from quire.config.resolve import resolve
+from quire.config.sentence_transformers import FolderModules
 from quire.errors import ConfigError, NoRoom
 from tests import tiers
 
@@ -428,3 +429,61 @@ def test_what_was_measured_replaces_what_was_planned():
 def test_ranks_on_gpus_are_refused_as_not_built():
     with pytest.raises(ConfigError, match="over GPUs is not built yet, over CPU processes it is"):
         run(device=gpu(), tensor_parallel_size=2)
+
+
+BERT = {
+    "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 64, "vocab_size": 100,
+    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 5000,
+}  # fmt: skip
+
+
+def test_an_encoder_has_no_kv_and_reads_whole_prompts(caplog):
+    r = run(BERT, server=True)
+    assert not r.config.generates
+    assert (r.config.cache.num_blocks, r.config.cache.groups, r.config.cache.layers) == (0, (), ())
+    assert not r.config.cache.prefix_caching
+    assert not r.config.scheduler.chunked_prefill
+    assert r.config.scheduler.max_model_len == 5000
+    assert r.config.scheduler.max_num_batched_tokens == 5000
+    assert r.config.scheduler.inter_token_target_s == 0
+    assert r.config.scheduler.max_num_queued_reqs == 16 * 4096
+    with pytest.raises(ConfigError, match="max_num_batched_tokens must be >= max_model_len"):
+        run(BERT, max_num_batched_tokens=4999)
+    with pytest.raises(ConfigError, match="has no KV to keep in host memory"):
+        run(BERT, kv_offloading_size=1)
+    with caplog.at_level("INFO"):
+        run(BERT, enable_prefix_caching=True, enable_chunked_prefill=True, block_size=32)
+    for name in ("enable_prefix_caching", "enable_chunked_prefill=True", "block_size=32"):
+        assert f"{name} has no effect: the model has no KV" in caplog.text
+
+
+def test_the_prefix_cache_is_for_results_that_can_read_it(caplog):
+    assert run(runner="pooling").config.cache.prefix_caching
+    mean = {"runner": "pooling", "pooler_config": {"pooling_type": "MEAN"}}
+    with caplog.at_level("INFO"):
+        assert not run(**mean, enable_prefix_caching=True).config.cache.prefix_caching
+    assert "enable_prefix_caching has no effect: the results need" in caplog.text
+    assert run(pooler_config={"pooling_type": "MEAN"}).config.cache.prefix_caching  # it generates
+
+
+def test_inputs_are_as_long_as_sentence_transformers_cuts_them_unless_a_length_is_set():
+    model = model_facts(BERT, name="m")
+    files = FolderModules(methods=("cls",), max_seq_length=128)
+    model = replace(model, pooling=replace(model.pooling, modules=files))
+
+    def length(**options):
+        found = resolve(Options.from_flat(options), model, cpu())
+        return found.config.scheduler.max_model_len
+
+    assert length() == 128
+    assert length(max_model_len=512) == 512
+    with pytest.raises(ConfigError, match="exceeds the limit"):
+        length(max_model_len=5001)
+
+
+def test_what_has_no_meaning_without_logits_or_windows():
+    with pytest.raises(ConfigError, match="logits_processors: this model pools"):
+        run(BERT, logits_processors=["a:B"])
+    with pytest.raises(ConfigError, match="disable_sliding_window is not supported for encoders"):
+        run(BERT, disable_sliding_window=True)
