@@ -123,9 +123,9 @@ Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSection:
-    """A linear layer behind the pooling, in a folder of its own in the model's folder."""
+    """A linear layer behind the pooling, in a folder or a file of its own in the model's folder."""
 
-    folder: str  # "2_Dense"
+    folder: str  # "2_Dense", "colbert_linear.pt"; "": the model's own checkpoint has it
     inputs: int
     outputs: int
     bias: bool
@@ -161,6 +161,8 @@ class PoolingSection:
     methods: tuple[PoolingMethod, ...]  # sequence tasks; results of several are concatenated
     size: int  # numbers of a whole embedding, or labels of a classification
     dense: tuple[DenseSection, ...] = ()  # in order, before dimensions are cut
+    token_dense: DenseSection | None = None  # in their place in token_embed
+    token_weight: DenseSection | None = None  # token_classify: one number for each token
     normalize: bool = True  # embeddings have an L2 norm of 1, unless a request says otherwise
     activation: str = "identity"  # of logits of labels: "softmax", "sigmoid", "identity", ...
     use_activation: bool = True  # logits of labels get it, unless a request says otherwise

@@ -7,15 +7,21 @@ resolve_pooling    the section: what the user sets, else what the files state, e
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.config.decisions import DecisionLog
-from quire.config.engine_config import PoolingSection, PoolingTask, ScoreFormat
+from quire.config.engine_config import DenseSection, PoolingSection, PoolingTask, ScoreFormat
 from quire.config.late_interaction import resolve_late_interaction
 from quire.config.options import PoolingOptions
 from quire.config.pooler_config import SEQUENCE_TYPES, PoolerConfig, PoolingMethod
-from quire.config.pooling_facts import LABEL_METHODS, PoolingFacts
+from quire.config.pooling_facts import (
+    COLBERT_LAYER,
+    LABEL_METHODS,
+    SPARSE_LAYER,
+    PoolingFacts,
+)
 from quire.config.sentence_transformers import MODULES_FILE
 from quire.errors import ConfigError
 
@@ -300,11 +306,31 @@ def _embedding_section(
         similarity="cosine" if files is None else files.similarity,
         late_interaction=None if files is None else resolve_late_interaction(files),
     )
+    if use.runner == "pooling" and facts.token_layers:
+        section = _with_token_layers(section, facts.token_layers, hidden)
     if wanted.logit_mean is not None or wanted.logit_sigma is not None:
         raise ConfigError(
             "pooler_config: logit_mean and logit_sigma are for models that classify; this one does "
             f"{', '.join(section.tasks)}"
         )
+    return section
+
+
+def _with_token_layers(
+    section: PoolingSection, layers: Sequence[str], hidden: int
+) -> PoolingSection:
+    """Add the layers of BGE-M3, and the tasks that they are for."""
+    if COLBERT_LAYER in layers:
+        dense = DenseSection(
+            folder=COLBERT_LAYER, inputs=hidden, outputs=hidden, bias=True, activation="identity"
+        )
+        section = replace(section, token_dense=dense)
+    if SPARSE_LAYER in layers:
+        weight = DenseSection(
+            folder=SPARSE_LAYER, inputs=hidden, outputs=1, bias=True, activation="relu"
+        )
+        tasks: tuple[PoolingTask, ...] = (*section.tasks, "token_classify")
+        section = replace(section, token_weight=weight, tasks=tasks)
     return section
 
 

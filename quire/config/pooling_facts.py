@@ -38,6 +38,8 @@ STATED_METHODS: dict[str, PoolingMethod] = {
     "late": "mean",  # each token is classified, then all are averaged: the same
 }
 """`pooling` or `classifier_pooling` of config.json -> method."""
+TOKEN_LAYERS = COLBERT_LAYER, SPARSE_LAYER = ("colbert_linear.pt", "sparse_linear.pt")
+"""Files of BGE-M3: vectors of tokens are the first layer's; the second's are weights of tokens."""
 LABEL_METHODS = ("from_2_way_softmax", "no_post_processing")
 """How logits of tokens become labels: one label, their difference; or each is a label."""
 
@@ -48,6 +50,7 @@ class PoolingFacts:
 
     hf: Json = field(default_factory=dict)  # config.json, of the text half
     modules: FolderModules | None = None  # None: not a folder of sentence-transformers
+    token_layers: tuple[str, ...] = ()  # which of TOKEN_LAYERS the folder has
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -164,7 +167,9 @@ class PoolingFacts:
 
 def read_pooling_facts(folder: Path, hf: Json) -> PoolingFacts:
     """Read them from a model's folder. hf: of read_hf_config(). Raises ConfigError."""
-    return PoolingFacts(hf=hf, modules=read_modules(folder) or read_colbert_folder(folder, hf))
+    modules = read_modules(folder) or read_colbert_folder(folder, hf)
+    found = tuple(name for name in TOKEN_LAYERS if (folder / name).is_file())
+    return PoolingFacts(hf=hf, modules=modules, token_layers=found)
 
 
 def is_bidirectional(hf: Json) -> bool:

@@ -84,7 +84,7 @@ def replace_head(
     tie = {ours: of for ours, of in weights.tie.items() if not f"{ours}.".startswith(absent)}
     model.weights = replace(weights, absent=weights.absent + absent, tie=tie)
     if c.head == "none":
-        _leave_out(model, NAMES)
+        _leave_out(model, (*NAMES, "linear"))  # the last is ColBERT's, of the pooler
         return
     made: nn.Module
     places = {f"{at.layer}.{at.param}": name for name in names for at in [weights.target(name)]}

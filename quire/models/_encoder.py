@@ -163,7 +163,10 @@ class LMTransform(nn.Module):
         return self.norm(self.act(self.dense(x)))
 
 
-HEADS = ("head.", "head.dense.", "lm_transform.", "lm_head.", "lm_bias.", "pooler.", "classifier.")
+HEADS = (
+    *("head.", "head.dense.", "lm_transform.", "lm_head.", "lm_bias.", "pooler.", "classifier."),
+    "linear.",  # ColBERT's, of the pooler
+)
 """Prefixes of the modules of heads. A model has one head; a checkpoint may have others."""
 TOKEN_HEAD = {"classifier": "head.out_proj"}
 """What checkpoints call the head that classifies tokens."""

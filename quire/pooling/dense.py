@@ -1,4 +1,9 @@
-"""Dense layers behind the pooling: folders of a sentence-transformers model, such as 2_Dense."""
+"""Dense layers behind the pooling.
+
+"2_Dense"             a folder of a sentence-transformers model
+"colbert_linear.pt"   a file of tensors (BGE-M3)
+""                    the tensors `linear` of the model's own checkpoint (ColBERT)
+"""
 
 from __future__ import annotations
 
@@ -32,24 +37,28 @@ class Dense:
 def load_dense(
     section: DenseSection, folder: Path, dtype: torch.dtype, device: torch.device
 ) -> Dense:
-    """Read the layer from its own folder in the model's. Raises WeightError."""
-    own = folder / section.folder
-    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (section.outputs, section.inputs)}
-    if section.bias:
-        shapes["linear.bias"] = (section.outputs,)
-    if not own.is_dir():
+    """Read the layer from where its section says. Raises WeightError."""
+    own, name = folder / section.folder, "linear.weight"
+    if own.suffix == ".pt":
+        name, tensors = "weight", dict(files.iterate_pickled(own))
+    elif not own.is_dir():
         raise WeightError(f"modules.json names {section.folder}, and there is no such folder")
-    tensors = dict(files.iterate_tensors(own, False))
-    if not section.folder:  # the model's own
-        tensors = {name: tensor for name, tensor in tensors.items() if name in shapes}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    else:
+        tensors = dict(files.iterate_tensors(own, False))
+    if not section.folder:
+        tensors = {key: value for key, value in tensors.items() if key.startswith("linear.")}
+    bias = name.replace("weight", "bias")
+    shapes: dict[str, tuple[int, ...]] = {name: (section.outputs, section.inputs)}
+    if section.bias:
+        shapes[bias] = (section.outputs,)
+    found = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     if found != shapes:
         raise WeightError(
-            f"{section.folder or folder}: its weights must be {_describe(shapes)} by its "
-            f"config.json, got {_describe(found)}"
+            f"{section.folder or folder}: the layer behind the pooling must be "
+            f"{_describe(shapes)}, got {_describe(found)}"
         )
-    loaded = {name: tensor.to(device, dtype, copy=True) for name, tensor in tensors.items()}
-    return Dense(section, loaded["linear.weight"], loaded.get("linear.bias"))
+    loaded = {key: tensor.to(device, dtype, copy=True) for key, tensor in tensors.items()}
+    return Dense(section, loaded[name], loaded.get(bias))
 
 
 def dummy_dense(

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire.config.engine_config import PoolingMethod, PoolingSection
+from quire.config.engine_config import DenseSection, PoolingMethod, PoolingSection
 from quire.core.types import Pooled
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.segment_pool import PoolMode, segment_pool
 from quire.pooling.activations import activation_named
-from quire.pooling.dense import dummy_dense, load_dense
+from quire.pooling.dense import Dense, dummy_dense, load_dense
 from quire.pooling.pooling_rows import SEQUENCE_TASKS, PoolingRows, ResultKind
 from quire.sampling.h2d import to_device, to_host_async
 
@@ -64,12 +64,17 @@ class Pooler:
         self._model = model
         self._max_seqs = max_seqs
         self._dtype = torch.float32 if section.head_dtype == "float32" else dtype
-        self._dense = [
-            dummy_dense(one, self._dtype, device, seed + i)
-            if folder is None
-            else load_dense(one, folder, self._dtype, device)
-            for i, one in enumerate(section.dense)
-        ]
+
+        def dense(one: DenseSection) -> Dense:
+            if folder is None:
+                return dummy_dense(one, self._dtype, device, seed)
+            return load_dense(one, folder, self._dtype, device)
+
+        self._dense = [dense(one) for one in section.dense]
+        self._token_dense = self._dense
+        if section.token_dense is not None:
+            self._token_dense = [dense(section.token_dense)]
+        self._token_weight = None if section.token_weight is None else dense(section.token_weight)
         self._activation = activation_named(section.activation)
         self._states: dict[str, Tensor] = {}  # [max_seqs, E] of prompts in several steps
         self._rows_so_far: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
@@ -205,6 +210,8 @@ class Pooler:
     def _head(self, states: Tensor, kind: ResultKind) -> Tensor:
         """[n, E] float32 -> [n, D] float32"""
         x = states.to(self._dtype)
+        if kind.task == "token_classify" and self._token_weight is not None:
+            return self._token_weight(x).float()
         if kind.task in ("classify", "token_classify"):
             logits = self._model.classify(x)
             lazy_fusion.flush()
@@ -213,7 +220,7 @@ class Pooler:
             if kind.use_activation:
                 x = self._activation(x)
             return x.index_select(1, self._columns(kind.columns, x)) if kind.columns else x
-        for dense in self._dense:
+        for dense in self._token_dense if kind.task == "token_embed" else self._dense:
             x = dense(x)
         x = x.float()
         if kind.dimensions is not None:

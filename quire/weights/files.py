@@ -32,6 +32,7 @@ UNREADABLE = (
 
 __all__ = [
     "TensorHeader",
+    "iterate_pickled",
     "iterate_tensors",
     "load_json",
     "read_headers",
@@ -59,7 +60,7 @@ def _iterate_files(folder: Path, files: list[Path], progress: bool) -> Iterator[
     index = read_weight_map(folder, index_name(files[0]))
     seen: dict[str, str] = {}
     for path in _with_progress(files, safe, progress):
-        for name, tensor in _iterate_safetensors(path) if safe else _iterate_pickled(path):
+        for name, tensor in _iterate_safetensors(path) if safe else iterate_pickled(path):
             if index and index.get(name, path.name) != path.name:
                 continue  # a copy: the index names the file that counts
             if name in seen:
@@ -97,7 +98,8 @@ def _iterate_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise WeightError(f"{path} cannot be read: {error}") from error
 
 
-def _iterate_pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
+def iterate_pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of one pickle, opened weights-only. Raises: WeightError."""
     import torch
 
     try:
