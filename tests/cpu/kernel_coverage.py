@@ -18,12 +18,14 @@ from quire import env
 from quire.config.facts import DeviceFacts
 from quire.config.options import Options
 from quire.config.resolve import resolve
+from quire.core.types import Pooling
 from quire.engine.startup import kernel_enumeration as enumeration
 from quire.engine.startup.kernel_builder import build_task
 from quire.engine.startup.model_setup import describe_model
 from quire.engine.startup.plain_config import plain_config
 from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
+from quire.pooling.pooling_rows import ResultKind
 from quire.runner.parts.encoder import EncoderPart, EncoderSource
 from quire.runner.worker_calls import with_two_layers_per_kind
 
@@ -85,6 +87,12 @@ def every_source(config):
         yield EncoderPart((EncoderSource((0,) * count, blocks),))
 
 
+def pooled_kinds(config):
+    if config.pooling is None:
+        return []
+    return [ResultKind.of(Pooling(task)) for task in config.pooling.tasks]
+
+
 def main():
     hf, options, rounds = json.loads(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
     found, config = described(hf, options)
@@ -95,9 +103,14 @@ def main():
     with on_meta_device(H200), trace_kernels(later.append):
         runner = enumeration.meta_runner(found, config)
         with torch.inference_mode(), with_two_layers_per_kind(runner.model):
+            for kind in pooled_kinds(config):
+                for batch in every_step(config.scheduler):
+                    if not (batch.decode_only or batch.max_prior_context):
+                        part = enumeration.pooled_rows(batch, kind)
+                        runner.worker.compute(enumeration.without_samples(batch), [part])
             for part in every_source(config) if config.encoder else ():
                 runner.worker.compute(enumeration.prompt_batch(0, [2], 0), [part])
-            for params in enumeration.SAMPLING_KINDS:
+            for params in enumeration.SAMPLING_KINDS if config.generates else ():
                 enumeration._join(runner.sampler, params)
                 for batch in every_step(config.scheduler) if params is enumeration.GREEDY else ():
                     runner.worker.compute(batch, ())

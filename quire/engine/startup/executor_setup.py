@@ -161,6 +161,7 @@ def build_runner(
         logprobs_mode=config.model.logprobs_mode,
         eager=config.device.enforce_eager,
         pooler=pooler,
+        generates=config.generates,
     )
     return ModelRunner(model, sampler, worker)
 

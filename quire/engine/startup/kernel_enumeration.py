@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quire.config.engine_config import EngineConfig
+from quire.config.engine_config import EngineConfig, PoolingSection
 from quire.core.params import SamplingParams
-from quire.core.types import BlockCopy, StopConditions
+from quire.core.types import BlockCopy, Pooling, StopConditions
 from quire.engine.startup.executor_setup import build_runner, load_model, load_pooler
 from quire.engine.startup.model_setup import ModelDescription
 from quire.kernels.framework import lazy_fusion
@@ -25,10 +25,13 @@ from quire.kernels.framework.kernel_spec import KernelSpec
 from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.models.base import LanguageModel, StepInputs
+from quire.pooling.pooling_rows import PoolingRows, ResultKind
 from quire.runner.parts.base import ForwardOutput, PendingPart
 from quire.runner.parts.encoder import EncoderPart, EncoderSource
+from quire.runner.parts.pooling import PoolingPart
 from quire.runner.parts.prompt_embeds import PromptEmbedsPart
 from quire.runner.parts.prompt_logprobs import CHUNK_POSITIONS, PromptLogprobsPart, PromptRow
+from quire.runner.parts.token_types import TokenTypesPart
 from quire.runner.slots import BlockTableUpdate
 from quire.runner.step_batch import StepBatch
 from quire.runner.worker_calls import with_two_layers_per_kind
@@ -82,7 +85,14 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
     rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     worker, sampler = runner.worker, runner.sampler
     with with_two_layers_per_kind(model):
-        _run_block_operations(worker, config)
+        if config.cache.groups:
+            _run_block_operations(worker, config)
+        if config.pooling is not None:
+            _run_pooled_steps(worker, config, config.pooling, rows)
+        if not config.generates:
+            worker.warm_up_kernels()
+            worker.capture_graphs(0)
+            return
         _join(sampler, GREEDY)
         for batch in step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len):
             worker.compute(batch, ())
@@ -105,6 +115,35 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             for size in sizes(rows):
                 _sample(model, sampler, hidden.states[:size])
         worker.capture_graphs(0)
+
+
+def _run_pooled_steps(
+    worker: Any, config: EngineConfig, section: PoolingSection, rows: int
+) -> None:
+    """Run prompts of all sizes without sampled rows; each row ends, and is pooled."""
+    scheduler = config.scheduler
+    kinds = [ResultKind.of(Pooling(task)) for task in section.tasks]
+    batches = step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len)
+    for batch in batches:
+        if not (batch.decode_only or batch.max_prior_context):
+            types = TokenTypesPart(bytes(len(batch.token_ids)))
+            for kind in kinds:
+                worker.compute(without_samples(batch), [pooled_rows(batch, kind)])
+                worker.compute(without_samples(batch), [types, pooled_rows(batch, kind)])
+
+
+def pooled_rows(batch: StepBatch, kind: ResultKind) -> PoolingPart:
+    """Return the part of a step whose every row is the whole of a prompt."""
+    counts, first = np.diff(batch.q_starts).tolist(), batch.q_starts[:-1].tolist()
+    none, last = [0] * len(counts), [True] * len(counts)
+    rows = PoolingRows([kind], none, none, first, counts, none, last, none, {})
+    return PoolingPart(list(range(len(counts))), rows)
+
+
+def without_samples(batch: StepBatch) -> StepBatch:
+    """Return a step of the same rows that samples none."""
+    none = np.zeros(0, dtype=np.int32)
+    return replace(batch, sampled_tokens=none, sampled_rows=(), sampled_slots=(), num_outputs=none)
 
 
 def _run_block_operations(worker: Any, config: EngineConfig) -> None:

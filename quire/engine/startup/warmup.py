@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from quire.config.engine_config import EngineConfig
+from quire.config.engine_config import EngineConfig, PoolingTask
 from quire.config.memory.memory_plan import (
     FRAGMENTATION_RESERVE,
     MIB,
@@ -27,7 +27,7 @@ from quire.config.memory.memory_plan import (
 )
 from quire.core.params import SamplingParams
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.types import Request, StopConditions
+from quire.core.types import Pooling, Request, StopConditions
 from quire.errors import NoRoom
 from quire.executors.base import Executor
 
@@ -91,9 +91,8 @@ def worst_source_lengths(config: EngineConfig) -> list[int]:
 
 def profiling_config(config: EngineConfig, shape: EngineShape) -> EngineConfig:
     """Return the config with a cache for the largest step alone, and nothing recorded or kept."""
-    blocks = 1 + sum(
-        blocks_per_sequence(config.cache.groups, shape, n + 2) for n in worst_step_lengths(config)
-    )
+    groups, lengths = config.cache.groups, worst_step_lengths(config)
+    blocks = 1 + sum(blocks_per_sequence(groups, shape, n + 2) for n in lengths) if groups else 0
     return replace(
         config,
         cache=replace(config.cache, num_blocks=blocks, num_host_blocks=0, prefix_caching=False),
@@ -114,7 +113,6 @@ def run_dummy_requests(
     first: the params of the first of them, if they differ. sources: tokens that an encoder reads of
     each.
     """
-    scheduler, executor = half
     for i, count in enumerate(counts):
         prompt = tuple((i + k) % DUMMY_VOCAB for k in range(count))
         stop = StopConditions(max_tokens=tokens)
@@ -123,30 +121,56 @@ def run_dummy_requests(
         if sources:  # the salt makes each a source of its own
             source = (0,) * sources[i]
             request = replace(request, encoder_prompt=source, salt=b"%d" % i)
-        scheduler.add(request)
+        half[0].add(request)
+    _run_to_end(half)
+
+
+def run_dummy_pooling(half: SchedulerAndExecutor, counts: Sequence[int], task: PoolingTask) -> None:
+    """Run dummy requests of an engine that generates no tokens."""
+    for i, count in enumerate(counts):
+        prompt = tuple((i + k) % DUMMY_VOCAB for k in range(count))
+        one = Request(f"start-{i}", prompt, StopConditions(1), pooling=Pooling(task))
+        half[0].add(replace(one, read_prefix_cache=False))
+    _run_to_end(half)
+
+
+def _run_to_end(half: SchedulerAndExecutor) -> None:
+    scheduler, executor = half
     while not scheduler.idle:
         plan = scheduler.plan()
         scheduler.apply(plan, executor.submit(plan).wait())
+
+
+def _run_first_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
+    """Run one token: the library allocates its workspace at the first product."""
+    if config.generates or config.pooling is None:
+        run_dummy_requests(half, [1], RANDOM)
+    else:
+        run_dummy_pooling(half, [1], config.pooling.tasks[0])
+
+
+def _run_worst_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
+    """Run the step that takes most memory; where there is no sampling, once for each task."""
+    if not config.generates and config.pooling is not None:
+        for task in config.pooling.tasks:
+            run_dummy_pooling(half, worst_step_lengths(config), task)
+        return
+    run_dummy_requests(
+        half,
+        worst_step_lengths(config),
+        ALL_FEATURES,
+        first=WITH_PROMPT_LOGPROBS,
+        sources=worst_source_lengths(config),
+    )
 
 
 def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> PeakMemory:
     """Return peaks of the largest step and of the largest captured ones, in bytes. Raises
     NoRoom."""
     with _out_of_memory_as_no_room(config):
-        run_dummy_requests(
-            half, [1], RANDOM
-        )  # the library allocates its workspace at the first product
+        _run_first_step(half, config)
         captured, _ = _peak_of(half, lambda: half[1].call("launch_graph_bodies"))
-        step, reserved = _peak_of(
-            half,
-            lambda: run_dummy_requests(
-                half,
-                worst_step_lengths(config),
-                ALL_FEATURES,
-                first=WITH_PROMPT_LOGPROBS,
-                sources=worst_source_lengths(config),
-            ),
-        )
+        step, reserved = _peak_of(half, lambda: _run_worst_step(half, config))
     return PeakMemory(
         step_bytes=max(step, captured),
         reserved_bytes=max(reserved, captured),
@@ -186,13 +210,7 @@ def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, captured_by
     executor = half[1]
     with _out_of_memory_as_no_room(config):
         with _traced(executor):
-            run_dummy_requests(
-                half,
-                worst_step_lengths(config),
-                ALL_FEATURES,
-                first=WITH_PROMPT_LOGPROBS,
-                sources=worst_source_lengths(config),
-            )
+            _run_worst_step(half, config)
         executor.call("warm_up_kernels")
         executor.call("capture_graphs", captured_bytes)
         pieces = SMALL_BLOCK_RESERVE // SMALL_TENSOR_BYTES

@@ -48,8 +48,9 @@ class CpuWorker:
         logprobs_mode: Mode,
         eager: bool,
         pooler: Pooler | None = None,
+        generates: bool = True,
     ) -> None:
-        """eager: record no tapes."""
+        """eager: record no tapes. generates: steps have sampled rows."""
         self._model = model
         self._backend = backend
         self._sampler = sampler
@@ -66,7 +67,7 @@ class CpuWorker:
         native = library.load_library()
         self._has_spare_core = native is not None and cpu.available_cores() > native.threads
         self._tapes = None
-        if model.is_recordable and not eager and slots.groups:
+        if model.is_recordable and not eager and generates:
             self._tapes = TapeCache(
                 model,
                 backend,

@@ -76,8 +76,9 @@ class CudaWorker:
         logprobs_mode: Mode,
         eager: bool,
         pooler: Pooler | None = None,
+        generates: bool = True,
     ) -> None:
-        """max_tokens: of the largest step. eager: no graphs."""
+        """max_tokens: of the largest step. eager: no graphs. generates: steps have sampled rows."""
         device = sampler.device
         rows = slots.max_seqs
         self._model = model
@@ -119,7 +120,10 @@ class CudaWorker:
         self._max_tokens = most
         self._eager = eager
         self._sizes = capture_sizes(rows)
-        self._shapes = graph_shapes(max_tokens, rows) if backend.supports_prefill_graphs else []
+        self._generates = generates
+        self._shapes: list[GraphShape] = []
+        if backend.supports_prefill_graphs:
+            self._shapes = graph_shapes(max_tokens, rows if generates else 0)
         self._graphs = CudaGraphCache[GraphKey](self._launch, device)
         self._graph_bytes = 0
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -161,9 +165,9 @@ class CudaWorker:
         """
         with self.execution_context():
             tokens = {shape.tokens for shape in self._shapes}
-            self._sampler.warm_up(
-                warm_up_gemms(self._model, self._sizes, sorted(tokens), self._max_tokens)
-            )
+            dtype = warm_up_gemms(self._model, self._sizes, sorted(tokens), self._max_tokens)
+            if self._generates:
+                self._sampler.warm_up(dtype)
 
     @torch.inference_mode()
     def launch_graph_bodies(self) -> list[list[GraphKey]]:
@@ -196,8 +200,9 @@ class CudaWorker:
 
     def graph_groups(self) -> list[list[GraphKey]]:
         """Return all graphs that steps may run. Each group begins with its largest."""
-        groups: list[list[GraphKey]]
-        groups = [[*group] for group in decode_graph_groups(len(self._last_token))]
+        groups: list[list[GraphKey]] = []
+        if self._generates:
+            groups += [[*group] for group in decode_graph_groups(len(self._last_token))]
         if self._shapes:
             groups.append([*reversed(self._shapes)])
         return groups
@@ -271,9 +276,11 @@ class CudaWorker:
             self._pinned_io.write_inputs(EMPTY_BATCH, graph.size)
 
     def _store_hidden(self, hidden: Tensor) -> None:
-        """Keep the hidden states [R, E] that are sampled after the forward graph."""
+        """Keep the hidden states that are read after the forward graph: [R, E] of sampled rows, or
+        [T, E] of every token where none is sampled."""
         if self._hidden is None:
-            shape = (self._tables.shape[1], hidden.shape[1])
+            most = self._tables.shape[1] if self._generates else self._shapes[-1].tokens
+            shape = (most, hidden.shape[1])
             self._hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         lazy_fusion.flush()
         self._hidden[: len(hidden)].copy_(hidden)
@@ -374,7 +381,9 @@ class CudaWorker:
         if inputs.sampled_rows:
             grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
         sampled = padded_sample_rows(len(inputs.sampled_slots), len(self._last_token))
-        shape = None if self._eager or parts else select_graph_shape(inputs, self._shapes)
+        shape = None
+        if not self._eager and self._can_replay(parts):
+            shape = select_graph_shape(inputs, self._shapes)
         pending_parts: list[PendingPart] = []
         if shape is not None:
             with span("upload"):
@@ -394,6 +403,8 @@ class CudaWorker:
                     inputs.max_prior_context,
                 )
                 hidden = self._gather_and_forward(views, *bounds, parts)
+        if parts:
+            assert hidden is not None
             forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler)
             pending_parts = [part.apply(forward) for part in parts]
         if not inputs.sampled_rows:
@@ -403,16 +414,20 @@ class CudaWorker:
         row_slots, outputs = views.row_slots[:sampled], views.outputs[:sampled]
         return self._sample(chosen, row_slots, outputs, inputs, kind, grammar_masks, pending_parts)
 
+    def _can_replay(self, parts: Collection[StepPart]) -> bool:
+        """Whether a graph of the forward pass leaves what the parts of a step read."""
+        return not parts or not (self._generates or any(part.changes_inputs for part in parts))
+
     def _mixed_forward(self, shape: GraphShape) -> Tensor:
-        """Launch the forward pass of a step of this shape: the sampled hidden states [R, E]."""
+        """Launch the forward pass of a step of this shape, up to what _store_hidden() keeps."""
         views = self._mixed_device_inputs(shape.tokens, shape.rows, self._stored_rows(shape))
         longest = self._width * self._block_size
         hidden = self._gather_and_forward(views, shape.decodes, shape.tokens, longest, None)
-        return hidden.index_select(0, views.sampled)
+        return hidden.index_select(0, views.sampled) if self._generates else hidden
 
     def _stored_rows(self, shape: GraphShape) -> int:
         """Return how many hidden states a shape's graph stores: enough for all that is sampled."""
-        return min(shape.rows, len(self._last_token))
+        return min(shape.rows, len(self._last_token)) if self._generates else 0
 
     def _gather_and_forward(
         self,

@@ -35,7 +35,8 @@ def warm_up_gemms(
     for module in _distinct_linears(model):
         counts = rows if isinstance(module, LMHead) else sorted({*rows, *tokens, *further})
         for count in counts:
-            x = like.new_zeros((count, module.weight.shape[1]))
+            dtype = getattr(module, "computed_in", None)  # of a head; None: the model's
+            x = like.new_zeros((count, module.weight.shape[1]), dtype=dtype)
             module.weight.product(x, module.bias)
             lazy_fusion.flush()
     return like.dtype

@@ -38,7 +38,7 @@ class GraphShape(NamedTuple):
 
 
 def graph_shapes(max_tokens: int, max_rows: int) -> list[GraphShape]:
-    """Return the shapes of steps of up to so many tokens and rows, ascending.
+    """Return the shapes of steps of up to so many tokens and decoding rows, ascending.
 
     A shape may have up to PROMPT_ROWS rows more than max_rows.
     """

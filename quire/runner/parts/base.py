@@ -58,6 +58,11 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
         """Copy what the feature needs from a plan with rows; None: no row uses the feature."""
         raise NotImplementedError
 
+    @property
+    def changes_inputs(self) -> bool:
+        """Whether the forward pass has other inputs than without the part."""
+        return type(self).before_forward is not StepPart.before_forward
+
     def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
         """Return the inputs of the forward pass, from those that other parts returned."""
         return step
