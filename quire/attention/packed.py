@@ -30,6 +30,7 @@ class PackedAttentionStep:
     """One step. Holds the batch; each layer reads its tensors again."""
 
     metadata: AttentionMetadata
+    key_counts: Tensor | None = None  # [S] int32: leading tokens that are attended; None: all
 
     def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer) -> Tensor:
         """Attend q [T, H, D] to k, v [T, K, D]: of each sequence, and within the layer's window."""
@@ -47,6 +48,7 @@ class PackedAttentionStep:
             layer.window,
             layer.softcap,
             layer.alibi,
+            self.key_counts,
         )
 
 

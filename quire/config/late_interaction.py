@@ -53,7 +53,9 @@ def read_colbert_folder(folder: Path, hf: Json) -> FolderModules | None:
     return FolderModules(kind="multi_vector", dense=(dense,), normalize=True, settings=settings)
 
 
-def resolve_late_interaction(files: FolderModules) -> LateInteractionSection | None:
+def resolve_late_interaction(
+    files: FolderModules, *, bidirectional: bool = True
+) -> LateInteractionSection | None:
     """Return the section; None: the model is of another kind. Raises ConfigError."""
     if files.kind != "multi_vector":
         return None
@@ -73,6 +75,11 @@ def resolve_late_interaction(files: FolderModules) -> LateInteractionSection | N
     query_length, expanded = _length(lengths, "query_length"), None
     if expansion is not None:
         expanded, query_length = _expansion_lengths(expansion, query_length)
+        if not (bidirectional or expansion.get("attend")):
+            raise ConfigError(
+                "query_expansion: attend is false, which needs a model that attends in both "
+                "directions; this one does not"
+            )
     return LateInteractionSection(
         query_prefix=_text(settings, "query_prefix"),
         document_prefix=_text(settings, "document_prefix"),

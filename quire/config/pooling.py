@@ -304,7 +304,9 @@ def _embedding_section(
         include_prompt=files is None or files.include_prompt,
         token_types=facts.token_types(),
         similarity="cosine" if files is None else files.similarity,
-        late_interaction=None if files is None else resolve_late_interaction(files),
+        late_interaction=None
+        if files is None
+        else resolve_late_interaction(files, bidirectional=facts.bidirectional),
     )
     if use.runner == "pooling" and facts.token_layers:
         section = _with_token_layers(section, facts.token_layers, hidden)

@@ -102,6 +102,7 @@ class Pooling:
     skip_tokens: int = 0  # leading tokens that do not count in means: an instruction
     step_tag_id: int | None = None  # token tasks: only rows of this token; None: of every token
     returned_token_ids: tuple[int, ...] = ()  # token_classify: only these columns; (): all
+    unattended_tokens: int = 0  # trailing tokens that no token attends to (ColBERT's expansion)
 
 
 class Pooled(NamedTuple):

@@ -25,7 +25,12 @@ from quire.models._rotary_encoder import (
 )
 from quire.models.base import CarriedStates, Hf, StepInputs, Weights, field_of
 
-CONVENTIONS = {"positions_kind": "alibi", "tied": True, "bidirectional": True}
+CONVENTIONS = {
+    "positions_kind": "alibi",
+    "tied": True,
+    "bidirectional": True,
+    "defaults": {"type_vocab_size": 2},
+}
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
 """feed_forward_type -> activation of the gate."""
@@ -41,7 +46,7 @@ class Config(RotaryEncoderConfig):
     def from_hf(cls, hf: Hf) -> Config:
         field_of(hf, "position_embedding_type", str, one_of={"alibi"})
         kind = field_of(hf, "feed_forward_type", str, default="geglu", one_of=GATES)
-        sizes = rotary_encoder_sizes({"type_vocab_size": 2, **hf}, theta=None)
+        sizes = rotary_encoder_sizes(hf, theta=None)
         code = f"{hf.get('auto_map')} {hf.get('_name_or_path')}"
         return cls(
             **sizes | {"act": GATES[kind]},

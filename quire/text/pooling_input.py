@@ -227,6 +227,8 @@ def _build(
         if one.chunks:
             normalize = pooling.use_activation
             pooling = replace(pooling, use_activation=False)
+        if one.unattended:
+            pooling = replace(pooling, unattended_tokens=one.unattended)
         skips = replace(pooling, skip_tokens=one.prefix_tokens) if one.prefix_tokens else pooling
         requests = tuple(
             Request(

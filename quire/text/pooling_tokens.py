@@ -28,6 +28,7 @@ class TokenizedPrompt:
     types: bytes = b""  # of each id; b"": all 0
     chunks: tuple[tuple[int, ...], ...] = ()  # (): there is one, `ids`
     expansion: int = 0  # trailing tokens that expand a ColBERT query
+    unattended: int = 0  # of those, how many no token attends to
     kept_rows: tuple[int, ...] | None = None  # tokens whose states count; None: all
     prefix_tokens: int = 0  # leading ones that do not count in means
     salt: bytes = b""
@@ -295,14 +296,14 @@ class PromptTokenizer:
         if is_query and late.query_length is not None:
             expansion = max(min(late.query_length, self.max_model_len) - len(made), 0)
             made += (self._expansion_token(late.expansion_token),) * expansion
-            if expansion and not late.attends_to_expansion:
-                message = "expansions of queries that are not attended are not supported"
-                raise Unsupported(f"{message} yet", param="prompt")
         if not made:
             raise RequestError("the text is empty: it has no tokens", param="prompt")
         self.check_vocabulary(made, "the tokenized text")
         kept = self._kept_rows(made, plan.role)
-        return TokenizedPrompt(made, expansion=expansion, kept_rows=kept, salt=salt)
+        unattended = 0 if late.attends_to_expansion else expansion
+        return TokenizedPrompt(
+            made, expansion=expansion, unattended=unattended, kept_rows=kept, salt=salt
+        )
 
     def _marker(self, marker: str) -> list[int]:
         """Return the one token of a marker, "[unused0]" or "[Q] ", or those of its text."""

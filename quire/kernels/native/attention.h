@@ -22,7 +22,7 @@ struct AttentionArgs {
   const char* q;
   long q_token, q_head;  // elements
   const char* cache;
-  const int32_t *tables, *starts, *contexts;  // packed: no tables, no contexts
+  const int32_t *tables, *starts, *contexts;  // packed: no tables; contexts: see context()
   char* y;
   long table_row, sequences, heads, kv_heads, size, block, blocks, dtype, window;
   const float* slopes;    // [heads] of ALiBi, or null
@@ -33,7 +33,11 @@ struct AttentionArgs {
   double scale, softcap;  // window 0, softcap 0: none
 
   long queries(long s) const { return starts[s + 1] - starts[s]; }
-  long context(long s) const { return k ? queries(s) : contexts[s]; }
+  // Keys of a sequence. Packed: the first contexts[s] of its own, all if that is 0 or null.
+  long context(long s) const {
+    if (!k) return contexts[s];
+    return contexts && contexts[s] ? contexts[s] : queries(s);
+  }
 };
 
 struct Shape {  // sizes that follow from the arguments
@@ -90,7 +94,8 @@ struct Span {  // positions [low, high) that some row of an item sees
 
 INLINE Span span_of(const AttentionArgs& a, const Item& item) {
   const long context = a.context(item.sequence);
-  const long first = context - a.queries(item.sequence) + item.first, end = first + item.count;
+  const long past = a.k ? 0 : context - a.queries(item.sequence);
+  const long first = past + item.first, end = first + item.count;
   const long low = a.window && first - a.window + 1 > 0 ? first - a.window + 1 : 0;
   if (!a.k) return {low, end, first};
   return {low, a.window && end + a.window - 1 < context ? end + a.window - 1 : context, first};

@@ -216,7 +216,14 @@ def encode(case):
 
 @pytest.mark.slow("kernels in the interpreter")
 @pytest.mark.parametrize(
-    "features", [{}, {"reach": 7}, {"window": 20, "softcap": 5.0, "alibi": True}]
+    "features",
+    [
+        {},
+        {"reach": 7},
+        {"window": 20, "softcap": 5.0, "alibi": True},
+        {"key_counts": [40, 0, 64, 5]},
+        {"window": 50, "key_counts": [40, 0, 20, 33]},
+    ],
 )
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
 def test_encoder_attention_of_packed_sources(heads, features):

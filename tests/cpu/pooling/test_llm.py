@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from quire import LLM, PoolingParams, RequestError, SamplingParams, TooLong
@@ -251,7 +252,8 @@ def test_generation_goes_on_while_prompts_are_embedded(tmp_path):
 # -- late interaction ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attend", [True])
+@pytest.mark.slow("the first of them imports sentence-transformers")
+@pytest.mark.parametrize("attend", [True, False])
 def test_scores_of_a_colbert_model_are_those_of_sentence_transformers(attend, tmp_path):
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
@@ -286,6 +288,27 @@ def test_scores_of_a_colbert_model_are_those_of_sentence_transformers(attend, tm
         np.testing.assert_allclose(one.outputs.data, want.cpu(), atol=2e-5)
     want = theirs.similarity(queries, documents)[0].tolist()
     assert scores(llm.score(QUERY, DOCUMENTS, use_tqdm=False)) == pytest.approx(want, abs=1e-4)
+
+
+def test_a_checkpoint_of_colbert_itself(tmp_path):
+    from sentence_transformers import MultiVectorEncoder
+
+    bert = encoder_folder(tmp_path, "bert")
+    tensors = {f"bert.{name}": tensor for name, tensor in bert.state_dict().items()}
+    tensors["linear.weight"] = torch.randn(16, bert.config.hidden_size) * 0.2
+    save_file({k: v.contiguous() for k, v in tensors.items()}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
+    stated = {"dim": 16, "query_maxlen": 14, "doc_maxlen": 20, "mask_punctuation": True}
+    stated |= {"query_token_id": "[PAD]", "doc_token_id": "[UNK]"}  # any two tokens
+    (tmp_path / "artifact.metadata").write_text(json.dumps(stated))
+    theirs = MultiVectorEncoder(str(tmp_path), device="cpu")
+    llm = LLM(str(tmp_path), **QUIET)
+    (query,) = llm.encode(QUERY, PoolingParams(prompt_name="query"), use_tqdm=False)
+    np.testing.assert_allclose(query.outputs.data, theirs.encode_query([QUERY])[0], atol=2e-5)
+    given = [*DOCUMENTS, "the, time. of day"]
+    for one, want in zip(llm.embed(given, use_tqdm=False), theirs.encode_document(given)):
+        np.testing.assert_allclose(one.outputs.data, want, atol=2e-5)
 
 
 # -- reward -------------------------------------------------------------------------------------

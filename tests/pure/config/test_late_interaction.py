@@ -88,6 +88,12 @@ def test_bad_fields_are_named(fields, message):
         resolved(**fields)
 
 
+def test_a_decoder_attends_to_what_expands_a_query():
+    files = FolderModules(kind="multi_vector", settings={"query_prefix": "[Q]"})
+    with pytest.raises(ConfigError, match="attend is false"):
+        resolve_late_interaction(files, bidirectional=False)
+
+
 def test_a_folder_of_colbert_itself(tmp_path):
     hf = {"architectures": ["HF_ColBERT"], "hidden_size": 64}
     assert read_colbert_folder(tmp_path, {"architectures": ["BertModel"]}) is None

@@ -547,7 +547,7 @@ def test_rerankers_that_are_known_have_their_prompts(name, caplog):
 def colbert(limit=12, **more):
     late = {
         "query_prefix": "[Q]", "document_prefix": "[D] ", "query_length": 6, "max_query_length": 6,
-        "document_length": 7, "attends_to_expansion": True, "skiplist": (".", ",", "nothing"),
+        "document_length": 7, "skiplist": (".", ",", "nothing"),
     }  # fmt: skip
     return processor(
         limit=limit, tasks=("token_embed",), late_interaction=LateInteractionSection(**late | more)
@@ -558,6 +558,11 @@ def test_a_query_is_marked_and_expanded():
     (one,) = colbert().process_prompts(["a ."], PoolingParams(prompt_name="query"))
     assert one.token_ids == [*words("[CLS] [Q] a . [SEP] [MASK]")]
     assert (one.num_tokens, one.kept_rows) == (5, None)
+    assert one.pooling.unattended_tokens == 1
+    (other,) = colbert(attends_to_expansion=True).process_prompts(
+        ["a ."], PoolingParams(prompt_name="query")
+    )
+    assert (other.token_ids, other.pooling.unattended_tokens) == (one.token_ids, 0)
     (one,) = colbert().process_prompts(["a b c d e"], PoolingParams(prompt_name="query"))
     assert one.token_ids == [*words("[CLS] [Q] a b c [SEP]")]
     (one,) = colbert(max_query_length=None).process_prompts(

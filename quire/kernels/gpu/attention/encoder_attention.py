@@ -80,6 +80,7 @@ def launch(
     window: int | None = None,
     softcap: float | None = None,
     alibi: Tensor | None = None,
+    key_counts: Tensor | None = None,
 ) -> None:
     """Start the kernel."""
     tokens, heads, size = q.shape
@@ -89,13 +90,13 @@ def launch(
     reach = 0 if position_bias is None else position_bias.shape[1] // 2
     _encoder_attention(
         ((tokens // queries + sources) * kv_heads, 1, 1),
-        (q, k, v, starts, out, position_bias, alibi),
+        (q, k, v, starts, out, position_bias, alibi, key_counts),
         (scale, softcap or 0.0, window or 0, sources),
         (
             kv_heads, group, size, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
             v.stride(0), v.stride(1), tiles.rows, queries, max(16, next_power_of_2(size)),
             tiles.tile_keys, tiles.stages, reach, window is not None, softcap is not None,
-            alibi is not None, q.dtype == torch.float32,
+            alibi is not None, key_counts is not None, q.dtype == torch.float32,
         ),
         warps=tiles.warps,
         stages=tiles.stages,
@@ -145,6 +146,7 @@ def _encoder_attention(
     out_ptr,  # [T, K * G, D]
     bias_ptr,  # [K * G, 2 * REACH + 1] fp32, if REACH
     alibi_ptr,  # [K * G] fp32, if ALIBI
+    key_counts_ptr,  # [S], if KEY_COUNTS
     scale,
     softcap,
     window,
@@ -167,6 +169,7 @@ def _encoder_attention(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    KEY_COUNTS: tl.constexpr,
     IEEE: tl.constexpr,
 ):
     kh = tl.program_id(0) % K
@@ -195,19 +198,23 @@ def _encoder_attention(
     top = tl.full([M], LOWEST_SCORE, tl.float32)
     k_ptr += kh * K_H
     v_ptr += kh * V_H
-    full = length // TILE * TILE  # keys before it need no mask
-    end = length
+    keys = length
+    if KEY_COUNTS:
+        count = tl.load(key_counts_ptr + s)
+        keys = tl.where(count > 0, count, length)
+    full = keys // TILE * TILE  # keys before it need no mask
+    end = keys
     if WINDOW:
         full = tl.maximum(lowest - window + 1, 0) // TILE * TILE
-        end = tl.minimum(length, lowest + QUERIES + window - 1)
+        end = tl.minimum(keys, lowest + QUERIES + window - 1)
     else:
         acc, total, top = _attend_keys(
-            acc, total, top, q, query, 0, full, length, begin, k_ptr, v_ptr, bias, slope, scale,
+            acc, total, top, q, query, 0, full, keys, begin, k_ptr, v_ptr, bias, slope, scale,
             softcap, window,
             D, K_T, V_T, DP, TILE, STAGES, REACH, WINDOW, SOFTCAP, ALIBI, False, IEEE,
         )  # fmt: skip
     acc, total, top = _attend_keys(
-        acc, total, top, q, query, full, end, length, begin, k_ptr, v_ptr, bias, slope, scale,
+        acc, total, top, q, query, full, end, keys, begin, k_ptr, v_ptr, bias, slope, scale,
         softcap, window,
         D, K_T, V_T, DP, TILE, STAGES, REACH, WINDOW, SOFTCAP, ALIBI, True, IEEE,
     )  # fmt: skip
