@@ -9,9 +9,16 @@ other. Prints a JSON line for each engine and case: medians over the rounds, the
 the same round, and the smallest cosine to quire's vectors. `cpu_tok_s` is per second of processor
 time, of all cores: it holds on a machine that others use.
 
---peer-python: the interpreter of an environment with sentence-transformers, fastembed and
-onnx. --threads: of each engine. --http: also `quire serve`, closed-loop clients with one text a request. --dummy:
-quire alone, with weights that it makes up itself (for a GPU).
+--peer-python: the interpreter of an environment with sentence-transformers, fastembed and onnx.
+--threads: of each engine. --http: also `quire serve` and closed-loop clients, each with one request
+of --inputs texts under way. --dummy: quire alone, with weights that it makes up. --profile: a
+trace of quire's last case, in ./quire_profile.
+
+On one GPU:
+    embed.py DIR --model qwen3-embedding-0.6b --dummy --cases gpu-short,gpu-512,gpu-8000,alone128
+    embed.py DIR --model bert-base --dummy --cases gpu-512,gpu-short,alone128 --http \\
+        --http-cases fixed512 --inputs 16 --clients 32
+    embed.py DIR --model bert-base --dummy --engines "" --http --http-cases fixed50 --clients 256
 """
 
 import argparse
@@ -51,6 +58,7 @@ CASES = {
     "fixed512": (64, 512, 512),
     "alone16": (1, 16, 16),
     "alone128": (1, 128, 128),
+    "fixed50": (512, 50, 50),
     "gpu-short": (2048, 16, 64),
     "gpu-512": (1024, 512, 512),
     "gpu-8000": (64, 8000, 8000),
@@ -175,6 +183,7 @@ def quire_engine(folder, dummy):
     def embed(texts):
         return [out.outputs.embedding for out in llm.embed(texts, use_tqdm=False)]
 
+    embed.llm = llm
     return embed
 
 
@@ -209,8 +218,15 @@ def serve_worker(engine, folder, dummy):
     os.dup2(2, 1)  # what libraries print goes to stderr
     embed = globals()[f"{engine.replace('-', '_')}_engine"](folder, dummy)
     print("ready", file=answers, flush=True)
+    texts = []
     for line in sys.stdin:
         request = json.loads(line)
+        if request == "profile":
+            embed.llm.start_profile()
+            embed(texts)
+            embed.llm.stop_profile()
+            print("{}", file=answers, flush=True)
+            continue
         texts = texts_of(request["case"], request["round"], request["count"])
         began, cpu = time.perf_counter(), time.process_time()
         vectors = embed(texts)
@@ -234,6 +250,11 @@ class Worker:
         request = {"case": case, "round": round_number, "file": str(file), "count": count}
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return json.loads(self.process.stdout.readline())
+
+    def profile(self):
+        """Embed the last texts once more; the trace is in ./quire_profile."""
+        print('"profile"', file=self.process.stdin, flush=True)
+        self.process.stdout.readline()
 
     def close(self):
         self.process.stdin.close()
@@ -276,6 +297,8 @@ def compare(a, work):
                 ),
                 least_cosine=round(cosines[engine], 6),
             )  # fmt: skip
+    if a.profile:
+        workers["quire"].profile()
     for worker in workers.values():
         worker.close()
 
@@ -283,28 +306,29 @@ def compare(a, work):
 # -- over HTTP --------------------------------------------------------------------------------
 
 
-async def client(port, model, texts, times):
-    """Send each of the texts in turn over one connection."""
+async def client(port, texts, inputs, times):
+    """Send the texts over one connection, `inputs` of them a request."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for text in texts:
-        body = json.dumps({"model": model, "input": text, "encoding_format": "base64"}).encode()
+    for at in range(0, len(texts), inputs):
+        body = {"model": "bench", "input": texts[at : at + inputs], "encoding_format": "base64"}
+        body = json.dumps(body).encode()
         head = "POST /v1/embeddings HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
         began = time.perf_counter()
         writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
         answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         size = int(answer.split("content-length:")[1].split("\r\n")[0])
         found = json.loads(await reader.readexactly(size))
-        assert found["data"][0]["embedding"], found
+        assert len(found["data"]) == len(texts[at : at + inputs]), found
         times.append(time.perf_counter() - began)
     writer.close()
 
 
-async def load(port, model, clients, texts, requests):
+async def load(port, clients, inputs, texts):
+    """Seconds of each request, and of all."""
     times = []
     began = time.perf_counter()
-    await asyncio.gather(
-        *(client(port, model, texts[i::clients][:requests], times) for i in range(clients))
-    )
+    shares = (texts[i::clients] for i in range(clients))
+    await asyncio.gather(*(client(port, share, inputs, times) for share in shares))
     return times, time.perf_counter() - began
 
 
@@ -320,7 +344,7 @@ def over_http(a, folder):
     try:
         while True:
             try:
-                asyncio.run(load(port, "bench", 1, ["w1 w2"], 1))
+                asyncio.run(load(port, 1, 1, ["w1 w2"]))
                 break
             except (OSError, IndexError, KeyError, asyncio.IncompleteReadError):
                 assert server.poll() is None, "the server has ended"
@@ -328,11 +352,12 @@ def over_http(a, folder):
         report(a, engine="quire serve", case="first answer", start_s=time.perf_counter() - began)
         for case in a.http_cases.split(","):
             for clients in (1, a.clients):
-                texts = texts_of(case, 0, clients * a.requests)
-                asyncio.run(load(port, "bench", clients, texts, max(a.requests // 8, 1)))
-                times, took = asyncio.run(load(port, "bench", clients, texts, a.requests))
+                texts = texts_of(case, 0, clients * a.requests * a.inputs)
+                asyncio.run(load(port, clients, a.inputs, texts[: len(texts) // 8]))
+                times, took = asyncio.run(load(port, clients, a.inputs, texts))
                 report(
-                    a, engine="quire serve", case=case, clients=clients, requests=len(times),
+                    a, engine="quire serve", case=case, clients=clients, inputs=a.inputs,
+                    requests=len(times),
                     tok_s=round(tokens_of(texts) / took), req_s=round(len(times) / took, 1),
                     p50_ms=round(1e3 * statistics.median(times), 2),
                     p99_ms=round(1e3 * sorted(times)[int(0.99 * len(times))], 2),
@@ -355,10 +380,12 @@ def main():
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--dummy", action="store_true")
     parser.add_argument("--http", action="store_true")
     parser.add_argument("--http-cases", default="tiny")
     parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--inputs", type=int, default=1, help="texts of a request")
     parser.add_argument("--requests", type=int, default=64, help="of each client")
     parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
     a = parser.parse_args()

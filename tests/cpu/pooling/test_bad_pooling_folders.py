@@ -93,7 +93,11 @@ def test_a_folder_that_lacks_something_ends_the_start(folder, what):
         ({"runner": "generate"}, ConfigError, "attends in both directions, so it cannot generate"),
         ({"convert": "classify"}, WeightError, "classifier"),
         ({"pooler_config": {"pooling_type": "median"}}, ConfigError, "pooling_type must be CLS"),
-        ({"default_prompt_name": "passage"}, ConfigError, "default_prompt_name must be one of none"),
+        (
+            {"default_prompt_name": "passage"},
+            ConfigError,
+            "default_prompt_name must be one of none",
+        ),
         ({"hf_overrides": {"matryoshka_dimensions": [99]}}, ConfigError, "embeddings have 8"),
         ({"max_num_batched_tokens": 3}, ConfigError, "must be >= max_model_len"),
     ],
