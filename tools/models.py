@@ -29,7 +29,7 @@ A model type that is not here is tried with its class in the installed `transfor
 (`--trust-remote-code`). A forward pass without memory shows every attention call; what the engine cannot serve
 exactly is refused with the layer and the reason. In a multimodal checkpoint the text half counts (`text_config`).
 
-What a model does follows from its files (`modules.json` of sentence-transformers), else from its class:
+What a model does ([pooling.md](pooling.md)) follows from its files (`modules.json` of sentence-transformers), else its class:
 
 | class ends with | runner | head |
 |---|---|---|

@@ -40,9 +40,12 @@ OLD_TASKS = {"score": "classify", "encode": None, "reward": None}
 """Task of an earlier release -> the present one; None: the model's own."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class PoolerConfig:
-    """Settings of pooling. Raises ConfigError for values that are not allowed."""
+    """Settings of pooling. Names of earlier releases are accepted too.
+
+    Raises ConfigError for a name that is not known, and for a value that is not allowed.
+    """
 
     task: str | None = None  # the task of requests that name none
     pooling_type: str | None = None  # fills one of the next two
@@ -58,19 +61,20 @@ class PoolerConfig:
     step_tag_id: int | None = None  # token whose rows STEP returns
     returned_token_ids: tuple[int, ...] | None = None  # labels that token_classify returns
 
-    def __post_init__(self) -> None:
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        checked = _check_fields(given)
-        kind = checked.pop("pooling_type")
+    def __init__(self, **given: object) -> None:
+        values: dict[str, Any] = {one.name: one.default for one in fields(self)}
+        values.update({name: v for name, v in _current_names(given).items() if v is not None})
+        values = _check_fields(values)
+        kind = values["pooling_type"]
         if kind is not None:
             other = "tok_pooling_type" if kind in TOKEN_TYPES else "seq_pooling_type"
-            if checked[other] not in (None, kind):
+            if values[other] not in (None, kind):
                 raise ConfigError(
-                    f"pooler_config: pooling_type {kind} and {other} {checked[other]} differ: "
+                    f"pooler_config: pooling_type {kind} and {other} {values[other]} differ: "
                     "give one of them"
                 )
-            checked[other] = kind
-        for name, value in {**checked, "pooling_type": kind}.items():
+            values[other] = kind
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -89,20 +93,7 @@ class PoolerConfig:
             given = dataclasses.asdict(given)
         if not isinstance(given, Mapping):
             raise ConfigError(f"pooler_config must be a JSON object, got {given!r:.200}")
-        known = [one.name for one in fields(cls)]
-        named: dict[str, Any] = {}
-        for name, value in given.items():
-            new = OLD_NAMES.get(name, name)
-            if new not in known:
-                near = difflib.get_close_matches(str(name), [*known, *OLD_NAMES], n=1)
-                hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
-                raise ConfigError(f"pooler_config has no field {name!r:.80}; {hint}")
-            if value is not None and named.get(new) not in (None, value):
-                raise ConfigError(f"pooler_config: {name} is another name of {new}; they differ")
-            if value is not None or new not in named:
-                named[new] = value
-        defaults: dict[str, Any] = {one.name: one.default for one in fields(cls)}
-        return cls(**{n: defaults[n] if v is None else v for n, v in named.items()})
+        return cls(**given)
 
     def non_default(self) -> dict[str, Any]:
         """Return the fields that are set, for another process."""
@@ -110,6 +101,23 @@ class PoolerConfig:
         return {
             one.name: values[one.name] for one in fields(self) if values[one.name] != one.default
         }
+
+
+def _current_names(given: Mapping[str, object]) -> dict[str, object]:
+    """Translate names of earlier releases. Raises ConfigError for a name that is not known."""
+    known = [one.name for one in fields(PoolerConfig)]
+    named: dict[str, object] = {}
+    for name, value in given.items():
+        new = OLD_NAMES.get(name, name)
+        if new not in known:
+            near = difflib.get_close_matches(str(name), [*known, *OLD_NAMES], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
+            raise ConfigError(f"pooler_config has no field {name!r:.80}; {hint}")
+        if value is not None and named.get(new) not in (None, value):
+            raise ConfigError(f"pooler_config: {name} is another name of {new}; they differ")
+        if value is not None or new not in named:
+            named[new] = value
+    return named
 
 
 def _check_fields(given: dict[str, Any]) -> dict[str, Any]:

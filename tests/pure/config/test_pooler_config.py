@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire import as_vllm
 from quire.config.options import Options
 from quire.config.pooler_config import PoolerConfig
 from quire.errors import ConfigError
@@ -23,7 +24,7 @@ class Theirs:
 def test_every_form_means_the_same():
     want = PoolerConfig(seq_pooling_type="LAST", pooling_type="LAST", use_activation=False)
     fields = {"pooling_type": "last", "normalize": False}
-    for given_value in (fields, json.dumps(fields), Theirs(), want):
+    for given_value in (fields, json.dumps(fields), Theirs(), want, PoolerConfig(**fields)):
         assert PoolerConfig.parse(given_value) == want
     assert PoolerConfig.parse(want.non_default()) == want
     assert PoolerConfig.parse({"use_activation": None}) == PoolerConfig()
@@ -34,6 +35,15 @@ def test_an_option_takes_every_form():
         for value in ('{"pooling_type": "MEAN"}', PoolerConfig(pooling_type="MEAN")):
             found = Options.from_flat({name: value}).pooling.pooler_config
             assert found == {"pooling_type": "MEAN", "seq_pooling_type": "MEAN"}
+
+
+def test_scripts_import_it_by_the_name_of_vllm():
+    as_vllm.install()
+    try:
+        from vllm.config import PoolerConfig as FromVllm
+    finally:
+        as_vllm.uninstall()
+    assert FromVllm is PoolerConfig
 
 
 def test_old_tasks():
