@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Read when torch is imported. More threads than cores spin: two processes took thrice as long.
@@ -17,6 +18,13 @@ DURATIONS = HERE.parent / "build" / "durations.txt"
 SHOWN = 40
 LONGEST_S = 3.0
 """A test that takes longer has a marker `slow` with the reason."""
+
+
+# No test depends on how busy the machine is.
+hypothesis.settings.register_profile(
+    "quire", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("quire")
 
 
 def pytest_addoption(parser):

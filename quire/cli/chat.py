@@ -101,6 +101,7 @@ class LocalBackend:
     def __init__(self, llm: Any, params: SamplingParams, variables: dict[str, Any]) -> None:
         from quire.text.output.answer_parser import ParserOptions, build_answer_parser_factory
 
+        llm.check_generates()
         self._llm = llm
         self._parsers = build_answer_parser_factory(
             ParserOptions(reasoning="auto"), llm.get_tokenizer(), llm.chat_template

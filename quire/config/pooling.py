@@ -268,6 +268,26 @@ def resolve_pooling(
     return generates, section
 
 
+def describe_pooling(section: PoolingSection, *, generates: bool = False) -> str:
+    """Describe in a sentence what a model does with hidden states."""
+    if generates:
+        return (
+            f"embeddings are the last hidden state of a text ({section.size} numbers), of a model "
+            "trained to generate; give --runner pooling to one that was trained to embed"
+        )
+    parts = [", ".join(section.tasks)]
+    if "embed" in section.tasks:
+        parts.append(f"{' + '.join(section.methods)} of tokens to {section.size} numbers")
+    if section.labels:
+        one = "1 label" if section.size == 1 else f"{section.size} labels"
+        parts.append(f"{one}, {section.activation} of logits")
+    elif section.normalize:
+        parts.append("normalized")
+    if section.default_prompt:
+        parts.append(f"texts begin with the prompt {section.default_prompt!r}")
+    return "; ".join(parts)
+
+
 def _method_reason(facts: PoolingFacts, wanted: PoolerConfig) -> str:
     if wanted.seq_pooling_type is not None:
         return "pooler_config"

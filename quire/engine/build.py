@@ -26,6 +26,7 @@ from quire.config.engine_config import (
 )
 from quire.config.memory.memory_plan import MemoryPlan
 from quire.config.options import Options
+from quire.config.pooling import describe_pooling
 from quire.config.resolve import ResolvedConfig, resolve
 from quire.core.admission.admission_control import AdmissionControl
 from quire.core.admission.supported_tasks import SupportedTasks
@@ -347,15 +348,18 @@ def _begin_kernels(
 def _finish_startup(built: EngineCoreBundle, timer: StartupTimer) -> None:
     built.engine.mark_ready()
     config = built.config
+    cache, length = config.cache, config.scheduler.max_model_len
     log.info(
-        "%s ready in %.2f s: %d blocks of %d tokens; sequences of %d tokens, %.1f of those at once",
+        "%s ready in %.2f s: %s; sequences of %d tokens, %.1f of those %s",
         config.model.name,
         timer.total,
-        config.cache.num_blocks,
-        config.cache.block_size,
-        config.scheduler.max_model_len,
+        f"{cache.num_blocks} blocks of {cache.block_size} tokens" if cache.groups else "no KV",
+        length,
         built.memory_plan.concurrency,
+        "at once" if cache.groups else "in a step",
     )
+    if config.pooling is not None:
+        log.info("%s", describe_pooling(config.pooling, generates=config.generates))
     if config.device.kind == cuda.name:
         for line in format_table(built.seconds, timer.seconds_before):
             log.info("  %s", line)

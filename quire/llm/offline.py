@@ -153,7 +153,7 @@ class LLM(PoolingMethods):
         have `reasoning` and `tool_calls`, and `text` is what is left. tool_choice: as over HTTP;
         "required" or a function forces calls, with a parser or without one.
         """
-        self._check_generates()
+        self.check_generates()
         given = normalize_conversations(messages)
         parsers = ParserOptions(reasoning_parser, tool_parser)
         variables, goes_on = chat_template_kwargs, continue_final_message
@@ -235,7 +235,7 @@ class LLM(PoolingMethods):
         mm_processor_kwargs: Mapping[str, object] | None = None,
     ) -> list[str]:
         """Queue conversations without running them; return their request ids."""
-        self._check_generates()
+        self.check_generates()
         texts = self._render_conversations(
             normalize_conversations(messages),
             chat_template,
@@ -333,7 +333,7 @@ class LLM(PoolingMethods):
         rules: constraints of each prompt beyond its params.
         """
         self._check_awake()
-        self._check_generates()
+        self.check_generates()
         refuse_lora(lora_request)
         if mm_processor_kwargs:
             raise Unsupported("mm_processor_kwargs: this model reads text only")
@@ -548,7 +548,8 @@ class LLM(PoolingMethods):
                 for output in self.llm_engine.step():
                     self._done[output.request_id] = output
 
-    def _check_generates(self) -> None:
+    def check_generates(self) -> None:
+        """Raise Unsupported, with what to call, for a model that generates no text."""
         config = self.llm_engine.config
         if not config.generates:
             tasks = ", ".join(config.pooling.tasks if config.pooling is not None else ())

@@ -5,7 +5,7 @@ import pytest
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import DenseSection
 from quire.config.options import Options
-from quire.config.pooling import choose_model_use, resolve_pooling
+from quire.config.pooling import choose_model_use, describe_pooling, resolve_pooling
 from quire.config.pooling_facts import PoolingFacts
 from quire.config.sentence_transformers import FolderModules
 from quire.errors import ConfigError
@@ -312,6 +312,19 @@ def test_what_cannot_be(architecture, hf, config, words):
 def test_labels_mean_nothing_in_a_model_that_generates():
     generates, _ = section("LlamaForCausalLM", hf={"id2label": "x", "problem_type": "y"})
     assert generates
+
+
+def test_what_a_model_does_is_one_sentence():
+    assert "last hidden state of a text (64 numbers)" in describe_pooling(
+        section("LlamaForCausalLM")[1], generates=True
+    )
+    files = FolderModules(methods=("mean",), prompts={"q": "x"}, default_prompt="q", normalize=True)
+    assert describe_pooling(section("BertModel", files)[1]) == (
+        "embed, token_embed; mean of tokens to 64 numbers; normalized; texts begin with the prompt 'q'"
+    )
+    assert describe_pooling(section("BertForSequenceClassification", hf={"num_labels": 1})[1]) == (
+        "classify, token_classify; 1 label, sigmoid of logits"
+    )
 
 
 def test_inputs_that_are_divided():
