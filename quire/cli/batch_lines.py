@@ -31,7 +31,8 @@ INVALID_LINE_MESSAGE = (
 ALLOWED_PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
     *("/v1/chat/completions/batch", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank"),
-    *("/score", "/rerank", "/pooling", "/classify", "/generate", "/tokenize", "/detokenize"),
+    *("/v2/embed", "/embeddings", "/score", "/rerank", "/pooling", "/classify"),
+    *("/generate", "/tokenize", "/detokenize"),
 )
 """The file is untrusted: routes that operate on the server are excluded."""
 
@@ -67,6 +68,9 @@ def parse_line(line: str) -> BatchRequestInput:
         raise RequestError(f"url must be one of {', '.join(ALLOWED_PATHS)}", param="url")
     if body.get("stream"):
         raise RequestError("a batch does not stream: leave out stream", param="stream")
+    if body.get("encoding_format") in ("bytes", "bytes_only"):
+        message = "a batch has JSON answers: use encoding_format float or base64"
+        raise RequestError(message, param="encoding_format")
     return BatchRequestInput(_custom_id_of(found), path, body)
 
 

@@ -24,6 +24,7 @@ from quire.server.options import ServerOptions
 from quire.server.process.template_workers import build_template_workers
 from quire.text.input_processor import InputProcessor
 from quire.text.output.answer_parser import AnswerParserFactory
+from quire.text.pooling_input import PoolingInputProcessor
 from quire.text.templates.render_pool import TemplateRenderPool
 from quire.text.tokenizing.tokenizer import Tokenizer
 
@@ -60,6 +61,10 @@ class AppState:
     early_error_wait_s: float = 15.0
     """The head of a stream of structured output waits so long for the first token: an error that is
     found while the grammar is compiled is then a status, as without a stream."""
+    pooling: PoolingInputProcessor | None = None
+    """Of a model that embeds, classifies or scores; None: it only generates."""
+    generates: bool = True
+    """The model generates text."""
     answer_parsers: AnswerParserFactory | None = None
     """Parsers of reasoning and tool calls; None: all text is content."""
     root: str = ""

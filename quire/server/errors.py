@@ -2,6 +2,7 @@
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": status}}
     {"type": "error", "error": {"type": ..., "message": ...}}          on Anthropic's routes
+    {"error": ..., "error_type": ...}                                  on those of TEI
 
 No other file has status numbers of errors. Messages of the server's own faults are redacted.
 """
@@ -34,6 +35,7 @@ from quire.errors import (
     RequestError,
     ShuttingDown,
     StepFailed,
+    TooLong,
     UnknownModel,
     Unsupported,
 )
@@ -96,6 +98,10 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+TEI_ROUTES = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity"})
+TEI_SCOPE_KEY = "quire.tei"
+"""In the scope of a request to another route with a body of TEI's API."""
+_TEI_TYPES = {413: "Validation", 422: "Validation", 429: "Overloaded", 503: "Unhealthy"}
 _DEFAULT_MESSAGES = ("Not Found", "Method Not Allowed")
 MAX_SHOWN_CHARS = 100
 """Characters of the requested path in a message."""
@@ -138,12 +144,26 @@ def is_anthropic_route(scope: Scope) -> bool:
     return path == _ANTHROPIC_ROUTES or path.startswith(f"{_ANTHROPIC_ROUTES}/")
 
 
+def is_tei_request(scope: Scope) -> bool:
+    """The route or the body belongs to the API of text-embeddings-inference."""
+    return TEI_SCOPE_KEY in scope or get_route_path(scope) in TEI_ROUTES
+
+
+def build_tei_error(status: int, message: str) -> dict[str, Any]:
+    """The body of an error as clients of text-embeddings-inference read it."""
+    kind = _TEI_TYPES.get(status, "Backend" if status >= 500 else "Validation")
+    return {"error": message, "error_type": kind}
+
+
 def error_response(error: Exception, scope: Scope) -> Response:
     """The answer for an exception, in the form of the route."""
     status, body = build_error_body(error)
     if is_anthropic_route(scope):
         body = build_anthropic_error(status, body["error"]["message"])
-    if isinstance(error, Overloaded):
+    if is_tei_request(scope):
+        status = 413 if isinstance(error, TooLong) else status
+        body = build_tei_error(status, body["error"]["message"])
+    elif isinstance(error, Overloaded):
         body["error"].update(error.numbers)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, (Overloaded, EngineAway)):

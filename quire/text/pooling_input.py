@@ -108,6 +108,26 @@ class PoolingInputProcessor:
         tokens = self._prompts.tokenize(prompts, plans, options, names)
         return _build(tokens, plans, name, common)
 
+    def process_text_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        params: PoolingParams | None = None,
+        *,
+        name: str = "pool",
+        param: str = "prompts",
+        options: PoolingInputOptions = DEFAULT_OPTIONS,
+        common: Mapping[str, Any] | None = None,
+    ) -> list[PoolingInput]:
+        """As process_prompts, for two texts a prompt, which a model classifies together."""
+        plan = self._planner.plan(params, "classify", options)
+        at = ItemNames(param, len(pairs))
+        tokens = (
+            self._pairs.join(pairs, plan, options, at)
+            if self._template is None
+            else self._pairs.write(pairs, self._template, plan, options, at)
+        )
+        return _build(tokens, [plan] * len(tokens), name, common)
+
     @property
     def score_kind(self) -> ScoreKind:
         """How this model scores pairs. Raises RequestError if it cannot."""
@@ -208,7 +228,7 @@ class PoolingInputProcessor:
             plans = [plan] * len(first)
             tokens = self._prompts.tokenize(list(first), plans, options, at)
             places.append({text: len(inputs) + i for i, text in enumerate(first)})
-            inputs += _build(tokens, plans, f"{name}-{role}", common)
+            inputs += _build(tokens, plans, f"{name}.{role}", common)
         found = [(places[0][sides[0][q]], places[1][sides[1][d]]) for q, d in pairs]
         return ScoreInputs(kind, inputs, list(found), self.section.similarity)
 
@@ -232,7 +252,7 @@ def _build(
         skips = replace(pooling, skip_tokens=one.prefix_tokens) if one.prefix_tokens else pooling
         requests = tuple(
             Request(
-                id=f"{name}-{i}.{c}" if one.chunks else f"{name}-{i}",
+                id=f"{name}.{i}.{c}" if one.chunks else f"{name}.{i}",
                 prompt=ids,
                 stop=_NO_STOP,
                 params=_NO_SAMPLING,

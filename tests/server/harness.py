@@ -11,9 +11,11 @@ import threading
 import time
 from contextlib import contextmanager
 
+import numpy as np
 import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from quire.config.engine_config import PoolingSection
 from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import FullAttentionSpec
@@ -30,7 +32,7 @@ from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import GrammarStats
-from quire.core.types import UNKNOWN, StepResult, TokenLogprobs, Wants
+from quire.core.types import UNKNOWN, Pooled, StepResult, TokenLogprobs, Wants
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.thread_transport import ThreadTransport
 from quire.engine.core.engine_core import EngineCore
@@ -40,6 +42,7 @@ from quire.server.app_state import AppState
 from quire.server.options import ServerOptions
 from quire.server.process import http_protocol
 from quire.text.input_processor import InputProcessor
+from quire.text.pooling_input import PoolingInputProcessor
 from quire.text.tokenizing.tokenizer import load_tokenizer
 
 EOS = "<|im_end|>"
@@ -67,6 +70,15 @@ WORDS = [
     "中文",
 ]
 MAX_LEN = 1536
+VECTOR_SIZE = 16
+LABELS = 3
+EMBEDS = PoolingSection(
+    tasks=("embed",), methods=("last",), size=VECTOR_SIZE, prompts={"query": "Query: "}
+)
+EMBEDS_TOKENS = PoolingSection(tasks=("token_embed",), methods=("last",), size=VECTOR_SIZE)
+CLASSIFIES = PoolingSection(
+    tasks=("classify",), methods=("last",), size=LABELS, labels=("bad", "fair", "good")
+)
 BLOCKS = 2000
 
 
@@ -141,6 +153,10 @@ class Reciter:
             [chosen, *ids[:count]], [values[at], *values[:count]], [ranks[at], *ranks[:count]]
         )
 
+    def label_logprobs(self, chosen, ids):
+        found = [chosen, *ids]
+        return TokenLogprobs(found, [-0.25 * one % 7 - 8 for one in found], found)
+
 
 class Bound:
     """Grammars, and what the model makes of them: whole texts of their own."""
@@ -194,6 +210,9 @@ class Executor:
         self.fail_with = None
         self._tokens = {}
         self.said = 0
+        self.pooled = 0
+        self.labels = LABELS
+        self.unpoolable = None  # tokens whose row fails
         self.late_work = late_work.counts
 
     def submit(self, plan):
@@ -204,6 +223,7 @@ class Executor:
         for seq in plan.joins:
             self._tokens[seq.slot] = list(seq.tokens)
         said, logprobs, prompts, ends = [], {}, {}, {}
+        pooled, errors = {}, {}
         for place, row in enumerate(plan.rows):
             tokens, params = self._tokens[row.seq.slot], row.seq.request.params
             if params.prompt_logprobs is not None:
@@ -214,6 +234,8 @@ class Executor:
                 ]
             if row.wants is not Wants.TOKEN:
                 said.append(())
+                if row.wants is Wants.POOLED:
+                    self._pool(place, row.seq.request, pooled, errors)
                 continue
             assert UNKNOWN not in tokens[: row.start + row.count]
             del tokens[row.start + row.count :]
@@ -222,12 +244,24 @@ class Executor:
             if self.model.ends(row.seq, tokens):
                 ends[place] = self.model.bound.end
             self.said += 1
-            if params.logprobs is not None:
+            if params.logprob_token_ids:
+                ids = params.logprob_token_ids
+                logprobs[place] = [self.model.label_logprobs(tokens[-1], ids)]
+            elif params.logprobs is not None:
                 worst = row.seq.index % 2 == 0  # even ones are less likely: best_of must see it
                 logprobs[place] = [
                     self.model.logprobs(len(tokens), tokens[-1], params.logprobs, worst)
                 ]
-        return Done(StepResult(said, logprobs, prompts, finish_reasons=ends))
+        return Done(
+            StepResult(said, logprobs, prompts, errors=errors, finish_reasons=ends, pooled=pooled)
+        )
+
+    def _pool(self, place, request, pooled, errors):
+        self.pooled += 1
+        if request.prompt == self.unpoolable:
+            errors[place] = "no vector for this"
+        else:
+            pooled[place] = pool(request, self.labels)
 
     def apply_model(self, function):
         return [function(self.model)]
@@ -240,6 +274,41 @@ class Executor:
 
     def shutdown(self):
         self._tokens.clear()
+
+
+def vector_of(ids, size=VECTOR_SIZE):
+    """What the model makes of tokens: unlike for unlike ones, of length 1."""
+    numbers = random.Random(str(list(ids)))
+    found = np.array([numbers.gauss(0, 1) for _ in range(size)])
+    return (found / np.linalg.norm(found)).astype(np.float32)
+
+
+def logits_of(ids, labels):
+    """What a classifier makes of tokens."""
+    numbers = random.Random(str(list(ids)))
+    return np.array([numbers.gauss(0, 1) for _ in range(labels)])
+
+
+def probabilities(logits):
+    if len(logits) == 1:
+        return 1 / (1 + np.exp(-logits))
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+def pool(request, labels):
+    """The result of a pooling request."""
+    wants = request.pooling
+    if wants.task == "token_embed":
+        found = np.stack([vector_of([one]) for one in request.prompt])
+    elif wants.task == "classify":
+        found = logits_of(request.prompt, labels)
+        found = probabilities(found) if wants.use_activation else found
+    else:
+        found = vector_of(request.prompt)[: wants.dimensions]
+        if wants.use_activation:
+            found = found / np.linalg.norm(found)
+    found = found.astype("<f4")
+    return Pooled(found.shape, found.tobytes())
 
 
 class Done:
@@ -286,11 +355,15 @@ class Server:
         step_s=0.0,
         services=None,
         transport=ThreadTransport,
+        pooling=EMBEDS,
+        generates=True,
         **engine,
     ):
         self.model = Reciter(tokenizer)
         self.tokenizer = tokenizer
         self.executor = Executor(self.model, step_s)
+        if pooling is not None and pooling.labels:
+            self.executor.labels = pooling.size
         self.engine = make_engine(self.executor, **engine)
         self.client = EngineClient(transport(self.engine))
         inputs = InputProcessor(tokenizer, max_model_len=MAX_LEN, vocab_size=self.model.vocab)
@@ -304,6 +377,15 @@ class Server:
             options=options or ServerOptions(),
             defaults=defaults or {},
             root="tiny-root",
+            pooling=pooling
+            and PoolingInputProcessor(
+                tokenizer,
+                pooling,
+                max_model_len=MAX_LEN,
+                vocab_size=self.model.vocab,
+                generates=generates,
+            ),
+            generates=generates,
             **(services or {}),
         )
         self.app = create_app(self.services)

@@ -5,6 +5,7 @@ schemathesis draws requests from the document, right ones and wrong ones. No ans
 With --long 2,000 requests are drawn for each route.
 """
 
+import dataclasses
 import json
 
 import hypothesis
@@ -30,7 +31,7 @@ from quire.server.options import ServerOptions
 from quire.server.routes import unsupported
 from tests import tiers
 from tests.clients.sse import named_events, openai_chunks, read
-from tests.server.harness import Server
+from tests.server.harness import CLASSIFIES, EMBEDS, EMBEDS_TOKENS, Server
 
 pytestmark = pytest.mark.slow("sends every route of the OpenAPI document generated requests")
 
@@ -146,8 +147,28 @@ GOOD = {
     "/invocations": {"prompt": "Hello"},
     "/v1/chat/completions/batch": {"messages": [HELLO, HELLO]},
     "/abort_requests": {"request_ids": ["a"]},
+    "/v1/embeddings": {"input": "Hello"},
+    "/embeddings": {"input": "Hello"},
+    "/pooling": {"input": "Hello"},
+    "/classify": {"input": "Hello"},
+    "/v2/embed": {"texts": ["Hello"]},
+    "/score": {"queries": "Hello", "documents": ["you"]},
+    "/v1/score": {"queries": "Hello", "documents": ["you"]},
+    "/rerank": {"query": "Hello", "documents": ["you", "it"]},
+    "/v1/rerank": {"query": "Hello", "documents": ["you", "it"]},
+    "/v2/rerank": {"query": "Hello", "documents": ["you", "it"]},
+    "/embed": {"inputs": "Hello"},
+    "/embed_all": {"inputs": "Hello"},
+    "/embed_sparse": {"inputs": "Hello"},
+    "/predict": {"inputs": "Hello"},
+    "/generative_scoring": {"query": "Hello", "items": ["a", "b"], "label_token_ids": [1, 2]},
+    "/similarity": {"inputs": {"source_sentence": "Hello", "sentences": ["you"]}},
 }
 """Bodies that are answered with 200, to change a little."""
+
+POOLING_ROUTES = {
+    path for path, body in GOOD.items() if not body.keys() & {"prompt", "messages", "tokens"}
+} - {"/v1/responses", "/abort_requests", "/generative_scoring"}
 
 WORDS = ["a", "", "text", "auto", "none", "user", "left", "json_object", "汉字🙂", "\0", "\ud800"]
 NUMBERS = [0, 1, -1, 2, 5, 20, 511, 512, 513, 2**31, 2**63, 2**64, -(2**63), 10**30]
@@ -318,6 +339,39 @@ def test_good_requests_with_a_field_or_two_changed(schema, document, fuzzed):
     failures = [run(one, near_good(one, document), EXAMPLES * 4, send) for one in served]
     fuzzed.wait_idle()
     assert not any(failures), "\n\n".join(filter(None, failures))
+
+
+POOLING_MODELS = {
+    "embed": dataclasses.replace(EMBEDS, matryoshka=True),
+    "splade": dataclasses.replace(EMBEDS, methods=("splade",)),
+    "token_embed": EMBEDS_TOKENS,
+    "classify": CLASSIFIES,
+    "relevance": dataclasses.replace(CLASSIFIES, size=1, labels=("relevant",)),
+}
+
+
+@pytest.mark.parametrize("model", POOLING_MODELS)
+def test_answers_of_models_that_pool(tokenizer, document, model):
+    """Good ones too, of the routes that serve the model."""
+    answered = set()
+    with Server(tokenizer, pooling=POOLING_MODELS[model], generates=False).running() as server:
+
+        def call(case):
+            response = send(case)
+            if response.status_code == 200:
+                answered.add(case.operation.path)
+            return response
+
+        made = schemathesis.openapi.from_dict(document)
+        made.config.update(base_url=server.url)
+        failures = [
+            run(one, near_good(one, document), EXAMPLES, call)
+            for one in operations(made)
+            if one.path in POOLING_ROUTES
+        ]
+        server.wait_idle()
+    assert not any(failures), "\n\n".join(filter(None, failures))
+    assert len(answered) > 1
 
 
 OPEN = {

@@ -366,6 +366,9 @@ class TimeAccounting:
             updates[i] = update._replace(timing=timing)
             without_token += not update.token_ids
             if update.finish is not None:
+                if update.pooled is not None and timer.seq is not None:
+                    seq = timer.seq
+                    self._step_counters.count_prompt(seq.prompt_len, seq.cached, seq.loaded)
                 self._step_counters.count_finished(update.finish, timing.breakdown)
                 self._close_timer(update.request_id, update.index)
         return without_token

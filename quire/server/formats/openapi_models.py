@@ -13,14 +13,22 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, RootModel
 from pydantic.json_schema import models_json_schema
 
-JsonDict = dict[str, Any]
+from quire.server.errors import TEI_ROUTES
+from quire.server.formats.openapi_pooling_models import (
+    POOLING_RESPONSE_MODELS,
+    ClassificationResponse,
+    EmbeddingResponse,
+    JsonDict,
+    RerankResponse,
+    ResponseModel,
+    ScoreResponse,
+    TEIRank,
+    UsageInfo,
+    VoyageRerankResponse,
+)
 
 
-class _ResponseModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class ErrorInfo(_ResponseModel):
+class ErrorInfo(ResponseModel):
     """An error, with the field of the request that caused it."""
 
     message: str
@@ -29,49 +37,38 @@ class ErrorInfo(_ResponseModel):
     code: int
 
 
-class ErrorResponse(_ResponseModel):
+class ErrorResponse(ResponseModel):
     """Every error of every route, except those of /v1/messages."""
 
     error: ErrorInfo
 
 
-class AnthropicError(_ResponseModel):
+class AnthropicError(ResponseModel):
     """As Anthropic's clients read it."""
 
     type: str
     message: str
 
 
-class AnthropicErrorResponse(_ResponseModel):
+class AnthropicErrorResponse(ResponseModel):
     """An error of /v1/messages."""
 
     type: Literal["error"]
     error: AnthropicError
 
 
-class PromptTokenUsageInfo(_ResponseModel):
-    """Counts of prompt tokens by where they came from."""
+class TEIErrorResponse(ResponseModel):
+    """An error of the routes of text-embeddings-inference."""
 
-    cached_tokens: int
-
-
-class CompletionTokenUsageInfo(_ResponseModel):
-    """Counts of generated tokens by kind."""
-
-    reasoning_tokens: int
+    error: str
+    error_type: Literal["Validation", "Overloaded", "Unhealthy", "Backend"]
 
 
-class UsageInfo(_ResponseModel):
-    """Tokens of a response; a prompt counts once, whatever n."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokenUsageInfo | None = None
-    completion_tokens_details: CompletionTokenUsageInfo | None = None
+class RerankErrorResponse(RootModel[ErrorResponse | TEIErrorResponse]):
+    """In the form of the API of the body."""
 
 
-class ChatCompletionLogProb(_ResponseModel):
+class ChatCompletionLogProb(ResponseModel):
     """A token that could have come."""
 
     token: str
@@ -85,13 +82,13 @@ class ChatCompletionLogProbsContent(ChatCompletionLogProb):
     top_logprobs: list[ChatCompletionLogProb]
 
 
-class ChatCompletionLogProbs(_ResponseModel):
+class ChatCompletionLogProbs(ResponseModel):
     """One entry for each token."""
 
     content: list[ChatCompletionLogProbsContent]
 
 
-class CompletionLogProbs(_ResponseModel):
+class CompletionLogProbs(ResponseModel):
     """Lists of one length: an entry for each token."""
 
     text_offset: list[int]
@@ -100,7 +97,7 @@ class CompletionLogProbs(_ResponseModel):
     top_logprobs: list[dict[str, float] | None]
 
 
-class PromptLogProb(_ResponseModel):
+class PromptLogProb(ResponseModel):
     """A token at one place of the prompt."""
 
     logprob: float
@@ -112,14 +109,14 @@ PromptLogProbList = list[dict[str, PromptLogProb] | None]
 FinishReason = Literal["stop", "length", "abort", "repetition", "tool_calls"]
 
 
-class ChatFunctionCall(_ResponseModel):
+class ChatFunctionCall(ResponseModel):
     """Which function with which arguments, as JSON text."""
 
     name: str | None = None
     arguments: str = ""
 
 
-class ChatToolCall(_ResponseModel):
+class ChatToolCall(ResponseModel):
     """A function call in an answer."""
 
     id: str | None = None
@@ -128,7 +125,7 @@ class ChatToolCall(_ResponseModel):
     function: ChatFunctionCall
 
 
-class ChatMessage(_ResponseModel):
+class ChatMessage(ResponseModel):
     """The text of the model."""
 
     role: str
@@ -142,7 +139,7 @@ class ChatMessage(_ResponseModel):
     tool_calls: list[ChatToolCall] | None = None
 
 
-class ChatCompletionResponseChoice(_ResponseModel):
+class ChatCompletionResponseChoice(ResponseModel):
     """One of n answers."""
 
     index: int
@@ -154,7 +151,7 @@ class ChatCompletionResponseChoice(_ResponseModel):
     token_ids: list[int] | None = None
 
 
-class _GenerationResponse(_ResponseModel):
+class _GenerationResponse(ResponseModel):
     id: str
     created: int
     model: str
@@ -186,7 +183,7 @@ class BatchChatCompletionResponse(_GenerationResponse):
     prompt_text: list[str] | str | None = None
 
 
-class DeltaMessage(_ResponseModel):
+class DeltaMessage(ResponseModel):
     """The new part of a message."""
 
     role: str | None = None
@@ -196,7 +193,7 @@ class DeltaMessage(_ResponseModel):
     tool_calls: list[ChatToolCall] | None = None
 
 
-class ChatCompletionResponseStreamChoice(_ResponseModel):
+class ChatCompletionResponseStreamChoice(ResponseModel):
     """News of one of n answers."""
 
     index: int
@@ -217,7 +214,7 @@ class ChatCompletionStreamResponse(_GenerationResponse):
     prompt_text: str | None = None
 
 
-class CompletionResponseChoice(_ResponseModel):
+class CompletionResponseChoice(ResponseModel):
     """One of n answers to one of the prompts; or what is new of it."""
 
     index: int
@@ -247,7 +244,7 @@ class CompletionStreamResponse(_GenerationResponse):
     usage: UsageInfo | None = None
 
 
-class TokenizeResponse(_ResponseModel):
+class TokenizeResponse(ResponseModel):
     """The tokens of a text."""
 
     count: int
@@ -256,13 +253,13 @@ class TokenizeResponse(_ResponseModel):
     token_strs: list[str] | None
 
 
-class DetokenizeResponse(_ResponseModel):
+class DetokenizeResponse(ResponseModel):
     """The text of tokens."""
 
     prompt: str
 
 
-class ModelPermission(_ResponseModel):
+class ModelPermission(ResponseModel):
     """Permissions of a model."""
 
     id: str
@@ -279,7 +276,7 @@ class ModelPermission(_ResponseModel):
     is_blocking: bool
 
 
-class ModelCard(_ResponseModel):
+class ModelCard(ResponseModel):
     """A name that this server answers to."""
 
     id: str
@@ -291,22 +288,24 @@ class ModelCard(_ResponseModel):
     max_model_len: int
     vocab_size: int
     permission: list[ModelPermission]
+    tasks: list[str]
+    pooling: JsonDict | None = None
 
 
-class ModelList(_ResponseModel):
+class ModelList(ResponseModel):
     """All of them."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class VersionResponse(_ResponseModel):
+class VersionResponse(ResponseModel):
     """The version of quire."""
 
     version: str
 
 
-class LoadResponse(_ResponseModel):
+class LoadResponse(ResponseModel):
     """Requests under way in this process."""
 
     server_load: int
@@ -317,7 +316,7 @@ class LoadResponse(_ResponseModel):
     max_queued_tokens: int | None = None
 
 
-class AnthropicUsage(_ResponseModel):
+class AnthropicUsage(ResponseModel):
     """Tokens, as Anthropic counts them: input without what the cache had."""
 
     model_config = ConfigDict(extra="allow")
@@ -327,7 +326,7 @@ class AnthropicUsage(_ResponseModel):
     cache_read_input_tokens: int | None = None
 
 
-class AnthropicMessagesResponse(_ResponseModel):
+class AnthropicMessagesResponse(ResponseModel):
     """The answer of /v1/messages."""
 
     id: str
@@ -341,13 +340,13 @@ class AnthropicMessagesResponse(_ResponseModel):
     x_timing: JsonDict | None = None
 
 
-class AnthropicCountTokensResponse(_ResponseModel):
+class AnthropicCountTokensResponse(ResponseModel):
     """Tokens of a prompt."""
 
     input_tokens: int
 
 
-class ResponseUsage(_ResponseModel):
+class ResponseUsage(ResponseModel):
     """Tokens, as /v1/responses counts them."""
 
     input_tokens: int
@@ -357,7 +356,7 @@ class ResponseUsage(_ResponseModel):
     total_tokens: int
 
 
-class ResponsesResponse(_ResponseModel):
+class ResponsesResponse(ResponseModel):
     """The answer of /v1/responses: the input, echoed, and the output."""
 
     model_config = ConfigDict(extra="allow")
@@ -374,25 +373,25 @@ class ResponsesResponse(_ResponseModel):
     store: bool
 
 
-class GenerateResponse(_ResponseModel):
+class GenerateResponse(ResponseModel):
     """The answer of /generate: the prompt with each of its answers."""
 
     text: list[str]
 
 
-class AbortRequestsResponse(_ResponseModel):
+class AbortRequestsResponse(ResponseModel):
     """The number of requests that were ended."""
 
     aborted: int
 
 
-class ProfileResponse(_ResponseModel):
+class ProfileResponse(ResponseModel):
     """The path of the trace."""
 
     path: str
 
 
-class DeletedResponse(_ResponseModel):
+class DeletedResponse(ResponseModel):
     """A response that is kept no more."""
 
     id: str
@@ -400,7 +399,7 @@ class DeletedResponse(_ResponseModel):
     deleted: bool
 
 
-class CancelledRequest(_ResponseModel):
+class CancelledRequest(ResponseModel):
     """The request with this id was ended."""
 
     id: str
@@ -408,25 +407,25 @@ class CancelledRequest(_ResponseModel):
     cancelled: bool
 
 
-class IsSleepingResponse(_ResponseModel):
+class IsSleepingResponse(ResponseModel):
     """Whether anything of the engine sleeps."""
 
     is_sleeping: bool
 
 
-class IsPausedResponse(_ResponseModel):
+class IsPausedResponse(ResponseModel):
     """Whether no steps are made."""
 
     is_paused: bool
 
 
-class PauseResponse(_ResponseModel):
+class PauseResponse(ResponseModel):
     """The state after a pause or a resumption."""
 
     status: Literal["paused", "resumed"]
 
 
-class ServerInfoResponse(_ResponseModel):
+class ServerInfoResponse(ResponseModel):
     """The version, model and options of the server."""
 
     version: str
@@ -435,7 +434,18 @@ class ServerInfoResponse(_ResponseModel):
     engine: JsonDict
 
 
-class InvocationsResponse(RootModel[ChatCompletionResponse | CompletionResponse]):
+class InvocationsResponse(
+    RootModel[
+        ChatCompletionResponse
+        | CompletionResponse
+        | EmbeddingResponse
+        | ClassificationResponse
+        | ScoreResponse
+        | RerankResponse
+        | VoyageRerankResponse
+        | list[TEIRank]
+    ]
+):
     """As the route answers to which the body belongs."""
 
 
@@ -452,6 +462,7 @@ RESPONSE_MODELS: Mapping[str, type[BaseModel]] = {
     "post /v1/responses/{response_id}/cancel": ResponsesResponse,
     "post /v1/messages": AnthropicMessagesResponse,
     "post /v1/messages/count_tokens": AnthropicCountTokensResponse,
+    **POOLING_RESPONSE_MODELS,
     "post /tokenize": TokenizeResponse,
     "post /detokenize": DetokenizeResponse,
     "post /generate": GenerateResponse,
@@ -490,6 +501,11 @@ STREAM_MEDIA_TYPES: Mapping[str, str] = {
 }
 """Media type of streamed answers, by route."""
 
+BYTES_ROUTES = frozenset(
+    {"post /v1/embeddings", "post /embeddings", "post /pooling", "post /invocations"}
+)
+"""Routes that answer with raw vectors, if asked to."""
+
 TEXT_MEDIA_TYPES: Mapping[str, str] = {"get /metrics": "text/plain", "get /": "text/html"}
 
 ERROR_DESCRIPTIONS: Mapping[str, str] = {
@@ -510,7 +526,10 @@ ERROR_DESCRIPTIONS: Mapping[str, str] = {
 
 def add_response_schemas(document: JsonDict) -> None:
     """Fill in what every operation of an OpenAPI document answers."""
-    errors_of: tuple[type[BaseModel], ...] = (ErrorResponse, AnthropicErrorResponse)
+    errors_of: tuple[type[BaseModel], ...] = (
+        *(ErrorResponse, AnthropicErrorResponse),
+        *(TEIErrorResponse, RerankErrorResponse),
+    )
     kinds = {*errors_of, *RESPONSE_MODELS.values(), *STREAM_MODELS.values()}
     refs, made = models_json_schema(
         [(kind, "validation") for kind in sorted(kinds, key=lambda kind: kind.__name__)],
@@ -518,7 +537,7 @@ def add_response_schemas(document: JsonDict) -> None:
     )
     document.setdefault("components", {}).setdefault("schemas", {}).update(made["$defs"])
     for path, methods in document["paths"].items():
-        kind = AnthropicErrorResponse if path.startswith("/v1/messages") else ErrorResponse
+        kind = _error_model(path)
         errors = {
             status: {"description": text, "content": _json_content(refs[kind, "validation"])}
             for status, text in ERROR_DESCRIPTIONS.items()
@@ -531,12 +550,22 @@ def add_response_schemas(document: JsonDict) -> None:
             content = {} if answer is None else _json_content(refs[answer, "validation"])
             if name in STREAM_MEDIA_TYPES:
                 content[STREAM_MEDIA_TYPES[name]] = _stream_content(refs, name)
+            if name in BYTES_ROUTES:
+                content["application/octet-stream"] = {}
             if name in TEXT_MEDIA_TYPES:
                 content = {TEXT_MEDIA_TYPES[name]: {"schema": {"type": "string"}}}
             responses["200"].pop("content", None)
             if content:
                 responses["200"]["content"] = content
             responses.update(errors)
+
+
+def _error_model(path: str) -> type[BaseModel]:
+    if path.startswith("/v1/messages"):
+        return AnthropicErrorResponse
+    if path in TEI_ROUTES:
+        return TEIErrorResponse
+    return RerankErrorResponse if "rerank" in path or path == "/invocations" else ErrorResponse
 
 
 def _json_content(schema: JsonDict) -> JsonDict:

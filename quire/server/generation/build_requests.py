@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from quire.core.params import RequestOutputKind, SamplingParams
+from quire.core.types import Request
 from quire.errors import RequestError, context_overflow
 from quire.server.app_state import AppState
 from quire.server.formats.torch_archive import read_tensor
@@ -164,7 +165,8 @@ def _build_request(
         thinking=constraints.thinking,
     )
     _check_max_tokens(state, request, len(prepared.request.prompt))
-    return _with_tenant(prepared, context)
+    owned = with_tenant(prepared.request, context)
+    return prepared if owned is prepared.request else replace(prepared, request=owned)
 
 
 def _check_max_tokens(state: AppState, request: GenerationRequest, prompt: int) -> None:
@@ -183,19 +185,18 @@ def _check_max_tokens(state: AppState, request: GenerationRequest, prompt: int) 
     )
 
 
-def _with_tenant(one: PreparedRequest, context: RequestContext) -> PreparedRequest:
+def with_tenant(request: Request, context: RequestContext) -> Request:
     """Add the tenant of the key: its limits, and a part of the prefix cache of its own."""
-    owner, request = context.key_owner, one.request
+    owner = context.key_owner
     if not owner.tenant and context.deadline_at is None:
-        return one
+        return request
     salt = request.salt
     if owner.cache_salt:
         salt = hashlib.sha256(owner.cache_salt + request.salt).digest()
-    owned = replace(
+    return replace(
         request,
         tenant=owner.tenant,
         tenant_limits=owner.limits,
         salt=salt,
         deadline_at=context.deadline_at,
     )
-    return replace(one, request=owned)

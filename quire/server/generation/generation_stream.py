@@ -35,7 +35,11 @@ from quire.server.generation.events import (
 from quire.server.generation.generation_request import GenerationRequest
 from quire.server.generation.plan_answers import resolve_thinking_budget
 from quire.server.generation.request_context import read_request_context
-from quire.server.generation.validate import to_client_error, validate_request
+from quire.server.generation.validate import (
+    check_generates,
+    to_client_error,
+    validate_request,
+)
 from quire.server.telemetry.request_timer import RequestTimer, get_request_timer
 from quire.text.input_processor import PreparedRequest
 from quire.text.output.output_processor import RequestOutputProcessor, SequenceOutput
@@ -55,12 +59,20 @@ async def start_generation(
 
     detached: it continues when the client disconnects.
     """
+    check_generates(state)
     request = resolve_thinking_budget(state, request)
     validate_request(state, request)
     timer = get_request_timer(http)
     if request.timing or state.options.enable_per_request_metrics:
         timer.enable()
-    context = read_request_context(state, request, http, prefix, timer.received_at)
+    context = read_request_context(
+        state,
+        http,
+        prefix,
+        timer.received_at,
+        priority=request.priority,
+        request_id=request.request_id,
+    )
     client_watch = ClientWatch(
         None if detached else http.receive,
         context.timeout_s,

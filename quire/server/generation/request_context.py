@@ -13,7 +13,6 @@ from quire.core.params import INT64
 from quire.errors import RequestError
 from quire.server.app_state import MAX_ID_CHARS, REQUEST_ID_SCOPE_KEY, AppState, get_key_owner
 from quire.server.auth.api_keys import OPERATOR_OWNER, KeyOwner
-from quire.server.generation.generation_request import GenerationRequest
 
 MAX_TIMEOUT_S = 24 * 3600.0
 TIMEOUT_HEADER = "x-request-timeout"
@@ -38,14 +37,23 @@ class RequestContext:
 
 
 def read_request_context(
-    state: AppState, request: GenerationRequest, http: Request, prefix: str, arrived_at: float
+    state: AppState,
+    http: Request,
+    prefix: str,
+    arrived_at: float,
+    *,
+    priority: int | None,
+    request_id: str | None,
 ) -> RequestContext:
-    """Read the headers of a request. prefix: of its public id. Raises RequestError."""
+    """Read the headers of a request. prefix: of its public id. Raises RequestError.
+
+    priority, request_id: those of its body.
+    """
     timeout_s = _timeout_s(http.headers)
     length = http.headers.get("content-length", "")
     return RequestContext(
-        _public_id(prefix, http, request.request_id),
-        _priority(state, request, http.headers),
+        _public_id(prefix, http, request_id),
+        _priority(state, priority, http.headers),
         arrived_at,
         int(length) if length.isdecimal() else 0,
         get_key_owner(http),
@@ -69,9 +77,9 @@ def _timeout_s(headers: Mapping[str, str]) -> float | None:
     return seconds
 
 
-def _priority(state: AppState, request: GenerationRequest, headers: Mapping[str, str]) -> int:
+def _priority(state: AppState, asked: int | None, headers: Mapping[str, str]) -> int:
     """The header X-Vllm-Priority, or else the field of the body."""
-    wanted, param = request.priority or 0, "priority"
+    wanted, param = asked or 0, "priority"
     given = headers.get(PRIORITY_HEADER)
     if given is not None:
         param = "X-Vllm-Priority"

@@ -20,6 +20,7 @@ from quire.server.generation.generation_request import (
     GenerationRequest,
     RawPrompts,
 )
+from quire.server.pooling.pooling_request import TASK_ROUTES
 
 MAX_STOPS = 64
 """Stop strings of one request: each is searched for in all new text."""
@@ -71,6 +72,15 @@ def validate_request(state: AppState, request: GenerationRequest) -> None:
     _check_stream(request)
     if request.beams is not None:
         _check_beams(request)
+
+
+def check_generates(state: AppState) -> None:
+    """Raise RequestError, with the route that is meant, for a model that generates no text."""
+    if state.generates or state.pooling is None:
+        return
+    tasks = state.pooling.section.tasks
+    routes = " and ".join(TASK_ROUTES[one] for one in tasks)
+    raise RequestError(f"this model generates no text ({', '.join(tasks)}): use {routes}")
 
 
 def check_model(state: AppState, name: str | None) -> None:

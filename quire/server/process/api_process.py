@@ -37,6 +37,7 @@ from quire.engine.heartbeat_page import HeartbeatReader
 from quire.engine.messages import error_to_wire
 from quire.engine.startup.text_setup import (
     build_input_processor,
+    build_pooling_processor,
     load_engine_tokenizer,
     structured_defaults,
 )
@@ -334,6 +335,8 @@ def build_app_state(
         inputs=build_input_processor(
             config, tokenizer, process=orders.index + orders.count * orders.incarnation
         ),
+        pooling=build_pooling_processor(config, tokenizer),
+        generates=config.generates,
         tokenizer=tokenizer,
         chat_template=config.model.chat_template,
         served_model_names=config.model.served_names,
@@ -381,6 +384,10 @@ def _parser_options(options: ServerOptions) -> ParserOptions:
     )
 
 
+_POOLING_PATHS = {"embed": "/v1/embeddings", "classify": "/classify"}
+"""Task of a model -> its route."""
+
+
 def startup_message(services: AppState, options: ServerOptions, listener: socket.socket) -> str:
     """The text to print when the server is ready, with a command that works as it is."""
     base = listen_sockets.listener_url(options, listener)
@@ -393,6 +400,10 @@ def startup_message(services: AppState, options: ServerOptions, listener: socket
     if has_template:
         ask = {"role": "user", "content": "What is the capital of France?"}
         path, body = "/v1/chat/completions", {"messages": [ask]}
+    if services.pooling is not None and not services.generates:
+        task = services.pooling.section.tasks[0]
+        path = _POOLING_PATHS.get(task, "/pooling")
+        body = {"input": prompt}
     words = ["curl", f"{base}{path}", "-H", "Content-Type: application/json"]
     if options.uds is not None:
         words[1:1] = ["--unix-socket", options.uds]

@@ -6,7 +6,7 @@ Operation needs a switch: --enable-dev-routes for what affects all requests,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -23,10 +23,14 @@ from quire.server.formats import ignored_fields
 from quire.server.formats.body_reader import read_body, read_json_bytes
 from quire.server.formats.chat_request import ChatCompletionRequest
 from quire.server.formats.completion_request import CompletionRequest
+from quire.server.formats.embedding_request import EmbeddingRequest
+from quire.server.formats.pooling_request_body import ClassifyRequest
 from quire.server.formats.request_body import RequestBody, StringList
+from quire.server.formats.scoring_request import RerankRequest, ScoreRequest
 from quire.server.formats.sse import build_json_response
+from quire.server.formats.tei_request import TEIEmbedRequest
 from quire.server.generation.validate import check_model
-from quire.server.routes import cancel
+from quire.server.routes import cancel, embeddings, pooling, scoring, tei
 from quire.server.routes.chat import create_chat_completion
 from quire.server.routes.completions import create_completion
 
@@ -43,7 +47,10 @@ class AbortRequestsBody(RequestBody):
 
 BODIES: dict[str, tuple[type[RequestBody], ...]] = {
     "/abort_requests": (AbortRequestsBody,),
-    "/invocations": (ChatCompletionRequest, CompletionRequest),
+    "/invocations": (
+        *(ChatCompletionRequest, CompletionRequest, EmbeddingRequest, ClassifyRequest),
+        *(ScoreRequest, RerankRequest, TEIEmbedRequest),
+    ),
 }
 
 # -- models and version -----------------------------------------------------------------------
@@ -84,7 +91,7 @@ def _build_model_card(state: AppState, name: str) -> dict[str, Any]:
         "group": None,
         "is_blocking": False,
     }
-    return {
+    card = {
         "id": name,
         "object": "model",
         "created": state.created,
@@ -95,6 +102,18 @@ def _build_model_card(state: AppState, name: str) -> dict[str, Any]:
         "vocab_size": state.inputs.vocab_size,
         "permission": [permission],
     }
+    tasks = ["generate"] if state.generates else []
+    if state.pooling is not None:
+        section = state.pooling.section
+        tasks += section.tasks
+        card["pooling"] = {
+            "methods": section.methods,
+            "size": section.size,
+            "normalize": section.normalize,
+            "matryoshka": section.matryoshka,
+            "labels": section.labels,
+        }
+    return {**card, "tasks": tasks}
 
 
 @router.get("/version", tags=["health"])
@@ -248,25 +267,52 @@ def _conflicts_as_409() -> Iterator[None]:
 
 @router.post("/invocations", tags=["older servers"])
 async def invocations(http: Request) -> Response:
-    """The body selects the route: messages go to chat, a prompt to completions."""
-    raw = await read_json_bytes(http, get_app_state(http).options.max_body_bytes)
-    body = InvocationsBody.model_validate_json(raw)
-    given = body.model_extra or {}
-    if "messages" in given:
-        return await create_chat_completion(_with_body(http, raw))
-    if "prompt" in given:
-        return await create_completion(_with_body(http, raw))
-    message = "/invocations takes messages (a chat) or a prompt (a completion)"
-    if _POOLING_FIELDS.intersection(given):
-        raise Unsupported(f"{message}: models that give vectors or scores are not built yet")
-    raise RequestError(message, param="messages")
+    """The body and the model select the route: messages go to chat, a prompt to completions."""
+    state = get_app_state(http)
+    raw = await read_json_bytes(http, state.options.max_body_bytes)
+    given = InvocationsBody.model_validate_json(raw).model_extra or {}
+    route = _select_route(state, given.keys())
+    if route is None:
+        known = ", ".join(("messages", "prompt", *_POOLING_ROUTES, "query and documents"))
+        raise RequestError(f"/invocations takes a body with one of {known}", param="messages")
+    return await route(_with_body(http, raw))
 
 
 class InvocationsBody(RequestBody):
     """An object of whatever kind."""
 
 
-_POOLING_FIELDS = frozenset({"input", "query", "queries", "documents", "text_1", "data_1", "items"})
+_Route = Callable[[Request], Awaitable[Response]]
+_POOLING_ROUTES: Mapping[str, _Route] = {
+    "queries": scoring.create_score,
+    "data_1": scoring.create_score,
+    "text_1": scoring.create_score,
+    "input": embeddings.create_embedding,
+    "inputs": tei.embed,
+}
+"""Field that only bodies of a route have -> the route."""
+_LABEL_ROUTES: Mapping[str, _Route] = {"input": pooling.classify, "inputs": tei.predict}
+_TOKEN_ROUTES: Mapping[str, _Route] = {"input": pooling.create_pooling, "inputs": tei.embed_all}
+_TASK_ROUTES = {
+    "classify": _LABEL_ROUTES,
+    "token_classify": _TOKEN_ROUTES,
+    "token_embed": _TOKEN_ROUTES,
+}
+"""The same, for models with another task than to embed."""
+
+
+def _select_route(state: AppState, fields: Collection[str]) -> _Route | None:
+    if state.generates and "messages" in fields:
+        return create_chat_completion
+    if "prompt" in fields:
+        return create_completion
+    if "query" in fields:
+        return scoring.create_rerank
+    task = "embed" if state.pooling is None else state.pooling.section.tasks[0]
+    routes = {**_POOLING_ROUTES, **_TASK_ROUTES.get(task, {})}
+    if "messages" in fields:
+        return routes["input"]
+    return next((route for name, route in routes.items() if name in fields), None)
 
 
 def _with_body(http: Request, raw: bytes) -> Request:

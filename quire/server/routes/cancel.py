@@ -21,7 +21,10 @@ from quire.server.formats.sse import build_json_response
 
 router = APIRouter()
 
-ID_PREFIXES = ("", "chatcmpl-", "cmpl-", "resp_", "msg_", "gen-")
+ID_PREFIXES = (
+    *("", "chatcmpl-", "cmpl-", "resp_", "msg_", "gen-"),
+    *("embd-", "pool-", "classify-", "score-", "rerank-", "predict-", "generative-scoring-"),
+)
 """Prefixes of the X-Request-Id in the ids of answers."""
 
 

@@ -16,21 +16,10 @@ from quire.server.app_state import get_app_state
 
 router = APIRouter()
 
-_POOLING = "pooling models (embeddings, scores) are not supported yet"
 _SPEECH = "speech models are not supported yet"
 _IMAGES = "image models are not supported yet"
 
 UNSUPPORTED_ROUTES = {
-    "/v1/embeddings": _POOLING,
-    "/v2/embed": _POOLING,
-    "/pooling": _POOLING,
-    "/classify": _POOLING,
-    "/score": _POOLING,
-    "/v1/score": _POOLING,
-    "/rerank": _POOLING,
-    "/v1/rerank": _POOLING,
-    "/v2/rerank": _POOLING,
-    "/generative_scoring": _POOLING,
     "/v1/audio/transcriptions": _SPEECH,
     "/v1/audio/translations": _SPEECH,
     "/v1/audio/speech": _SPEECH,
@@ -51,7 +40,10 @@ UNSUPPORTED_ROUTES = {
 }
 """POST path -> what is missing, or what to do instead."""
 
-SERVED_ROUTES = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /tokenize"
+SERVED_ROUTES = (
+    "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, "
+    "/classify, /score, /rerank, /tokenize"
+)
 
 
 def _make_refusing_route(path: str, why: str) -> Callable[[Request], Awaitable[Response]]:

@@ -25,6 +25,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.core.snapshot import Snapshot
+from quire.core.types import Request as CoreRequest
 from quire.errors import QuireError
 from quire.server.app_state import VERSION, AppState
 from quire.server.auth.api_keys import KeySet
@@ -97,6 +98,14 @@ class Telemetry:
         self.request_log.log_request(public_id, prepared)
         if self.tracing is not None:
             self.tracing.on_submitted(headers, [one.request.id for one in prepared])
+
+    def on_pooling_submitted(
+        self, headers: Mapping[str, str], public_id: str, requests: Sequence[CoreRequest]
+    ) -> None:
+        """These pooling requests of one body are given to the engine now."""
+        self.request_log.log_pooling(public_id, requests)
+        if self.tracing is not None:
+            self.tracing.on_submitted(headers, [one.id for one in requests])
 
     def on_events(
         self, public_id: str, texts: dict[int, str], events: Sequence[GenerationEvent]

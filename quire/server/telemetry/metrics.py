@@ -105,6 +105,8 @@ class RequestMetrics:
                 life.tokens[index] += count
             if update.timing is not None:
                 life.timings[index] = update.timing
+            if update.pooled is not None:
+                life.cached_tokens = update.cached_tokens
             if update.finish is not None:
                 self._record_end(life, index, update.finish)
 
@@ -150,6 +152,10 @@ class RequestMetrics:
         if timing is not None:
             self._observe("request_num_preemptions", timing.preemptions)
             self._observe("request_queue_time_seconds", timing.scheduled_at - timing.accepted_at)
+            if life.request.pooling is not None:
+                spent = timing.ended_at - timing.scheduled_at  # all of it is prompt
+                self._observe("request_prefill_time_seconds", spent)
+                self._observe("request_inference_time_seconds", spent)
             if first is not None and timing.first_token_at is not None:
                 before = timing.scheduled_at
                 self._observe("request_prefill_time_seconds", timing.first_token_at - before)
@@ -172,7 +178,8 @@ class RequestMetrics:
             "request_prefill_kv_computed_tokens", len(request.prompt) - life.cached_tokens
         )
         self._observe("request_max_num_generation_tokens", max(life.tokens))
-        self._observe("request_params_max_tokens", request.stop.max_tokens)
+        if request.pooling is None:
+            self._observe("request_params_max_tokens", request.stop.max_tokens)
         self._observe("request_params_n", request.params.n)
         if self._on_request_end is not None:
             self._on_request_end(life)

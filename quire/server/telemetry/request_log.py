@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from quire.core.params import SamplingParams
+from quire.core.types import Request
 from quire.server.generation.events import ChoiceDelta, ChoiceFinish, GenerationEvent
 from quire.server.options import ServerOptions
 from quire.text.input_processor import PreparedRequest
@@ -57,6 +58,24 @@ class RequestLog:
                     if text is not None
                     else list(request.prompt[: self._max_chars])
                 )
+                log.debug("prompt of %s: %r", public_id, shown, extra={"request_id": public_id})
+
+    def log_pooling(self, public_id: str, requests: Sequence[Request]) -> None:
+        """The pooling requests of one body are given to the engine."""
+        if not (self.logs_requests and requests):
+            return
+        tokens = sum(len(one.prompt) for one in requests)
+        log.info(
+            "request %s: %d inputs, %d prompt tokens, %s",
+            public_id,
+            len(requests),
+            tokens,
+            requests[0].pooling,
+            extra={"request_id": public_id, "prompt_tokens": tokens},
+        )
+        if log.isEnabledFor(logging.DEBUG):
+            for one in requests:
+                shown = list(one.prompt[: self._max_chars])
                 log.debug("prompt of %s: %r", public_id, shown, extra={"request_id": public_id})
 
     def log_events(

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.types import Message, Send
 
 from quire.core.sequence_timing import BREAKDOWN_WITH_RECOVERY_FIELDS, SequenceTiming
+from quire.core.types import Request as CoreRequest
 from quire.core.types import Update
 from quire.server.generation.events import GenerationEvent
 from quire.text.input_processor import PreparedRequest
@@ -45,6 +46,12 @@ class RequestObserver(Protocol):
         self, headers: Mapping[str, str], public_id: str, prepared: Sequence[PreparedRequest]
     ) -> None:
         """These requests are given to the engine now."""
+        ...
+
+    def on_pooling_submitted(
+        self, headers: Mapping[str, str], public_id: str, requests: Sequence[CoreRequest]
+    ) -> None:
+        """These pooling requests of one body are given to the engine now."""
         ...
 
     def on_events(
@@ -91,15 +98,26 @@ class RequestTimer:
 
     def record_submitted(self, public_id: str, prepared: Sequence[PreparedRequest]) -> None:
         """The requests are given to the engine now."""
-        self._submitted_at = self._clock()
-        self.public_id = public_id
-        self.request_ids = tuple(one.request.id for one in prepared)
-        first = 0
-        for one in prepared:
-            self._first_choice[one.request.id] = first
-            first += one.request.n
+        self._start_waiting(public_id, [one.request for one in prepared])
         if self._observer is not None:
             self._observer.on_submitted(self._headers, public_id, prepared)
+
+    def record_pooling_submitted(self, public_id: str, requests: Sequence[CoreRequest]) -> None:
+        """The pooling requests of one body are given to the engine now."""
+        self._start_waiting(public_id, requests)
+        if self._observer is not None:
+            self._observer.on_pooling_submitted(self._headers, public_id, requests)
+
+    def _start_waiting(self, public_id: str, requests: Sequence[CoreRequest]) -> None:
+        self._submitted_at = self._clock()
+        self.public_id = public_id
+        self.request_ids = tuple(one.id for one in requests)
+        if not self.is_enabled:
+            return
+        first = 0
+        for one in requests:
+            self._first_choice[one.id] = first
+            first += one.n
         self._enter_state("wait", self._clock())
 
     def record_updates(self, updates: Sequence[Update]) -> None:

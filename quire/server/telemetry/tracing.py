@@ -90,6 +90,8 @@ def request_phases(life: RequestTimes) -> list[tuple[str, float, float]]:
     arrived, scheduled = life.request.arrived_at, timing.scheduled_at
     first = timing.first_token_at
     found = [("queue", arrived, max(scheduled, arrived))]
+    if life.request.pooling is not None:
+        found.append(("prefill", scheduled, timing.ended_at))
     if first is not None:
         found.append(("prefill", scheduled, first))
         if last > first:
@@ -104,10 +106,6 @@ def span_attributes(life: RequestTimes, model: str, now: float) -> dict[str, Any
     attributes: dict[str, Any] = {
         "gen_ai.response.model": model,
         "gen_ai.request.id": request.id,
-        "gen_ai.request.max_tokens": request.stop.max_tokens,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
-        "gen_ai.request.n": params.n,
         "gen_ai.response.finish_reasons": [reason or "" for reason in life.finish_reasons],
         "gen_ai.usage.num_sequences": request.n,
         "gen_ai.usage.prompt_tokens": request.num_prompt_tokens,
@@ -117,6 +115,13 @@ def span_attributes(life: RequestTimes, model: str, now: float) -> dict[str, Any
         "gen_ai.latency.e2e": now - request.arrived_at,
         "quire.usage.cached_tokens": life.cached_tokens,
     }
+    if request.pooling is not None:
+        attributes["quire.request.pooling_task"] = request.pooling.task
+    else:
+        attributes["gen_ai.request.max_tokens"] = request.stop.max_tokens
+        attributes["gen_ai.request.temperature"] = params.temperature
+        attributes["gen_ai.request.top_p"] = params.top_p
+        attributes["gen_ai.request.n"] = params.n
     firsts = [at for at in life.first_token_times if at is not None]
     if firsts:
         attributes["gen_ai.latency.time_to_first_token"] = min(firsts) - request.arrived_at

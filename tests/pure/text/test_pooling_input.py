@@ -77,7 +77,7 @@ def test_a_text_gets_the_special_tokens_of_its_tokenizer():
     (made,) = processor().process_prompts(["a B c"], name="x", common={"priority": 3})
     (request,) = made.requests
     assert request.prompt == words("[CLS] a b c [SEP]")
-    assert (request.id, request.priority, made.num_tokens) == ("x-0", 3, 5)
+    assert (request.id, request.priority, made.num_tokens) == ("x.0", 3, 5)
     assert request.pooling == Pooling("embed")
     assert not request.read_prefix_cache  # a mean needs the state of every token
     assert request.token_types == b""
@@ -325,7 +325,7 @@ def test_a_long_text_is_divided_if_the_model_allows_it():
     (made,) = one.process_prompts(["a b c d e f g"])
     assert prompts_of([made]) == [words("[CLS] a b c [SEP]"), words("[CLS] d e f [SEP]"),
                                   words("[CLS] g [SEP]")]  # fmt: skip
-    assert [request.id for request in made.requests] == ["pool-0.0", "pool-0.1", "pool-0.2"]
+    assert [request.id for request in made.requests] == ["pool.0.0", "pool.0.1", "pool.0.2"]
     assert made.normalize
     assert not any(request.pooling.use_activation for request in made.requests)
     (made,) = one.process_prompts([[7] * 9], PoolingParams(use_activation=False))

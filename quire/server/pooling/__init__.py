@@ -1,0 +1,1 @@
+"""Requests that end with a vector, labels or scores."""
