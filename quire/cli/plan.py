@@ -99,7 +99,7 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     config_folder = _folder(options, model_options.hf_config_path or model_options.model)
     hf = read_hf_config(config_folder, model_options.hf_overrides, model_options.config_format)
     check_served(hf["model_type"])
-    pooling = read_pooling_facts(folder, hf)
+    pooling = read_pooling_facts(folder, hf, generates=options.pooling.wants_text)
     use = choose_model_use(options.pooling, pooling, model_options.model)
     weights, source = weight_facts(options, folder, hf, head=use.has_logits)
     facts = read_model_facts(

@@ -107,12 +107,14 @@ def resolve_identity(hf: Json) -> dict[str, Any]:
     classes, stated = found.get("architectures"), found.get("model_type")
     if stated is not None and not isinstance(stated, str):
         raise ConfigError(f"config.json: model_type is {stated!r:.80}; it must be a string")
-    if classes is not None and not (
-        isinstance(classes, list) and all(isinstance(one, str) for one in classes)
-    ):
-        raise ConfigError(
-            f"config.json: architectures is {classes!r:.80}; it must be a list of class names"
-        )
+    for stated_classes in (classes, found.get("wrapper_architectures")):
+        if stated_classes is not None and not (
+            isinstance(stated_classes, list) and all(isinstance(x, str) for x in stated_classes)
+        ):
+            raise ConfigError(
+                f"config.json: architectures is {stated_classes!r:.80}; it must be a list of class "
+                "names"
+            )
     if isinstance(positions := found.get("position_embedding_type"), str):
         stated = _BY_POSITIONS.get((str(stated), positions), stated)
     names = [_TYPES.get(one, _CLASS_SUFFIX.sub("", one)) for one in classes or () if _named(one)]

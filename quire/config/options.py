@@ -138,6 +138,11 @@ class PoolingOptions:
     """Prompt that is put before texts of embedding requests that name none. None: as the model's
     files state; none: no prompt."""
 
+    @property
+    def wants_text(self) -> bool:
+        """Whether the user wants a model that generates, whatever its files state."""
+        return self.runner == "generate" or self.task == "generate"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:

@@ -113,23 +113,27 @@ class PoolingFacts:
             if value is not None:
                 return activation_of(value, f"config.json: {key}")
         problem = self.hf.get("problem_type")
-        if problem is not None and problem not in PROBLEM_TYPES:
+        if problem is None:
+            return None
+        if not isinstance(problem, str) or problem not in PROBLEM_TYPES:
             raise _error("problem_type", problem, f"one of {', '.join(PROBLEM_TYPES)}")
-        return None if problem is None else PROBLEM_TYPES[problem]
+        return PROBLEM_TYPES[problem]
 
     def label_tokens(self) -> tuple[str, ...]:
         """Return the tokens whose logits are labels; (): the head is in the checkpoint."""
         tokens = self.hf.get("classifier_from_token")
         if tokens is None:
             return ()
-        if not isinstance(tokens, list) or not all(isinstance(one, str) for one in tokens):
+        is_list = isinstance(tokens, (list, tuple))
+        if not is_list or not all(isinstance(one, str) for one in tokens):
             raise _error("classifier_from_token", tokens, "a list of tokens")
         return tuple(tokens)
 
     def matryoshka(self) -> tuple[bool, tuple[int, ...]]:
         """Return whether embeddings may be cut, and the sizes; (): to any."""
         sizes, declared = self.hf.get("matryoshka_dimensions"), self.hf.get("is_matryoshka")
-        if sizes is not None and not (isinstance(sizes, list) and all(map(_is_size, sizes))):
+        is_list = isinstance(sizes, (list, tuple))
+        if sizes is not None and not (is_list and all(map(_is_size, sizes))):
             raise _error("matryoshka_dimensions", sizes, "a list of integers >= 1")
         if declared is not None and not isinstance(declared, bool):
             raise _error("is_matryoshka", declared, "true or false")
@@ -165,8 +169,13 @@ class PoolingFacts:
         return STATED_METHODS[stated]
 
 
-def read_pooling_facts(folder: Path, hf: Json) -> PoolingFacts:
-    """Read them from a model's folder. hf: of read_hf_config(). Raises ConfigError."""
+def read_pooling_facts(folder: Path, hf: Json, *, generates: bool = False) -> PoolingFacts:
+    """Read them from a model's folder. Raises ConfigError.
+
+    hf: of read_hf_config(). generates: the user wants text, so files about pooling are not read.
+    """
+    if generates:
+        return PoolingFacts(hf=hf)
     modules = read_modules(folder) or read_colbert_folder(folder, hf)
     found = tuple(name for name in TOKEN_LAYERS if (folder / name).is_file())
     return PoolingFacts(hf=hf, modules=modules, token_layers=found)

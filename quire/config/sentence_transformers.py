@@ -129,10 +129,14 @@ def read_modules(folder: Path) -> FolderModules | None:
 
 
 def weight_folders(folder: Path) -> list[str]:
-    """Return the folders of modules with weights of their own. Raises ConfigError."""
+    """Return the folders of modules with weights of their own; [] if the files are not supported,
+    which matters only if the model pools."""
     if not (folder / MODULES_FILE).is_file():
         return []
-    return [path for kind, path in _FolderReader(folder).entries() if kind == "Dense"]
+    try:
+        return [path for kind, path in _FolderReader(folder).entries() if kind == "Dense"]
+    except ConfigError:
+        return []
 
 
 def activation_of(name: object, where: str) -> str:
@@ -341,7 +345,8 @@ class _FolderReader:
             some = "" if at == 0 else f" {', '.join(_READERS)}"
             raise ConfigError(
                 f"{self._modules_file}: module {at} is of type {stated!r:.120}; {place}{some} of "
-                "sentence_transformers or pylate (types are not imported)"
+                "sentence_transformers or pylate (types are not imported); with runner=generate "
+                "these files are not read"
             )
         return kind
 

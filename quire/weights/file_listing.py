@@ -83,7 +83,7 @@ def weight_patterns(names: Iterable[str], load_format: str = "auto") -> list[str
 
 
 def module_weights(folder: Path, names: Iterable[str]) -> list[str]:
-    """Weight files of a folder's modules, given a repository's file names. Raises ConfigError."""
+    """Weight files of a folder's modules, given a repository's file names."""
     listed = set(names)
     found = []
     for one in weight_folders(folder):
@@ -115,7 +115,7 @@ def index_name(path: Path) -> str:
 
 def missing_files(folder: Path, load_format: str = "auto") -> list[str]:
     """Return the files of the folder's index that are missing, and those of its modules. [] if it
-    is complete. Raises ConfigError."""
+    is complete."""
     modules = [
         f"{one}/{MODULE_WEIGHTS[0]}"
         for one in weight_folders(folder)

@@ -57,7 +57,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         )
     )
     hf = read_hf_config(config_folder, section.hf_overrides, section.config_format)
-    pooling = read_pooling_facts(folder, hf)
+    pooling = read_pooling_facts(folder, hf, generates=options.pooling.wants_text)
     use = choose_model_use(options.pooling, pooling, section.model)
     model_type, model_config = read_model_config(
         hf,

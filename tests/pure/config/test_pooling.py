@@ -1,6 +1,8 @@
 """What a model does, and the section of pooling: options, then files, then the class."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import DenseSection
@@ -325,6 +327,38 @@ def test_what_a_model_does_is_one_sentence():
     assert describe_pooling(section("BertForSequenceClassification", hf={"num_labels": 1})[1]) == (
         "classify, token_classify; 1 label, sigmoid of logits"
     )
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 99) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)  # fmt: skip
+FIELDS = st.sampled_from(
+    [
+        *("num_labels", "id2label", "problem_type", "sentence_transformers", "method", "pooling"),
+        *("classifier_from_token", "matryoshka_dimensions", "is_matryoshka", "head_dtype"),
+        *("sbert_ce_default_activation_function", "task_instructions", "classifier_pooling"),
+        *("is_causal", "type_vocab_size", "use_bidirectional_attention"),
+    ]
+)
+CLASSES = [
+    "LlamaForCausalLM",
+    "LlamaModel",
+    "LlamaForSequenceClassification",
+    "XForTokenClassification",
+]
+
+
+@given(st.sampled_from(CLASSES), st.dictionaries(FIELDS, ANY, max_size=4))
+def test_any_config_gives_a_section_or_a_config_error(architecture, hf):
+    try:
+        _, found = section(architecture, hf=hf)
+    except ConfigError:
+        return
+    assert found.tasks
+    assert found.size >= 1
+    assert len(found.labels) in (0, found.size)
 
 
 def test_inputs_that_are_divided():
