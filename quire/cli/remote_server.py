@@ -77,10 +77,10 @@ class RemoteServer:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
 
-    @property
-    def has_version_path(self) -> bool:
-        """Whether the base URL ends in /v1, with which the paths of a batch begin."""
-        return self._url_parts.path.endswith("/v1")
+    def without_version_path(self) -> RemoteServer:
+        """Return the same server by a base URL without /v1, with which paths may begin."""
+        key = self._headers.get("Authorization", "").removeprefix("Bearer ")
+        return RemoteServer(self._url.removesuffix("/v1"), key or None)
 
     def resolve_model(self, wanted: str | None) -> str:
         """Return the model's name in requests: the given one, or the server's first."""

@@ -100,11 +100,11 @@ async def _run_on_server(
 ) -> tuple[int, int]:
     at_once = args.max_inflight or MAX_CONCURRENCY["there"]
     loop = asyncio.get_running_loop()
+    root = server.without_version_path()
     with ThreadPoolExecutor(at_once) as threads:
 
         def ask(path: str, body: dict[str, Any]) -> Awaitable[ServerReply]:
-            short = path.removeprefix("/v1") if server.has_version_path else path
-            return loop.run_in_executor(threads, server.request, "POST", short, body)
+            return loop.run_in_executor(threads, root.request, "POST", path, body)
 
         return await _run_all(lines, into, ask, at_once)
 

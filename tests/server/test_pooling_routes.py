@@ -260,6 +260,12 @@ def test_tokens_of_a_pooling_model_are_shown(embedder):
     assert ask(embedder, "/detokenize", tokens=ids)["prompt"] == "hello"
 
 
+def test_the_page_says_that_a_model_does_not_write(embedder, server):
+    told = httpx.get(f"{embedder.url}/quire/about").json()
+    assert (told["generates"], told["tasks"]) == (False, ["embed"])
+    assert httpx.get(f"{server.url}/quire/about").json()["generates"]
+
+
 def test_the_model_list_says_what_a_model_does(embedder, classifier, server):
     cards = [httpx.get(f"{one.url}/v1/models").json()["data"][0] for one in (embedder, server)]
     assert [one["tasks"] for one in cards] == [["embed"], ["generate", "embed"]]

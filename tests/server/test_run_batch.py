@@ -1,16 +1,19 @@
 """`quire run-batch`: OpenAI batch files, at a server and in this process."""
 
 import asyncio
+import base64
 import http.server
 import json
 import threading
 
+import numpy as np
 import pytest
 
 from quire.cli import main
 from quire.cli.batch_lines import run_requests
 from quire.cli.remote_server import ServerReply
 from quire.cli.run_batch import call_app
+from tests.server.harness import CLASSIFIES, EMBEDS, Server, vector_of
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "temperature": 0}
 
@@ -149,3 +152,34 @@ def test_no_more_requests_than_asked_for_are_at_work_and_order_is_kept():
 
     assert asyncio.run(all_of_them()) == [str(n) for n in range(200)]
     assert most == 3
+
+
+def test_embeddings_labels_scores_and_ranks_in_a_batch(capsys, server, tokenizer, tmp_path):
+    lines = [
+        line("a", {"input": ["hello", "you"]}, "/v1/embeddings"),
+        line("b", {"input": "hello", "encoding_format": "base64"}, "/v1/embeddings"),
+        line("c", {"texts": ["hello"]}, "/v2/embed"),
+        line("d", {"input": "hello", "encoding_format": "bytes"}, "/v1/embeddings"),
+        line("e", {"input": "hello"}, "/classify"),
+    ]
+    _, found, err = run(capsys, tmp_path, lines, "--url", f"{server.url}/v1")
+    assert "3 answered, 2 with an error" in err
+    bodies = [one["response"] and one["response"]["body"] for one in found]
+    want = vector_of(tokenizer.encode("hello"))
+    assert np.array_equal(np.array(bodies[0]["data"][0]["embedding"], np.float32), want)
+    assert base64.b64decode(bodies[1]["data"][0]["embedding"]) == want.tobytes()
+    assert np.array_equal(np.array(bodies[2]["embeddings"]["float"][0], np.float32), want)
+    assert found[3]["error"]["param"] == "encoding_format"
+    assert "/v1/embeddings" in found[4]["error"]["message"]
+    with Server(tokenizer, pooling=EMBEDS, generates=False).running() as ranks:
+        pairs = [
+            line("s", {"text_1": "a", "text_2": ["b", "a"]}, "/v1/score"),
+            line("r", {"query": "a", "documents": ["b", "a"]}, "/v1/rerank"),
+        ]
+        _, found, _ = run(capsys, tmp_path, pairs, "--url", f"{ranks.url}/v1")
+        scores = [one["score"] for one in found[0]["response"]["body"]["data"]]
+        ranked = found[1]["response"]["body"]["results"]
+        assert [one["relevance_score"] for one in ranked] == sorted(scores)[::-1]
+    with Server(tokenizer, pooling=CLASSIFIES, generates=False).running() as labels:
+        (one,) = run(capsys, tmp_path, [lines[4]], "--url", f"{labels.url}/v1")[1]
+        assert one["response"]["body"]["data"][0]["label"] in CLASSIFIES.labels

@@ -99,6 +99,8 @@ def describe_model(state: AppState) -> dict[str, Any]:
         "max_model_len": state.max_model_len,
         "max_logprobs": state.inputs.max_logprobs,
         "text": state.tokenizer is not None,
+        "generates": state.generates,
+        "tasks": [] if state.pooling is None else state.pooling.section.tasks,
         "chat": bool(templates),
         "thinking": any("enable_thinking" in one for one in templates),
         "controls": [asdict(one) for one in build_sampling_controls(state)],

@@ -20,9 +20,10 @@ async function start() {
   say($("model"), about.model);
   $("model").title = `${about.model}: up to ${about.max_model_len} tokens, quire ${about.version}`;
   if (!about.text) say($("welcome-text"), "This server has no tokenizer: it takes token ids only, so there is no chat here.");
+  else if (!about.generates) say($("welcome-text"), `This model does not write: it is for ${about.tasks.join(" and ")}. See /docs.`);
   else if (!about.chat) say($("welcome-text"), "This model has no chat template: it goes on from what you write.");
   $("open-settings").disabled = false; // till now there was nothing behind these
-  $("say").disabled = $("send").disabled = !about.text;
+  $("say").disabled = $("send").disabled = !(about.text && about.generates);
   const settings = new Settings(about, () => $("keep").checked && chat.keep());
   const chat = new Chat(settings, about);
   panel(settings, chat);
