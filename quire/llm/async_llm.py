@@ -13,6 +13,7 @@ import logging
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,10 +23,15 @@ from quire.config.engine_args import options_of
 from quire.config.engine_config import EngineConfig
 from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
+from quire.core.pooling_params import PoolingParams
 from quire.engine.client.engine_client import EngineClient, Transport
 from quire.engine.client.generation import OutputGeneration, start_output_generation
 from quire.engine.client.zmq_transport import ZmqTransport
-from quire.engine.startup.text_setup import build_input_processor, load_engine_tokenizer
+from quire.engine.startup.text_setup import (
+    build_input_processor,
+    build_pooling_processor,
+    load_engine_tokenizer,
+)
 from quire.engine.supervise.engine_restarter import (
     EngineRestarter,
     EngineRestarterThread,
@@ -35,8 +41,10 @@ from quire.engine.supervise.process_launcher import EngineProcessHandle
 from quire.engine.supervise.watchdog import Watchdog
 from quire.errors import EngineDead, EngineError, Unsupported
 from quire.llm.compat import ModelConfigView, check_priority, refuse_lora
-from quire.outputs import RequestOutput
+from quire.llm.pooling import make_outputs, read_settings, require_processor
+from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.text.input_processor import PreparedRequest
+from quire.text.pooling_input import PoolingInput
 from quire.text.prompts import Prompt
 from quire.text.tokenizing.tokenizer import Tokenizer
 
@@ -78,7 +86,8 @@ class AsyncLLM:
         self.inputs = build_input_processor(config, tokenizer)
         self._connect = connect
         self._request_numbers = itertools.count()
-        self._running: dict[str, list[OutputGeneration]] = {}  # by the user's id
+        self._pooling_inputs = build_pooling_processor(config, tokenizer)
+        self._running: dict[str, list[OutputGeneration | RunningPool]] = {}  # by the user's id
         self._client: EngineClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
@@ -210,13 +219,9 @@ class AsyncLLM:
                 tokenization=tokenization,
             )
 
-        fields = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
-        text = fields.get("prompt")
-        is_long = isinstance(text, str) and len(text) > LONG_CHARS
-        is_long |= fields.get("prompt_embeds") is not None
-        return await asyncio.to_thread(work) if is_long else work()
+        return await asyncio.to_thread(work) if _is_long(prompt) else work()
 
-    def _forget(self, name: str, generation: OutputGeneration) -> None:
+    def _forget(self, name: str, generation: OutputGeneration | RunningPool) -> None:
         left = [one for one in self._running.get(name, ()) if one is not generation]
         if left:
             self._running[name] = left
@@ -238,11 +243,43 @@ class AsyncLLM:
                 raise TimeoutError(f"{len(self._running)} requests ran for {drain_timeout} s more")
             await asyncio.sleep(DRAIN_POLL_S)
 
-    async def encode(self, *given: Any, **named: Any) -> AsyncIterator[NoReturn]:
-        """Needs a pooling model."""
-        message = "encode() needs a pooling model; quire supports generating models only"
-        raise Unsupported(message)
-        yield  # an async iterator, as with a pooling model
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        lora_request: object | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        """Give one output: the vector, labels or rows of a prompt, as the task of the params is.
+
+        Raises RequestError before anything runs, EngineError if the request fails, EngineDead.
+        """
+        processor = require_processor(self._pooling_inputs, "encode")
+        refuse_lora(lora_request)
+        number = next(self._request_numbers)
+        name = f"request-{number}" if request_id is None else str(request_id)
+        client = self._on_this_loop()
+        params, options = read_settings(pooling_params, None, tokenization_kwargs)
+        rank = check_priority(priority, self.config.scheduler.policy)
+        common = {"priority": rank, "arrived_at": time.monotonic()}
+
+        def work() -> list[PoolingInput]:
+            return processor.process_prompts(
+                [prompt], params, name=f"{name}-{number}", options=options, common=common
+            )
+
+        inputs = await asyncio.to_thread(work) if _is_long(prompt) else work()
+        running = RunningPool([request.id for request in inputs[0].requests])
+        self._running.setdefault(name, []).append(running)
+        try:
+            updates = await client.pool(inputs[0].requests)
+        finally:
+            self._forget(name, running)
+        arrays, cached = make_outputs(inputs, updates)
+        yield PoolingRequestOutput(name, PoolingOutput(arrays[0]), inputs[0].token_ids, cached[0])
 
     # -- the engine's properties ----------------------------------------------------------------
 
@@ -261,7 +298,9 @@ class AsyncLLM:
         return self.model_config
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        return ("generate",)
+        section = self.config.pooling
+        tasks = () if section is None else section.tasks
+        return ("generate", *tasks) if self.config.generates else tasks
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the defaults of sampling parameters: the model's generation config."""
@@ -380,6 +419,21 @@ class AsyncLLM:
         self._client.restart_wait_s = self.config.recovery.wait_s
         self._client.start()
         return self._client
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningPool:
+    """The requests of one call of encode()."""
+
+    request_ids: list[str]
+
+
+def _is_long(prompt: Prompt) -> bool:
+    """Whether making a request of a prompt takes long."""
+    fields = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
+    text = fields.get("prompt")
+    is_long = isinstance(text, str) and len(text) > LONG_CHARS
+    return is_long or fields.get("prompt_embeds") is not None
 
 
 class EngineConnector:

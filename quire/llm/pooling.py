@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.pooling_params import PoolingParams
-from quire.core.types import Update
-from quire.errors import RequestError
+from quire.core.types import Pooled, Update
+from quire.errors import RequestError, Unsupported
 from quire.llm.compat import refuse_lora
 from quire.llm.engine import LLMEngine
 from quire.llm.progress import ProcessedBar, UseTqdm
@@ -153,7 +153,7 @@ class PoolingMethods:
         """
         processor = self._pooling_processor("score")
         refuse_lora(lora_request)
-        params, options = _settings(
+        params, options = read_settings(
             pooling_params,
             truncate_prompt_tokens,
             tokenization_kwargs,
@@ -195,7 +195,7 @@ class PoolingMethods:
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         refuse_lora(lora_request)
         given = normalize_prompts(prompts)
-        params, options = _settings(pooling_params, truncate_prompt_tokens, tokenization_kwargs)
+        params, options = read_settings(pooling_params, truncate_prompt_tokens, tokenization_kwargs)
         number = next(self._ids)
         inputs = processor.process_prompts(
             given, params, task=task, name=f"pool-{number}", options=options,
@@ -216,38 +216,53 @@ class PoolingMethods:
         bar = ProcessedBar(len(lengths), use_tqdm)
         try:
             requests = [request for one in inputs for request in one.requests]
-            updates = iter(
-                self.llm_engine.pool(
-                    requests, lambda update: bar.count_read(lengths[update.request_id])
-                )
+            updates = self.llm_engine.pool(
+                requests, lambda update: bar.count_read(lengths[update.request_id])
             )
         finally:
             bar.close()
-        arrays, cached = [], []
-        for one in inputs:
-            own = list(itertools.islice(updates, len(one.requests)))
-            arrays.append(pooling_output.combine(one, [_pooled(update) for update in own]))
-            cached.append(sum(update.cached_tokens for update in own))
-        return arrays, cached
+        return make_outputs(inputs, updates)
 
     def _pooling_processor(self, method: str) -> PoolingInputProcessor:
         self._check_awake()
-        engine = self.llm_engine
-        if engine.pooling_inputs is None:
-            raise RequestError(
-                f"{method}() needs a pooling model: start this one with LLM(..., runner='pooling', "
-                f"convert='{'embed' if method in ('embed', 'encode') else 'classify'}'), on a "
-                "command line --runner pooling --convert ...",
-            )
-        return engine.pooling_inputs
+        return require_processor(self.llm_engine.pooling_inputs, method)
 
 
-def _pooled(update: Update) -> Any:
+def require_processor(
+    processor: PoolingInputProcessor | None, method: str
+) -> PoolingInputProcessor:
+    """Raise Unsupported if the model takes no pooling requests."""
+    if processor is None:
+        convert = "embed" if method in ("embed", "encode") else "classify"
+        raise Unsupported(
+            f"{method}() needs a pooling model, and this one generates only; another is started "
+            f"with --runner pooling --convert {convert} (runner='pooling', convert='{convert}')"
+        )
+    return processor
+
+
+def make_outputs(
+    inputs: Sequence[PoolingInput], updates: Sequence[Update]
+) -> tuple[list[Array], list[int]]:
+    """Return the result of each prompt, and how many of its tokens were cached.
+
+    updates: the last one of each request of the inputs, in order.
+    """
+    left = iter(updates)
+    arrays, cached = [], []
+    for one in inputs:
+        own = list(itertools.islice(left, len(one.requests)))
+        arrays.append(pooling_output.combine(one, [_pooled(update) for update in own]))
+        cached.append(sum(update.cached_tokens for update in own))
+    return arrays, cached
+
+
+def _pooled(update: Update) -> Pooled:
     assert update.pooled is not None, update
     return update.pooled
 
 
-def _settings(
+def read_settings(
     params: PoolingParamsArg,
     truncate_prompt_tokens: int | None,
     tokenization: TokenizationKwargs,

@@ -67,7 +67,6 @@ class Model(Encoder):
             "*embeddings.token_type_ids",
             "cls.seq_relationship.*",
             "cls.predictions.decoder.bias",
-            "linear.weight",  # of HF_ColBERT: a Dense layer behind the pooling
         ),
         tie={"lm_head": "embed_tokens"},
     )

@@ -18,6 +18,8 @@ from quire.text.tokenizing.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+CHAT_START = "<|im_start|>"
+"""A query that begins so has the template already, as scripts for other engines write it."""
 QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 _QWEN3_SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct "
@@ -46,6 +48,8 @@ class ScoreTemplate:
 
 
 def _qwen3_reranker(query: str, document: str, instruction: str | None) -> str:
+    if query.startswith(CHAT_START):
+        return query + document
     task = instruction or QWEN3_INSTRUCTION
     return (
         f"<|im_start|>system\n{_QWEN3_SYSTEM}<|im_end|>\n<|im_start|>user\n<Instruct>: {task}\n"
@@ -55,6 +59,8 @@ def _qwen3_reranker(query: str, document: str, instruction: str | None) -> str:
 
 
 def _mxbai_rerank_v2(query: str, document: str, instruction: str | None) -> str:
+    if query.startswith(CHAT_START):
+        return query + document
     task = f"instruction: {instruction}\n" if instruction else ""
     return (
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."

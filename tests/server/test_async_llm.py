@@ -271,7 +271,7 @@ def test_it_moves_to_another_event_loop_when_the_first_is_closed(tokenizer):
 SCRIPT = """
 import asyncio, sys
 import numpy
-from quire import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
+from quire import AsyncEngineArgs, AsyncLLMEngine, PoolingParams, RequestError, SamplingParams
 
 args = AsyncEngineArgs(
     model="embedded", kv_cache_memory_bytes="64MiB", enable_prompt_embeds=True
@@ -292,7 +292,15 @@ async def main():
     async for output in engine.generate({"prompt_embeds": numpy.ones((5, 256))}, params):
         last = output
     assert len(last.outputs[0].token_ids) == 8 and len(last.prompt_token_ids) == 5
-    print(found[0])
+    async for output in engine.encode("Hello"):
+        vector = output.outputs.data
+    assert abs(float((vector * vector).sum()) - 1) < 1e-5
+    try:
+        await anext(engine.encode("Hello", PoolingParams(task="classify")))
+        raise AssertionError
+    except RequestError as error:
+        assert "--convert classify" in str(error)
+    print(found[0], await engine.get_supported_tasks())
 
 asyncio.run(main())
 asyncio.run(main())
@@ -307,6 +315,7 @@ def test_the_real_one_has_a_process_which_ends_with_this_one():
     first, second, pid = (process.stdout.readline() for _ in range(3))
     assert first == second != ""
     assert "Paris" in first
+    assert "('generate', 'embed')" in first
     engine = psutil.Process(int(pid))
     process.kill()
     process.communicate()

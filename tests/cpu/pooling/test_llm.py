@@ -6,13 +6,13 @@ import logging
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from quire import LLM, PoolingParams, RequestError, SamplingParams, TooLong
 from quire.text.score_prompts import QWEN3_INSTRUCTION
 from tests.cpu.pooling.folders import encoder_folder, st_folder, texts
-from tests.cpu.tiny_models import write_model
+from tests.cpu.tiny_models import SHAPES, write_model
 
 QUIET = {"dtype": "float32", "use_tqdm_on_load": False}
 QUERY, DOCUMENTS = (
@@ -314,17 +314,44 @@ def test_a_checkpoint_of_colbert_itself(tmp_path):
 # -- reward -------------------------------------------------------------------------------------
 
 
-def test_a_reward_is_the_label_of_the_last_token(tmp_path):
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+def reward_model(folder, architecture, labels):
+    """A decoder of transformers and the head of its rewards, saved to the folder."""
+    from transformers import AutoModelForCausalLM
 
-    write_model(tmp_path, "qwen2")
-    config = AutoConfig.from_pretrained(tmp_path, num_labels=1, pad_token_id=0)
+    write_model(folder, "qwen2")
+    size = SHAPES["qwen2"]["hidden_size"]
     torch.manual_seed(5)
-    theirs = AutoModelForSequenceClassification.from_config(config).eval()
-    theirs.save_pretrained(tmp_path)
+    head = torch.nn.Sequential(
+        torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, labels)
+    )
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {f"score.{name}": value for name, value in head.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": [architecture]}
+    (folder / "config.json").write_text(json.dumps(config))
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).model
+    return lambda ids: head(base(torch.tensor([ids])).last_hidden_state[0]).detach()
+
+
+def test_a_reward_is_that_of_the_last_token(tmp_path):
+    theirs = reward_model(tmp_path, "Qwen2ForRewardModel", 1)
     llm = LLM(str(tmp_path), task="reward", **QUIET)
-    (got,) = llm.reward("Hello", pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
-    want = theirs(torch.tensor([got.prompt_token_ids])).logits[0]
-    torch.testing.assert_close(got.outputs.data, want.detach(), atol=1e-5, rtol=1e-4)
-    saved = json.loads((tmp_path / "config.json").read_text())
-    assert saved["architectures"] == ["Qwen2ForSequenceClassification"]
+    for one in llm.reward(DOCUMENTS, use_tqdm=False):
+        want = theirs(one.prompt_token_ids)[-1]
+        torch.testing.assert_close(one.outputs.data, want, atol=1e-4, rtol=1e-4)
+    (own,) = llm.encode(DOCUMENTS[0], use_tqdm=False)
+    assert own.outputs.data.shape == (1,)
+
+
+def test_rewards_of_steps_are_those_of_their_tokens(tmp_path):
+    theirs = reward_model(tmp_path, "Qwen2ForProcessRewardModel", 2)
+    llm = LLM(str(tmp_path), **QUIET)
+    tag = llm.get_tokenizer().encode("the")[0]
+    params = PoolingParams(step_tag_id=tag, returned_token_ids=[1])
+    (whole,) = llm.reward("the time of the day", use_tqdm=False)
+    (steps,) = llm.reward("the time of the day", pooling_params=params, use_tqdm=False)
+    want = theirs(whole.prompt_token_ids).softmax(-1)
+    torch.testing.assert_close(whole.outputs.data, want, atol=1e-4, rtol=1e-4)
+    rows = [i for i, token in enumerate(whole.prompt_token_ids) if token == tag]
+    assert 0 < len(rows) < len(want)
+    torch.testing.assert_close(steps.outputs.data, want[rows][:, [1]], atol=1e-4, rtol=1e-4)
