@@ -16,7 +16,7 @@ constexpr long CHUNK = 64;
 constexpr long SEGMENT = 1024;
 constexpr long SPREAD = 3;    // larger than 1 / SPREAD of a rank's share: an item is split
 constexpr long PACKING = 8;   // to make keys and values ready costs as much as so many rows
-constexpr long TILE_ROWS = MAX_ROWS > 6 ? 112 : 96;  // most of an item, unless one query has more
+constexpr long TILE_ROWS = MAX_ROWS > 6 ? 112 : 192;  // most of an item, unless one query has more
 
 struct AttentionArgs {
   const char* q;
