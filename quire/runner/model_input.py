@@ -24,7 +24,7 @@ from quire.sampling.slot_join import SlotJoin
 class ModelInput(msgspec.Struct, frozen=True, array_like=True):
     """One step. A worker applies the fields in this order."""
 
-    leaves: tuple[int, ...]
+    leaves: tuple[int, ...]  # slots of sequences that generate, as are those of joins
     joins: tuple[SlotJoin, ...]
     block_table_updates: list[BlockTableUpdate]
     swap_out_copies: tuple[BlockCopy, ...]
@@ -42,6 +42,7 @@ class ModelInputBuilder:
     ) -> None:
         """part_types: the parts that steps may have; None: all that exist."""
         self._tables = SlotTables(shape)
+        self._sampled_slots: set[int] = set()  # joined by sequences that generate
         self._part_types = load_part_types() if part_types is None else part_types
 
     def build(self, plan: StepPlan) -> ModelInput:
@@ -49,9 +50,13 @@ class ModelInputBuilder:
         with span("prepare"):
             updates = self._tables.collect_updates(plan)
             batch = build_step_batch(plan) if plan.rows else None
+            leaves = self._sampled_slots.intersection(plan.leaves)
+            joins = [SlotJoin.from_sequence(s) for s in plan.joins if s.request.pooling is None]
+            self._sampled_slots -= leaves
+            self._sampled_slots.update([joined.slot for joined in joins])
             return ModelInput(
-                leaves=plan.leaves,
-                joins=tuple([SlotJoin.from_sequence(seq) for seq in plan.joins]),
+                leaves=tuple(leaves),
+                joins=tuple(joins),
                 block_table_updates=updates,
                 swap_out_copies=plan.swap_out,
                 swap_in_copies=plan.swap_in,

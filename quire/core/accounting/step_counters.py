@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
+from operator import add
 
 from quire.core.sequence_timing import BREAKDOWN_FIELDS
 from quire.core.snapshot import STEP_TOKENS, TIME_BUCKETS, EngineCounters, time_bucket
@@ -42,7 +43,7 @@ class StepCounters:
 
     def count_finished(self, reason: str, cuts: Iterable[float]) -> None:
         self._finished[reason] += 1
-        self._breakdown_seconds = [sum(pair) for pair in zip(self._breakdown_seconds, cuts)]
+        self._breakdown_seconds = [*map(add, self._breakdown_seconds, cuts)]
 
     def count_first_token(self, seconds: float) -> None:
         self._first_token_times[time_bucket(seconds)] += 1

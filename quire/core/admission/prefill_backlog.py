@@ -18,6 +18,11 @@ quire.core.scheduling.limits.shortest_prompt_first.
 """
 
 
+def _bucket(tokens: int) -> int:
+    size = tokens.bit_length()
+    return size if size < NUM_BUCKETS else NUM_BUCKETS - 1
+
+
 class SizeBuckets:
     """Backlog of one tenant: requests, tokens left, and both by the bit length of tokens left.
 
@@ -36,11 +41,14 @@ class SizeBuckets:
     def move(self, before: int, after: int) -> None:
         """Change the tokens left of one prompt from `before` to `after`; 0: not counted."""
         self.tokens += after - before
-        for left, sign in ((before, -1), (after, 1)):
-            if left:
-                size = min(left.bit_length(), NUM_BUCKETS - 1)
-                self.counts[size] += sign
-                self.sums[size] += sign * left
+        if before:
+            size = _bucket(before)
+            self.counts[size] -= 1
+            self.sums[size] -= before
+        if after:
+            size = _bucket(after)
+            self.counts[size] += 1
+            self.sums[size] += after
 
     def excess_tokens(self, tokens: int, most: int | None) -> int:
         """Tokens beyond `most` if a prompt of `tokens` is added; 0 without others."""
@@ -51,7 +59,7 @@ class SizeBuckets:
 
         Shorter prompts go first; of the longer ones the oldest keeps its share.
         """
-        size = min(max(tokens, 1).bit_length(), NUM_BUCKETS - 1)
+        size = _bucket(max(tokens, 1))
         longer = any(self.counts[size + 1 :])
         share = OLDEST_PROMPT_SHARE / (1 - OLDEST_PROMPT_SHARE)
         shorter = sum(self.sums[: size + 1])

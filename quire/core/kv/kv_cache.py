@@ -101,15 +101,15 @@ class KVCache:
 
     def blocks_needed(self, seq: Sequence) -> int:
         """Maximum of new blocks that a waiting sequence needs to compute all its tokens."""
-        own = len(self.specs) if self._is_shared(seq) else 0
-        return (own + self._cross.blocks_needed(seq)) + sum(
-            max(
-                spec.max_blocks(len(seq.tokens), self.block_size)
-                - (len(table) - table.count(NO_BLOCK)),
-                0,
-            )
-            for spec, table in zip(self.specs, seq.tables, strict=True)
-        )
+        needed = len(self.specs) if self._is_shared(seq) else 0
+        if seq.request.encoder_prompt:
+            needed += self._cross.blocks_needed(seq)
+        tokens, size = len(seq.tokens), self.block_size
+        for spec, table in zip(self.specs, seq.tables):
+            missing = spec.max_blocks(tokens, size) - len(table) + table.count(NO_BLOCK)
+            if missing > 0:
+                needed += missing
+        return needed
 
     # -- allocation -------------------------------------------------------------------------
 
@@ -152,9 +152,10 @@ class KVCache:
         """Free all blocks of the sequence when step `after` has finished."""
         for table in seq.tables:
             self.deferred_free.free_after([b for b in table if b != NO_BLOCK], after)
-        held = [block for block in seq.cross_table if block != NO_BLOCK]
-        self.deferred_free.free_after(held, after)
-        seq.cross_table, seq.encoder_step = [], -1
+        if seq.cross_table:
+            held = [block for block in seq.cross_table if block != NO_BLOCK]
+            self.deferred_free.free_after(held, after)
+            seq.cross_table, seq.encoder_step = [], -1
         seq.tables = self.new_tables()
         seq.computed = seq.planned = 0
 
@@ -219,9 +220,14 @@ class KVCache:
         return missing
 
     def cache_full_blocks(self, seq: Sequence, since: int) -> None:
-        """Add to the prefix cache the blocks completed between token `since` and seq.computed."""
+        """Add to the prefix cache the blocks completed between token `since` and seq.computed.
+
+        Not those of a pooling request that reads none: others like it would not read them.
+        """
         first, last = since // self.block_size, seq.computed // self.block_size
         if first == last or not self.prefix_caching:
+            return
+        if seq.request.pooling is not None and not seq.request.read_prefix_cache:
             return
         keys = self._block_keys(seq, last)
         for g, table in enumerate(seq.tables):

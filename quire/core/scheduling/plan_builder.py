@@ -20,12 +20,20 @@ from quire.core.types import (
 )
 
 
+class StepBudgets:
+    """The budgets of a scheduler, and which of them have each method that is called per row."""
+
+    def __init__(self, budgets: Seq[StepBudget]) -> None:
+        self.all = tuple(budgets)
+        self.allowing = [one for one in budgets if type(one).allow is not StepBudget.allow]
+        self.taking = [one for one in budgets if type(one).take is not StepBudget.take]
+        self.filling = [one for one in budgets if type(one).full is not StepBudget.full]
+
+
 class PlanBuilder:
     """rows: in order; a sequence has at most one."""
 
-    def __init__(
-        self, budgets: Seq[StepBudget], sequences: int, *, speculative: bool = False
-    ) -> None:
+    def __init__(self, budgets: StepBudgets, sequences: int, *, speculative: bool = False) -> None:
         self.rows: list[Row] = []
         self.joins: list[Sequence] = []
         self.changed_tables: list[Sequence] = []
@@ -34,20 +42,20 @@ class PlanBuilder:
         self._num_drafts = 0
         self._speculative = speculative
         self._budgets = budgets
-        for budget in budgets:
+        for budget in budgets.all:
             budget.begin_step(sequences)
 
     def allowed_tokens(self, seq: Sequence, drafts: int = 0) -> int:
         """Return how many of its pending tokens and following drafts the limits allow."""
         n = seq.pending + drafts
-        for budget in self._budgets:
+        for budget in self._budgets.allowing:
             n = budget.allow(seq, n)
         return n
 
     def may_be_overtaken(self, seq: Sequence) -> bool:
         """Whether a limit refuses this sequence only, so that those behind it may go first."""
         n = seq.pending
-        for budget in self._budgets:
+        for budget in self._budgets.allowing:
             n = budget.allow(seq, n)
             if not n:
                 return budget.allows_overtaking
@@ -56,7 +64,10 @@ class PlanBuilder:
     @property
     def full(self) -> bool:
         """Whether no further row of any sequence fits."""
-        return any(budget.full() for budget in self._budgets)
+        for budget in self._budgets.filling:  # noqa: SIM110 half the time of any()
+            if budget.full():
+                return True
+        return False
 
     def free_decode_rows(self) -> int:
         """Return a number of rows of one token each that no limit would refuse.
@@ -65,21 +76,22 @@ class PlanBuilder:
         """
         if self._speculative:
             return 0
-        return min([budget.free_decode_rows() for budget in self._budgets], default=NO_BOUND)
+        return min([budget.free_decode_rows() for budget in self._budgets.all], default=NO_BOUND)
 
     def take_decode_rows(self, rows: int) -> None:
         """Count rows of one token that were added without allow(), within free_decode_rows()."""
-        for budget in self._budgets:
+        for budget in self._budgets.all:
             budget.take_decode_rows(rows)
 
     def add(self, seq: Sequence, n: int) -> None:
         """Add a row with the next n tokens of the sequence: pending ones, then drafts."""
-        for budget in self._budgets:
+        for budget in self._budgets.taking:
             budget.take(seq, n)
-        start, drafts = seq.planned, max(n - seq.pending, 0)
+        start, pending = seq.planned, seq.pending
+        drafts = n - pending if n > pending else 0
         seq.drafts = seq.drafts[:drafts]
         wants = Wants.NOTHING
-        if n >= seq.pending:
+        if n >= pending:
             wants = Wants.TOKEN if seq.request.pooling is None else Wants.POOLED
         self.rows.append(Row(seq, start, n, wants, drafts))
         seq.planned = start + n - drafts
@@ -96,7 +108,7 @@ class PlanBuilder:
                 self._num_drafts -= row.drafts
                 if row.wants is Wants.TOKEN:
                     seq.tokens.pop()
-                for budget in self._budgets:
+                for budget in self._budgets.all:
                     budget.undo(seq, row.count)
                 return
 

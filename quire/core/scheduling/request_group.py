@@ -35,6 +35,11 @@ class RequestGroup:
         end = min(len(request.prompt) + request.stop.max_tokens, max_len)
         if request.pooling is not None:
             end = len(request.prompt)  # so its rows are never planned as decodes
+        if request.n == 1 and not request.resumed_tokens:  # most requests
+            only = Sequence(
+                request, 0, list(request.prompt), new_tables(), max_len=end, stop_ids=stop_ids
+            )
+            return cls(request, (only,), only, {}, 1, request.hold)
         sequences = tuple(
             Sequence(request, i, list(request.prompt), new_tables(), max_len=end, stop_ids=stop_ids)
             for i in range(request.n)

@@ -30,7 +30,7 @@ from quire.core.scheduling.dummy_step import (
 from quire.core.scheduling.inflight_steps import InflightStep, InflightSteps
 from quire.core.scheduling.limits.base import Admission, StepBudget, StepListener
 from quire.core.scheduling.order.base import WaitingQueue
-from quire.core.scheduling.plan_builder import PlanBuilder
+from quire.core.scheduling.plan_builder import PlanBuilder, StepBudgets
 from quire.core.scheduling.prompt_logprobs_buffer import PromptLogprobsBuffer
 from quire.core.scheduling.replay_state import ReplayState
 from quire.core.scheduling.scheduler_counters import SchedulerCounters
@@ -100,7 +100,7 @@ class Scheduler:
         of one token, that any step of the model can compute.
         """
         self._kv = kv
-        self._budgets = list(budgets)
+        self._budgets = StepBudgets(budgets)
         self.admissions = list(admissions)
         self._listeners = list(listeners)
         self._resources = ResourceWaits(resources)
@@ -475,8 +475,9 @@ class Scheduler:
         self._kv.cache_full_blocks(seq, row.start)
         self._registry.fork_followers(seq)
         if row.wants is Wants.POOLED:
-            ended = self._finish_with_update(seq, "stop")
-            updates.append(ended._replace(pooled=result.pooled[i]))
+            self._finish(seq)
+            head = seq.request.id, seq.index, (), "stop", None, None, None, seq.cached
+            updates.append(Update(*head, pooled=result.pooled[i]))
         elif kept:
             seq.drafts = result.drafts.get(i, ())
             updates.append(self._token_update(i, row, result, kept, done))

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from quire.core.scheduling.limits.token_budget import TokenBudget
+from quire.core.scheduling.plan_builder import StepBudgets
 from quire.core.scheduling.scheduler import Scheduler
 from tests.pure.core.workload import Run, random_aborts, random_requests, random_setup
 
@@ -21,7 +22,7 @@ class NoFreeRows(TokenBudget):
 def without_fast_paths(run):
     """Disable the fast paths of a run."""
     scheduler = run.scheduler
-    scheduler._budgets.append(NoFreeRows(10**9))
+    scheduler._budgets = StepBudgets([*scheduler._budgets.all, NoFreeRows(10**9)])
     scheduler._slow_rows = lambda flight, result: set(range(len(flight.plan.rows)))
     return run
 

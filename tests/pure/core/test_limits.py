@@ -27,7 +27,7 @@ from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
 from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
 from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
-from quire.core.scheduling.plan_builder import PlanBuilder
+from quire.core.scheduling.plan_builder import PlanBuilder, StepBudgets
 from quire.core.types import SequenceState, Wants
 from quire.errors import TooLong
 from tests.pure.core.builders import request, sequence
@@ -177,7 +177,7 @@ def test_adding_and_removing_a_row_leaves_the_plan_unchanged(want_lists):
         PartialPrefillLimit(1),
         LongPrefillLimit(1, 5),
     ]
-    draft = PlanBuilder(limits, 9)
+    draft = PlanBuilder(StepBudgets(limits), 9)
     for seq in seqs_of(want_lists):
         n = draft.allowed_tokens(seq)
         if not n:
