@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from numpy import frombuffer
 
 from quire.core.types import Pooling, Request, StopConditions
 from quire.engine.client.engine_client import EngineClient
@@ -137,6 +138,11 @@ def test_requests_of_a_killed_engine_are_answered_by_the_next_and_equal():
             assert client.restarts == 1
             assert [one.pooled for one in got] == [one.pooled for one in want]
             assert len({one.pooled for one in got}) > 40
+            prompt = {"prompt_token_ids": list(work[3].prompt)}
+            (alone,) = [one async for one in engine.encode(prompt, request_id="mine")]
+            assert alone.request_id == "mine"
+            raw = frombuffer(want[3].pooled.data, "f4")
+            assert abs(alone.outputs.data.numpy() - raw).max() < 1e-6
         finally:
             engine.shutdown()
 
