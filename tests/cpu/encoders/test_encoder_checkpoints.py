@@ -33,6 +33,7 @@ def rewrite(folder, change):
     save_file(change(tensors), folder / FILE)
 
 
+@pytest.mark.slow("the first imports transformers")
 def test_names_as_converted_from_tensorflow(tmp_path):
     write_peer(tmp_path, "bert")
     want = states(tmp_path)

@@ -48,6 +48,7 @@ def their(theirs, ids, types=None):
 
 @pytest.mark.parametrize("variant", VARIANTS, scope="class")
 class TestVariant:
+    @pytest.mark.slow("the first imports transformers")
     def test_hidden_states_equal_those_of_transformers(self, variant, pairs):
         theirs, model, config, _ = pairs(variant)
         texts = texts_of(lengths_of(config), config.vocab)
