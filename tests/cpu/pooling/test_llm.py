@@ -104,6 +104,23 @@ def test_one_bad_prompt_changes_nothing(embedder):
     assert len(one.prompt_token_ids) == 4
 
 
+def test_an_error_or_ctrl_c_ends_all_requests_of_a_call(embedder):
+    _, llm = embedder
+
+    def interrupt(update):
+        raise KeyboardInterrupt
+
+    inputs = llm.llm_engine.pooling_inputs.process_prompts(["the of and"] * 300)
+    requests = [request for one in inputs for request in one.requests]
+    with pytest.raises(KeyboardInterrupt):
+        llm.llm_engine.pool(requests, interrupt)
+    assert llm.llm_engine.engine.empty
+    with pytest.raises(RequestError, match="is in use"):
+        llm.llm_engine.pool([requests[0], requests[0]])
+    assert llm.llm_engine.engine.empty
+    assert len(llm.embed(["a", "b"], use_tqdm=False)) == 2
+
+
 def test_progress_is_shown(embedder, capsys):
     _, llm = embedder
     llm.embed(["a", "b"])
