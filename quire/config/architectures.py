@@ -44,10 +44,7 @@ REFUSED: dict[str, str] = {
     _CACHE_POSITIONS: (
         "bart bigbird_pegasus blenderbot blenderbot-small marian mbart pegasus plbart"
     ),
-    _BIDIRECTIONAL: (
-        "bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm "
-        "roc_bert xlm-roberta xlm-roberta-xl xmod"
-    ),
+    _BIDIRECTIONAL: ("bert bert-generation camembert electra ernie roberta xlm-roberta xmod"),
     _INDEXER: "axk2 deepseek_v32 dots3_note dots3_note_text glm_moe_dsa hy_v4",
     _ENCODER_DECODER: (
         "fsmt led longt5 m2m_100 mt5 mvp nllb-moe pegasus_x prophetnet switch_transformers t5 "
@@ -101,7 +98,7 @@ CLASSES: dict[str, str] = {
     "cpmant": "CpmAntForCausalLM",
     "ctrl": "CTRLLMHeadModel",
     "cwm": "CwmForCausalLM",
-    "data2vec-text": "Data2VecTextForCausalLM",
+    "data2vec-text": "Data2VecTextModel",
     "dbrx": "DbrxForCausalLM",
     "deberta_v2": "DebertaV2Model",
     "deepseek_v2": "DeepseekV2ForCausalLM",
@@ -271,8 +268,8 @@ CLASSES: dict[str, str] = {
     "reformer": "ReformerModelWithLMHead",
     "rembert": "RemBertForCausalLM",
     "roberta": "RobertaModel",
-    "roberta-prelayernorm": "RobertaPreLayerNormForCausalLM",
-    "roc_bert": "RoCBertForCausalLM",
+    "roberta-prelayernorm": "RobertaPreLayerNormModel",
+    "roc_bert": "RoCBertModel",
     "roformer": "RoFormerForCausalLM",
     "rwkv": "RwkvForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
@@ -286,13 +283,14 @@ CLASSES: dict[str, str] = {
     "t5gemma": "T5GemmaForConditionalGeneration",
     "t5gemma2": "T5Gemma2ForConditionalGeneration",
     "trocr": "TrOCRForCausalLM",
+    "ultrabert": "UltraBertModel",
     "umt5": "UMT5ForConditionalGeneration",
     "vaultgemma": "VaultGemmaForCausalLM",
     "whisper": "WhisperForConditionalGeneration",
     "xglm": "XGLMForCausalLM",
     "xlm": "XLMWithLMHeadModel",
     "xlm-roberta": "XLMRobertaModel",
-    "xlm-roberta-xl": "XLMRobertaXLForCausalLM",
+    "xlm-roberta-xl": "XLMRobertaXLModel",
     "xlnet": "XLNetLMHeadModel",
     "xlstm": "xLSTMForCausalLM",
     "xmod": "XmodForCausalLM",

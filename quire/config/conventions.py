@@ -18,6 +18,16 @@ LAST_LOWER_LAYER = 28
 """Default of max_window_layers."""
 
 
+ENCODERS: dict[str, bool] = {
+    "data2vec-text": True,
+    "roberta-prelayernorm": True,
+    "roc_bert": False,
+    "ultrabert": False,
+    "xlm-roberta-xl": True,
+}
+"""Encoders that run through transformers -> whether positions start after the padding token's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conventions:
     """Conventions of one family."""
@@ -85,4 +95,12 @@ def fill_defaults(hf: Json) -> dict[str, Any]:
 def _stated_conventions(model_type: str) -> Conventions:
     models = PluginRegistry("quire.models")
     known = model_type in models.names()
+    if not known and model_type in ENCODERS:
+        return Conventions(
+            mlp_kind="plain",
+            positions_kind="learned",
+            tied=True,
+            bidirectional=True,
+            positions_after_padding=ENCODERS[model_type],
+        )
     return Conventions(**(models.read_literal(model_type, "CONVENTIONS") or {} if known else {}))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quire.config.architectures import CLASSES, check_class
+from quire.config.conventions import ENCODERS
 from quire.config.facts import context_length
 from quire.config.memory.kv_layout import LayerFacts
 from quire.errors import ConfigError
@@ -28,6 +29,7 @@ class Config(ModelConfig):
     code: Path | None  # folder whose Python code may run
     version: str  # of transformers
     probe: Probe
+    first_position: int = 0  # number of the first one, as the class counts
 
     @classmethod
     def from_hf(cls, hf: Hf, code: Path | None = None) -> Config:
@@ -42,8 +44,14 @@ class Config(ModelConfig):
                 f"models of type {model_type!r:.80} are not supported: they are encoder-decoders, "
                 "of which the class of transformers serves the decoder only"
             )
-        kind = hf_classes.model_class(config, hf, code)
+        both = model_type in ENCODERS
+        if both:
+            kind = hf_classes.encoder_class(config, "none")
+        else:
+            kind = hf_classes.model_class(config, hf, code)
         max_len = context_length(plain_fields(config)) or UNLIMITED
+        first = config.pad_token_id + 1 if ENCODERS.get(model_type) else 0
+        max_len -= first
         try:
             skeleton = hf_classes.build_skeleton(kind, config, torch.bfloat16, NAME, NAME)
         except ConfigError:
@@ -56,18 +64,18 @@ class Config(ModelConfig):
                 f"{kind.__name__} of transformers cannot be built from config.json: {reason:.300}"
             ) from error
         fix_frequencies(skeleton, max_len)
-        found = run_probe(skeleton, max_len)
-        if model_type not in CLASSES:  # those are known, and tested
+        found = run_probe(skeleton, max_len, both=both)
+        if model_type not in CLASSES and not both:  # those are known, and tested
             check_mixing(skeleton, max_len)
-        first = found.calls[0]
+        call = found.calls[0]
         text = config.get_text_config()
         return cls(
             vocab=int(text.vocab_size),
             hidden=found.hidden,
             layers=len(found.calls),
             heads=max(call.heads for call in found.calls),
-            kv_heads=first.kv_heads,
-            head_dim=first.head_dim,
+            kv_heads=call.kv_heads,
+            head_dim=call.head_dim,
             mlp=_mlp_width(text) or 4 * found.hidden,
             max_len=max_len,
             norm_eps=0.0,
@@ -78,6 +86,8 @@ class Config(ModelConfig):
             code=code,
             version=version,
             probe=found,
+            bidirectional=both,
+            first_position=first,
         )
 
     def usual_fields(self) -> dict[str, Any]:
@@ -90,7 +100,7 @@ class Config(ModelConfig):
         return tuple(
             LayerFacts(call.kv_heads, call.head_dim, self.window_of(call))
             for call in self.probe.calls
-            if call.source is None
+            if call.source is None and not self.bidirectional
         )
 
     def window_of(self, call: AttentionCall) -> int | None:

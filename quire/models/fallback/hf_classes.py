@@ -14,10 +14,18 @@ from torch import nn
 
 from quire.config.architectures import CLASSES, similar_names
 from quire.errors import ConfigError
+from quire.models.base import HeadKind
 
 log = logging.getLogger(__name__)
 
 AUTO_CONFIG, AUTO_MODEL = "AutoConfig", "AutoModelForCausalLM"
+ENCODER_CLASSES: dict[HeadKind, tuple[str, ...]] = {
+    "none": ("AutoModelForMaskedLM", "AutoModelForTokenClassification"),
+    "lm": ("AutoModelForMaskedLM",),
+    "classify": ("AutoModelForSequenceClassification",),
+    "token_classify": ("AutoModelForTokenClassification",),
+}
+"""Head -> classes of transformers with the same layers; those for none lose theirs."""
 NOT_A_FIELD = ("quantization_config", "compression_config", "auto_map", "transformers_version")
 """Keys of config.json that do not describe the model's computation."""
 
@@ -96,6 +104,21 @@ def model_class(config: Any, hf: Mapping[str, Any], code: Path | None) -> type[A
         return found
     names = hf.get("architectures") or ()
     return next((one for one in found if one.__name__ in names), found[0])
+
+
+def encoder_class(config: Any, head: HeadKind) -> type[Any]:
+    """Return the class of an encoder that has this head. Raises ConfigError."""
+    import transformers
+
+    for auto in ENCODER_CLASSES[head]:
+        found = getattr(transformers, auto)._model_mapping.get(type(config), None)
+        if found is not None:
+            kind: type[Any] = found[0] if isinstance(found, (list, tuple)) else found
+            return kind
+    raise ConfigError(
+        f"models of type {config.model_type!r:.80} are not supported with this head ({head}): "
+        "transformers has no class for it"
+    )
 
 
 def _class_of(name: str) -> type[Any] | None:

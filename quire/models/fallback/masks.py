@@ -37,30 +37,31 @@ def record_mask(given: Mapping[str, Any]) -> MaskRecord:
     return MaskRecord(torch.empty(shape, device="meta"), given["mask_function"])
 
 
-def window_of(mask: MaskRecord, path: str, max_len: int) -> int | None:
+def window_of(mask: MaskRecord, path: str, max_len: int, both: bool = False) -> int | None:
     """Return the window of a mask; None: all tokens before. Raises ConfigError for another mask.
 
-    path: of the attention module, for the message. max_len: positions that are served.
+    path: of the attention module, for the message. max_len: positions that are served. both: tokens
+    see those after them, in a window w all at a distance below w.
     """
     if max_len not in mask.windows:  # layers share a mask
-        mask.windows[max_len] = _measure_window(mask, path, min(max_len, MAX_KEYS))
+        mask.windows[max_len] = _measure_window(mask, path, min(max_len, MAX_KEYS), both)
     return mask.windows[max_len]
 
 
-def _measure_window(mask: MaskRecord, path: str, count: int) -> int | None:
+def _measure_window(mask: MaskRecord, path: str, count: int, both: bool) -> int | None:
     last = count - 1
     window = int(_visible(mask, last, torch.arange(count), path).sum())
     spread = torch.linspace(0, last, QUERIES).long().tolist()
     edges = (0, 1, window - 1, window, window + 1, 2 * window - 1, 2 * window, 2 * window + 1)
     for query in sorted({min(max(q, 0), last) for q in (*spread, *edges)}):
         keys = _keys_to_compare(query, window, count)
-        wanted = (keys <= query) & (keys > query - window)
+        wanted = ((keys <= query) | both) & ((keys - query).abs() < window)
         seen = _visible(mask, query, keys, path)
         if not torch.equal(seen, wanted):
             raise ConfigError(
                 f"{path} cannot be served: a token at position {query} sees "
-                f"{_ranges(keys[seen])}, which is neither all tokens before it nor a window of the "
-                "last ones"
+                f"{_ranges(keys[seen])}, which is neither all tokens {'' if both else 'before it '}"
+                f"nor a window of {'those around it' if both else 'the last ones'}"
             )
     return None if window >= count else window
 
@@ -71,6 +72,7 @@ def _keys_to_compare(query: int, window: int, count: int) -> Tensor:
     Few enough that torch compares them in this thread: starting others costs more than that.
     """
     near = [torch.arange(at - NEAR_KEYS, at + NEAR_KEYS) for at in (0, query - window, query)]
+    near.append(torch.arange(query + window - NEAR_KEYS, query + window + NEAR_KEYS))
     found = torch.cat([torch.linspace(0, count - 1, SPREAD_KEYS).long(), *near])
     return found.clamp(0, count - 1).unique()
 

@@ -67,6 +67,8 @@ class Model(nn.Module):
         self._without_keyword = tuple(
             {skeleton.get_submodule(call.module) for call in c.probe.calls if not call.keyword}
         )
+        types = getattr(skeleton.config, "type_vocab_size", 0) or 0
+        self._has_types = c.bidirectional and types > 1
         self._head: tuple[Any, ...] = (
             _head_of(skeleton, c.probe),
         )  # its modules are the skeleton's
@@ -87,24 +89,43 @@ class Model(nn.Module):
             given = {"inputs_embeds": step.inputs_embeds[None]}
         positions = step.positions if step.positions.dim() == 2 else step.positions[None]
         lazy_fusion.flush()
-        keyword = {} if self._without_keyword else {attention.KEYWORD: calls}
-        found = self._base(**given, position_ids=positions, use_cache=False, **keyword)
+        keyword: dict[str, Any] = {} if self._without_keyword else {attention.KEYWORD: calls}
+        if not self._config.bidirectional:
+            keyword["use_cache"] = False
+        elif self._config.first_position:
+            positions = positions + self._config.first_position
+        if step.token_types is not None and self._has_types:
+            keyword["token_type_ids"] = step.token_types[None].long()
+        found = self._base(**given, position_ids=positions, **keyword)
         return found[0][0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, E] -> [R, V] for the rows that are sampled."""
         lazy_fusion.flush()
-        found = self._head[0](inputs_embeds=hidden[None], use_cache=False)
+        cache = {} if self._config.bidirectional else {"use_cache": False}
+        found = self._head[0](inputs_embeds=hidden[None], **cache)
         return found[0][0]
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Logits of labels: [n, E] float32 -> [n, labels] float32."""
+        if self._config.bidirectional:  # the class's own head: of first tokens, or of each
+            states = pooled.to(self._dtype)
+            whole = self._config.head == "classify"
+            found = self._head[0](inputs_embeds=states[:, None] if whole else states[None])[0]
+            return (found if whole else found[0]).float()
         logits: Tensor = self.get_submodule(self.score_name)(pooled)
         lazy_fusion.flush()
         return logits
 
     def set_head(self, c: ModelConfig, names: Collection[str]) -> None:
         """Take the head of a config other than "lm": see Decoder.set_head."""
+        if c.bidirectional and c.head != "none":
+            if getattr(self._base, "pooler", None) is not None or c.label_tokens is not None:
+                raise ConfigError(
+                    f"the head that classifies of models of type {self._config.hf['model_type']!r} "
+                    "is not served; their embeddings are"
+                )
+            return
         owners, conversion = self.weights.owners, self.weights.conversion
         assert conversion is not None, "made with the model"
         base, probe = f"{self._config.probe.base}.", self._config.probe
@@ -147,6 +168,7 @@ class Model(nn.Module):
             for path, module in self._build(dtype).named_modules():
                 kept = own[path]._buffers if path in own else {}
                 kept.update({name: b for name, b in module._buffers.items() if name in kept})
+            self._dtype = dtype
         for module in self.skeleton.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
@@ -155,7 +177,11 @@ class Model(nn.Module):
     def _build(self, dtype: torch.dtype) -> Any:
         c = self._config
         config = hf_classes.read_config(c.hf, c.code)
-        kind = hf_classes.model_class(config, c.hf, c.code)
+        if c.bidirectional:
+            config.num_labels = c.labels or 2
+            kind = hf_classes.encoder_class(config, c.head)
+        else:
+            kind = hf_classes.model_class(config, c.hf, c.code)
         skeleton = hf_classes.build_skeleton(kind, config, dtype, attention.NAME)
         fix_frequencies(skeleton, c.max_len)
         return skeleton

@@ -98,6 +98,7 @@ class _Recorder:
     """What the functions registered with transformers note during one forward pass."""
 
     paths: dict[nn.Module, str]
+    both: bool = False  # an encoder: tokens see those after them
     calls: list[AttentionCall] = field(default_factory=list)
     given: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # q, k, v of calls
     turns: Counter[nn.Module] = field(default_factory=Counter)
@@ -120,18 +121,19 @@ _current: list[_Recorder] = []
 """The recorder of the probe that runs; masks are made without keywords of the forward pass."""
 
 
-def run_probe(skeleton: Any, max_len: int) -> Probe:
+def run_probe(skeleton: Any, max_len: int, *, both: bool = False) -> Probe:
     """Return what the skeleton does. Its buffers are copied. Raises ConfigError.
 
-    max_len: positions that masks are compared for.
+    max_len: positions that masks are compared for. both: of an encoder, whose tokens see those
+    after them too.
     """
     model = copy.deepcopy(skeleton).to("meta")
     try:
-        first = _forward(model, TOKENS, max_len)
+        first = _forward(model, TOKENS, max_len, both)
     except _NeedsValues:
         model = _with_values(skeleton)
-        first = _forward(model, TOKENS, max_len)
-    second = _forward(model, TOKENS - 2, max_len)
+        first = _forward(model, TOKENS, max_len, both)
+    second = _forward(model, TOKENS - 2, max_len, both)
     if first.calls != second.calls:
         raise ConfigError(
             f"{_name(model)} cannot be served: its attention depends on the number of tokens"
@@ -198,9 +200,9 @@ def _name(model: Any) -> str:
     return f"{type(model).__name__} (model_type {model.config.model_type})"
 
 
-def _forward(model: Any, tokens: int, max_len: int) -> _Recorder:
+def _forward(model: Any, tokens: int, max_len: int, both: bool = False) -> _Recorder:
     paths = {module: path for path, module in model.named_modules()}
-    recorder = _Recorder(paths)
+    recorder = _Recorder(paths, both)
     device = next(model.parameters()).device
     ids = torch.zeros((1, tokens), dtype=torch.int64, device=device)
     positions = torch.arange(tokens, device=device)[None]
@@ -215,10 +217,11 @@ def _forward(model: Any, tokens: int, max_len: int) -> _Recorder:
             _tracked(model, recorder),
             _Watch(recorder, positions),
         ):
+            cache = {} if both else {"use_cache": False}
             model(
                 input_ids=ids,
                 position_ids=positions,
-                use_cache=False,
+                **cache,
                 **{KEYWORD: (recorder, max_len)},
             )
     except ConfigError:
@@ -342,11 +345,12 @@ def record_attention(
     mask = next((one for one in recorder.masks if _is_same(one.token, attention_mask)), None)
     if attention_mask is not None and mask is None:
         raise ConfigError(f"{path} cannot be served: it makes an attention mask of its own")
-    if not causal and mask is None:
-        raise ConfigError(f"{path} cannot be served: it attends in both directions")
+    if mask is None and bool(causal) == recorder.both:
+        ways = "in one direction only" if causal else "in both directions"
+        raise ConfigError(f"{path} cannot be served: it attends {ways}")
     window = keywords.get("sliding_window")
     if mask is not None:
-        window = window_of(mask, path, max_len)
+        window = window_of(mask, path, max_len, recorder.both)
     scale = keywords.get("scaling")
     if isinstance(scale, Tensor) or isinstance(keywords.get("softcap"), Tensor):
         raise ConfigError(f"{path} cannot be served: the scale of its scores is computed")

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import env
-from quire.config.architectures import CLASSES, WRAPPERS, refusal_of
+from quire.config.architectures import CLASSES, WRAPPERS, architectures, refusal_of
+from quire.config.conventions import ENCODERS
 from quire.config.facts import read_hf_config
 from quire.config.options import Options
 from quire.engine.startup.model_setup import describe_model
@@ -47,9 +48,12 @@ EVERYDAY = {
 }
 HALVES = {"emu3_text_model": "emu3", "mllama_text_model": "mllama"}
 """Text half -> wrapper, by which transformers finds the class of the half."""
+NO_CLASS = {"internlm2", "jina_bert", "qwen3_vl_moe_text"}
+"""Types of which transformers has no class."""
+NATIVE_ENCODERS = {row.model_type for row in architectures() if row.tested.endswith("encoders")}
 TYPES = sorted(
     {one for one in CLASSES if refusal_of(one) is None}
-    - {*WRAPPERS, *HALVES, "internlm2", "qwen3_vl_moe_text"}  # the last have no class there
+    - {*WRAPPERS, *HALVES, *NATIVE_ENCODERS, *ENCODERS, *NO_CLASS}
 )
 
 
