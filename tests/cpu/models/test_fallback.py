@@ -160,7 +160,7 @@ class TestModel:
         if "longrope" in name:
             pytest.skip("short prompts have other frequencies in transformers")
         hf = {"model_type": name, "head_dim": "fallback", "vocab_size": VOCAB}
-        engine_of._models[name, "fallback", torch.float32, "cpu"] = (model, config)
+        engine_of._models[name, "fallback", None, torch.float32, "cpu"] = (model, config)
         prompts = [prompt_of(n, VOCAB) for n in (1, 40, 40, 70, 33)]
         prompts.append([*prompts[3][:64], 9, 8, 7])  # finds the blocks of another
         want = [continued(theirs, ids, 24) for ids in prompts]
@@ -201,7 +201,7 @@ def test_ranks_and_stages_are_refused(settings):
 def test_forks_share_their_prompt(pairs):
     _, model, config = pairs("gemma2")
     hf = {"model_type": "gemma2", "head_dim": "fallback", "vocab_size": VOCAB}
-    engine_of._models["gemma2", "fallback", torch.float32, "cpu"] = (model, config)
+    engine_of._models["gemma2", "fallback", None, torch.float32, "cpu"] = (model, config)
     ids = prompt_of(40, VOCAB)
     together, _ = run(engine_of.engine_of(hf, max_len=160), [request("a", ids, 12, n=2, seed=3)])
     apart = [
