@@ -1,6 +1,9 @@
 """Tiers, groups for pytest-xdist, and where the time is spent. docs/testing.md has the rules."""
 
+import gc
 import os
+import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 # Read when torch is imported. More threads than cores spin: two processes took thrice as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["COLUMNS"] = "100"  # argparse wraps help to the terminal
+# httpx reads all authorities for each client: 30 ms. No test visits a host that they sign.
+os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
 
 from tests import tiers
 
@@ -32,9 +37,26 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # Tests start hundreds of processes: without bytecode each compiles quire again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     tiers.LONG = config.getoption("--long")
+    examples = tiers.amount(25, 1000)
+    hypothesis.settings.register_profile("tier", max_examples=examples, deadline=None)
+    hypothesis.settings.load_profile("tier")
     if not hasattr(config, "workerinput"):  # the one process that hears of every test
         config.pluginmanager.register(Durations(), "quire-durations")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Have no collection of garbage traverse all modules and all tests, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
@@ -103,9 +125,17 @@ def pytest_runtest_protocol(item, nextitem):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item):
+def pytest_runtest_teardown(item, nextitem):
+    """Note what the test took. Servers of the session, which end with the last one, are apart."""
+    took = processor_s() - item.stash[BEGAN]
     out = yield
-    item.user_properties.append(("processor_s", processor_s() - item.stash[BEGAN]))
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()  # engines in cycles, which would end within a test of another file
+    whole = processor_s() - item.stash[BEGAN]
+    if nextitem is None:
+        item.user_properties.append(("session_s", whole - took))
+        whole = took
+    item.user_properties.append(("processor_s", whole))
     return out
 
 
@@ -113,6 +143,16 @@ def processor_s():
     """Processor time of this process and of its children that have ended."""
     now = os.times()
     return now.user + now.system + now.children_user + now.children_system
+
+
+SESSION = "tests/server/conftest.py"
+"""Its servers: the only ones that tests of several files share."""
+
+
+def budgets():
+    """Seconds of the processor that the tests of each folder may take, by docs/testing.md."""
+    page = (HERE.parent / "docs/testing.md").read_text(encoding="utf-8")
+    return {name: float(s) for name, s in re.findall(r"^\| `(tests\S*)` \| (\d+) \|$", page, re.M)}
 
 
 class Durations:
@@ -137,6 +177,9 @@ class Durations:
             noted = dict(report.user_properties)
             self.processor_s[name] = noted.get("processor_s", 0.0)
             self.reasons[name] = noted.get("slow", "")
+            if session_s := noted.get("session_s"):
+                self.processor_s[SESSION] = self.processor_s.get(SESSION, 0.0) + session_s
+                self.reasons[SESSION] = "servers of the session"
 
     def split_groups(self):
         """Groups that ran in several processes, each with fixtures of its own."""
@@ -148,6 +191,15 @@ class Durations:
             return []
         slow = [name for name, took in self.processor_s.items() if took > LONGEST_S]
         return [name for name in slow if not self.reasons[name]]
+
+    def folders(self):
+        """(folder with a budget, seconds, budget). A test counts for the longest name that it has."""
+        allowed = {"tests": 0.0} | budgets()
+        took = dict.fromkeys(allowed, 0.0)
+        for name, seconds in self.processor_s.items():
+            within = [folder for folder in allowed if name.startswith(f"{folder}/")]
+            took[max(within, key=len)] += seconds
+        return [(folder, took[folder], allowed[folder]) for folder in allowed]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session):
@@ -165,6 +217,9 @@ class Durations:
                 files[name.partition("::")[0]] += took
             out.write(f"\nprocessor s of {sum(files.values()):.0f}  file\n")
             out.writelines(f"{took:11.1f}  {name}\n" for name, took in files.most_common(SHOWN))
+            out.write("\nprocessor s  budget  folder\n")
+            for folder, took, allowed in self.folders():
+                out.write(f"{took:11.1f} {allowed:7.0f}  {folder}\n")
 
     def pytest_terminal_summary(self, terminalreporter):
         for group in self.split_groups():
@@ -174,3 +229,9 @@ class Durations:
                 f"SLOW {name}: {self.processor_s[name]:.1f} s of the processor: make it shorter, or "
                 "give it a marker slow with the reason"
             )
+        for folder, took, allowed in self.folders():
+            if took > allowed and not tiers.LONG:
+                terminalreporter.write_line(
+                    f"OVER {folder}: its tests took {took:.0f} s of the processor, {allowed:.0f} are "
+                    "its budget in docs/testing.md: build/durations.txt has the longest files"
+                )

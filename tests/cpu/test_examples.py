@@ -1,6 +1,7 @@
 """Every example that needs no server runs, on the embedded model. tests/server/test_docs_run.py has the rest."""
 
 import pathlib
+import runpy
 import subprocess
 import sys
 
@@ -10,22 +11,18 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def output_of(arguments):
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
-def test_an_example_runs(path):
-    assert output_of([str(path)]).strip()
+@pytest.mark.filterwarnings("default")
+def test_an_example_runs(path, capsys):
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+def test_an_example_with_an_engine_process_ends():
+    command = [sys.executable, str(ROOT / "examples/async_engine.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def test_each_example_is_documented():

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests import tiers
+
 pytestmark = pytest.mark.slow("starts a server under its other name")
 
 SCRIPT = """
@@ -20,7 +22,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("way", ["module", "script"])
+@pytest.mark.parametrize("way", ["module", *tiers.long("script")])
 def test_the_server_starts_and_ends_under_its_other_name(tmp_path, way):
     (tmp_path / "serve.py").write_text(SCRIPT)
     what = (

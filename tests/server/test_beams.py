@@ -9,7 +9,7 @@ from quire.core.params import BeamSearchParams
 from quire.core.types import Request, StopConditions
 from quire.engine.client.beam_search import BeamSearch
 from tests.server.harness import MAX_LEN, Executor, Server, make_engine
-from tests.server.test_disconnect import connect_and_leave
+from tests.server.test_disconnects import connect_and_leave
 
 HELLO = [{"role": "user", "content": "Hi"}]
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"

@@ -120,14 +120,12 @@ def test_an_engine_that_cannot_tell_what_it_made_is_replaced_and_streams_go_on(r
     """Who raises where else in its books: tests.server.test_deaths."""
     server, faults = running
     before = restarts(server)
-    for fault in (
-        Fault("route", at=20),
-        Fault("send", at=20),
-    ):  # one by one: a stream that is tried
-        found, fired = go(server, faults, FEW, fault)  # alone when an engine dies is condemned
+    hooks = tiers.amount(["route"], ["route", "send"])
+    for point in hooks:  # one by one: a stream that is tried alone when an engine dies is condemned
+        found, fired = go(server, faults, FEW, Fault(point, at=20))
         assert fired == 1
         compare(found, want, "books")
-    assert restarts(server) - before == 2
+    assert restarts(server) - before == len(hooks)
 
 
 def poison(server, seed=POISON, **more):
@@ -217,7 +215,7 @@ def test_rows_that_come_to_nothing_end_alone(running, want):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, *tiers.long(False)])
 def test_who_kills_engines_costs_two_and_nobody_else_ends(running, want, stream):
     server, faults = running
     before = restarts(server)

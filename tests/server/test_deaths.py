@@ -6,7 +6,6 @@ death costs nothing and each hook can raise at many calls.
 """
 
 import asyncio
-import gc
 import shutil
 import socket
 import tempfile
@@ -131,14 +130,6 @@ def listened():
     """What was said, and how many engines there were."""
     with closing(Engines()) as engines:
         return asyncio.run(said(engines)), len(engines.folders)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def collected():
-    """An engine that has nothing to do collects garbage; here it would look at all that pytest has."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import warnings
@@ -149,15 +150,22 @@ SERVED = [(path, "url") for path in EITHER] + [(path, "reading_url") for path in
 @pytest.mark.parametrize(
     ("path", "fixture"), SERVED, ids=[f"{path.name}-{name}" for path, name in SERVED]
 )
-def test_an_example_of_a_client_gets_an_answer(path, fixture, request):
+def test_an_example_of_a_client_gets_an_answer(path, fixture, request, monkeypatch, capsys):
     """Also on the server that the examples of thoughts and calls need: readers start one."""
     url = request.getfixturevalue(fixture)
-    run = subprocess.run(
-        [sys.executable, str(path), url] if path.suffix == ".py" else [str(path), url],
-        capture_output=True, text=True, input=ASKED, check=False, timeout=60,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip()
+    if path.suffix != ".py":
+        run = subprocess.run(
+            [str(path), url], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.strip()
+        return
+    monkeypatch.setattr(sys, "argv", [str(path), url])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(ASKED))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
 
 
 def test_each_example_is_told_of():

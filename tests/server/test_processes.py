@@ -27,6 +27,7 @@ from quire.engine.messages import PROTOCOL_VERSION, EngineReady, Hello, OutputBa
 from quire.errors import ConfigError
 from quire.server.options import ServerOptions
 from quire.server.process import listen_sockets
+from tests import tiers
 from tests.faults import serve as faulty
 from tests.faults.arming import Fault
 from tests.server.harness import Executor, Reciter, make_engine
@@ -116,7 +117,7 @@ def test_an_api_process_that_hangs_is_replaced_and_one_too_many_ends_the_server(
         assert "an API process ended: killed by signal 9" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *tiers.long(signal.SIGINT)])
 def test_a_start_can_be_given_up(number, folder):
     process = start("embedded", *SMALL, folder=folder)
     assert wait_until(lambda: list(folder.iterdir()))  # the engine's process is being started

@@ -9,10 +9,11 @@ import torch
 
 from quire.distributed.collectives import ProcessGroupCollectives
 from quire.kernels.native.op_tape import NotRecordableError, TapeRecorder
+from tests import tiers
 
 
 @pytest.mark.slow("starts processes that import torch: 2 s each")
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [3, *tiers.long(2)])
 def test_sums_gathers_and_copies_between_processes_are_exact(ranks, tmp_path):
     command = [sys.executable, "-m", "tests.cpu.kernels.ranks", str(tmp_path / "rendezvous")]
     started = [

@@ -2,20 +2,22 @@
 
 Each runs in its own process, which imports one module of quire.core with the bug:
 
-python -m tests.pure.core.planted_bugs NUMBER SEEDS     exits with CAUGHT, or 0 if no test failed
+python -m tests.pure.core.planted_bugs SEEDS NUMBER...    one line each: CAUGHT or MISSED, and why
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-CAUGHT = 42  # an exit status that no crash has
+CAUGHT, MISSED = "caught", "missed"
 CORE = Path(__file__).resolve().parents[3] / "quire" / "core"
 
 
@@ -448,14 +450,29 @@ def _name(search: Callable[[], object]) -> str:
     return search.__name__
 
 
-def main() -> int:
-    logging.disable(logging.CRITICAL)
-    number, seeds = int(sys.argv[1]), int(sys.argv[2])
+def search(number: int, seeds: int) -> None:
+    """Import quire.core with a bug, run the tests, and print what failed."""
     sys.meta_path.insert(0, BugImporter((*BUGS, *ISOLATION_BUGS)[number]))
     failure = find_failure(seeds) if number < len(BUGS) else find_isolation_failure()
-    print(failure or "no test failed")
-    return CAUGHT if failure else 0
+    print(number, CAUGHT if failure else MISSED, " ".join(str(failure).split()), flush=True)
+
+
+def main() -> None:
+    for name in ("pytest", "hypothesis.stateful", "numpy", "unittest.mock"):
+        importlib.import_module(name)  # the forks have it, and nothing of quire.core
+    logging.disable(logging.CRITICAL)
+    seeds, *numbers = map(int, sys.argv[1:])
+    for number in numbers:
+        if child := os.fork():
+            os.waitpid(child, 0)
+            continue
+        try:
+            search(number, seeds)
+        except BaseException:  # noqa: BLE001 - the child must not go on with the loop
+            traceback.print_exc()
+        finally:
+            os._exit(0)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

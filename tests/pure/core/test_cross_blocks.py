@@ -4,6 +4,7 @@ import pytest
 
 from quire.core.types import Request, StopConditions
 from quire.errors import TooLong
+from tests import tiers
 from tests.pure.core.workload import Run, Setup, check_outcome, random_run
 
 SOURCE = (1, 2, 3, 4, 5, 1, 2)  # two blocks of four
@@ -141,6 +142,6 @@ def test_children_of_a_held_request_share_its_source():
     run.close()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(tiers.amount(25, 400)))
 def test_random_requests_with_sources(seed):
     random_run(f"with sources {seed}", sources=True)

@@ -12,6 +12,7 @@ from quire.core.types import Pooling, Request, SequenceState, StepResult, StopCo
 from quire.engine.core.engine_core import EngineCore
 from quire.errors import TooLong
 from quire.executors.fake import Executor
+from tests import tiers
 from tests.pure.core.builders import request
 from tests.pure.core.workload import (
     Run,
@@ -26,7 +27,7 @@ from tests.pure.core.workload import (
 )
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(tiers.amount(30, 400)))
 def test_drafts_do_not_change_the_output(seed):
     rng = random.Random(f"with drafts {seed}")
     requests = random_requests(rng)
@@ -144,7 +145,7 @@ def test_blocks_of_rejected_drafts_are_not_cached():
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_a_row_without_a_token_is_computed_again(depth, drafts):
-    for seed in range(20):
+    for seed in range(tiers.amount(8, 40)):
         rng = random.Random(f"none {seed}")
         requests = random_requests(rng)
         setup = random_setup(rng, requests)

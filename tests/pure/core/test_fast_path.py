@@ -9,6 +9,7 @@ import pytest
 from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.plan_builder import StepBudgets
 from quire.core.scheduling.scheduler import Scheduler
+from tests import tiers
 from tests.pure.core.workload import Run, random_aborts, random_requests, random_setup
 
 
@@ -54,7 +55,7 @@ def recorded(run):
     return log
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(tiers.amount(20, 400)))
 def test_the_fast_paths_agree_with_the_general_rule(seed):
     rng = random.Random(f"fast {seed}")
     requests = random_requests(rng)

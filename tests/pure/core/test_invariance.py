@@ -7,6 +7,7 @@ import random
 import pytest
 
 from quire.core.types import Request, StopConditions
+from tests import tiers
 from tests.pure.core.workload import (
     Run,
     Setup,
@@ -19,27 +20,27 @@ from tests.pure.core.workload import (
 )
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(tiers.amount(40, 400)))
 def test_output_does_not_depend_on_the_engine_configuration(seed):
     random_run(seed)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(tiers.amount(30, 400)))
 def test_pooled_results_beside_tokens_are_of_the_whole_prompt(seed):
     random_run(seed, pooled=0.5)
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(tiers.amount(30, 400)))
 def test_without_kv_each_prompt_is_one_row(seed):
     random_run_without_kv(seed)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(tiers.amount(40, 400)))
 def test_beams_generate_the_tokens_of_separate_requests(seed):
     random_beams(seed)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(tiers.amount(30, 400)))
 def test_repeated_preemption_does_not_change_the_output(seed):
     random_squeeze(seed)
 
@@ -156,7 +157,7 @@ def conversations(**setup):
     return stats
 
 
-@pytest.mark.parametrize("windows", [(None,), (5,), (5, None), (None, 7, 2)])
+@pytest.mark.parametrize("windows", [(None,), (5, None), *tiers.long(((5,),), ((None, 7, 2),))])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_working_set_above_device_memory_hits_the_host_tier(depth, windows):
     kind = {"windows": windows, "depth": depth}

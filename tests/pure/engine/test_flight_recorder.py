@@ -31,6 +31,7 @@ from quire.engine.recording.flight_recorder import FlightRecorder, RecordRing, r
 from quire.engine.recording.replay import RecordingReplay
 from quire.errors import ConfigError
 from quire.executors.fake import Executor
+from tests import tiers
 from tests.pure.core.builders import FakeGrammars, fake_constraint
 from tests.pure.core.workload import Setup, with_pooling
 
@@ -207,7 +208,7 @@ def setup_of(name):
     return Again(**SETUPS[name], grammars=grammars)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(tiers.amount(2, 20)))
 @pytest.mark.parametrize("name", SETUPS)
 def test_a_recording_makes_the_same_plans_again(tmp_path, name, seed):
     flight = Flight(setup_of(name), tmp_path)
@@ -217,7 +218,7 @@ def test_a_recording_makes_the_same_plans_again(tmp_path, name, seed):
     assert found.steps > 20
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(tiers.amount(2, 20)))
 @pytest.mark.parametrize("name", ["tight", "two in flight", "host tier", "no prefix cache"])
 def test_a_recording_that_begins_in_the_middle_is_of_use(tmp_path, name, seed):
     """Preempted sequences and the cache's contents are not in it; all else is."""
@@ -278,7 +279,7 @@ BUGS = [break_budget, break_victims, break_matching]
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(tiers.amount(3, 20)))
 def test_a_scheduler_bug_is_reproduced_and_its_fix_is_visible(tmp_path, bug, seed):
     """With the bug all plans are as recorded; without it the first that it changed is named."""
     flight = Flight(setup_of("tight"), tmp_path)
@@ -290,7 +291,7 @@ def test_a_scheduler_bug_is_reproduced_and_its_fix_is_visible(tmp_path, bug, see
     assert found.step > 0
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(tiers.amount(4, 20)))
 def test_a_bug_that_ended_the_engine_ends_the_replay_at_the_same_step(tmp_path, seed):
     flight = Flight(setup_of("tight"), tmp_path)
     with pytest.MonkeyPatch.context() as patched:
@@ -453,7 +454,7 @@ def test_a_recording_of_an_older_format_names_the_version_that_reads_it(tmp_path
         recording_file.read_recording(path)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(tiers.amount(3, 20)))
 def test_sources_of_an_encoder_are_replayed_by_their_digests(tmp_path, monkeypatch, seed):
     """Which sources are equal decides on plans; their tokens are not kept."""
     sources = [tuple(range(1000, 1000 + n)) for n in (3, 9, 14)]

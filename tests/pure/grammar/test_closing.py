@@ -40,6 +40,7 @@ from quire.grammar.length_closing.completion_plan import (
 )
 from quire.grammar.length_closing.token_classes import TokenClasses
 from quire.grammar.vocabulary import Vocabulary
+from tests import tiers
 from tests.pure.grammar import walks
 
 SUITE = Path(__file__).parent / "schemas"
@@ -223,12 +224,18 @@ FORMS: dict[str, GrammarNode] = {
 }
 
 
+def budgets(least: int) -> tuple[int, ...]:
+    """Each near the least, some above, and one that does not bind."""
+    near, above = range(least, least + 6), range(least + 6, least + 61, tiers.amount(9, 3))
+    return (*near, *above, least + 150)
+
+
 @each_room
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_json_is_whole_and_valid_at_every_budget(name, room):
     form, rng = schema_form(SCHEMAS[name]), random.Random(name)
     least = room.least(form)
-    for budget in (*range(least, least + 61, 3), *range(least, least + 6), least + 150):
+    for budget in budgets(least):
         guide, text = room.walk(form, max(budget, 1), DRAWS[budget % 4], rng)
         assert guide.is_complete, (budget, least, text)
         jsonschema.validate(json.loads(text), SCHEMAS[name])
@@ -239,7 +246,7 @@ def test_json_is_whole_and_valid_at_every_budget(name, room):
 def test_other_forms_are_whole_at_every_budget(name, room):
     form, rng = FORMS[name], random.Random(name)
     least = room.least(form)
-    for budget in (*range(least, least + 61, 3), *range(least, least + 6), least + 150):
+    for budget in budgets(least):
         guide, text = room.walk(form, max(budget, 1), DRAWS[budget % 4], rng)
         assert guide.is_complete, (budget, least, text)
 
@@ -288,7 +295,12 @@ def schemas() -> st.SearchStrategy[dict[str, object]]:
     return st.recursive(leaf, wider, max_leaves=6)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(
+    max_examples=tiers.amount(20, 400),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
 @given(
     schemas(),
     st.integers(0, 60),
