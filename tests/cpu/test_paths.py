@@ -322,15 +322,22 @@ def stop_cases(text):
     ]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_stop_strings_end_the_text_at_the_same_place(folder, path):
+@pytest.fixture(scope="module")
+def stopped_alone(folder):
+    """(parameters, outputs) of requests with stop strings."""
     quiet = RANDOM | {"max_tokens": 30, "ignore_eos": True}
     plain = LLM(str(folder), dtype="float32", **PLAIN)
-    said = plain.generate([STOPPED], SamplingParams(**quiet), use_tqdm=False)[0].outputs[0]
-    params = [SamplingParams(**quiet | more) for more in stop_cases(said.text)]
+    whole = plain.generate([STOPPED], SamplingParams(**quiet), use_tqdm=False)[0].outputs[0]
+    params = [SamplingParams(**quiet | more) for more in stop_cases(whole.text)]
     want = [plain.generate([STOPPED], one, use_tqdm=False)[0] for one in params]
-    assert [o.stop_reason for o in want[1].outputs] == [said.text[2:9]]
-    assert want[1].outputs[0].text == said.text[: said.text.index(said.text[2:9])]
+    assert [o.stop_reason for o in want[1].outputs] == [whole.text[2:9]]
+    assert want[1].outputs[0].text == whole.text[: whole.text.index(whole.text[2:9])]
+    return params, want
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_stop_strings_end_the_text_at_the_same_place(folder, stopped_alone, path):
+    params, want = stopped_alone
     llm = LLM(str(folder), dtype="float32", **BASE | PATHS[path])
     outputs = llm.generate([STOPPED] * len(params), params, use_tqdm=False)
     assert [seen(o) for o in outputs] == [seen(o) for o in want]
@@ -377,9 +384,13 @@ def added_up(outputs, kind):
     return [(index, *answers[index]) for index in sorted(answers)]
 
 
+@pytest.fixture(scope="module")
+def plain_in_bfloat16(folder):
+    return alone(folder, "bfloat16")
+
+
 @pytest.mark.parametrize("path", BF16_PATHS)
-def test_a_feature_gives_the_same_answer_in_bfloat16(folder, path):
+def test_a_feature_gives_the_same_answer_in_bfloat16(folder, plain_in_bfloat16, path):
     names = [name for name in FEATURES if name not in FAILS]
-    plain = alone(folder, "bfloat16")
     outputs = together(LLM(str(folder), dtype="bfloat16", **BASE | PATHS[path]), names)
-    assert_same(outputs, plain)
+    assert_same(outputs, plain_in_bfloat16)

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import warnings
@@ -56,6 +57,21 @@ def run_shell(text, folder):
     )  # fmt: skip
 
 
+def quire_words(text):
+    """The words behind `quire`, of a block that is one command and starts no server. Else None."""
+    first, _, shown = text.strip().partition(" ")
+    alone = first == "quire" and not re.search(r"[|&;<>$\n]", shown)
+    return shlex.split(shown) if alone and not shown.startswith("serve") else None
+
+
+def run_quire(words):
+    """Run a command of quire in this process. Returns (exit status, output, errors)."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = cli.main(words)
+    return status, out.getvalue(), err.getvalue()
+
+
 def run_block(block, text, names, folder):
     """What it printed. A block that is to fail must, and say why."""
     if block.kind == "python":
@@ -63,6 +79,10 @@ def run_block(block, text, names, folder):
             said, failed = run_python(text, names, block.where), False
         except Exception as error:  # noqa: BLE001 - whatever the block raises is what it says
             said, failed = f"{type(error).__name__}: {error}", True
+    elif (words := quire_words(text)) is not None:
+        status, out, err = run_quire(words)
+        failed = status != 0
+        said = out + (err if failed else "")
     else:
         done = run_shell(text, folder)
         failed = done.returncode != 0
@@ -174,10 +194,11 @@ def test_each_example_is_told_of():
 
 
 def test_the_example_of_a_batch_is_answered_line_by_line(tmp_path):
-    batch = ROOT / "examples/batch/requests.jsonl"
-    done = run_shell(f"quire run-batch -i {batch} -o answers.jsonl --model embedded", tmp_path)
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    batch, answered = ROOT / "examples/batch/requests.jsonl", tmp_path / "answers.jsonl"
+    words = ["run-batch", "-i", str(batch), "-o", str(answered), "--model", "embedded"]
+    status, _, err = run_quire(words)
+    assert status == 0, err
+    answers = [json.loads(line) for line in answered.read_text().splitlines()]
     asked = [json.loads(line) for line in batch.read_text().splitlines()]
     assert [one["custom_id"] for one in answers] == [one["custom_id"] for one in asked]
     assert all(one["response"]["status_code"] == 200 for one in answers)

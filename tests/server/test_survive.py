@@ -234,6 +234,7 @@ def test_while_it_is_away_probes_tell_and_requests_wait(running):
     assert want["x_timing"]["recovery_s"] == 0
 
 
+@pytest.mark.long("two engines; tests.server.test_blame kills two as well")
 def test_a_request_that_was_aboard_two_engines_that_died_ends(running):
     with (
         httpx.Client(base_url=running.url, timeout=120) as client,
