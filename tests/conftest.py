@@ -14,7 +14,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["COLUMNS"] = "100"  # argparse wraps help to the terminal
 # httpx reads all authorities for each client: 30 ms. No test visits a host that they sign.
-os.environ["SSL_CERT_DIR"], os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent), ""
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
+os.environ["SSL_CERT_FILE"] = ""
 
 from tests import tiers
 

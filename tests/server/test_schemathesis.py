@@ -35,14 +35,14 @@ from tests.server.harness import CLASSIFIES, EMBEDS, EMBEDS_TOKENS, Server
 
 pytestmark = pytest.mark.slow("sends every route of the OpenAPI document generated requests")
 
-EXAMPLES = tiers.amount(8, 2000)
+EXAMPLES = tiers.amount(4, 2000)
 TIMEOUT_S = 20
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 HEALTH = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much)
 SETTINGS = hypothesis.settings(
     max_examples=EXAMPLES,
     deadline=None,
-    derandomize=EXAMPLES == 16,
+    derandomize=not tiers.LONG,
     database=None,
     suppress_health_check=HEALTH,
     phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
@@ -307,7 +307,7 @@ def test_every_answer_is_one_that_the_document_promises(schema, fuzzed, mode):
         run(
             one,
             of_document(one, mode),
-            4 if one.path in unsupported.UNSUPPORTED_ROUTES else EXAMPLES,
+            2 if one.path in unsupported.UNSUPPORTED_ROUTES else EXAMPLES,
         )
         for one in operations(schema)
     ]
@@ -327,7 +327,7 @@ def test_whatever_is_asked_of_a_form_is_answered_or_refused(schema, fuzzed, fiel
     (operation,) = (one for one in operations(schema) if one.path == at)
     bodies = FORMS[field].map(lambda form: {**GOOD[at], field: form})
     cases = bodies.map(lambda body: operation.Case(body=body, media_type="application/json"))
-    failure = run(operation, cases, EXAMPLES, send)
+    failure = run(operation, cases, 2 * EXAMPLES, send)
     fuzzed.wait_idle()
     assert not failure, failure
 

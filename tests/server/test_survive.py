@@ -259,7 +259,7 @@ from quire import AsyncEngineArgs, AsyncLLM, SamplingParams
 import psutil
 
 args = AsyncEngineArgs(
-    model="embedded", kv_cache_memory_bytes="64MiB", engine_standby=True, max_engine_restarts=1
+    model="embedded", kv_cache_memory_bytes="64MiB", max_engine_restarts=1
 )
 engine = AsyncLLM.from_engine_args(args)
 

@@ -9,6 +9,7 @@ import time
 import httpx
 import pytest
 
+from tests import tiers
 from tests.faults.arming import Fault
 from tests.faults.serve import serving
 from tests.server.running import SMALL, wait_until
@@ -64,7 +65,9 @@ def arm(point):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("disturb", [stop, arm("compute"), arm("plan")], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "disturb", [stop, arm("compute"), *tiers.long(arm("plan"))], ids=lambda f: f.__name__
+)
 def test_streams_go_on_when_their_engine_hangs(served, want, disturb):
     """Stopped by a signal; the device's thread hangs; the scheduler does."""
     server, faults, log = served
