@@ -92,8 +92,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: order_of(item.path))
 
 
-ONE_SERVER = {"test_forced_calls.py", "test_tools_end_to_end.py", "test_docs_run.py"}
-"""Files whose tests share the real servers of tests/server/conftest.py."""
+ONE_SERVER = {
+    "test_forced_calls.py",
+    "test_tools_end_to_end.py",
+    "test_docs_run.py",
+    "test_seeds.py",
+}
+"""Files of tests/server whose tests share the real servers of tests/server/conftest.py."""
 
 
 def group_of(file):
@@ -102,7 +107,7 @@ def group_of(file):
     file: its path below the repository.
     """
     parts = Path(file).parts
-    if parts[-1] in ONE_SERVER:
+    if parts[-2] == "server" and parts[-1] in ONE_SERVER:
         return "real server"
     return next((folder for folder in ("abuse", "clients") if folder in parts), file)
 

@@ -8,7 +8,6 @@ import contextlib
 import io
 import json
 import os
-import pathlib
 import re
 import shlex
 import signal
@@ -18,10 +17,8 @@ import threading
 
 import pytest
 
-import quire
 from quire.cli.serve_flags import parse
 from quire.errors import ConfigError
-from quire.text.tokenizing.tokenizer import load_tokenizer
 from tests.server.running import SMALL, serving
 
 NAMES = (
@@ -451,7 +448,7 @@ print(f"Result: {get_weather(**json.loads(tool_call.arguments))}")
 
 
 @contextlib.contextmanager
-def started(command, **instead):
+def started(command):
     """The server of a command, with the embedded model in place of the one that is named."""
     _, serve, _, *words = shlex.split(command)
     assert serve == "serve"
@@ -461,18 +458,10 @@ def started(command, **instead):
         name = word.removeprefix("--").replace("-", "_")
         if name in MACHINE:
             next(flags) if name not in SWITCHES else None
-        elif name in instead:
-            next(flags)
-            kept += [word, instead[name]]
         else:
             kept.append(word)
     with serving("embedded", *SMALL, *kept) as running:
         yield running.url.removeprefix("http://")
-
-
-def own_template():
-    folder = pathlib.Path(quire.__file__).parent / "embedded"
-    return load_tokenizer(folder).template().source
 
 
 MACHINE = {"max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "host", "port"}
@@ -480,10 +469,9 @@ MACHINE = {"max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "h
 SWITCHES = {"trust_remote_code", "enable_reasoning", "enable_auto_tool_choice"}
 
 
-def test_the_script_with_tools_runs_where_the_parser_is_the_models():
+def test_the_script_with_tools_runs_where_the_parser_is_the_models(reading_server):
     """The page's model writes llama3_json; the embedded one does not, and its own is found."""
-    with started(TOOL_SERVER, tool_call_parser="auto", chat_template=own_template()) as address:
-        said, _ = run(address, TOOL_SCRIPT)
+    said, _ = run(reading_server.url.removeprefix("http://"), TOOL_SCRIPT)
     assert said.startswith("Function called: get_weather\nArguments: {")
     assert "Result: Getting the weather for San Francisco" in said
 

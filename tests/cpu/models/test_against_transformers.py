@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quire.models.build import MODELS, read_model_config
+from tests import tiers
 from tests.cpu.encoder_decoder.seq2seq import VARIANTS as ENCODER_DECODERS
 from tests.cpu.encoders.tiny_encoders import VARIANTS as ENCODERS
 from tests.cpu.models.harness import Stepper
@@ -28,6 +29,9 @@ from tests.cpu.models.routes import alike, forced, recorded
 from tests.cpu.models.wrappers import WRAPPERS
 
 TOLERANCE = 1e-4
+SINGLE = tiers.amount(16, 40)
+"""Tokens that a prompt ends with one at a time."""
+ANSWER = tiers.amount(24, 64)
 BF16_DRIFT = 0.15  # log-probability, 99th percentile over positions and tokens
 TIE = {torch.float32: 5e-6, torch.bfloat16: 0.02}
 """Scores of experts that are nearer than this may be ranked either way."""
@@ -93,9 +97,9 @@ class TestVariant:
     def test_logprobs_equal_those_of_transformers(self, variant, pairs):
         theirs, model, config, _ = pairs(variant)
         for ids in prompts(variant, config, "lengths", LENGTHS):
-            one = max(len(ids) - 40, 1)  # all but 40 at once, then one at a time
+            one = max(len(ids) - SINGLE, 1)
             want, before = None, None
-            for sizes in ([len(ids)], [7, 130, 1, 64], [one] + [1] * 40):
+            for sizes in ([len(ids)], [7, 130, 1, 64], [one] + [1] * SINGLE):
                 got, chosen = in_pieces(model, config, ids, sizes)
                 if before is None or not alike(chosen, before):
                     want, before = said_alike(theirs, ids, chosen), chosen
@@ -106,7 +110,7 @@ class TestVariant:
         theirs, model, config, _ = pairs(variant)
         for ids in prompts(variant, config, "greedy", GREEDY):
             with recorded(model) as chosen:
-                got = Stepper(model, config).greedy(ids, 64)
+                got = Stepper(model, config).greedy(ids, ANSWER)
             assert len(set(got)) > 1, "a constant answer proves nothing"
             whole = said_alike(theirs, [*ids, *got], chosen)
             assert got == whole[len(ids) - 1 : -1].argmax(-1).tolist()
