@@ -13,6 +13,7 @@ from quire.errors import ConfigError
 from quire.models.build import build_model, read_model_config
 from quire.models.fallback.attention import StepCalls
 from quire.models.fallback.router_matrix import router_matrix
+from tests import tiers
 from tests.cpu import engine_of
 from tests.cpu.engine_of import request, run
 from tests.cpu.models.harness import Stepper
@@ -89,6 +90,9 @@ MODELS = {
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": VOCAB, "n_positions": 512},
 }
 
+EVERYDAY = ("llama", "qwen3_moe", "gemma2", "gpt_oss", "deepseek_v2", "gpt2")
+"""Those that an engine runs every day: plain, experts, windows, sinks, latent, learned positions."""
+
 
 def peer(name, folder):
     """A random model of transformers' class, saved to the folder."""
@@ -159,6 +163,8 @@ class TestModel:
         theirs, model, config = pairs(name)
         if "longrope" in name:
             pytest.skip("short prompts have other frequencies in transformers")
+        if not tiers.LONG and name not in EVERYDAY:
+            pytest.skip("--long: more of the same")
         hf = {"model_type": name, "head_dim": "fallback", "vocab_size": VOCAB}
         engine_of._models[name, "fallback", None, torch.float32, "cpu"] = (model, config)
         prompts = [prompt_of(n, VOCAB) for n in (1, 40, 40, 70, 33)]
