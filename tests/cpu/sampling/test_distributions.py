@@ -10,9 +10,10 @@ from quire.sampling.numpy_ops import SORT_LIMIT
 from quire.sampling.row_ops import ScratchBuffers
 from quire.sampling.steps.top_k_top_p import processed_logits
 from quire.sampling.top_k_top_p_batch import TopKTopPParams, build_top_k_top_p_batch
+from tests import tiers
 from tests.cpu.sampling.cases import exact, filled, normal, sequence
 
-ROWS, STEPS = 256, 120
+ROWS, STEPS = 256, tiers.amount(40, 400)
 
 CASES = {
     "temperature": {"temperature": 0.7},
