@@ -69,7 +69,7 @@ CASES = {
     ),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }
-EVERYDAY = ("dense", "experts", "latent", "a bidirectional encoder")
+EVERYDAY = ("experts", "latent", "a bidirectional encoder")
 
 
 def run(hf, options, rounds):
@@ -83,7 +83,7 @@ def run(hf, options, rounds):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow("steps of every size of three architectures")
+@pytest.mark.slow("steps of every size of two architectures")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(
     "case", [*EVERYDAY, *tiers.long(*(name for name in CASES if name not in EVERYDAY))]
