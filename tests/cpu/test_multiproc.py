@@ -8,6 +8,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, EngineDead, EngineError, RequestError
 from quire.executors.multiproc import RunStep
+from tests import tiers
 from tests.cpu.tiny_models import write_model
 
 pytestmark = pytest.mark.slow("each engine starts two processes that import torch: 5 s")
@@ -47,14 +48,6 @@ def two(folder):
     llm.llm_engine.engine.shutdown()
 
 
-@pytest.fixture(scope="module")
-def biased(folders):
-    """Ranks of a model with biases. Its last test ends them."""
-    llm = LLM(folders["qwen2"], **SIZES, device="cpu", tensor_parallel_size=2)
-    yield llm
-    llm.llm_engine.engine.shutdown()
-
-
 def ids(llm, **params):
     params = SamplingParams(max_tokens=24, ignore_eos=True, **params)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
@@ -68,9 +61,13 @@ def test_two_ranks_give_the_tokens_of_one(one, two, kind):
     assert ids(two, **KINDS[kind]) == want, "prompts found in the prefix cache"
 
 
-def test_weights_with_biases_are_cut_too(folders, biased):
+def test_weights_with_biases_are_cut_too(folders):
     want = ids(LLM(folders["qwen2"], **SIZES, device="cpu"), temperature=0)
-    assert ids(biased, temperature=0) == want
+    llm = LLM(folders["qwen2"], **SIZES, device="cpu", tensor_parallel_size=2)
+    assert ids(llm, temperature=0) == want
+    processes = llm.llm_engine.engine._executor._processes
+    llm.llm_engine.engine.shutdown()
+    assert [process.wait(5) for process in processes] == [0, 0], "ranks end with their engine"
 
 
 def test_logprobs_and_those_of_prompts_come_from_the_first_rank(one, two):
@@ -105,33 +102,22 @@ def test_a_step_that_fails_on_all_ranks_fails_its_request_alone(one, two):
     assert ids(two, temperature=0) == ids(one, temperature=0)
 
 
-def test_ranks_that_part_are_found(biased, monkeypatch):
-    engine = biased.llm_engine.engine
-    processes = engine._executor._processes
+def test_ranks_that_part_are_found(two, monkeypatch):
+    """The last test of these ranks."""
+    engine = two.llm_engine.engine
     receive = engine._executor._pipes[1].receive
     monkeypatch.setattr(engine._executor._pipes[1], "receive", lambda: differing(receive()))
     with pytest.raises(EngineDead, match="different tokens"):
-        ids(biased, temperature=0)
-    engine.shutdown()
-    assert [process.wait(5) for process in processes] == [0, 0], "ranks end with their engine"
+        ids(two, temperature=0)
 
 
 def differing(answer):
     return type(answer)(answer.number, answer.checksum + 1)
 
 
-@pytest.mark.long("another engine")
-def test_the_death_of_the_first_rank_is_the_engine_s(folder):
+@pytest.mark.parametrize("rank", [1, *tiers.long(0)])
+def test_the_death_of_a_rank_is_the_engine_s(folder, rank):
     llm = LLM(folder, **SIZES, device="cpu", tensor_parallel_size=2)
-    check_that_the_death_is_found(llm, 0)
-
-
-def test_the_death_of_a_rank_is_the_engine_s(two):
-    """The last test of these ranks."""
-    check_that_the_death_is_found(two, 1)
-
-
-def check_that_the_death_is_found(llm, rank):
     executor = llm.llm_engine.engine._executor
     ids(llm, temperature=0)
     os.kill(executor._processes[rank].pid, signal.SIGKILL)

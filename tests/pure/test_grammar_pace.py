@@ -54,8 +54,9 @@ def spin_until_nice():
 
 
 def test_what_is_done_without_an_allowance_gives_way_and_nothing_else_does():
+    here = nice()
     assert cpu_throttle.run_throttled(nice, allowance(0.0)) == 19
-    assert cpu_throttle.run_throttled(nice, allowance()) == nice() == 0
+    assert cpu_throttle.run_throttled(nice, allowance()) == nice() == here
 
 
 def test_a_thread_that_blocks_no_other_yields_the_core_at_once():
