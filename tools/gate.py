@@ -250,7 +250,8 @@ def all_faults(root: pathlib.Path) -> Iterator[Fault]:
     """Of a tree: its package, and what says where packages come from."""
     for path in sorted((root / "quire").rglob("*.py")):
         yield from faults_of(path.read_text(), str(path.relative_to(root)))
-    for path in sorted({one for pattern in TEXTS for one in root.glob(pattern) if one.is_file()}):
+    found = {one for pattern in TEXTS for one in root.glob(pattern)}
+    for path in sorted(one for one in found if one.is_file() and one.suffix != ".pyc"):
         yield from text_faults_of(path.read_text(), str(path.relative_to(root)))
 
 

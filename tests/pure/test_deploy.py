@@ -51,6 +51,7 @@ def seconds(text):
     return int(number) * {"s": 1, "m": 60}[unit]
 
 
+TEXTS = [path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".pyc"]
 DOCKERFILE = instructions(DEPLOY / "Dockerfile")
 COMPOSE = yaml_of(DEPLOY / "compose.yaml")[0]
 OURS = {name: one for name, one in COMPOSE["services"].items() if name.startswith("quire")}
@@ -97,24 +98,21 @@ def test_what_runs_in_a_container_is_reached_from_outside_it():
 
 
 def test_variables_named_are_read_by_someone():
-    text = "".join(p.read_text() for p in DEPLOY.rglob("*") if p.is_file())
+    text = "".join(path.read_text() for path in TEXTS)
     known = (ROOT / "quire/env.py").read_text()
     for name in set(re.findall(r"\bQUIRE_[A-Z_]+\b", text)):
         assert re.search(rf"\b{name}\b", known), name
 
 
 def test_no_secret_is_in_these_files():
-    for path in DEPLOY.rglob("*"):
-        if path.is_file():
-            found = re.findall(
-                r"(?i)(?:key|token|password|secret)\w*[=:] *[\"']?(\S+)", path.read_text()
-            )
-            kept = [
-                v
-                for v in found
-                if not v.startswith(("${", "{", "...", "quire-", "api-", "hf-", "/"))
-            ]
-            assert not [v for v in kept if re.fullmatch(r"[\w-]{12,}", v)], path
+    for path in TEXTS:
+        found = re.findall(
+            r"(?i)(?:key|token|password|secret)\w*[=:] *[\"']?(\S+)", path.read_text()
+        )
+        kept = [
+            v for v in found if not v.startswith(("${", "{", "...", "quire-", "api-", "hf-", "/"))
+        ]
+        assert not [v for v in kept if re.fullmatch(r"[\w-]{12,}", v)], path
 
 
 def test_all_yaml_and_json_parses():

@@ -141,6 +141,13 @@ def test_a_second_index_is_seen_in_files_that_are_no_code():
     assert [(one.line, one.rule) for one in found] == [(2, "index")]
 
 
+def test_bytecode_beside_the_files_is_not_read(tmp_path):
+    (tmp_path / "deploy/__pycache__").mkdir(parents=True)
+    (tmp_path / "deploy/__pycache__/healthcheck.cpython-311.pyc").write_bytes(b"\xa7\r\r\n")
+    (tmp_path / "deploy/Dockerfile").write_text("RUN pip install --extra-index-url https://b\n")
+    assert [one.path for one in gate.all_faults(tmp_path)] == ["deploy/Dockerfile"]
+
+
 def test_the_tree_has_no_fault_but_those_with_a_reason(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["gate.py"])
     assert gate.main() == 0, capsys.readouterr().out
