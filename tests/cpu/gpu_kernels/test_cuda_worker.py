@@ -21,6 +21,7 @@ from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
 from quire.sampling.sampler import Sampler
+from tests import tiers
 from tests.cpu import engine_of as tiny
 from tests.cpu import test_structured as structured
 from tests.cpu.encoder_decoder.seq2seq import T5
@@ -165,8 +166,11 @@ def test_the_cuda_worker_gives_the_tokens_of_the_cpu(acted, hf, name):
     assert len(got["c", 0]) == 5
 
 
+SOME = ("eager", "overlap, chunks", "preempted, host tier")
+
+
 @pytest.mark.slow("kernels in the interpreter")
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", [*SOME, *tiers.long(*(one for one in PATHS if one not in SOME))])
 def test_a_model_with_an_encoder_answers_as_on_the_cpu(acted, name):
     settings = dict(PATHS[name])
     if "num_blocks" in settings:

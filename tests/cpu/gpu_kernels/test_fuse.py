@@ -5,6 +5,7 @@ import torch
 
 from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
 from quire.kernels.framework import lazy_fusion
+from tests import tiers
 from tests.fused import Sizes, both, call, in_fp8, inputs, layer
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -30,8 +31,12 @@ def started(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize("sizes", [ONE, FEW], ids=["one row", "three rows"])
-@pytest.mark.parametrize("how", [{}, {"head_norms": False, "bias": True, "act": "gelu_tanh"}])
+OTHER = {"head_norms": False, "bias": True, "act": "gelu_tanh"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how"), [(ONE, {}), (FEW, OTHER), *tiers.long((ONE, OTHER), (FEW, {}))]
+)
 def test_a_fused_layer_is_the_layer(sizes, how):
     torch.manual_seed(3)
     fused, plain = both(sizes, inputs(sizes, "cpu"), **how)

@@ -193,8 +193,19 @@ def test_an_fp8_cache_reads_back_what_was_written():
 
 
 @pytest.mark.slow("kernels in the interpreter")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("features", ["bias decodes rows", "bias", "bias fresh decodes alibi"])
+@pytest.mark.parametrize(
+    ("features", "dtype"),
+    [
+        ("bias decodes rows", torch.bfloat16),
+        ("bias", torch.float32),
+        ("bias fresh decodes alibi", torch.float32),
+        *tiers.long(
+            ("bias decodes rows", torch.float32),
+            ("bias", torch.bfloat16),
+            ("bias fresh decodes alibi", torch.bfloat16),
+        ),
+    ],
+)
 def test_a_bias_by_distance_is_added_to_scores(features, dtype):
     torch.manual_seed(3)
     case = _case(CPU, (4, 2, 16, 16), [(1, 90), (1, 3), (20, 60), (3, 3)], dtype, features=features)
