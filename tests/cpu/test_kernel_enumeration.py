@@ -83,7 +83,7 @@ def run(hf, options, rounds):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow("steps of every size of two architectures")
+@pytest.mark.slow("steps of every size of three architectures")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(
     "case", [*EVERYDAY, *tiers.long(*(name for name in CASES if name not in EVERYDAY))]
