@@ -26,6 +26,7 @@ from quire.core.params import SamplingParams
 from quire.core.pooling_params import PoolingParams
 from quire.engine.client.engine_client import EngineClient, Transport
 from quire.engine.client.generation import OutputGeneration, start_output_generation
+from quire.engine.client.pooling import pool
 from quire.engine.client.zmq_transport import ZmqTransport
 from quire.engine.startup.text_setup import (
     build_input_processor,
@@ -275,7 +276,7 @@ class AsyncLLM:
         running = RunningPool([request.id for request in inputs[0].requests])
         self._running.setdefault(name, []).append(running)
         try:
-            updates = await client.pool(inputs[0].requests)
+            updates = await pool(client, inputs[0].requests)
         finally:
             self._forget(name, running)
         arrays, cached = make_outputs(inputs, updates)

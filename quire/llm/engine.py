@@ -140,12 +140,18 @@ class LLMEngine:
             if on_result is not None:
                 on_result(update)
 
+        room = budget = self.config.scheduler.max_num_batched_tokens
         try:
-            for request in requests:
-                self.engine.add(request)
-                added.append(request.id)
-                self._subscribers[request.id] = take
             with infrequent_gc(), InterruptHandler() as interrupt:
+                for request in requests:
+                    self.engine.add(request)
+                    added.append(request.id)
+                    self._subscribers[request.id] = take
+                    room -= len(request.prompt)
+                    if room <= 0:  # the device runs a full step while more are added
+                        interrupt.check()
+                        self._kept_outputs += self._step()
+                        room = budget
                 while len(updates) < len(added):
                     interrupt.check()
                     self._kept_outputs += self._step()

@@ -12,6 +12,7 @@ from numpy import frombuffer
 
 from quire.core.types import Pooling, Request, StopConditions
 from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.pooling import pool
 from quire.engine.client.thread_transport import ThreadTransport
 from quire.engine.core.engine_core import EngineCore
 from quire.errors import EngineError, TooLong
@@ -64,7 +65,7 @@ def test_results_come_in_the_order_of_requests():
     async def main():
         async with started(budget=7) as client:
             work = [pooled(f"r{i}", range(1, 2 + i * 7 % 20)) for i in range(50)]
-            updates = await client.pool(work)
+            updates = await pool(client, work)
             assert [u.request_id for u in updates] == [one.id for one in work]
             for one, update in zip(work, updates):
                 assert update.pooled.shape == (len(one.prompt),)
@@ -78,7 +79,7 @@ def test_one_refused_request_keeps_all_from_running():
     async def main():
         async with started(max_len=10) as client:
             with pytest.raises(TooLong):
-                await client.pool([pooled("a"), pooled("long", range(11)), pooled("b")])
+                await pool(client, [pooled("a"), pooled("long", range(11)), pooled("b")])
             stats = await client.stats()
             assert stats.running == stats.waiting == 0
 
@@ -90,9 +91,9 @@ def test_one_failed_request_aborts_its_siblings():
         async with started(budget=4, slots=1) as client:
             work = [pooled("bad"), *(pooled(f"r{i}", range(40)) for i in range(20))]
             with pytest.raises(EngineError, match="its row"):
-                await client.pool(work)
+                await pool(client, work)
             await wait_idle(client)
-            assert len(await client.pool([pooled("again")])) == 1
+            assert len(await pool(client, [pooled("again")])) == 1
 
     asyncio.run(main())
 
@@ -101,7 +102,7 @@ def test_a_cancelled_caller_aborts_its_requests():
     async def main():
         async with started(budget=2, slots=1) as client:
             work = [pooled(f"r{i}", range(90)) for i in range(100)]
-            task = asyncio.create_task(client.pool(work))
+            task = asyncio.create_task(pool(client, work))
             await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -126,11 +127,13 @@ def test_requests_of_a_killed_engine_are_answered_by_the_next_and_equal():
         )
         try:
             client = engine._on_this_loop()
-            want = await client.pool(work)
+            want = await pool(client, work)
             process = psutil.Process(
                 engine._end.peek()[1].__self__._restarter.engine.child.process.pid
             )
-            task = asyncio.create_task(client.pool([replace(one, id=f"b{one.id}") for one in work]))
+            task = asyncio.create_task(
+                pool(client, [replace(one, id=f"b{one.id}") for one in work])
+            )
             while not 0 < (await client.stats()).waiting < 60:
                 assert not task.done()
             process.send_signal(signal.SIGKILL)

@@ -47,7 +47,6 @@ from quire.errors import (
     EngineDead,
     EngineError,
     Quarantined,
-    RequestError,
 )
 
 log = logging.getLogger(__name__)
@@ -192,25 +191,6 @@ class EngineClient:
             stream.close()  # also when the caller was cancelled meanwhile
             raise
         return stream
-
-    async def pool(self, requests: Iterable[Request]) -> list[Update]:
-        """Run pooling requests to their ends; return the last update of each, in order.
-
-        If one fails, the others are aborted. Raises its error, and what generate() raises.
-        """
-        stream = await self.generate(requests)
-        found: dict[str, Update] = {}
-        try:
-            async for updates in stream:
-                for update in updates:
-                    if update.error is not None:
-                        raise update.to_exception()
-                    if update.pooled is None:
-                        raise RequestError("the request was aborted")
-                    found[update.request_id] = update
-        finally:
-            stream.close()
-        return [found[name] for name in stream.request_ids]
 
     def _check_blocklist(self, requests: Iterable[Request]) -> None:
         if not len(self.blocklist):

@@ -121,9 +121,8 @@ class CudaWorker:
         self._eager = eager
         self._sizes = capture_sizes(rows)
         self._generates = generates
-        self._shapes: list[GraphShape] = []
-        if backend.supports_prefill_graphs:
-            self._shapes = graph_shapes(max_tokens, rows if generates else 0)
+        decodes = rows if generates else 0
+        self._shapes = graph_shapes(max_tokens, decodes) if backend.supports_prefill_graphs else []
         self._graphs = CudaGraphCache[GraphKey](self._launch, device)
         self._graph_bytes = 0
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -381,9 +380,10 @@ class CudaWorker:
         if inputs.sampled_rows:
             grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
         sampled = padded_sample_rows(len(inputs.sampled_slots), len(self._last_token))
-        shape = None
-        if not self._eager and self._can_replay(parts):
-            shape = select_graph_shape(inputs, self._shapes)
+        # where rows are sampled, a graph keeps only their hidden states, and parts read others
+        needs_more = parts if self._generates else any(part.changes_inputs for part in parts)
+        eager = self._eager or needs_more
+        shape = None if eager else select_graph_shape(inputs, self._shapes)
         pending_parts: list[PendingPart] = []
         if shape is not None:
             with span("upload"):
@@ -413,10 +413,6 @@ class CudaWorker:
         chosen = hidden[:sampled] if shape else hidden.index_select(0, views.sampled)
         row_slots, outputs = views.row_slots[:sampled], views.outputs[:sampled]
         return self._sample(chosen, row_slots, outputs, inputs, kind, grammar_masks, pending_parts)
-
-    def _can_replay(self, parts: Collection[StepPart]) -> bool:
-        """Whether a graph of the forward pass leaves what the parts of a step read."""
-        return not parts or not (self._generates or any(part.changes_inputs for part in parts))
 
     def _mixed_forward(self, shape: GraphShape) -> Tensor:
         """Launch the forward pass of a step of this shape, up to what _store_hidden() keeps."""
