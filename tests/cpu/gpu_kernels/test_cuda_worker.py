@@ -85,7 +85,7 @@ def engine_of(hf=tiny.TINY, *, captured=True, **settings):
     captured: with the graphs that a start captures.
     """
 
-    def device_half(model, config, processors=(), grammars=None):
+    def device_half(model, config, processors=(), grammars=None, pooler=None):
         cache, said = config.cache, config.scheduler
         tensors, host = (
             allocate_kv_tensors(
@@ -112,6 +112,7 @@ def engine_of(hf=tiny.TINY, *, captured=True, **settings):
             max_tokens=said.max_num_batched_tokens,
             logprobs_mode="raw_logprobs",
             eager=config.device.enforce_eager,
+            pooler=pooler,
         )
         runner = ModelRunner(model, sampler, lane)
         return Executor(ModelInputBuilder(shape), runner, threaded=False)
