@@ -298,10 +298,12 @@ def test_no_server_is_a_connection_error():
         client.models.list()
 
 
-def test_embeddings_say_that_they_are_not_there_yet(client):
-    with pytest.raises(openai.InternalServerError) as caught:
-        client.embeddings.create(model=MODEL, input="a")
-    assert caught.value.status_code == 501
+def test_an_embedding_of_a_generating_model(client):
+    answer = client.embeddings.create(model=MODEL, input=["a", "b", "a"])
+    first, second, third = (one.embedding for one in answer.data)
+    assert first == third != second
+    assert sum(x * x for x in first) == pytest.approx(1.0, abs=1e-5)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
 
 
 def test_a_key_is_needed_beyond_the_probes(served):
