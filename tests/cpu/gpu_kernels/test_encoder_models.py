@@ -43,7 +43,9 @@ def plain_weights(monkeypatch):
 
 @pytest.mark.slow("kernels in the interpreter")
 @pytest.mark.usefixtures("plain_weights")
-@pytest.mark.parametrize("variant", [*EVERYDAY, *tiers.long(*sorted(set(VARIANTS) - set(EVERYDAY)))])
+@pytest.mark.parametrize(
+    "variant", [*EVERYDAY, *tiers.long(*sorted(set(VARIANTS) - set(EVERYDAY)))]
+)
 @pytest.mark.parametrize("head", ["classify", "lm"])
 def test_states_and_heads_are_those_of_the_cpu(variant, head, monkeypatch):
     model, config = built(variant, head)
