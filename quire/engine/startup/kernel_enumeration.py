@@ -26,12 +26,13 @@ from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooling_rows import PoolingRows, ResultKind
-from quire.runner.parts.base import ForwardOutput, PendingPart
+from quire.runner.parts.base import ForwardOutput, PendingPart, StepPart
 from quire.runner.parts.encoder import EncoderPart, EncoderSource
 from quire.runner.parts.pooling import PoolingPart
 from quire.runner.parts.prompt_embeds import PromptEmbedsPart
 from quire.runner.parts.prompt_logprobs import CHUNK_POSITIONS, PromptLogprobsPart, PromptRow
 from quire.runner.parts.token_types import TokenTypesPart
+from quire.runner.parts.unattended_tokens import UnattendedTokensPart
 from quire.runner.slots import BlockTableUpdate
 from quire.runner.step_batch import StepBatch
 from quire.runner.worker_calls import with_two_layers_per_kind
@@ -127,9 +128,13 @@ def _run_pooled_steps(
     for batch in batches:
         if not (batch.decode_only or batch.max_prior_context):
             types = TokenTypesPart(bytes(len(batch.token_ids)))
+            inputs: list[list[StepPart]] = [[], [types]]
+            late = section.late_interaction
+            if late and not (late.attends_to_expansion or config.cache.groups):
+                inputs.append([types, UnattendedTokensPart([1] * len(batch.rows))])
             for kind in kinds:
-                worker.compute(without_samples(batch), [pooled_rows(batch, kind)])
-                worker.compute(without_samples(batch), [types, pooled_rows(batch, kind)])
+                for parts in inputs:
+                    worker.compute(without_samples(batch), [*parts, pooled_rows(batch, kind)])
 
 
 def pooled_rows(batch: StepBatch, kind: ResultKind) -> PoolingPart:
