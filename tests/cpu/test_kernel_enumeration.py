@@ -62,10 +62,10 @@ CASES = {
         {"max_model_len": 100},
     ),
     "an embedding decoder": (SHAPES["qwen3-0.6b"], {"runner": "pooling"}),
-    "a bidirectional encoder": (BERT, {"runner": "pooling", "max_model_len": 512}),
+    "a bidirectional encoder": (BERT, {"runner": "pooling", "max_model_len": 128}),
     "a classifier of tokens": (
         BERT | {"architectures": ["BertForTokenClassification"]},
-        {"max_model_len": 512},
+        {"max_model_len": 128},
     ),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }

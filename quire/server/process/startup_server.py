@@ -59,7 +59,8 @@ class StartupServer:
         self._thread = threading.Thread(target=self._run, name="quire-lobby", daemon=True)
 
     def open(self) -> None:
-        """Answer from now on."""
+        """Answer from now on: what connects before the thread runs waits in the backlog."""
+        self._listener.listen(BACKLOG)
         self._thread.start()
 
     def close(self) -> None:
