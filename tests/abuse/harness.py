@@ -199,8 +199,7 @@ class Figures:
         if self.children > max(MOST_CHILDREN, before.children):
             found.append(f"children: {before.children} -> {self.children}")
         hired = max(0, self.children - before.children)  # each has a thread and a link of its own
-        late = 2  # threads of a pool that the warm-up had left idle
-        for name, most in (("rss", growth), ("fds", hired), ("threads", hired + late)):
+        for name, most in (("rss", growth), ("fds", hired), ("threads", hired)):
             then = getattr(before, name)
             for process, now in getattr(self, name).items():
                 if now > then.get(process, 0) + most:

@@ -328,7 +328,7 @@ def trusting(tmp_path_factory):
 
 
 def test_a_server_that_trusts_templates_is_not_harmed_by_them(trusting):
-    trusting.check(BROUGHT[-1:] * 2)  # the workers are there
+    trusting.check(BROUGHT[-1:] * 16)  # at once: all workers and their threads are there
     trusting.rest = trusting.settled()
     with trusting.unharmed():
         trusting.check(BROUGHT)

@@ -27,6 +27,7 @@ from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.pooling.pooling_rows import ResultKind
 from quire.runner.parts.encoder import EncoderPart, EncoderSource
+from quire.runner.parts.unattended_tokens import UnattendedTokensPart
 from quire.runner.worker_calls import with_two_layers_per_kind
 
 H200 = GpuTarget((9, 0), 132)
@@ -107,7 +108,11 @@ def main():
                 for batch in every_step(config.scheduler):
                     if not (batch.decode_only or batch.max_prior_context):
                         part = enumeration.pooled_rows(batch, kind)
-                        runner.worker.compute(enumeration.without_samples(batch), [part])
+                        plain = enumeration.without_samples(batch)
+                        runner.worker.compute(plain, [part])
+                        if config.pooling.late_interaction is not None:
+                            some = UnattendedTokensPart([1] * len(batch.rows))
+                            runner.worker.compute(plain, [some, part])
             for part in every_source(config) if config.encoder else ():
                 runner.worker.compute(enumeration.prompt_batch(0, [2], 0), [part])
             for params in enumeration.SAMPLING_KINDS if config.generates else ():

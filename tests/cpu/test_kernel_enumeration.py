@@ -63,6 +63,10 @@ CASES = {
     ),
     "an embedding decoder": (SHAPES["qwen3-0.6b"], {"runner": "pooling"}),
     "a bidirectional encoder": (BERT, {"runner": "pooling", "max_model_len": 128}),
+    "late interaction": (
+        BERT | {"architectures": ["HF_ColBERT"], "dim": 128},
+        {"max_model_len": 128},
+    ),
     "a classifier of tokens": (
         BERT | {"architectures": ["BertForTokenClassification"]},
         {"max_model_len": 128},

@@ -5,6 +5,7 @@ Clients that read slowly and blocks that were lost are in test_timing_served.py,
 in test_survive.py: this one has delays that need the processes of a real server.
 """
 
+import functools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,24 @@ CAUSES = ("prepare", "transport", "inbox", "grammar", "queue", "prefill", "other
 CAUSES += ("preempted", "decode", "engine_other", "compile", "recovery", "detokenize", "client")
 LAG_S = 0.1
 """That the client's own work may take beside all of this, on a machine that has other work."""
+TRIES = 3
+"""A busy machine adds delays of its own, each time elsewhere; a wrong cause is wrong each time."""
+
+
+def tried_again(test):
+    """Run a test until it passes, TRIES times at most."""
+
+    @functools.wraps(test)
+    def run(scene, **parameters):
+        for left in reversed(range(TRIES)):
+            try:
+                return test(scene, **parameters)
+            except AssertionError:
+                if not left:
+                    raise
+                scene.faults.clear()
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -115,15 +134,18 @@ def slow(point, **more):
     ],
     ids=lambda value: value.point if isinstance(value, Fault) else str(value),
 )
+@tried_again
 def test_a_delay_of_one_alone(scene, cause, fault, tokens):
     assert is_found(scene.delayed(fault, tokens=tokens, request_id="mine"), cause)
 
 
+@tried_again
 def test_what_happens_before_the_engine_takes_it_in_is_no_queue(scene):
     timing = scene.delayed(slow("obey"), request_id="mine")
     assert is_found(timing, "transport")
 
 
+@tried_again
 def test_a_step_under_way_when_it_came_is_inbox(scene):
     scene.faults.arm(slow("compute", id="other", at=2))
     other = scene.beside(request_id="other", tokens=6)
@@ -133,6 +155,7 @@ def test_a_step_under_way_when_it_came_is_inbox(scene):
     assert sum(timing[f"{name}_s"] for name in CAUSES if name != "inbox") < 0.4 * DELAY
 
 
+@tried_again
 def test_a_seat_that_others_have_is_queue_and_says_behind_whom(scene):
     scene.faults.arm(slow("compute", id="other1", at=2, times=6))
     with ThreadPoolExecutor(3) as pool:
@@ -151,6 +174,7 @@ def test_a_seat_that_others_have_is_queue_and_says_behind_whom(scene):
     assert before["queued_behind"]["requests"] == 0
 
 
+@tried_again
 def test_the_prompt_of_another_in_its_steps_is_others(scene):
     """One decodes, then 1000 tokens come: the slow step is theirs."""
     prompt = [7 + i % 50 for i in range(1000)]
@@ -164,6 +188,7 @@ def test_the_prompt_of_another_in_its_steps_is_others(scene):
     assert timing["queue_s"] + timing["engine_other_s"] + timing["inbox_s"] < 0.2 * DELAY
 
 
+@tried_again
 def test_a_grammar_that_nobody_has_compiled_is_grammar(scene):
     more = {"guided_regex": "[a-c]{2,9}(x|y)z", "ignore_eos": False, "tokens": 16}
     first, again = scene.ask(**more), scene.ask(**more)

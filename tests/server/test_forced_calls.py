@@ -92,10 +92,10 @@ def test_a_stream_of_forced_calls_says_what_the_whole_answer_says(client, choice
     for _ in range(5):  # a busy machine may send in one piece what was written in several
         chunks = [one.choices[0] for one in create(client, **asked, stream=True) if one.choices]
         news = [call for one in chunks for call in one.delta.tool_calls or ()]
+        assert "".join(one.function.arguments or "" for one in news) == call.function.arguments
+        assert [one.function.name for one in news if one.function.name] == [call.function.name]
         if len(news) > 2:
             break
-    assert "".join(one.function.arguments or "" for one in news) == call.function.arguments
-    assert [one.function.name for one in news if one.function.name] == [call.function.name]
     assert len(news) > 2  # the arguments come as they are written
     assert chunks[-1].finish_reason == whole.finish_reason
     assert not "".join(one.delta.content or "" for one in chunks)
