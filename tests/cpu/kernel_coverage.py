@@ -122,7 +122,7 @@ def main():
                 for _ in range(rounds):
                     runner.worker.compute(some_step(draw, config.scheduler), ())
     missing = [one for one in later if one not in set(known)]
-    print(json.dumps({"known": len(known), "later": len(later), "missing": missing}, default=list))
+    print(json.dumps({"known": len(known), "later": len(later), "missing": missing}, default=str))
 
 
 if __name__ == "__main__":
