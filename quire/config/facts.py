@@ -30,7 +30,8 @@ from quire.config.model_identity import (
     resolve_identity,
 )
 from quire.config.pooling_facts import PoolingFacts, is_bidirectional, read_pooling_facts
-from quire.config.quantization import QuantFacts, read_quantization
+from quire.config.quant.facts import QuantFacts
+from quire.config.quant.read import read_quantization
 from quire.errors import ConfigError
 
 Json = Mapping[str, Any]

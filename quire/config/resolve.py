@@ -37,7 +37,7 @@ from quire.config.memory.kv_memory import (
 from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
 from quire.config.options import CacheOptions, Options
 from quire.config.pooling import ModelUse, choose_model_use, resolve_pooling
-from quire.config.quantization import reconcile_quantization
+from quire.config.quant.read import reconcile_quantization
 from quire.config.structured_outputs import resolve_structured
 from quire.errors import ConfigError
 

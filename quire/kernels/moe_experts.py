@@ -101,7 +101,7 @@ def _fp8_case(case: dict[str, Any], block: bool) -> dict[str, Any]:
     return {**case, **banks, "weights": case["weights"] / 4}
 
 
-@kernel_for("mlp", "plain", "fp8")
+@kernel_for("mlp", "plain", "fp8", "grouped")
 @op(cases=_cases, atol=4e-2, gpu="moe.moe_experts")
 def moe_experts(
     x: Tensor,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from torch import Tensor
 
 from quire.config.memory.kv_layout import LayerFacts
-from quire.config.quantization import QuantFacts
+from quire.config.quant.facts import QuantFacts
 from quire.errors import ConfigError
 from quire.layers import ACTIVATION_KINDS
 from quire.weights.mapping import Weights

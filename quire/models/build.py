@@ -22,7 +22,8 @@ from torch import nn
 from quire.config.conventions import fill_defaults
 from quire.config.json_file import raise_as_config_error
 from quire.config.memory.kv_layout import KVCacheGroup, group_layers
-from quire.config.quantization import QuantFacts, read_quantization, reconcile_quantization
+from quire.config.quant.facts import QuantFacts, WeightFormat
+from quire.config.quant.read import read_quantization, reconcile_quantization
 from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
@@ -157,7 +158,7 @@ def build_model(
         model.keep_stage(stage)
     if mesh.tp > 1:
         _shard_model(model, mesh, comm or connect(mesh))
-    _set_quant_methods(model, reconcile_quantization(config.quantized, quant))
+    _set_quant_methods(model, reconcile_quantization(config.quantized, quant), names)
     _set_stored_methods(model, names)
     layers = config.attention_layers()
     layers = layers if stage is None else layers[stage.start : stage.stop]
@@ -193,7 +194,7 @@ def load_weights(
 
     def finish(leaf: ParamModule) -> None:
         if isinstance(leaf, WeightModule):
-            leaf.method.process_after_load(leaf)
+            leaf.method.process_after_load(leaf, dtype)
         leaf.after_load(dtype)
 
     if load_format == "dummy" or device.type == "meta":
@@ -247,19 +248,52 @@ def _shard_model(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
             module.shard(mesh)
 
 
-def _set_quant_methods(model: nn.Module, facts: QuantFacts | None) -> None:
-    """Set the method of linear layers and banks; a fused layer is quantized whole or not at all."""
+def _set_quant_methods(
+    model: nn.Module, facts: QuantFacts | None, names: Iterable[str] = ()
+) -> None:
+    """Set the method of linear layers and banks; a fused layer is quantized whole or not at all.
+
+    names: of the checkpoint's tensors; none with dummy weights.
+    """
     if facts is None:
         return
-    method = cast(Method, PluginRegistry("quire.quant").load(facts.method).Method(facts))
+    weights, registry = cast(Weights, model.weights), PluginRegistry("quire.quant")
+    found: dict[str, set[str]] = {}
+    for target in map(weights.target, names):
+        found.setdefault(target.layer, set()).add(target.param)
+    methods: dict[WeightFormat, Method] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, WeightModule) or not method.accepts(module):
+        if not isinstance(module, WeightModule):
             continue
-        skipped = {facts.is_skipped(names) for names in cast(Weights, model.weights).sources(name)}
-        if len(skipped) > 1:
-            raise ConfigError(f"config.json: some parts of {name} are quantized and some are not")
-        if skipped == {False}:
+        formats = {facts.format_of(part) for part in weights.sources(name)}
+        if len(formats) > 1:
+            kinds = ", ".join(sorted(repr(one) for one in formats))
+            raise ConfigError(
+                f"config.json: some parts of {name} are quantized otherwise than others: {kinds}"
+            )
+        (form,) = formats
+        if form is None:
+            continue
+        if form not in methods:
+            methods[form] = cast(Method, registry.load(form.method).Method(form))
+        method = methods[form]
+        if method.accepts(module) and not _is_stored_plain(module, method, found.get(name)):
             module.set_quant_method(method)
+
+
+def _is_stored_plain(module: WeightModule, method: Method, params: set[str] | None) -> bool:
+    """Whether a checkpoint has a layer unquantized, whatever its configuration states.
+
+    Tensors decide for methods whose parameters have other names than an unquantized weight's.
+    """
+    if not method.is_stored or params is None:
+        return False
+    stored = {
+        module.param_name(matrix, one)
+        for matrix in module.matrices
+        for one in method.params(module, matrix)
+    }
+    return stored.isdisjoint(module.matrices) and stored.isdisjoint(params)
 
 
 def _set_stored_methods(model: nn.Module, names: Iterable[str]) -> None:

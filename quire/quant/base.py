@@ -1,11 +1,11 @@
 """Contract of a quantization method: it owns the parameters of its layers.
 
-    params(layer, matrix)        the parameters of a checkpoint in place of an unquantized weight
-    process_after_load(layer)    turns the values into weight objects, which multiply themselves
+    params(layer, matrix)             the parameters of a checkpoint, in place of a plain weight
+    process_after_load(layer, dtype)  turns values into weight objects, which multiply themselves
 
 A method is one file of quire.quant, or an entry point of the group "quire.quant"; its kernels are
 in quire.kernels. Which method a layer has is chosen by the checkpoint's config.json or the user
-(quire.config.quantization). A method may wrap another: it calls the inner one first, then replaces
+(quire.config.quant). A method may wrap another: it calls the inner one first, then replaces
 the weight by one that multiplies through the inner weight.
 
 Axes: O outputs, I inputs of a weight [O, I].
@@ -113,8 +113,11 @@ class Method(Protocol):
         there."""
         ...
 
-    def process_after_load(self, layer: QuantizableLayer) -> None:
-        """Replace the loaded values of every matrix by a weight object; frees the old form."""
+    def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
+        """Replace the loaded values of every matrix by a weight object; frees the old form.
+
+        dtype: of the activations that it multiplies.
+        """
         ...
 
 

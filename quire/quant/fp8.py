@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quire.config.quantization import QuantFacts
+from quire.config.quant.fp8 import Fp8Format
 from quire.kernels.formats.fp8_weight import (
     BLOCK_SIZE,
     E4M3,
@@ -42,9 +42,9 @@ class Method:
 
     name = "fp8"
 
-    def __init__(self, facts: QuantFacts) -> None:
-        self._facts = facts
-        self.is_stored = facts.is_stored
+    def __init__(self, form: Fp8Format) -> None:
+        self._form = form
+        self.is_stored = form.is_stored
 
     def accepts(self, layer: QuantizableLayer) -> bool:
         """All but the head and embeddings, whose errors matter most, and gates of few outputs."""
@@ -53,37 +53,37 @@ class Method:
     def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
         """The weight, and from a checkpoint its scales: [1], [O] or [O / 128, I / 128] of a
         part."""
-        if not self._facts.is_stored:
+        if not self._form.is_stored:
             return {"weight": ParamSpec()}
         typical = InitSpec(inputs_of(layer, matrix) ** -0.5 / DUMMY_WEIGHT_STD, 0.0)
         scale = ParamSpec(dtype=torch.float32, inputs_per=None, broadcastable=True, init=typical)
-        if block := self._facts.block:
+        if block := self._form.block:
             scale = replace(scale, outputs_per=block, inputs_per=block, broadcastable=False)
         found = {
             "weight": ParamSpec(dtype=E4M3, init=InitSpec(0.0, DUMMY_WEIGHT_STD)),
-            self._facts.scale: scale,
+            self._form.scale: scale,
         }
-        if self._facts.static_activations:
+        if self._form.static_activations:
             found[INPUT_SCALE] = replace(scale, outputs_per=None, init=InitSpec(0.01, 0.0))
         return found
 
-    def process_after_load(self, layer: QuantizableLayer) -> None:
+    def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
         make = self._make_experts if layer.role == "experts" else self._make_weight
         for matrix in layer.matrices:
             layer.set_param(matrix, make(layer.take_params(matrix)))
 
     def _make_weight(self, values: dict[str, Tensor]) -> Fp8Weight:
         data = values.pop("weight")
-        if not self._facts.is_stored:
-            return with_kernel_buffers(quantize(data, self._facts.block))
-        scale = values[self._facts.scale]
+        if not self._form.is_stored:
+            return with_kernel_buffers(quantize(data, self._form.block))
+        scale = values[self._form.scale]
         return with_kernel_buffers(Fp8Weight(data, scale, _largest(values.get(INPUT_SCALE))))
 
     def _make_experts(self, values: dict[str, Tensor]) -> Fp8ExpertWeights:
         data = values.pop("weight")
-        if not self._facts.is_stored:
-            return quantize_experts(data, self._facts.block)
-        return Fp8ExpertWeights(data, values[self._facts.scale], _largest(values.get(INPUT_SCALE)))
+        if not self._form.is_stored:
+            return quantize_experts(data, self._form.block)
+        return Fp8ExpertWeights(data, values[self._form.scale], _largest(values.get(INPUT_SCALE)))
 
 
 def _largest(scales: Tensor | None) -> Tensor | None:

@@ -46,12 +46,12 @@ class Method:
         )
         return {"blocks": blocks, "scales": scales}
 
-    def process_after_load(self, layer: QuantizableLayer) -> None:
+    def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
         for matrix in layer.matrices:
             values = layer.take_params(matrix)
             plain = dequantize(values["blocks"], values["scales"])
             layer.set_param(matrix, plain.transpose(1, 2))
-        self._then.process_after_load(layer)
+        self._then.process_after_load(layer, dtype)
 
 
 def dequantize(blocks: Tensor, scales: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.config.quantization import QuantFacts
+import torch
+
 from quire.kernels.linear import pack
 from quire.quant.base import ParamSpec, QuantizableLayer
 
@@ -16,16 +17,13 @@ class Method:
     name = "none"
     is_stored = False
 
-    def __init__(self, facts: QuantFacts | None = None) -> None:
-        assert facts is None, facts
-
     def accepts(self, layer: QuantizableLayer) -> bool:
         return True
 
     def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
         return {"weight": ParamSpec()}
 
-    def process_after_load(self, layer: QuantizableLayer) -> None:
+    def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
         """Pack weights that are multiplied, where a packed kernel exists. Experts stay unpacked."""
         if layer.role != "experts" and layer.multiplied:
             layer.set_param("weight", pack(layer.take_params("weight")["weight"]))

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from quire.config.quantization import QuantFacts
+from quire.config.quant.fp8 import Fp8Format
 from quire.distributed.collectives import SingleProcessCollectives, connect
 from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
 from quire.errors import ConfigError, WeightError
@@ -108,14 +108,12 @@ def test_heads_in_another_order_in_the_checkpoint_come_to_their_ranks():
 
 
 def test_scales_of_blocks_that_span_heads_in_another_order_are_refused():
-    facts = QuantFacts(
-        method="fp8", quant_method="fp8", is_stored=True, static_activations=True, block=128
-    )
+    form = Fp8Format(static_activations=True, block=128)
     layer = QKVLinear(128, 4, 2, 64, head_order=range(8))
-    layer.set_quant_method(fp8.Method(facts))
+    layer.set_quant_method(fp8.Method(form))
     assert len(layer.split_fused("input_scale", torch.randn(3))) == 3  # one number for each part
     with pytest.raises(WeightError, match="4 rows of weight_scale, which the 8 heads do not"):
-        layer.split_fused(facts.scale, torch.randn(4, 1))
+        layer.split_fused(form.scale, torch.randn(4, 1))
 
 
 def test_vocabulary_strips_of_ranks_cover_an_odd_vocabulary():

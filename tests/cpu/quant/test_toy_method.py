@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quire.config.quantization import QuantFacts
+from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
 from quire.distributed.collectives import SingleProcessCollectives
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
@@ -40,7 +40,14 @@ HF = {
     "max_position_embeddings": 64,
     "tie_word_embeddings": False,
 }
-FACTS = QuantFacts(method="toy_int8", quant_method="toy_int8", is_stored=True, skip=("gate",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToyFormat(WeightFormat):
+    method: ClassVar[str] = "toy_int8"
+
+
+FACTS = QuantFacts(quant_method="toy_int8", rules=unquantized(["gate"]), default=ToyFormat())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,8 +90,8 @@ class ToyMethod:
     name = "toy_int8"
     is_stored = True
 
-    def __init__(self, facts):
-        self.facts = facts
+    def __init__(self, form):
+        assert form == ToyFormat()
 
     def accepts(self, layer):
         return layer.role != "head"
@@ -95,7 +102,7 @@ class ToyMethod:
             "scales": ParamSpec(dtype=torch.float32, inputs_per=GROUP, transposed=True),
         }
 
-    def process_after_load(self, layer):
+    def process_after_load(self, layer, dtype):
         for matrix in layer.matrices:
             values = layer.take_params(matrix)
             codes, scales = values["qweight"].contiguous().view(torch.int8), values["scales"]
@@ -119,8 +126,8 @@ class Shifted(StoredWeight):
 
 
 class Wrapping(ToyMethod):
-    def process_after_load(self, layer):
-        super().process_after_load(layer)
+    def process_after_load(self, layer, dtype):
+        super().process_after_load(layer, dtype)
         if layer.role == "linear":
             layer.set_param("weight", Shifted(layer.weight, 0.5))
 

@@ -4,7 +4,9 @@ import copy
 
 import pytest
 
-from quire.config.quantization import QuantFacts, read_quantization
+from quire.config.quant.facts import QuantFacts
+from quire.config.quant.fp8 import Fp8Format
+from quire.config.quant.read import read_quantization
 from quire.errors import ConfigError
 
 FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -38,44 +40,40 @@ def changed(path, value):
 def test_weights_stay_unquantized_unless_requested():
     assert read_quantization({}) is None
     assert read_quantization({"quantization_config": None}) is None
-    assert read_quantization({}, "fp8") == QuantFacts(method="fp8", quant_method="fp8")
-    assert read_quantization({}, "fp8_block").block == 128
+    made = QuantFacts(quant_method="fp8", default=Fp8Format(is_stored=False))
+    assert read_quantization({}, "fp8") == made
+    assert read_quantization({}, "fp8_block").default.block == 128
 
 
 @pytest.mark.parametrize("fmt", ["e4m3", "float8_e4m3fn"])
 def test_blocks_of_deepseek_and_minimax(fmt):
     found = read({"quant_method": "fp8", "fmt": fmt, "weight_block_size": [128, 128]})
-    assert (found.block, found.scale, found.is_stored, found.static_activations) == (
-        128,
-        "weight_scale_inv",
-        True,
-        False,
-    )
+    assert found.default == Fp8Format(block=128, scale="weight_scale_inv")
+    assert found.is_stored
 
 
 def test_one_scale_per_tensor_with_fixed_activations():
     found = read({"quant_method": "fp8", "activation_scheme": "static"})
-    assert (found.block, found.scale, found.static_activations) == (0, "weight_scale", True)
+    assert found.default == Fp8Format(static_activations=True)
 
 
 def test_compressed_tensors():
     found = read(COMPRESSED)
-    assert (found.method, found.quant_method, found.block) == ("fp8", "compressed-tensors", 0)
-    assert (found.scale, found.static_activations) == ("weight_scale", False)
+    assert (found.default, found.quant_method) == (Fp8Format(), "compressed-tensors")
     under_its_older_name = read_quantization({"compression_config": COMPRESSED})
     assert under_its_older_name == found
 
 
 def test_layers_are_left_plain_by_whole_components_or_by_pattern():
     found = read(COMPRESSED)
-    assert found.is_skipped(["lm_head"])
-    assert found.is_skipped(["layers.3.mlp.gate", "model.layers.3.mlp.gate"])
-    assert not found.is_skipped(["layers.3.mlp.gate_proj"])
+    assert found.format_of(["lm_head"]) is None
+    assert found.format_of(["layers.3.mlp.gate", "model.layers.3.mlp.gate"]) is None
+    assert found.format_of(["layers.3.mlp.gate_proj"]) == Fp8Format()
     named = read({"quant_method": "fp8", "modules_to_not_convert": ["self_attn", "layers.1.mlp"]})
-    assert named.is_skipped(["model.layers.0.self_attn.o_proj"])
-    assert named.is_skipped(["layers.1.mlp.up_proj"])
-    assert not named.is_skipped(["layers.11.mlp.up_proj"])
-    assert not named.is_skipped(["layers.1.mlp2.up_proj"])
+    assert named.format_of(["model.layers.0.self_attn.o_proj"]) is None
+    assert named.format_of(["layers.1.mlp.up_proj"]) is None
+    assert named.format_of(["layers.11.mlp.up_proj"]) is not None
+    assert named.format_of(["layers.1.mlp2.up_proj"]) is not None
 
 
 @pytest.mark.parametrize("asked", [None, "fp8", "compressed-tensors"])

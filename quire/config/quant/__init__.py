@@ -1,0 +1,1 @@
+"""What config.json and the user state about quantized weights. Imports no torch."""

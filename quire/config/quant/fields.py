@@ -1,0 +1,55 @@
+"""Reads fields of a quantization's configuration. Whatever is not understood is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import ConfigError
+
+Json = Mapping[str, Any]
+
+MAX_WILDCARDS = 3
+MAX_PATTERN_LENGTH = 256
+_WILDCARD = re.compile(r"[*+{]")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+
+
+def require_value(key: str, value: object, *allowed: object) -> None:
+    """Raise ConfigError if the field `key` has another value than those allowed."""
+    if value not in allowed:
+        options = " or ".join(repr(one) for one in allowed)
+        raise ConfigError(f"config.json: {key} is {value!r:.80}; supported: {options}")
+
+
+def refuse_unknown(key: str, found: Json, known: frozenset[str]) -> None:
+    """Raise ConfigError if the object `key` has fields that no reader understands."""
+    if strange := sorted(found.keys() - known):
+        raise ConfigError(
+            f"config.json: {key} has fields that quire does not know: {', '.join(strange):.200}"
+        )
+
+
+def read_names(found: Json, key: str) -> tuple[str, ...]:
+    """Return the layer names and patterns of a list; a missing one is empty."""
+    names = tuple(str(one) for one in found.get(key) or ())
+    for name in names:
+        if name.startswith("re:"):
+            check_pattern(name[3:], key)
+    return names
+
+
+def check_pattern(pattern: str, key: str) -> None:
+    """Raise ConfigError for a pattern that may match for ever: the file is untrusted."""
+    wild = len(_WILDCARD.findall(pattern))
+    if wild > MAX_WILDCARDS or _REPEATED_GROUP.search(pattern) or len(pattern) > MAX_PATTERN_LENGTH:
+        why = (
+            f"at most {MAX_WILDCARDS} of * + {{, none behind a group, "
+            f"{MAX_PATTERN_LENGTH} characters"
+        )
+        raise ConfigError(f"config.json: {key} has the pattern {pattern!r:.80}; allowed: {why}")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"config.json: {key} has the pattern {pattern!r:.80}: {error}") from None

@@ -1,0 +1,47 @@
+"""Reads quant_method "fp8" (DeepSeek, Qwen, transformers): e4m3 weights with float32 scales.
+
+Source: https://huggingface.co/docs/transformers/quantization/finegrained_fp8
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
+from quire.config.quant.fields import Json, read_names, require_value
+from quire.errors import ConfigError
+
+BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Format(WeightFormat):
+    """e4m3 numbers with float32 scales."""
+
+    method: ClassVar[str] = "fp8"
+    block: int = 0  # side of the squares that share a scale; 0: one scale per output
+    scale: str = "weight_scale"  # the scales' name beside `weight`
+    static_activations: bool = False
+    """The checkpoint fixed the scale of activations, as `input_scale`."""
+
+
+def read(found: Json) -> QuantFacts:
+    """Read the configuration. Raises ConfigError."""
+    sides, scheme = found.get("weight_block_size"), found.get("activation_scheme", "dynamic")
+    fmt = found.get("fmt", "e4m3")
+    require_value("quantization_config.fmt", fmt, "e4m3", "float8_e4m3fn")  # DeepSeek, MiniMax
+    require_value("quantization_config.weight_block_size", sides, None, [BLOCK, BLOCK])
+    require_value("quantization_config.activation_scheme", scheme, "dynamic", "static")
+    if sides and scheme == "static":
+        raise ConfigError(
+            'config.json: quantization_config.activation_scheme is "static"; with '
+            'weight_block_size it must be "dynamic"'
+        )
+    skip = read_names(found, "modules_to_not_convert") + read_names(found, "ignored_layers")
+    stored = Fp8Format(
+        block=BLOCK if sides else 0,
+        scale="weight_scale_inv" if sides else "weight_scale",
+        static_activations=scheme == "static",
+    )
+    return QuantFacts(quant_method="fp8", rules=unquantized(skip), default=stored)

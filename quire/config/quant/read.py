@@ -1,0 +1,72 @@
+"""Reads the quantization that config.json describes, or that the user has chosen.
+
+Each `quant_method` has a reader, one module of this package; another one is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.config.quant import compressed_tensors, fp8
+from quire.config.quant.facts import QuantFacts, WeightFormat
+from quire.config.quant.fields import Json
+from quire.config.quant.fp8 import BLOCK, Fp8Format
+from quire.errors import ConfigError
+
+READERS = {
+    "fp8": fp8.read,
+    "compressed-tensors": compressed_tensors.read,
+}
+"""quant_method -> reader of the object that has it."""
+
+ONLINE_FORMATS: Mapping[str, WeightFormat] = {
+    "fp8": Fp8Format(is_stored=False),
+    "fp8_per_channel": Fp8Format(is_stored=False),
+    "fp8_block": Fp8Format(is_stored=False, block=BLOCK),
+    "fp8_per_block": Fp8Format(is_stored=False, block=BLOCK),
+}
+"""Values of `quantization` for a plain checkpoint -> what its linear layers become."""
+
+
+def read_quantization(hf: Json, requested: str | None = None) -> QuantFacts | None:
+    """Return the checkpoint's quantization, or the requested one; None: unquantized weights.
+
+    Raises ConfigError for unsupported formats, and if the two disagree.
+    """
+    for key in ("quantization_config", "compression_config"):
+        if hf.get(key):
+            return reconcile_quantization(_read_checkpoint_quantization(hf[key], key), requested)
+    return reconcile_quantization(None, requested)
+
+
+def reconcile_quantization(found: QuantFacts | None, requested: str | None) -> QuantFacts | None:
+    """Combine the checkpoint's quantization with the option."""
+    if found is not None:
+        methods = {one.method for one in (found.default,) if one is not None}
+        if requested in {None, found.quant_method, *methods}:
+            return found
+        raise ConfigError(
+            f"quantization={requested!r}, but the checkpoint is already quantized "
+            f"({found.quant_method}); leave quantization out"
+        )
+    if requested is None:
+        return None
+    if requested not in ONLINE_FORMATS:
+        known = ", ".join(ONLINE_FORMATS)
+        raise ConfigError(f"quantization must be one of {known}, got {requested!r}")
+    return QuantFacts(quant_method=requested, default=ONLINE_FORMATS[requested])
+
+
+def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"config.json: {key} is {found!r}; it must be an object")
+    dialect = found.get("quant_method", "unnamed")
+    if dialect == "mxfp4":
+        return None  # its tensors show it (quire.quant.mxfp4)
+    reader = READERS.get(dialect)
+    if reader is None:
+        raise ConfigError(
+            f"config.json: {key} has the quantization method {dialect!r}; supported: "
+            f"unquantized checkpoints, mxfp4, {', '.join(READERS)}"
+        )
+    return reader(found)

@@ -1,0 +1,133 @@
+"""x @ weight.T + bias over a weight in two to eight bits, and its rows and experts.
+
+    y[t, o] = sum_i x[t, i] * w[o, i] + bias[o]        w as WeightCodes define it
+
+The reference widens the weight to float32 and multiplies there, with one rounding to the dtype of
+x at the end; kernels may round values of w to the dtype of x first where that is exact, and add in
+float32. Which layout a weight has on its device is decided by `pack`.
+
+Axes: T tokens in the step, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.embedding import round_to_dtype
+from quire.kernels.formats.grouped_weight import GroupedExperts, GroupedWeight, pack_planes
+from quire.kernels.formats.weight import StoredExperts, StoredWeight, kernel_for
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
+from quire.kernels.framework.op import op
+
+
+def pack(codes: WeightCodes, dtype: torch.dtype) -> StoredWeight:
+    """Return the weight [O, I] as the kernels of its device multiply it by rows of a dtype."""
+    return pack_planes(codes, dtype)
+
+
+def pack_experts(codes: WeightCodes, dtype: torch.dtype) -> StoredExperts:
+    """The same of weights [X, O, I]."""
+    return GroupedExperts(
+        tuple(pack_planes(one_expert(codes, i), dtype) for i in range(codes.q.shape[0]))
+    )
+
+
+def one_expert(codes: WeightCodes, expert: int) -> WeightCodes:
+    """Return the codes of one matrix [O, I] of several."""
+
+    def pick(value: Any) -> Any:
+        if isinstance(value, GroupFactors):
+            return GroupFactors(*(one[expert] for one in value.tensors))
+        return value[expert] if isinstance(value, Tensor) and value.dim() > 1 else value
+
+    own = {one.name: pick(getattr(codes, one.name)) for one in fields(codes)}
+    return replace(codes, **own)
+
+
+def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, i, o, bits, group, dtype in [
+        (1, 128, 64, 4, 128, torch.bfloat16),
+        (7, 256, 96, 4, 32, torch.bfloat16),
+        (3, 96, 70, 3, 96, torch.float32),
+        (33, 640, 200, 8, 128, torch.bfloat16),
+        (70, 256, 512, 4, 64, torch.float16),
+        (5, 256, 40, 6, 16, torch.bfloat16),
+        (2, 128, 33, 2, 16, torch.float32),
+        (9, 64, 48, 5, 32, torch.bfloat16),
+    ]:
+        x = torch.randn(t, i, device=device).to(dtype)
+        bias = torch.randn(o, device=device).to(dtype)
+        for codes in random_codes(o, i, bits, group, device):
+            yield {"x": x, "weight": pack(codes, dtype)}
+            yield {"x": x, "weight": pack(codes, dtype), "bias": bias}
+
+
+def random_codes(
+    outputs: int, inputs: int, bits: int, group: int, device: torch.device
+) -> Iterator[WeightCodes]:
+    """Codes of each kind: with a constant zero, zeros, offsets, factored scales, a table, perm."""
+    shape, most = (outputs, -(-inputs // group)), (1 << bits) - 1
+    q = torch.randint(0, most + 1, (outputs, inputs), device=device, dtype=torch.uint8)
+    scale = GroupFactors(((torch.rand(shape, device=device) + 0.5) / most / inputs**0.5).half())
+    zeros = torch.randint(0, most + 1, shape, device=device, dtype=torch.uint8)
+    base = WeightCodes(q=q, bits=bits, group=group, scale=scale, zero=most // 2 + 1)
+    yield base
+    yield replace(base, zero=zeros, perm=torch.randperm(inputs, device=device).int())
+    sixteenths = torch.randint(1, 64, shape, device=device, dtype=torch.uint8)
+    one = torch.rand(outputs, 1, device=device).half()
+    factored = GroupFactors(one / most / inputs**0.5 / 32, sixteenths)
+    offset = GroupFactors(-one / inputs**0.5 / 64, sixteenths)
+    yield replace(base, scale=factored, zero=0, offset=offset)
+    if bits <= 4:
+        yield replace(base, zero=0, table=torch.randn(1 << bits, device=device))
+        own = torch.randn(outputs, 1 << bits, device=device) / inputs**0.5
+        yield replace(base, group=inputs, zero=0, scale=None, table=own)
+
+
+@kernel_for("product", "grouped")
+@op(cases=_cases)
+def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None = None) -> Tensor:
+    """Multiply every row of x by a weight of few bits.
+
+    x: [T, I], rows may be strided. weight: [O, I]. bias: [O], x's dtype.
+    Returns a new [T, O] in x.dtype.
+    """
+    y = x.float() @ weight.dequantize().t()
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def _row_cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, v, e, bits, group in [(1, 64, 64, 4, 32), (7, 101, 96, 6, 16), (3, 50, 128, 8, 128)]:
+        ids = torch.randint(0, v, (t,), device=device, dtype=torch.int32)
+        for codes in random_codes(v, e, bits, group, device):
+            yield {"ids": ids, "weight": pack(codes, torch.bfloat16)}
+            yield {"ids": ids, "weight": pack(codes, torch.float32), "scale": 7.3}
+
+
+@kernel_for("rows", "grouped")
+@op(cases=_row_cases)
+def grouped_embedding(ids: Tensor, weight: GroupedWeight, scale: float = 1.0) -> Tensor:
+    """weight[ids] * scale. ids: [T] int32. weight: [V, E]. Returns a new [T, E] of weight.dtype.
+
+    `scale` is rounded to that dtype first, as in the op embedding.
+    """
+    at = ids.long()
+
+    def pick(value: Any) -> Any:
+        if isinstance(value, GroupFactors):
+            return GroupFactors(*(one[at] for one in value.tensors))
+        return value[at] if isinstance(value, Tensor) and value.dim() > 1 else value
+
+    found = replace(
+        weight, planes=tuple(plane[at] for plane in weight.planes), scale=pick(weight.scale),
+        offset=pick(weight.offset), zero=pick(weight.zero), table=pick(weight.table),
+    )  # fmt: skip
+    rows = found.dequantize(weight.dtype)
+    if scale == 1.0:
+        return rows
+    return (rows.float() * round_to_dtype(scale, weight.dtype)).to(weight.dtype)
