@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire.core.pooling_params import PoolingParams
-from quire.core.types import Pooled, Update
+from quire.core.types import Pooled, Request, Update
 from quire.errors import RequestError, Unsupported
 from quire.llm.compat import refuse_lora
 from quire.llm.engine import LLMEngine
@@ -34,6 +34,10 @@ from quire.text.templates.chat_template import load_chat_template
 
 PoolingParamsArg = PoolingParams | Sequence[PoolingParams] | None
 TokenizationKwargs = Mapping[str, Any] | None
+
+MAX_UNCHECKED_PROMPTS = 16384
+"""Prompts of a call that runs its first ones before its last ones are checked. A larger call is
+checked whole first: a bad prompt at its end must not cost the hours before it."""
 
 
 class PoolingMethods:
@@ -168,13 +172,13 @@ class PoolingMethods:
             data_1, data_2, params, name=f"score-{number}", options=options,
             common={"arrived_at": time.monotonic()},
         )  # fmt: skip
-        arrays, cached = self._run(scores.inputs, use_tqdm)
+        inputs, arrays, cached = self._run(scores.inputs, len(scores.inputs), use_tqdm)
         self._ids = itertools.count(number + len(scores.places))
         return [
             ScoringRequestOutput(
                 str(number + i),
                 ScoringOutput(score),
-                [token for place in places for token in scores.inputs[place].token_ids],
+                [token for place in places for token in inputs[place].token_ids],
                 sum(cached[place] for place in places),
             )
             for i, (score, places) in enumerate(
@@ -197,11 +201,12 @@ class PoolingMethods:
         given = normalize_prompts(prompts)
         params, options = read_settings(pooling_params, truncate_prompt_tokens, tokenization_kwargs)
         number = next(self._ids)
-        inputs = processor.process_prompts(
+        lazily = processor.iter_prompts(
             given, params, task=task, name=f"pool-{number}", options=options,
             common={"arrived_at": time.monotonic()},
         )  # fmt: skip
-        arrays, cached = self._run(inputs, use_tqdm)
+        checked = lazily if len(given) <= MAX_UNCHECKED_PROMPTS else list(lazily)
+        inputs, arrays, cached = self._run(checked, len(given), use_tqdm)
         self._ids = itertools.count(number + len(inputs))
         return [
             PoolingRequestOutput(str(number + i), PoolingOutput(array), one.token_ids, hit)
@@ -209,19 +214,28 @@ class PoolingMethods:
         ]
 
     def _run(
-        self, inputs: Sequence[PoolingInput], use_tqdm: UseTqdm
-    ) -> tuple[list[Array], list[int]]:
-        """Return the result of each prompt, and how many of its tokens were cached."""
-        lengths = {one.id: len(one.prompt) for each in inputs for one in each.requests}
-        bar = ProcessedBar(len(lengths), use_tqdm)
+        self, inputs: Iterable[PoolingInput], count: int, use_tqdm: UseTqdm
+    ) -> tuple[list[PoolingInput], list[Array], list[int]]:
+        """Return the inputs, the result of each, and how many of its tokens were cached."""
+        bar = ProcessedBar(count, use_tqdm)
+        taken: list[PoolingInput] = []
+        tokens: dict[str, int] = {}  # of prompts whose last request has no result yet, by its id
+
+        def requests() -> Iterator[Request]:
+            for one in inputs:
+                taken.append(one)
+                tokens[one.requests[-1].id] = one.num_tokens
+                yield from one.requests
+
+        def count_result(update: Update) -> None:
+            if (read := tokens.pop(update.request_id, None)) is not None:
+                bar.count_read(read)
+
         try:
-            requests = [request for one in inputs for request in one.requests]
-            updates = self.llm_engine.pool(
-                requests, lambda update: bar.count_read(lengths[update.request_id])
-            )
+            updates = self.llm_engine.pool(requests(), count_result)
         finally:
             bar.close()
-        return make_outputs(inputs, updates)
+        return taken, *make_outputs(taken, updates)
 
     def _pooling_processor(self, method: str) -> PoolingInputProcessor:
         self._check_awake()

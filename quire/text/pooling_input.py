@@ -1,13 +1,13 @@
 """Builds core Requests of pooling models from texts, pairs of texts and PoolingParams.
 
 As quire.text.input_processor for generation, all that needs a tokenizer, a vocabulary, the model's
-pooling section or its length is checked here. An error names the index of its item, and nothing is
-queued if one of many is bad. quire.text.pooling_output makes numbers of the engine's results.
+pooling section or its length is checked here. An error names the index of its item.
+quire.text.pooling_output makes numbers of the engine's results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,6 +25,9 @@ from quire.text.tokenizing.tokenizer import Tokenizer
 
 ScoreKind = Literal["cross_encoder", "bi_encoder", "late_interaction"]
 DEFAULT_OPTIONS = PoolingInputOptions()
+PIECE_PROMPTS = 256
+"""Prompts that are tokenized together: so many that tokenizer threads are busy."""
+
 _NO_STOP = StopConditions(max_tokens=1)
 _NO_SAMPLING = SamplingParams()
 """Shared by all pooling requests: nothing reads or changes them."""
@@ -97,16 +100,38 @@ class PoolingInputProcessor:
         options: PoolingInputOptions = DEFAULT_OPTIONS,
         common: Mapping[str, Any] | None = None,
     ) -> list[PoolingInput]:
-        """Return what is to be run for each prompt.
+        """Return what is to be run for each prompt: see iter_prompts()."""
+        return list(
+            self.iter_prompts(
+                prompts, params, task=task, name=name, param=param, options=options, common=common
+            )
+        )
 
+    def iter_prompts(
+        self,
+        prompts: Sequence[Prompt],
+        params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        task: str | None = None,
+        name: str = "pool",
+        param: str = "prompts",
+        options: PoolingInputOptions = DEFAULT_OPTIONS,
+        common: Mapping[str, Any] | None = None,
+    ) -> Iterator[PoolingInput]:
+        """Yield what is to be run for each prompt, some prompts after others.
+
+        So the first run while the next are tokenized; a bad one raises when its turn comes.
         task: of params that have none; None: the model's own. name: start of the requests' ids.
         param: the caller's name of `prompts`, for errors. common: further fields of each Request.
         Raises: RequestError, TooLong, Unsupported.
         """
         plans = self._planner.plans(params, len(prompts), task, options)
-        names = ItemNames(param, len(prompts))
-        tokens = self._prompts.tokenize(prompts, plans, options, names)
-        return _build(tokens, plans, name, common)
+        for start in range(0, len(prompts), PIECE_PROMPTS):
+            places = range(start, min(start + PIECE_PROMPTS, len(prompts)))
+            piece, own = prompts[start : places.stop], plans[start : places.stop]
+            names = ItemNames(param, len(prompts), places)
+            tokens = self._prompts.tokenize(piece, own, options, names)
+            yield from _build(tokens, own, name, common, start)
 
     def process_text_pairs(
         self,
@@ -238,11 +263,12 @@ def _build(
     plans: Sequence[PoolingPlan],
     name: str,
     common: Mapping[str, Any] | None,
+    first: int = 0,
 ) -> list[PoolingInput]:
-    """Make the requests of prompts."""
+    """Make the requests of prompts. first: the number of the first one in its request's id."""
     fields = common or {}
     inputs = []
-    for i, (one, plan) in enumerate(zip(tokens, plans)):
+    for i, (one, plan) in enumerate(zip(tokens, plans), first):
         pooling, normalize = plan.pooling, False
         if one.chunks:
             normalize = pooling.use_activation

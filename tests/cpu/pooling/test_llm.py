@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+import quire.llm.pooling
 from quire import LLM, PoolingParams, RequestError, SamplingParams, TooLong
 from quire.text.score_prompts import QWEN3_INSTRUCTION
 from tests.cpu.pooling.folders import encoder_folder, st_folder, texts
@@ -372,3 +373,17 @@ def test_rewards_of_steps_are_those_of_their_tokens(tmp_path):
     rows = [i for i, token in enumerate(whole.prompt_token_ids) if token == tag]
     assert 0 < len(rows) < len(want)
     torch.testing.assert_close(steps.outputs.data, want[rows][:, [1]], atol=1e-4, rtol=1e-4)
+
+
+def test_a_bad_prompt_behind_many_ends_its_call_and_names_its_place(embedder, monkeypatch):
+    _, llm = embedder
+    many = [[5, 6, 7]] * 600 + [[5, 10**6]]
+    for checked_first in (False, True):
+        if checked_first:
+            monkeypatch.setattr(quire.llm.pooling, "MAX_UNCHECKED_PROMPTS", 600)
+        with pytest.raises(RequestError, match=r"prompts\[600\]: .* holds 1000000"):
+            llm.embed(many, use_tqdm=False)
+        assert llm.llm_engine.engine.empty
+    found = llm.embed(many[:600], use_tqdm=False)
+    assert len({one.request_id for one in found}) == 600
+    assert {one.outputs.embedding[0] for one in found} == {found[0].outputs.embedding[0]}
