@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.config import vllm_environment
@@ -129,9 +129,9 @@ class LLMEngine:
         """Run pooling requests to their ends; return the last update of each, in order.
 
         requests: are taken while the device computes those before, each step twice as many as the
-        step before until steps are full. on_result: is called with each as it comes. Other requests run meanwhile; their outputs are
-        kept for the next step(). If one request fails, or Ctrl-C is pressed between two steps, all
-        are aborted and the error is raised.
+        step before until steps are full. on_result: is called with each as it comes. Other requests
+        run meanwhile; their outputs are kept for the next step(). If one request fails, or Ctrl-C
+        is pressed between two steps, all are aborted and the error is raised.
         """
         updates: dict[str, Update] = {}
         added: list[str] = []
