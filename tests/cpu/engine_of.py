@@ -96,12 +96,15 @@ def engine_of(
     drafts=0,
     propose=None,
     pooling=None,
+    built=None,
 ):
     """drafts, propose: the scheduler's max_drafts and proposer of next tokens, which have no option.
 
+    built: (model, config) in place of the random model of these fields.
+
     pooling: a PoolingSection. A model with is_causal false has no KV: prompts are computed whole.
     """
-    model, model_config = model_of(hf, dtype, device)
+    model, model_config = built or model_of(hf, dtype, device)
     layers = model_config.attention_layers()
     groups = group_layers(layers)
     if not groups:

@@ -5,6 +5,7 @@ poisoned, so a model that reads them shows NaN.
 """
 
 import itertools
+import threading
 
 import torch
 
@@ -122,3 +123,32 @@ class Stepper:
 def _slots(table, positions):
     """Places in the cache [n] of the tokens at these positions of a sequence."""
     return table[positions // BLOCK].long() * BLOCK + positions % BLOCK
+
+
+class Together:
+    """Collectives among threads: ranks meet at a barrier and read one another's tensor."""
+
+    def __init__(self, size):
+        self._barrier = threading.Barrier(size, timeout=120)
+        self._given = [None] * size
+
+    def of(self, rank):
+        return Rank(self, rank)
+
+    def exchange(self, rank, x):
+        self._given[rank] = x
+        self._barrier.wait()
+        found = list(self._given)
+        self._barrier.wait()
+        return found
+
+
+class Rank:
+    def __init__(self, together, rank):
+        self._together, self._rank = together, rank
+
+    def all_reduce(self, x):
+        return sum(self._together.exchange(self._rank, x))
+
+    def all_gather(self, x, total):
+        return torch.cat(self._together.exchange(self._rank, x), -1)

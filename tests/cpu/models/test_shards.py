@@ -15,7 +15,7 @@ from quire.models.build import build_model, read_model_config
 from quire.quant import fp8
 from quire.weights.mapping import ParamTarget
 from quire.weights.weight_loader import WeightLoader
-from tests.cpu.models.harness import Stepper
+from tests.cpu.models.harness import Stepper, Together
 from tests.cpu.models.peers import peer, prompt_of
 
 ONE_OF_EACH = ["llama", "opt_post_norm_projected", "gpt2", "gemma2", "gemma3_text", "qwen3"]
@@ -137,35 +137,6 @@ def test_attention_keeps_its_share_of_heads():
     layer.shard(Mesh(tp=4, rank=3))
     layer.place_constants(torch.float32, torch.device("cpu"))
     assert (layer.heads, layer.kv_heads, layer.alibi.tolist()) == (2, 1, [6, 7])
-
-
-class Together:
-    """Collectives among threads: ranks meet at a barrier and read one another's tensor."""
-
-    def __init__(self, size):
-        self._barrier = threading.Barrier(size, timeout=30)
-        self._given = [None] * size
-
-    def of(self, rank):
-        return Rank(self, rank)
-
-    def exchange(self, rank, x):
-        self._given[rank] = x
-        self._barrier.wait()
-        found = list(self._given)
-        self._barrier.wait()
-        return found
-
-
-class Rank:
-    def __init__(self, together, rank):
-        self._together, self._rank = together, rank
-
-    def all_reduce(self, x):
-        return sum(self._together.exchange(self._rank, x))
-
-    def all_gather(self, x, total):
-        return torch.cat(self._together.exchange(self._rank, x), -1)
 
 
 @pytest.mark.parametrize("variant", ONE_OF_EACH)
