@@ -11,12 +11,17 @@ from quire.kernels.framework.op import OPS
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 
 
-def ops_on_gpu():
-    """Names of the ops that have GPU kernels; every op file is imported to find them."""
+def all_ops():
+    """Names of all ops; every op file is imported to find them."""
     for module in pkgutil.iter_modules(quire.kernels.__path__):
         if not module.ispkg:
             importlib.import_module(f"quire.kernels.{module.name}")
-    return sorted(name for name, op in OPS.items() if op.gpu is not None)
+    return sorted(OPS)
+
+
+def ops_on_gpu():
+    """Names of the ops that have GPU kernels."""
+    return [name for name in all_ops() if OPS[name].gpu is not None]
 
 
 def elements(case):

@@ -24,6 +24,7 @@ from quire.kernels.formats.fp8_weight import (
     quantize_blocks,
     quantize_channels,
 )
+from quire.kernels.formats.int8_weight import Int8ExpertWeights, quantize_outputs
 from quire.kernels.formats.weight import StoredWeight, kernel_for
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.op import op
@@ -82,6 +83,8 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield case
         if f == 128 or t == 40:
             yield _fp8_case(case, f == 128)
+        if t in (1, 9):
+            yield _int8_case(case)
         if gate.kind == "clamped":
             first = torch.randn(x, 2 * f, device=device).to(dtype)
             second = torch.randn(x, e, device=device).to(dtype)
@@ -101,7 +104,21 @@ def _fp8_case(case: dict[str, Any], block: bool) -> dict[str, Any]:
     return {**case, **banks, "weights": case["weights"] / 4}
 
 
-@kernel_for("mlp", "plain", "fp8", "grouped")
+def _int8_case(case: dict[str, Any]) -> dict[str, Any]:
+    """The same case over banks in bytes, with asymmetric rows for one token."""
+    banks = {}
+    for name in ("gate_up", "down"):
+        made = [quantize_outputs(one, symmetric_inputs=len(case["x"]) > 1) for one in case[name]]
+        sums = [one.sums for one in made if one.sums is not None]
+        banks[name] = Int8ExpertWeights(
+            data=torch.stack([one.data for one in made]),
+            scale=torch.stack([one.scale for one in made]),
+            sums=torch.stack(sums) if sums else None,
+        )
+    return {**case, **banks, "weights": case["weights"] / 4}
+
+
+@kernel_for("mlp", "plain", "fp8", "grouped", "int8")
 @op(cases=_cases, atol=4e-2, gpu="moe.moe_experts")
 def moe_experts(
     x: Tensor,
@@ -117,7 +134,7 @@ def moe_experts(
 
     x: [T, E]. ids: [T, k] int32, no expert twice in a row. weights: [T, k] float32.
     gate_up: [X, 2F, E], down: [X, E, F], gate_up_bias: [X, 2F], down_bias: [X, E], of x's dtype;
-    the two products of matrices in e4m3 are those of `fp8_linear`.
+    the products of other banks are those of their experts: `fp8_linear`, `int8_linear`...
     Returns a new [T, E].
     """
     tokens, k = ids.shape

@@ -101,7 +101,9 @@ def outputs(
             moe_fp8.supports(x, gate_up, down) and ids.is_contiguous() and weights.is_contiguous()
         )
         return torch.empty(x.shape, dtype=x.dtype, device=x.device) if fits else NotImplemented
-    plain = all(t.is_contiguous() and t.dtype == x.dtype for t in (gate_up, down))
+    plain = all(
+        isinstance(t, Tensor) and t.is_contiguous() and t.dtype == x.dtype for t in (gate_up, down)
+    )
     if not plain or x.stride(1) != 1 or not ids.is_contiguous() or not weights.is_contiguous():
         return NotImplemented
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
