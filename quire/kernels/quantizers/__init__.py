@@ -1,0 +1,1 @@
+"""Quantizers: a weight becomes WeightCodes, on load and beforehand with the same bits."""

@@ -1,0 +1,1 @@
+"""`quire quantize`: writes a quantized copy of a checkpoint, as compressed-tensors or GGUF."""
