@@ -1,0 +1,1 @@
+"""GGUF files: the container, and the tensors of a model in it."""
