@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -38,13 +39,15 @@ from quire.models.base import (
     field_of,
 )
 from quire.quant import mxfp4
-from quire.quant.base import Method
+from quire.quant.base import AdaptsToCheckpoint, Method
 from quire.quant.kv_scales import KvScaleLoader
 from quire.registry import PluginRegistry
 from quire.weights import files
 from quire.weights.gpu_loader import GpuLoader
-from quire.weights.mapping import Weights, assign_tensors
+from quire.weights.mapping import OTHER_NAMES, Weights, assign_tensors
 from quire.weights.weight_loader import WeightLoader
+
+log = logging.getLogger(__name__)
 
 MODELS = PluginRegistry("quire.models")
 
@@ -147,19 +150,19 @@ def build_model(
         model = _implementation(model_type).Model(config)
     if config.wrapper_type is not None:
         model.weights = cast(Weights, model.weights).in_wrapper()
-    names: list[str] = []
+    headers: Mapping[str, files.TensorHeader] = {}
     if folder is not None and load_format != "dummy":
-        names = [name for name, _ in _checkpoint_shapes(folder, load_format)]
+        headers = _checkpoint_headers(folder, load_format)
     if config.head != "lm":
-        model.set_head(config, names)
+        model.set_head(config, list(headers))
     if stage is not None and any(layer.cross for layer in config.attention_layers()):
         raise ConfigError(f"{model_type} has an encoder: it cannot be cut into pipeline stages")
     if stage is not None:
         model.keep_stage(stage)
     if mesh.tp > 1:
         _shard_model(model, mesh, comm or connect(mesh))
-    _set_quant_methods(model, reconcile_quantization(config.quantized, quant), names)
-    _set_stored_methods(model, names)
+    _set_quant_methods(model, reconcile_quantization(config.quantized, quant), headers)
+    _set_stored_methods(model, headers)
     layers = config.attention_layers()
     layers = layers if stage is None else layers[stage.start : stage.stop]
     assign_kv_tensors(model, groups or group_layers(layers))
@@ -185,7 +188,7 @@ def load_weights(
     leaves = {name: m for name, m in model.named_modules() if isinstance(m, ParamModule)}
     tied = config.tied
     if tied and weights.tie_if_missing and folder is not None and load_format != "dummy":
-        names = [name for name, _ in _checkpoint_shapes(folder, load_format)]
+        names = _checkpoint_headers(folder, load_format)
         tied = not {weights.target(name).layer for name in names} & weights.tie.keys()
     tie = weights.tie if tied else {}
     own = {name: leaf for name, leaf in leaves.items() if name not in tie}
@@ -205,7 +208,10 @@ def load_weights(
         layers = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
         scales = KvScaleLoader(layers, weights)
         shapes = weights.converted_shapes(
-            scales.without_scales(_checkpoint_shapes(folder, load_format))
+            scales.without_scales(
+                (name, header.shape)
+                for name, header in _checkpoint_headers(folder, load_format).items()
+            )
         )
         tensors = weights.converted(
             scales.extract_scales(files.iterate_tensors(folder, progress, load_format=load_format))
@@ -228,16 +234,17 @@ def assign_kv_tensors(model: nn.Module, groups: Sequence[KVCacheGroup]) -> None:
             layers[layer].group, layers[layer].place = g, i
 
 
-def _checkpoint_shapes(folder: Path, load_format: str) -> list[tuple[str, Sequence[int]]]:
-    """(name, shape) of every tensor, so that a wrong checkpoint is refused before it is read."""
+def _checkpoint_headers(folder: Path, load_format: str) -> Mapping[str, files.TensorHeader]:
+    """Dtype and shape of every tensor, so that a wrong checkpoint is refused before it is read."""
     if files.weight_files(folder, load_format)[0].suffix == ".safetensors":
-        return [
-            (name, header.shape) for name, header in files.read_headers(folder, load_format).items()
-        ]
+        return files.read_headers(folder, load_format)
     tensors = files.iterate_tensors(
         folder, False, load_format=load_format
     )  # mapped, so not read either
-    return [(name, tensor.shape) for name, tensor in tensors]
+    return {
+        name: files.TensorHeader(files.dtype_name(tensor.dtype), tuple(tensor.shape), folder)
+        for name, tensor in tensors
+    }
 
 
 def _shard_model(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
@@ -249,19 +256,22 @@ def _shard_model(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
 
 
 def _set_quant_methods(
-    model: nn.Module, facts: QuantFacts | None, names: Iterable[str] = ()
+    model: nn.Module, facts: QuantFacts | None, headers: Mapping[str, files.TensorHeader]
 ) -> None:
     """Set the method of linear layers and banks; a fused layer is quantized whole or not at all.
 
-    names: of the checkpoint's tensors; none with dummy weights.
+    headers: of the checkpoint's tensors; none with dummy weights.
     """
     if facts is None:
         return
     weights, registry = cast(Weights, model.weights), PluginRegistry("quire.quant")
-    found: dict[str, set[str]] = {}
-    for target in map(weights.target, names):
-        found.setdefault(target.layer, set()).add(target.param)
+    found: dict[str, dict[str, list[files.TensorHeader]]] = {}
+    for name, header in headers.items():
+        target = weights.target(name)
+        for param in {target.param, OTHER_NAMES.get(target.param, target.param)}:
+            found.setdefault(target.layer, {}).setdefault(param, []).append(header)
     methods: dict[WeightFormat, Method] = {}
+    plain, quantized = [], 0
     for name, module in model.named_modules():
         if not isinstance(module, WeightModule):
             continue
@@ -276,24 +286,44 @@ def _set_quant_methods(
             continue
         if form not in methods:
             methods[form] = cast(Method, registry.load(form.method).Method(form))
-        method = methods[form]
-        if method.accepts(module) and not _is_stored_plain(module, method, found.get(name)):
-            module.set_quant_method(method)
+        method, stored = methods[form], found.get(name, {})
+        if not method.accepts(module):
+            continue
+        if method.is_stored and headers and _is_stored_plain(module, method, stored):
+            plain += [name] if module.role != "head" else []
+            continue
+        if isinstance(method, AdaptsToCheckpoint) and stored:
+            method = method.adapted(module, stored)
+        module.set_quant_method(method)
+        quantized += 1
+    if plain and not quantized:
+        log.warning(
+            "config.json describes weights quantized by %s, but the checkpoint's are not: they "
+            "are used as they are; remove its quantization_config",
+            facts.quant_method,
+        )
+    elif plain:
+        log.info("%d layers are not quantized in the checkpoint, first %s", len(plain), plain[0])
 
 
-def _is_stored_plain(module: WeightModule, method: Method, params: set[str] | None) -> bool:
+def _is_stored_plain(
+    module: WeightModule, method: Method, stored: Mapping[str, Sequence[files.TensorHeader]]
+) -> bool:
     """Whether a checkpoint has a layer unquantized, whatever its configuration states.
 
-    Tensors decide for methods whose parameters have other names than an unquantized weight's.
+    So it has if nothing but a weight in 16 or more bits is there. stored: by parameter.
     """
-    if not method.is_stored or params is None:
-        return False
-    stored = {
+    params = {
         module.param_name(matrix, one)
         for matrix in module.matrices
         for one in method.params(module, matrix)
     }
-    return stored.isdisjoint(module.matrices) and stored.isdisjoint(params)
+    if params.difference(module.matrices) & stored.keys():
+        return False
+    weights = [header for matrix in module.matrices for header in stored.get(matrix, ())]
+    if not weights:  # a head without tensors shares the embedding's
+        return module.role == "head" or (bool(stored) and not params & stored.keys())
+    return all(header.dtype in files.PLAIN_DTYPES for header in weights)
 
 
 def _set_stored_methods(model: nn.Module, names: Iterable[str]) -> None:

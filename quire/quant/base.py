@@ -13,16 +13,17 @@ Axes: O outputs, I inputs of a weight [O, I].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from quire.errors import ConfigError
+from quire.weights.headers import TensorHeader
 from quire.weights.mapping import InitSpec, WeightShard
 
 Step = int | Fraction
@@ -117,6 +118,20 @@ class Method(Protocol):
         """Replace the loaded values of every matrix by a weight object; frees the old form.
 
         dtype: of the activations that it multiplies.
+        """
+        ...
+
+
+@runtime_checkable
+class AdaptsToCheckpoint(Protocol):
+    """A method whose parameters depend on which tensors a checkpoint has for a layer."""
+
+    def adapted(
+        self, layer: QuantizableLayer, stored: Mapping[str, Sequence[TensorHeader]]
+    ) -> Method:
+        """Return the method for a layer with these tensors, by the layer's parameter names.
+
+        Raises WeightError if they are those of no variant.
         """
         ...
 

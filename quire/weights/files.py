@@ -17,11 +17,19 @@ from quire.config.json_file import missing_content
 from quire.errors import WeightError
 from quire.log import BestEffortStream
 from quire.weights.file_listing import index_name, load_json, read_weight_map, weight_files
-from quire.weights.headers import TensorHeader, check_index, read_file_headers, read_headers
+from quire.weights.headers import (
+    DTYPE_NAMES,
+    PLAIN_DTYPES,
+    TensorHeader,
+    check_index,
+    read_file_headers,
+    read_headers,
+)
 from quire.weights.hub import resolve_model_folder
 from quire.weights.mistral_layout import convert_tensors, is_mistral_file
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 UNREADABLE = (
@@ -31,7 +39,9 @@ UNREADABLE = (
 """What torch.load raises on files that are no pickles, or not of weights alone."""
 
 __all__ = [
+    "PLAIN_DTYPES",
     "TensorHeader",
+    "dtype_name",
     "iterate_pickled",
     "iterate_tensors",
     "load_json",
@@ -96,6 +106,12 @@ def _iterate_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
         raise WeightError(f"{path} cannot be read: {error}") from error
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name that safetensors has for a dtype."""
+    name = str(dtype).removeprefix("torch.")
+    return DTYPE_NAMES.get(name, name)
 
 
 def iterate_pickled(path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -41,6 +41,15 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
+DTYPE_NAMES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+}  # fmt: skip
+"""torch's names of dtypes -> the format's."""
+
+PLAIN_DTYPES = frozenset(("F64", "F32", "F16", "BF16"))
+"""Dtypes of unquantized weights."""
 
 
 class TensorHeader(NamedTuple):

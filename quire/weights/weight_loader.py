@@ -73,7 +73,7 @@ class WeightLoader(Generic[H]):
                 raise WeightError(f"the checkpoint has {name} in two of its files; remove one")
             seen.add(name)
             if name in targets:
-                self._load_tensor(targets[name], tensor)
+                self._load_tensor(name, targets[name], tensor)
         while self._awaiting_copies:
             self._process_oldest()
         if lost := sorted(targets.keys() - seen):
@@ -96,9 +96,11 @@ class WeightLoader(Generic[H]):
                 _fill_tiled(value.view(-1), scaled[like], start)
                 self._set_param(name, param, value)
 
-    def _load_tensor(self, target: ParamTarget, tensor: Tensor) -> None:
+    def _load_tensor(self, name: str, target: ParamTarget, tensor: Tensor) -> None:
         holder = self._owners[target.layer]
         layout = holder.layout(target.param)
+        if (stored := holder.dtype(target.param)) is not None:
+            tensor = _as_stored(name, tensor, stored)
         if target.transpose or layout[0].transposed:
             tensor = tensor.t()
         if layout[0].broadcastable:
@@ -149,6 +151,23 @@ class WeightLoader(Generic[H]):
             rows.copy_(tensor)
         else:
             self._copies.setdefault(layer, []).extend(self._gpu_loader.copy(rows, tensor))
+
+
+def _as_stored(name: str, tensor: Tensor, wanted: torch.dtype) -> Tensor:
+    """Return a tensor that can be converted to the dtype of its parameter without loss of meaning.
+
+    Floats of 16 or more bits are alike, and integers of 32 and 64 bits. Codes are what they are.
+    """
+    if tensor.dtype == wanted:
+        return tensor
+    if wanted == torch.uint8 and tensor.dtype == torch.float8_e8m0fnu:
+        return tensor.view(torch.uint8)
+    least = 2 if wanted.is_floating_point else 4
+    alike = tensor.dtype.is_floating_point == wanted.is_floating_point
+    if alike and min(tensor.dtype.itemsize, wanted.itemsize) >= least:
+        return tensor
+    given, kind = (str(one).removeprefix("torch.") for one in (tensor.dtype, wanted))
+    raise WeightError(f"{name} is {given}; config.json and the model need {kind}")
 
 
 def _fill_tiled(flat: Tensor, values: Tensor, offset: int) -> None:
