@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "complete prompts as one batch",
     "run-batch": "answer the requests of an OpenAI batch file",
     "plan": "show the memory a model needs, from config.json and tensor headers alone",
+    "quantize": "write a quantized copy of a model: compressed-tensors or GGUF",
     "models": "list the known architectures and how each is served",
     "explain": "print every setting with its reason",
     "bench": "measure latency, throughput, start-up, or a running server",
