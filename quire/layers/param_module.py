@@ -45,6 +45,15 @@ class ParamModule(nn.Module):
         """How checkpoint tensors fill a parameter."""
         raise NotImplementedError
 
+    def owner_of(self, param: str, part: int) -> tuple[str, int]:
+        """Return the parameter, and the part of it, that a part of a checkpoint's parameter
+        fills."""
+        return param, part
+
+    def stored_as(self, param: str, part: int) -> tuple[str, int]:
+        """Return what a checkpoint calls a part of a parameter: the inverse of owner_of."""
+        return param, part
+
     def init_spec(self, param: str) -> InitSpec:
         """Return the distribution of random values of a parameter."""
         raise NotImplementedError

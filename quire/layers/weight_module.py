@@ -34,6 +34,8 @@ class WeightModule(ParamModule):
         self.method = PLAIN
         self._specs: dict[str, tuple[str, str, ParamSpec]] = {}  # parameter -> matrix, name, spec
         self._layouts: dict[str, tuple[WeightShard, ...]] = {}
+        self._owners: dict[tuple[str, int], tuple[str, int]] = {}  # of parts: see owner_of
+        self._stored: dict[tuple[str, int], tuple[str, int]] = {}
 
     def set_quant_method(self, method: Method) -> None:
         """Take a method, with its parameters in place of those of the one before."""
@@ -47,7 +49,19 @@ class WeightModule(ParamModule):
             for matrix in self.matrices
             for name, spec in method.params(self, matrix).items()
         }
+        self._owners = {
+            (param.rpartition("_")[0], part): (param, place)
+            for param, (_, _, spec) in self._specs.items()
+            for place, part in enumerate(spec.parts or ())
+        }
+        self._stored = {ours: theirs for theirs, ours in self._owners.items()}
         self.declare(*self._specs)
+
+    def owner_of(self, param: str, part: int) -> tuple[str, int]:
+        return self._owners.get((param, part), (param, part))
+
+    def stored_as(self, param: str, part: int) -> tuple[str, int]:
+        return self._stored.get((param, part), (param, part))
 
     def param_name(self, matrix: str, name: str) -> str:
         """Return the layer's name of a method's parameter: a bank prefixes the matrix."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,13 +22,13 @@ from torch import nn
 from quire.config.conventions import fill_defaults
 from quire.config.json_file import raise_as_config_error
 from quire.config.memory.kv_layout import KVCacheGroup, group_layers
-from quire.config.quant.facts import QuantFacts, WeightFormat
 from quire.config.quant.read import read_quantization, reconcile_quantization
 from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
 from quire.layers import Attention, Experts, ParamModule, WeightModule
 from quire.models._converted import LabelRows
+from quire.models._quant_methods import set_quant_methods
 from quire.models.base import (
     HeadKind,
     Hf,
@@ -39,15 +38,12 @@ from quire.models.base import (
     field_of,
 )
 from quire.quant import mxfp4
-from quire.quant.base import AdaptsToCheckpoint, Method
 from quire.quant.kv_scales import KvScaleLoader
 from quire.registry import PluginRegistry
 from quire.weights import files
 from quire.weights.gpu_loader import GpuLoader
-from quire.weights.mapping import OTHER_NAMES, Weights, assign_tensors
+from quire.weights.mapping import Weights, assign_tensors
 from quire.weights.weight_loader import WeightLoader
-
-log = logging.getLogger(__name__)
 
 MODELS = PluginRegistry("quire.models")
 
@@ -161,7 +157,7 @@ def build_model(
         model.keep_stage(stage)
     if mesh.tp > 1:
         _shard_model(model, mesh, comm or connect(mesh))
-    _set_quant_methods(model, reconcile_quantization(config.quantized, quant), headers)
+    set_quant_methods(model, reconcile_quantization(config.quantized, quant), headers)
     _set_stored_methods(model, headers)
     layers = config.attention_layers()
     layers = layers if stage is None else layers[stage.start : stage.stop]
@@ -253,77 +249,6 @@ def _shard_model(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
             module.shard(mesh, comm)
         elif isinstance(module, Attention):
             module.shard(mesh)
-
-
-def _set_quant_methods(
-    model: nn.Module, facts: QuantFacts | None, headers: Mapping[str, files.TensorHeader]
-) -> None:
-    """Set the method of linear layers and banks; a fused layer is quantized whole or not at all.
-
-    headers: of the checkpoint's tensors; none with dummy weights.
-    """
-    if facts is None:
-        return
-    weights, registry = cast(Weights, model.weights), PluginRegistry("quire.quant")
-    found: dict[str, dict[str, list[files.TensorHeader]]] = {}
-    for name, header in headers.items():
-        target = weights.target(name)
-        for param in {target.param, OTHER_NAMES.get(target.param, target.param)}:
-            found.setdefault(target.layer, {}).setdefault(param, []).append(header)
-    methods: dict[WeightFormat, Method] = {}
-    plain, quantized = [], 0
-    for name, module in model.named_modules():
-        if not isinstance(module, WeightModule):
-            continue
-        formats = {facts.format_of(part) for part in weights.sources(name)}
-        if len(formats) > 1:
-            kinds = ", ".join(sorted(repr(one) for one in formats))
-            raise ConfigError(
-                f"config.json: some parts of {name} are quantized otherwise than others: {kinds}"
-            )
-        (form,) = formats
-        if form is None:
-            continue
-        if form not in methods:
-            methods[form] = cast(Method, registry.load(form.method).Method(form))
-        method, stored = methods[form], found.get(name, {})
-        if not method.accepts(module):
-            continue
-        if method.is_stored and headers and _is_stored_plain(module, method, stored):
-            plain += [name] if module.role != "head" else []
-            continue
-        if isinstance(method, AdaptsToCheckpoint) and stored:
-            method = method.adapted(module, stored)
-        module.set_quant_method(method)
-        quantized += 1
-    if plain and not quantized:
-        log.warning(
-            "config.json describes weights quantized by %s, but the checkpoint's are not: they "
-            "are used as they are; remove its quantization_config",
-            facts.quant_method,
-        )
-    elif plain:
-        log.info("%d layers are not quantized in the checkpoint, first %s", len(plain), plain[0])
-
-
-def _is_stored_plain(
-    module: WeightModule, method: Method, stored: Mapping[str, Sequence[files.TensorHeader]]
-) -> bool:
-    """Whether a checkpoint has a layer unquantized, whatever its configuration states.
-
-    So it has if nothing but a weight in 16 or more bits is there. stored: by parameter.
-    """
-    params = {
-        module.param_name(matrix, one)
-        for matrix in module.matrices
-        for one in method.params(module, matrix)
-    }
-    if params.difference(module.matrices) & stored.keys():
-        return False
-    weights = [header for matrix in module.matrices for header in stored.get(matrix, ())]
-    if not weights:  # a head without tensors shares the embedding's
-        return module.role == "head" or (bool(stored) and not params & stored.keys())
-    return all(header.dtype in files.PLAIN_DTYPES for header in weights)
 
 
 def _set_stored_methods(model: nn.Module, names: Iterable[str]) -> None:

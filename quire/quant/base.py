@@ -13,8 +13,8 @@ Axes: O outputs, I inputs of a weight [O, I].
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
@@ -45,9 +45,13 @@ class ParamSpec:
     transposed: bool = False  # the checkpoint has the axes in the opposite order
     broadcastable: bool = False  # one number may stand for all
     init: InitSpec | None = None  # of dummy values; None: those of an unquantized weight
+    parts: tuple[int, ...] | None = None
+    """The parts of the weight that it is of, for parts in different formats. None: all."""
 
     def layout(self, weight: tuple[WeightShard, ...]) -> tuple[WeightShard, ...]:
         """Return how checkpoint tensors fill the parameter of a weight with this layout."""
+        if self.parts is not None:
+            weight = _closed_up(weight[number] for number in self.parts)
         cuts = [self._axes(part) for part in weight]
         if self.outputs_per and any(part.start % self.outputs_per for part in weight):
             sizes = [part.shard_shape[0] for part in weight]
@@ -144,6 +148,13 @@ def outputs_of(layer: QuantizableLayer) -> int:
 def inputs_of(layer: QuantizableLayer, matrix: str) -> int:
     """Return the inputs of a matrix, over all ranks."""
     return layer.weight_layout(matrix)[0].shape[1]
+
+
+def _closed_up(parts: Iterable[WeightShard]) -> tuple[WeightShard, ...]:
+    """Return parts that follow one another from row 0."""
+    parts = tuple(parts)
+    starts = accumulate((part.shard_shape[0] for part in parts), initial=0)
+    return tuple(replace(part, start=start) for part, start in zip(parts, starts))
 
 
 def _steps_in(size: int, step: Step) -> int:

@@ -78,6 +78,15 @@ class ParamOwner(Protocol):
 
     def layout(self, param: str) -> tuple[WeightShard, ...]: ...
 
+    def owner_of(self, param: str, part: int) -> tuple[str, int]:
+        """Return the parameter, and the part of it, that a part of a checkpoint's parameter
+        fills."""
+        ...
+
+    def stored_as(self, param: str, part: int) -> tuple[str, int]:
+        """Return what a checkpoint calls a part of a parameter: the inverse of owner_of."""
+        ...
+
     def init_spec(self, param: str) -> InitSpec: ...
 
     def dtype(self, param: str) -> torch.dtype | None:
@@ -169,6 +178,17 @@ class Weights:
             for path in self.checkpoint_paths(layer)
         )
 
+    def bank_sources(self, layer: str, matrix: str) -> tuple[tuple[str, ...], ...]:
+        """Per projection of a matrix of a bank, the names that a checkpoint may give it.
+
+        Those of the first expert count for all.
+        """
+        (banks,) = self.sources(layer)
+        return tuple(
+            tuple(name for bank in banks for name in (bank, f"{bank}.{leaf}", f"{bank}.0.{leaf}"))
+            for leaf in self.experts.get(matrix, (matrix,))
+        )
+
     def checkpoint_paths(self, layer: str) -> tuple[str, ...]:
         """Per part of a layer, what a checkpoint calls it after the prefix."""
         parent, _, leaf = layer.rpartition(".")
@@ -246,8 +266,8 @@ def assign_tensors(
     for name, shape in shapes:
         target = weights.target(name)
         holder = holders.get(target.layer)
-        if holder is not None and target.param not in holder.param_names():
-            target = target._replace(param=OTHER_NAMES.get(target.param, target.param))
+        if holder is not None:
+            target = _find_param(holder, target)
         if target.layer in skipped or weights.ignores(name, target.layer):
             continue
         if holder is None or target.param not in holder.param_names():
@@ -270,6 +290,17 @@ def assign_tensors(
     problems.missing = list(dict.fromkeys(name for name, slot in slots_of if slot not in filled))
     problems.raise_if_any()
     return targets
+
+
+def _find_param(holder: ParamOwner, target: ParamTarget) -> ParamTarget:
+    """The target with the layer's own name of the parameter, if it has that parameter."""
+    for name in (target.param, OTHER_NAMES.get(target.param, target.param)):
+        param, part = name, target.shard
+        if part is not None:
+            param, part = holder.owner_of(name, part)
+        if param in holder.param_names():
+            return target._replace(param=param, shard=part)
+    return target
 
 
 def checkpoint_shape(holder: ParamOwner, target: ParamTarget) -> tuple[int, ...]:
@@ -302,10 +333,11 @@ def _required_slots(
         for param in holder.param_names():
             for part in range(len(holder.layout(param))):
                 slot = (layer, param, part)
-                if stacked := _expert_name(weights, param, part):
+                theirs, number = holder.stored_as(param, part)
+                if stacked := _expert_name(weights, theirs, number):
                     yield f"{paths[0]}.{stacked}", slot
                 else:
-                    yield f"{paths[part if len(paths) > 1 else 0]}.{param}", slot
+                    yield f"{paths[number if len(paths) > 1 else 0]}.{theirs}", slot
 
 
 def _rename(path: str, names: Mapping[str, str]) -> str:

@@ -115,10 +115,17 @@ def test_layers_that_the_checkpoint_leaves_plain_are_plain(tmp_path, key, patter
     assert plain_ones == {"lm_head", "layers.1.self_attn.o_proj"}
 
 
-def test_a_layer_fused_of_plain_and_quantized_parts_is_refused(tmp_path):
-    said = BLOCKS | {"ignored_layers": ["model.layers.0.self_attn.k_proj"]}
-    with pytest.raises(ConfigError, match=r"some parts of layers\.0\.self_attn\.qkv_proj"):
-        load(tmp_path, quantized({"block": 1, "name": "weight_scale_inv"}), said)
+def test_a_layer_fused_of_plain_and_quantized_parts(tmp_path):
+    name = "model.layers.0.self_attn.k_proj"
+    said = BLOCKS | {"ignored_layers": [name]}
+    style = {"block": 1, "name": "weight_scale_inv"}
+    model = load(tmp_path, quantized(style, ("embed", "norm", "lm_head", name)), said)
+    whole = load(tmp_path, quantized(style), BLOCKS)
+    weight = model.get_submodule(QKV).weight
+    assert [one.kind == "fp8" for one in weight.parts] == [True, False, True]
+    want = whole.get_submodule(QKV).weight.dequantize(torch.float32)
+    want[128:256] = plain()[f"{name}.weight"].float()
+    assert torch.equal(weight.dequantize(), want)
 
 
 def test_scales_must_all_be_there_and_no_others(tmp_path):

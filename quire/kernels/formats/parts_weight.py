@@ -1,0 +1,71 @@
+"""Weights whose outputs are stored in several forms: their products are concatenated.
+
+A fused layer (q, k, v; gate, up) has such a weight if its parts are in different formats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.kernels.formats.weight import PlainWeight, StoredExperts, StoredWeight
+from quire.kernels.framework import lazy_fusion
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartsWeight(StoredWeight):
+    """A weight [O, I] of parts [O_i, I], which follow one another along O.
+
+    sizes: O_i of each.
+    """
+
+    kind: ClassVar[str] = "parts"
+    parts: tuple[StoredWeight, ...]
+    sizes: tuple[int, ...]
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As StoredWeight.product: each part has its share of the bias."""
+        ends = list(accumulate(self.sizes))
+        made = [
+            part.product(x, None if bias is None else bias[end - size : end])
+            for part, size, end in zip(self.parts, self.sizes, ends, strict=True)
+        ]
+        lazy_fusion.flush()  # on a GPU: concatenation is not an op
+        return torch.cat(made, 1)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The plain matrix [O, I], float32 by default."""
+        dtype = dtype or torch.float32
+        return torch.cat([part.dequantize(dtype) for part in self.parts])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartsExperts(StoredExperts):
+    """The same of X experts: banks [X, O_i, I] with the same experts."""
+
+    kind: ClassVar[str] = "parts"
+    banks: tuple[StoredExperts, ...]
+    sizes: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.banks[0])  # type: ignore[arg-type]
+
+    def __getitem__(self, expert: int) -> PartsWeight:
+        ones = (bank[expert] for bank in self.banks)  # type: ignore[index]
+        return PartsWeight(tuple(map(_as_weight, ones)), self.sizes)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The plain matrices [X, O, I], float32 by default."""
+        dtype = dtype or torch.float32
+        return torch.cat([bank.dequantize(dtype) for bank in self.banks], 1)
+
+
+def _as_weight(one: StoredWeight | Tensor) -> StoredWeight:
+    """A plain bank gives tensors."""
+    if isinstance(one, StoredWeight):
+        return one
+    return PlainWeight(one, requires_grad=False)
