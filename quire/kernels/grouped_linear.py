@@ -20,6 +20,11 @@ from torch import Tensor
 
 from quire.kernels.embedding import round_to_dtype
 from quire.kernels.formats.grouped_weight import GroupedExperts, GroupedWeight, pack_planes
+from quire.kernels.formats.tiled_weight import (
+    TiledWeight,
+    kernel_group,
+    pack_tiles,
+)
 from quire.kernels.formats.weight import StoredExperts, StoredWeight, kernel_for
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.framework.op import op
@@ -27,6 +32,8 @@ from quire.kernels.framework.op import op
 
 def pack(codes: WeightCodes, dtype: torch.dtype) -> StoredWeight:
     """Return the weight [O, I] as the kernels of its device multiply it by rows of a dtype."""
+    if codes.q.device.type != "cpu" and kernel_group(codes) is not None:
+        return pack_tiles(codes, dtype)
     return pack_planes(codes, dtype)
 
 
@@ -63,8 +70,9 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         x = torch.randn(t, i, device=device).to(dtype)
         bias = torch.randn(o, device=device).to(dtype)
         for codes in random_codes(o, i, bits, group, device):
-            yield {"x": x, "weight": pack(codes, dtype)}
-            yield {"x": x, "weight": pack(codes, dtype), "bias": bias}
+            for weight in (pack(codes, dtype), pack_tiles(codes, dtype)):
+                yield {"x": x, "weight": weight}
+                yield {"x": x, "weight": weight, "bias": bias}
 
 
 def random_codes(
@@ -90,8 +98,10 @@ def random_codes(
 
 
 @kernel_for("product", "grouped")
-@op(cases=_cases)
-def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None = None) -> Tensor:
+@op(cases=_cases, gpu="linear.grouped_linear")
+def grouped_linear(
+    x: Tensor, weight: GroupedWeight | TiledWeight, bias: Tensor | None = None
+) -> Tensor:
     """Multiply every row of x by a weight of few bits.
 
     x: [T, I], rows may be strided. weight: [O, I]. bias: [O], x's dtype.
@@ -106,18 +116,31 @@ def _row_cases(device: torch.device) -> Iterator[dict[str, Any]]:
         ids = torch.randint(0, v, (t,), device=device, dtype=torch.int32)
         for codes in random_codes(v, e, bits, group, device):
             yield {"ids": ids, "weight": pack(codes, torch.bfloat16)}
-            yield {"ids": ids, "weight": pack(codes, torch.float32), "scale": 7.3}
+            yield {"ids": ids, "weight": pack_tiles(codes, torch.bfloat16)}
+            for weight in (pack(codes, torch.float32), pack_tiles(codes, torch.float32)):
+                yield {"ids": ids, "weight": weight, "scale": 7.3}
 
 
-@kernel_for("rows", "grouped")
-@op(cases=_row_cases)
-def grouped_embedding(ids: Tensor, weight: GroupedWeight, scale: float = 1.0) -> Tensor:
+@kernel_for("rows", "grouped", "tiled")
+@op(cases=_row_cases, gpu="linear.grouped_widen")
+def grouped_embedding(
+    ids: Tensor, weight: GroupedWeight | TiledWeight, scale: float = 1.0
+) -> Tensor:
     """weight[ids] * scale. ids: [T] int32. weight: [V, E]. Returns a new [T, E] of weight.dtype.
 
     `scale` is rounded to that dtype first, as in the op embedding.
     """
     at = ids.long()
+    if isinstance(weight, TiledWeight):
+        rows = weight.dequantize(weight.dtype)[at]
+    else:
+        rows = _packed_rows(weight, at)
+    if scale == 1.0:
+        return rows
+    return (rows.float() * round_to_dtype(scale, weight.dtype)).to(weight.dtype)
 
+
+def _packed_rows(weight: GroupedWeight, at: Tensor) -> Tensor:
     def pick(value: Any) -> Any:
         if isinstance(value, GroupFactors):
             return GroupFactors(*(one[at] for one in value.tensors))
@@ -127,7 +150,4 @@ def grouped_embedding(ids: Tensor, weight: GroupedWeight, scale: float = 1.0) ->
         weight, planes=tuple(plane[at] for plane in weight.planes), scale=pick(weight.scale),
         offset=pick(weight.offset), zero=pick(weight.zero), table=pick(weight.table),
     )  # fmt: skip
-    rows = found.dequantize(weight.dtype)
-    if scale == 1.0:
-        return rows
-    return (rows.float() * round_to_dtype(scale, weight.dtype)).to(weight.dtype)
+    return found.dequantize(weight.dtype)

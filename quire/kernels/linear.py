@@ -1,4 +1,4 @@
-"""The matrix product of every layer: x @ weight.T + bias, over a plain or a packed weight.
+"""The matrix product of every layer: x @ weight.T + bias, over a weight in any stored form.
 
 On CPU, `pack` lays a weight out once at load time for the native product. There every output
 element is one fp32 accumulation over the inputs in order, so a row's result does not depend on
@@ -19,9 +19,11 @@ from torch import Tensor
 
 from quire.kernels.formats.fp8_weight import Fp8Weight
 from quire.kernels.formats.packed_weight import PackedWeight, pack_panels, panel_shape
+from quire.kernels.formats.tiled_weight import TiledWeight
 from quire.kernels.formats.weight import kernel_for
 from quire.kernels.fp8_linear import fp8_linear
 from quire.kernels.framework.op import op
+from quire.kernels.grouped_linear import grouped_linear
 from quire.kernels.native.library import (
     DTYPES,
     LINEAR,
@@ -73,10 +75,12 @@ def _native(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None
     return y
 
 
-@kernel_for("product", "plain", "packed", "fp8")
+@kernel_for("product", "plain", "packed", "fp8", "tiled")
 @op(cases=_cases, native=_native, gpu="linear.linear")
 def linear(
-    x: Tensor, weight: Tensor | PackedWeight | Fp8Weight, bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor | PackedWeight | Fp8Weight | TiledWeight,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Multiply every row of x by a weight matrix.
 
@@ -85,6 +89,8 @@ def linear(
     """
     if isinstance(weight, Fp8Weight):
         return fp8_linear(x, weight, bias)
+    if isinstance(weight, TiledWeight):
+        return grouped_linear(x, weight, bias)
     plain = weight.dequantize() if isinstance(weight, PackedWeight) else weight
     return F.linear(x, plain, bias)
 

@@ -1,6 +1,7 @@
 """Matrix product: cuBLAS for plain weights, into a tensor that exists already.
 
-Lazy fusion takes few rows to small_m_linear.py; weights in e4m3 have fp8_linear.py.
+Lazy fusion takes few rows to small_m_linear.py; weights in e4m3 have fp8_linear.py, those of two to
+eight bits grouped_linear.py.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor
 
 from quire.kernels.formats.fp8_weight import Fp8Weight
-from quire.kernels.gpu.linear import fp8_linear
+from quire.kernels.formats.tiled_weight import TiledWeight
+from quire.kernels.gpu.linear import fp8_linear, grouped_linear
 
 
 def outputs(x: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
     if isinstance(weight, Fp8Weight):
         return fp8_linear.outputs(x, weight, bias)
+    if isinstance(weight, TiledWeight):
+        return grouped_linear.outputs(x, weight, bias)
     if not isinstance(weight, Tensor) or x.dtype != weight.dtype or x.dim() != 2:
         return NotImplemented
     return torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
@@ -25,6 +29,8 @@ def outputs(x: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
 def launch(out: Tensor, x: Tensor, weight: Any, bias: Tensor | None = None) -> None:
     if isinstance(weight, Fp8Weight):
         fp8_linear.launch(out, x, weight, bias)
+    elif isinstance(weight, TiledWeight):
+        grouped_linear.launch(out, x, weight, bias)
     elif bias is None:
         torch.mm(x, weight.t(), out=out)
     else:

@@ -1,0 +1,86 @@
+"""Grouped linear: the product of x and a weight of two to eight bits, by the number of rows.
+
+    up to FUSED_ROWS    grouped_gemm.py: codes are decoded where they are multiplied
+    more                grouped_widen.py into a scratch as large as the layer, then the library
+
+Rows in float32, which are for checking only, are always multiplied by the library. Where the
+columns of a weight are permuted, those of x are gathered first.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.formats.tiled_weight import TiledWeight
+from quire.kernels.gpu.linear import grouped_gemm, grouped_widen
+from quire.kernels.gpu.runtime.fast_launch import kernel
+from quire.kernels.gpu.runtime.int_math import cdiv
+from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
+
+HALF = (torch.bfloat16, torch.float16)
+
+FUSED_ROWS = 2048
+"""Rows up to which decoding in the product costs less than widening the layer once."""
+
+_BLOCK = 1024
+
+
+@kernel()
+def _gather_columns(
+    x_ptr,  # [T, I]
+    perm_ptr,  # [I] int32
+    y_ptr,  # [T, I] out
+    I: tl.constexpr,
+    X_T: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    t = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.load(perm_ptr + i, i < I, 0)
+    if PDL:
+        launch_dependents()
+        wait_for_previous_kernel()
+    tl.store(y_ptr + t * I + i, tl.load(x_ptr + t * X_T + column), i < I)
+
+
+def gather_columns(x: Tensor, perm: Tensor) -> Tensor:
+    """x[:, perm]: [T, I]."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grid = (x.shape[0], cdiv(x.shape[1], _BLOCK), 1)
+    consts = (x.shape[1], x.stride(0), _BLOCK, PDL_ENABLED)
+    _gather_columns(grid, (x, perm, y), (), consts, pdl=PDL_ENABLED)
+    return y
+
+
+def outputs(x: Tensor, weight: object, bias: Tensor | None = None) -> Tensor:
+    if not isinstance(weight, TiledWeight):
+        return NotImplemented
+    if x.dim() != 2 or x.stride(1) != 1 or (x.dtype in HALF and x.dtype != weight.dtype):
+        return NotImplemented
+    return torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+
+
+def launch(out: Tensor, x: Tensor, weight: TiledWeight, bias: Tensor | None = None) -> None:
+    if not x.shape[0]:
+        return
+    if weight.perm is not None:
+        x = gather_columns(x, weight.perm)
+    if x.dtype in HALF and x.shape[0] <= fused_rows(weight):
+        grouped_gemm.launch(out, x, weight, bias)
+        return
+    plain = grouped_widen.widen(weight, x.dtype)
+    if bias is None:
+        torch.mm(x, plain.t(), out=out)
+    else:
+        torch.addmm(bias, x, plain.t(), out=out)
+
+
+def fused_rows(weight: TiledWeight) -> int:
+    """Rows up to which codes are decoded in the product.
+
+    Blocks of more slices than those of 4 and 8 bits leave no room for tiles of many rows.
+    """
+    return FUSED_ROWS if weight.slices == 4 else grouped_gemm.SMALL_M

@@ -1,0 +1,176 @@
+"""Weights of two to eight bits on the GPU: products near float64, exact widening, clean rows."""
+
+import pytest
+import torch
+
+from quire.kernels.formats.tiled_weight import PLANES, pack_tiled_experts, pack_tiles
+from quire.kernels.formats.weight_codes import WeightCodes
+from quire.kernels.grouped_linear import random_codes
+from tests import tiers
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from quire.kernels.gpu.linear import grouped_gemm, grouped_linear, grouped_widen
+
+pytestmark = pytest.mark.usefixtures("seeded")
+CPU = torch.device("cpu")
+SHARE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""Of the products of magnitudes: the rounding of the result, and of a table's values."""
+
+
+@pytest.fixture
+def seeded():
+    torch.manual_seed(5)
+
+
+def codes_of(outputs, inputs, bits, group, kind):
+    return list(random_codes(outputs, inputs, bits, group, CPU))[kind]
+
+
+def check(y, x, weight, bias=None):
+    """Each number is as near to float64 as its rounding, and that of weights from tables, allow."""
+    plain = weight.dequantize(torch.float64)
+    want = x.double() @ plain.t() + (0 if bias is None else bias.double())
+    room = x.double().abs() @ plain.abs().t() + want.abs()
+    assert ((y.double() - want).abs() <= SHARE.get(y.dtype, 2.0**-20) * room).all()
+
+
+@pytest.mark.parametrize("bits", PLANES)
+@pytest.mark.parametrize("group", [16, 32, 64, 96, 128, 384])
+def test_tiles_hold_the_values_of_their_codes(bits, group):
+    for codes in random_codes(70, 384, bits, group, CPU):
+        weight = pack_tiles(codes, torch.bfloat16)
+        assert weight.shape == (70, 384)
+        assert torch.equal(weight.dequantize(), codes.dequantize())
+
+
+def test_tiles_take_the_bits_of_their_codes():
+    for bits in PLANES:
+        codes = codes_of(128, 1024, bits, 128, 0)
+        weight = pack_tiles(codes, torch.bfloat16)
+        planes = [one for one in (weight.low, weight.high) if one is not None]
+        assert sum(one.nbytes for one in planes) == 128 * 1024 * bits // 8
+        assert weight.nbytes - weight.counters.nbytes == 128 * 1024 * bits // 8 + 128 * 8 * 2
+
+
+def test_a_bank_is_its_experts():
+    for kind in range(5):
+        ones = [codes_of(72, 96, 4, 32, kind) for _ in range(3)]
+        bank = pack_tiled_experts(stacked(ones), torch.bfloat16)
+        assert (len(bank), *bank[1].shape) == bank.shape == (3, 72, 96)
+        for i, one in enumerate(ones):
+            assert torch.equal(bank[i].dequantize(), one.dequantize())
+
+
+def stacked(ones):
+    """Codes of several matrices as those of experts; the permutation is that of the first."""
+
+    def both(values):
+        first = values[0]
+        if isinstance(first, torch.Tensor):
+            return torch.stack(values) if first.dim() > 1 else first
+        if hasattr(first, "tensors"):
+            return type(first)(*(torch.stack(t) for t in zip(*(v.tensors for v in values))))
+        return first
+
+    names = WeightCodes.__dataclass_fields__
+    found = {name: both([getattr(one, name) for one in ones]) for name in names}
+    for one in ones[1:]:
+        object.__setattr__(one, "perm", ones[0].perm)
+        if ones[0].table is not None and ones[0].table.dim() == 1:
+            object.__setattr__(one, "table", ones[0].table)
+    return WeightCodes(**found)
+
+
+CASES = [
+    # rows, outputs, inputs, bits, group, kind, dtype
+    (1, 64, 128, 4, 128, 0, torch.bfloat16),
+    (3, 70, 200, 4, 32, 1, torch.bfloat16),
+    (9, 40, 128, 8, 64, 0, torch.bfloat16),
+    (2, 64, 256, 4, 32, 2, torch.float16),
+    (5, 64, 128, 4, 64, 3, torch.bfloat16),
+    (2, 65, 96, 4, 96, 4, torch.float16),
+    (2, 33, 128, 8, 128, 1, torch.float16),
+    (4, 64, 256, 6, 16, 2, torch.bfloat16),
+    (2, 64, 512, 3, 128, 1, torch.bfloat16),
+    (1, 64, 544, 5, 32, 0, torch.bfloat16),
+    (2, 64, 96, 2, 16, 2, torch.bfloat16),
+    (3, 64, 160, 4, 160, 1, torch.bfloat16),
+]
+MORE = [
+    (rows, 72, 320 if group != 128 else 384, bits, group, kind, dtype)
+    for rows in (1, 17, 65, 300)
+    for bits in PLANES
+    for group in (16, 32, 64, 128)
+    for kind in range(5 if bits <= 4 else 3)
+    for dtype in (torch.bfloat16, torch.float16)
+]
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("case", [*CASES, *tiers.long(*((one,) for one in MORE))])
+def test_products_are_near_float64(case):
+    rows, outputs, inputs, bits, group, kind, dtype = case
+    weight = pack_tiles(codes_of(outputs, inputs, bits, group, kind), dtype)
+    x = torch.randn(rows, inputs + 8).to(dtype)[:, :inputs]
+    bias = torch.randn(outputs).to(dtype)
+    y = grouped_linear.outputs(x, weight, bias).fill_(float("nan"))
+    grouped_linear.launch(y, x, weight, bias)
+    check(y, x, weight, bias)
+
+
+@pytest.mark.parametrize("kind", [0, *tiers.long(1, 2, 3)])
+def test_parts_of_a_sum_are_added_in_one_order(kind):
+    weight = pack_tiles(codes_of(64, 700 if not kind else 640, 4, 700 if not kind else 64, kind),
+                        torch.bfloat16)  # fmt: skip
+    x = torch.randn(3, weight.shape[1]).bfloat16()
+    x = x if weight.perm is None else x[:, weight.perm.long()]
+    found = []
+    for _ in range(2):
+        y = torch.full((3, 64), float("nan")).bfloat16()
+        grouped_gemm.launch(y, x, weight, None, grouped_gemm.GroupedGemmPlan(8, 64, 4, 2, 4))
+        found.append(y)
+    assert torch.equal(*found)
+    assert not weight.counters.any()
+    back = x if weight.perm is None else x[:, weight.perm.long().argsort()]
+    check(found[0], back, weight)
+
+
+def test_tiles_of_many_rows_are_near_float64():
+    weight = pack_tiles(codes_of(130, 128, 4, 64, 1), torch.bfloat16)
+    x = torch.randn(130, 128).bfloat16()
+    y = torch.full((130, 130), float("nan")).bfloat16()
+    grouped_linear.launch(y, x, weight)
+    check(y, x, weight)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("kind", [1, 2])
+def test_what_is_not_finite_stays_in_its_row(bad, kind):
+    weight = pack_tiles(codes_of(64, 128, 4, 32, kind), torch.bfloat16)
+    x = torch.randn(9, 128).bfloat16()
+    x[4, 77] = bad
+    y = torch.empty(9, 64).bfloat16()
+    grouped_linear.launch(y, x, weight)
+    others = [t for t in range(9) if t != 4]
+    assert not y[4].isfinite().any()
+    check(y[others], x[others], weight)
+
+
+@pytest.mark.parametrize("bits", [4, *tiers.long(2, 3, 5, 6, 8)])
+def test_widening_rounds_once(bits):
+    for codes in random_codes(70, 96, bits, 32, CPU):
+        weight = pack_tiles(codes, torch.bfloat16)
+        plain = (
+            codes.dequantize() if codes.perm is None else codes.dequantize()[:, codes.perm.long()]
+        )
+        assert torch.equal(grouped_widen.widen(weight, torch.float32), plain)
+        assert torch.equal(grouped_widen.widen(weight, torch.bfloat16), plain.bfloat16())
+
+
+def test_rows_in_float32_are_exact():
+    weight = pack_tiles(codes_of(70, 96, 4, 32, 1), torch.float32)
+    x, bias = torch.randn(5, 96), torch.randn(70)
+    y = grouped_linear.outputs(x, weight, bias)
+    grouped_linear.launch(y, x, weight, bias)
+    check(y, x, weight, bias)
