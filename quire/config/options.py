@@ -26,7 +26,7 @@ from quire.errors import ConfigError
 T = TypeVar("T")
 
 Dtype = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
-LoadFormat = Literal["auto", "hf", "safetensors", "pt", "mistral", "dummy"]
+LoadFormat = Literal["auto", "hf", "safetensors", "pt", "mistral", "gguf", "dummy"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 
@@ -71,9 +71,12 @@ class ModelOptions:
     """Implementation of the model. quire: native (vllm means the same); transformers: the
     class of transformers on quire's attention and linear layers; auto: quire's own if there is
     one."""
-    quantization: Literal["fp8", "fp8_block"] | None = option(None, short="-q")
-    """Quantize the weights as they are loaded. fp8: 8-bit floats with a scale per output;
-    fp8_block: with a scale per 128 x 128 block. None: as stored in the checkpoint."""
+    quantization: str | None = option(None, short="-q")
+    """Quantize a plain checkpoint while it loads. fp8: 8-bit floats, a scale per output; fp8_block:
+    per 128 x 128; int8, int4: integers, a scale per 128 inputs; int4_asym: also a zero;
+    int8_per_channel_weight_only: a scale per output; experts_int8: only experts; mxfp4: 4-bit
+    floats; nf4 (or bitsandbytes): 4-bit codes as QLoRA has them. The name of the checkpoint's own
+    format is allowed and changes nothing. None: as stored."""
     dtype: Dtype = "auto"
     """Dtype of weights and activations. auto: the checkpoint's; float16 becomes bfloat16 on a
     CPU."""
@@ -149,8 +152,8 @@ class LoadOptions:
     """Where and how weights are read."""
 
     load_format: LoadFormat = "auto"
-    """auto, safetensors, pt (pytorch_model.bin), mistral (consolidated*.safetensors), or dummy
-    (random weights; no file is read)."""
+    """auto, safetensors, pt (pytorch_model.bin), mistral (consolidated*.safetensors), gguf, or
+    dummy (random weights; no file is read). bitsandbytes means quantization=bitsandbytes."""
     download_dir: str | None = None
     """Folder for downloads. None: the Hugging Face cache."""
     use_tqdm_on_load: bool = True

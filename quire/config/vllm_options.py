@@ -180,15 +180,9 @@ ONE_IS_OFF = (
     "nnodes",
 )
 OFF_VALUES = ("", "auto", "none", "null", "false", "0", "mp", "uni", "hf", "{}", "[]")
-QUANTIZATION_ALIASES = {
-    "": None,
-    "none": None,
-    "fp8_per_block": "fp8_block",
-    "fp8_per_channel": "fp8",
-}
-"""Other spellings of `quantization`."""
+QUANTIZATION_LOADERS = ("bitsandbytes",)
+"""Values of load_format that are those of `quantization`, for files of any format."""
 SUPPORTED_CHOICES = {
-    "quantization": ("fp8", "fp8_block"),
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
     "distributed_executor_backend": ("uni", "mp", "ray"),
     "kv_offloading_backend": ("native",),
@@ -324,9 +318,7 @@ def _translate_values(given: dict[str, object]) -> dict[str, object]:
     fixed: dict[str, object] = {}
     if given.get("max_model_len") in (-1, "-1"):
         fixed["max_model_len"] = "auto"
-    method = given.get("quantization")
-    if isinstance(method, str):
-        fixed["quantization"] = QUANTIZATION_ALIASES.get(method.lower(), method)
+    fixed.update(_translate_quantization(given.get("quantization"), given.get("load_format")))
     for name, known in SUPPORTED_CHOICES.items():
         if fixed.get(name, given.get(name)) not in (None, *known):
             raise ConfigError(
@@ -341,6 +333,26 @@ def _translate_values(given: dict[str, object]) -> dict[str, object]:
     if isinstance(cache_dtype, str) and cache_dtype.startswith(later):
         message = "is not supported yet; allowed: auto, bfloat16, float16, float32, fp8"
         raise ConfigError(f"kv_cache_dtype={cache_dtype!r} {message}")
+    return fixed
+
+
+def _translate_quantization(method: object, load_format: object) -> dict[str, object]:
+    """Return `quantization` and `load_format` where they have another spelling.
+
+    Raises ConfigError if a load_format that is a quantization differs from it.
+    """
+    fixed: dict[str, object] = {}
+    if isinstance(method, str):
+        prefix, colon, rest = method.partition(":")
+        method = fixed["quantization"] = prefix.lower() + colon + rest
+        if method in ("", "none", "null"):
+            method = fixed["quantization"] = None
+    if load_format in QUANTIZATION_LOADERS:
+        if method not in (None, load_format):
+            raise ConfigError(
+                f"load_format={load_format!r} and quantization={method!r} differ: leave one out"
+            )
+        fixed |= {"quantization": load_format, "load_format": "auto"}
     return fixed
 
 

@@ -29,6 +29,7 @@ from quire.errors import ConfigError
 from quire.layers import Attention, Experts, ParamModule, WeightModule
 from quire.models._converted import LabelRows
 from quire.models._quant_methods import set_quant_methods
+from quire.models._weight_report import describe_weights
 from quire.models.base import (
     HeadKind,
     Hf,
@@ -157,13 +158,17 @@ def build_model(
         model.keep_stage(stage)
     if mesh.tp > 1:
         _shard_model(model, mesh, comm or connect(mesh))
-    set_quant_methods(model, reconcile_quantization(config.quantized, quant), headers)
+    quantized = reconcile_quantization(config.quantized, quant)
+    set_quant_methods(model, quantized, headers)
     _set_stored_methods(model, headers)
     layers = config.attention_layers()
     layers = layers if stage is None else layers[stage.start : stage.stop]
     assign_kv_tensors(model, groups or group_layers(layers))
     model.prepare(dtype, device)
+    config = replace(config, quantized=quantized)
     load_weights(model, config, folder, load_format, dtype, device, progress=progress, seed=seed)
+    if quantized is not None:
+        log.info("%s", describe_weights(model, quantized.quant_method))
     return cast(LanguageModel, model.eval())
 
 
@@ -209,9 +214,10 @@ def load_weights(
                 for name, header in _checkpoint_headers(folder, load_format).items()
             )
         )
-        tensors = weights.converted(
-            scales.extract_scales(files.iterate_tensors(folder, progress, load_format=load_format))
-        )
+        made = config.quantized
+        doing = "" if made is None or made.is_stored else f"quantizing to {made.quant_method}"
+        read = files.iterate_tensors(folder, progress, load_format=load_format, doing=doing)
+        tensors = weights.converted(scales.extract_scales(read))
         if (rows := cast("LabelRows | None", model.label_rows)) is not None:
             shapes, tensors = list(rows.shapes(shapes)), rows.tensors(tensors)
         targets = assign_tensors(leaves, weights, shapes, tied=tied)

@@ -8,10 +8,10 @@ torch is imported only where a tensor is made: headers are for tools without it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from quire.config.json_file import missing_content
 from quire.errors import WeightError
@@ -31,6 +31,8 @@ from quire.weights.mistral_layout import convert_tensors, is_mistral_file
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+T = TypeVar("T")
 
 UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError),
@@ -52,16 +54,19 @@ __all__ = [
 
 
 def iterate_tensors(
-    folder: Path, progress: bool = True, *, load_format: str = "auto"
+    folder: Path, progress: bool = True, *, load_format: str = "auto", doing: str = ""
 ) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the folder's weights, once, on the CPU.
 
     A tensor is a view of its mapped file: copy what is to outlive the files. load_format: auto
-    (safetensors, else .bin), safetensors, pt, mistral. progress: show a progress bar.
+    (safetensors, else .bin), safetensors, pt, mistral. progress: show a progress bar. doing: what
+    the caller does with each tensor that takes time: the bar names it and counts tensors.
     Raises: WeightError.
     """
     files = weight_files(folder, load_format)
-    tensors = _iterate_files(folder, files, progress)
+    tensors = _iterate_files(folder, files, progress and not doing)
+    if progress and doing:
+        tensors = _with_tensor_progress(tensors, files, doing)
     yield from convert_tensors(folder, tensors) if is_mistral_file(files[0]) else tensors
 
 
@@ -81,16 +86,31 @@ def _iterate_files(folder: Path, files: list[Path], progress: bool) -> Iterator[
 
 
 def _with_progress(files: list[Path], safe: bool, progress: bool) -> Iterator[Path]:
+    kind = "safetensors" if safe else "pt"
+    return _bar(files, len(files), f"Loading {kind} checkpoint shards") if progress else iter(files)
+
+
+def _with_tensor_progress(
+    tensors: Iterable[tuple[str, Tensor]], files: list[Path], doing: str
+) -> Iterator[tuple[str, Tensor]]:
+    """Of one file, whose shards would go from none to all, too."""
+    safe = files[0].suffix == ".safetensors"
+    total = sum(len(read_file_headers(path)) for path in files) if safe else None
+    return _bar(tensors, total, f"Loading weights, {doing}", every=2.0)
+
+
+def _bar(items: Iterable[T], total: int | None, what: str, every: float = 0.1) -> Iterator[T]:
+    """The items, with a line of progress every so many seconds."""
     from tqdm import tqdm
 
-    kind = "safetensors" if safe else "pt"
+    share = "{percentage:3.0f}% Completed | {n_fmt}/{total_fmt}" if total else "{n_fmt}"
     yield from tqdm(
-        files,
-        desc=f"Loading {kind} checkpoint shards",
-        disable=not progress,
+        items,
+        total=total,
+        desc=what,
+        mininterval=every,
         file=BestEffortStream(sys.stderr),
-        bar_format="{desc}: {percentage:3.0f}% Completed | {n_fmt}/{total_fmt} "
-        "[{elapsed}<{remaining}, {rate_fmt}]\n",
+        bar_format="{desc}: " + share + " [{elapsed}<{remaining}, {rate_fmt}]\n",
     )
 
 

@@ -94,7 +94,9 @@ class WeightLoader(Generic[H]):
                 value = torch.empty(shape, dtype=dtype, device=self._device)
                 start = zlib.crc32(f"{name}.{param}".encode()) % DUMMY_BLOCK_SIZE
                 _fill_tiled(value.view(-1), scaled[like], start)
-                self._set_param(name, param, value)
+                holder.set_param(param, value)
+                del value  # the layer alone has it, and may free it
+                self._count_param(name)
 
     def _load_tensor(self, name: str, target: ParamTarget, tensor: Tensor) -> None:
         holder = self._owners[target.layer]
@@ -121,16 +123,17 @@ class WeightLoader(Generic[H]):
         if left:
             self._incomplete[key] = (value, left)
         else:
-            self._set_param(*key, value)
+            holder.set_param(target.param, value)
+            del value  # the layer alone has it, and may free it
+            self._count_param(target.layer)
 
-    def _set_param(self, layer: str, param: str, value: Tensor) -> None:
-        holder = self._owners[layer]
-        holder.set_param(param, value)
+    def _count_param(self, layer: str) -> None:
+        """Count a parameter that the layer has now, and process the layer after its last."""
         self._params_left[layer] -= 1
         if self._params_left[layer]:
             return
         if self._gpu_loader is None:
-            self._process_layer(holder)
+            self._process_layer(self._owners[layer])
             return
         self._awaiting_copies.append(layer)
         while len(self._awaiting_copies) > MAX_AWAITING_LAYERS:

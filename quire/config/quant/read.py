@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.config.quant import compressed_tensors, fp8
-from quire.config.quant.facts import QuantFacts, WeightFormat
+from quire.config.quant.facts import QuantFacts
 from quire.config.quant.fields import Json
-from quire.config.quant.fp8 import BLOCK, Fp8Format
+from quire.config.quant.online import find_online_format, online_names
 from quire.errors import ConfigError
 
 READERS = {
@@ -18,15 +18,6 @@ READERS = {
     "compressed-tensors": compressed_tensors.read,
 }
 """quant_method -> reader of the object that has it."""
-
-ONLINE_FORMATS: Mapping[str, WeightFormat] = {
-    "fp8": Fp8Format(is_stored=False),
-    "fp8_per_channel": Fp8Format(is_stored=False),
-    "fp8_block": Fp8Format(is_stored=False, block=BLOCK),
-    "fp8_per_block": Fp8Format(is_stored=False, block=BLOCK),
-}
-"""Values of `quantization` for a plain checkpoint -> what its linear layers become."""
-
 
 def read_quantization(hf: Json, requested: str | None = None) -> QuantFacts | None:
     """Return the checkpoint's quantization, or the requested one; None: unquantized weights.
@@ -51,10 +42,14 @@ def reconcile_quantization(found: QuantFacts | None, requested: str | None) -> Q
         )
     if requested is None:
         return None
-    if requested not in ONLINE_FORMATS:
-        known = ", ".join(ONLINE_FORMATS)
-        raise ConfigError(f"quantization must be one of {known}, got {requested!r}")
-    return QuantFacts(quant_method=requested, default=ONLINE_FORMATS[requested])
+    made = find_online_format(requested)
+    if made is None:
+        known = ", ".join(online_names())
+        raise ConfigError(
+            f"quantization={requested!r}, but the checkpoint is not quantized, and no weights are "
+            f"made so on load; allowed: {known}"
+        )
+    return QuantFacts(quant_method=requested, default=made)
 
 
 def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:

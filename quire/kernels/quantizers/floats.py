@@ -8,7 +8,6 @@ Of a few scales around the largest magnitude the one with the least squared erro
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
@@ -31,11 +30,20 @@ def e2m1_table(device: torch.device) -> Tensor:
 
 def round_to_e2m1(x: Tensor) -> Tensor:
     """uint8 codes of the nearest numbers; ties go to the even code, and -0 is 0."""
-    bounds = torch.tensor([(a + b) / 2 for a, b in itertools.pairwise(E2M1)], device=x.device)
-    size = x.abs().contiguous()
-    below, above = torch.bucketize(size, bounds), torch.bucketize(size, bounds, right=True)
-    code = torch.where(below % 2 == 0, below, above)
-    return (code + 8 * ((x < 0) & (code > 0))).to(torch.uint8)
+    return _codes_of_e2m1(_nearest_e2m1(x))
+
+
+def _nearest_e2m1(x: Tensor) -> Tensor:
+    """The nearest numbers: neighbours are 0.5 apart below 2, 1 below 4, and then 2."""
+    size = x.abs()
+    step = 0.5 + 0.5 * (size >= 2) + (size >= 4)
+    return ((size / step).round_() * step).clamp_(max=E2M1[-1]).copysign_(x)
+
+
+def _codes_of_e2m1(values: Tensor) -> Tensor:
+    size = values.abs()
+    code = torch.where(size < 2, 2 * size, torch.where(size < 4, size + 2, size / 2 + 4))
+    return (code + 8 * (values < 0)).to(torch.uint8)
 
 
 def quantize_mxfp4(weight: Tensor) -> WeightCodes:
@@ -43,7 +51,7 @@ def quantize_mxfp4(weight: Tensor) -> WeightCodes:
     outputs, inputs = weight.shape
     q = torch.empty(outputs, inputs, dtype=torch.uint8, device=weight.device)
     scales = []
-    for rows in row_chunks(outputs, inputs):
+    for rows in row_chunks(outputs, inputs, weight.device):
         x = weight[rows].float().unflatten(-1, (-1, MXFP4_GROUP))
         largest = x.abs().amax(-1)
         exponent = largest.clamp(min=2.0**-100).log2().floor() - 2
@@ -77,7 +85,7 @@ def quantize_nvfp4(weight: Tensor, global_scale: float | None = None) -> WeightC
         global_scale = nvfp4_global_scale(float(weight.abs().amax()))
     q = torch.empty(outputs, inputs, dtype=torch.uint8, device=weight.device)
     scales = []
-    for rows in row_chunks(outputs, inputs):
+    for rows in row_chunks(outputs, inputs, weight.device):
         x = weight[rows].float().unflatten(-1, (-1, NVFP4_GROUP))
         largest = x.abs().amax(-1) * global_scale
         candidates = [_round_to_e4m3(largest / by) / global_scale for by in (6.0, 4.0, 5.0, 7.0)]
@@ -97,11 +105,10 @@ def _round_to_e4m3(scale: Tensor) -> Tensor:
 
 def _best(x: Tensor, candidates: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The scale [O, G] and the codes [O, I] of the candidate with the least error per group."""
-    table = e2m1_table(x.device)
     best, least = candidates[0], torch.full_like(candidates[0], torch.inf)
     for scale in candidates:
-        codes = round_to_e2m1(divide(x, scale[..., None]))
-        error = weighted_error(x, table[codes.int()] * scale[..., None], None)
+        held = _nearest_e2m1(divide(x, scale[..., None]))
+        error = weighted_error(x, held * scale[..., None], None)
         best = torch.where(error < least, scale, best)
         least = torch.minimum(error, least)
     return best, round_to_e2m1(divide(x, best[..., None])).flatten(-2)

@@ -77,7 +77,7 @@ def quantize_ggml(kind: str, weight: Tensor, importance: Tensor | None = None) -
     assert inputs % unit == 0, f"{inputs} inputs are not whole blocks of {unit}"
     find = _find_k_factors if layout.factor_range else _find_simple_factors
     parts = []
-    for rows in row_chunks(outputs, inputs):
+    for rows in row_chunks(outputs, inputs, weight.device):
         x = weight[rows].float().unflatten(-1, (-1, unit // layout.group, layout.group))
         weights = None
         if importance is not None:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 21
 """Elements searched at once: a search needs about ten float32 copies of them."""
+CPU_CHUNK_ELEMENTS = 1 << 18
+"""The same on a CPU, where the copies then stay in its caches."""
 
 Rounding = Callable[[Tensor], Tensor]
 """Factors as they are stored, in float32: rounded to the dtype of a file."""
@@ -31,9 +33,10 @@ def as_stored(dtype: torch.dtype) -> Rounding:
     return rounded
 
 
-def row_chunks(rows: int, columns: int) -> Iterator[slice]:
+def row_chunks(rows: int, columns: int, device: torch.device) -> Iterator[slice]:
     """Slices of rows that have CHUNK_ELEMENTS at most."""
-    step = max(CHUNK_ELEMENTS // max(columns, 1), 1)
+    most = min(CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS) if device.type == "cpu" else CHUNK_ELEMENTS
+    step = max(most // max(columns, 1), 1)
     for at in range(0, rows, step):
         yield slice(at, min(at + step, rows))
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import logging
+import re
 
 import pytest
 
 from quire.config import vllm_options
 from quire.config.engine_args import AsyncEngineArgs, EngineArgs, options_of
 from quire.config.options import Options, option_docs, option_specs
+from quire.config.quant.online import ONLINE_FORMATS
 from quire.errors import ConfigError
 
 
@@ -48,7 +50,6 @@ def test_an_unknown_name_gets_the_nearest():
 @pytest.mark.parametrize(
     "given",
     [
-        {"quantization": "awq"},
         {"enable_lora": True},
         {"speculative_config": {"method": "ngram"}},
         {"pipeline_parallel_size": 2},
@@ -112,6 +113,37 @@ def test_engine_args_are_a_dataclass_over_the_same_names():
         "scheduling_policy": "priority"
     }
     with pytest.raises(ConfigError):
-        EngineArgs(quantization="awq")
+        EngineArgs(enable_lora=True)
     with pytest.raises(TypeError):
         EngineArgs(nonsense=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ({"quantization": "INT4"}, {"quantization": "int4"}),
+        ({"quantization": "none"}, {}),
+        ({"quantization": ""}, {}),
+        ({"quantization": "GGUF:Q4_K_M"}, {"quantization": "gguf:Q4_K_M"}),
+        ({"load_format": "bitsandbytes"}, {"quantization": "bitsandbytes"}),
+        (
+            {"load_format": "bitsandbytes", "quantization": "bitsandbytes"},
+            {"quantization": "bitsandbytes"},
+        ),
+        ({"load_format": "gguf"}, {"load_format": "gguf"}),
+    ],
+)
+def test_spellings_of_a_quantization(given, want):
+    assert Options.from_flat(given).non_default() == want
+
+
+def test_a_load_format_that_is_a_quantization_must_not_differ_from_it():
+    with pytest.raises(ConfigError, match="load_format='bitsandbytes' and quantization='int4'"):
+        Options.from_flat({"load_format": "bitsandbytes", "quantization": "int4"})
+
+
+def test_the_help_of_quantization_lists_what_is_made_on_load():
+    text = " ".join(option_docs()["quantization"].split())
+    for name in ONLINE_FORMATS:
+        if name not in ("fp8_per_channel", "fp8_per_block"):
+            assert re.search(rf"\b{name}\b", text), name

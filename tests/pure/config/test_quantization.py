@@ -85,7 +85,7 @@ def test_naming_what_the_checkpoint_has_is_no_contradiction(asked):
     ("said", "asked", "says"),
     [
         ({"quant_method": "awq"}, None, "has the quantization method 'awq'; supported"),
-        ({}, "awq", "quantization must be one of fp8, .* got 'awq'"),
+        ({}, "awq", "quantization='awq', but the checkpoint is not quantized, .* allowed: fp8, "),
         (COMPRESSED, "fp8_block", "already quantized .compressed-tensors."),
         ("fp8", None, "quantization_config is 'fp8'; it must be an object"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, None, "fmt is 'e5m2'"),

@@ -1,0 +1,80 @@
+"""Formats that a plain checkpoint is quantized to while it is loaded: `--quantization NAME`.
+
+A group is 128 inputs; where 128 does not divide the inputs of a layer it is 64, 32 or 16, else
+their largest divisor of that order, else the row. Scales are bfloat16: they have the range of the
+weights, and codes are chosen for the rounded scale. NF4 has the float32 scales of bitsandbytes,
+MXFP4 powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from quire.config.quant.facts import WeightFormat
+from quire.config.quant.fp8 import BLOCK, Fp8Format
+
+GROUP = 128
+GROUPS = (128, 64, 32, 16)
+"""Sizes of groups that kernels are made for."""
+SMALLEST_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineFormat(WeightFormat):
+    """Codes of a few bits with a scale per group, made of a layer's weight when it has loaded."""
+
+    method: ClassVar[str] = "online"
+    is_stored: bool = False
+    bits: int
+    values: Literal["int", "nf4", "mxfp4"] = "int"
+    """Values of codes: integers around a zero, the 16 of NF4, or those of e2m1 floats."""
+    group: int = GROUP  # most inputs that share a scale; 0: a row
+    symmetric: bool = True  # False: each group has its own code of zero
+    experts_only: bool = False
+
+    def group_of(self, inputs: int) -> int | None:
+        """Return how many inputs of a matrix share a scale; None: it cannot have this format."""
+        if self.values == "mxfp4":
+            return None if inputs % self.group else self.group
+        sizes = (*GROUPS, *range(self.group, SMALLEST_GROUP, -1))
+        return next((one for one in sizes if one <= self.group and inputs % one == 0), inputs)
+
+
+INT8 = OnlineFormat(bits=8)
+NF4 = OnlineFormat(bits=4, values="nf4", group=64)
+ONLINE_FORMATS: Mapping[str, WeightFormat] = {
+    "fp8": Fp8Format(is_stored=False),
+    "fp8_per_channel": Fp8Format(is_stored=False),
+    "fp8_block": Fp8Format(is_stored=False, block=BLOCK),
+    "fp8_per_block": Fp8Format(is_stored=False, block=BLOCK),
+    "int8": INT8,
+    "int8_per_channel_weight_only": OnlineFormat(bits=8, group=0),
+    "experts_int8": OnlineFormat(bits=8, experts_only=True),
+    "int4": OnlineFormat(bits=4),
+    "int4_asym": OnlineFormat(bits=4, symmetric=False),
+    "mxfp4": OnlineFormat(bits=4, values="mxfp4", group=32),
+    "nf4": NF4,
+    "bitsandbytes": NF4,
+}
+"""Values of `quantization` for a plain checkpoint -> what its linear layers become."""
+
+ONLINE_PREFIXES: dict[str, Callable[[str], WeightFormat]] = {}
+"""Beginnings of such values -> what makes a format of the rest. It raises ConfigError."""
+
+
+def online_names() -> tuple[str, ...]:
+    """Return the values of `quantization` that quantize a plain checkpoint."""
+    return (*ONLINE_FORMATS, *(f"{prefix}NAME" for prefix in ONLINE_PREFIXES))
+
+
+def find_online_format(name: str) -> WeightFormat | None:
+    """Return the format of a value of `quantization`; None: no plain checkpoint is made so.
+
+    Raises ConfigError for an unknown rest behind a prefix.
+    """
+    for prefix, make in ONLINE_PREFIXES.items():
+        if name.startswith(prefix):
+            return make(name.removeprefix(prefix))
+    return ONLINE_FORMATS.get(name)

@@ -1,0 +1,84 @@
+"""Weights of a plain checkpoint in a few bits, quantized when the last tensor of a layer has come.
+
+The original is freed before the next layer, so the peak is the quantized model plus one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.config.quant.online import OnlineFormat
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
+from quire.kernels.grouped_linear import pack, pack_experts
+from quire.kernels.quantizers.floats import quantize_mxfp4
+from quire.kernels.quantizers.integers import quantize_integers
+from quire.kernels.quantizers.nf4 import quantize_nf4
+from quire.quant.base import ParamSpec, QuantizableLayer, outputs_of
+from quire.quant.fp8 import MIN_OUTPUTS
+
+SCALE_DTYPE = torch.bfloat16
+"""It has the range of the weights, and codes are chosen for the rounded scale."""
+
+
+class Method:
+    """Codes with a scale per group; activations stay in the model's dtype."""
+
+    name = "online"
+    is_stored = False
+
+    def __init__(self, form: OnlineFormat) -> None:
+        self._form = form
+
+    def accepts(self, layer: QuantizableLayer) -> bool:
+        """As FP8 on load: no head, no embedding, no gate of few outputs."""
+        roles = ("experts",) if self._form.experts_only else ("linear", "experts")
+        widths = {layer.weight_layout(one)[0].shard_shape[1] for one in layer.matrices}
+        return (
+            layer.role in roles
+            and outputs_of(layer) >= MIN_OUTPUTS
+            and all(self._form.group_of(width) for width in widths)
+        )
+
+    def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
+        return {"weight": ParamSpec()}
+
+    def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
+        make = pack_experts if layer.role == "experts" else pack
+        for matrix in layer.matrices:
+            codes = quantize(layer.take_params(matrix).pop("weight"), self._form)
+            layer.set_param(matrix, make(codes, dtype))
+
+
+def quantize(weight: Tensor, form: OnlineFormat) -> WeightCodes:
+    """Quantize a weight [O, I], or weights [X, O, I], to a format that their width allows."""
+    group = form.group_of(weight.shape[-1])
+    assert group is not None, "refused by `accepts`"
+    flat = weight.flatten(0, -2)
+    if form.values == "nf4":
+        codes = quantize_nf4(flat, group)
+    elif form.values == "mxfp4":
+        codes = quantize_mxfp4(flat)
+        assert codes.scale is not None
+        powers = codes.scale.values.to(torch.float8_e8m0fnu)
+        codes = replace(codes, scale=GroupFactors(powers))
+    else:
+        codes = quantize_integers(
+            flat, bits=form.bits, group=group, symmetric=form.symmetric, scale_dtype=SCALE_DTYPE
+        )
+    return codes if weight.dim() == 2 else _as_bank(codes, weight.shape[0])
+
+
+def _as_bank(codes: WeightCodes, experts: int) -> WeightCodes:
+    """Codes of the rows of all experts -> [X, O, I]."""
+    assert codes.scale is not None
+    zero = codes.zero
+    return replace(
+        codes,
+        q=codes.q.unflatten(0, (experts, -1)),
+        scale=GroupFactors(codes.scale.values.unflatten(0, (experts, -1))),
+        zero=zero.unflatten(0, (experts, -1)) if isinstance(zero, Tensor) else zero,
+    )

@@ -1,0 +1,216 @@
+"""Weights quantized while a plain checkpoint is loaded: values, layers, memory, what is printed."""
+
+import json
+import logging
+import weakref
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import quire.quant.online
+from quire.config.quant.online import ONLINE_FORMATS, OnlineFormat
+from quire.errors import ConfigError
+from quire.kernels.formats.grouped_weight import GroupedExperts, GroupedWeight
+from quire.layers import Linear
+from quire.models.build import build_model, read_model_config
+from quire.quant.online import quantize
+from tests.cpu.quant.oracle import (
+    Pair,
+    build,
+    check_logits,
+    check_pair,
+    tiny,
+    tiny_shapes,
+    tiny_tensors,
+    write_folder,
+)
+
+NAMES = [name for name, form in ONLINE_FORMATS.items() if isinstance(form, OnlineFormat)]
+DISTINCT = {ONLINE_FORMATS[name]: name for name in reversed(NAMES)}
+KINDS = sorted(DISTINCT.values())
+BITS = {"int8": 8.125, "int8_per_channel_weight_only": 8.0625, "experts_int8": 8.125} | {
+    "int4": 4.125, "int4_asym": 4.1875, "mxfp4": 4.25, "nf4": 4.5
+}  # fmt: skip
+"""Bits per weight of rows of 256 inputs."""
+
+
+def plain_folder(tmp_path, hf, **settings):
+    return write_folder(tmp_path / "plain", hf, tiny_tensors(hf, **settings))
+
+
+def quantized(model):
+    """Layer and matrix -> weight, of those that were quantized."""
+    found = {}
+    for name, module in model.named_modules():
+        for matrix in getattr(module, "matrices", ()):
+            weight = getattr(module, matrix)
+            if isinstance(weight, (GroupedWeight, GroupedExperts)):
+                found[f"{name}.{matrix}"] = weight
+    return found
+
+
+def dense_of(tmp_path, name, hf, *, skip=("kv_b_proj", "lm_head")):
+    """A Pair: a plain folder that is quantized on load, and one of the values that this makes."""
+    form = ONLINE_FORMATS[name]
+    tensors = tiny_tensors(hf)
+    dense = {}
+    for key, value in tensors.items():
+        path = key.removesuffix(".weight")
+        plain = value.dim() == 1 or path.endswith(("embed_tokens", "mlp.gate", *skip))
+        if form.experts_only:
+            plain = plain or ".experts." not in path
+        dense[key] = value if plain else quantize(value, form).dequantize()
+
+    def made(folder, **settings):
+        return build(folder, quant=name, **settings)
+
+    folder = write_folder(tmp_path / "plain", hf, tensors)
+    return Pair(folder, write_folder(tmp_path / "dense", hf, dense), hf, made)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_logits_are_those_of_the_quantized_values(tmp_path, name):
+    model, _ = check_logits(dense_of(tmp_path, name, tiny("qwen3_moe", 128)))
+    attention = model.layers[0].self_attn.qkv_proj.weight
+    assert isinstance(attention, GroupedWeight) == (name != "experts_int8")
+    assert isinstance(model.layers[1].mlp.experts.gate_up_proj, GroupedExperts)
+    assert model.lm_head.method.name == "none"
+
+
+@pytest.mark.slow("engines on all paths, and two ranks")
+@pytest.mark.parametrize("model", ["deepseek_v2"])
+def test_all_paths_of_the_engine(tmp_path, model):
+    check_pair(dense_of(tmp_path, "int4", tiny(model, 128)))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_bits_per_weight_are_those_of_the_format(name):
+    weight = torch.randn(64, 256)
+    codes = quantize(weight.bfloat16(), ONLINE_FORMATS[name])
+    made = quire.quant.online.pack(codes, torch.bfloat16)
+    table = 0 if made.table is None else made.table.nbytes
+    assert (made.nbytes - table) * 8 / weight.numel() == pytest.approx(BITS[name])
+    error = (made.dequantize() - weight).norm() / weight.norm()
+    assert error < {8: 0.008}.get(codes.bits, 0.12)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_are_quantized_alone(name, monkeypatch):
+    weight = torch.randn(2, 12, 128).bfloat16()
+    whole = quantize(weight, ONLINE_FORMATS[name])
+    monkeypatch.setattr("quire.kernels.quantizers.search.CHUNK_ELEMENTS", 500)
+    assert torch.equal(quantize(weight, ONLINE_FORMATS[name]).q, whole.q)
+    one = quantize(weight[1], ONLINE_FORMATS[name]).dequantize()
+    assert torch.equal(one, whole.dequantize()[1])
+
+
+@pytest.mark.slow("imports bitsandbytes")
+def test_nf4_is_that_of_bitsandbytes():
+    functional = pytest.importorskip("bitsandbytes.functional")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        weight = (torch.randn(64, 192) * 0.02).to(dtype)
+        weight[3] = 0
+        q, state = functional.quantize_4bit(weight, quant_type="nf4", blocksize=64)
+        want = functional.dequantize_4bit(q, state)
+        assert torch.equal(quantize(weight, ONLINE_FORMATS["nf4"]).dequantize().to(dtype), want)
+
+
+def test_groups_divide_the_inputs():
+    int4, nf4, mxfp4 = (ONLINE_FORMATS[name] for name in ("int4", "nf4", "mxfp4"))
+    assert [int4.group_of(n) for n in (4096, 11008, 96, 720, 1000, 100, 17)] == [
+        128, 128, 32, 16, 125, 100, 17,
+    ]  # fmt: skip
+    assert [nf4.group_of(n) for n in (4096, 96, 50)] == [64, 32, 50]
+    assert [mxfp4.group_of(n) for n in (4096, 96, 48)] == [32, 32, None]
+    assert ONLINE_FORMATS["int8_per_channel_weight_only"].group_of(4096) == 4096
+
+
+@pytest.mark.parametrize("name", ["int4", "mxfp4"])
+def test_widths_that_no_group_divides(tmp_path, name):
+    hf = tiny("llama", 40, num_attention_heads=2)  # o_proj 80 inputs, down_proj 80, others 40
+    model, config = build(plain_folder(tmp_path, hf), quant=name)
+    assert len(quantized(model)) == (0 if name == "mxfp4" else 8)
+
+
+def test_what_is_not_quantized(tmp_path):
+    hf = tiny("deepseek_v2", 128)
+    model, _ = build(plain_folder(tmp_path, hf), quant="int8")
+    plain = {n for n, m in model.named_modules() if isinstance(m, Linear)} - {
+        name.removesuffix(".weight") for name in quantized(model)
+    }
+    assert plain == {"lm_head", *(f"layers.{i}.self_attn.kv_b_proj" for i in range(2))}
+
+
+def test_tied_heads_stay_plain_and_one(tmp_path):
+    hf = tiny("llama", tie_word_embeddings=True)
+    tensors = tiny_tensors(hf)
+    del tensors["lm_head.weight"]
+    model, _ = build(write_folder(tmp_path / "m", hf, tensors), quant="int4")
+    assert model.lm_head.weight is model.embed_tokens.weight
+    assert len(quantized(model)) == 8
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_dummy_weights_keep_numbers_finite(name):
+    from tests.cpu.models.harness import Stepper
+
+    model_type, config = read_model_config(tiny("qwen3_moe"))
+    settings = {"dtype": torch.bfloat16, "load_format": "dummy", "quant": name}
+    model = build_model(model_type, config, **settings)
+    assert quantized(model)
+    logits = Stepper(model, config, dtype=torch.bfloat16).logits(list(range(3, 20)))
+    assert logits.isfinite().all()
+    assert logits.std() > 0.01
+
+
+def test_only_one_layer_is_held_plain_at_a_time(tmp_path, monkeypatch):
+    seen, real = [], quire.quant.online.quantize
+
+    def watched(weight, form):
+        assert sum(ref() is not None for ref in seen) == 0
+        seen.append(weakref.ref(weight.untyped_storage()))
+        return real(weight, form)
+
+    packed, real_pack = [], quire.quant.online.pack
+
+    def watched_pack(codes, dtype):
+        packed.append(sum(ref() is not None for ref in seen))
+        return real_pack(codes, dtype)
+
+    monkeypatch.setattr(quire.quant.online, "quantize", watched)
+    monkeypatch.setattr(quire.quant.online, "pack", watched_pack)
+    build(plain_folder(tmp_path, tiny("llama")), quant="int4")
+    assert len(seen) == 8
+    assert packed == [0] * 8, "the original is freed before its codes are packed"
+
+
+def test_the_log_has_real_bits_and_the_bar_names_the_format(tmp_path, caplog, capsys):
+    hf = tiny("llama", 128)
+    folder = plain_folder(tmp_path, hf, dtype=torch.bfloat16)
+    with caplog.at_level(logging.INFO):
+        build(folder, quant="int4", dtype=torch.bfloat16, progress=True)
+    elements = {n: torch.Size(s).numel() for n, s in tiny_shapes(hf).items() if len(s) == 2}
+    others = sum(n for name, n in elements.items() if "embed" in name or "lm_head" in name)
+    inner = sum(elements.values()) - others
+    whole = (4.125 * inner + 16 * others) / (inner + others)
+    assert "int4 in 8 matrices, 4.12 bits per weight" in caplog.text
+    assert "2 others (head, embeddings, small gates)" in caplog.text
+    assert f"{whole:.2f} bits per weight in all" in caplog.text
+    shown = capsys.readouterr().err
+    assert "quantizing to int4: 100% Completed | 21/21" in shown
+
+
+@pytest.mark.slow("imports transformers")
+def test_a_fallback_model_is_quantized_on_load(tmp_path):
+    hf = tiny("llama") | {"architectures": ["LlamaForCausalLM"]}
+    model_type, config = read_model_config(hf, "transformers")
+    folder = plain_folder(tmp_path, hf)
+    settings = {"folder": folder, "dtype": torch.float32, "progress": False}
+    model = build_model(model_type, config, quant="int4", **settings)
+    assert len(quantized(model)) == 8
+
+
+def test_names_that_make_nothing_on_load(tmp_path):
+    with pytest.raises(ConfigError, match="quantization='awq', but the checkpoint is not quant"):
+        build(plain_folder(tmp_path, tiny("llama")), quant="awq")
