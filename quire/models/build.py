@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -45,6 +46,8 @@ from quire.weights import files
 from quire.weights.gpu_loader import GpuLoader
 from quire.weights.mapping import Weights, assign_tensors
 from quire.weights.weight_loader import WeightLoader
+
+log = logging.getLogger(__name__)
 
 MODELS = PluginRegistry("quire.models")
 

@@ -19,6 +19,7 @@ READERS = {
 }
 """quant_method -> reader of the object that has it."""
 
+
 def read_quantization(hf: Json, requested: str | None = None) -> QuantFacts | None:
     """Return the checkpoint's quantization, or the requested one; None: unquantized weights.
 

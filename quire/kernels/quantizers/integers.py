@@ -24,7 +24,6 @@ CLIPS = {
 """Bits -> shares of the full range that are tried; with more bits clipping gains nothing."""
 
 
-
 def quantize_int8(weight: Tensor, scale_dtype: torch.dtype = torch.bfloat16) -> WeightCodes:
     """Eight bits, one scale per output. weight: [O, I] float32."""
     return quantize_integers(weight, bits=8, group=0, symmetric=True, scale_dtype=scale_dtype)

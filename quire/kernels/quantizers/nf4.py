@@ -27,12 +27,10 @@ def quantize_nf4(weight: Tensor, group: int = 64) -> WeightCodes:
     borders = (table[1:] + table[:-1]) / 2
     q = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     scales = []
-    for rows in row_chunks(*weight.shape, weight.device):
+    for rows in row_chunks(weight.shape[0], weight.shape[1], weight.device):
         x = weight[rows].float().unflatten(-1, (-1, group))
         largest = x.abs().amax(-1)
         unit = x * divide(torch.ones_like(largest), largest)[..., None]
         q[rows] = torch.bucketize(unit, borders).flatten(-2)
         scales.append(largest)
-    return WeightCodes(
-        q=q, bits=4, group=group, scale=GroupFactors(torch.cat(scales)), table=table
-    )
+    return WeightCodes(q=q, bits=4, group=group, scale=GroupFactors(torch.cat(scales)), table=table)

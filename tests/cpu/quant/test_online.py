@@ -1,12 +1,10 @@
 """Weights quantized while a plain checkpoint is loaded: values, layers, memory, what is printed."""
 
-import json
 import logging
 import weakref
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import quire.quant.online
 from quire.config.quant.online import ONLINE_FORMATS, OnlineFormat
@@ -129,7 +127,7 @@ def test_groups_divide_the_inputs():
 @pytest.mark.parametrize("name", ["int4", "mxfp4"])
 def test_widths_that_no_group_divides(tmp_path, name):
     hf = tiny("llama", 40, num_attention_heads=2)  # o_proj 80 inputs, down_proj 80, others 40
-    model, config = build(plain_folder(tmp_path, hf), quant=name)
+    model, _ = build(plain_folder(tmp_path, hf), quant=name)
     assert len(quantized(model)) == (0 if name == "mxfp4" else 8)
 
 
