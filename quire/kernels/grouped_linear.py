@@ -20,6 +20,12 @@ from torch import Tensor
 
 from quire.kernels.embedding import round_to_dtype
 from quire.kernels.formats.grouped_weight import GroupedExperts, GroupedWeight, pack_planes
+from quire.kernels.formats.panel_codes import (
+    PanelCodes,
+    PanelExperts,
+    fits_panels,
+    pack_panel_codes,
+)
 from quire.kernels.formats.tiled_weight import (
     TiledWeight,
     kernel_group,
@@ -28,20 +34,41 @@ from quire.kernels.formats.tiled_weight import (
 from quire.kernels.formats.weight import StoredExperts, StoredWeight, kernel_for
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.framework.op import op
+from quire.kernels.native.library import (
+    CODES_EMBEDDING,
+    CODES_LINEAR,
+    DTYPES,
+    NativeOp,
+    available,
+    empty,
+)
 
 
 def pack(codes: WeightCodes, dtype: torch.dtype) -> StoredWeight:
     """Return the weight [O, I] as the kernels of its device multiply it by rows of a dtype."""
     if codes.q.device.type != "cpu" and kernel_group(codes) is not None:
         return pack_tiles(codes, dtype)
-    return pack_planes(codes, dtype)
+    return pack_panel_codes(codes, dtype) if _is_native(codes, dtype) else pack_planes(codes, dtype)
 
 
 def pack_experts(codes: WeightCodes, dtype: torch.dtype) -> StoredExperts:
     """The same of weights [X, O, I]."""
-    return GroupedExperts(
-        tuple(pack_planes(one_expert(codes, i), dtype) for i in range(codes.q.shape[0]))
-    )
+    ones = [one_expert(codes, i) for i in range(codes.q.shape[0])]
+    if _is_native(codes, dtype):
+        return PanelExperts(tuple(pack_panel_codes(one, dtype) for one in ones))
+    return GroupedExperts(tuple(pack_planes(one, dtype) for one in ones))
+
+
+def _is_native(codes: WeightCodes, dtype: torch.dtype) -> bool:
+    return codes.q.is_cpu and dtype in DTYPES and fits_panels(codes) and available()
+
+
+def _layouts(codes: WeightCodes, dtype: torch.dtype) -> Iterator[StoredWeight]:
+    """All layouts of a weight that a device multiplies, for tests."""
+    yield pack_planes(codes, dtype)
+    yield pack_tiles(codes, dtype)
+    if codes.q.is_cpu and dtype in DTYPES:
+        yield pack_panel_codes(codes, dtype)
 
 
 def one_expert(codes: WeightCodes, expert: int) -> WeightCodes:
@@ -70,7 +97,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         x = torch.randn(t, i, device=device).to(dtype)
         bias = torch.randn(o, device=device).to(dtype)
         for codes in random_codes(o, i, bits, group, device):
-            for weight in (pack(codes, dtype), pack_tiles(codes, dtype)):
+            for weight in _layouts(codes, dtype):
                 yield {"x": x, "weight": weight}
                 yield {"x": x, "weight": weight, "bias": bias}
 
@@ -97,10 +124,30 @@ def random_codes(
         yield replace(base, group=inputs, zero=0, scale=None, table=own)
 
 
-@kernel_for("product", "grouped")
-@op(cases=_cases, gpu="linear.grouped_linear")
+_run = NativeOp(CODES_LINEAR, "qqqqqqq")
+
+
+def _native(x: Tensor, weight: StoredWeight, bias: Tensor | None = None) -> Tensor:
+    if not isinstance(weight, PanelCodes) or x.dtype != weight.dtype or x.dim() != 2:
+        return NotImplemented
+    rows, inputs = x.shape
+    row, step = x.stride()
+    if step != 1 or (bias is not None and bias.dtype != x.dtype):
+        return NotImplemented
+    outputs, expected = weight.shape
+    assert inputs == expected, f"x has {inputs} columns, the weight {expected}"
+    y = empty((rows, outputs), x.dtype)
+    _run(
+        x.data_ptr(), row * x.element_size(), weight.header.data_ptr(),
+        0 if bias is None else bias.data_ptr(), y.data_ptr(), rows, DTYPES[x.dtype],
+    )  # fmt: skip
+    return y
+
+
+@kernel_for("product", "grouped", "panel_codes")
+@op(cases=_cases, native=_native, gpu="linear.grouped_linear", atol=4e-2)
 def grouped_linear(
-    x: Tensor, weight: GroupedWeight | TiledWeight, bias: Tensor | None = None
+    x: Tensor, weight: GroupedWeight | TiledWeight | PanelCodes, bias: Tensor | None = None
 ) -> Tensor:
     """Multiply every row of x by a weight of few bits.
 
@@ -115,23 +162,38 @@ def _row_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     for t, v, e, bits, group in [(1, 64, 64, 4, 32), (7, 101, 96, 6, 16), (3, 50, 128, 8, 128)]:
         ids = torch.randint(0, v, (t,), device=device, dtype=torch.int32)
         for codes in random_codes(v, e, bits, group, device):
-            yield {"ids": ids, "weight": pack(codes, torch.bfloat16)}
-            yield {"ids": ids, "weight": pack_tiles(codes, torch.bfloat16)}
-            for weight in (pack(codes, torch.float32), pack_tiles(codes, torch.float32)):
+            for weight in _layouts(codes, torch.bfloat16):
+                yield {"ids": ids, "weight": weight}
+            for weight in _layouts(codes, torch.float32):
                 yield {"ids": ids, "weight": weight, "scale": 7.3}
 
 
-@kernel_for("rows", "grouped", "tiled")
-@op(cases=_row_cases, gpu="linear.grouped_widen")
+_run_rows = NativeOp(CODES_EMBEDDING, "qqqqqd")
+
+
+def _native_rows(ids: Tensor, weight: StoredWeight, scale: float = 1.0) -> Tensor:
+    if not isinstance(weight, PanelCodes) or ids.dtype != torch.int32 or not ids.is_contiguous():
+        return NotImplemented
+    y = empty((len(ids), weight.shape[1]), weight.dtype)
+    factor = 1.0 if scale == 1.0 else round_to_dtype(scale, weight.dtype)
+    _run_rows(
+        ids.data_ptr(), weight.header.data_ptr(), y.data_ptr(), len(ids), DTYPES[weight.dtype],
+        factor,
+    )  # fmt: skip
+    return y
+
+
+@kernel_for("rows", "grouped", "tiled", "panel_codes")
+@op(cases=_row_cases, native=_native_rows, gpu="linear.grouped_widen")
 def grouped_embedding(
-    ids: Tensor, weight: GroupedWeight | TiledWeight, scale: float = 1.0
+    ids: Tensor, weight: GroupedWeight | TiledWeight | PanelCodes, scale: float = 1.0
 ) -> Tensor:
     """weight[ids] * scale. ids: [T] int32. weight: [V, E]. Returns a new [T, E] of weight.dtype.
 
     `scale` is rounded to that dtype first, as in the op embedding.
     """
     at = ids.long()
-    if isinstance(weight, TiledWeight):
+    if isinstance(weight, (TiledWeight, PanelCodes)):
         rows = weight.dequantize(weight.dtype)[at]
     else:
         rows = _packed_rows(weight, at)

@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "attention.h"
+#include "codes_linear.h"
 
 namespace {
 
@@ -28,7 +29,7 @@ struct Op {
 const Op OPS[] = {
     OP(LinearArgs), OP(PackArgs), OP(EmbeddingArgs), OP(NormArgs),
     OP(RopeArgs),   OP(MapArgs),  OP(WriteArgs),     OP(AttentionArgs),
-    OP(MaskArgs),
+    OP(MaskArgs),   OP(CodesLinearArgs), OP(CodesEmbeddingArgs),
 };
 constexpr long OP_COUNT = sizeof OPS / sizeof *OPS;
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.kernels.formats.grouped_weight import PLANES, pack_plane, unpack_plane
+from quire.kernels.formats.grouped_weight import PLANES, pack_plane, pack_planes, unpack_plane
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.grouped_linear import one_expert, pack, pack_experts, random_codes
 from quire.kernels.moe_experts import ExpertActivation
@@ -26,7 +26,7 @@ def test_a_plane_gives_its_values_back(bits, inputs):
 @pytest.mark.parametrize("bits", sorted(PLANES))
 def test_a_packed_weight_has_the_values_of_its_codes(bits):
     for codes in random_codes(33, 96, bits, 32, CPU):
-        weight = pack(codes, torch.float32)
+        weight = pack_planes(codes, torch.float32)
         assert weight.shape == (33, 96)
         assert torch.equal(weight.dequantize(), codes.dequantize())
         assert weight.planes[0].nbytes * 8 // PLANES[bits][0] == 33 * 96

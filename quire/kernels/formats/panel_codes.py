@@ -1,0 +1,268 @@
+"""A weight in two to eight bits as the native products of a CPU read it.
+
+    codes   [ceil(O / 32), ceil(I / 32), bits, 32, 4]    bytes of planes of 4, 2 and 1 bits, or of 8
+    factors [ceil(O / 32), G, 32]                        scales, offsets and zeros
+
+A row of a plane of b bits holds the codes of 8 / b steps of 4 inputs: byte k of output o has in its
+bits b * j those of input 4 * (row * 8 / b + j) + k. So one load of codes feeds as many outputs as
+a vector has, and a weight of b bits takes b bits. Codes of 8 bits are stored minus 128.
+
+Axes: O outputs, I inputs, G groups, S groups of groups, P panels of 32 outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from quire.kernels.formats.grouped_weight import PLANES
+from quire.kernels.formats.weight import StoredExperts, StoredWeight
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
+from quire.kernels.native.library import empty_huge_pages
+
+PANEL, BLOCK = 32, 32
+STORAGE = {
+    torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3, torch.int8: 4,
+}  # fmt: skip
+"""Dtypes of factors -> their code on the C++ side."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PanelCodes(StoredWeight):
+    """A weight [O, I]. dtype: of the activations that it multiplies, float32 or bfloat16.
+
+    scale, offset: as in WeightCodes, in panels: values [P, G or S, 32], codes [P, G, 32].
+    zero: one for all, or zeros in panels. For 8 bits both are minus 128.
+    table: float32 [2 ** bits], or [P * 32, 2 ** bits]. levels: int8 [16], table = levels * unit for
+    products with rows of int8; None: those widen the table's weight.
+    header: int64, the fields of the C++ struct CodesMatrix: addresses of the tensors here.
+    """
+
+    kind: ClassVar[str] = "panel_codes"
+    codes: Tensor
+    shape: tuple[int, int]
+    bits: int
+    group: int
+    dtype: torch.dtype
+    scale: GroupFactors | None
+    offset: GroupFactors | None
+    zero: int | Tensor
+    table: Tensor | None
+    levels: Tensor | None
+    unit: float
+    perm: Tensor | None
+    header: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "header", self._header())
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.tensors())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors that the weight holds."""
+        yield self.codes
+        for factors in (self.scale, self.offset):
+            yield from factors.tensors if factors is not None else ()
+        for one in (self.zero, self.table, self.levels, self.perm):
+            if isinstance(one, Tensor):
+                yield one
+
+    def weight_codes(self) -> WeightCodes:
+        """The weight with one byte per code, in rows."""
+        outputs, inputs = self.shape
+        steps = _unpack_planes(self.codes, self.bits)
+        q = steps.permute(0, 3, 1, 2, 4).reshape(-1, steps.shape[1] * BLOCK)[:outputs, :inputs]
+        shift, zero = (128 if self.bits == 8 else 0), self.zero
+        if isinstance(zero, Tensor):
+            zero = _rows(zero.to(torch.int16) + shift, outputs).to(torch.uint8)
+        else:
+            zero += shift
+        return WeightCodes(
+            q=(q ^ shift) if shift else q.contiguous(), bits=self.bits, group=self.group,
+            scale=_rows_of(self.scale, outputs), offset=_rows_of(self.offset, outputs), zero=zero,
+            table=self.table[:outputs] if self.own_table and self.table is not None else self.table,
+            perm=self.perm,
+        )  # fmt: skip
+
+    @property
+    def own_table(self) -> bool:
+        """Whether each output has a table."""
+        return self.table is not None and self.table.dim() == 2
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The plain matrix [O, I], float32 by default, as a new tensor."""
+        return self.weight_codes().dequantize().to(dtype or torch.float32)
+
+    def _header(self) -> Tensor:
+        groups = -(-self.shape[1] // self.group)
+        zeros = GroupFactors(self.zero) if isinstance(self.zero, Tensor) else None
+        constant = self.zero if isinstance(self.zero, int) and self.table is None else 0
+        fields = [
+            self.codes.data_ptr(), *self.shape, self.bits, self.group, groups,
+            *_fields(self.scale, groups), *_fields(self.offset, groups), *_fields(zeros, groups),
+            constant, _address(self.table), int(self.own_table), _address(self.levels),
+            torch.tensor(self.unit, dtype=torch.float64).view(torch.int64).item(),
+            _address(self.perm),
+        ]  # fmt: skip
+        return torch.tensor(fields, dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PanelExperts(StoredExperts):
+    """The same of X experts, of one layout."""
+
+    kind: ClassVar[str] = "panel_codes"
+    experts: tuple[PanelCodes, ...]
+
+    def __len__(self) -> int:
+        return len(self.experts)
+
+    def __getitem__(self, expert: int) -> PanelCodes:
+        return self.experts[expert]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.experts), *self.experts[0].shape
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.experts)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The plain matrices [X, O, I], as a new tensor."""
+        return torch.stack([one.dequantize(dtype) for one in self.experts])
+
+
+def fits_panels(codes: WeightCodes) -> bool:
+    """Whether the native products sum such groups: of 16, of 32 and its multiples, or of I."""
+    inputs = codes.q.shape[-1]
+    return codes.group >= inputs or codes.group == 16 or codes.group % BLOCK == 0
+
+
+def pack_panel_codes(codes: WeightCodes, dtype: torch.dtype) -> PanelCodes:
+    """Pack the codes [O, I] of one matrix that fits_panels, for activations of a dtype."""
+    outputs, inputs = codes.q.shape
+    q = codes.q ^ 128 if codes.bits == 8 else codes.q
+    q = pad(q, (0, -inputs % BLOCK, 0, -outputs % PANEL))
+    steps = q.view(torch.int32).view(-1, PANEL, q.shape[1] // BLOCK, 8).permute(0, 2, 3, 1)
+    panels, blocks = steps.shape[:2]
+    data = empty_huge_pages(panels * blocks * codes.bits * PANEL * 4, torch.uint8)
+    data = data.view(panels, blocks, codes.bits, PANEL, 4)
+    words, row, shift = data.view(torch.int32), 0, 0
+    for bits in PLANES[codes.bits]:
+        words[:, :, row : row + bits] = _pack_plane(steps, bits, shift).view_as(
+            words[:, :, row : row + bits]
+        )
+        row, shift = row + bits, shift + bits
+    zero: int | Tensor = codes.zero
+    if isinstance(zero, Tensor):
+        zero = _panels(zero ^ 128 if codes.bits == 8 else zero)
+        zero = zero.view(torch.int8) if codes.bits == 8 else zero
+    elif codes.bits == 8:
+        zero -= 128
+    table = None if codes.table is None else codes.table.float().contiguous()
+    levels, unit = None, 1.0
+    if table is not None and table.dim() == 2:
+        table = pad(table, (0, 0, 0, -outputs % PANEL))
+    elif table is not None and codes.bits <= 4:
+        levels, unit = round_table(table)
+    return PanelCodes(
+        codes=data, shape=(outputs, inputs), bits=codes.bits, group=codes.group, dtype=dtype,
+        scale=_panels_of(codes.scale), offset=_panels_of(codes.offset), zero=zero, table=table,
+        levels=levels, unit=unit, perm=None if codes.perm is None else codes.perm.contiguous(),
+    )  # fmt: skip
+
+
+def round_table(table: Tensor) -> tuple[Tensor, float]:
+    """A table of up to 16 values as int8 [16] and a unit: table = levels * unit, nearly.
+
+    Exact for values that are integers times one number, as in FP4 and IQ4; else the largest value
+    has the level 127 and others an error of at most half a unit.
+    """
+    largest = table.abs().max().clamp(min=1e-30)
+    tops = torch.arange(1.0, 128.0, dtype=torch.float64)
+    scaled = table.double() / largest.double() * tops[:, None]
+    errors = (scaled - scaled.round()).abs().amax(1) / tops
+    exact = (errors < 1e-7).nonzero()
+    top = exact[0, 0] if len(exact) else errors.argmin()
+    levels = scaled[top].round().to(torch.int8)
+    return pad(levels, (0, 16 - len(levels))), float(largest.double() / tops[top])
+
+
+def _pack_plane(steps: Tensor, bits: int, shift: int) -> Tensor:
+    """Bits [shift, shift + bits) of four codes in a dword: [P, B, 8, 32] -> [P, B, bits, 32]."""
+    if bits == 8:
+        return steps
+    mask, each = (1 << bits) - 1, 8 // bits
+    parts = ((steps >> shift) & (mask * 0x01010101)).unflatten(2, (bits, each))
+    out = parts[:, :, :, 0].clone()
+    for j in range(1, each):
+        out |= parts[:, :, :, j] << (bits * j)
+    return out
+
+
+def _unpack_planes(codes: Tensor, bits: int) -> Tensor:
+    """Codes of all steps: uint8 [P, B, bits, 32, 4] -> [P, B, 8, 32, 4]."""
+    out, row, shift = torch.zeros((), dtype=torch.uint8), 0, 0
+    for plane in PLANES[bits]:
+        rows, each = codes[:, :, row : row + plane], 8 // plane
+        fields = [rows >> plane * j & (1 << plane) - 1 for j in range(each)]
+        out = out | torch.stack(fields, 3).flatten(2, 3) << shift
+        row, shift = row + plane, shift + plane
+    return out
+
+
+def _panels(numbers: Tensor) -> Tensor:
+    """[O, n] -> [P, n, 32], padded with zeros."""
+    rows = pad(numbers, (0, 0, 0, -numbers.shape[0] % PANEL))
+    return rows.view(-1, PANEL, rows.shape[1]).transpose(1, 2).contiguous()
+
+
+def _rows(panels: Tensor, outputs: int) -> Tensor:
+    """The inverse of _panels."""
+    return panels.transpose(1, 2).flatten(0, 1)[:outputs].contiguous()
+
+
+def _panels_of(factors: GroupFactors | None) -> GroupFactors | None:
+    if factors is None:
+        return None
+    if factors.codes is None:
+        return GroupFactors(_panels(factors.values))
+    codes = factors.codes
+    if codes.dtype not in STORAGE:
+        codes = codes.to(torch.float16)  # e4m3: exact
+    return GroupFactors(_panels(factors.values.float()), _panels(codes))
+
+
+def _rows_of(factors: GroupFactors | None, outputs: int) -> GroupFactors | None:
+    if factors is None:
+        return None
+    return GroupFactors(*(_rows(one, outputs) for one in factors.tensors))
+
+
+def _fields(factors: GroupFactors | None, groups: int) -> list[int]:
+    """The C++ struct Factors."""
+    if factors is None:
+        return [0] * 5
+    inner, outer = factors.values, None
+    if factors.codes is not None:
+        inner, outer = factors.codes, factors.values
+    assert inner.shape[1] == groups, f"{inner.shape[1]} factors of a row for {groups} groups"
+    many = 0 if outer is None else outer.shape[1]
+    share = 0 if outer is None else -(-groups // many)
+    return [inner.data_ptr(), STORAGE[inner.dtype], many, share, _address(outer)]
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

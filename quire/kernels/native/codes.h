@@ -1,0 +1,265 @@
+// Weights of two to eight bits as quire/kernels/formats/panel_codes.py lays them out, and the sums of
+// products of their codes with rows of int8.
+//
+// A panel is 32 outputs, a block 32 inputs, a step 4 inputs. Codes of a block: [bits][32] dwords. A
+// plane of b bits has b of these rows; row r holds steps r * 8 / b + j at bits b * j of every byte.
+// So a lane is an output in every vector, whatever the number of bits, and a group's scales too.
+//
+// Codes of 8 bits are signed. Those of fewer bits are not, and are multiplied as they are: the code
+// of zero is subtracted as `centre` times the sum of the row's integers.
+#pragma once
+#include "panel_gemm.h"
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+typedef uint8_t vb __attribute__((vector_size(W * 4)));
+typedef int16_t vs __attribute__((vector_size(W * 4)));
+typedef uint16_t vus __attribute__((vector_size(W * 4)));
+
+constexpr long BLOCK = 32;  // inputs
+
+// The value, rounded: no compiler fuses the multiplication before with the addition after. So sums
+// have the same bits on every instruction set.
+INLINE vf rounded(vf v) {
+#if defined(__x86_64__)
+  asm("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+
+enum Storage : long { F32, F16, BF16, U8, I8 };
+
+// One number per output and group, in panels: values[panel][group][32], times outer[panel][group /
+// share][32] if there is that.
+struct Factors {
+  const char* values;
+  long storage, outer_groups, share;
+  const float* outer;
+};
+
+struct CodesMatrix {  // fields in the order of PanelCodes.header
+  const char* codes;
+  long outputs, inputs, bits, group, groups;
+  Factors scale, offset, zero;
+  long centre;         // code of zero, where `zero` has no values
+  const float* table;  // values of codes, [1 << bits], or of each output: then own_table is 1
+  long own_table;
+  const int8_t* levels;  // a table of 16 in int8, where products may use them: table = levels * unit
+  double unit;
+  const int32_t* perm;  // column i multiplies x[perm[i]]
+
+  long blocks() const { return (inputs + BLOCK - 1) / BLOCK; }
+  long panels() const { return (outputs + PANEL - 1) / PANEL; }
+  long panel_bytes() const { return blocks() * bits * PANEL * 4; }
+  // Inputs that are summed as integers: 16 only where they have a scale of their own.
+  long unit_inputs() const { return group == 16 && groups > 1 ? 16 : BLOCK; }
+  long units() const { return blocks() * (BLOCK / unit_inputs()); }
+  // Units of a group. The last group ends with the row.
+  long group_units() const { return groups == 1 ? units() : group / unit_inputs(); }
+};
+
+INLINE vf widen_half(vh h) {  // float16 -> float32, exact
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__AVX2__) && defined(__F16C__)
+  return (vf)_mm256_cvtph_ps((__m128i)h);
+#else
+  const vu u = __builtin_convertvector(h, vu), size = (u & 0x7fffu) << 13;
+  vu wide = (vu)((vf)size * 0x1p112f);
+  wide = (u & 0x7c00u) == 0x7c00u ? (size | 0x7f800000u) : wide;
+  return (vf)(wide | (u & 0x8000u) << 16);
+#endif
+}
+
+// The numbers of one panel and group.
+struct FactorRow {
+  const char* values;
+  long storage;
+  const float* outer;
+
+  INLINE FactorRow(const Factors& f, long groups, long panel, long group)
+      : values(nullptr), storage(f.storage), outer(nullptr) {
+    if (!f.values) return;
+    static constexpr long SIZES[] = {4, 2, 2, 1, 1};
+    values = f.values + (panel * groups + group) * PANEL * SIZES[storage];
+    if (f.outer)
+      outer = f.outer + (panel * f.outer_groups + (uint32_t)group / (uint32_t)f.share) * PANEL;
+  }
+
+  INLINE vf at(long column) const {
+    vf v;
+    if (storage == F32) {
+      v = load((const float*)values + column);
+    } else if (storage == BF16) {
+      v = load((const bf16*)values + column);
+    } else if (storage == F16) {
+      vh h;
+      memcpy(&h, values + column * 2, sizeof h);
+      v = widen_half(h);
+    } else if (storage == U8) {
+      uint8_t b __attribute__((vector_size(W)));
+      memcpy(&b, values + column, sizeof b);
+      v = __builtin_convertvector(__builtin_convertvector(b, vi), vf);
+    } else {
+      int8_t b __attribute__((vector_size(W)));
+      memcpy(&b, values + column, sizeof b);
+      v = __builtin_convertvector(__builtin_convertvector(b, vi), vf);
+    }
+    return outer ? v * load(outer + column) : v;
+  }
+};
+
+// What a group's codes become: value * scale + offset.
+struct GroupMeaning {
+  FactorRow scales, offsets, zeros;
+  float unit;
+
+  INLINE GroupMeaning(const CodesMatrix& m, long panel, long group, float unit)
+      : scales(m.scale, m.groups, panel, group),
+        offsets(m.offset, m.groups, panel, group),
+        zeros(m.zero, m.groups, panel, group),
+        unit(unit) {}
+
+  INLINE bool has_offset() const { return offsets.values || zeros.values; }
+  INLINE vf scale(long column) const {
+    return scales.values ? rounded(scales.at(column) * unit) : splat(unit);
+  }
+  INLINE vf offset(long column, vf scale) const {
+    vf o = offsets.values ? rounded(offsets.at(column)) : vf{};
+    if (zeros.values) o = o - rounded(scale * zeros.at(column));
+    return o;
+  }
+};
+
+INLINE vb load_bytes(const char* p) {
+  vb v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+INLINE vb shift_right(vb v, int bits) { return (vb)((vs)v >> bits); }  // the caller masks
+
+// Codes of the two steps 2p and 2p + 1 of a block: its dwords from `column` on.
+INLINE void fetch_pair(const char* block, long bits, long p, long column, vb& a, vb& b) {
+  const char* at = block + column * 4;
+  const long row = PANEL * 4;
+  if (bits == 8) {
+    a = load_bytes(at + 2 * p * row);
+    b = load_bytes(at + (2 * p + 1) * row);
+    return;
+  }
+  vb low{}, high{};
+  int shift = 0;
+  if (bits >= 4) {
+    const vb v = load_bytes(at + p * row);
+    low = v & 15;
+    high = shift_right(v, 4) & 15;
+    at += 4 * row;
+    shift = 4;
+  }
+  if (bits == 2 || bits == 3 || bits == 6) {
+    const vb v = shift_right(load_bytes(at + p / 2 * row), (int)(p % 2 * 4));
+    low |= (vb)((vs)(v & 3) << shift);
+    high |= (vb)((vs)(shift_right(v, 2) & 3) << shift);
+    at += 2 * row;
+    shift += 2;
+  }
+  if (bits % 2) {
+    const vb v = shift_right(load_bytes(at), (int)p * 2);
+    low |= (vb)((vs)(v & 1) << shift);
+    high |= (vb)((vs)(shift_right(v, 1) & 1) << shift);
+  }
+  a = low;
+  b = high;
+}
+
+// The 16 bytes of `levels` that codes below 16 choose.
+INLINE vb choose(vb codes, const int8_t* levels) {
+#if defined(__AVX512BW__)
+  const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)levels));
+  return (vb)_mm512_shuffle_epi8(all, (__m512i)codes);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)levels));
+  return (vb)_mm256_shuffle_epi8(all, (__m256i)codes);
+#else
+  vb out;
+  for (int i = 0; i < W * 4; i++) out[i] = (uint8_t)levels[codes[i] & 15];
+  return out;
+#endif
+}
+
+// How products of codes and int8 are summed. Sums of 16 bits may hold so many: of a code c and x,
+// |x| <= 127, a pair of products is at most 2 * 127 * c, and 32767 / (2 * 127 * 15) = 8.6 pairs.
+enum Sums {
+  LONG,    // codes below 16: a lane's pairs of a whole unit, 8 at most, in 16 bits
+  SHORT,   // codes below 64: two pairs, 2 * 2 * 127 * 63 = 32004
+  SIGNED,  // codes from -128 to 127: |code| times x with its sign, 2 * 128 * 127 = 32512
+};
+
+#if (defined(__AVX512VNNI__) && defined(__AVX512BW__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+#define QUIRE_VNNI 1
+constexpr bool FLIPS = true;  // signed codes are multiplied as code + 128
+#else
+constexpr bool FLIPS = false;
+#endif
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(QUIRE_VNNI)
+#define QUIRE_MADDUBS 1
+#endif
+
+INLINE vi madd16(vs a, vs b) {  // lane: the sum of two products of 16 bits
+#if defined(__AVX512BW__)
+  return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__) && !defined(__AVX512F__)
+  return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return ((vi)a << 16 >> 16) * ((vi)b << 16 >> 16) + ((vi)a >> 16) * ((vi)b >> 16);
+#endif
+}
+
+// acc += the two steps a . x0 + b . x1, where x are 4 int8 in every lane.
+template <Sums S>
+INLINE vi add_pair(vi acc, vb a, vb b, vi x0, vi x1) {
+#if defined(QUIRE_VNNI)
+  if (S == SIGNED) a ^= 128, b ^= 128;
+#if defined(__AVX512F__)
+  acc = (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)x0);
+  return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)b, (__m512i)x1);
+#else
+  acc = (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)a, (__m256i)x0);
+  return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)b, (__m256i)x1);
+#endif
+#elif defined(QUIRE_MADDUBS)
+  if constexpr (S == SIGNED) {
+    const __m256i p = (__m256i)a, q = (__m256i)b;
+    const vs first = (vs)_mm256_maddubs_epi16(_mm256_abs_epi8(p), _mm256_sign_epi8((__m256i)x0, p));
+    const vs second =
+        (vs)_mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8((__m256i)x1, q));
+    return acc + madd16(first, vs{} + 1) + madd16(second, vs{} + 1);
+  }
+  const vs first = (vs)_mm256_maddubs_epi16((__m256i)a, (__m256i)x0);
+  const vs second = (vs)_mm256_maddubs_epi16((__m256i)b, (__m256i)x1);
+  if constexpr (S == LONG) return (vi)((vs)acc + first + second);
+  return acc + madd16(first + second, vs{} + 1);
+#else
+  for (int half = 0; half < 2; half++) {
+    const vs codes = (vs)(half ? b : a), x = (vs)(half ? x1 : x0);
+    const vs even = S == SIGNED ? codes << 8 >> 8 : codes & 255;
+    const vs odd = S == SIGNED ? codes >> 8 : (vs)((vus)codes >> 8);
+    acc += madd16(even, x << 8 >> 8) + madd16(odd, x >> 8);
+  }
+  return acc;
+#endif
+}
+
+template <Sums S>
+INLINE vi total(vi acc) {  // the 32-bit sums of what add_pair made
+#if defined(QUIRE_MADDUBS)
+  if (S == LONG) return madd16((vs)acc, vs{} + 1);
+#endif
+  return acc;
+}

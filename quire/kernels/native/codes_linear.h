@@ -1,0 +1,392 @@
+// grouped_linear, grouped_embedding over CodesMatrix.
+//
+//     bfloat16 rows   quantized to int8 by row and 32 inputs (16 where the weight has groups of 16):
+//                     sums of integers within those, one product with the scales each
+//     float32 rows    and tables that int8 cannot hold: codes are widened to float32, a slice of a
+//                     panel at a time, for the tiles of `linear`
+//
+// An output is the same sums in the same order whatever the rows beside it and the threads.
+#pragma once
+#include "codes.h"
+#include "linear.h"
+
+struct CodesLinearArgs {
+  const char* x;
+  long x_row;  // bytes
+  const CodesMatrix* w;
+  const void* bias;
+  void* y;
+  long rows, dtype;
+};
+
+constexpr long WIDE_INPUTS = 256;    // of a slice of a panel in float32
+constexpr long QUANT_ROWS = 480;     // rows that are quantized at a time
+constexpr int FUSED_ROWS = 4;        // up to so many, codes are unpacked in registers
+constexpr long CODES_AHEAD = 4096;   // bytes of codes to prefetch
+
+// Rows as int8 [rows][inputs], padded with zeros; of each unit its scale, the sum of its integers,
+// and the product of both.
+struct QuantizedRows {
+  int8_t* q;
+  float* scale;
+  int32_t* sum;
+  float* scaled_sum;
+  long row_bytes, units;
+
+  QuantizedRows(char* at, const CodesMatrix& m, long rows)
+      : row_bytes(m.blocks() * BLOCK), units(m.units()) {
+    scale = (float*)at;
+    sum = (int32_t*)(scale + rows * units);
+    scaled_sum = (float*)(sum + rows * units);
+    q = (int8_t*)(scaled_sum + rows * units);
+  }
+  static long bytes(const CodesMatrix& m, long rows) {
+    return (rows * (m.blocks() * BLOCK + m.units() * 12) + 64) / 64 * 64;
+  }
+};
+
+INLINE bool in_integers(const CodesLinearArgs& a) { return a.dtype && (!a.w->table || a.w->levels); }
+
+INLINE long quantized_rows(const CodesLinearArgs& a) {
+  return a.rows < QUANT_ROWS ? a.rows : QUANT_ROWS;
+}
+
+INLINE bool unpacks(const CodesMatrix& m, long rows) {  // a panel to bytes, before it is multiplied
+  return m.bits != 8 && (m.bits != 4 || rows > FUSED_ROWS);
+}
+
+inline Plan plan(const CodesLinearArgs& a, int threads) {
+  const CodesMatrix& m = *a.w;
+  const bool parallel = a.rows * m.inputs * m.outputs > 32768;
+  if (in_integers(a))
+    return {parallel, QuantizedRows::bytes(m, quantized_rows(a)) +
+                          threads * m.blocks() * BLOCK * PANEL};
+  const long wide = WIDE_INPUTS * PANEL * 4 + TALL_BLOCK * PANEL * 4;
+  return {parallel, (a.rows * m.inputs * 4 + 64) / 64 * 64 + threads * wide};
+}
+
+// Values x[perm[from]] .. of one row in float32, zero past its end.
+template <class T>
+INLINE void gather(const CodesMatrix& m, const T* x, long from, long n, float* to) {
+  const long live = m.inputs - from < n ? (m.inputs > from ? m.inputs - from : 0) : n;
+  if (m.perm)
+    for (long i = 0; i < live; i++) {
+      const T one = x[m.perm[from + i]];
+      if constexpr (sizeof(T) == 4) {
+        to[i] = one;
+      } else {
+        const uint32_t bits = (uint32_t)one.bits << 16;
+        memcpy(to + i, &bits, 4);
+      }
+    }
+  else
+    each(live, [&](long i, long k) { put(to + i, get(x + from + i, k), k); });
+  for (long i = live; i < n; i++) to[i] = 0;
+}
+
+// Quantize one unit of one row: x = q * scale, |q| <= 127. A unit with a NaN or an infinity has
+// the scale NaN, and so have all outputs of its row.
+INLINE void quantize_unit(const float* x, int n, int8_t* q, float* scale, int32_t* sum,
+                          float* scaled_sum) {
+  vf top{}, bad{};
+  for (int i = 0; i < n; i += W) {
+    const vf v = load(x + i);
+    top = vmax(top, (vf)((vi)v & 0x7fffffff));
+    bad += v - v;
+  }
+  const float amax = largest(top), inverse = amax > 1e-30f ? 127.0f / amax : 0.0f;
+  vi all{};
+  for (int i = 0; i < n; i += W) {
+    const vf v = rounded(load(x + i) * inverse) + ROUNDS;
+    const vi whole = (vi)v - (vi)splat(ROUNDS);
+    all += whole;
+    int8_t bytes __attribute__((vector_size(W))) = __builtin_convertvector(whole, decltype(bytes));
+    memcpy(q + i, &bytes, sizeof bytes);
+  }
+  int32_t total = 0;
+  for (int i = 0; i < W; i++) total += all[i];
+  *scale = amax / 127.0f + ::sum(bad);
+  *sum = total;
+  *scaled_sum = *scale * (float)total;
+}
+
+enum Source { BYTES, NIBBLES, LEVELS };  // what a tile reads: codes in bytes, or in halves of them
+
+struct TileArgs {
+  const CodesMatrix& m;
+  const QuantizedRows& rows;
+  const CodesLinearArgs& a;
+  const char* codes;  // of the panel
+  long panel, first;  // first: the row of the call with which `rows` begins
+};
+
+// y of R rows from `row` on and NV vectors of outputs from `column` of the panel on.
+template <class T, Source FROM, Sums S, int R, int NV>
+__attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long column) {
+  const CodesMatrix& m = t.m;
+  const long pairs = m.unit_inputs() / 8, units = m.units(), per_group = m.group_units();
+  const long pair_bytes = FROM == BYTES ? 2 * PANEL * 4 : PANEL * 4;
+  const int32_t centre = (int32_t)m.centre + (S == SIGNED && FLIPS ? 128 : 0);
+  const int8_t* x = t.rows.q + row * t.rows.row_bytes;
+  const long x_row = t.rows.row_bytes, s_row = t.rows.units;
+  const float *scales = t.rows.scale + row * s_row, *shifts = t.rows.scaled_sum + row * s_row;
+  const int32_t* sums = t.rows.sum + row * s_row;
+  const char* at = t.codes + column * 4;
+  vf y[R][NV] = {};
+  for (long g = 0, u = 0; g < m.groups; g++) {
+    const long end = g + 1 == m.groups ? units : u + per_group;
+    vf f[R][NV] = {};
+    float shift[R] = {};
+    const GroupMeaning means(m, t.panel, g, (float)m.unit);
+    for (; u < end; u++, scales++, shifts++, sums++) {
+      vi acc[R][NV] = {};
+      for (long p = 0; p < pairs; p++, at += pair_bytes, x += 8) {
+        __builtin_prefetch(at + CODES_AHEAD);
+        if (pair_bytes > 64 && R > 1) __builtin_prefetch(at + CODES_AHEAD + 64);
+        vb a[NV], b[NV];
+        UNROLL for (int j = 0; j < NV; j++) {
+          if (FROM == BYTES) {
+            a[j] = load_bytes(at + j * W * 4);
+            b[j] = load_bytes(at + PANEL * 4 + j * W * 4);
+          } else {
+            const vb v = load_bytes(at + j * W * 4);
+            a[j] = v & 15;
+            b[j] = shift_right(v, 4) & 15;
+            if (FROM == LEVELS) {
+              a[j] = choose(a[j], m.levels);
+              b[j] = choose(b[j], m.levels);
+            }
+          }
+        }
+        UNROLL for (int i = 0; i < R; i++) {
+          const vi x0 = broadcast<float>((const char*)x + i * x_row);
+          const vi x1 = broadcast<float>((const char*)x + i * x_row + 4);
+          UNROLL for (int j = 0; j < NV; j++) acc[i][j] = add_pair<S>(acc[i][j], a[j], b[j], x0, x1);
+        }
+      }
+      UNROLL for (int i = 0; i < R; i++) {
+        const vi start = vi{} - centre * sums[i * s_row];
+        const vf scale = splat(scales[i * s_row]);
+        UNROLL for (int j = 0; j < NV; j++)
+          f[i][j] += rounded(__builtin_convertvector(total<S>(acc[i][j]) + start, vf) * scale);
+        shift[i] += shifts[i * s_row];
+      }
+    }
+    UNROLL for (int j = 0; j < NV; j++) {
+      const vf scale = means.scale(column + j * W);
+      UNROLL for (int i = 0; i < R; i++) y[i][j] += rounded(f[i][j] * scale);
+      if (means.has_offset()) {
+        const vf offset = means.offset(column + j * W, scale);
+        UNROLL for (int i = 0; i < R; i++) y[i][j] += rounded(offset * shift[i]);
+      }
+    }
+  }
+  const long outputs = m.outputs;
+  UNROLL for (int j = 0; j < NV; j++) {
+    const long o = t.panel * PANEL + column + j * W, n = outputs - o < W ? outputs - o : W;
+    if (n <= 0) break;
+    const vf bias = t.a.bias ? get((const T*)t.a.bias + o, n) : vf{};
+    UNROLL for (int i = 0; i < R; i++)
+      put((T*)t.a.y + (t.first + row + i) * outputs + o, y[i][j] + bias, n);
+  }
+}
+
+// Rows of a tile, and how wide it is: one row has all vectors of a panel, others two.
+template <Sums S>
+constexpr int tile_rows() { return S == LONG ? 5 : 4; }
+
+template <Source FROM, Sums S, int R = tile_rows<S>()>
+void codes_tiles(int rows, const TileArgs& t, long row, long column) {
+  if constexpr (R > 0) {
+    if (rows != R) return codes_tiles<FROM, S, R - 1>(rows, t, row, column);
+    constexpr int NV = R == 1 ? PV : 2;
+    codes_tile<bf16, FROM, S, R, NV>(t, row, column);
+  }
+}
+
+// `count` rows from `row` on times a panel.
+template <Source FROM, Sums S>
+void codes_rows(const TileArgs& t, long row, long count) {
+  const long most = tile_rows<S>(), tiles = (count + most - 1) / most;
+  if (count == 1) return codes_tiles<FROM, S>(1, t, row, 0);
+  for (long column = 0; column < PANEL; column += 2 * W)
+    for (long i = 0; i < tiles; i++) {
+      const long from = row + count * i / tiles, to = row + count * (i + 1) / tiles;
+      if (to - from == 1)
+        codes_tile<bf16, FROM, S, 1, 2>(t, from, column);
+      else
+        codes_tiles<FROM, S>((int)(to - from), t, from, column);
+    }
+}
+
+inline void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
+  const long blocks = m.blocks(), row = PANEL * 4;
+  for (long block = 0; block < blocks; block++, codes += m.bits * row)
+    for (long p = 0; p < 4; p++, to += 2 * row)
+      for (long column = 0; column < PANEL; column += W) {
+        vb a, b;
+        fetch_pair(codes, m.bits, p, column, a, b);
+        if (m.levels) a = choose(a, m.levels), b = choose(b, m.levels);
+        memcpy(to + column * 4, &a, sizeof a);
+        memcpy(to + row + column * 4, &b, sizeof b);
+      }
+}
+
+inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
+  const CodesMatrix& m = *a.w;
+  const long most = quantized_rows(a), panels = m.panels(), unit = m.unit_inputs();
+  const QuantizedRows rows(team.scratch, m, most);
+  char* bytes = team.scratch + QuantizedRows::bytes(m, most) + team.rank * m.blocks() * BLOCK * PANEL;
+  for (long first = 0; first < a.rows; first += most) {
+    const long count = a.rows - first < most ? a.rows - first : most;
+    if (first) {
+      team.barrier();
+      if (team.rank == 0) team.next->store(0);
+      team.barrier();
+    }
+    long from, to;
+    team.share(count * rows.units, from, to);
+    for (long i = from; i < to; i++) {
+      const long row = i / rows.units, at = i % rows.units * unit;
+      float x[BLOCK];
+      gather(m, (const bf16*)(a.x + (first + row) * a.x_row), at, unit, x);
+      quantize_unit(x, (int)unit, rows.q + row * rows.row_bytes + at, rows.scale + i, rows.sum + i,
+                    rows.scaled_sum + i);
+    }
+    team.barrier();
+    const long parts = (count + TALL_BLOCK - 1) / TALL_BLOCK, items = parts * panels;
+    const long grain = count > FUSED_ROWS ? 1 : 65536 / m.panel_bytes() + 1;
+    const bool unpacked = unpacks(m, count);
+    for (long item; (item = team.take(grain)) < items;)
+      for (long i = item; i < item + grain && i < items; i++) {
+        const long part = i / panels, row = count * part / parts, n = count * (part + 1) / parts - row;
+        const char* codes = m.codes + i % panels * m.panel_bytes();
+        if (unpacked) unpack_panel(m, codes, bytes);
+        const TileArgs t{m, rows, a, unpacked ? bytes : codes, i % panels, first};
+        if (m.levels && !unpacked)
+          codes_rows<LEVELS, SIGNED>(t, row, n);
+        else if (m.levels || m.bits == 8)
+          codes_rows<BYTES, SIGNED>(t, row, n);
+        else if (!unpacked)
+          codes_rows<NIBBLES, LONG>(t, row, n);
+        else if (m.bits <= 4)
+          codes_rows<BYTES, LONG>(t, row, n);
+        else
+          codes_rows<BYTES, SHORT>(t, row, n);
+      }
+  }
+}
+
+// Values of inputs [from, from + n) and of columns [low, high) of a panel, as float32 [n][32].
+// from: a multiple of BLOCK.
+inline void widen_panel(const CodesMatrix& m, long panel, long from, long n, long low, long high,
+                        float* to) {
+  const char* codes = m.codes + panel * m.panel_bytes() + from / BLOCK * m.bits * PANEL * 4;
+  const long size = 1L << m.bits;
+  for (long i = 0; i < n; i += 8) {  // a group has a multiple of 16 inputs, or all
+    const GroupMeaning means(m, panel, m.groups == 1 ? 0 : (from + i) / m.group, 1.0f);
+    const char* block = codes + i / BLOCK * m.bits * PANEL * 4;
+    for (long column = low; column < high; column += W) {
+      vb pair[2];
+      fetch_pair(block, m.bits, i % BLOCK / 8, column, pair[0], pair[1]);
+      const vf scale = means.scale(column);
+      const vf offset = means.has_offset() ? means.offset(column, scale) : vf{};
+      for (long k = 0; k < 8 && i + k < n; k++) {
+        const vi dwords = (vi)pair[k / 4];
+        const int at = (int)(k % 4 * 8);
+        vf value;
+        if (m.table) {
+          const vi code = ((vi)((vu)dwords >> at) & 255) ^ (m.bits == 8 ? 128 : 0);
+          const long o = m.own_table ? panel * PANEL + column : 0;
+          for (int lane = 0; lane < W; lane++)
+            value[lane] = m.table[(m.own_table ? o + lane : 0) * size + code[lane]];
+        } else {
+          const vi code =
+              m.bits == 8 ? dwords << (24 - at) >> 24 : (vi)((vu)dwords >> at) & 255;
+          value = __builtin_convertvector(code - (int32_t)m.centre, vf);
+        }
+        store(to + (i + k) * PANEL + column, value * scale + offset);
+      }
+    }
+  }
+}
+
+template <class T>
+void codes_floats(const CodesLinearArgs& a, const Team& team) {
+  const CodesMatrix& m = *a.w;
+  const char* x = a.x;
+  long x_row = a.x_row, from, to;
+  if (sizeof(T) != 4 || m.perm) {
+    team.share(a.rows, from, to);
+    for (long row = from; row < to; row++)
+      gather(m, (const T*)(a.x + row * a.x_row), 0, m.inputs,
+             (float*)team.scratch + row * m.inputs);
+    x = team.scratch;
+    x_row = m.inputs * 4;
+    team.barrier();
+  }
+  const long wide_bytes = WIDE_INPUTS * PANEL * 4, sums_bytes = TALL_BLOCK * PANEL * 4;
+  char* own = team.scratch + (a.rows * m.inputs * 4 + 64) / 64 * 64 +
+              team.rank * (wide_bytes + sums_bytes);
+  float *wide = (float*)own, *sums = (float*)(own + wide_bytes);
+  const LinearArgs plain{x, x_row, nullptr, a.bias, a.y, a.rows, m.inputs, m.outputs, a.dtype};
+  const long parts = (a.rows + TALL_BLOCK - 1) / TALL_BLOCK, items = parts * m.panels();
+  for (long item; (item = team.take(1)) < items;) {
+    const long panel = item / parts, row = item % parts * TALL_BLOCK;
+    const Tiles<float> tiles(a.rows - row < TALL_BLOCK ? a.rows - row : TALL_BLOCK);
+    for (long at = 0; at < m.inputs; at += WIDE_INPUTS) {
+      const long n = m.inputs - at < WIDE_INPUTS ? m.inputs - at : WIDE_INPUTS;
+      widen_panel(m, panel, at, n, 0, PANEL, wide);
+      const Operand o{x + row * x_row + at * 4, x_row, 4, 0, own, 0, n, 0, own};
+      tiles.product(1, o, false, sums, PANEL, at > 0);
+    }
+    finish<T>(plain, sums, PANEL, row, tiles.rows, panel * PANEL, PANEL);
+  }
+}
+
+inline void run(const CodesLinearArgs& a, const Team& team) {
+  if (in_integers(a)) return codes_integers(a, team);
+  a.dtype ? codes_floats<bf16>(a, team) : codes_floats<float>(a, team);
+}
+
+struct CodesEmbeddingArgs {
+  const int32_t* ids;
+  const CodesMatrix* w;
+  char* y;
+  long rows, dtype;
+  double scale;
+};
+
+inline Plan plan(const CodesEmbeddingArgs& a, int threads) {
+  return {a.rows * a.w->inputs > 4096, threads * (BLOCK * PANEL + a.w->inputs) * 4};
+}
+
+template <class T>
+void embed_codes(const CodesEmbeddingArgs& a, const Team& team) {
+  const CodesMatrix& m = *a.w;
+  const long inputs = m.inputs;
+  float* wide = (float*)team.scratch + team.rank * (BLOCK * PANEL + inputs);
+  float* row = wide + BLOCK * PANEL;
+  long from, to;
+  team.share(a.rows, from, to);
+  for (long t = from; t < to; t++) {
+    const long id = a.ids[t], lane = id % PANEL;
+    T* y = (T*)a.y + t * inputs;
+    if (id < 0 || id >= m.outputs) {  // never read outside; NaN shows up at once
+      memset(y, 0xff, inputs * sizeof(T));
+      continue;
+    }
+    for (long at = 0; at < inputs; at += BLOCK) {
+      const long n = inputs - at < BLOCK ? inputs - at : BLOCK;
+      widen_panel(m, id / PANEL, at, n, lane / W * W, lane / W * W + W, wide);
+      for (long i = 0; i < n; i++) row[m.perm ? m.perm[at + i] : at + i] = wide[i * PANEL + lane];
+    }
+    each(inputs, [&](long i, long n) { put(y + i, get(row + i, n), n); });
+    if (a.scale != 1.0)
+      each(inputs, [&](long i, long n) { put(y + i, get(y + i, n) * (float)a.scale, n); });
+  }
+}
+
+inline void run(const CodesEmbeddingArgs& a, const Team& team) {
+  a.dtype ? embed_codes<bf16>(a, team) : embed_codes<float>(a, team);
+}
