@@ -3,12 +3,16 @@
 Infinities are ordinary values on a GPU; numpy, which does the sums here, would warn of them.
 """
 
+import dataclasses
+import functools
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+from tests import tiers
 
 
 def pytest_collection_modifyitems(items):
@@ -74,3 +78,54 @@ def sixteen_bits(monkeypatch):
         return real(self, widened(a), widened(b), *rest)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.fixture(autouse=True)
+def in_less_time(monkeypatch):
+    """Leave out what takes the interpreter most of its time and changes no result.
+
+    Every call inside of a kernel prepares the language anew, every value looks its dtype up in a
+    new table, and every sum is computed again in 64 bits to find overflows: the long tier does.
+    """
+    tl = pytest.importorskip("triton.language")
+    from triton.runtime import interpreter
+
+    prepared = []  # of each kernel that runs, the modules of the language that are prepared
+
+    @functools.cache
+    def languages(function):
+        found = function.__globals__.values()
+        return frozenset(one for one in (tl, tl.core) if any(one is other for other in found))
+
+    def run_kernel(self, *args, **kwargs):
+        prepared.append(set(languages(self.fn)))
+        try:
+            return launch(self, *args, **kwargs)
+        finally:
+            prepared.pop()
+
+    def call_function(self, *args, **kwargs):
+        new = languages(self.fn)
+        if not prepared or new - prepared[-1]:
+            if prepared:
+                prepared[-1] |= new
+            return call(self, *args, **kwargs)
+        try:
+            return self.rewrite()(*args, **kwargs)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
+    launch, call = interpreter.GridExecutor.__call__, interpreter.InterpretedFunction.__call__
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", run_kernel)
+    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call_function)
+    scalar_dtype = functools.cache(interpreter._get_np_dtype)
+
+    def get_dtype(kind):
+        pointer = kind.scalar.is_ptr()
+        return np.dtype(np.uint64) if pointer else scalar_dtype(kind.scalar)
+
+    monkeypatch.setattr(interpreter, "_get_np_dtype", get_dtype)
+    if not tiers.LONG:
+        builder = interpreter.interpreter_builder
+        unchecked = dataclasses.replace(builder.options, sanitize_overflow=False)
+        monkeypatch.setattr(builder, "options", unchecked)

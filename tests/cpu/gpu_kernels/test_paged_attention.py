@@ -70,8 +70,12 @@ def test_in_float32_a_row_does_not_depend_on_the_others():
         assert torch.equal(run(alone), whole[s : s + 1])
 
 
-@pytest.mark.parametrize("tiles", [(32, 16, 4, 1, True), (64, 32, 4, 1, False)])
-@pytest.mark.parametrize("window", [None, 20])
+FIRST, SECOND = (32, 16, 4, 1, True), (64, 32, 4, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "window"), [(FIRST, 20), (SECOND, None), *tiers.long((FIRST, None), (SECOND, 20))]
+)
 def test_prompts_and_chunks_in_tiles_of_any_size(tiles, window):
     torch.manual_seed(1)
     rows = [(40, 40), (1, 9), (17, 150), (2, 2), (70, 71), (16, 32)]
@@ -91,7 +95,10 @@ def sharing(features, window=None, softcap=None):
 
 @pytest.mark.parametrize(
     ("room", "features"),
-    [(40, "decodes rows sinks fresh"), (100, "fresh"), (600, "alibi fp8 decodes")],
+    [
+        (40, "decodes rows sinks fresh"),
+        *tiers.long((100, "fresh"), (600, "alibi fp8 decodes")),
+    ],
 )
 def test_programs_may_share_a_prefix(monkeypatch, room, features):
     case = sharing(features, softcap=20.0 if features == "fresh" else None)
@@ -225,18 +232,22 @@ def encode(case):
     return out
 
 
+ENCODED = [
+    ((2, 2), {}),
+    ((6, 2), {"window": 20, "softcap": 5.0, "alibi": True}),
+    ((2, 1), {"window": 50, "key_counts": [40, 0, 20, 33]}),
+    *tiers.long(
+        ((4, 4), {"reach": 7}),
+        ((6, 2), {"reach": 7}),
+        ((4, 4), {"window": 20, "softcap": 5.0, "alibi": True}),
+        ((4, 4), {"key_counts": [40, 0, 64, 5]}),
+        ((6, 2), {"key_counts": [40, 0, 64, 5]}),
+    ),
+]
+
+
 @pytest.mark.slow("kernels in the interpreter")
-@pytest.mark.parametrize(
-    "features",
-    [
-        {},
-        {"reach": 7},
-        {"window": 20, "softcap": 5.0, "alibi": True},
-        {"key_counts": [40, 0, 64, 5]},
-        {"window": 50, "key_counts": [40, 0, 20, 33]},
-    ],
-)
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+@pytest.mark.parametrize(("heads", "features"), ENCODED)
 def test_encoder_attention_of_packed_sources(heads, features):
     torch.manual_seed(4)
     case = encoder_case(CPU, [70, 1, 64, 33], (*heads, 20), torch.float32, **features)

@@ -8,6 +8,7 @@ from quire.kernels.kv_write import kv_write
 from quire.kernels.paged_attention import _case, paged_attention
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
+from tests import tiers
 from tests.fused import call
 
 body = pytest.importorskip("quire.kernels.gpu.attention.paged_attention_fused", reason="no triton")
@@ -28,17 +29,27 @@ def one_by_one(q, k, v, positions, table, interleaved, norms, slots, case, fp8):
     return paged_attention(q, **given, k_scale=scales[0], v_scale=scales[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+KINDS = [
+    (True, False, None, "rows", False, 32),
+    (False, True, None, "sinks", False, 32),
+    (True, True, 40, "rows sinks", False, 32),
+    (True, False, None, "rows", True, 32),
+    (True, False, None, "", False, 12),
+    (False, False, None, "", False, 16),
+    (True, True, None, "", False, 12),
+]
+DTYPES = torch.float32, torch.bfloat16
+EVERYDAY = [(DTYPES[1], *KINDS[1]), (DTYPES[0], *KINDS[2]), (DTYPES[1], *KINDS[3])]
+EVERYDAY += [(DTYPES[0], *KINDS[4])]
+
+
 @pytest.mark.parametrize(
-    ("normed", "interleaved", "window", "features", "fp8", "dims"),
+    ("dtype", "normed", "interleaved", "window", "features", "fp8", "dims"),
     [
-        (True, False, None, "rows", False, 32),
-        (False, True, None, "sinks", False, 32),
-        (True, True, 40, "rows sinks", False, 32),
-        (True, False, None, "rows", True, 32),
-        (True, False, None, "", False, 12),
-        (False, False, None, "", False, 16),
-        (True, True, None, "", False, 12),
+        *EVERYDAY,
+        *tiers.long(
+            *(one for d in DTYPES for kind in KINDS if (one := (d, *kind)) not in EVERYDAY)
+        ),
     ],
 )
 def test_one_kernel_does_what_four_ops_do(dtype, normed, interleaved, window, features, fp8, dims):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quire.kernels.act import act_mul
+from tests import tiers
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -20,9 +21,14 @@ def row_by_row(z, x, w, bias, act):
     gemv_rows.launch(z, x, w, bias, act, gemv.GemvPlan(4, 32, 3, 1))
 
 
-@pytest.mark.parametrize("rows", [2, 7])
-@pytest.mark.parametrize("inputs", [96, 100])
-@pytest.mark.parametrize("kind", [None, "silu"])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "kind"),
+    [
+        (2, 100, None),
+        (7, 96, "silu"),
+        *tiers.long((2, 96, "silu"), (7, 100, "silu"), (7, 96, None)),
+    ],
+)
 @pytest.mark.parametrize("launch", [on_tensor_cores, row_by_row])
 def test_a_few_rows_are_multiplied(rows, inputs, kind, launch):
     from quire.kernels.gpu.linear.gemv import FusedActivation
