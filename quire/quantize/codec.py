@@ -27,7 +27,6 @@ def quantize(
     dtype: torch.dtype,
     *,
     global_scale: float | None = None,
-    importance: Tensor | None = None,
 ) -> Quantized:
     """Round a weight [O, I] to nearest. dtype: of the checkpoint, and of scales."""
     if scheme.format == "float-quantized":
@@ -35,7 +34,7 @@ def quantize(
     if scheme.kind == "int":
         return quantize_integers(
             weight.float(), bits=scheme.bits, group=scheme.group, symmetric=scheme.symmetric,
-            scale_dtype=dtype, importance=importance,
+            scale_dtype=dtype,
         )  # fmt: skip
     if scheme.strategy == "tensor_group":
         return quantize_nvfp4(weight.float(), global_scale)

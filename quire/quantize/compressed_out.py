@@ -15,8 +15,9 @@ from torch import Tensor
 
 from quire.errors import WeightError
 from quire.kernels.quantizers.floats import nvfp4_global_scale
+from quire.quantize.calibrated import Calibrated
 from quire.quantize.codec import Quantized, from_tensors, quantize, to_tensors
-from quire.quantize.errors import weight_error
+from quire.quantize.errors import output_error, weight_error
 from quire.quantize.out_folder import OutFolder
 from quire.quantize.schemes import Scheme
 from quire.quantize.source import DTYPES, Checkpoint, SourceTensor
@@ -62,32 +63,21 @@ class CompressedOut:
         """Whether the file of a unit is finished."""
         return not self.units[unit] or self.out.has(self.file_name(unit))
 
-    def write_unit(
-        self,
-        unit: int,
-        made: Mapping[str, Quantized],
-        changed: Mapping[str, Tensor],
-        errors: Mapping[str, dict[str, float]],
-        device: torch.device,
-    ) -> None:
-        """Quantize what has not been, and write the unit.
-
-        made: matrices that calibration has quantized. changed: tensors in place of the source's.
-        errors: what it measured of them.
-        """
+    def write_unit(self, unit: int, calibrated: Calibrated, device: torch.device) -> None:
+        """Quantize what calibration has not, and write the unit."""
         tensors: dict[str, Tensor] = {}
         measured: dict[str, Any] = {}
         for one in self.units[unit]:
-            tensor = changed.get(one.name)
+            tensor = calibrated.changed.get(one.name)
             tensor = self.checkpoint.tensor(one.name) if tensor is None else tensor
             if not self.is_quantized(one):
                 tensors[one.name] = tensor
                 continue
-            codes = made.get(one.name)
-            if codes is None:
-                codes = self.round(one, tensor.to(device))
+            codes: Quantized | None = calibrated.made.get(one.name)
+            own = calibrated.errors.get(one.name)
+            if codes is None or own is None:
+                codes, own = self._round(one, tensor.to(device), calibrated)
             found = {"type": self.scheme.name, "layer": one.number}
-            own = errors.get(one.name) or {"weight_error": weight_error(tensor.to(device), codes)}
             if not all(math.isfinite(value) for value in own.values()):
                 raise WeightError(f"{one.name} holds NaN or infinities: it cannot be quantized")
             measured[one.name] = found | own | {"bytes": self._bytes(one)}
@@ -97,16 +87,18 @@ class CompressedOut:
         name = self.file_name(unit)
         self.out.write(name, lambda path: save_file(whole, path, {"format": "pt"}), measured)
 
-    def round(
-        self, one: SourceTensor, weight: Tensor, importance: Tensor | None = None
-    ) -> Quantized:
-        """Round a matrix of the source to nearest."""
+    def _round(
+        self, one: SourceTensor, weight: Tensor, calibrated: Calibrated
+    ) -> tuple[Quantized, dict[str, float]]:
+        """Round a matrix to nearest; its errors."""
         scale = None
         if self.scheme.strategy == "tensor_group":
             scale = nvfp4_global_scale(self._largest(one))
-        return quantize(
-            self.scheme, weight, DTYPES[one.dtype], global_scale=scale, importance=importance
-        )
+        made = quantize(self.scheme, weight, DTYPES[one.dtype], global_scale=scale)
+        errors = {"weight_error": weight_error(weight, made)}
+        if (gram := calibrated.grams.get(one.scale_group)) is not None:
+            errors["output_error"] = output_error(weight, made.dequantize(), gram)
+        return made, errors
 
     def _largest(self, one: SourceTensor) -> float:
         """The largest magnitude of the matrices that are multiplied as one."""

@@ -57,7 +57,8 @@ class QuantizeOptions:
             raise ConfigError(f"--damp is {self.damp}; it must be above 0, and at most 1")
         if self.is_gguf:
             given = {"--bits": self.bits, "--group-size": self.group_size}
-            given["--asymmetric"] = None if self.symmetric else 1
+            given |= {"--asymmetric": None if self.symmetric else 1}
+            given |= {"--lm-head": 1 if self.lm_head else None}
             if extra := [flag for flag, value in given.items() if value is not None]:
                 raise ConfigError(
                     f"--to {self.to} has fixed blocks; {', '.join(extra)} cannot be given"

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,40 @@ class OutFolder:
             raise ConfigError(
                 f"{self.folder / name} cannot be written: {error.strerror}"
             ) from error
-        self._state["files"][name] = (self.folder / name).stat().st_size
+        self._note(name, (self.folder / name).stat().st_size, errors)
+
+    def size_of(self, name: str) -> int:
+        """The bytes of a growing file that are known to be whole."""
+        size = int(self._state["files"].get(name, 0))
+        path = self.folder / name
+        return size if path.is_file() and path.stat().st_size >= size else 0
+
+    def append(
+        self, name: str, at: int, data: Iterable[Any], errors: dict[str, Any] | None = None
+    ) -> None:
+        """Cut a growing file at an offset, write pieces of bytes behind it, and note its size."""
+        path = self.folder / name
+        try:
+            with path.open("r+b" if path.exists() else "w+b") as file:
+                file.truncate(at)
+                file.seek(at)
+                for piece in data:
+                    file.write(piece)
+                end = file.tell()
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        self._note(name, end, errors)
+
+    def rename(self, name: str, final: str) -> None:
+        """Give a growing file, now whole, its name."""
+        (self.folder / name).replace(self.folder / final)
+        del self._state["files"][name]
+        self._note(final, (self.folder / final).stat().st_size, None)
+
+    def _note(self, name: str, size: int, errors: dict[str, Any] | None) -> None:
+        self._state["files"][name] = size
         self._state["errors"] |= errors or {}
         self._write(STATE, self._state)
 

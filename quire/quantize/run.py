@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import logging
+import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,13 +20,16 @@ import torch
 
 from quire.errors import ConfigError
 from quire.log import BestEffortStream
+from quire.quantize.calibrated import Calibrated
 from quire.quantize.compressed_out import CompressedOut
+from quire.quantize.gguf_out import GgufOut
 from quire.quantize.options import QuantizeOptions
 from quire.quantize.out_folder import OutFolder
 from quire.quantize.schemes import choose_scheme
 from quire.quantize.source import Checkpoint, plain_reasons, read_checkpoint
 from quire.weights.files import resolve_model_folder
 
+QuantizeTarget = CompressedOut | GgufOut
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +81,7 @@ def quantize_model(options: QuantizeOptions, *, progress: bool = True) -> dict[s
 
 
 def _write(
-    options: QuantizeOptions, checkpoint: Checkpoint, target: CompressedOut, progress: bool
+    options: QuantizeOptions, checkpoint: Checkpoint, target: QuantizeTarget, progress: bool
 ) -> None:
     from tqdm import tqdm
 
@@ -88,21 +92,30 @@ def _write(
     )  # fmt: skip
     for unit in units:
         if not target.has(unit):
-            target.write_unit(unit, {}, {}, {}, device)
+            target.write_unit(unit, Calibrated(), device)
 
 
-def _make_target(options: QuantizeOptions, checkpoint: Checkpoint, out: OutFolder) -> CompressedOut:
-    if options.is_gguf or options.data is not None:
-        what = "--data" if options.data is not None else f"--to {options.to}"
-        raise ConfigError(f"{what} is not supported yet")
+def _make_target(
+    options: QuantizeOptions, checkpoint: Checkpoint, out: OutFolder
+) -> QuantizeTarget:
+    if options.is_gguf:
+        plain = plain_reasons(checkpoint, _fits_any, options.ignore, head=True)
+        name = re.sub(r"[^\w.-]+", "-", Path(options.model).name) or "model"
+        return GgufOut(checkpoint, options.to, plain, out, name)
     scheme = choose_scheme(
         options.to, bits=options.bits, group_size=options.group_size, symmetric=options.symmetric
     )
+    if options.lm_head and checkpoint.config.tied:
+        raise ConfigError("--lm-head: the output head shares the embedding's weight in this model")
     plain = plain_reasons(checkpoint, scheme.refusal, options.ignore, head=options.lm_head)
     return CompressedOut(checkpoint, scheme, plain, out)
 
 
-def _plan_of(target: CompressedOut) -> QuantizePlan:
+def _fits_any(outputs: int, inputs: int, *, fused: bool) -> None:
+    """Every matrix has some type in a GGUF file."""
+
+
+def _plan_of(target: QuantizeTarget) -> QuantizePlan:
     sizes = target.sizes()
     before = sum(one.nbytes for one in target.checkpoint.tensors)
     return QuantizePlan(sizes, dict(target.plain), before, sum(size for _, size in sizes.values()))

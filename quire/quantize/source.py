@@ -213,8 +213,8 @@ def plain_reasons(
 ) -> dict[str, str]:
     """Return the matrices that stay unquantized, with the reason: tensor name -> reason.
 
-    head: whether the output head is quantized. A layer fused of several matrices is quantized whole or
-    not at all. Raises ConfigError for a pattern that no matrix matches, and if nothing is left.
+    head: whether the output head is quantized. A layer fused of several matrices is quantized whole
+    or not at all. Raises ConfigError for a pattern that no matrix matches, and if nothing is left.
     """
     rules = [_rule(pattern) for pattern in ignore]
     matrices = [one for one in checkpoint.tensors if one.is_matrix]
@@ -225,8 +225,6 @@ def plain_reasons(
                 f"--ignore {rule.pattern!r} matches no matrix; give a run of whole name components "
                 f"({names}), or re: and a pattern"
             )
-    if head and not any(one.role == "head" for one in matrices):
-        raise ConfigError("--lm-head: the output head shares the embedding's weight in this model")
     reasons: dict[str, str] = {}
     for parts in _by_layer(matrices).values():
         why = _reason(parts, rules, refusal, head)
