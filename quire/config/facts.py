@@ -32,6 +32,7 @@ from quire.config.model_identity import (
 from quire.config.pooling_facts import PoolingFacts, is_bidirectional, read_pooling_facts
 from quire.config.quant.facts import QuantFacts
 from quire.config.quant.read import read_quantization
+from quire.config.quant.side_files import with_side_file
 from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
@@ -141,7 +142,7 @@ def read_hf_config(
 
     Overrides may nest as the file does; those that do not also reach its text half.
     """
-    hf = read_config_file(folder, config_format)
+    hf = with_side_file(folder, read_config_file(folder, config_format))
     check_sizes(hf)
     if callable(overrides):
         changed = overrides(copy.deepcopy(hf))

@@ -26,7 +26,7 @@ from quire.config.memory.kv_layout import KVCacheGroup, group_layers
 from quire.config.quant.read import read_quantization, reconcile_quantization
 from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
-from quire.errors import ConfigError
+from quire.errors import ConfigError, WeightError
 from quire.layers import Attention, Experts, ParamModule, WeightModule
 from quire.models._converted import LabelRows
 from quire.models._quant_methods import set_quant_methods
@@ -40,6 +40,7 @@ from quire.models.base import (
     field_of,
 )
 from quire.quant import mxfp4
+from quire.quant.extra_tensors import ExtraTensors
 from quire.quant.kv_scales import KvScaleLoader
 from quire.registry import PluginRegistry
 from quire.weights import files
@@ -199,9 +200,14 @@ def load_weights(
     for source in tie.values():
         cast(WeightModule, leaves[source]).multiplied = True
 
+    names_of = {leaf: name for name, leaf in leaves.items()}
+
     def finish(leaf: ParamModule) -> None:
         if isinstance(leaf, WeightModule):
-            leaf.method.process_after_load(leaf, dtype)
+            try:
+                leaf.method.process_after_load(leaf, dtype)
+            except WeightError as error:
+                raise WeightError(f"{names_of[leaf]}: {error}") from error
         leaf.after_load(dtype)
 
     if load_format == "dummy" or device.type == "meta":
@@ -211,16 +217,19 @@ def load_weights(
             raise ConfigError(f"load_format {load_format!r} needs a folder with weights")
         layers = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
         scales = KvScaleLoader(layers, weights)
+        extra = ExtraTensors(own, weights)
         shapes = weights.converted_shapes(
-            scales.without_scales(
-                (name, header.shape)
-                for name, header in _checkpoint_headers(folder, load_format).items()
+            extra.shapes(
+                scales.without_scales(
+                    (name, header.shape)
+                    for name, header in _checkpoint_headers(folder, load_format).items()
+                )
             )
         )
         made = config.quantized
         doing = "" if made is None or made.is_stored else f"quantizing to {made.quant_method}"
         read = files.iterate_tensors(folder, progress, load_format=load_format, doing=doing)
-        tensors = weights.converted(scales.extract_scales(read))
+        tensors = weights.converted(extra.tensors(scales.extract_scales(read)))
         if (rows := cast("LabelRows | None", model.label_rows)) is not None:
             shapes, tensors = list(rows.shapes(shapes)), rows.tensors(tensors)
         targets = assign_tensors(leaves, weights, shapes, tied=tied)

@@ -7,15 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.config.quant import compressed_tensors, fp8
+from quire.config.quant import auto_round, awq, compressed_tensors, fp8, gptq, squeezellm
 from quire.config.quant.facts import QuantFacts
 from quire.config.quant.fields import Json
+from quire.config.quant.names import means, refuse_unread
 from quire.config.quant.online import find_online_format, online_names
+from quire.config.quant.side_files import CONFIG_KEYS
 from quire.errors import ConfigError
 
 READERS = {
     "fp8": fp8.read,
     "compressed-tensors": compressed_tensors.read,
+    "gptq": gptq.read,
+    "awq": awq.read,
+    "squeezellm": squeezellm.read,
+    "auto-round": auto_round.read,
+    "intel/auto-round": auto_round.read,
 }
 """quant_method -> reader of the object that has it."""
 
@@ -25,24 +32,25 @@ def read_quantization(hf: Json, requested: str | None = None) -> QuantFacts | No
 
     Raises ConfigError for unsupported formats, and if the two disagree.
     """
-    for key in ("quantization_config", "compression_config"):
+    for key in CONFIG_KEYS:
         if hf.get(key):
             return reconcile_quantization(_read_checkpoint_quantization(hf[key], key), requested)
     return reconcile_quantization(None, requested)
 
 
 def reconcile_quantization(found: QuantFacts | None, requested: str | None) -> QuantFacts | None:
-    """Combine the checkpoint's quantization with the option."""
+    """Combine the checkpoint's quantization with the option. Raises ConfigError if they differ."""
+    if requested is None:
+        return found
+    refuse_unread(requested, "quantization")
     if found is not None:
         methods = {one.method for one in (found.default,) if one is not None}
-        if requested in {None, found.quant_method, *methods}:
+        if any(means(requested, method) for method in (found.quant_method, *methods)):
             return found
         raise ConfigError(
             f"quantization={requested!r}, but the checkpoint is already quantized "
             f"({found.quant_method}); leave quantization out"
         )
-    if requested is None:
-        return None
     made = find_online_format(requested)
     if made is None:
         known = ", ".join(online_names())
@@ -56,10 +64,11 @@ def reconcile_quantization(found: QuantFacts | None, requested: str | None) -> Q
 def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:
     if not isinstance(found, Mapping):
         raise ConfigError(f"config.json: {key} is {found!r}; it must be an object")
-    dialect = found.get("quant_method", "unnamed")
+    dialect = found.get("quant_method") or found.get("method") or "unnamed"
     if dialect == "mxfp4":
         return None  # its tensors show it (quire.quant.mxfp4)
-    reader = READERS.get(dialect)
+    refuse_unread(str(dialect), f"config.json: {key}.quant_method")
+    reader = READERS.get(dialect) if isinstance(dialect, str) else None
     if reader is None:
         raise ConfigError(
             f"config.json: {key} has the quantization method {dialect!r}; supported: "

@@ -52,6 +52,7 @@ class WeightCodes:
     zero: the code of zero: an integer, or uint8 [..., O, G]. Not with a table.
     table: float32 values of the codes, [2 ** bits], or [..., O, 2 ** bits] of each output.
     perm: int32 [I]: column i of q multiplies x[:, perm[i]] (desc_act of GPTQ). None: i itself.
+    Experts may have one each, [X, I].
     """
 
     q: Tensor
@@ -81,9 +82,9 @@ class WeightCodes:
             value = value + spread_groups(self.offset.expand(), self.group, inputs)
         if self.perm is None:
             return value
-        out = torch.empty_like(value)
-        out[..., self.perm.long()] = value
-        return out
+        perm = self.perm.long()
+        perm = perm if perm.dim() == 1 else perm[:, None]  # of one expert
+        return torch.empty_like(value).scatter_(-1, perm.expand(value.shape), value)
 
 
 def spread_groups(numbers: Tensor, group: int, inputs: int) -> Tensor:

@@ -135,6 +135,10 @@ class Together:
     def of(self, rank):
         return Rank(self, rank)
 
+    def abort(self):
+        """Have all ranks fail: one has."""
+        self._barrier.abort()
+
     def exchange(self, rank, x):
         self._given[rank] = x
         self._barrier.wait()

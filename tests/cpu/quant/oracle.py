@@ -19,6 +19,7 @@ A format that is no folder of safetensors makes its own files of `tiny_tensors` 
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -231,20 +232,25 @@ def check_ranks(pair, tp=2):
     """Equal logits on every rank of a mesh."""
     ids = prompt_of(50, pair.hf["vocab_size"])
     want = Stepper(*build(pair.dense)).logits(ids)
-    together, got = Together(tp), {}
+    together = Together(tp)
 
     def rank_main(rank):
-        built = pair.build(pair.folder, mesh=Mesh(tp=tp, rank=rank), comm=together.of(rank))
-        got[rank] = Stepper(*built).logits(ids)
+        try:
+            built = pair.build(pair.folder, mesh=Mesh(tp=tp, rank=rank), comm=together.of(rank))
+            return Stepper(*built).logits(ids)
+        except Exception:
+            together.abort()
+            raise
 
-    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(tp)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(got) == list(range(tp)), "a rank failed"
-    for rank in range(tp):
-        _assert_close(got[rank], want, torch.float32)
+    with ThreadPoolExecutor(tp) as pool:
+        ranks = [pool.submit(rank_main, rank) for rank in range(tp)]
+    failed = [rank.exception() for rank in ranks if rank.exception() is not None]
+    for error in failed:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    assert not failed, failed
+    for rank in ranks:
+        _assert_close(rank.result(), want, torch.float32)
 
 
 def _assert_close(got, want, dtype):

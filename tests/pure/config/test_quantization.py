@@ -84,7 +84,7 @@ def test_naming_what_the_checkpoint_has_is_no_contradiction(asked):
 @pytest.mark.parametrize(
     ("said", "asked", "says"),
     [
-        ({"quant_method": "awq"}, None, "has the quantization method 'awq'; supported"),
+        ({"quant_method": "awx"}, None, "has the quantization method 'awx'; supported"),
         ({}, "awq", "quantization='awq', but the checkpoint is not quantized, .* allowed: fp8, "),
         (COMPRESSED, "fp8_block", "already quantized .compressed-tensors."),
         ("fp8", None, "quantization_config is 'fp8'; it must be an object"),

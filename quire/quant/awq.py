@@ -1,0 +1,115 @@
+"""AWQ weights: 4-bit codes with a scale and a zero per group of inputs.
+
+gemm    qweight int32 [I, O / 8], qzeros int32 [G, O / 8], scales [G, O]
+        a word has eight outputs, of which ORDER is where each lies
+gemv    qweight int32 [O, I / 8], qzeros int32 [O, w], scales [O, 8 w]
+        words have inputs and groups in order; w has room for more groups than there are
+
+    w[o, i] = (q[o, i] - zero[o, i // group]) * scale[o, i // group]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from quire.config.quant.awq import AwqFormat
+from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
+from quire.quant.gptq import WORDS
+from quire.quant.int_words import (
+    group_count,
+    input_groups,
+    names_any,
+    set_grouped_weight,
+    unpack_words,
+)
+from quire.weights.headers import TensorHeader
+from quire.weights.mapping import InitSpec
+
+BITS, PER_WORD, MIDDLE = 4, 8, 8
+ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Output of a word -> its place, counted in codes from the least significant bits."""
+
+
+class Method:
+    """Four-bit integers with a scale and a zero per group; activations stay in 16 bits."""
+
+    name = "awq"
+    is_stored = True
+
+    def __init__(self, form: AwqFormat, *, zeros: bool = False) -> None:
+        """zeros: the checkpoint has them although the format may be without."""
+        self._form = form
+        self._has_zeros = zeros or not form.symmetric
+
+    def adapted(
+        self, layer: QuantizableLayer, stored: Mapping[str, Sequence[TensorHeader]]
+    ) -> Method:
+        """Return the method for a layer with or without qzeros."""
+        return Method(self._form, zeros=names_any(stored, "qzeros"))
+
+    def accepts(self, layer: QuantizableLayer) -> bool:
+        """Linear layers and experts; the head if the configuration states it."""
+        return layer.role in ("linear", "experts") or (layer.role == "head" and self._form.head)
+
+    def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
+        inputs, group = inputs_of(layer, matrix), self._form.group
+        gemm = self._form.layout == "gemm"
+        words = self._zero_words(inputs)
+        groups = group_count(inputs, group) if gemm else PER_WORD * words
+        scales = ParamSpec(
+            dtype=torch.float32,
+            inputs_per=None,
+            trailing=(groups,),  # each rank has all of them
+            transposed=gemm,
+            init=InitSpec(inputs**-0.5 / MIDDLE, 0.0),
+        )
+        zeros = ParamSpec(
+            dtype=torch.int32,
+            outputs_per=PER_WORD if gemm else 1,
+            inputs_per=None,
+            trailing=(groups if gemm else words,),
+            transposed=gemm,
+            init=WORDS,
+        )
+        weight = ParamSpec(dtype=torch.int32, inputs_per=PER_WORD, init=WORDS)
+        if gemm:
+            weight = ParamSpec(dtype=torch.int32, outputs_per=PER_WORD, transposed=True, init=WORDS)
+        found = {"qweight": weight, "scales": scales}
+        return found | {"qzeros": zeros} if self._has_zeros else found
+
+    def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
+        for matrix in layer.matrices:
+            mine = layer.weight_layout(matrix)[0].ranges[1]
+            values = layer.take_params(matrix)
+            words, zeros, scale = values.pop("qweight"), values.get("qzeros"), values["scales"]
+            if self._form.layout == "gemm":
+                q = unpack_outputs(words)
+                zero = None if zeros is None else unpack_outputs(zeros)
+            else:
+                q = unpack_words(words, BITS, len(mine))
+                zero = None if zeros is None else unpack_words(zeros, BITS, scale.shape[-1])
+            groups = input_groups(layer, matrix, self._form.group, q.device)
+            set_grouped_weight(
+                layer, matrix, dtype, q=q, bits=BITS, scale=scale,
+                zero=MIDDLE if zero is None else zero,
+                groups=groups.expand(q.shape[0], -1, -1) if q.dim() > 2 else groups,
+            )  # fmt: skip
+
+    def _zero_words(self, inputs: int) -> int:
+        """Words of the zeros of one output in the layout gemv."""
+        group = self._form.group or inputs
+        multiple = 1 if group >= 128 else 2 if group == 64 else 4
+        words = -(-group_count(inputs, group) // PER_WORD)
+        return -(-words // multiple) * multiple
+
+
+def unpack_outputs(words: Tensor) -> Tensor:
+    """int32 [..., O / 8, n] -> uint8 [..., O, n], in the order of outputs."""
+    shape = (*words.shape[:-1], PER_WORD, words.shape[-1])
+    out = torch.empty(shape, dtype=torch.uint8, device=words.device)
+    for output, place in enumerate(ORDER):
+        out[..., output, :] = words >> BITS * place & 15
+    return out.flatten(-3, -2)
