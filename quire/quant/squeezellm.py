@@ -38,7 +38,16 @@ class SparseSumWeight(StoredWeight):
 
     kind: ClassVar[str] = "sparse_sum"
     base: StoredWeight
-    added: Tensor  # [O, I] float32, sparse
+    at: Tensor  # int64 [2, n]: output and input of each number that is added
+    values: Tensor  # float32 [n]
+    shape: tuple[int, int]
+
+    @property
+    def added(self) -> Tensor:
+        """The sparse matrix."""
+        return torch.sparse_coo_tensor(
+            self.at, self.values, self.shape, is_coalesced=True, check_invariants=False
+        )
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         more = torch.sparse.mm(self.added, x.float().t()).t()
@@ -101,7 +110,9 @@ class Method:
                 continue
             weight = pack(codes, dtype)
             if (outliers := values.get("outliers")) is not None:
-                weight = SparseSumWeight(weight, outliers.to_sparse())
+                at = outliers.nonzero(as_tuple=True)
+                shape = (outliers.shape[0], inputs)
+                weight = SparseSumWeight(weight, torch.stack(at), outliers[at], shape)
             layer.set_param(matrix, weight)
 
     def merge(self, name: str, found: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:

@@ -80,8 +80,8 @@ def test_tensors_decide_which_layers_are_plain(listed, tmp_path):
     config = CONFIG | {"modules_to_not_convert": listed}
     skip = ("lm_head", "self_attn")
     model, _ = check_logits(write_pair(tmp_path, tiny("llama"), quantizer(skip=skip), config))
-    assert model.layers[0].mlp.down_proj.weight.kind == "grouped"
-    assert model.layers[0].self_attn.o_proj.weight.kind != "grouped"
+    assert model.layers[0].mlp.down_proj.method.name == "awq"
+    assert model.layers[0].self_attn.o_proj.method.name == "none"
 
 
 def test_a_quantized_head(tmp_path):

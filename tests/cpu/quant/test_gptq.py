@@ -180,8 +180,8 @@ def test_named_modules_of_a_block(nested, tmp_path):
     config = CONFIG | {"modules_in_block_to_quantize": listed}
     pair = write_pair(tmp_path, tiny("llama"), quantize, config)
     model, _ = check_logits(pair)
-    assert model.layers[0].mlp.down_proj.weight.kind == "grouped"
-    assert model.layers[0].self_attn.qkv_proj.weight.kind != "grouped"
+    assert model.layers[0].mlp.down_proj.method.name == "gptq"
+    assert model.layers[0].self_attn.qkv_proj.method.name == "none"
 
 
 def test_layers_that_the_checkpoint_has_plain_stay_plain(tmp_path):
