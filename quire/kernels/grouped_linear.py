@@ -29,6 +29,7 @@ from quire.kernels.formats.panel_codes import (
 from quire.kernels.formats.tiled_weight import (
     TiledWeight,
     kernel_group,
+    pack_tiled_experts,
     pack_tiles,
 )
 from quire.kernels.formats.weight import StoredExperts, StoredWeight, kernel_for
@@ -53,6 +54,8 @@ def pack(codes: WeightCodes, dtype: torch.dtype) -> StoredWeight:
 
 def pack_experts(codes: WeightCodes, dtype: torch.dtype) -> StoredExperts:
     """The same of weights [X, O, I]."""
+    if codes.q.device.type != "cpu" and kernel_group(codes) is not None:
+        return pack_tiled_experts(codes, dtype)
     ones = [one_expert(codes, i) for i in range(codes.q.shape[0])]
     if _is_native(codes, dtype):
         return PanelExperts(tuple(pack_panel_codes(one, dtype) for one in ones))

@@ -6,11 +6,13 @@ import torch
 from quire.kernels.formats.tiled_weight import PLANES, pack_tiled_experts, pack_tiles
 from quire.kernels.formats.weight_codes import WeightCodes
 from quire.kernels.grouped_linear import random_codes
+from quire.kernels.moe_experts import ExpertActivation, moe_experts
 from tests import tiers
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from quire.kernels.gpu.linear import grouped_gemm, grouped_linear, grouped_widen
+from quire.kernels.gpu.moe import moe_experts as moe
 
 pytestmark = pytest.mark.usefixtures("seeded")
 CPU = torch.device("cpu")
@@ -174,3 +176,47 @@ def test_rows_in_float32_are_exact():
     y = grouped_linear.outputs(x, weight, bias)
     grouped_linear.launch(y, x, weight, bias)
     check(y, x, weight, bias)
+
+
+BANKS = [
+    # tokens, experts, hidden, width, bits, group, kind, dtype
+    (1, 4, 96, 64, 4, 32, 0, torch.bfloat16),
+    (3, 4, 64, 72, 8, 64, 1, torch.bfloat16),
+    (34, 4, 64, 64, 4, 32, 2, torch.bfloat16),
+    (2, 4, 64, 64, 4, 32, 1, torch.float32),
+]
+MORE_BANKS = [
+    (tokens, 8, 96, 80, bits, group, kind, dtype)
+    for tokens in (1, 9, 40, 300)
+    for bits in PLANES
+    for group in (16, 32)
+    for kind in range(5 if bits <= 4 else 3)
+    for dtype in (torch.bfloat16, torch.float16)
+]
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("case", [*BANKS, *tiers.long(*((one,) for one in MORE_BANKS))])
+def test_experts_are_near_those_of_the_widened_banks(case):
+    tokens, count, hidden, width, bits, group, kind, dtype = case
+
+    def bank(outputs, inputs):
+        size = group if inputs % group == 0 else inputs
+        ones = [codes_of(outputs, inputs, bits, size, kind) for _ in range(count)]
+        return pack_tiled_experts(stacked(ones), dtype)
+
+    first, second = bank(2 * width, hidden), bank(hidden, width)
+    x = torch.randn(tokens, hidden).to(dtype)
+    ids = torch.rand(tokens, count).argsort(-1)[:, :2].int().contiguous()
+    weights, gate = torch.rand(tokens, 2), ExpertActivation("clamped" if kind == 1 else "silu")
+    first_bias = torch.randn(count, 2 * width).to(dtype) if kind == 1 else None
+    args = (x, ids, weights, first, second, gate, first_bias)
+    y = moe.outputs(*args).fill_(float("nan"))
+    moe.launch(y, *args)
+    wide = [one.dequantize(torch.float32) for one in (first, second)]
+    bias = None if first_bias is None else first_bias.float()
+    want = moe_experts.__wrapped__(x.float(), ids, weights, *wide, gate, bias)
+    tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}[dtype]
+    torch.testing.assert_close(
+        y.float(), want, atol=tolerance * want.abs().max().item(), rtol=tolerance
+    )

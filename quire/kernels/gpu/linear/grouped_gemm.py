@@ -93,15 +93,15 @@ def multiply_block(acc, x_at, at, low, high, groups, table, I: tl.constexpr, LOW
         else:
             w = decode_slice(low, high, groups[s // PER * 3 + 2][:, None], s, LOW, HIGH, ASM)
         if SCALED and s % PER == 0:
-            part = tl.dot(w, x)
+            part = tl.dot(w, x, input_precision="ieee")
         else:
-            part = tl.dot(w, x, part)
+            part = tl.dot(w, x, part, input_precision="ieee")
         if OFFSET:
             ones = tl.full(w.shape, 1.0, tl.float32).to(dtype)
             if s % PER == 0:
-                sums = tl.dot(ones, x)
+                sums = tl.dot(ones, x, input_precision="ieee")
             else:
-                sums = tl.dot(ones, x, sums)
+                sums = tl.dot(ones, x, sums, input_precision="ieee")
         if SCALED and s % PER == PER - 1:
             acc += part * groups[s // PER * 3][:, None]
             if OFFSET:

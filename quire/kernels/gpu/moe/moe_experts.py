@@ -4,7 +4,8 @@
     more        sort, gate_up, down, sum          quire.kernels.gpu.{moe_sort,grouped_gemm}
     many        the products with loaders         quire.kernels.gpu.moe.grouped_gemm_hopper
 
-Every access to 16-bit weights is in those files; to e4m3 ones, in quire.kernels.gpu.moe.moe_fp8.
+Every access to 16-bit weights is in those files; to e4m3 ones, in quire.kernels.gpu.moe.moe_fp8;
+to those of two to eight bits, in moe_grouped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.formats.fp8_weight import Fp8ExpertWeights
-from quire.kernels.gpu.moe import moe_fp8
+from quire.kernels.formats.tiled_weight import TiledExperts
+from quire.kernels.gpu.moe import moe_fp8, moe_grouped
 from quire.kernels.gpu.moe.grouped_gemm import GroupedGemmTile, down, gate_up
 from quire.kernels.gpu.moe.moe_small_m import experts_small_m
 from quire.kernels.gpu.moe.moe_sort import sort_by_expert
@@ -86,6 +88,13 @@ def _use_hopper(
     return takes and rows >= HOPPER_MIN_ROWS[0], takes and rows >= HOPPER_MIN_ROWS[1]
 
 
+def _body_of(bank: object) -> Any:
+    """The module of the kernels of a bank that is not a tensor; None: of a tensor, or none has."""
+    if isinstance(bank, Fp8ExpertWeights):
+        return moe_fp8
+    return moe_grouped if isinstance(bank, TiledExperts) else None
+
+
 def outputs(
     x: Tensor,
     ids: Tensor,
@@ -96,10 +105,8 @@ def outputs(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Any:
-    if isinstance(gate_up, Fp8ExpertWeights):
-        fits = (
-            moe_fp8.supports(x, gate_up, down) and ids.is_contiguous() and weights.is_contiguous()
-        )
+    if body := _body_of(gate_up):
+        fits = body.supports(x, gate_up, down) and ids.is_contiguous() and weights.is_contiguous()
         return torch.empty(x.shape, dtype=x.dtype, device=x.device) if fits else NotImplemented
     plain = all(
         isinstance(t, Tensor) and t.is_contiguous() and t.dtype == x.dtype for t in (gate_up, down)
@@ -120,9 +127,9 @@ def launch(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> None:
-    if isinstance(gate_up, Fp8ExpertWeights):
+    if body := _body_of(gate_up):
         if len(x):
-            pairs = moe_fp8.expert_outputs(x, ids, gate_up, down, gate, gate_up_bias, down_bias)
+            pairs = body.expert_outputs(x, ids, gate_up, down, gate, gate_up_bias, down_bias)
             weighted_sum(out, pairs, weights)
     elif 0 < len(x) <= MAX_SMALL_M:
         experts_small_m(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias)
