@@ -32,20 +32,22 @@ PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (4, 4)}
 GROUPS = (128, 64, 32, 16)
 """Inputs that may share a scale in the kernels; larger groups repeat theirs."""
 
-COUNTERS_PER_TILE = 4
-"""Programs of one tile and several groups of rows count their parts apart."""
+BYTE_FORMS = {"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu}
+"""Floats of a byte, which kernels read as bytes."""
 
 
 class TiledFactors(NamedTuple):
     """GroupFactors of tiles: values [tiles, S, 64], and codes [tiles, G, 64] or None.
 
-    share: groups that have one value. codes of e4m3 are held as their bytes.
+    share: groups that have one value. value_form, code_form: of BYTE_FORMS, for numbers held as
+    bytes; "": they are of their dtype.
     """
 
     values: Tensor
     codes: Tensor | None
     share: int
-    e4m3: bool
+    value_form: str
+    code_form: str
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -208,7 +210,7 @@ def pack_tiled_experts(codes: WeightCodes, dtype: torch.dtype) -> TiledExperts:
     tall = -outputs % TILE
 
     def flat(one: Tensor) -> Tensor:
-        return pad(_bytes_of(one), (0, 0, 0, tall)).view(one.dtype).flatten(0, 1)
+        return pad(_bytes_of(one)[1], (0, 0, 0, tall)).view(one.dtype).flatten(0, 1)
 
     def factors(one: GroupFactors | None) -> GroupFactors | None:
         return None if one is None else GroupFactors(*(flat(t) for t in one.tensors))
@@ -250,7 +252,7 @@ def _pack(codes: WeightCodes, dtype: torch.dtype) -> TiledWeight:
         offset=_tile_factors(codes.offset, codes, group, groups),
         zero=zero, table=table, table_words=None if table is None else _words(table, dtype),
         perm=codes.perm,
-        counters=torch.zeros(tiles * COUNTERS_PER_TILE, dtype=torch.int32, device=q.device),
+        counters=torch.zeros(tiles, dtype=torch.int32, device=q.device),
     )  # fmt: skip
 
 
@@ -294,20 +296,20 @@ def _tile_factors(
 ) -> TiledFactors | None:
     if factors is None:
         return None
-    given = -(-codes.q.shape[1] // codes.group)
+    value_form, values = _bytes_of(factors.values)
     if factors.codes is None:
-        values = _tile(_spread(factors.values, codes, group), groups)
-        return TiledFactors(values, None, 1, False)
-    small = _tile(_spread(_bytes_of(factors.codes), codes, group), groups)
-    share = -(-given // factors.values.shape[1]) * (codes.group // group if group else 1)
-    is_e4m3 = factors.codes.dtype == torch.float8_e4m3fn
-    small = small if is_e4m3 else small.view(factors.codes.dtype)
-    return TiledFactors(_tile(factors.values, -(-groups // share)), small, share, is_e4m3)
+        return TiledFactors(_tile(_spread(values, codes, group), groups), None, 1, value_form, "")
+    code_form, small = _bytes_of(factors.codes)
+    given = -(-codes.q.shape[1] // codes.group)
+    share = -(-given // values.shape[1]) * (codes.group // group if group else 1)
+    tiled = _tile(_spread(small, codes, group), groups)
+    return TiledFactors(_tile(values, -(-groups // share)), tiled, share, value_form, code_form)
 
 
-def _bytes_of(numbers: Tensor) -> Tensor:
-    """Numbers of a byte as uint8, for which torch has all functions; others as they are."""
-    return numbers.view(torch.uint8) if numbers.itemsize == 1 else numbers
+def _bytes_of(numbers: Tensor) -> tuple[str, Tensor]:
+    """(form, numbers): floats of a byte as uint8, for which torch has all functions."""
+    form = next((name for name, dtype in BYTE_FORMS.items() if dtype == numbers.dtype), "")
+    return form, numbers.view(torch.uint8) if form else numbers
 
 
 def _rows_of(tiled: Tensor, outputs: int) -> Tensor:
@@ -320,11 +322,17 @@ def _untile_factors(factors: TiledFactors | None, outputs: int) -> GroupFactors 
         return None
     values = _rows_of(factors.values, outputs)
     if factors.codes is None:
-        return GroupFactors(values)
+        return GroupFactors(_floats_of(factors.value_form, values))
     small = _rows_of(factors.codes, outputs)
-    small = small.view(torch.float8_e4m3fn) if factors.e4m3 else small
     spread = values.repeat_interleave(factors.share, 1)[:, : small.shape[1]]
-    return GroupFactors(spread, small)
+    return GroupFactors(
+        _floats_of(factors.value_form, spread), _floats_of(factors.code_form, small)
+    )
+
+
+def _floats_of(form: str, numbers: Tensor) -> Tensor:
+    """The inverse of _bytes_of; float32, for which torch has all functions."""
+    return numbers.view(BYTE_FORMS[form]).float() if form else numbers
 
 
 def _words(table: Tensor, dtype: torch.dtype) -> Tensor:

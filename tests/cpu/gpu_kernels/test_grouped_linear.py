@@ -1,10 +1,12 @@
 """Weights of two to eight bits on the GPU: products near float64, exact widening, clean rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from quire.kernels.formats.tiled_weight import PLANES, pack_tiled_experts, pack_tiles
-from quire.kernels.formats.weight_codes import WeightCodes
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.grouped_linear import random_codes
 from quire.kernels.moe_experts import ExpertActivation, moe_experts
 from tests import tiers
@@ -144,6 +146,20 @@ def test_tiles_of_many_rows_are_near_float64():
     y = torch.full((130, 130), float("nan")).bfloat16()
     grouped_linear.launch(y, x, weight)
     check(y, x, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e8m0fnu, torch.float8_e4m3fn])
+def test_scales_of_a_byte_are_read_as_they_are(dtype):
+    """Those of MXFP4, and of NVFP4 with one float32 for the matrix."""
+    codes = codes_of(64, 64, 4, 32, 3)
+    every = torch.arange(128, dtype=torch.uint8).view(64, 2) % 127
+    scale = GroupFactors((every + 63 if dtype == torch.float8_e8m0fnu else every).view(dtype))
+    if dtype == torch.float8_e4m3fn:
+        scale = GroupFactors(torch.rand(64, 1), scale.values)
+    codes = replace(codes, scale=scale)
+    weight = pack_tiles(codes, torch.bfloat16)
+    assert torch.equal(weight.dequantize(), codes.dequantize())
+    assert torch.equal(grouped_widen.widen(weight, torch.float32), codes.dequantize())
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])

@@ -153,25 +153,38 @@ def load_table(ptr, o, OWN: tl.constexpr):
 
 
 @triton.jit
-def load_factor(v_ptr, c_ptr, o, g, G: tl.constexpr, SHARE: tl.constexpr, E4M3: tl.constexpr):
-    """The factor of group g of outputs o, float32 [BN]."""
-    row = (o // 64) * (64 * G) + o % 64
-    if c_ptr is None:
-        return tl.load(v_ptr + row + g * 64).to(tl.float32)
+def _float_of(raw, FORM: tl.constexpr):
+    """A number of TiledFactors in float32. FORM: of _FORMS."""
+    if FORM == 1:
+        word = raw.to(tl.int32)
+        half = (((word & 0x7F) << 7) | ((word & 0x80) << 8)).to(tl.uint16)
+        value = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        return tl.where((word & 0x7F) == 0x7F, float("nan"), value)
+    elif FORM == 2:
+        word = raw.to(tl.int32)
+        bits = tl.where(word == 0, 1 << 22, tl.where(word == 255, 0x7FC00000, word << 23))
+        return bits.to(tl.float32, bitcast=True)
     else:
-        code = tl.load(c_ptr + row + g * 64)
-        if E4M3:
-            word = code.to(tl.int32)
-            bits = ((word & 0x7F) << 7) | ((word & 0x80) << 8)
-            small = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-            small = tl.where((word & 0x7F) == 0x7F, float("nan"), small)
-        else:
-            small = code.to(tl.float32)
-        S: tl.constexpr = (G + SHARE - 1) // SHARE
-        at = (o // 64) * (64 * S) + o % 64
-        return small * tl.load(v_ptr + at + g // SHARE * 64).to(tl.float32)
+        return raw.to(tl.float32)
 
 
-def factor_constants(factors: TiledFactors | None) -> tuple[int, bool]:
-    """SHARE and E4M3 of load_factor."""
-    return (1, False) if factors is None else (factors.share, factors.e4m3)
+@triton.jit
+def load_factor(v_ptr, c_ptr, o, g, G: tl.constexpr, FORM: tl.constexpr):
+    """The factor of group g of outputs o, float32 [BN]. FORM: of factor_form."""
+    SHARE: tl.constexpr = FORM // 16
+    S: tl.constexpr = (G + SHARE - 1) // SHARE
+    value = tl.load(v_ptr + (o // 64) * (64 * S) + o % 64 + g // SHARE * 64)
+    factor = _float_of(value, FORM // 4 % 4)
+    if c_ptr is not None:
+        factor *= _float_of(tl.load(c_ptr + (o // 64) * (64 * G) + o % 64 + g * 64), FORM % 4)
+    return factor
+
+
+_FORMS = {"": 0, "e4m3": 1, "e8m0": 2}
+
+
+def factor_form(factors: TiledFactors | None) -> int:
+    """How load_factor reads factors, as one constant."""
+    if factors is None:
+        return 16
+    return factors.share * 16 + _FORMS[factors.value_form] * 4 + _FORMS[factors.code_form]

@@ -24,7 +24,7 @@ from torch import Tensor
 from quire.kernels.formats.tiled_weight import PLANES, TILE, TiledFactors, TiledWeight
 from quire.kernels.gpu.linear.grouped_decode import (
     decode_slice,
-    factor_constants,
+    factor_form,
     load_factor,
     load_table,
     load_words,
@@ -46,8 +46,7 @@ SMALL_M = 64
 @triton.jit
 def load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr, zero_ptr, o, g,
                 G: tl.constexpr, COUNT: tl.constexpr, ZERO: tl.constexpr, BITS: tl.constexpr,
-                S_SHARE: tl.constexpr, S_E4M3: tl.constexpr, O_SHARE: tl.constexpr,
-                O_E4M3: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+                S_FORM: tl.constexpr, O_FORM: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """(scale, offset, minus) of COUNT groups from g, flat: float32 [BN], the last of dtype."""
     MAGIC: tl.constexpr = magic_of(BITS, dtype == tl.bfloat16)
     found = ()
@@ -56,9 +55,9 @@ def load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr, zero_ptr
         scale = tl.full(o.shape, 1.0, tl.float32)
         offset = tl.zeros(o.shape, tl.float32)
         if scale_ptr is not None:
-            scale = load_factor(scale_ptr, scale_code_ptr, o, at, G, S_SHARE, S_E4M3)
+            scale = load_factor(scale_ptr, scale_code_ptr, o, at, G, S_FORM)
         if offset_ptr is not None:
-            offset = load_factor(offset_ptr, offset_code_ptr, o, at, G, O_SHARE, O_E4M3)
+            offset = load_factor(offset_ptr, offset_code_ptr, o, at, G, O_FORM)
         if zero_ptr is not None:
             zero = tl.load(zero_ptr + (o // 64) * (64 * G) + o % 64 + at * 64).to(tl.float32)
             minus = (-MAGIC - zero).to(dtype)
@@ -139,10 +138,8 @@ def _grouped_gemm(
     GROUP: tl.constexpr,  # inputs that share a scale; 0: all
     G: tl.constexpr,
     ZERO: tl.constexpr,
-    S_SHARE: tl.constexpr,
-    S_E4M3: tl.constexpr,
-    O_SHARE: tl.constexpr,
-    O_E4M3: tl.constexpr,
+    S_FORM: tl.constexpr,
+    O_FORM: tl.constexpr,
     OWN_TABLE: tl.constexpr,
     TP: tl.constexpr,  # rows of x of a program, 8 at least
     BN: tl.constexpr,
@@ -165,8 +162,8 @@ def _grouped_gemm(
     w_row = tl.minimum(o, (O + 63) // 64 * 64 - 1)
     first = part * EACH
     groups = load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr, zero_ptr, w_row,
-                         first * COUNT if GROUP > 0 else 0, G, COUNT, ZERO, LOW + HIGH, S_SHARE,
-                         S_E4M3, O_SHARE, O_E4M3, dtype)  # fmt: skip
+                         first * COUNT if GROUP > 0 else 0, G, COUNT, ZERO, LOW + HIGH, S_FORM,
+                         O_FORM, dtype)  # fmt: skip
     table = ()
     if TABLE:
         table = load_table(table_ptr, w_row, OWN_TABLE)
@@ -186,7 +183,7 @@ def _grouped_gemm(
         if GROUP > 0:  # the next block's load while these are used
             following = load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr,
                                     zero_ptr, w_row, (m + 1) * COUNT, G, COUNT, ZERO, LOW + HIGH,
-                                    S_SHARE, S_E4M3, O_SHARE, O_E4M3, dtype)  # fmt: skip
+                                    S_FORM, O_FORM, dtype)  # fmt: skip
         else:
             following = groups
         at = m * (NS * SK)
@@ -255,7 +252,7 @@ def weight_constants(weight: TiledWeight) -> tuple[Any, ...]:
     return (
         weight.blocks, *PLANES[weight.bits], weight.slices, weight.slice_width, weight.group,
         weight.groups, 0 if isinstance(weight.zero, Tensor) else weight.zero,
-        *factor_constants(weight.scale), *factor_constants(weight.offset),
+        factor_form(weight.scale), factor_form(weight.offset),
         words is not None and words.dim() > 1,
     )  # fmt: skip
 

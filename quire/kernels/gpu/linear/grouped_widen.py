@@ -45,10 +45,8 @@ def _widen(
     GROUP: tl.constexpr,
     G: tl.constexpr,
     ZERO: tl.constexpr,
-    S_SHARE: tl.constexpr,
-    S_E4M3: tl.constexpr,
-    O_SHARE: tl.constexpr,
-    O_E4M3: tl.constexpr,
+    S_FORM: tl.constexpr,
+    O_FORM: tl.constexpr,
     OWN_TABLE: tl.constexpr,
     SCALED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -84,9 +82,9 @@ def _widen(
             else:
                 w = (q - ZERO).to(tl.float32)
             if scale_ptr is not None:
-                w *= load_factor(scale_ptr, scale_code_ptr, row, g, G, S_SHARE, S_E4M3)[:, None]
+                w *= load_factor(scale_ptr, scale_code_ptr, row, g, G, S_FORM)[:, None]
             if offset_ptr is not None:
-                w += load_factor(offset_ptr, offset_code_ptr, row, g, G, O_SHARE, O_E4M3)[:, None]
+                w += load_factor(offset_ptr, offset_code_ptr, row, g, G, O_FORM)[:, None]
             y = w.to(y_ptr.dtype.element_ty)
             if SCALED:
                 y = (y.to(tl.float32) * factor).to(y_ptr.dtype.element_ty)

@@ -50,8 +50,8 @@ class Gating(NamedTuple):
 def _multiply(x_at, o, low_ptr, high_ptr, scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr,
               zero_ptr, table_ptr, I: tl.constexpr, BLOCKS: tl.constexpr, LOW: tl.constexpr,
               HIGH: tl.constexpr, NS: tl.constexpr, SK: tl.constexpr, GROUP: tl.constexpr,
-              G: tl.constexpr, ZERO: tl.constexpr, S_SHARE: tl.constexpr, S_E4M3: tl.constexpr,
-              O_SHARE: tl.constexpr, O_E4M3: tl.constexpr, OWN_TABLE: tl.constexpr,
+              G: tl.constexpr, ZERO: tl.constexpr, S_FORM: tl.constexpr,
+              O_FORM: tl.constexpr, OWN_TABLE: tl.constexpr,
               second, PAIR: tl.constexpr, BN: tl.constexpr, TP: tl.constexpr,
               STAGES: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Rows o of the bank times x, and rows second too if PAIR: each [BN, TP].
@@ -72,13 +72,13 @@ def _multiply(x_at, o, low_ptr, high_ptr, scale_ptr, scale_code_ptr, offset_ptr,
         table = load_table(table_ptr, o, OWN_TABLE)
         other_table = load_table(table_ptr, second, OWN_TABLE)
     groups = load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr, zero_ptr, o, 0,
-                         G, COUNT, ZERO, LOW + HIGH, S_SHARE, S_E4M3, O_SHARE, O_E4M3,
+                         G, COUNT, ZERO, LOW + HIGH, S_FORM, O_FORM,
                          dtype)  # fmt: skip
     others = groups
     if PAIR:
         others = load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr, zero_ptr,
-                             second, 0, G, COUNT, ZERO, LOW + HIGH, S_SHARE, S_E4M3, O_SHARE,
-                             O_E4M3, dtype)  # fmt: skip
+                             second, 0, G, COUNT, ZERO, LOW + HIGH, S_FORM, O_FORM,
+                             dtype)  # fmt: skip
     for m in tl.range(0, BLOCKS, num_stages=STAGES):
         at = m * (NS * SK)
         low = load_words(low_ptr, o, m, BLOCKS, NS * LOW // 16, SK, "")
@@ -94,11 +94,11 @@ def _multiply(x_at, o, low_ptr, high_ptr, scale_ptr, scale_code_ptr, offset_ptr,
         if GROUP > 0:  # the next block's load while these are used
             following = load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr,
                                     zero_ptr, o, (m + 1) * COUNT, G, COUNT, ZERO, LOW + HIGH,
-                                    S_SHARE, S_E4M3, O_SHARE, O_E4M3, dtype)  # fmt: skip
+                                    S_FORM, O_FORM, dtype)  # fmt: skip
             if PAIR:
                 following_2 = load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr,
                                           zero_ptr, second, (m + 1) * COUNT, G, COUNT, ZERO,
-                                          LOW + HIGH, S_SHARE, S_E4M3, O_SHARE, O_E4M3,
+                                          LOW + HIGH, S_FORM, O_FORM,
                                           dtype)  # fmt: skip
         acc = multiply_block(acc, x_at + at, at, low, high, groups, table, I, LOW, HIGH, NS, SK,
                              PER, SCALED, OFFSET, TABLE, EXACT, ASM)  # fmt: skip
@@ -146,10 +146,8 @@ def _experts(
     GROUP: tl.constexpr,
     G: tl.constexpr,
     ZERO: tl.constexpr,
-    S_SHARE: tl.constexpr,
-    S_E4M3: tl.constexpr,
-    O_SHARE: tl.constexpr,
-    O_E4M3: tl.constexpr,
+    S_FORM: tl.constexpr,
+    O_FORM: tl.constexpr,
     OWN_TABLE: tl.constexpr,
     TP: tl.constexpr,
     BN: tl.constexpr,
@@ -184,7 +182,7 @@ def _experts(
     x_at = x_ptr + source.to(tl.int64)[None, :] * X_T + tl.arange(0, SK)[:, None]
     acc, up = _multiply(x_at, o, low_ptr, high_ptr, scale_ptr, scale_code_ptr, offset_ptr,
                         offset_code_ptr, zero_ptr, table_ptr, I, BLOCKS, LOW, HIGH, NS, SK, GROUP,
-                        G, ZERO, S_SHARE, S_E4M3, O_SHARE, O_E4M3, OWN_TABLE, o + O, PAIR, BN, TP,
+                        G, ZERO, S_FORM, O_FORM, OWN_TABLE, o + O, PAIR, BN, TP,
                         STAGES, ASM)  # fmt: skip
     if bias_ptr is not None:
         b_at = bias_ptr + expert * (2 * O if PAIR else O) + row
