@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from quire.config.json_file import missing_content
 from quire.errors import WeightError
 from quire.log import BestEffortStream
+from quire.weights import bitsandbytes_layout, headers
 from quire.weights.file_listing import index_name, load_json, read_weight_map, weight_files
 from quire.weights.headers import (
     DTYPE_NAMES,
@@ -23,7 +24,6 @@ from quire.weights.headers import (
     TensorHeader,
     check_index,
     read_file_headers,
-    read_headers,
 )
 from quire.weights.hub import resolve_model_folder
 from quire.weights.mistral_layout import convert_tensors, is_mistral_file
@@ -53,6 +53,16 @@ __all__ = [
 ]
 
 
+def read_headers(folder: Path, load_format: str = "auto") -> dict[str, TensorHeader]:
+    """The headers of the tensors that iterate_tensors yields, of safetensors. Raises WeightError.
+
+    load_format: mistral reads consolidated*.safetensors; auto does if there are no others.
+    """
+    found = headers.read_headers(folder, load_format)
+    states = bitsandbytes_layout.read_states(found)
+    return bitsandbytes_layout.convert_headers(found, states) if states else found
+
+
 def iterate_tensors(
     folder: Path, progress: bool = True, *, load_format: str = "auto", doing: str = ""
 ) -> Iterator[tuple[str, Tensor]]:
@@ -67,6 +77,9 @@ def iterate_tensors(
     tensors = _iterate_files(folder, files, progress and not doing)
     if progress and doing:
         tensors = _with_tensor_progress(tensors, files, doing)
+    if files[0].suffix == ".safetensors":
+        states = bitsandbytes_layout.read_states(headers.read_headers(folder, load_format))
+        tensors = bitsandbytes_layout.convert_tensors(tensors, states) if states else tensors
     yield from convert_tensors(folder, tensors) if is_mistral_file(files[0]) else tensors
 
 

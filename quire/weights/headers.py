@@ -118,6 +118,21 @@ def read_file_headers(path: Path) -> dict[str, TensorHeader]:
     return {name: TensorHeader(e["dtype"], tuple(e["shape"]), path) for name, e in entries.items()}
 
 
+def read_tensor_bytes(path: Path, names: Iterable[str], most: int) -> dict[str, bytes]:
+    """The data of small tensors of one safetensors file. Raises WeightError beyond `most` bytes."""
+    found = {}
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entries = _parse(file.read(length), path)
+        for name in names:
+            begin, end = entries[name]["data_offsets"]
+            if end - begin > most:
+                raise WeightError(f"{path}: {name!r} has {end - begin} bytes; allowed: {most}")
+            file.seek(8 + length + begin)
+            found[name] = file.read(end - begin)
+    return found
+
+
 def _parse(text: bytes, path: Path) -> dict[str, dict[str, Any]]:
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_reject_duplicates)

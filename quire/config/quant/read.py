@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.config.quant import auto_round, awq, compressed_tensors, fp8, gptq, squeezellm
+from quire.config.quant import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq,
+    squeezellm,
+)
 from quire.config.quant.facts import QuantFacts
 from quire.config.quant.fields import Json
 from quire.config.quant.names import means, refuse_unread
@@ -16,6 +24,7 @@ from quire.config.quant.side_files import CONFIG_KEYS
 from quire.errors import ConfigError
 
 READERS = {
+    "bitsandbytes": bitsandbytes.read,
     "fp8": fp8.read,
     "compressed-tensors": compressed_tensors.read,
     "gptq": gptq.read,

@@ -10,20 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.config.quant.bitsandbytes import TABLES
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.quantizers.search import divide, row_chunks
-
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
 
 
 def quantize_nf4(weight: Tensor, group: int = 64) -> WeightCodes:
     """weight: [O, I]; I a multiple of group. The codes are those of bitsandbytes, bit for bit."""
-    table = torch.tensor(NF4, device=weight.device)
+    table = torch.tensor(TABLES["nf4"], device=weight.device)
     borders = (table[1:] + table[:-1]) / 2
     q = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     scales = []
