@@ -63,8 +63,7 @@ def quantize(weight: Tensor, form: OnlineFormat) -> WeightCodes:
     elif form.values == "mxfp4":
         codes = quantize_mxfp4(flat)
         assert codes.scale is not None
-        powers = codes.scale.values.to(torch.float8_e8m0fnu)
-        codes = replace(codes, scale=GroupFactors(powers))
+        codes = replace(codes, scale=GroupFactors(codes.scale.values.to(SCALE_DTYPE)))
     else:
         codes = quantize_integers(
             flat, bits=form.bits, group=group, symmetric=form.symmetric, scale_dtype=SCALE_DTYPE
