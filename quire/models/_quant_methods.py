@@ -58,6 +58,11 @@ def set_quant_methods(
             quantized += 1
         elif module.role != "head" and methods.are_meant_for(name, weights, module):
             plain.append(name)
+    if quantized and methods.widen_inputs:
+        log.info(
+            "activations stay in the model's dtype: the checkpoint was made for fewer bits, which "
+            "would only make them less exact"
+        )
     if plain and not quantized:
         log.warning(
             "config.json describes weights quantized by %s, but the checkpoint's are not: they "
@@ -84,6 +89,11 @@ class _MethodsOfFormats:
             self._made[form] = cast(Method, self._registry.load(form.method).Method(form))
         method = self._made[form]
         return method if method.accepts(module) else PLAIN
+
+    @property
+    def widen_inputs(self) -> bool:
+        """Whether any format was made for activations in fewer bits than they have here."""
+        return any(form.wide_inputs for form in self._made)
 
     def are_meant_for(self, name: str, weights: Weights, module: WeightModule) -> bool:
         """Whether the configuration has a method for any part of a layer."""

@@ -23,11 +23,13 @@ from torch import nn
 from quire.config.conventions import fill_defaults
 from quire.config.json_file import raise_as_config_error
 from quire.config.memory.kv_layout import KVCacheGroup, group_layers
+from quire.config.quant.fp4 import GPT_OSS
 from quire.config.quant.read import read_quantization, reconcile_quantization
 from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
 from quire.layers import Attention, Experts, ParamModule, WeightModule
+from quire.layers.weight_module import PLAIN
 from quire.models._converted import LabelRows
 from quire.models._quant_methods import set_quant_methods
 from quire.models._weight_report import describe_weights
@@ -270,9 +272,12 @@ def _shard_model(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
 
 
 def _set_stored_methods(model: nn.Module, names: Iterable[str]) -> None:
-    """Set the MXFP4 method on banks whose tensors are MXFP4, before the method they have."""
+    """Set the MXFP4 method on banks with GPT-OSS's tensors, before the method they have."""
     weights = cast(Weights, model.weights)
-    stored = {weights.target(name)[:2] for name in names if name.endswith("_blocks")}
+    stored = {weights.target(name)[:2] for name in names if name.endswith(f"_{GPT_OSS.codes}")}
     for name, module in model.named_modules():
-        if isinstance(module, Experts) and (name, f"{module.matrices[0]}_blocks") in stored:
-            module.set_quant_method(mxfp4.Method(module.method))
+        if not isinstance(module, Experts) or module.method.name == mxfp4.Method.name:
+            continue
+        if (name, f"{module.matrices[0]}_{GPT_OSS.codes}") in stored:
+            then = None if module.method is PLAIN else module.method
+            module.set_quant_method(mxfp4.Method(GPT_OSS, then))

@@ -1,11 +1,14 @@
-"""Experts stored in four bits (MXFP4, as GPT-OSS is published), dequantized layer by layer.
+"""MXFP4: e2m1 codes and a power of two per 32 inputs.
 
-    <name>_blocks  [X, rows, inputs / 32, 16] uint8     two e2m1 values a byte, the low half first
-    <name>_scales  [X, rows, inputs / 32] uint8         a power of two per 32 values, biased by 127
+    weight_packed   [O, I / 2] uint8, the even input in the low half      compressed-tensors
+    weight_scale    [O, I / 32] uint8, exponents biased by 127
 
-The method is chosen by the tensors of the checkpoint, not by its config.json: a copy saved without
-quantization may keep the setting. Every value is exact in bfloat16. Another method may follow,
-which quantizes what this one has dequantized.
+    <name>_blocks   [X, rows, I / 32, 16] uint8, the same bytes           experts of GPT-OSS
+    <name>_scales   [X, rows, I / 32] uint8
+
+Stored as it is on disk; activations stay in 16 bits. Which banks of experts have blocks is decided
+by the tensors of the checkpoint: a copy saved without quantization may keep the setting. A method
+that quantizes on load gets what this one has read.
 
 Source: https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf
 """
@@ -17,50 +20,68 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from quire.quant import none
+from quire.config.quant.fp4 import MxFp4Format
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
+from quire.kernels.grouped_linear import one_expert, pack, pack_experts
+from quire.quant._e2m1 import (
+    BITS,
+    CODES_INIT,
+    E8M0_BIAS,
+    e2m1_table,
+    e8m0_to_bfloat16,
+    unpack_pairs,
+)
 from quire.quant.base import Method as QuantMethod
 from quire.quant.base import ParamSpec, QuantizableLayer
 from quire.weights.mapping import InitSpec
 
-BLOCK, BYTES = 32, 16
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-BIAS = 127
+GROUP, BLOCK_BYTES = 32, 16
 
 
 class Method:
-    """e2m1 codes on disk; in memory bfloat16 weights, or those of the next method."""
+    """e2m1 codes on disk and in memory; or in memory the weights of the next method."""
 
     name = "mxfp4"
     is_stored = True
 
-    def __init__(self, then: QuantMethod | None = None) -> None:
-        self._then = then or none.Method()
+    def __init__(self, form: MxFp4Format, then: QuantMethod | None = None) -> None:
+        self._form, self._then = form, then
 
     def accepts(self, layer: QuantizableLayer) -> bool:
-        return layer.role == "experts"
+        return layer.role == "experts" or not (self._form.only_experts or layer.role == "embedding")
 
     def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
-        scales = ParamSpec(dtype=torch.uint8, inputs_per=BLOCK, init=InitSpec(BIAS - 4, 0.0))
-        blocks = ParamSpec(
-            dtype=torch.uint8, inputs_per=BLOCK, trailing=(BYTES,), init=InitSpec(127.0, 30.0)
-        )
-        return {"blocks": blocks, "scales": scales}
+        codes = ParamSpec(dtype=torch.uint8, inputs_per=2, init=CODES_INIT)
+        if self._form.block_axis:
+            codes = ParamSpec(
+                dtype=torch.uint8, inputs_per=GROUP, trailing=(BLOCK_BYTES,), init=CODES_INIT
+            )
+        scale = ParamSpec(dtype=torch.uint8, inputs_per=GROUP, init=InitSpec(E8M0_BIAS - 4, 0.0))
+        return {self._form.codes: codes, self._form.scale: scale}
 
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
+        make = pack_experts if layer.role == "experts" else pack
         for matrix in layer.matrices:
             values = layer.take_params(matrix)
-            plain = dequantize(values["blocks"], values["scales"])
-            layer.set_param(matrix, plain.transpose(1, 2))
-        self._then.process_after_load(layer, dtype)
+            packed = values.pop(self._form.codes)
+            codes = WeightCodes(
+                q=unpack_pairs(packed.flatten(-2) if self._form.block_axis else packed),
+                bits=BITS,
+                group=GROUP,
+                scale=GroupFactors(e8m0_to_bfloat16(values[self._form.scale])),
+                table=e2m1_table(packed.device),
+            )
+            if self._then is None:
+                layer.set_param(matrix, make(codes, dtype))
+            else:
+                layer.set_param(matrix, _dequantize_experts(codes))
+        if self._then is not None:
+            self._then.process_after_load(layer, dtype)
 
 
-def dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
-    """[X, rows, n, 16] and [X, rows, n], uint8 -> [X, 32 n, rows] bfloat16, a transposed view."""
-    values = torch.tensor(VALUES + tuple(-v for v in VALUES), device=blocks.device)
-    pair = torch.stack((values.repeat(16), values.repeat_interleave(16)), -1)  # of every byte
-    shape = (*blocks.shape[:2], 32 * blocks.shape[2])
-    out = torch.empty(shape, dtype=torch.bfloat16, device=blocks.device)
-    for one, packed, powers in zip(out, blocks, scales):  # by expert: float32 takes much memory
-        wide = pair[packed.long()].flatten(-2)  # [rows, n, 32]
-        one.copy_(torch.ldexp(wide, (powers.int() - BIAS)[..., None]).flatten(-2))
-    return out.transpose(1, 2)
+def _dequantize_experts(codes: WeightCodes) -> Tensor:
+    """The plain matrices [X, O, I], exact in bfloat16; by expert, as float32 takes much memory."""
+    out = torch.empty(codes.q.shape, dtype=torch.bfloat16, device=codes.q.device)
+    for i, one in enumerate(out):
+        one.copy_(one_expert(codes, i).dequantize())
+    return out

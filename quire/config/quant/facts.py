@@ -22,6 +22,9 @@ class WeightFormat:
     is_stored: bool = True
     """Whether the checkpoint has the weights in this format. False: it is made on load."""
 
+    wide_inputs: bool = False
+    """Whether the checkpoint was made for activations of fewer bits, which stay in 16 bits here."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerRule:

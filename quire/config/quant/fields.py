@@ -23,6 +23,15 @@ def require_value(key: str, value: object, *allowed: object) -> None:
         raise ConfigError(f"config.json: {key} is {value!r:.80}; supported: {options}")
 
 
+def read_object(key: str, value: object) -> Json:
+    """Return the object `key`; empty if it is missing. Raises ConfigError for anything else."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"config.json: {key} is {value!r:.80}; it must be an object")
+    return value
+
+
 def refuse_unknown(key: str, found: Json, known: frozenset[str]) -> None:
     """Raise ConfigError if the object `key` has fields that no reader understands."""
     if strange := sorted(found.keys() - known):
@@ -33,7 +42,10 @@ def refuse_unknown(key: str, found: Json, known: frozenset[str]) -> None:
 
 def read_names(found: Json, key: str) -> tuple[str, ...]:
     """Return the layer names and patterns of a list; a missing one is empty."""
-    names = tuple(str(one) for one in found.get(key) or ())
+    given = found.get(key) or ()
+    if not isinstance(given, (list, tuple)) or not all(isinstance(one, str) for one in given):
+        raise ConfigError(f"config.json: {key} is {given!r:.80}; it must be a list of names")
+    names = tuple(given)
     for name in names:
         if name.startswith("re:"):
             check_pattern(name[3:], key)

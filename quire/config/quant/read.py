@@ -12,6 +12,7 @@ from quire.config.quant import (
     awq,
     bitsandbytes,
     compressed_tensors,
+    fp4,
     fp8,
     gptq,
     squeezellm,
@@ -32,6 +33,7 @@ READERS = {
     "squeezellm": squeezellm.read,
     "auto-round": auto_round.read,
     "intel/auto-round": auto_round.read,
+    "mxfp4": fp4.read_mxfp4,
 }
 """quant_method -> reader of the object that has it."""
 
@@ -52,6 +54,8 @@ def reconcile_quantization(found: QuantFacts | None, requested: str | None) -> Q
     if requested is None:
         return found
     refuse_unread(requested, "quantization")
+    if found is not None and found.default == fp4.GPT_OSS and not means(requested, "mxfp4"):
+        found = None  # its experts are widened, then quantized like the layers that are plain
     if found is not None:
         methods = {one.method for one in (found.default,) if one is not None}
         if any(means(requested, method) for method in (found.quant_method, *methods)):
@@ -74,13 +78,11 @@ def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:
     if not isinstance(found, Mapping):
         raise ConfigError(f"config.json: {key} is {found!r}; it must be an object")
     dialect = found.get("quant_method") or found.get("method") or "unnamed"
-    if dialect == "mxfp4":
-        return None  # its tensors show it (quire.quant.mxfp4)
     refuse_unread(str(dialect), f"config.json: {key}.quant_method")
     reader = READERS.get(dialect) if isinstance(dialect, str) else None
     if reader is None:
         raise ConfigError(
             f"config.json: {key} has the quantization method {dialect!r}; supported: "
-            f"unquantized checkpoints, mxfp4, {', '.join(READERS)}"
+            f"unquantized checkpoints, {', '.join(READERS)}"
         )
     return reader(found)

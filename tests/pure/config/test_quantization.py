@@ -4,8 +4,10 @@ import copy
 
 import pytest
 
+from quire.config.quant.compressed_tensors import PackedIntFormat
 from quire.config.quant.facts import QuantFacts
 from quire.config.quant.fp8 import Fp8Format
+from quire.config.quant.int8 import Int8Format
 from quire.config.quant.read import read_quantization
 from quire.errors import ConfigError
 
@@ -35,6 +37,59 @@ def changed(path, value):
         at = at[name]
     at[last] = value
     return made
+
+
+def transformed(location):
+    group = {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": location}]}
+    return {**COMPRESSED, "transform_config": {"config_groups": {"R1": group}}}
+
+
+def cached(**changes):
+    scheme = {**FLOAT, "strategy": "tensor", "dynamic": False, "symmetric": True}
+    return {**COMPRESSED, "kv_cache_scheme": scheme | changes}
+
+
+@pytest.mark.parametrize(
+    "found", [COMPRESSED, transformed("weight_output"), transformed("weight_input"), cached()]
+)
+def test_settings_that_change_nothing_here_are_accepted(found):
+    extra = {"sparsity_config": {"format": "dense"}, "quantization_status": "compressed"}
+    assert read(found | extra) == read(COMPRESSED)
+
+
+INT8 = {"num_bits": 8, "type": "int"}
+ROWS = {**INT8, "strategy": "token", "dynamic": True}
+
+
+def group(weights, inputs=None, fmt="int-quantized", **extra):
+    one = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    named = {"quant_method": "compressed-tensors", "format": fmt}
+    return read({**named, "config_groups": {"group_0": one | extra}}).default
+
+
+def test_integers_of_eight_bits_multiply_rows_in_bytes():
+    channel = {**INT8, "strategy": "channel"}
+    fixed = {**INT8, "strategy": "tensor"}
+    assert group(channel, ROWS) == Int8Format()
+    assert group(channel, {**ROWS, "symmetric": False}) == Int8Format(symmetric_inputs=False)
+    assert group(fixed, fixed) == Int8Format(static_activations=True)
+    assert group(channel, fixed, "naive-quantized") == Int8Format(static_activations=True)
+    with pytest.raises(ConfigError, match=r"input_activations\.strategy is 'tensor'"):
+        group(channel, {**ROWS, "strategy": "tensor"})
+
+
+def test_other_integers_multiply_activations_in_16_bits():
+    four = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}
+    assert group(four, fmt="pack-quantized") == PackedIntFormat(bits=4, group=64)
+    assert group(four, ROWS, "pack-quantized").wide_inputs
+    assert group({**INT8, "strategy": "group", "group_size": 32}, ROWS) == PackedIntFormat(
+        bits=8, group=32, packed=False, wide_inputs=True
+    )
+    assert group({"num_bits": 3, "group_size": -1}, fmt="pack-quantized").group is None
+    with pytest.raises(ConfigError, match=r"weights\.num_bits is 16"):
+        group({**four, "num_bits": 16}, fmt="pack-quantized")
+    with pytest.raises(ConfigError, match="format is 'float-quantized'"):
+        group(four, fmt="float-quantized")
 
 
 def test_weights_stay_unquantized_unless_requested():
@@ -103,14 +158,38 @@ def test_naming_what_the_checkpoint_has_is_no_contradiction(asked):
             None,
             'with weight_block_size it must be "dynamic"',
         ),
-        (changed("weights.num_bits", 4), None, r"group_0\.weights\.num_bits is 4; supported: 8"),
-        (changed("weights.type", "int"), None, r"weights\.type is 'int'"),
+        (changed("weights.num_bits", 4), None, r"group_0\.weights\.group_size is 0; supported: 16"),
+        (
+            changed("weights.num_bits", 6),
+            None,
+            r"group_0\.weights\.num_bits is 6; supported: 4 or 8",
+        ),
+        (changed("weights.type", "complex"), None, r"weights\.type is 'complex'"),
         (changed("weights.strategy", "group"), None, r"weights\.strategy is 'group'"),
         (changed("input_activations", None), None, r"input_activations\.num_bits is None"),
         (changed("input_activations.strategy", "tensor"), None, "strategy is 'tensor'"),
-        (changed("targets", ["Conv2d"]), None, "targets is .'Conv2d'"),
-        ({**COMPRESSED, "config_groups": {}}, None, "must have one entry in config_groups"),
-        ({**COMPRESSED, "sparsity_config": {"format": "dense"}}, None, "no sparsity"),
+        (changed("targets", ["Conv2d"]), None, "targets has the class 'Conv2d'"),
+        (changed("targets", "Linear"), None, "targets is 'Linear'; it must be a list of names"),
+        (changed("targets", ["re:(a*)*b"]), None, "targets has the pattern"),
+        (changed("weights", None), None, "input_activations is .*; supported: None"),
+        (changed("weights", [8]), None, r"weights is \[8\]; it must be an object"),
+        (changed("weights.zero", 1), None, r"weights has fields that quire does not know: zero"),
+        (changed("output_activations", FLOAT), None, "output_activations is"),
+        (changed("format", "mxfp8-quantized"), None, "format is 'mxfp8-quantized'; supported"),
+        (changed("extra", 1), None, "group_0 has fields that quire does not know: extra"),
+        ({**COMPRESSED, "config_groups": {}}, None, "config_groups has no entry"),
+        ({**COMPRESSED, "config_groups": [1]}, None, r"config_groups is \[1\]; it must be"),
+        ({**COMPRESSED, "config_groups": {"W9A9": ["Linear"]}}, None, "presets: FP8, FP8_BLOCK"),
+        ({**COMPRESSED, "sparsity_config": {"format": "sparse-24-bitmask"}}, None, "sparse-24"),
+        ({**COMPRESSED, "format": "marlin-24"}, None, "format is 'marlin-24'"),
+        ({**COMPRESSED, "format": "dense"}, None, "format is 'dense'"),
+        ({**COMPRESSED, "new_field": 1}, None, "fields that quire does not know: new_field"),
+        (transformed("input"), None, "apply.location is 'input'; supported: 'weight_input'"),
+        (transformed("k_cache"), None, "apply.location is 'k_cache'"),
+        (cached(num_bits=4), None, r"kv_cache_scheme\.num_bits is 4; supported: 8"),
+        (cached(type="int"), None, r"kv_cache_scheme\.type is 'int'; supported: 'float'"),
+        (cached(strategy="attn_head"), None, r"kv_cache_scheme\.strategy is 'attn_head'"),
+        (cached(dynamic=True), None, r"kv_cache_scheme\.dynamic is True"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(said, asked, says):

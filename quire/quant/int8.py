@@ -1,0 +1,83 @@
+"""Weights in signed bytes that multiply rows in bytes (W8A8), from a checkpoint.
+
+    weight             [O, I] int8
+    weight_scale       [O], [O, 1] or [1]
+    input_scale        [1], where the checkpoint fixed the scale of activations
+    input_zero_point   [1], where it fixed their zero too
+
+Parts of a fused layer have one input, so one range of it: that which holds the range of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.config.quant.int8 import Int8Format
+from quire.kernels.formats.int8_weight import Int8ExpertWeights, Int8Weight, sum_inputs
+from quire.kernels.int8_linear import pack, pack_experts
+from quire.kernels.quantize_int8 import INT8_MAX, INT8_MIN
+from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
+from quire.weights.mapping import InitSpec
+
+INPUT_SCALE, INPUT_ZERO = "input_scale", "input_zero_point"
+DUMMY_WEIGHT_STD = 32.0
+
+
+class Method:
+    """int8 weights, int8 activations, integer sums."""
+
+    name = "int8"
+    is_stored = True
+
+    def __init__(self, form: Int8Format) -> None:
+        self._form = form
+
+    def accepts(self, layer: QuantizableLayer) -> bool:
+        return layer.role != "embedding"
+
+    def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
+        typical = InitSpec(inputs_of(layer, matrix) ** -0.5 / DUMMY_WEIGHT_STD, 0.0)
+        scale = ParamSpec(dtype=torch.float32, inputs_per=None, broadcastable=True, init=typical)
+        found = {
+            "weight": ParamSpec(dtype=torch.int8, init=InitSpec(0.0, DUMMY_WEIGHT_STD)),
+            "weight_scale": scale,
+        }
+        if self._form.static_activations:
+            one = replace(scale, outputs_per=None, init=InitSpec(0.03, 0.0))
+            found[INPUT_SCALE] = one
+            if not self._form.symmetric_inputs:
+                found[INPUT_ZERO] = replace(one, dtype=torch.int8, init=InitSpec(0.0, 0.0))
+        return found
+
+    def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
+        for matrix in layer.matrices:
+            values = layer.take_params(matrix)
+            data = values["weight"]
+            scale, zero = _input_range(values.get(INPUT_SCALE), values.get(INPUT_ZERO))
+            parts = {
+                "data": data,
+                "scale": values["weight_scale"],
+                "sums": None if self._form.symmetric_inputs else sum_inputs(data),
+                "input_scale": scale,
+                "input_zero_point": zero,
+            }
+            if layer.role == "experts":
+                layer.set_param(matrix, pack_experts(Int8ExpertWeights(**parts)))
+            else:
+                layer.set_param(matrix, pack(Int8Weight(**parts)))
+
+
+def _input_range(scale: Tensor | None, zero: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The scale [1] and zero [1] of activations that suit all parts."""
+    if scale is None:
+        return None, None
+    if zero is None:
+        return scale.amax().view(1), None
+    low = (scale * (INT8_MIN - zero.float())).amin()
+    high = (scale * (INT8_MAX - zero.float())).amax()
+    shared = (high - low) / (INT8_MAX - INT8_MIN)
+    return shared.view(1), (INT8_MIN - low / shared).round().int().view(1)
