@@ -54,21 +54,21 @@ class Method:
         return found
 
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
+        experts = layer.role == "experts"
         for matrix in layer.matrices:
             values = layer.take_params(matrix)
             data = values["weight"]
             scale, zero = _input_range(values.get(INPUT_SCALE), values.get(INPUT_ZERO))
-            parts = {
-                "data": data,
-                "scale": values["weight_scale"],
-                "sums": None if self._form.symmetric_inputs else sum_inputs(data),
-                "input_scale": scale,
-                "input_zero_point": zero,
-            }
-            if layer.role == "experts":
-                layer.set_param(matrix, pack_experts(Int8ExpertWeights(**parts)))
-            else:
-                layer.set_param(matrix, pack(Int8Weight(**parts)))
+            made = (Int8ExpertWeights if experts else Int8Weight)(
+                data=data,
+                scale=values["weight_scale"],
+                sums=None if self._form.symmetric_inputs else sum_inputs(data),
+                input_scale=scale,
+                input_zero_point=zero,
+            )
+            layer.set_param(
+                matrix, pack_experts(made) if isinstance(made, Int8ExpertWeights) else pack(made)
+            )
 
 
 def _input_range(scale: Tensor | None, zero: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

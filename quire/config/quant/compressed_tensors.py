@@ -218,7 +218,7 @@ def _fp8(at: str, weights: Json, inputs: Json, stored: object) -> WeightFormat:
 
 
 def _fp4(at: str, weights: Json, inputs: Json, stored: object) -> WeightFormat:
-    """NVFP4 or MXFP4, told apart by the inputs that share a scale."""
+    """NVFP4 or MXFP4: the number of inputs that share a scale is that of one of them."""
     names = {16: "nvfp4-pack-quantized", 32: "mxfp4-pack-quantized"}
     group = weights.get("group_size", 0)
     require_value(f"{at}.weights.group_size", group, *names)
