@@ -74,63 +74,102 @@ INLINE vf widen_half(vh h) {  // float16 -> float32, exact
 #endif
 }
 
-// The numbers of one panel and group.
-struct FactorRow {
-  const char* values;
-  long storage;
-  const float* outer;
-
-  INLINE FactorRow(const Factors& f, long groups, long panel, long group)
-      : values(nullptr), storage(f.storage), outer(nullptr) {
-    if (!f.values) return;
-    static constexpr long SIZES[] = {4, 2, 2, 1, 1};
-    values = f.values + (panel * groups + group) * PANEL * SIZES[storage];
-    if (f.outer)
-      outer = f.outer + (panel * f.outer_groups + (uint32_t)group / (uint32_t)f.share) * PANEL;
-  }
-
-  INLINE vf at(long column) const {
-    vf v;
-    if (storage == F32) {
-      v = load((const float*)values + column);
-    } else if (storage == BF16) {
-      v = load((const bf16*)values + column);
-    } else if (storage == F16) {
-      vh h;
-      memcpy(&h, values + column * 2, sizeof h);
-      v = widen_half(h);
-    } else if (storage == U8) {
-      uint8_t b __attribute__((vector_size(W)));
-      memcpy(&b, values + column, sizeof b);
-      v = __builtin_convertvector(__builtin_convertvector(b, vi), vf);
-    } else {
-      int8_t b __attribute__((vector_size(W)));
-      memcpy(&b, values + column, sizeof b);
-      v = __builtin_convertvector(__builtin_convertvector(b, vi), vf);
-    }
-    return outer ? v * load(outer + column) : v;
-  }
+struct half {
+  uint16_t bits;
 };
+INLINE vf load_factors(const float* p) { return load(p); }
+INLINE vf load_factors(const bf16* p) { return load(p); }
+INLINE vf load_factors(const half* p) {
+  vh h;
+  memcpy(&h, p, sizeof h);
+  return widen_half(h);
+}
+INLINE vf load_factors(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+  vf v;
+  for (int i = 0; i < W; i++) v[i] = p[i];
+  return v;
+#endif
+}
+INLINE vf load_factors(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+  vf v;
+  for (int i = 0; i < W; i++) v[i] = p[i];
+  return v;
+#endif
+}
 
-// What a group's codes become: value * scale + offset.
-struct GroupMeaning {
-  FactorRow scales, offsets, zeros;
-  float unit;
+INLINE void store_bytes(int8_t* p, vi whole) {  // of numbers from -127 to 127
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)whole));
+#elif defined(__AVX2__)
+  const __m256i w = (__m256i)whole;
+  const __m128i s = _mm_packs_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(s, s));
+#else
+  for (int i = 0; i < W; i++) p[i] = (int8_t)whole[i];
+#endif
+}
 
-  INLINE GroupMeaning(const CodesMatrix& m, long panel, long group, float unit)
-      : scales(m.scale, m.groups, panel, group),
-        offsets(m.offset, m.groups, panel, group),
-        zeros(m.zero, m.groups, panel, group),
-        unit(unit) {}
-
-  INLINE bool has_offset() const { return offsets.values || zeros.values; }
-  INLINE vf scale(long column) const {
-    return scales.values ? rounded(scales.at(column) * unit) : splat(unit);
+// to[g - first][32] = the factors of groups [first, end) of a panel, times unit.
+template <class T>
+void widen_factors(const Factors& f, long groups, long panel, long first, long end, float unit,
+                   float* to) {
+  const T* from = (const T*)f.values + (panel * groups + first) * PANEL;
+  for (long g = first; g < end; g++, from += PANEL, to += PANEL) {
+    const float* outer =
+        f.outer ? f.outer + (panel * f.outer_groups + (uint32_t)g / (uint32_t)f.share) * PANEL
+                : nullptr;
+    UNROLL for (int j = 0; j < PANEL; j += W) {
+      vf v = load_factors(from + j);
+      if (outer) v = rounded(v * load(outer + j));
+      store(to + j, unit == 1.0f ? v : rounded(v * unit));
+    }
   }
-  INLINE vf offset(long column, vf scale) const {
-    vf o = offsets.values ? rounded(offsets.at(column)) : vf{};
-    if (zeros.values) o = o - rounded(scale * zeros.at(column));
-    return o;
+}
+
+inline void widen_factors(const Factors& f, long groups, long panel, long first, long end,
+                          float unit, float* to) {
+  if (f.storage == F32) return widen_factors<float>(f, groups, panel, first, end, unit, to);
+  if (f.storage == F16) return widen_factors<half>(f, groups, panel, first, end, unit, to);
+  if (f.storage == BF16) return widen_factors<bf16>(f, groups, panel, first, end, unit, to);
+  if (f.storage == U8) return widen_factors<uint8_t>(f, groups, panel, first, end, unit, to);
+  widen_factors<int8_t>(f, groups, panel, first, end, unit, to);
+}
+
+// What the codes of some groups of a panel become: code * scale + offset. In memory of the caller.
+struct GroupMeaning {
+  float *scale, *offset;  // [groups][32]; offset is null where there is none
+
+  static long floats(long groups) { return groups * PANEL * 3; }
+
+  // memory: `floats` of end - first groups.
+  GroupMeaning(const CodesMatrix& m, long panel, long first, long end, float unit, float* memory)
+      : scale(memory), offset(nullptr) {
+    const long n = (end - first) * PANEL;
+    if (m.scale.values)
+      widen_factors(m.scale, m.groups, panel, first, end, unit, scale);
+    else
+      for (long i = 0; i < n; i += W) store(scale + i, splat(unit));
+    if (!m.offset.values && !m.zero.values) return;
+    offset = scale + n;
+    if (m.offset.values)
+      widen_factors(m.offset, m.groups, panel, first, end, 1.0f, offset);
+    else
+      for (long i = 0; i < n; i += W) store(offset + i, vf{});
+    if (!m.zero.values) return;
+    float* zero = offset + n;
+    widen_factors(m.zero, m.groups, panel, first, end, 1.0f, zero);
+    for (long i = 0; i < n; i += W)
+      store(offset + i, load(offset + i) - rounded(load(scale + i) * load(zero + i)));
   }
 };
 
@@ -143,7 +182,7 @@ INLINE vb load_bytes(const char* p) {
 INLINE vb shift_right(vb v, int bits) { return (vb)((vs)v >> bits); }  // the caller masks
 
 // Codes of the two steps 2p and 2p + 1 of a block: its dwords from `column` on.
-INLINE void fetch_pair(const char* block, long bits, long p, long column, vb& a, vb& b) {
+INLINE void fetch_pair(const char* block, int bits, long p, long column, vb& a, vb& b) {
   const char* at = block + column * 4;
   const long row = PANEL * 4;
   if (bits == 8) {

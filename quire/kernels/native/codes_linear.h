@@ -21,6 +21,7 @@ struct CodesLinearArgs {
 
 constexpr long WIDE_INPUTS = 256;    // of a slice of a panel in float32
 constexpr long QUANT_ROWS = 480;     // rows that are quantized at a time
+constexpr long WIDE_FACTORS = WIDE_INPUTS / 16 * PANEL * 3;  // floats of its factors, at most
 constexpr int FUSED_ROWS = 4;        // up to so many, codes are unpacked in registers
 constexpr long CODES_AHEAD = 4096;   // bytes of codes to prefetch
 
@@ -55,13 +56,17 @@ INLINE bool unpacks(const CodesMatrix& m, long rows) {  // a panel to bytes, bef
   return m.bits != 8 && (m.bits != 4 || rows > FUSED_ROWS);
 }
 
+// Bytes that a thread has for a panel: its factors, and its codes in bytes.
+INLINE long panel_scratch(const CodesMatrix& m) {
+  return GroupMeaning::floats(m.groups) * 4 + m.blocks() * BLOCK * PANEL;
+}
+
 inline Plan plan(const CodesLinearArgs& a, int threads) {
   const CodesMatrix& m = *a.w;
   const bool parallel = a.rows * m.inputs * m.outputs > 32768;
   if (in_integers(a))
-    return {parallel, QuantizedRows::bytes(m, quantized_rows(a)) +
-                          threads * m.blocks() * BLOCK * PANEL};
-  const long wide = WIDE_INPUTS * PANEL * 4 + TALL_BLOCK * PANEL * 4;
+    return {parallel, QuantizedRows::bytes(m, quantized_rows(a)) + threads * panel_scratch(m)};
+  const long wide = (WIDE_INPUTS * PANEL + TALL_BLOCK * PANEL + WIDE_FACTORS) * 4;
   return {parallel, (a.rows * m.inputs * 4 + 64) / 64 * 64 + threads * wide};
 }
 
@@ -100,8 +105,7 @@ INLINE void quantize_unit(const float* x, int n, int8_t* q, float* scale, int32_
     const vf v = rounded(load(x + i) * inverse) + ROUNDS;
     const vi whole = (vi)v - (vi)splat(ROUNDS);
     all += whole;
-    int8_t bytes __attribute__((vector_size(W))) = __builtin_convertvector(whole, decltype(bytes));
-    memcpy(q + i, &bytes, sizeof bytes);
+    store_bytes(q + i, whole);
   }
   int32_t total = 0;
   for (int i = 0; i < W; i++) total += all[i];
@@ -116,7 +120,8 @@ struct TileArgs {
   const CodesMatrix& m;
   const QuantizedRows& rows;
   const CodesLinearArgs& a;
-  const char* codes;  // of the panel
+  const char* codes;   // of the panel, as the tile reads them
+  const GroupMeaning& means;
   long panel, first;  // first: the row of the call with which `rows` begins
 };
 
@@ -137,7 +142,6 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
     const long end = g + 1 == m.groups ? units : u + per_group;
     vf f[R][NV] = {};
     float shift[R] = {};
-    const GroupMeaning means(m, t.panel, g, (float)m.unit);
     for (; u < end; u++, scales++, shifts++, sums++) {
       vi acc[R][NV] = {};
       for (long p = 0; p < pairs; p++, at += pair_bytes, x += 8) {
@@ -172,13 +176,13 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
         shift[i] += shifts[i * s_row];
       }
     }
-    UNROLL for (int j = 0; j < NV; j++) {
-      const vf scale = means.scale(column + j * W);
-      UNROLL for (int i = 0; i < R; i++) y[i][j] += rounded(f[i][j] * scale);
-      if (means.has_offset()) {
-        const vf offset = means.offset(column + j * W, scale);
-        UNROLL for (int i = 0; i < R; i++) y[i][j] += rounded(offset * shift[i]);
-      }
+    const float* scale = t.means.scale + g * PANEL + column;
+    UNROLL for (int j = 0; j < NV; j++) UNROLL for (int i = 0; i < R; i++)
+      y[i][j] += rounded(f[i][j] * load(scale + j * W));
+    if (t.means.offset) {
+      const float* offset = t.means.offset + g * PANEL + column;
+      UNROLL for (int j = 0; j < NV; j++) UNROLL for (int i = 0; i < R; i++)
+        y[i][j] += rounded(load(offset + j * W) * shift[i]);
     }
   }
   const long outputs = m.outputs;
@@ -219,24 +223,34 @@ void codes_rows(const TileArgs& t, long row, long count) {
     }
 }
 
-inline void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
+template <int BITS, bool CHOOSES>
+void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
   const long blocks = m.blocks(), row = PANEL * 4;
-  for (long block = 0; block < blocks; block++, codes += m.bits * row)
-    for (long p = 0; p < 4; p++, to += 2 * row)
-      for (long column = 0; column < PANEL; column += W) {
+  for (long block = 0; block < blocks; block++, codes += BITS * row)
+    UNROLL for (int p = 0; p < 4; p++, to += 2 * row)
+      UNROLL for (int column = 0; column < PANEL; column += W) {
         vb a, b;
-        fetch_pair(codes, m.bits, p, column, a, b);
-        if (m.levels) a = choose(a, m.levels), b = choose(b, m.levels);
+        if (p == 0) __builtin_prefetch(codes + CODES_AHEAD + column * 4);
+        fetch_pair(codes, BITS, p, column, a, b);
+        if (CHOOSES) a = choose(a, m.levels), b = choose(b, m.levels);
         memcpy(to + column * 4, &a, sizeof a);
         memcpy(to + row + column * 4, &b, sizeof b);
       }
+}
+
+inline void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
+  if (m.bits == 2) return m.levels ? unpack_panel<2, true>(m, codes, to) : unpack_panel<2, false>(m, codes, to);
+  if (m.bits == 3) return m.levels ? unpack_panel<3, true>(m, codes, to) : unpack_panel<3, false>(m, codes, to);
+  if (m.bits == 4) return m.levels ? unpack_panel<4, true>(m, codes, to) : unpack_panel<4, false>(m, codes, to);
+  m.bits == 5 ? unpack_panel<5, false>(m, codes, to) : unpack_panel<6, false>(m, codes, to);
 }
 
 inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
   const CodesMatrix& m = *a.w;
   const long most = quantized_rows(a), panels = m.panels(), unit = m.unit_inputs();
   const QuantizedRows rows(team.scratch, m, most);
-  char* bytes = team.scratch + QuantizedRows::bytes(m, most) + team.rank * m.blocks() * BLOCK * PANEL;
+  char* own = team.scratch + QuantizedRows::bytes(m, most) + team.rank * panel_scratch(m);
+  char* bytes = own + GroupMeaning::floats(m.groups) * 4;
   for (long first = 0; first < a.rows; first += most) {
     const long count = a.rows - first < most ? a.rows - first : most;
     if (first) {
@@ -262,7 +276,8 @@ inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
         const long part = i / panels, row = count * part / parts, n = count * (part + 1) / parts - row;
         const char* codes = m.codes + i % panels * m.panel_bytes();
         if (unpacked) unpack_panel(m, codes, bytes);
-        const TileArgs t{m, rows, a, unpacked ? bytes : codes, i % panels, first};
+        const GroupMeaning means(m, i % panels, 0, m.groups, (float)m.unit, (float*)own);
+        const TileArgs t{m, rows, a, unpacked ? bytes : codes, means, i % panels, first};
         if (m.levels && !unpacked)
           codes_rows<LEVELS, SIGNED>(t, row, n);
         else if (m.levels || m.bits == 8)
@@ -278,19 +293,22 @@ inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
 }
 
 // Values of inputs [from, from + n) and of columns [low, high) of a panel, as float32 [n][32].
-// from: a multiple of BLOCK.
+// from: a multiple of BLOCK. factors: memory of GroupMeaning for them.
 inline void widen_panel(const CodesMatrix& m, long panel, long from, long n, long low, long high,
-                        float* to) {
+                        float* factors, float* to) {
   const char* codes = m.codes + panel * m.panel_bytes() + from / BLOCK * m.bits * PANEL * 4;
-  const long size = 1L << m.bits;
+  const long size = 1L << m.bits, first = m.groups == 1 ? 0 : from / m.group;
+  const long last = m.groups == 1 ? 0 : (from + n - 1) / m.group;
+  const GroupMeaning means(m, panel, first, last + 1, 1.0f, factors);
   for (long i = 0; i < n; i += 8) {  // a group has a multiple of 16 inputs, or all
-    const GroupMeaning means(m, panel, m.groups == 1 ? 0 : (from + i) / m.group, 1.0f);
+    const long group = m.groups == 1 ? 0 : (from + i) / m.group - first;
     const char* block = codes + i / BLOCK * m.bits * PANEL * 4;
     for (long column = low; column < high; column += W) {
       vb pair[2];
-      fetch_pair(block, m.bits, i % BLOCK / 8, column, pair[0], pair[1]);
-      const vf scale = means.scale(column);
-      const vf offset = means.has_offset() ? means.offset(column, scale) : vf{};
+      fetch_pair(block, (int)m.bits, i % BLOCK / 8, column, pair[0], pair[1]);
+      const long at_factor = group * PANEL + column;
+      const vf scale = load(means.scale + at_factor);
+      const vf offset = means.offset ? load(means.offset + at_factor) : vf{};
       for (long k = 0; k < 8 && i + k < n; k++) {
         const vi dwords = (vi)pair[k / 4];
         const int at = (int)(k % 4 * 8);
@@ -325,7 +343,8 @@ void codes_floats(const CodesLinearArgs& a, const Team& team) {
     x_row = m.inputs * 4;
     team.barrier();
   }
-  const long wide_bytes = WIDE_INPUTS * PANEL * 4, sums_bytes = TALL_BLOCK * PANEL * 4;
+  const long wide_bytes = (WIDE_INPUTS * PANEL + WIDE_FACTORS) * 4;
+  const long sums_bytes = TALL_BLOCK * PANEL * 4;
   char* own = team.scratch + (a.rows * m.inputs * 4 + 64) / 64 * 64 +
               team.rank * (wide_bytes + sums_bytes);
   float *wide = (float*)own, *sums = (float*)(own + wide_bytes);
@@ -336,7 +355,7 @@ void codes_floats(const CodesLinearArgs& a, const Team& team) {
     const Tiles<float> tiles(a.rows - row < TALL_BLOCK ? a.rows - row : TALL_BLOCK);
     for (long at = 0; at < m.inputs; at += WIDE_INPUTS) {
       const long n = m.inputs - at < WIDE_INPUTS ? m.inputs - at : WIDE_INPUTS;
-      widen_panel(m, panel, at, n, 0, PANEL, wide);
+      widen_panel(m, panel, at, n, 0, PANEL, wide + WIDE_INPUTS * PANEL, wide);
       const Operand o{x + row * x_row + at * 4, x_row, 4, 0, own, 0, n, 0, own};
       tiles.product(1, o, false, sums, PANEL, at > 0);
     }
@@ -358,15 +377,15 @@ struct CodesEmbeddingArgs {
 };
 
 inline Plan plan(const CodesEmbeddingArgs& a, int threads) {
-  return {a.rows * a.w->inputs > 4096, threads * (BLOCK * PANEL + a.w->inputs) * 4};
+  return {a.rows * a.w->inputs > 4096, threads * (WIDE_INPUTS * PANEL + WIDE_FACTORS + a.w->inputs) * 4};
 }
 
 template <class T>
 void embed_codes(const CodesEmbeddingArgs& a, const Team& team) {
   const CodesMatrix& m = *a.w;
   const long inputs = m.inputs;
-  float* wide = (float*)team.scratch + team.rank * (BLOCK * PANEL + inputs);
-  float* row = wide + BLOCK * PANEL;
+  float* wide = (float*)team.scratch + team.rank * (WIDE_INPUTS * PANEL + WIDE_FACTORS + inputs);
+  float* row = wide + WIDE_INPUTS * PANEL + WIDE_FACTORS;
   long from, to;
   team.share(a.rows, from, to);
   for (long t = from; t < to; t++) {
@@ -376,9 +395,10 @@ void embed_codes(const CodesEmbeddingArgs& a, const Team& team) {
       memset(y, 0xff, inputs * sizeof(T));
       continue;
     }
-    for (long at = 0; at < inputs; at += BLOCK) {
-      const long n = inputs - at < BLOCK ? inputs - at : BLOCK;
-      widen_panel(m, id / PANEL, at, n, lane / W * W, lane / W * W + W, wide);
+    for (long at = 0; at < inputs; at += WIDE_INPUTS) {
+      const long n = inputs - at < WIDE_INPUTS ? inputs - at : WIDE_INPUTS;
+      widen_panel(m, id / PANEL, at, n, lane / W * W, lane / W * W + W, wide + WIDE_INPUTS * PANEL,
+                  wide);
       for (long i = 0; i < n; i++) row[m.perm ? m.perm[at + i] : at + i] = wide[i * PANEL + lane];
     }
     each(inputs, [&](long i, long n) { put(y + i, get(row + i, n), n); });
