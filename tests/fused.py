@@ -7,6 +7,7 @@ import torch
 from quire.kernels import act, add, kv_write, linear, rms_norm, rope
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.op import OPS
+from tests.op_cases import copied
 
 FILES = (act, add, kv_write, linear, rms_norm, rope)  # importing one files its ops
 
@@ -64,12 +65,14 @@ def layer(s, t, *, head_norms=True, bias=False, act="silu"):
     if head_norms:
         q, k = normed(q, t["q_norm"]), normed(k, t["k_norm"])
     q, k = call("rope", q, k, t["positions"], t["table"])
-    call("kv_write", k, v, t["cache"], t["slots"])
+    scales = t.get("scales")
+    call("kv_write", k, v, t["cache"], t["slots"], scales=scales)
     x = call("linear", q.view(s.T, -1), t["o"])
     x, res = call("rms_norm", x, t["norm2"], 1e-6, res, offset=0.5)
     x = mlp(x, t, act)
     lazy_fusion.flush()
-    return {"x": x, "res": res, "q": q, "k": k, "cache": t["cache"]}
+    made = {"x": x, "res": res, "q": q, "k": k, "cache": t["cache"], "scales": scales}
+    return {name: tensor for name, tensor in made.items() if tensor is not None}
 
 
 def normed(heads, weight):
@@ -87,6 +90,6 @@ def in_fp8(t, quantize):
 
 def both(s, t, **how):
     """(fused, unfused) results."""
-    mine = layer(s, {**t, "cache": t["cache"].clone()}, **how)
+    mine = layer(s, t | copied(t), **how)
     with lazy_fusion.disabled():
-        return mine, layer(s, {**t, "cache": t["cache"].clone()}, **how)
+        return mine, layer(s, t | copied(t), **how)

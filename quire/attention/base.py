@@ -27,7 +27,7 @@ class BackendCapabilities:
     sinks: bool = False
     alibi: bool = False
     encoder: bool = False  # cross attention, and a bias by distance
-    fp8_cache: bool = False
+    coded_cache: bool = False  # keys and values in codes of 8 bits
     latent: bool = False  # one latent per token instead of keys and values, and nothing else
     packed: bool = False  # tokens of a step attend to each other, without a cache, and nothing else
 
@@ -73,6 +73,7 @@ class AttentionLayer(Protocol):
     alibi: Tensor | None
     k_scale: float
     v_scale: float
+    head_scales: Tensor | None  # [2, K] float32 of a cache of 8 bits, in place of both
     group: int
     place: int
 
@@ -118,7 +119,10 @@ class Backend(Protocol):
     """Whether a step with prompts can be captured: no layer depends on values of the host."""
 
     def __init__(self, cache: list[Tensor]) -> None:
-        """cache: one [N, 2, K, B, D] per layer place."""
+        """cache: one [N, 2, K, B, D] per layer place.
+
+        One with coded_cache takes a second argument: scales [N, 2, K, B] of each place.
+        """
         ...
 
     def plan(self, batch: AttentionMetadata) -> AttentionStep:

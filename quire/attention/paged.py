@@ -6,6 +6,7 @@ launches, and of this backend alone, so that two engines on one device never sha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,7 @@ CAPS = BackendCapabilities(
     sinks=True,
     alibi=True,
     encoder=True,
-    fp8_cache=True,
+    coded_cache=True,
 )
 
 _MAX_COUNTERS = 1 << 16  # sequences times kv heads of one launch; beyond it, new ones are allocated
@@ -39,12 +40,13 @@ class PagedAttentionStep:
     cache: list[Tensor]
     metadata: AttentionMetadata
     counters: Tensor | None
+    scales: Sequence[Tensor] = ()
 
     def run(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer) -> Tensor:
         """Write k, v [T, K, D] to the layer's place, then attend q [T, H, D]."""
         metadata, cache = self.metadata, self.cache[layer.place]
         if k is not None and v is not None:
-            kv_write(k, v, cache, metadata.slots[layer.group], layer.k_scale, layer.v_scale)
+            self._write(k, v, metadata.slots[layer.group], layer)
         return paged_attention(
             q,
             cache,
@@ -65,6 +67,7 @@ class PagedAttentionStep:
             layer.v_scale,
             self.counters,
             layer.position_bias,
+            self._scales(layer),
         )
 
     def run_cross(self, q: Tensor, layer: AttentionLayer) -> Tensor:
@@ -87,11 +90,26 @@ class PagedAttentionStep:
             k_scale=layer.k_scale,
             v_scale=layer.v_scale,
             counters=self.counters,
+            scales=self._scales(layer),
         )
 
     def write_cross(self, k: Tensor, v: Tensor, slots: Tensor, layer: AttentionLayer) -> None:
         """Write k, v [T, K, D] of sources to their slots [T]."""
-        kv_write(k, v, self.cache[layer.place], slots, layer.k_scale, layer.v_scale)
+        self._write(k, v, slots, layer)
+
+    def _write(self, k: Tensor, v: Tensor, slots: Tensor, layer: AttentionLayer) -> None:
+        scales = self.scales[layer.place] if self.scales else None
+        own = None if scales is not None else layer.head_scales
+        cache = self.cache[layer.place]
+        kv_write(k, v, cache, slots, layer.k_scale, layer.v_scale, scales, own)
+
+    def _scales(self, layer: AttentionLayer) -> Tensor | None:
+        """[N, 2, K, B] of the layer's codes; None: it has k_scale and v_scale, or no codes."""
+        if self.scales:
+            return self.scales[layer.place]
+        if layer.head_scales is None:
+            return None
+        return layer.head_scales[None, :, :, None].expand(self.cache[layer.place].shape[:4])
 
     @property
     def block_size(self) -> int:
@@ -103,8 +121,9 @@ class Backend:
 
     supports_prefill_graphs = True
 
-    def __init__(self, cache: list[Tensor]) -> None:
-        self.cache = cache
+    def __init__(self, cache: list[Tensor], scales: Sequence[Tensor] = ()) -> None:
+        """scales: [N, 2, K, B] float32 per place, of codes with a scale per token and head."""
+        self.cache, self.scales = cache, scales
         on_cpu = not cache or cache[0].is_cpu
         self.counters = (
             None
@@ -113,4 +132,4 @@ class Backend:
         )
 
     def plan(self, batch: AttentionMetadata) -> AttentionStep:
-        return PagedAttentionStep(self.cache, batch, self.counters)
+        return PagedAttentionStep(self.cache, batch, self.counters, self.scales)

@@ -26,7 +26,7 @@ class BackendRequirements:
     softcap: bool = False
     latent: bool = False
     packed: bool = False
-    fp8_cache: bool = False
+    coded_cache: bool = False
     encoder: bool = False
 
 
@@ -72,8 +72,8 @@ def unmet_requirement(caps: BackendCapabilities, needs: BackendRequirements) -> 
         return "has no soft cap"
     if needs.encoder and not caps.encoder:
         return "has no cross attention"
-    if needs.fp8_cache and not caps.fp8_cache:
-        return "has no cache in fp8"
+    if needs.coded_cache and not caps.coded_cache:
+        return "has no cache of 8 bits (kv_cache_dtype)"
     return ""
 
 

@@ -53,7 +53,7 @@ class CacheSection:
     num_blocks: int
     num_host_blocks: int  # of the host tier; 0: there is none
     prefix_caching: bool
-    dtype: str
+    dtype: str  # a name in quire.config.memory.kv_format.KV_FORMATS
     layers: tuple[LayerFacts, ...]
     groups: tuple[KVCacheGroup, ...]
     block_bytes: int

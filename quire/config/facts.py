@@ -37,7 +37,7 @@ from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
 ConfigFormat = Literal["auto", "hf", "mistral"]
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",

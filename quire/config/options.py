@@ -181,9 +181,22 @@ class CacheOptions:
     set by gpu_memory_utilization."""
     num_gpu_blocks_override: int | None = option(None, low=1)
     """Number of KV blocks; overrides every other option of the cache's size."""
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3"] = "auto"
-    """Dtype of keys and values. auto: the model's dtype; fp8 (or fp8_e4m3): 8-bit floats, on a
-    GPU."""
+    kv_cache_dtype: Literal[
+        "auto",
+        "bfloat16",
+        "float16",
+        "float32",
+        "fp8",
+        "fp8_e4m3",
+        "fp8_e5m2",
+        "int8_per_token_head",
+        "fp8_per_token_head",
+    ] = "auto"
+    """How keys and values are stored. auto: as the checkpoint states, or in the model's dtype. fp8
+    (or fp8_e4m3), fp8_e5m2: 8-bit floats, with the scales of the checkpoint, else 1.
+    int8_per_token_head, fp8_per_token_head: 8 bits with a scale for each token and head."""
+    calculate_kv_scales: bool = False
+    """With kv_cache_dtype fp8: measure the scales, for each token and head (fp8_per_token_head)."""
     enable_prefix_caching: bool | None = None
     """Reuse the KV of earlier prompts with the same beginning. None: on."""
     kv_offloading_size: float | None = option(None, low=0)

@@ -72,7 +72,7 @@ _NO_EFFECT = {
         disable_async_output_proc scheduler_reserve_full_isl prefill_schedule_interval
         renderer_num_workers safetensors_load_strategy safetensors_prefetch_num_threads
         safetensors_prefetch_block_size pt_load_map_location
-        calculate_kv_scales sleep_mode_backend sleep_mode_offload_cudagraph
+        sleep_mode_backend sleep_mode_offload_cudagraph
         enable_cumem_allocator numa_bind numa_bind_nodes numa_bind_cpus
         long_prefill_token_threshold_adaptive disable_chunked_mm_input engine_use_ray
         disable_frontend_multiprocessing use_async_output_proc max_num_scheduled_tokens
@@ -188,6 +188,14 @@ SUPPORTED_CHOICES = {
     "kv_offloading_backend": ("native",),
 }
 """Accepted values of options without effect."""
+_EIGHT_BITS = "int8_per_token_head or fp8_per_token_head"
+UNSUPPORTED_KV_CACHES = (
+    (("fp8_inc",), "is a format of Gaudi devices", "fp8"),
+    (("fp8_ds_mla", "nvfp4_ds_mla"), "is of sparse attention over latents", "auto"),
+    (("int4_", "nvfp4", "turboquant_", "octave_", "ultraquant_"),
+     "has fewer than 8 bits", _EIGHT_BITS),
+)  # fmt: skip
+"""Beginnings of values of kv_cache_dtype of another engine, what they are, and what to use."""
 _ATTENTION_BACKENDS = """FLASH_ATTN FLASH_ATTN_VLLM_V1 FLASHINFER FLASHINFER_VLLM_V1 TRITON_ATTN
 XFORMERS
     TRITON_ATTN_VLLM_V1 TORCH_SDPA SDPA CPU_ATTN ROCM_FLASH ROCM_ATTN ROCM_AITER_FA FLASHMLA
@@ -204,7 +212,7 @@ _BOOLEAN_OPTIONS = """
     cudagraph_metrics enable_mfu_metrics enable_layerwise_nvtx_tracing enable_dbo
     enable_logging_iteration_details aggregate_engine_logging
     use_fp64_gumbel enable_cumem_allocator monokernel enable_elastic_ep language_model_only
-    fully_sharded_loras scheduler_reserve_full_isl disable_chunked_mm_input calculate_kv_scales
+    fully_sharded_loras scheduler_reserve_full_isl disable_chunked_mm_input
     kv_sharing_fast_prefill allow_deprecated_quantization enable_fault_tolerance enable_reasoning
     engine_use_ray disable_async_output_proc jit_monitor_verbose data_parallel_hybrid_lb
     data_parallel_external_lb disable_frontend_multiprocessing long_prefill_token_threshold_adaptive
@@ -329,10 +337,12 @@ def _translate_values(given: dict[str, object]) -> dict[str, object]:
         log.info("attention_backend=%r has no effect: quire chooses among its own", backend)
         fixed["attention_backend"] = None
     cache_dtype = given.get("kv_cache_dtype")
-    later = ("fp8_e5m2", "fp8_inc", "fp8_ds", "nvfp4", "int", "turbo")
-    if isinstance(cache_dtype, str) and cache_dtype.startswith(later):
-        message = "is not supported yet; allowed: auto, bfloat16, float16, float32, fp8"
-        raise ConfigError(f"kv_cache_dtype={cache_dtype!r} {message}")
+    for names, reason, advice in UNSUPPORTED_KV_CACHES:
+        if isinstance(cache_dtype, str) and cache_dtype.startswith(names):
+            raise ConfigError(
+                f"kv_cache_dtype={cache_dtype!r} {reason}, which quire does not support; "
+                f"use {advice}"
+            )
     return fixed
 
 

@@ -24,7 +24,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quire.kernels.formats.kv_cache import (
+    CODE_LIMITS,
+    allocate_blocks,
+    encode,
+    encode_per_token,
+    has_dense_heads,
+    head_step,
+)
 from quire.kernels.framework.op import op
+from quire.kernels.kv_write import CODES, scale_args
 from quire.kernels.native.library import ATTENTION, DTYPES, NativeOp, empty
 
 _TILE = 256  # query rows of one sequence the reference scores at a time
@@ -42,7 +51,8 @@ def _case(
 ) -> dict[str, Any]:
     """rows: (queries, context) of each sequence. Blocks before a window are given back (-1).
 
-    features: words out of sinks, alibi, bias, fp8, rows, fresh and decodes (single queries first).
+    features: words out of sinks, alibi, bias, rows, fresh and decodes (single queries first); of a
+    cache of 8 bits fp8, e5m2 and int8 (scales of the layer), int8_head, int8_token, fp8_token.
     """
     heads, kv_heads, size, block = shape
     queries = [q for q, _ in rows]
@@ -86,9 +96,9 @@ def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]
         case["position_bias"] = torch.randn(heads, 2 * 20 + 1, device=q.device)
     if "decodes" in features:
         case["decodes"] = next((s for s, (n, _) in enumerate(rows) if n > 1), sequences)
-    if "fp8" in features:
-        case["cache"] = cache.clamp(-8, 8).to(torch.float8_e4m3fn)
-        case |= {"k_scale": 0.5, "v_scale": 2.0}
+    for feature in features:
+        if feature in _CODED:
+            case |= _coded(cache, *_CODED[feature])
     if "rows" in features:
         order = torch.randperm(sequences + 2, device=q.device)[:sequences]
         shuffled = torch.full((sequences + 2, tables.shape[1]), -1, dtype=torch.int32)
@@ -98,6 +108,33 @@ def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]
     if "fresh" in features:
         case |= _new_tokens(case, kv_heads, rows)
     return case
+
+
+_CODED = {
+    "fp8": (torch.float8_e4m3fn, "layer"),
+    "e5m2": (torch.float8_e5m2, "layer"),
+    "int8": (torch.int8, "layer"),
+    "int8_head": (torch.int8, "head"),
+    "int8_token": (torch.int8, "token"),
+    "fp8_token": (torch.float8_e4m3fn, "token"),
+}
+
+
+def _coded(cache: Tensor, dtype: torch.dtype, kind: str) -> dict[str, Any]:
+    """The cache in codes, with its scales."""
+    if kind == "layer":
+        k_scale, v_scale = (0.5, 2.0) if dtype != torch.int8 else (0.03, 0.02)
+        planes = [encode(cache[:, 0], k_scale, dtype), encode(cache[:, 1], v_scale, dtype)]
+        return {"cache": torch.stack(planes, 1), "k_scale": k_scale, "v_scale": v_scale}
+    if kind == "head":
+        heads = 0.02 + torch.rand(2, cache.shape[2], device=cache.device) / 50
+        codes = encode(cache, heads[None, :, :, None, None], dtype)
+        return {"cache": codes, "scales": heads[None, :, :, None].expand(cache.shape[:4])}
+    codes, scales = allocate_blocks(cache.shape, dtype, cache.device)
+    made, measured = encode_per_token(cache.flatten(0, 3)[:, None], dtype)
+    codes.copy_(made.view(cache.shape))
+    scales.copy_(measured.view(scales.shape))
+    return {"cache": codes, "scales": scales}
 
 
 def _new_tokens(
@@ -152,9 +189,18 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (6, 2, 80, 32), step, torch.float16, features="fresh decodes")
     yield _case(device, shape, [*step, (90, 1200)], fp32, features="bias")
     yield _case(device, shape, step, bf16, features="bias fresh decodes rows")
+    for feature in ("e5m2", "int8", "int8_head", "int8_token", "fp8_token"):
+        yield _case(device, shape, step, fp32, features=f"{feature} decodes")
+        yield _case(device, shape, step, bf16, features=f"{feature} sinks decodes rows")
+    long = [(1, 1100), (40, 1400)]
+    yield _case(device, (8, 2, 64, 16), long, bf16, window=100, features="int8_token")
+    yield _case(device, (4, 2, 80, 8), long, fp32, softcap=5.0, features="int8_token alibi")
+    yield _case(device, (4, 1, 128, 16), long, torch.float16, features="int8_token fresh")
+    yield _case(device, (4, 2, 20, 1), step, fp32, features="fp8_token bias")
+    yield _case(device, (4, 2, 64, 16), long, fp32, features="fp8_token")
 
 
-run_attention = NativeOp(ATTENTION, "q" * 26 + "dd")
+run_attention = NativeOp(ATTENTION, "q" * 32 + "ddd")
 _MAX_SIZE = 1024
 
 
@@ -178,11 +224,16 @@ def _native(
     v_scale: float = 1.0,
     counters: Tensor | None = None,
     position_bias: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
-    if sinks is not None or rows is not None or not cache.is_contiguous():
+    if sinks is not None or rows is not None or not has_dense_heads(cache):
         return NotImplemented
-    if not native_takes(q, (cache,), (tables, q_starts, contexts), (alibi, position_bias)):
+    code = CODES.get(cache.dtype, 0)
+    kv = () if code else (cache,)
+    if not native_takes(q, kv, (tables, q_starts, contexts), (alibi, position_bias)):
         return NotImplemented
+    if not code or scales is not None:
+        k_scale = v_scale = 1.0
     blocks, _, kv_heads, block, size = cache.shape
     y, (token, head, _) = empty(q.shape, q.dtype), q.stride()
     run_attention(
@@ -190,7 +241,8 @@ def _native(
         tables.data_ptr(), q_starts.data_ptr(), contexts.data_ptr(), y.data_ptr(),
         tables.stride(0), contexts.shape[0], q.shape[1], kv_heads, size, block, blocks,
         DTYPES[q.dtype], window or 0, *native_score_args(alibi, position_bias), 0, 0, 0, 0, 0, 0,
-        scale, softcap or 0.0,
+        code, head_step(cache) * cache.element_size(), *scale_args(scales),
+        scale * k_scale, softcap or 0.0, v_scale,
     )  # fmt: skip
     return y
 
@@ -242,11 +294,13 @@ def paged_attention(
     v_scale: float = 1.0,
     counters: Tensor | None = None,
     position_bias: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Attend every query row to the cached tokens of its sequence.
 
-    q: [T, H, D], may be strided. cache: [N, 2, K, B, D], the keys and values of the step written;
-    of another dtype than q if it is fp8: a key is then k_scale times the cached one. tables: [M, W]
+    q: [T, H, D], may be strided. cache: [N, 2, K, B, D], the keys and values of the step written,
+    heads may be apart; in q's dtype, or codes of 8 bits: a key is then k_scale times its code, a
+    value v_scale times. scales: [N, 2, K, B] float32 of codes, in place of both. tables: [M, W]
     int32; entries wholly before the window may be -1. q_starts: [S+1] int32. contexts: [S] int32,
     the step's tokens included; 0 is a padding row, which yields zeros. sinks, alibi: [H].
     position_bias: [H, 2 R + 1] float32.
@@ -260,14 +314,14 @@ def paged_attention(
     starts, lengths = q_starts.tolist(), contexts.tolist()
     places = range(len(lengths)) if rows is None else rows.tolist()
     bias = ScoreModifiers(softcap, sinks, alibi, position_bias)
-    if cache.dtype != torch.float8_e4m3fn:
+    if cache.dtype not in CODE_LIMITS or scales is not None:
         k_scale = v_scale = 1.0
     for s, context in enumerate(lengths):
         for row in range(starts[s], starts[s + 1] if context else starts[s], _TILE):
             stop = min(row + _TILE, starts[s + 1])
             end = context - (starts[s + 1] - stop)  # tokens visible to the last of these rows
             first = max(0, end - (stop - row) - window + 1) if window is not None else 0
-            keys, values = _gather_kv(cache, tables[places[s]], first, end)
+            keys, values = _gather_kv(cache, scales, tables[places[s]], first, end)
             mask = _causal_mask(stop - row, end - first, window, q.device)
             weights = attention_weights(q[row:stop], keys, mask, scale * k_scale, bias)
             y = torch.einsum("kgrn,knd->rkgd", weights, values * v_scale)
@@ -282,13 +336,18 @@ class ScoreModifiers(NamedTuple):
     by_distance: Tensor | None
 
 
-def _gather_kv(cache: Tensor, table: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
+def _gather_kv(
+    cache: Tensor, scales: Tensor | None, table: Tensor, first: int, end: int
+) -> tuple[Tensor, Tensor]:
     """Keys and values of positions [first, end): [K, n, D] each, fp32."""
     size = cache.shape[3]
     low = first // size
-    blocks = cache[table[low : -(-end // size)].long()]  # [n, 2, K, B, D]
+    index = table[low : -(-end // size)].long()
+    blocks = cache[index].float()  # [n, 2, K, B, D]
+    if scales is not None:
+        blocks = blocks * scales[index][..., None]
     both = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)  # [2, K, n * B, D]
-    both = both[:, :, first - low * size : end - low * size].float()
+    both = both[:, :, first - low * size : end - low * size]
     return both[0], both[1]
 
 

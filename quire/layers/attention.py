@@ -43,6 +43,7 @@ class Attention(nn.Module):
         """
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.total_kv_heads, self.kv_shard = kv_heads, range(kv_heads)
         self.scale = head_dim**-0.5 if scale is None else scale
         self.window = window  # a position sees this many last ones, itself included
         self.softcap = softcap
@@ -50,7 +51,10 @@ class Attention(nn.Module):
         self.slopes = alibi
         self.alibi: Tensor | None = None  # [H] of this rank's heads, from `place_constants` on
         self.__dict__["relative"] = relative  # it is a module of the model, not of each layer
-        self.k_scale = self.v_scale = 1.0  # of an fp8 cache: what is stored is x / scale
+        self.k_scale = self.v_scale = 1.0  # of a cache of 8 bits: what is stored is x / scale
+        self.head_scales: Tensor | None = (
+            None  # [2, K] float32 of keys and values, in place of both
+        )
         self.group = 0  # of layers that share block tables
         self.place = 0  # which of the cache's tensors
 
@@ -60,7 +64,8 @@ class Attention(nn.Module):
         if self.slopes is not None:
             self.slopes = self.slopes[mine.start : mine.stop]
         self.heads = len(mine)
-        self.kv_heads = len(shard_range(self.kv_heads, mesh, what="key-value heads", repeat=True))
+        self.kv_shard = shard_range(self.kv_heads, mesh, what="key-value heads", repeat=True)
+        self.kv_heads = len(self.kv_shard)
 
     def place_constants(self, dtype: torch.dtype, device: torch.device) -> None:
         """Put the slopes of ALiBi on the device, before the first forward."""
@@ -95,6 +100,7 @@ class SharedAttention(nn.Module):
     position_bias = property(lambda self: self._source[0].position_bias)
     k_scale = property(lambda self: self._source[0].k_scale)
     v_scale = property(lambda self: self._source[0].v_scale)
+    head_scales = property(lambda self: self._source[0].head_scales)
     group = property(lambda self: self._source[0].group)
     place = property(lambda self: self._source[0].place)
 

@@ -218,7 +218,7 @@ def load_weights(
         if folder is None:
             raise ConfigError(f"load_format {load_format!r} needs a folder with weights")
         layers = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
-        scales = KvScaleLoader(layers, weights)
+        scales = KvScaleLoader(layers, weights, device)
         extra = ExtraTensors(own, weights)
         shapes = weights.converted_shapes(
             extra.shapes(
@@ -238,6 +238,8 @@ def load_weights(
         with GpuLoader(device) if device.type == "cuda" else nullcontext() as stage:
             filler = WeightLoader(own, finish, dtype=dtype, device=device, stage=stage)
             filler.load(targets, tensors)
+        if config.quantized is not None and config.quantized.kv_cache == "int8":
+            scales.require_all()
     for name, source in tie.items():
         leaves[name].set_param("weight", leaves[source].weight)
 

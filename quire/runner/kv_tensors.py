@@ -1,5 +1,5 @@
 """KV tensors of one device: allocates one per place, [N, 2, K, B, D], or [N, 1, 1, B, D] where
-values are part of the keys.
+values are part of the keys. With scales per token it is memory: [N, 2, K, bytes of a head].
 
 On the CPU they are zero pages that cost nothing until written, so a large pool is free until used;
 they are returned to the system when an idle engine sleeps. On a GPU they are views of one
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.config.memory.kv_format import KVFormat
 from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts
 from quire.kernels.native import library
 
@@ -27,7 +28,7 @@ def allocate_kv_tensors(
     *,
     num_blocks: int,
     block_size: int,
-    dtype: torch.dtype,
+    form: KVFormat,
     device: torch.device | None = None,
     pinned: bool = False,
 ) -> list[Tensor]:
@@ -39,10 +40,13 @@ def allocate_kv_tensors(
     if not groups:
         return []
     longest = max(groups, key=lambda group: len(group.layers))
-    shapes = [
-        (num_blocks, one.planes, one.kv_heads, block_size, one.head_dim)
-        for one in (layers[i] for i in longest.layers)
-    ]
+    dtype = torch.uint8 if form.per_token else getattr(torch, form.dtype)
+    shapes = []
+    for layer in (layers[i] for i in longest.layers):
+        inner = (block_size, layer.head_dim)
+        if form.per_token:
+            inner = (form.head_bytes(layer.head_dim, block_size),)
+        shapes.append((num_blocks, layer.planes, layer.kv_heads, *inner))
     if device is None or device.type == "cpu":
         make = _pinned_tensor if pinned and num_blocks else _zero_page_tensor
         return [make(shape, dtype) for shape in shapes]

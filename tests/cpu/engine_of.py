@@ -16,6 +16,7 @@ from quire.config.engine_config import (
     SamplingSection,
     SchedulerSection,
 )
+from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import block_bytes, group_layers
 from quire.core.params import SamplingParams
 from quire.core.types import Request, StopConditions
@@ -78,6 +79,7 @@ def engine_of(
     hf=TINY,
     *,
     dtype=torch.float32,
+    kv=None,
     num_blocks=400,
     block_size=16,
     host_blocks=0,
@@ -100,13 +102,13 @@ def engine_of(
 ):
     """drafts, propose: the scheduler's max_drafts and proposer of next tokens, which have no option.
 
-    built: (model, config) in place of the random model of these fields.
+    built: (model, config) in place of the random model of these fields. kv: a name in KV_FORMATS.
 
     pooling: a PoolingSection. A model with is_causal false has no KV: prompts are computed whole.
     """
     model, model_config = built or model_of(hf, dtype, device)
     layers = model_config.attention_layers()
-    groups = group_layers(layers)
+    groups, kv = group_layers(layers), kv or str(dtype).removeprefix("torch.")
     if not groups:
         num_blocks, prefix, chunked = 0, False, False
     config = EngineConfig(
@@ -134,10 +136,10 @@ def engine_of(
             num_blocks=num_blocks,
             num_host_blocks=host_blocks,
             prefix_caching=prefix,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=kv,
             layers=layers,
             groups=groups,
-            block_bytes=block_bytes(layers, groups, block_size, dtype.itemsize),
+            block_bytes=block_bytes(layers, groups, block_size, KV_FORMATS[kv]),
         ),
         scheduler=SchedulerSection(
             max_num_batched_tokens=budget,

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.config.memory.kv_format import KVFormat
+
 MAX_PADDING_RATIO = 1.25
 """The larger kind's size is the group size if that pads the smaller kind by less than this."""
 
@@ -41,10 +43,9 @@ class LayerFacts:
         """Return 2 if values are stored separately, 1 if they are part of the keys."""
         return 1 if self.latent else 2
 
-    @property
-    def width(self) -> int:
-        """Numbers stored per token."""
-        return self.planes * self.kv_heads * self.head_dim
+    def block_bytes(self, block_size: int, form: KVFormat) -> int:
+        """Bytes of a block of this layer."""
+        return self.planes * self.kv_heads * form.head_bytes(self.head_dim, block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +89,13 @@ def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[
 
 
 def block_bytes(
-    layers: Sequence[LayerFacts], groups: Sequence[KVCacheGroup], block_size: int, itemsize: int
+    layers: Sequence[LayerFacts], groups: Sequence[KVCacheGroup], block_size: int, form: KVFormat
 ) -> int:
     """Bytes of one block over all places (keys and values). 0 without groups."""
     if not groups:
         return 0
     longest = max(groups, key=lambda group: len(group.layers))
-    return sum(layers[i].width * block_size * itemsize for i in longest.layers)
+    return sum(layers[i].block_bytes(block_size, form) for i in longest.layers)
 
 
 def max_blocks_held(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.config.facts import ITEMSIZE, ModelFacts
+from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import (
     KVCacheGroup,
     LayerFacts,
@@ -46,7 +47,7 @@ class EngineShape:
     """The sizes that memory depends on."""
 
     dtype: str
-    cache_dtype: str
+    cache_dtype: str  # a name in KV_FORMATS
     block_size: int
     max_model_len: int
     max_num_batched_tokens: int
@@ -246,8 +247,8 @@ def plan_memory(
     """
     layers = rank_layers(model.layers, shape.ranks)
     groups = group_layers(layers, hybrid=shape.hybrid)
-    itemsize = ITEMSIZE[shape.cache_dtype]
-    block = block_bytes(layers, groups, shape.block_size, itemsize)
+    form = KV_FORMATS[shape.cache_dtype]
+    block = block_bytes(layers, groups, shape.block_size, form)
     weights = model.weights.bytes(
         ITEMSIZE[shape.dtype], shape.ranks, quantized=shape.quantization is not None
     )
@@ -267,7 +268,8 @@ def plan_memory(
         activation_bytes=activations,
         overhead_bytes=overhead,
         kv_available_bytes=available,
-        token_bytes=sum(one.width * itemsize for one in layers if not one.cross),
+        token_bytes=sum(one.block_bytes(shape.block_size, form) for one in layers if not one.cross)
+        // shape.block_size,
         block_bytes=block,
         num_blocks=blocks,
         max_len_kv_bytes=blocks_per_sequence(groups, shape, shape.max_model_len) * block,

@@ -47,6 +47,9 @@ class QuantFacts:
     quant_method: str  # of the checkpoint, or the value of the option
     rules: tuple[LayerRule, ...] = ()  # the first that matches decides
     default: WeightFormat | None  # of layers that no rule is about
+    kv_cache: str | None = None
+    """The KV format whose scales the checkpoint has: "float8_e4m3fn" or "int8" (a name in
+    quire.config.memory.kv_format.KV_FORMATS). None: it states nothing of the cache."""
 
     @property
     def is_stored(self) -> bool:

@@ -10,16 +10,19 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from quire.attention.base import Backend
 from quire.attention.select import BackendRequirements, backend_registry, select_backend
 from quire.config.engine_config import EngineConfig
+from quire.config.memory.kv_format import KV_FORMATS
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh
 from quire.executors.base import Executor
 from quire.executors.inline import Executor as Inline
+from quire.kernels.formats.kv_cache import split_memory
 from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build_model
 from quire.pooling.pooler import Pooler
@@ -38,7 +41,6 @@ DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "float8_e4m3fn": torch.float8_e4m3fn,  # KV only
 }
 
 
@@ -136,7 +138,7 @@ def build_runner(
             cache.groups,
             num_blocks=num_blocks,
             block_size=cache.block_size,
-            dtype=DTYPES[cache.dtype],
+            form=KV_FORMATS[cache.dtype],
             device=where,
             pinned=device.type == "cuda",
         )
@@ -190,10 +192,17 @@ def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend
         window=any(layer.window for layer in layers),
         latent=any(layer.latent for layer in layers),
         packed=not layers,
-        fp8_cache=config.cache.dtype == "float8_e4m3fn",
+        coded_cache=KV_FORMATS[config.cache.dtype].itemsize == 1,
         encoder=config.encoder is not None,
     )
     choice = select_backend(None if wanted == "auto" else wanted, needs)
     log.debug("attention backend: %s", "; ".join(choice.reasons))
-    backend: Backend = backend_registry().load(choice.name).Backend(tensors)
-    return backend
+    form, made = KV_FORMATS[config.cache.dtype], backend_registry().load(choice.name).Backend
+    if not form.per_token:
+        return cast("Backend", made(tensors))
+    longest = max(config.cache.groups, key=lambda group: len(group.layers))
+    views = [
+        split_memory(memory, form, layers[i].head_dim, config.cache.block_size)
+        for memory, i in zip(tensors, longest.layers, strict=True)
+    ]
+    return cast("Backend", made([codes for codes, _ in views], [scales for _, scales in views]))

@@ -297,7 +297,10 @@ def _fuse_kv_write(
     slots: Tensor,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    scales: Tensor | None = None,
+    head_scales: Tensor | None = None,
 ) -> None:
+    args = (k, v, cache, slots, k_scale, v_scale, scales, head_scales)
     chain = queue.pending
     if chain and chain[-1].op == "rope" and chain[-1].outputs[1] is k:
         q_raw, k_raw, _, cos_sin, _ = chain[-1].args
@@ -308,9 +311,9 @@ def _fuse_kv_write(
         if _gpu_module("attention.norm_rope_write").supports(
             q_raw, k_raw, v, cos_sin, cache, slots
         ) and all(_is_unreferenced(held.outputs[0], 2) for held in norms):
-            queue.enqueue("kv_write", launch, outs, k, v, cache, slots, k_scale, v_scale)
+            queue.enqueue("kv_write", launch, outs, *args)
             return
-    queue.launch_unfused(launch, outs, k, v, cache, slots, k_scale, v_scale)
+    queue.launch_unfused(launch, outs, *args)
 
 
 class _QKVInputs(NamedTuple):
@@ -336,9 +339,8 @@ def _qkv_inputs(chain: list[PendingOp]) -> _QKVInputs:
 
 
 def _launch_norm_rope_write(chain: list[PendingOp]) -> None:
-    _, _, cache, slots, k_scale, v_scale = chain[-1].args
     _gpu_module("attention.norm_rope_write").launch(
-        chain[-2].outputs, *_qkv_inputs(chain), cache, slots, (k_scale, v_scale)
+        chain[-2].outputs, *_qkv_inputs(chain), *chain[-1].args[2:]
     )
 
 
@@ -358,9 +360,10 @@ def _fuse_paged_attention(
     chain = queue.pending
     if chain and chain[-1].op == "kv_write" and chain[-2].outputs[0] is q:
         body = _gpu_module("attention.paged_attention")
-        heads, slots = _qkv_inputs(chain), chain[-1].args[3]
-        if chain[-1].args[2] is cache and body.launch_fused(
-            out, q, heads, slots, cache, tables, contexts, *features, **named
+        heads, written = _qkv_inputs(chain), chain[-1].args
+        slots, measured = written[3], written[6] is not None
+        if written[2] is cache and body.launch_fused(
+            out, q, heads, slots, measured, cache, tables, contexts, *features, **named
         ):
             queue.pop_all()
             return

@@ -30,7 +30,11 @@ struct AttentionArgs {
   long reach;
   const char *k, *v;  // packed: the step's own keys and values; else null
   long k_token, k_head, v_token, v_head;  // bytes
-  double scale, softcap;  // window 0, softcap 0: none
+  long code, head;  // of the cache: its codes, if any; bytes of a head in a block
+  Scales scales;    // of its codes; none: they are in `scale` and v_scale
+  double scale, softcap, v_scale;  // window 0, softcap 0: none
+
+  long row_bytes() const { return size * (code ? 1 : dtype ? 2 : 4); }  // of a cached key
 
   long queries(long s) const { return starts[s + 1] - starts[s]; }
   // Keys of a sequence. Packed: the first contexts[s] of its own, all if that is 0 or null.
@@ -41,7 +45,7 @@ struct AttentionArgs {
 };
 
 struct Shape {  // sizes that follow from the arguments
-  long group, queries, rows, steps, width, bytes;
+  long group, queries, rows, steps, width, bytes, widened;
   explicit Shape(const AttentionArgs& a) {
     group = a.heads / a.kv_heads;
     queries = TILE_ROWS / group > 0 ? TILE_ROWS / group : 1;
@@ -49,6 +53,7 @@ struct Shape {  // sizes that follow from the arguments
     steps = steps_of(a.size, a.dtype);
     width = (a.size + PANEL - 1) / PANEL * PANEL;
     bytes = a.dtype ? 2 : 4;
+    widened = a.code ? 2 * CHUNK * a.size : 0;
   }
 };
 
@@ -118,13 +123,13 @@ struct State {
 
 template <class T>
 struct Buffers {  // one rank's working memory
-  T *q, *k, *v, *weights;
+  T *q, *k, *v, *weights, *widened;  // widened: keys and values of a chunk, of codes
   float* scores;
   State part, whole;
   static long bytes(const Shape& s) {
     const long own = s.bytes < 4 ? s.bytes : 0;  // float weights take the place of the scores
     long n = s.rows * (s.steps * 4 + CHUNK * (4 + own) + 2 * (s.width + 2) * 4);
-    n += CHUNK * (s.steps * 4 + s.width * s.bytes);
+    n += CHUNK * (s.steps * 4 + s.width * s.bytes) + s.widened * s.bytes;
     return (n + 16 * 64 + 4095) / 4096 * 4096;
   }
   Buffers(char* at, const Shape& s) {
@@ -136,6 +141,7 @@ struct Buffers {  // one rank's working memory
     q = (T*)cut(s.rows * s.steps * 4);
     k = (T*)cut(CHUNK * s.steps * 4);
     v = (T*)cut(CHUNK * s.width * s.bytes);
+    widened = (T*)cut(s.widened * s.bytes);
     scores = (float*)cut(s.rows * CHUNK * 4);
     weights = sizeof(T) == 4 ? (T*)scores : (T*)cut(s.rows * CHUNK * s.bytes);
     for (State* state : {&part, &whole}) {
@@ -156,14 +162,15 @@ alignas(64) const char NOTHING[4096] = {};
 // The chunk's keys and values of one kv head, row by row; zeros where there is none to see.
 struct Rows {
   const char *at[CHUNK], *values[CHUNK];
+  float key_scales[CHUNK], value_scales[CHUNK];  // of codes; 0 where there is none to see
 
   // Rows of positions [from, to) of the chunk that begins at `start`.
   void find(const AttentionArgs& a, long sequence, long kv_head, long start, long from, long to) {
-    const long row = a.size * (a.dtype ? 2 : 4), head = a.block * row;
+    const long row = a.row_bytes(), plane = a.kv_heads * a.head;
     const int32_t* table = a.tables + sequence * a.table_row;
-    const long plane = a.kv_heads * head;
     if (!a.k || to - from < CHUNK)
-      for (long i = 0; i < CHUNK; i++) at[i] = values[i] = NOTHING;
+      for (long i = 0; i < CHUNK; i++)
+        at[i] = values[i] = NOTHING, key_scales[i] = value_scales[i] = 0;
     if (a.k) {
       const char* k = a.k + (a.starts[sequence] + start) * a.k_token + kv_head * a.k_head;
       const char* v = a.v + (a.starts[sequence] + start) * a.v_token + kv_head * a.v_head;
@@ -177,10 +184,14 @@ struct Rows {
       const long id = table[p / a.block], offset = p % a.block;
       const long n = a.block - offset < to - p ? a.block - offset : to - p;
       if (id >= 0 && id < a.blocks) {  // NO_BLOCK is -1; never read outside the cache
-        const char* first = a.cache + id * 2 * plane + kv_head * head + offset * row;
+        const char* first = a.cache + id * 2 * plane + kv_head * a.head + offset * row;
         for (long i = 0; i < n; i++) {
           at[p - start + i] = first + i * row;
           values[p - start + i] = first + plane + i * row;
+        }
+        for (long i = 0; i < n && a.scales.first; i++) {
+          key_scales[p - start + i] = *a.scales.at(id, kv_head, offset + i);
+          value_scales[p - start + i] = *a.scales.at(id, a.kv_heads + kv_head, offset + i);
         }
       }
       p += n;
@@ -206,6 +217,17 @@ struct Feed {
     }
   }
 };
+
+// Codes of the chunk become numbers at `out`, and these the rows; their scales come later.
+template <class T>
+void widen_codes(long code, Rows& keys, long size, T* out) {
+  for (const char** rows : {keys.at, keys.values})
+    for (long i = 0; i < CHUNK; i++, out += size)
+      if (rows[i] != NOTHING) {
+        decode_head(code, rows[i], out, size);
+        rows[i] = (const char*)out;
+      }
+}
 
 // Keys as panels of [steps][32] dwords.
 template <class T>
@@ -311,13 +333,15 @@ INLINE const float* bias_line(const AttentionArgs& a, long head, long own, long 
 // Scores of a row -> weights; rescales what the row has so far. `columns`: a multiple of 32.
 
 template <class T>
-INLINE void soften(const AttentionArgs& a, long head, const float* bias, float* scores, T* weights,
+INLINE void soften(const AttentionArgs& a, const Rows& keys, long head, const float* bias,
+                   float* scores, T* weights,
                    long columns, Mask mask, float& best, float& total, float* out, long width) {
   const vi lane = lanes();
   const bool masked = mask.low > 0 || mask.high < columns;
   vf most = splat(-INFINITY);
   for (long c = 0; c < columns; c += W) {
     vf s = load(scores + c) * (float)a.scale;
+    if (a.scales.first) s = s * load(keys.key_scales + c);
     if (a.softcap) s = (float)a.softcap * vtanh(s / (float)a.softcap);
     if (a.slopes) {
       const vi ahead = lane + (int)(c - mask.own);
@@ -337,7 +361,7 @@ INLINE void soften(const AttentionArgs& a, long head, const float* bias, float* 
   for (long c = 0; c < columns; c += W) {
     const vf w = vexp_negative(load(scores + c) - base);
     sums = sums + w;
-    store(weights + c, w);
+    store(weights + c, a.scales.first ? w * load(keys.value_scales + c) : w);
   }
   if (now != best && best > -INFINITY) {  // else there is nothing yet, and 0 * 0 = 0
     const float shrink = vexp(splat(best - base))[0];
@@ -408,9 +432,10 @@ struct Worker {
     if (skip >= rows) return;
     keys.find(a, item.sequence, item.kv_head, start, from, to);
     // Short rows are read faster than they are asked for; many rows hide what they wait for.
-    const long bytes = a.size * (long)sizeof(T);
+    const long bytes = a.k ? a.size * (long)sizeof(T) : a.row_bytes();
     const bool wanted = rows <= (bytes >= 128 ? 64 : 16) && find_later(item, span, start + CHUNK);
     Feed feed(later, bytes, wanted);
+    if (a.code) widen_codes(a.code, keys, a.size, buffers.widened);
     pack_keys(keys, feed, to - start, a.size, s.steps, buffers.k);
     pack_values(keys, feed, to - start, a.size, buffers.v);
     feed.prefetch(2 * CHUNK * bytes);  // what a short chunk had no time for
@@ -426,7 +451,7 @@ struct Worker {
       const long head = item.kv_head * s.group + i % s.group;
       float space[CHUNK];
       const float* bias = a.bias ? bias_line(a, head, mask.own, panels * PANEL, space) : nullptr;
-      soften(a, head, bias, buffers.scores + i * CHUNK,
+      soften(a, keys, head, bias, buffers.scores + i * CHUNK,
              buffers.weights + i * CHUNK, panels * PANEL, mask, buffers.part.best[i],
              buffers.part.total[i], buffers.part.out + i * s.width, s.width);
     }
@@ -446,7 +471,8 @@ struct Worker {
     const long token = a.starts[item.sequence] + item.first;
     for (long i = 0; i < item.count * s.group; i++) {
       const long row = (token + i / s.group) * a.heads + item.kv_head * s.group + i % s.group;
-      const float scale = state.total[i] > 0 ? 1.0f / state.total[i] : 0;  // padding: nothing seen
+      // padding: nothing seen
+      const float scale = state.total[i] > 0 ? (float)a.v_scale / state.total[i] : 0;
       T* y = (T*)a.y + row * a.size;
       each(a.size, [&](long c, long n) {
         put(y + c, get(state.out + i * s.width + c, n) * scale, n);

@@ -1,5 +1,6 @@
 // Norms, rope, activations, adds, cache writes: one pass over the data, rows shared out when many.
 #pragma once
+#include "kv_codes.h"
 #include "linear.h"
 
 constexpr long SMALL = 4096;  // elements below which one thread is faster than two
@@ -215,27 +216,46 @@ struct WriteArgs {
   long k_token, k_head, v_token, v_head;  // bytes
   char* cache;
   const int64_t* slots;
-  long rows, blocks, kv_heads, block, head_bytes;
+  long rows, blocks, kv_heads, block, size, dtype, code, head;  // head: bytes of one in a block
+  Scales scales;  // of tokens: measured and written; of heads: given; none: those of the layer
+  double k_scale, v_scale;
 };
 
 inline Plan plan(const WriteArgs& a, int) {
-  return {a.rows * a.kv_heads * a.head_bytes > 4 * SMALL, 0};
+  return {a.rows * a.kv_heads * a.size * (a.dtype ? 2 : 4) > 4 * SMALL, 0};
 }
 
-inline void run(const WriteArgs& a, const Team& team) {
+template <class T>
+void write(const WriteArgs& a, const Team& team) {
   long from, to;
   team.share(a.rows, from, to);
-  const long plane = a.kv_heads * a.block * a.head_bytes;
+  const long bytes = a.size * (a.code ? 1 : (long)sizeof(T));
   for (long t = from; t < to; t++) {
     const int64_t slot = a.slots[t];
     if (slot < 0 || slot >= a.blocks * a.block) continue;  // padding
-    char* to_k = a.cache + slot / a.block * 2 * plane + slot % a.block * a.head_bytes;
-    for (long h = 0; h < a.kv_heads; h++) {
-      const long head = h * a.block * a.head_bytes;
-      memcpy(to_k + head, a.k + t * a.k_token + h * a.k_head, a.head_bytes);
-      memcpy(to_k + plane + head, a.v + t * a.v_token + h * a.v_head, a.head_bytes);
+    const long id = slot / a.block, offset = slot % a.block;
+    for (long row = 0; row < 2 * a.kv_heads; row++) {
+      const bool value = row >= a.kv_heads;
+      const long h = row - value * a.kv_heads;
+      const char* x = value ? a.v + t * a.v_token + h * a.v_head : a.k + t * a.k_token + h * a.k_head;
+      char* there = a.cache + (id * 2 * a.kv_heads + row) * a.head + offset * bytes;
+      if (!a.code) {
+        memcpy(there, x, bytes);
+        continue;
+      }
+      float scale = (float)(value ? a.v_scale : a.k_scale);
+      if (a.scales.first) {
+        float* own = a.scales.at(id, row, offset);
+        if (a.scales.token) *own = measure(a.code, (const T*)x, a.size);
+        scale = *own;
+      }
+      encode_head(a.code, (const T*)x, scale, there, a.size);
     }
   }
+}
+
+inline void run(const WriteArgs& a, const Team& team) {
+  a.dtype ? write<bf16>(a, team) : write<float>(a, team);
 }
 
 // Logits whose bit in the row's mask is 0 become -inf; the others are not touched.

@@ -17,7 +17,7 @@ from quire.kernels.paged_attention import paged_attention
 class Layer:
     scale, window, softcap = 0.2, 7, 3.0
     sinks, alibi, position_bias, k_scale, v_scale = None, None, None, 1.0, 1.0
-    group, place = 0, 0
+    head_scales, group, place = None, 0, 0
 
 
 def stand_in(q, k_cache, v_cache, *, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q,
@@ -88,6 +88,6 @@ def test_it_is_chosen_on_cuda_only():
         )
         == ""
     )
-    assert "fp8" in unmet_requirement(
-        CAPS, BackendRequirements("cuda", torch.bfloat16, 128, fp8_cache=True)
+    assert "8 bits" in unmet_requirement(
+        CAPS, BackendRequirements("cuda", torch.bfloat16, 128, coded_cache=True)
     )

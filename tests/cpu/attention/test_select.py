@@ -23,9 +23,9 @@ def test_latents_have_a_backend_of_their_own():
     choice = select_backend(None, BackendRequirements("cuda", torch.bfloat16, 576, latent=True))
     assert choice.name == "mla"
     assert choice.reasons[0] == "paged: keeps keys and values, not latents"
-    with pytest.raises(ConfigError, match="mla: has no cache in fp8"):
+    with pytest.raises(ConfigError, match="mla: has no cache of 8 bits"):
         select_backend(
-            None, BackendRequirements("cuda", torch.bfloat16, 576, latent=True, fp8_cache=True)
+            None, BackendRequirements("cuda", torch.bfloat16, 576, latent=True, coded_cache=True)
         )
     with pytest.raises(ConfigError, match="mla: keeps latents only"):
         select_backend("mla", BackendRequirements("cuda", torch.bfloat16, 128))
@@ -44,7 +44,7 @@ def test_an_unknown_backend_gets_a_suggestion():
         (BackendRequirements("cpu", torch.float32, 64, window=True), "window"),
         (BackendRequirements("cpu", torch.float32, 64, softcap=True), "soft cap"),
         (BackendRequirements("cpu", torch.float32, 64, latent=True), "latents"),
-        (BackendRequirements("cpu", torch.float32, 64, fp8_cache=True), "fp8"),
+        (BackendRequirements("cpu", torch.float32, 64, coded_cache=True), "8 bits"),
     ],
 )
 def test_each_lack_is_named(needs, word):

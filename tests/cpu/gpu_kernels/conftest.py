@@ -32,7 +32,8 @@ def eight_bits(monkeypatch):
     from triton.runtime import interpreter
 
     real = interpreter._convert_float
-    kinds = {tl.float8e4nv: torch.float8_e4m3fn, tl.float32: torch.float32}
+    kinds = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+    kinds[tl.float32] = torch.float32
     kinds |= {tl.float16: torch.float16, tl.bfloat16: torch.bfloat16}
 
     def convert(given, source, wanted, mode):
@@ -129,3 +130,19 @@ def in_less_time(monkeypatch):
         builder = interpreter.interpreter_builder
         unchecked = dataclasses.replace(builder.options, sanitize_overflow=False)
         monkeypatch.setattr(builder, "options", unchecked)
+
+
+@pytest.fixture(autouse=True)
+def integers_as_sixteen_bits(monkeypatch):
+    """The interpreter makes a bfloat16 of an integer by taking the integer for its bits."""
+    tl = pytest.importorskip("triton.language")
+    from triton.runtime import interpreter
+
+    real = interpreter.InterpreterBuilder.cast_impl
+
+    def cast_impl(self, src, dst_type):
+        if dst_type.scalar == tl.bfloat16 and src.dtype.scalar.is_int():
+            src = real(self, src, tl.float32)
+        return real(self, src, dst_type)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_impl)

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from quire.config.memory.kv_format import KV_FORMATS
 from quire.core.types import ThinkingBudget
 from quire.engine.startup.executor_setup import _build_backend, table_shape
 from quire.executors.inline import Executor
@@ -93,7 +94,7 @@ def engine_of(hf=tiny.TINY, *, captured=True, **settings):
                 cache.groups,
                 num_blocks=n,
                 block_size=cache.block_size,
-                dtype=torch.float32,
+                form=KV_FORMATS[cache.dtype],
             )
             for n in (cache.num_blocks, cache.num_host_blocks)
         )

@@ -108,10 +108,24 @@ def test_rows_over_e4m3_weights_are_made_and_quantized_in_one_pass(monkeypatch):
         torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
 
 
-def test_an_fp8_cache_is_written_as_the_op_writes_it():
-    t = inputs(FEW, "cpu", cached=torch.float8_e4m3fn)
-    fused, plain = both(FEW, t)
-    torch.testing.assert_close(fused["cache"].float(), plain["cache"].float(), atol=0.1, rtol=0.13)
+@pytest.mark.parametrize(
+    ("cached", "per_token", "step"),
+    [
+        (torch.float8_e4m3fn, False, 0.1),
+        (torch.float8_e4m3fn, True, 1.0),
+        (torch.int8, True, 2.01),
+        *tiers.long((torch.int8, False, 1.01), (torch.float8_e5m2, False, 0.2)),
+    ],
+)
+def test_a_cache_of_codes_is_written_as_the_op_writes_it(cached, per_token, step):
+    t = inputs(FEW, "cpu", cached=cached)
+    scales = torch.zeros(t["cache"].shape[:4]) if per_token else None
+    fused, plain = both(FEW, t | {"scales": scales})
+    near = {"atol": step, "rtol": 0.13}
+    torch.testing.assert_close(fused["cache"].float(), plain["cache"].float(), **near)
+    if per_token:
+        torch.testing.assert_close(fused["scales"], plain["scales"], atol=0, rtol=2e-2)
+        assert (plain["scales"] > 0).sum() == 2 * FEW.K * FEW.T
 
 
 def test_one_row_is_four_products_and_one_pass_over_heads(chosen):

@@ -174,6 +174,20 @@ def test_a_sequence_gone_bad_does_not_touch_its_neighbours():
     assert got[20:29].isnan().all()
 
 
+@pytest.mark.parametrize("feature", ["int8_token", *tiers.long("fp8_token")])
+def test_a_sequence_with_a_spoilt_scale_does_not_touch_its_neighbours(feature):
+    torch.manual_seed(2)
+    rows = [(1, 40), (1, 33), (9, 30), (20, 20)]
+    case = _case(CPU, (4, 2, 16, 16), rows, torch.float32, features=f"{feature} decodes")
+    want = run(case)
+    for bad in (1, 2):
+        case["scales"][case["tables"][bad, 0].long()] = float("nan")
+    got = run(case)
+    assert torch.equal(got[:1], want[:1])
+    assert torch.equal(got[11:], want[11:])
+    assert got[1:11].isnan().all()
+
+
 @pytest.mark.long("259 sequences take 9 s in the interpreter")
 def test_more_sequences_than_one_scan_finds():
     torch.manual_seed(3)

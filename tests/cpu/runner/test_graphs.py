@@ -8,6 +8,7 @@ import torch
 
 from quire.attention.base import AttentionMetadata
 from quire.attention.paged import Backend
+from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import group_layers
 from quire.kernels.native import library
 from quire.models.base import StepInputs
@@ -60,7 +61,7 @@ def graphs_over():
     model, config = model_of(TINY, torch.float32)
     layers = config.attention_layers()
     cache = allocate_kv_tensors(
-        layers, group_layers(layers), num_blocks=64, block_size=BLOCK, dtype=torch.float32
+        layers, group_layers(layers), num_blocks=64, block_size=BLOCK, form=KV_FORMATS["float32"]
     )
     backend = Backend(cache)
     return TapeCache(model, backend, max_rows=16, width=32, groups=1), model, backend, cache

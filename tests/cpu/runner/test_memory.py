@@ -1,8 +1,8 @@
 """KV tensors cost nothing until written, and can be given back."""
 
 import psutil
-import torch
 
+from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import LayerFacts, group_layers
 from quire.runner.kv_tensors import allocate_kv_tensors, release_pages
 
@@ -16,7 +16,7 @@ def resident():
 def tensors_of(blocks):
     layers = [LayerFacts(2, 64)] * 4
     return allocate_kv_tensors(
-        layers, group_layers(layers), num_blocks=blocks, block_size=16, dtype=torch.bfloat16
+        layers, group_layers(layers), num_blocks=blocks, block_size=16, form=KV_FORMATS["bfloat16"]
     )
 
 
@@ -43,5 +43,7 @@ def test_a_cache_of_no_blocks_is_no_cache():
 def test_layers_of_unlike_shape_share_one_group_with_places_of_their_own():
     layers = [LayerFacts(2, 64), LayerFacts(1, 32, window=8)]
     groups = group_layers(layers)
-    tensors = allocate_kv_tensors(layers, groups, num_blocks=3, block_size=4, dtype=torch.float32)
+    tensors = allocate_kv_tensors(
+        layers, groups, num_blocks=3, block_size=4, form=KV_FORMATS["float32"]
+    )
     assert [tuple(t.shape) for t in tensors] == [(3, 2, 2, 4, 64), (3, 2, 1, 4, 32)]

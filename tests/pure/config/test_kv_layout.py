@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import (
     KVCacheGroup,
     LayerFacts,
@@ -37,8 +38,8 @@ def test_kinds_of_nearly_one_size_are_padded_instead():
 def test_shapes_that_differ_share_one_table():
     facts = [LayerFacts(2, 64, 8), LayerFacts(1, 64)]
     assert group_layers(facts) == (KVCacheGroup(None, (0, 1)),)
-    assert block_bytes(facts, group_layers(facts), 16, 2) == 16 * 2 * sum(
-        one.width for one in facts
+    assert block_bytes(facts, group_layers(facts), 16, KV_FORMATS["bfloat16"]) == 16 * 2 * sum(
+        2 * one.kv_heads * one.head_dim for one in facts
     )
 
 
@@ -53,7 +54,7 @@ def test_every_layer_is_in_one_group_and_groups_have_one_window(windows):
     assert sorted(i for g in groups for i in g.layers) == list(range(len(facts)))
     assert all(facts[i].window == g.window for g in groups for i in g.layers)
     size = max(len(g.layers) for g in groups)
-    assert block_bytes(facts, groups, 16, 2) == size * 2 * 2 * 64 * 16 * 2
+    assert block_bytes(facts, groups, 16, KV_FORMATS["bfloat16"]) == size * 2 * 2 * 64 * 16 * 2
 
 
 def test_a_window_group_holds_the_window_and_the_chunk():

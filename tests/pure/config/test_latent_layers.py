@@ -1,6 +1,7 @@
 """Layers that keep one latent per token instead of keys and values are planned as such."""
 
 from quire.config.facts import model_facts
+from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import LayerFacts, block_bytes, group_layers
 from quire.config.memory.memory_plan import rank_layers
 
@@ -42,7 +43,7 @@ V3 = LITE | {
 def test_a_latent_layer_keeps_its_numbers_once():
     layers = (LayerFacts(1, 576, latent=512),) * 3
     groups = group_layers(layers)
-    assert block_bytes(layers, groups, 16, 2) == 3 * 576 * 16 * 2
+    assert block_bytes(layers, groups, 16, KV_FORMATS["bfloat16"]) == 3 * 576 * 16 * 2
 
 
 def test_a_latent_layer_is_whole_on_every_rank():

@@ -58,7 +58,7 @@ def test_an_unknown_name_gets_the_nearest():
         {"kv_offloading_backend": "lmcache"},
         {"mm_processor_kwargs": {"a": 1}},
         {"prefix_caching_hash_algo": "xxhash"},
-        {"kv_cache_dtype": "fp8_e5m2"},
+        {"kv_cache_dtype": "turboquant_k8v4"},
         {"rope_scaling": {"factor": 2}},
     ],
 )

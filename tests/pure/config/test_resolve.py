@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config.facts import DeviceFacts, model_facts
+from quire.config.memory.kv_format import KV_FORMATS
+from quire.config.memory.kv_layout import LayerFacts
 from quire.config.memory.kv_memory import SHARED_GPU_RESERVE
 from quire.config.memory.memory_plan import apply_measurements, blocks_per_sequence
 from quire.config.options import Options
+from quire.config.quant.facts import QuantFacts
 from quire.config.resolve import resolve
 from quire.config.sentence_transformers import FolderModules
 from quire.errors import ConfigError, NoRoom
@@ -404,8 +407,57 @@ def test_keys_and_values_in_eight_bits_take_half_the_room():
     whole = run(HF, gpu(total=80)).config.cache
     assert half.dtype == "float8_e4m3fn"
     assert half.block_bytes * 2 == whole.block_bytes
-    with pytest.raises(ConfigError, match="needs a GPU"):
-        run(HF, kv_cache_dtype="fp8")
+    assert run(HF, kv_cache_dtype="fp8").config.cache.dtype == "float8_e4m3fn"
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ({"kv_cache_dtype": "fp8_e4m3"}, "float8_e4m3fn"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "float8_e5m2"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, "int8_per_token_head"),
+        ({"kv_cache_dtype": "fp8_per_token_head"}, "fp8_per_token_head"),
+        ({"kv_cache_dtype": "fp8", "calculate_kv_scales": True}, "fp8_per_token_head"),
+        ({"calculate_kv_scales": True}, "bfloat16"),
+    ],
+)
+def test_formats_of_the_cache(given, want):
+    resolved = run(**given)
+    assert resolved.config.cache.dtype == resolved.plan.shape.cache_dtype == want
+    per_block = 2 * 2 * 4 * KV_FORMATS[want].head_bytes(16, 16)  # layers, planes, heads
+    assert resolved.config.cache.block_bytes == per_block
+    assert resolved.plan.token_bytes == per_block // 16
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "want"),
+    [
+        ("int8", {}, "int8"),
+        ("float8_e4m3fn", {}, "float8_e4m3fn"),
+        ("float8_e4m3fn", {"kv_cache_dtype": "bfloat16"}, "bfloat16"),
+        ("int8", {"kv_cache_dtype": "int8_per_token_head"}, "int8_per_token_head"),
+    ],
+)
+def test_a_checkpoint_states_the_format_of_the_cache(stored, given, want):
+    facts = QuantFacts(quant_method="fp8", default=None, kv_cache=stored)
+    model = replace(model_facts(TINY, name="m"), quantization=facts)
+    assert resolve(Options.from_flat(given), model, cpu()).config.cache.dtype == want
+
+
+def test_formats_that_a_model_or_a_device_lacks_are_refused():
+    latent = replace(model_facts(TINY, name="m"), layers=(LayerFacts(1, 576, latent=512),))
+    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8': qwen2 caches latents"):
+        resolve(Options.from_flat({"kv_cache_dtype": "fp8"}), latent, cpu())
+    stated = replace(
+        latent, quantization=QuantFacts(quant_method="fp8", default=None, kv_cache="int8")
+    )
+    assert resolve(Options.from_flat({}), stated, cpu()).config.cache.dtype == "bfloat16"
+    old = replace(gpu(), capability=(8, 0))
+    with pytest.raises(ConfigError, match=r"no 8-bit floats.*use int8_per_token_head"):
+        run(TINY, old, kv_cache_dtype="fp8_per_token_head")
+    assert run(TINY, old, kv_cache_dtype="int8_per_token_head")
+    with pytest.raises(ConfigError, match="calculate_kv_scales is for"):
+        run(kv_cache_dtype="fp8_e5m2", calculate_kv_scales=True)
 
 
 def test_weights_in_eight_bits_leave_more_room():

@@ -130,7 +130,7 @@ def _disentangled_attention(
         key = (begin + at).to(tl.int64)[:, None]
         k = tl.load(k_ptr + key * K_T + head * K_H + d[None, :], mask=mask, other=0.0)
         v = tl.load(v_ptr + key * V_T + head * V_H + d[None, :], mask=mask, other=0.0)
-        scores = dot_qk(q, k, IEEE)
+        scores = dot_qk(q, k, at, False, IEEE)
         both = live[:, None] & seen
         distance = query[:, None] - at[None, :]
         place = tl.load(buckets_ptr + reach + distance, mask=both, other=0)
@@ -141,6 +141,6 @@ def _disentangled_attention(
             where = (row + at)[None, :] * P + place
             scores += tl.load(by_key_ptr + where, mask=both, other=0.0).to(tl.float32)
         scores = tl.where(seen, scores * (scale * LOG2E), float("-inf"))
-        acc, total, top = online_softmax_step(scores, v, acc, total, top, IEEE)
+        acc, total, top = online_softmax_step(scores, v, at, acc, total, top, False, IEEE)
     where = out_ptr + (token * H + head) * D + d[None, :]
     tl.store(where, normalize(acc, total).to(out_ptr.dtype.element_ty), mask=real)

@@ -122,7 +122,7 @@ def _attend_keys(
         key = (begin + at).to(tl.int64)[:, None]
         k = tl.load(k_ptr + key * K_T + d[None, :], mask=mask, other=0.0)
         v = tl.load(v_ptr + key * V_T + d[None, :], mask=mask, other=0.0)
-        scores = scale_and_softcap(dot_qk(q, k, IEEE), scale, softcap, SOFTCAP)
+        scores = scale_and_softcap(dot_qk(q, k, at, False, IEEE), scale, softcap, SOFTCAP)
         ahead = at[None, :] - query[:, None]
         if ALIBI:
             scores -= slope[:, None] * tl.abs(ahead).to(tl.float32)
@@ -133,7 +133,7 @@ def _attend_keys(
             if WINDOW:
                 seen = seen & (tl.abs(ahead) < window)
             scores = tl.where(seen, scores, float("-inf"))
-        acc, total, top = online_softmax_step(scores, v, acc, total, top, IEEE)
+        acc, total, top = online_softmax_step(scores, v, at, acc, total, top, False, IEEE)
     return acc, total, top
 
 

@@ -16,11 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.formats.kv_cache import has_dense_heads
+from quire.kernels.gpu.attention.kv_codes import (
+    CodeLayout,
+    find_scales,
+    magnitude_bits,
+    scale_pointers,
+    takes,
+    to_codes,
+)
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
-
-_E4M3_MAX = tl.constexpr(448.0)
 
 
 class QKNorm(NamedTuple):
@@ -46,10 +53,16 @@ def _load_normed_halves(x_ptr, w_ptr, h, live, low, high, eps, offset, STRIDE: t
 
 
 @triton.jit
-def _to_cache_dtype(x, scale, FP8: tl.constexpr):
-    if FP8:
-        x = tl.clamp(x.to(tl.float32) / scale, -_E4M3_MAX, _E4M3_MAX)
-    return x
+def _store_halves(a, b, low, high, place, scales, live_heads, live, given, CODE: tl.constexpr,
+            SCALES: tl.constexpr):  # fmt: skip
+    """Store heads of which a, b [M, HALF] are the channels low and high. scales: [M] pointers."""
+    if CODE != 0:
+        bits = tl.maximum(magnitude_bits(a), magnitude_bits(b))
+        scale = find_scales(bits, given, scales, live_heads, CODE, SCALES)
+        a, b = to_codes(a, scale, CODE), to_codes(b, scale, CODE)
+    dtype = place.dtype.element_ty
+    tl.store(place + low, a.to(dtype), live)
+    tl.store(place + high, b.to(dtype), live)
 
 
 @kernel("q_eps", "k_eps", "q_offset", "k_offset", "k_scale", "v_scale")
@@ -62,7 +75,8 @@ def _norm_rope_write(
     q_weight,  # [D], read only if NORM
     k_weight,
     slots_ptr,  # [T] int64, negative: not written
-    cache_ptr,  # [N, 2, K, B, D]
+    cache_ptr,  # [N, 2, K, B, D], heads HEAD apart
+    scales_ptr,  # [N, 2, K, B] or [2, K], if SCALES
     q_out,  # [T, H, D] packed
     k_out,  # [T, K, D] packed
     q_eps,
@@ -84,7 +98,12 @@ def _norm_rope_write(
     V_H: tl.constexpr,
     NORM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    FP8: tl.constexpr,
+    HEAD: tl.constexpr,
+    S_N: tl.constexpr,
+    S_H: tl.constexpr,
+    S_T: tl.constexpr,
+    CODE: tl.constexpr,
+    SCALES: tl.constexpr,
     HEADS: tl.constexpr,  # of a program
     PDL: tl.constexpr,
 ):
@@ -119,7 +138,8 @@ def _norm_rope_write(
         tl.store(out + low, (a * cos - b * sin).to(dtype), live)
         tl.store(out + high, (b * cos + a * sin).to(dtype), live)
     else:
-        h = ((part - parts) * HEADS + tl.arange(0, HEADS))[:, None]
+        one = (part - parts) * HEADS + tl.arange(0, HEADS)
+        h = one[:, None]
         live = (h < K) & (i < HALF)
         slot = tl.load(slots_ptr + t)
         a, b = _load_normed_halves(k_ptr + t * K_T, k_weight, h, live, low, high, k_eps, k_offset,
@@ -130,14 +150,13 @@ def _norm_rope_write(
         tl.store(out + high, second, live)
         v_low = tl.load(v_ptr + t * V_T + h * V_H + i, live, 0.0)
         v_high = tl.load(v_ptr + t * V_T + h * V_H + i + HALF, live, 0.0)
-        stored = cache_ptr.dtype.element_ty
         live = live & (slot >= 0)
-        place = cache_ptr + (slot // B * (2 * K * B) + slot % B) * D + h * (B * D)
-        tl.store(place + low, _to_cache_dtype(first, k_scale, FP8).to(stored), live)
-        tl.store(place + high, _to_cache_dtype(second, k_scale, FP8).to(stored), live)
-        place += K * B * D
-        tl.store(place + i, _to_cache_dtype(v_low, v_scale, FP8).to(stored), live)
-        tl.store(place + i + HALF, _to_cache_dtype(v_high, v_scale, FP8).to(stored), live)
+        mine = (one < K) & (slot >= 0)
+        place = cache_ptr + slot // B * (2 * K * HEAD) + slot % B * D + h * HEAD
+        scales = scale_pointers(scales_ptr, slot, one, B, S_N, S_H, S_T, SCALES)
+        _store_halves(first, second, low, high, place, scales, mine, live, k_scale, CODE, SCALES)
+        _store_halves(v_low, v_high, i, i + HALF, place + K * HEAD, scales + K * S_H, mine, live,
+                      v_scale, CODE, SCALES)  # fmt: skip
 
 
 def supports(
@@ -147,9 +166,9 @@ def supports(
     size = q.shape[2]
     if size & (size - 1) or v.shape != k.shape:
         return False
-    if v.dtype != k.dtype or v.stride(2) != 1 or not cache.is_contiguous():
+    if v.dtype != k.dtype or v.stride(2) != 1 or not has_dense_heads(cache):
         return False
-    if cache.dtype not in (k.dtype, torch.float8_e4m3fn):
+    if not takes(cache, k.dtype):
         return False
     return slots.dtype == torch.int64 and slots.is_contiguous()
 
@@ -165,7 +184,10 @@ def launch(
     norms: tuple[QKNorm, QKNorm] | None,
     cache: Tensor,
     slots: Tensor,
-    scales: tuple[float, float],
+    k_scale: float,
+    v_scale: float,
+    scales: Tensor | None,
+    head_scales: Tensor | None,
 ) -> None:
     """Fill outs = (q', k') and the cache. q, k: before their norms if there are norms."""
     rows, heads, size = q.shape
@@ -174,12 +196,16 @@ def launch(
     q_norm, k_norm = norms or (QKNorm(q, 0.0, 0.0), QKNorm(k, 0.0, 0.0))
     _norm_rope_write(
         (rows, cdiv(heads, each) + cdiv(kv_heads, each), 1),
-        (q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache, *outs),
-        (q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset, *scales),
+        (
+            q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache,
+            head_scales if scales is None else scales, *outs,
+        ),
+        (q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset, k_scale, v_scale),
         (
             heads, kv_heads, size, cos_sin.shape[1], block,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-            norms is not None, interleaved, cache.dtype == torch.float8_e4m3fn, each, PDL_ENABLED,
+            norms is not None, interleaved, *CodeLayout.of(cache, scales, head_scales), each,
+            PDL_ENABLED,
         ),
         warps=max(1, min(4, each * size // 512)),
         pdl=PDL_ENABLED,

@@ -38,13 +38,22 @@ def add_distance_bias(scores, distance, rows, REACH: tl.constexpr):
 
 
 @triton.jit
-def online_softmax_step(s, v, acc, total, top, IEEE: tl.constexpr):
-    """One online-softmax step: scores s [M, N] and values v [N, D] into (acc, total, top)."""
+def online_softmax_step(s, v, v_scales, acc, total, top, SCALES: tl.constexpr,
+                        IEEE: tl.constexpr):  # fmt: skip
+    """One online-softmax step: scores s [M, N] and values v [N, D] into (acc, total, top).
+
+    v_scales: [N] scales of the values, if SCALES.
+    """
     higher = tl.maximum(top, tl.max(s, 1))
     shrink = tl.exp2(top - higher)
     p = tl.exp2(s - higher[:, None])
     total = total * shrink + tl.sum(p, 1)
     acc = acc * shrink[:, None]
+    if SCALES:
+        if v.dtype == tl.float16:  # weights times scales may be too small for it; values are not
+            v = (v.to(tl.float32) * v_scales[:, None]).to(tl.float16)
+        else:
+            p = p * v_scales[None, :]
     if IEEE:
         acc = tl.dot(p, v, acc, input_precision="ieee")
     else:
@@ -53,11 +62,29 @@ def online_softmax_step(s, v, acc, total, top, IEEE: tl.constexpr):
 
 
 @triton.jit
-def dot_qk(q, k, IEEE: tl.constexpr):
-    """q [M, D] times k [N, D] transposed, fp32."""
+def load_scales(scales_ptr, block, at, live, kh, K: tl.constexpr, B: tl.constexpr,
+                S_N: tl.constexpr, S_H: tl.constexpr, S_T: tl.constexpr,
+                SCALES: tl.constexpr):  # fmt: skip
+    """Scales of keys and of values at positions `at` in these blocks; 0 where not live."""
+    k_scales = tl.zeros_like(at).to(tl.float32)
+    v_scales = k_scales
+    if SCALES:
+        where = scales_ptr + block.to(tl.int64) * S_N + kh * S_H + at % B * S_T
+        k_scales = tl.load(where, mask=live, other=0.0)
+        v_scales = tl.load(where + K * S_H, mask=live, other=0.0)
+    return k_scales, v_scales
+
+
+@triton.jit
+def dot_qk(q, k, k_scales, SCALES: tl.constexpr, IEEE: tl.constexpr):
+    """q [M, D] times k [N, D] transposed, fp32; times the keys' scales [N], if SCALES."""
     if IEEE:
-        return tl.dot(q, tl.trans(k), input_precision="ieee")
-    return tl.dot(q, tl.trans(k))
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    else:
+        scores = tl.dot(q, tl.trans(k))
+    if SCALES:
+        scores = scores * k_scales[None, :]
+    return scores
 
 
 @triton.jit

@@ -18,7 +18,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from quire.kernels.formats.kv_cache import has_dense_heads
 from quire.kernels.gpu.attention import paged_attention_fused as fused
+from quire.kernels.gpu.attention.kv_codes import CodeLayout
 from quire.kernels.gpu.attention.paged_attention_decode import decode_kernel
 from quire.kernels.gpu.attention.paged_attention_prefill import prefill_kernel
 from quire.kernels.gpu.attention.split_plan import (
@@ -53,7 +55,7 @@ def outputs(
     **__: Any,
 ) -> Tensor:
     """A new [T, H, D]. NotImplemented for layouts the kernels do not read."""
-    strided = cache.is_contiguous() and tables.stride(-1) == 1 and q.stride(2) == 1
+    strided = has_dense_heads(cache) and tables.stride(-1) == 1 and q.stride(2) == 1
     group = _MAX_GROUP if q.shape[2] <= 256 else _MAX_WIDE_GROUP
     if not strided or q.shape[2] > _MAX_SIZE or q.shape[1] > group * cache.shape[2]:
         return NotImplemented
@@ -81,11 +83,12 @@ def launch(
     v_scale: float = 1.0,
     counters: Tensor | None = None,
     position_bias: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """Start the kernels of one step."""
     extras = AttentionExtras(
         scale, window, softcap, sinks, alibi, rows, max_context, k_scale, v_scale, counters,
-        position_bias,
+        position_bias, scales,
     ).device(cache)  # fmt: skip
     if decodes:
         cut = plan_decode(q, cache, tables, decodes, extras)
@@ -104,6 +107,7 @@ def launch_fused(
     q: Tensor,
     qkv: Any,
     slots: Tensor,
+    measured: bool,
     cache: Tensor,
     tables: Tensor,
     contexts: Tensor,
@@ -113,6 +117,7 @@ def launch_fused(
     """Start attention with the norms, rotation and cache write before it, if one kernel can.
 
     qkv: q, k, v, positions, cos_sin, interleaved, norms, as they are before all of that.
+    measured: the write measures scales of tokens.
     features, named: the arguments of paged_attention after contexts.
     """
     extras = fused.parse_extras(q, contexts, *features, **named)
@@ -123,7 +128,7 @@ def launch_fused(
         return False
     fused.launch(
         out, q_raw, k, v, positions, cos_sin, interleaved, norms, slots, cache, tables, contexts,
-        extras,
+        extras, measured,
     )  # fmt: skip
     return True
 
@@ -152,7 +157,7 @@ def decode(
     decode_kernel(
         (rows * kv_heads * cut.splits, 1, 1),
         (
-            q, cache, tables, extras.rows, contexts, out,
+            q, cache, extras.scales, tables, extras.rows, contexts, out,
             *allocate_split_workspace(q, kv_heads, rows, cut, extras.counters), extras.sinks,
             extras.alibi, extras.position_bias,
         ),
@@ -161,12 +166,12 @@ def decode(
             extras.window or 0, cut.splits,
         ),
         (
-            kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0),
+            kv_heads, group, size, block, *CodeLayout.of(cache, extras.scales),
+            q.stride(0), q.stride(1), tables.stride(0),
             max(16, next_power_of_2(group)), max(16, next_power_of_2(size)),
             cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, extras.rows is not None,
             extras.window is not None, extras.softcap is not None, extras.sinks is not None,
-            extras.alibi is not None, extras.reach, cache.dtype == torch.float8_e4m3fn,
-            q.dtype == torch.float32, pdl,
+            extras.alibi is not None, extras.reach, q.dtype == torch.float32, pdl,
         ),
         warps=cut.warps,
         pdl=pdl,
@@ -203,23 +208,24 @@ def prefill(
     prefill_kernel(
         (count * kv_heads * shares.splits, 1, 1),
         (
-            q, k, v, cache, tables, extras.rows, q_starts, contexts, out, extras.sinks,
-            extras.alibi, extras.position_bias, shares.partial_out, shares.partial_stats,
-            shares.counters,
+            q, k, v, cache, extras.scales, tables, extras.rows, q_starts, contexts, out,
+            extras.sinks, extras.alibi, extras.position_bias, shares.partial_out,
+            shares.partial_stats, shares.counters,
         ),
         (
             extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
             extras.window or 0, decodes, sequences, shares.splits,
         ),
         (
-            kv_heads, group, size, block, q.stride(0), q.stride(1),
+            kv_heads, group, size, block, *CodeLayout.of(cache, extras.scales),
+            q.stride(0), q.stride(1),
             0 if k is None else k.stride(0), 0 if v is None else v.stride(0), tables.stride(0),
             tiles.rows, queries, padded, tiles.tile_keys, MIN_SPLIT_KEYS, shares.may_split,
             tiles.stages, fresh,
             tma,
             extras.rows is not None, extras.window is not None, extras.softcap is not None,
             extras.sinks is not None, extras.alibi is not None, extras.reach,
-            cache.dtype == torch.float8_e4m3fn, q.dtype == torch.float32,
+            q.dtype == torch.float32,
         ),
         warps=tiles.warps,
         tiles=(_tma_descriptor(k, tiles.tile_keys if tma else 0), _tma_descriptor(v, tiles.tile_keys

@@ -22,6 +22,7 @@ from quire.kernels.gpu.attention.online_softmax import (
     bias_rows,
     dot_qk,
     join_sink,
+    load_scales,
     normalize,
     online_softmax_step,
     scale_and_softcap,
@@ -49,9 +50,11 @@ def split_range(context, window, split, splits, TILE: tl.constexpr, CHUNK: tl.co
 
 
 @triton.jit
-def attend_range(acc, total, top, q, cache_ptr, table, kh, first, start, stop, newest, slope, bias,
-          scale, softcap,
-          K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, DP: tl.constexpr,
+def attend_range(acc, total, top, q, cache_ptr, scales_ptr, table, kh, first, start, stop, newest,
+          slope, bias, scale, softcap,
+          K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, HEAD: tl.constexpr,
+          S_N: tl.constexpr, S_H: tl.constexpr, S_T: tl.constexpr, SCALES: tl.constexpr,
+          DP: tl.constexpr,
           TILE: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr,
           ALIBI: tl.constexpr, REACH: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """Absorb the keys [start, stop) that are not below `first`; the query is at `newest`."""
@@ -61,18 +64,24 @@ def attend_range(acc, total, top, q, cache_ptr, table, kh, first, start, stop, n
         at = low + n
         live = (at >= first) & (at < stop)
         block = tl.load(table + at // B, mask=live, other=0)
-        base = block.to(tl.int64) * (2 * K * B * D) + (kh * (B * D) + at % B * D)
+        base = block.to(tl.int64) * (2 * K * HEAD) + (kh * HEAD + at % B * D)
         where = cache_ptr + base[:, None] + d[None, :]
+        k_scales, v_scales = load_scales(
+            scales_ptr, block, at, live, kh, K, B, S_N, S_H, S_T, SCALES
+        )
         mask = live[:, None] & (d < D)[None, :]
         k = tl.load(where, mask=mask, other=0.0)
-        v = tl.load(where + K * B * D, mask=mask, other=0.0)
-        scores = scale_and_softcap(dot_qk(q, k.to(q.dtype), IEEE), scale, softcap, SOFTCAP)
+        v = tl.load(where + K * HEAD, mask=mask, other=0.0)
+        dot = dot_qk(q, k.to(q.dtype), k_scales, SCALES, IEEE)
+        scores = scale_and_softcap(dot, scale, softcap, SOFTCAP)
         if ALIBI:
             scores += slope[:, None] * (at - newest).to(tl.float32)[None, :]
         if REACH:
             scores = add_distance_bias(scores, (at - newest)[None, :], bias, REACH)
         scores = tl.where(live[None, :], scores, float("-inf"))
-        acc, total, top = online_softmax_step(scores, v.to(q.dtype), acc, total, top, IEEE)
+        acc, total, top = online_softmax_step(
+            scores, v.to(q.dtype), v_scales, acc, total, top, SCALES, IEEE
+        )
     return acc, total, top
 
 
@@ -110,7 +119,8 @@ def store_or_merge(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sink
 @kernel("scale", "softcap", "v_scale", "window", "splits")
 def decode_kernel(
     q_ptr,  # [S, K * G, D]
-    cache_ptr,  # [N, 2, K, B, D]
+    cache_ptr,  # [N, 2, K, B, D], heads HEAD apart
+    scales_ptr,  # [N, 2, K, B], if SCALES
     tables_ptr,  # [M, W]
     rows_ptr,  # [S] row of the table, if HAS_ROWS
     contexts_ptr,  # [S]
@@ -130,6 +140,12 @@ def decode_kernel(
     G: tl.constexpr,
     D: tl.constexpr,
     B: tl.constexpr,
+    HEAD: tl.constexpr,
+    S_N: tl.constexpr,
+    S_H: tl.constexpr,
+    S_T: tl.constexpr,
+    CODE: tl.constexpr,
+    SCALES: tl.constexpr,
     Q_T: tl.constexpr,
     Q_H: tl.constexpr,
     W: tl.constexpr,  # of a row of the table
@@ -145,7 +161,6 @@ def decode_kernel(
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
     REACH: tl.constexpr,
-    V_SCALE: tl.constexpr,
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -184,11 +199,11 @@ def decode_kernel(
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], LOWEST_SCORE, tl.float32)
     acc, total, top = attend_range(
-        acc, total, top, q, cache_ptr, tables_ptr + row.to(tl.int64) * W, kh, first, start, stop,
-        context - 1, slope, bias, scale, softcap, K, D, B, DP, TILE, STAGES, SOFTCAP, ALIBI, REACH,
-        IEEE,
+        acc, total, top, q, cache_ptr, scales_ptr, tables_ptr + row.to(tl.int64) * W, kh, first,
+        start, stop, context - 1, slope, bias, scale, softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES,
+        DP, TILE, STAGES, SOFTCAP, ALIBI, REACH, IEEE,
     )  # fmt: skip
-    if V_SCALE:
+    if CODE != 0 and not SCALES:
         acc = acc * v_scale
     store_or_merge(
         acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, split, used,

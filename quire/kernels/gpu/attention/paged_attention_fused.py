@@ -18,10 +18,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.formats.kv_cache import has_dense_heads
+from quire.kernels.gpu.attention.kv_codes import (
+    CodeLayout,
+    find_scales,
+    magnitude_bits,
+    scale_pointers,
+    takes,
+    to_codes,
+)
 from quire.kernels.gpu.attention.norm_rope_write import QKNorm
 from quire.kernels.gpu.attention.online_softmax import (
     LOWEST_SCORE,
     dot_qk,
+    load_scales,
     online_softmax_step,
     scale_and_softcap,
 )
@@ -40,8 +50,6 @@ from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
 from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
 from quire.kernels.gpu.runtime.target import sm_count
-
-_E4M3_MAX = tl.constexpr(448.0)
 
 MAX_SIZE = 256
 """Largest head: a program keeps the first keys and values in registers."""
@@ -113,26 +121,35 @@ def _norm_weights(
 
 
 @triton.jit
-def _store_kv(x, scale, where, live, FP8: tl.constexpr):
-    """Store one head's key or value [1, D]; returns it as it will be read back."""
-    if FP8:
-        x = tl.clamp(x.to(tl.float32) / scale, -_E4M3_MAX, _E4M3_MAX)
-    stored = x.to(where.dtype.element_ty)
-    tl.store(where, stored, mask=live)
-    return stored
+def _store_kv(x, given, where, scales, live, CODE: tl.constexpr, SCALES: tl.constexpr):
+    """Store one head's key or value [1, D]; returns it as it will be read back, float32.
+
+    scales: [1] pointers. The layer's own scale is not in what is returned.
+    """
+    scale = given
+    if CODE != 0:
+        scale = find_scales(magnitude_bits(x), given, scales, live, CODE, SCALES)
+    stored = to_codes(x, scale, CODE).to(where.dtype.element_ty)
+    tl.store(where, stored, mask=live[:, None])
+    read = stored.to(x.dtype).to(tl.float32)
+    if SCALES != 0:
+        read = read * scale[:, None]
+    return read
 
 
 @triton.jit
-def _load_first_tile(cache_ptr, table, kh, at, live, K: tl.constexpr, D: tl.constexpr,
-                B: tl.constexpr):  # fmt: skip
-    """Keys and values [TILE, D] at positions `at`, into registers."""
+def _load_first_tile(cache_ptr, scales_ptr, table, kh, at, live, K: tl.constexpr, D: tl.constexpr,
+                B: tl.constexpr, HEAD: tl.constexpr, S_N: tl.constexpr, S_H: tl.constexpr,
+                S_T: tl.constexpr, SCALES: tl.constexpr):  # fmt: skip
+    """Keys and values [TILE, D] at positions `at`, and their scales, into registers."""
     d = tl.arange(0, D)
     block = tl.load(table + at // B, mask=live, other=0)
-    base = block.to(tl.int64) * (2 * K * B * D) + (kh * (B * D) + at % B * D)
+    base = block.to(tl.int64) * (2 * K * HEAD) + (kh * HEAD + at % B * D)
     where = cache_ptr + base[:, None] + d[None, :]
     k = tl.load(where, mask=live[:, None], other=0.0)
-    v = tl.load(where + K * B * D, mask=live[:, None], other=0.0)
-    return k, v
+    v = tl.load(where + K * HEAD, mask=live[:, None], other=0.0)
+    k_scales, v_scales = load_scales(scales_ptr, block, at, live, kh, K, B, S_N, S_H, S_T, SCALES)
+    return k, v, k_scales, v_scales
 
 
 @kernel("scale", "softcap", "k_scale", "v_scale", "window", "splits", "q_eps", "k_eps",
@@ -146,7 +163,8 @@ def fused_decode_kernel(
     q_weight,  # [D], if NORM
     k_weight,
     slots_ptr,  # [S] int64
-    cache_ptr,  # [N, 2, K, B, D]
+    cache_ptr,  # [N, 2, K, B, D], heads HEAD apart
+    scales_ptr,  # [N, 2, K, B], if SCALES
     tables_ptr,  # [M, W]
     rows_ptr,  # [S], if HAS_ROWS
     contexts_ptr,  # [S]
@@ -170,6 +188,12 @@ def fused_decode_kernel(
     D: tl.constexpr,
     R: tl.constexpr,  # leading channels that are rotated; the rest turn by nothing
     B: tl.constexpr,
+    HEAD: tl.constexpr,
+    S_N: tl.constexpr,
+    S_H: tl.constexpr,
+    S_T: tl.constexpr,
+    CODE: tl.constexpr,
+    SCALES: tl.constexpr,
     Q_T: tl.constexpr,
     Q_H: tl.constexpr,
     K_T: tl.constexpr,
@@ -188,7 +212,6 @@ def fused_decode_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
-    FP8: tl.constexpr,
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -220,7 +243,9 @@ def fused_decode_kernel(
     stop = tl.where(newest, stop - 1, stop)
     at = start + tl.arange(0, TILE)
     live = (at >= first) & (at < stop)
-    k_tile, v_tile = _load_first_tile(cache_ptr, table, kh, at, live, K, D, B)
+    k_tile, v_tile, k_scales, v_scales = _load_first_tile(
+        cache_ptr, scales_ptr, table, kh, at, live, K, D, B, HEAD, S_N, S_H, S_T, SCALES
+    )
     g = tl.arange(0, GP)
     d = tl.arange(0, D)
     half = d // 2 if INTERLEAVED else d % (R // 2)
@@ -249,23 +274,27 @@ def fused_decode_kernel(
     top = tl.full([GP], LOWEST_SCORE, tl.float32)
     if newest:
         k = _norm_and_rotate(k, k_partners, k_own, k_other, cos, turn, k_eps, D, NORM)
-        where = cache_ptr + (slot // B * (2 * K * B) + slot % B) * D + one[:, None] * (B * D)
+        where = cache_ptr + slot // B * (2 * K * HEAD) + slot % B * D + one[:, None] * HEAD
         where += d[None, :]
-        k_filed = _store_kv(k, k_scale, where, slot >= 0, FP8).to(q.dtype).to(tl.float32)
-        v_filed = (
-            _store_kv(v, v_scale, where + K * B * D, slot >= 0, FP8).to(q.dtype).to(tl.float32)
-        )
+        scales = scale_pointers(scales_ptr, slot, one, B, S_N, S_H, S_T, SCALES)
+        write = (one >= 0) & (slot >= 0)
+        k_filed = _store_kv(k, k_scale, where, scales, write, CODE, SCALES)
+        v_filed = _store_kv(v, v_scale, where + K * HEAD, scales + K * S_H, write, CODE, SCALES)
         top = scale_and_softcap(tl.sum(q.to(tl.float32) * k_filed, 1), scale, softcap, SOFTCAP)
         total += 1.0
         acc += v_filed
-    scores = scale_and_softcap(dot_qk(q, k_tile.to(q.dtype), IEEE), scale, softcap, SOFTCAP)
+    dot = dot_qk(q, k_tile.to(q.dtype), k_scales, SCALES, IEEE)
+    scores = scale_and_softcap(dot, scale, softcap, SOFTCAP)
     scores = tl.where(live[None, :], scores, float("-inf"))
-    acc, total, top = online_softmax_step(scores, v_tile.to(q.dtype), acc, total, top, IEEE)
+    acc, total, top = online_softmax_step(
+        scores, v_tile.to(q.dtype), v_scales, acc, total, top, SCALES, IEEE
+    )
     acc, total, top = attend_range(
-        acc, total, top, q, cache_ptr, table, kh, first, start + TILE, stop, context - 1, top, top,
-        scale, softcap, K, D, B, D, TILE, STAGES, SOFTCAP, False, 0, IEEE,
+        acc, total, top, q, cache_ptr, scales_ptr, table, kh, first, start + TILE, stop,
+        context - 1, top, top, scale, softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES, D, TILE,
+        STAGES, SOFTCAP, False, 0, IEEE,
     )  # fmt: skip
-    if FP8:
+    if CODE != 0 and not SCALES:
         acc = acc * v_scale
     store_or_merge(
         acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, split, used,
@@ -290,14 +319,16 @@ def parse_extras(
     v_scale: float = 1.0,
     counters: Tensor | None = None,
     position_bias: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> AttentionExtras | None:
     """The arguments of paged_attention; None: not one query per sequence, or a bias."""
     biased = alibi is not None or position_bias is not None
     if not decodes == q.shape[0] == contexts.shape[0] or biased:
         return None
     return AttentionExtras(
-        scale, window, softcap, sinks, None, rows, max_context, k_scale, v_scale, counters
-    )
+        scale, window, softcap, sinks, None, rows, max_context, k_scale, v_scale, counters,
+        scales=scales,
+    )  # fmt: skip
 
 
 def supports(
@@ -317,11 +348,11 @@ def supports(
         return False  # it needs many registers, which costs large batches more than a launch
     if size & (size - 1) or size < 16 or v.shape != k.shape:
         return False
-    if k.dtype != q.dtype or v.dtype != q.dtype or not cache.is_contiguous():
+    if k.dtype != q.dtype or v.dtype != q.dtype or not has_dense_heads(cache):
         return False
     if q.stride(2) != 1 or k.stride(2) != 1 or v.stride(2) != 1:
         return False
-    if cache.dtype not in (q.dtype, torch.float8_e4m3fn):
+    if not takes(cache, q.dtype):
         return False
     return slots.dtype == torch.int64 and slots.is_contiguous()
 
@@ -340,13 +371,19 @@ def launch(
     tables: Tensor,
     contexts: Tensor,
     extras: AttentionExtras,
+    measured: bool = False,
     cut: SplitPlan | None = None,
 ) -> None:
-    """Fill out [S, H, D] and the cache. q, k: before their norms, if there are norms."""
+    """Fill out [S, H, D] and the cache. q, k: before their norms, if there are norms.
+
+    measured: the scales of extras are measured, and not given.
+    """
     rows, heads, size = q.shape
     kv_heads, block = cache.shape[2:4]
     group = heads // kv_heads
-    fp8 = cache.dtype == torch.float8_e4m3fn
+    layout = CodeLayout.of(cache, extras.scales)
+    if not measured and layout.scales:
+        layout = layout._replace(scales=1)
     how = extras.device(cache)
     k_scale, v_scale = how.k_scale, how.v_scale
     q_norm, k_norm = norms or (QKNorm(q, 0.0, 0.0), QKNorm(k, 0.0, 0.0))
@@ -355,8 +392,8 @@ def launch(
     fused_decode_kernel(
         (rows * kv_heads * cut.splits, 1, 1),
         (
-            q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache, tables,
-            how.rows, contexts, out, *allocate_split_workspace(q, kv_heads, rows, cut,
+            q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache, how.scales,
+            tables, how.rows, contexts, out, *allocate_split_workspace(q, kv_heads, rows, cut,
             how.counters),
             how.sinks,
         ),
@@ -365,11 +402,11 @@ def launch(
             q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset,
         ),
         (
-            kv_heads, group, size, cos_sin.shape[1], block,
+            kv_heads, group, size, cos_sin.shape[1], block, *layout,
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
             tables.stride(0), max(16, next_power_of_2(group)), cut.tile_keys, cut.min_chunk,
             cut.may_split, cut.stages, norms is not None, interleaved, how.rows is not None,
-            how.window is not None, how.softcap is not None, how.sinks is not None, fp8,
+            how.window is not None, how.softcap is not None, how.sinks is not None,
             q.dtype == torch.float32, pdl,
         ),
         warps=cut.warps,

@@ -24,6 +24,7 @@ from quire.kernels.gpu.attention.online_softmax import (
     bias_rows,
     dot_qk,
     join_sink,
+    load_scales,
     normalize,
     online_softmax_step,
     scale_and_softcap,
@@ -48,11 +49,13 @@ def sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: tl.constexpr):
 
 
 @triton.jit
-def _scores(q, k, at, pos, end, slope, bias, scale, softcap, window,
-            MASK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
-            REACH: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+def _scores(q, k, k_scales, at, pos, end, slope, bias, scale, softcap, window,
+            SCALES: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr,
+            SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, REACH: tl.constexpr,
+            IEEE: tl.constexpr):  # fmt: skip
     """Scores of keys at positions `at` (below end) for queries at `pos`, invisible ones -inf."""
-    scores = scale_and_softcap(dot_qk(q, k, IEEE), scale, softcap, SOFTCAP)
+    dot = dot_qk(q, k, k_scales, SCALES, IEEE)
+    scores = scale_and_softcap(dot, scale, softcap, SOFTCAP)
     if ALIBI:
         scores += slope[:, None] * (at[None, :] - pos[:, None]).to(tl.float32)
     if REACH:
@@ -66,9 +69,11 @@ def _scores(q, k, at, pos, end, slope, bias, scale, softcap, window,
 
 
 @triton.jit
-def _attend_cached_keys(acc, total, top, q, pos, low, high, first, end, cache_ptr, table, kh, slope,
-            bias, scale, softcap, window,
-            K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, DP: tl.constexpr,
+def _attend_cached_keys(acc, total, top, q, pos, low, high, first, end, cache_ptr, scales_ptr,
+            table, kh, slope, bias, scale, softcap, window,
+            K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, HEAD: tl.constexpr,
+            S_N: tl.constexpr, S_H: tl.constexpr, S_T: tl.constexpr, SCALES: tl.constexpr,
+            DP: tl.constexpr,
             TILE: tl.constexpr, STAGES: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr,
             SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, REACH: tl.constexpr,
             IEEE: tl.constexpr):  # fmt: skip
@@ -80,18 +85,26 @@ def _attend_cached_keys(acc, total, top, q, pos, low, high, first, end, cache_pt
     )
     for turn in tl.range(low, high, TILE, num_stages=STAGES):
         at = turn + n
-        base = block.to(tl.int64) * (2 * K * B * D) + (kh * (B * D) + at % B * D)
+        base = block.to(tl.int64) * (2 * K * HEAD) + (kh * HEAD + at % B * D)
+        seen = at >= 0
+        if MASK:
+            seen = (at >= first) & (at < end)
+        k_scales, v_scales = load_scales(
+            scales_ptr, block, at, seen, kh, K, B, S_N, S_H, S_T, SCALES
+        )
         ahead = at + TILE
         block = tl.load(table + ahead // B, mask=(ahead < high) & (ahead < end), other=0)
         where = cache_ptr + base[:, None] + d[None, :]
         mask = (d < D)[None, :]
         if MASK:
-            mask = mask & ((at >= first) & (at < end))[:, None]
+            mask = mask & seen[:, None]
         k = tl.load(where, mask=mask, other=0.0)
-        v = tl.load(where + K * B * D, mask=mask, other=0.0)
-        s = _scores(q, k.to(q.dtype), at, pos, end, slope, bias, scale, softcap, window,
-                    MASK, WINDOW, SOFTCAP, ALIBI, REACH, IEEE)  # fmt: skip
-        acc, total, top = online_softmax_step(s, v.to(q.dtype), acc, total, top, IEEE)
+        v = tl.load(where + K * HEAD, mask=mask, other=0.0)
+        s = _scores(q, k.to(q.dtype), k_scales, at, pos, end, slope, bias, scale, softcap, window,
+                    SCALES, MASK, WINDOW, SOFTCAP, ALIBI, REACH, IEEE)  # fmt: skip
+        acc, total, top = online_softmax_step(
+            s, v.to(q.dtype), v_scales, acc, total, top, SCALES, IEEE
+        )
     return acc, total, top
 
 
@@ -117,9 +130,9 @@ def _attend_new_keys(acc, total, top, q, pos, low, high, end, begin, k_ptr, v_pt
                 mask = mask & (at < end)[:, None]
             k = tl.load(k_ptr + token * K_T + kh * D + d[None, :], mask=mask, other=0.0)
             v = tl.load(v_ptr + token * V_T + kh * D + d[None, :], mask=mask, other=0.0)
-        s = _scores(q, k, at, pos, end, slope, bias, scale, softcap, window,
-                    MASK, WINDOW, SOFTCAP, ALIBI, REACH, IEEE)  # fmt: skip
-        acc, total, top = online_softmax_step(s, v, acc, total, top, IEEE)
+        s = _scores(q, k, at, at, pos, end, slope, bias, scale, softcap, window,
+                    False, MASK, WINDOW, SOFTCAP, ALIBI, REACH, IEEE)  # fmt: skip
+        acc, total, top = online_softmax_step(s, v, at, acc, total, top, False, IEEE)
     return acc, total, top
 
 
@@ -128,7 +141,8 @@ def prefill_kernel(
     q_ptr,  # [T, K * G, D]
     k_ptr,  # [T, K, D], if FRESH
     v_ptr,  # [T, K, D], if FRESH
-    cache_ptr,  # [N, 2, K, B, D]
+    cache_ptr,  # [N, 2, K, B, D], heads HEAD apart
+    scales_ptr,  # [N, 2, K, B], if SCALES
     tables_ptr,  # [M, W]
     rows_ptr,  # [S], if HAS_ROWS
     q_starts_ptr,  # [S + 1]
@@ -153,6 +167,12 @@ def prefill_kernel(
     G: tl.constexpr,
     D: tl.constexpr,
     B: tl.constexpr,
+    HEAD: tl.constexpr,
+    S_N: tl.constexpr,
+    S_H: tl.constexpr,
+    S_T: tl.constexpr,
+    CODE: tl.constexpr,
+    SCALES: tl.constexpr,
     Q_T: tl.constexpr,
     Q_H: tl.constexpr,
     K_T: tl.constexpr,
@@ -173,7 +193,6 @@ def prefill_kernel(
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
     REACH: tl.constexpr,
-    V_SCALE: tl.constexpr,
     IEEE: tl.constexpr,
 ):
     # late tiles are the long ones: they start first, so that none runs alone at the end; and
@@ -238,15 +257,16 @@ def prefill_kernel(
     pos = prefix + query
     if not WINDOW:
         acc, total, top = _attend_cached_keys(
-            acc, total, top, q, pos, low, full, oldest, end, cache_ptr, table, kh, slope, bias,
-            scale, softcap, window, K, D, B, DP, TILE, STAGES, False, WINDOW, SOFTCAP, ALIBI, REACH,
-            IEEE,
+            acc, total, top, q, pos, low, full, oldest, end, cache_ptr, scales_ptr, table, kh,
+            slope, bias, scale, softcap, window, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE,
+            STAGES, False, WINDOW, SOFTCAP, ALIBI, REACH, IEEE,
         )  # fmt: skip
     acc, total, top = _attend_cached_keys(
-        acc, total, top, q, pos, full, end, oldest, end, cache_ptr, table, kh, slope, bias, scale,
-        softcap, window, K, D, B, DP, TILE, STAGES, True, WINDOW, SOFTCAP, ALIBI, REACH, IEEE,
+        acc, total, top, q, pos, full, end, oldest, end, cache_ptr, scales_ptr, table, kh, slope,
+        bias, scale, softcap, window, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE, STAGES, True,
+        WINDOW, SOFTCAP, ALIBI, REACH, IEEE,
     )  # fmt: skip
-    if V_SCALE:
+    if CODE != 0 and not SCALES:
         acc = acc * v_scale
     if FRESH:
         low = 0

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
 from quire.kernels.gpu.runtime.target import sm_count
+from quire.kernels.kv_write import CODES
 
 MAX_DECODE_SPLITS = 32
 """Maximum number of ranges of a context: the last program merges them one after the other."""
@@ -44,6 +45,7 @@ class AttentionExtras(NamedTuple):
     v_scale: float = 1.0
     counters: Tensor | None = None
     position_bias: Tensor | None = None
+    scales: Tensor | None = None
 
     @property
     def reach(self) -> int:
@@ -51,8 +53,8 @@ class AttentionExtras(NamedTuple):
         return 0 if self.position_bias is None else self.position_bias.shape[1] // 2
 
     def device(self, cache: Tensor) -> AttentionExtras:
-        """The same without scales, if the cache is not of eight bits."""
-        if cache.dtype == torch.float8_e4m3fn:
+        """The same without scales of the layer, if the cache has no codes or these their own."""
+        if cache.dtype in CODES and self.scales is None:
             return self
         return self._replace(k_scale=1.0, v_scale=1.0)
 
