@@ -55,7 +55,12 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             cache, scales = allocate_blocks(shape, cached, device)
         slots = torch.randperm(9 * b, device=device)[:t].contiguous()
         slots[t // 2] = -1 if t > 1 else slots[0]
-        case = {"k": qkv[:, :k], "v": qkv[:, k : 2 * k], "cache": cache, "slots": slots}
+        case: dict[str, Any] = {
+            "k": qkv[:, :k],
+            "v": qkv[:, k : 2 * k],
+            "cache": cache,
+            "slots": slots,
+        }
         if kind == "layer":
             case |= {"k_scale": 0.5, "v_scale": 2e-3}
         if kind == "head":

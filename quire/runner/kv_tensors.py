@@ -43,10 +43,10 @@ def allocate_kv_tensors(
     dtype = torch.uint8 if form.per_token else getattr(torch, form.dtype)
     shapes = []
     for layer in (layers[i] for i in longest.layers):
-        inner = (block_size, layer.head_dim)
+        head = [block_size, layer.head_dim]
         if form.per_token:
-            inner = (form.head_bytes(layer.head_dim, block_size),)
-        shapes.append((num_blocks, layer.planes, layer.kv_heads, *inner))
+            head = [form.head_bytes(layer.head_dim, block_size)]
+        shapes.append((num_blocks, layer.planes, layer.kv_heads, *head))
     if device is None or device.type == "cpu":
         make = _pinned_tensor if pinned and num_blocks else _zero_page_tensor
         return [make(shape, dtype) for shape in shapes]

@@ -2,7 +2,7 @@
 
     number = code * scale      scale = amax / limit of the head's vector, or given with the layer
 
-A vector with a NaN or an infinity gets the scale NaN: whoever reads it sees that it is not finite.
+A vector with a NaN or an infinity gets the scale NaN, so that what is read is not finite either.
 
 Axes: N blocks, K kv heads, B tokens of a block, D head size.
 """

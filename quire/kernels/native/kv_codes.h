@@ -4,8 +4,8 @@
 
 enum { PLAIN, INT8, E4M3, E5M2 };
 
-typedef uint8_t vb __attribute__((vector_size(W)));
-typedef int8_t vc __attribute__((vector_size(W)));
+typedef uint8_t vub __attribute__((vector_size(W)));
+typedef int8_t vsb __attribute__((vector_size(W)));
 
 INLINE float code_limit(long code) { return code == INT8 ? 127.0f : code == E4M3 ? 448.0f : 57344.0f; }
 
@@ -22,11 +22,11 @@ INLINE vf decode(long code, const char* from, long n) {
   char raw[W] = {};
   memcpy(raw, from, n);
   if (code == INT8) {
-    vc bytes;
+    vsb bytes;
     memcpy(&bytes, raw, sizeof bytes);
     return __builtin_convertvector(bytes, vf);
   }
-  vb bytes;
+  vub bytes;
   memcpy(&bytes, raw, sizeof bytes);
   const vu u = __builtin_convertvector(bytes, vu), m = u & 0x7fu;
   const vf whole = __builtin_convertvector((vi)m, vf);
@@ -48,7 +48,7 @@ INLINE void encode(long code, vf x, char* to, long n) {
   char raw[W];
   if (code == INT8) {
     const vf r = x + ROUNDS - ROUNDS;
-    const vc bytes = __builtin_convertvector(__builtin_convertvector(pick(x == x, r, vf{}), vi), vc);
+    const vsb bytes = __builtin_convertvector(__builtin_convertvector(pick(x == x, r, vf{}), vi), vsb);
     memcpy(raw, &bytes, sizeof bytes);
   } else {
     const vu a = (vu)x & 0x7fffffffu;
@@ -64,7 +64,7 @@ INLINE void encode(long code, vf x, char* to, long n) {
     }
     vu r = a < least ? steps : rest;
     r = a > 0x7f800000u ? vu{} + 0x7fu : r;
-    const vb bytes = __builtin_convertvector(r | (((vu)x >> 24) & 0x80u), vb);
+    const vub bytes = __builtin_convertvector(r | (((vu)x >> 24) & 0x80u), vub);
     memcpy(raw, &bytes, sizeof bytes);
   }
   memcpy(to, raw, n);
