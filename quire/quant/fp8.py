@@ -47,8 +47,10 @@ class Method:
         self.is_stored = form.is_stored
 
     def accepts(self, layer: QuantizableLayer) -> bool:
-        """All but the head and embeddings, whose errors matter most, and gates of few outputs."""
-        return layer.role in ("linear", "experts") and outputs_of(layer) >= MIN_OUTPUTS
+        """All but embeddings and gates of few outputs; on load not the head, whose errors matter
+        most."""
+        roles = ("linear", "experts", *(("head",) if self.is_stored else ()))
+        return layer.role in roles and outputs_of(layer) >= MIN_OUTPUTS
 
     def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
         """The weight, and from a checkpoint its scales: [1], [O] or [O / 128, I / 128] of a

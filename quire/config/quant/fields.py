@@ -52,6 +52,20 @@ def read_names(found: Json, key: str) -> tuple[str, ...]:
     return names
 
 
+def read_globs(found: Json, key: str) -> tuple[str, ...]:
+    """The same of a list whose names may have * and ?, as patterns of layer rules."""
+    return tuple(from_glob(name, key) for name in read_names(found, key))
+
+
+def from_glob(name: str, key: str) -> str:
+    """Return the pattern of a layer rule for a name that may have * and ?. Raises ConfigError."""
+    if name.startswith("re:") or not {"*", "?"} & set(name):
+        return name
+    pattern = re.escape(name).replace(r"\*", ".*").replace(r"\?", ".") + "$"
+    check_pattern(pattern, key)
+    return f"re:{pattern}"
+
+
 def check_pattern(pattern: str, key: str) -> None:
     """Raise ConfigError for a pattern that may match for ever: the file is untrusted."""
     wild = len(_WILDCARD.findall(pattern))

@@ -38,7 +38,8 @@ def read(found: Json) -> QuantFacts:
             'config.json: quantization_config.activation_scheme is "static"; with '
             'weight_block_size it must be "dynamic"'
         )
-    skip = read_names(found, "modules_to_not_convert") + read_names(found, "ignored_layers")
+    named = read_names(found, "modules_to_not_convert") + read_names(found, "ignored_layers")
+    skip = ("lm_head", *named)  # these writers leave the head out without naming it
     stored = Fp8Format(
         block=BLOCK if sides else 0,
         scale="weight_scale_inv" if sides else "weight_scale",

@@ -12,9 +12,12 @@ from quire.config.quant import (
     awq,
     bitsandbytes,
     compressed_tensors,
+    fbgemm,
     fp4,
     fp8,
     gptq,
+    modelopt,
+    quark,
     squeezellm,
 )
 from quire.config.quant.facts import QuantFacts
@@ -34,6 +37,10 @@ READERS = {
     "auto-round": auto_round.read,
     "intel/auto-round": auto_round.read,
     "mxfp4": fp4.read_mxfp4,
+    "modelopt": modelopt.read,
+    "modelopt_fp4": modelopt.read,
+    "fbgemm_fp8": fbgemm.read,
+    "quark": quark.read,
 }
 """quant_method -> reader of the object that has it."""
 

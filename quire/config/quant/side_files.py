@@ -16,7 +16,11 @@ from quire.errors import ConfigError
 CONFIG_KEYS = ("quantization_config", "compression_config")
 """Fields of config.json with the settings."""
 
-SIDE_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+SIDE_FILES = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 """Name of a file -> the quant_method that is meant where it states none."""
 
 

@@ -1,0 +1,70 @@
+"""Reads quant_method "modelopt" (NVIDIA Model Optimizer): FP8, NVFP4, or layers of both.
+
+The settings are in config.json, or in hf_quant_config.json under "quantization". `config_groups`
+and `producer` repeat what `quant_algo` states.
+
+Source: https://nvidia.github.io/Model-Optimizer/deployment/3_unified_hf.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.config.quant.compressed_tensors import check_kv_scheme
+from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, unquantized
+from quire.config.quant.fields import (
+    Json,
+    read_globs,
+    read_object,
+    refuse_unknown,
+    require_value,
+)
+from quire.config.quant.fp4 import NvFp4Format
+from quire.config.quant.fp8 import Fp8Format
+
+AT = "quantization_config"
+FIELDS = frozenset(
+    (
+        *("quant_method", "quant_algo", "producer", "config_groups", "ignore", "exclude_modules"),
+        *("kv_cache_scheme", "kv_cache_quant_algo", "group_size", "quantized_layers"),
+        *("has_zero_point", "pre_quant_scale", "quantization"),
+    )
+)
+WEIGHT_ONLY = NvFp4Format(codes="weight", global_scale="weight_scale_2", divides=False)
+FORMATS: dict[str, WeightFormat] = {
+    "FP8": Fp8Format(static_activations=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": Fp8Format(),
+    "NVFP4": replace(WEIGHT_ONLY, input_scale="input_scale", wide_inputs=True),
+    "W4A16_NVFP4": WEIGHT_ONLY,
+}
+MIXED = "MIXED_PRECISION"
+NVFP4_GROUP = 16
+
+
+def read(found: Json) -> QuantFacts:
+    """Read the configuration. Raises ConfigError."""
+    refuse_unknown(AT, found, FIELDS)
+    stated = {**found, **read_object(f"{AT}.quantization", found.get("quantization"))}
+    refuse_unknown(f"{AT}.quantization", stated, FIELDS)
+    for key in ("has_zero_point", "pre_quant_scale"):
+        require_value(f"{AT}.{key}", stated.get(key, False), False, None)
+    check_kv_scheme(stated.get("kv_cache_scheme"))
+    require_value(f"{AT}.kv_cache_quant_algo", stated.get("kv_cache_quant_algo"), None, "FP8")
+    plain = (*read_globs(stated, "ignore"), *read_globs(stated, "exclude_modules"))
+    rules = unquantized(plain)
+    if str(stated.get("quant_algo")).upper() == MIXED:
+        layers = read_object(f"{AT}.quantized_layers", stated.get("quantized_layers"))
+        own = tuple(
+            LayerRule(name, _format(f"{AT}.quantized_layers.{name}", read_object(name, layer)))
+            for name, layer in layers.items()
+        )
+        return QuantFacts(quant_method="modelopt", rules=rules + own, default=None)
+    return QuantFacts(quant_method="modelopt", rules=rules, default=_format(AT, stated))
+
+
+def _format(at: str, stated: Json) -> WeightFormat:
+    algo = str(stated.get("quant_algo")).upper()
+    require_value(f"{at}.quant_algo", algo, *FORMATS, *((MIXED,) if at == AT else ()))
+    if isinstance(form := FORMATS[algo], NvFp4Format):
+        require_value(f"{at}.group_size", stated.get("group_size"), None, NVFP4_GROUP)
+    return form
