@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
     parser.add_argument("--bits", type=int, help="of int4 and int8: 2, 3, 4, 5, 6 or 8")
     parser.add_argument(
-        "--group-size", type=int, help="inputs that share a scale; -1: all (int4: 128, int8: -1)"
+        "--group-size", type=int, help="of int4 and int8: inputs that share a scale; -1: all (128)"
     )
     parser.add_argument(
         "--asymmetric", dest="symmetric", action="store_false", help="give each group a zero too"

@@ -108,8 +108,8 @@ class CompressedOut:
             if other.is_matrix and other.scale_group == one.scale_group
         )
 
-    def read_unit(self, unit: int) -> dict[str, Tensor]:
-        """The tensors of a finished unit under the source's names, float32 where quantized."""
+    def values_of(self, unit: int) -> dict[str, Tensor]:
+        """The tensors of a finished unit under the source's names, as the next layer sees them."""
         found = load_file(self.out.folder / self.file_name(unit))
         return {
             one.name: self._decode(one, found) if self.is_quantized(one) else found[one.name]

@@ -24,6 +24,7 @@ from quire.quantize.calibrated import Calibrated
 from quire.quantize.errors import output_error, weight_error
 from quire.quantize.gguf_blocks import plain_bytes, to_blocks
 from quire.quantize.gguf_names import GgufName, architecture_of, gguf_name
+from quire.quantize.gptq import MIN_IMPORTANCE
 from quire.quantize.out_folder import OutFolder
 from quire.quantize.source import Checkpoint, SourceTensor
 
@@ -84,6 +85,10 @@ class GgufOut:
         errors: dict[str, Any] = {}
         pieces = self._pieces(self.units[unit], calibrated, device, errors)
         self.out.append(growing, begin, pieces, errors)
+
+    def is_quantized(self, one: SourceTensor) -> bool:
+        """Whether calibration is to quantize a matrix: here it only collects inputs."""
+        return False
 
     def extra_bytes(self) -> int:
         """Bytes beside the tensors."""
@@ -227,7 +232,7 @@ class GgufOut:
         gram = calibrated.grams.get(source.scale_group)
         importance = None
         if gram is not None and bool((inputs := gram.diagonal()).any()):
-            importance = inputs / inputs.mean() + 1e-3
+            importance = inputs / inputs.mean() + MIN_IMPORTANCE
         codes = quantize_ggml(one.kind, weight.float(), importance)
         found: dict[str, Any] = {"type": one.kind, "layer": source.number}
         found["weight_error"] = weight_error(weight, codes)

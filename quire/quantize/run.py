@@ -20,7 +20,10 @@ import torch
 
 from quire.errors import ConfigError
 from quire.log import BestEffortStream
+from quire.quantize import awq
+from quire.quantize.calibrate import Calibrator, require_decoder
 from quire.quantize.calibrated import Calibrated
+from quire.quantize.calibration_data import read_sequences
 from quire.quantize.compressed_out import CompressedOut
 from quire.quantize.gguf_out import GgufOut
 from quire.quantize.options import QuantizeOptions
@@ -86,18 +89,56 @@ def _write(
     from tqdm import tqdm
 
     device = _device(options.device)
+    calibrator = _make_calibrator(options, checkpoint, target, device)
     units = tqdm(
         range(len(target.units)), desc="Quantizing", unit="layer", disable=not progress,
         file=BestEffortStream(sys.stderr), dynamic_ncols=True,
     )  # fmt: skip
     for unit in units:
-        if not target.has(unit):
-            target.write_unit(unit, Calibrated(), device)
+        done = target.has(unit)
+        if calibrator is None or unit == 0:
+            if not done:
+                target.write_unit(unit, Calibrated(), device)
+            continue
+        if not any(not target.has(later) for later in range(unit, len(target.units))):
+            break  # no layer is left that needs the states
+        number = unit - 1 if unit <= checkpoint.layers else None
+        if done:
+            assert number is not None
+            values = None  # of GGUF files and rounding to nearest: those of the source
+            if isinstance(target, CompressedOut) and options.chosen_algorithm != "rtn":
+                values = target.values_of(unit)
+            calibrator.advance(number, values)
+        else:
+            target.write_unit(unit, calibrator.calibrate(number, target.is_quantized), device)
+
+
+def _make_calibrator(
+    options: QuantizeOptions,
+    checkpoint: Checkpoint,
+    target: QuantizeTarget,
+    device: torch.device,
+) -> Calibrator | None:
+    """What runs the model over the texts; None: there are no texts."""
+    if options.data is None:
+        return None
+    sequences = read_sequences(
+        options.data, checkpoint.folder,
+        samples=options.samples, seqlen=options.seqlen, seed=options.seed,
+    )  # fmt: skip
+    scheme = target.scheme if isinstance(target, CompressedOut) else None
+    made = Calibrator(checkpoint, options, scheme, sequences, device)
+    made.embed()
+    return made
 
 
 def _make_target(
     options: QuantizeOptions, checkpoint: Checkpoint, out: OutFolder
 ) -> QuantizeTarget:
+    if options.data is not None:
+        require_decoder(checkpoint)
+    if options.chosen_algorithm == "awq":
+        awq.require_folds(checkpoint.model_type)
     if options.is_gguf:
         plain = plain_reasons(checkpoint, _fits_any, options.ignore, head=True)
         name = re.sub(r"[^\w.-]+", "-", Path(options.model).name) or "model"

@@ -126,7 +126,7 @@ class Scheme:
 
 SCHEMES = {
     "int4": Scheme(name="int4", format="pack-quantized", bits=4, group=128),
-    "int8": Scheme(name="int8", format="pack-quantized", bits=8),
+    "int8": Scheme(name="int8", format="pack-quantized", bits=8, group=128),
     "w8a8": Scheme(name="w8a8", format="int-quantized", bits=8, activations="token"),
     "fp8": Scheme(
         name="fp8", format="float-quantized", bits=8, kind="float", activations="token"

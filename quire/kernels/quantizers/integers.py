@@ -44,11 +44,12 @@ def quantize_integers(
     symmetric: bool,
     scale_dtype: torch.dtype,
     importance: Tensor | None = None,
+    clip: bool = True,
 ) -> WeightCodes:
     """Round to nearest with the best clip of each group.
 
     weight: [O, I] float32. group: inputs that share a scale, a divisor of I; 0: all. importance:
-    float32 [I], how much the squared error of each input counts.
+    float32 [I], how much the squared error of each input counts. clip: False takes the full range.
     """
     outputs, inputs = weight.shape
     group = group or inputs
@@ -56,7 +57,9 @@ def quantize_integers(
     scales, zeros = [], []
     for rows in row_chunks(outputs, inputs, weight.device):
         part = weight[rows].float()
-        scale, zero = group_factors(part, bits, group, symmetric, scale_dtype, importance)
+        scale, zero = group_factors(
+            part, bits, group, symmetric, scale_dtype, importance, clip=clip
+        )
         q[rows] = round_to_codes(part, scale, zero, bits)
         scales.append(scale.to(scale_dtype))
         zeros.append(zero.to(torch.uint8))
@@ -76,6 +79,8 @@ def group_factors(
     symmetric: bool,
     scale_dtype: torch.dtype,
     importance: Tensor | None = None,
+    *,
+    clip: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """(scale, zero) of every group, float32 [O, G] each, with the least squared error.
 

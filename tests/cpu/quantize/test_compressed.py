@@ -11,9 +11,11 @@ from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file, save_file
 
 from quire.cli import main
+from quire.config.quant.online import ONLINE_FORMATS
 from quire.errors import ConfigError, WeightError
 from quire.kernels.formats.fp8_weight import Fp8Weight
 from quire.models.build import build_model, read_model_config
+from quire.quant import online
 from quire.quantize import compressed_out
 from quire.quantize.codec import pack_words, unpack_words
 from quire.quantize.options import QuantizeOptions
@@ -66,7 +68,7 @@ SETTINGS = [
     ("int4", {"bits": 3, "group_size": 64}),
     ("int4", {"bits": 6, "group_size": -1, "symmetric": False}),
     ("int8", {}),
-    ("int8", {"group_size": 64}),
+    ("int8", {"group_size": -1}),
     ("w8a8", {}),
     ("fp8", {}),
     ("fp8_block", {}),
@@ -154,6 +156,28 @@ def test_the_bits_are_those_of_quantizing_on_load(source, tmp_path, to):
     for name, weight in found[0].items():
         assert torch.equal(weight.data.view(torch.uint8), found[1][name].data.view(torch.uint8))
         assert torch.equal(weight.scale, found[1][name].scale)
+
+
+@pytest.mark.parametrize(
+    ("to", "asked", "settings"),
+    [
+        ("int4", "int4", {}),
+        ("int4", "int4_asym", {"symmetric": False}),
+        ("int8", "int8", {}),
+        ("int8", "int8_per_channel_weight_only", {"group_size": -1}),
+        ("mxfp4", "mxfp4", {}),
+    ],
+)
+def test_codes_are_those_of_quantizing_on_load(source, tmp_path, to, asked, settings):
+    shutil.copytree(source, tmp_path / "half")
+    tensors = {name: one.bfloat16() for name, one in tensors_of(source).items()}
+    save_file(tensors, tmp_path / "half/model.safetensors")
+    run(tmp_path / "half", tmp_path / "out", to, **settings)
+    name = "model.layers.0.mlp.down_proj.weight"
+    made = online.quantize(tensors[name], ONLINE_FORMATS[asked])
+    assert torch.equal(
+        made.dequantize().bfloat16(), decompressed(tmp_path / "out")[name].bfloat16()
+    )
 
 
 def test_a_dry_run_states_the_sizes_and_writes_nothing(source, tmp_path, capsys):
