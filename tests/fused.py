@@ -83,8 +83,8 @@ def mlp(x, t, act):
     return call("linear", call("act_mul", call("linear", x, t["gate_up"]), act), t["down"])
 
 
-def in_fp8(t, quantize):
-    """The layer's weights in e4m3."""
+def quantized(t, quantize):
+    """The layer's weights in another form."""
     return {**t, **{name: quantize(t[name]) for name in ("qkv", "o", "gate_up", "down")}}
 
 

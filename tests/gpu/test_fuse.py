@@ -6,7 +6,7 @@ import torch
 from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
 from quire.kernels.fp8_linear import multiply_quantized
 from quire.kernels.framework.op import OPS
-from tests.fused import Sizes, both, in_fp8, inputs, layer
+from tests.fused import Sizes, both, inputs, layer, quantized
 
 LLAMA = Sizes(T=1, E=4096, F=14336, H=32, K=8, D=128)
 QWEN = Sizes(T=1, E=1024, F=3072, H=16, K=8, D=128)
@@ -29,7 +29,7 @@ def test_a_fused_layer_is_the_layer(sizes, how):
 @pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks])
 def test_a_fused_layer_over_e4m3_weights_is_the_layer(sizes, quantize):
     torch.manual_seed(3)
-    fused, plain = both(sizes, in_fp8(inputs(sizes, "cuda"), quantize))
+    fused, plain = both(sizes, quantized(inputs(sizes, "cuda"), quantize))
     for name, want in plain.items():
         got, want = fused[name].float(), want.float()
         off = (got - want).norm() / want.norm()

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
+from quire.kernels.formats.tiled_weight import pack_tiles
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.framework import lazy_fusion
 from tests import tiers
-from tests.fused import Sizes, both, call, in_fp8, inputs, layer
+from tests.fused import Sizes, both, call, inputs, layer, quantized
 
 pytest.importorskip("triton", reason="triton is not installed")
 ONE = Sizes(T=1, E=48, F=40, H=2, K=1, D=16)
@@ -87,7 +89,38 @@ def test_rotation_of_any_part_of_heads_is_fused(interleaved, dims, started):
 def test_a_fused_row_over_e4m3_weights_is_the_row(quantize):
     s = Sizes(T=1, E=128, F=160, H=2, K=1, D=32)
     torch.manual_seed(3)
-    fused, plain = both(s, in_fp8(inputs(s, "cpu"), quantize), bias=True)
+    fused, plain = both(s, quantized(inputs(s, "cpu"), quantize), bias=True)
+    for name, want in plain.items():
+        torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
+
+
+def in_tiles(weight):
+    """A weight of 4 bits with a scale, a zero and a place of their own for its columns."""
+    most, group = 15, 16
+    parts = weight.float().unflatten(1, (-1, group))
+    low, high = parts.amin(2), parts.amax(2)
+    scale = ((high - low) / most).bfloat16()
+    zero = (-low / scale.float()).round().clamp(0, most)
+    q = (parts / scale.float()[..., None] + zero[..., None]).round().clamp(0, most).flatten(1)
+    perm = torch.randperm(weight.shape[1]).int()
+    codes = WeightCodes(q=q.byte(), bits=4, group=group, scale=GroupFactors(scale),
+                        zero=zero.byte(), perm=perm)  # fmt: skip
+    return pack_tiles(codes, torch.bfloat16)
+
+
+@pytest.mark.slow("a layer in the interpreter, fused and not")
+@pytest.mark.parametrize("s", [ONE._replace(F=48), *tiers.long((FEW._replace(F=48),))])
+def test_a_fused_row_over_weights_of_four_bits_is_the_row(s, monkeypatch):
+    from quire.kernels.gpu.linear import grouped_gemv
+
+    calls, real = [], grouped_gemv.launch
+    monkeypatch.setattr(grouped_gemv, "launch", lambda *a: calls.append(a[4:]) or real(*a))
+    torch.manual_seed(3)
+    fused, plain = both(s, quantized(inputs(s, "cpu"), in_tiles), bias=True)
+    if s.T == 1:
+        assert [[part is not None for part in one] for one in calls[:4]] == [
+            [True, False], [False, False], [True, True], [False, False],
+        ]  # fmt: skip
     for name, want in plain.items():
         torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
 
@@ -102,7 +135,7 @@ def test_rows_over_e4m3_weights_are_made_and_quantized_in_one_pass(monkeypatch):
             quantize_fused, name, lambda *a, real=real, name=name: calls.append(name) or real(*a)
         )
     torch.manual_seed(3)
-    fused, plain = both(s, in_fp8(inputs(s, "cpu"), quantize_channels))
+    fused, plain = both(s, quantized(inputs(s, "cpu"), quantize_channels))
     assert calls == ["rms_norm_quantize", "rms_norm_quantize", "act_mul_quantize"]
     for name, want in plain.items():
         torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)

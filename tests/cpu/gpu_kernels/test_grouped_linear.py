@@ -89,6 +89,13 @@ def stacked(ones):
 CASES = [
     # rows, outputs, inputs, bits, group, kind, dtype
     (1, 64, 128, 4, 128, 0, torch.bfloat16),
+    (1, 21, 200, 4, 32, 1, torch.bfloat16),
+    (1, 10, 256, 8, 128, 2, torch.float16),
+    (1, 8, 304, 6, 16, 2, torch.bfloat16),
+    (1, 6, 640, 3, 64, 1, torch.bfloat16),
+    (1, 6, 544, 5, 544, 1, torch.bfloat16),
+    (1, 16, 96, 2, 16, 1, torch.bfloat16),
+    (1, 64, 128, 4, 64, 3, torch.bfloat16),
     (3, 70, 200, 4, 32, 1, torch.bfloat16),
     (9, 40, 128, 8, 64, 0, torch.bfloat16),
     (2, 64, 256, 4, 32, 2, torch.float16),
@@ -97,7 +104,7 @@ CASES = [
     (2, 33, 128, 8, 128, 1, torch.float16),
     (4, 64, 256, 6, 16, 2, torch.bfloat16),
     (2, 64, 512, 3, 128, 1, torch.bfloat16),
-    (1, 64, 544, 5, 32, 0, torch.bfloat16),
+    (2, 64, 544, 5, 32, 0, torch.bfloat16),
     (2, 64, 96, 2, 16, 2, torch.bfloat16),
     (3, 64, 160, 4, 160, 1, torch.bfloat16),
 ]

@@ -24,16 +24,18 @@ def decode_asm(low: int, at: int, high: int, high_at: int, bf16: bool) -> str:
     magic = "0x43004300" if bf16 else "0x64006400"
     mask = f"0x{((1 << low) - 1) * 0x10001:08x}"
     minus = "$3" if high else "$2"
-    text = "{ .reg .b32 t, u, c, one; "
-    text += f"mov.b32 one, {one}; shr.b32 t, $1, {at}; and.b32 t, t, {mask}; or.b32 t, t, {magic}; "
+    text = "{ .reg .b32 t, u, c, m, one; "  # of two immediate operands ptxas makes two instructions
+    text += f"mov.b32 one, {one}; mov.b32 m, {magic}; shr.b32 t, $1, {at}; "
+    text += f"lop3.b32 t, t, {mask}, m, 0xea; "
     if high == 4 and bf16:
-        text += f"shr.b32 u, $2, {high_at}; and.b32 u, u, 0x000f000f; or.b32 u, u, 0x45004500; "
-        text += "mov.b32 c, 0xc508c508; fma.rn.bf16x2 u, u, one, c; fma.rn.bf16x2 t, t, one, u; "
+        text += f"mov.b32 c, 0x45004500; shr.b32 u, $2, {high_at}; "
+        text += "lop3.b32 u, u, 0x000f000f, c, 0xea; mov.b32 c, 0xc508c508; "
+        text += "fma.rn.bf16x2 u, u, one, c; fma.rn.bf16x2 t, t, one, u; "
     elif high:
         move = f"shr.b32 u, $2, {high_at - low}" if high_at >= low else ""
         move = move or f"shl.b32 u, $2, {low - high_at}"
-        text += f"{move}; and.b32 u, u, 0x{(((1 << high) - 1) << low) * 0x10001:08x}; "
-        text += "or.b32 t, t, u; "
+        mask = f"0x{(((1 << high) - 1) << low) * 0x10001:08x}"
+        text += f"{move}; lop3.b32 t, u, {mask}, t, 0xea; "
     return text + f"fma.rn.{kind} $0, t, one, {minus}; }}"
 
 

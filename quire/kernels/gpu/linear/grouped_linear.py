@@ -1,5 +1,6 @@
 """Grouped linear: the product of x and a weight of two to eight bits, by the number of rows.
 
+    one                 grouped_gemv.py, which lazy fusion also takes with the ops beside it
     up to FUSED_ROWS    grouped_gemm.py: codes are decoded where they are multiplied
     more                grouped_widen.py into a scratch as large as the layer, then the library
 
@@ -14,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.formats.tiled_weight import TiledWeight
-from quire.kernels.gpu.linear import grouped_gemm, grouped_widen
+from quire.kernels.gpu.linear import grouped_gemm, grouped_gemv, grouped_widen
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
@@ -65,6 +66,9 @@ def outputs(x: Tensor, weight: object, bias: Tensor | None = None) -> Tensor:
 
 def launch(out: Tensor, x: Tensor, weight: TiledWeight, bias: Tensor | None = None) -> None:
     if not x.shape[0]:
+        return
+    if grouped_gemv.supports(x, weight, bias):
+        grouped_gemv.launch(out, x, weight, bias)
         return
     if weight.perm is not None:
         x = gather_columns(x, weight.perm)

@@ -1,11 +1,13 @@
 """One to eight rows times a weight matrix: calls the kernel that was fastest when measured.
 
-    one row           gemv.py, or gemv_fp8.py for weights in e4m3: whole rows of W in registers
+    one row           gemv.py, gemv_fp8.py for weights in e4m3, grouped_gemv.py for those of two to
+                      eight bits: whole rows of W in registers
     small weights     gemv_rows.py: they are loaded before a pipeline through shared memory fills.
                       Good while the sums, one per row, take no longer than the loads
     other weights     small_m_gemm.py: tensor cores, faster than cuBLAS up to about eight rows
 
-Several rows over e4m3 weights are quantized first (quantize_fused.py, fp8_linear.py).
+Several rows over e4m3 weights are quantized first (quantize_fused.py, fp8_linear.py); those over
+weights of few bits are launched at once (grouped_linear.py).
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ import torch
 from torch import Tensor
 
 from quire.kernels.formats.fp8_weight import Fp8Weight
-from quire.kernels.gpu.linear import gemv, gemv_fp8, gemv_rows, quantize_fused, small_m_gemm
+from quire.kernels.formats.tiled_weight import TiledWeight
+from quire.kernels.gpu.linear import (
+    gemv,
+    gemv_fp8,
+    gemv_rows,
+    grouped_gemv,
+    quantize_fused,
+    small_m_gemm,
+)
 from quire.kernels.gpu.linear.gemv import FusedActivation, FusedNorm
 
 MAX_ROWS = 8
@@ -29,6 +39,8 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
     if isinstance(weight, Fp8Weight):
         body = gemv_fp8 if x.shape[0] == 1 else quantize_fused
         return body.supports(x, weight, bias)
+    if isinstance(weight, TiledWeight):
+        return grouped_gemv.supports(x, weight, bias)
     if x.shape[0] == 1:
         return gemv.supports(x, weight, bias)
     if not isinstance(weight, Tensor) or x.shape[0] > MAX_ROWS or not x.shape[0]:
@@ -43,7 +55,7 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
 def launch(
     z: Tensor,
     x: Tensor,
-    weight: Tensor | Fp8Weight,
+    weight: Tensor | Fp8Weight | TiledWeight,
     bias: Tensor | None = None,
     norm: FusedNorm | None = None,
     act: FusedActivation | None = None,
@@ -55,6 +67,8 @@ def launch(
     """
     if isinstance(weight, Fp8Weight):
         gemv_fp8.launch(z, x, weight, bias, norm, act, memory_idle)
+    elif isinstance(weight, TiledWeight):
+        grouped_gemv.launch(z, x, weight, bias, norm, act)
     elif x.shape[0] == 1:
         gemv.launch(z, x, weight, bias, norm, act, memory_idle)
     elif act is None and weight.numel() <= _SMALL_WEIGHT and x.shape[0] <= _SMALL_WEIGHT_ROWS:
