@@ -31,6 +31,7 @@ from quire.config.memory.memory_plan import MemoryPlan, gib, require_memory
 from quire.config.options import Options
 from quire.config.pooling import choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
+from quire.config.quant.gguf import with_stored_types
 from quire.config.resolve import resolve_memory_plan
 from quire.config.vllm_environment import apply_environment
 from quire.engine.startup.device_facts import device_facts
@@ -98,6 +99,8 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     folder = _folder(options, model_options.model)
     config_folder = _folder(options, model_options.hf_config_path or model_options.model)
     hf = read_hf_config(config_folder, model_options.hf_overrides, model_options.config_format)
+    if config_folder != folder:
+        hf = with_stored_types(hf, folder)
     check_served(hf["model_type"])
     pooling = read_pooling_facts(folder, hf, generates=options.pooling.wants_text)
     use = choose_model_use(options.pooling, pooling, model_options.model)

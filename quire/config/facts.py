@@ -68,11 +68,13 @@ class WeightFacts:
     matrices: int
     vectors: int
     linear: int = 0  # elements of linear layers, which quantization makes smaller
+    stored: int = 0  # bytes of matrices that stay as the checkpoint has them
 
     def bytes(self, itemsize: int, ranks: int = 1, *, quantized: bool = False) -> int:
         """Bytes on one rank. quantized: linear layers have one byte per element."""
         small = -(-self.linear // ranks) if quantized else 0
-        return (-(-self.matrices // ranks) + self.vectors) * itemsize - small * (itemsize - 1)
+        plain = (-(-self.matrices // ranks) + self.vectors) * itemsize - small * (itemsize - 1)
+        return plain + -(-self.stored // ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -512,7 +514,7 @@ def count_weights_in_headers(
     last, which predict further tokens. head: whether the output head is loaded.
     """
     tied, wrapped, spare = has_tied_embeddings(hf), "wrapper_type" in hf, _spare_layers(hf)
-    matrices = vectors = linear = 0
+    matrices = vectors = linear = stored = 0
     for name, header in headers.items():
         if (tied and name.endswith("lm_head.weight")) or (wrapped and is_tower_tensor(name)):
             continue
@@ -525,9 +527,12 @@ def count_weights_in_headers(
         if len(shape) < 2 or "norm" in name:  # norms of heads may have two axes
             vectors += elements
             continue
+        if name.endswith("ggml"):  # blocks: uint8 [.., bytes of a block]
+            stored += elements
+            continue
         matrices += elements
         linear += 0 if any(word in name for word in NON_LINEAR_NAMES) else elements
-    return WeightFacts(matrices, vectors, linear)
+    return WeightFacts(matrices, vectors, 0 if stored else linear, stored)
 
 
 def _spare_layers(hf: Json) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ from quire.models.base import (
 )
 from quire.quant import mxfp4
 from quire.quant.extra_tensors import ExtraTensors
+from quire.quant.ggml_blocks import widen
 from quire.quant.kv_scales import KvScaleLoader
 from quire.registry import PluginRegistry
 from quire.weights import files
@@ -230,7 +231,9 @@ def load_weights(
         )
         made = config.quantized
         doing = "" if made is None or made.is_stored else f"quantizing to {made.quant_method}"
-        read = files.iterate_tensors(folder, progress, load_format=load_format, doing=doing)
+        read = files.iterate_tensors(
+            folder, progress, load_format=load_format, doing=doing, widen=widen
+        )
         tensors = weights.converted(extra.tensors(scales.extract_scales(read)))
         if (rows := cast("LabelRows | None", model.label_rows)) is not None:
             shapes, tensors = list(rows.shapes(shapes)), rows.tensors(tensors)
@@ -254,7 +257,7 @@ def assign_kv_tensors(model: nn.Module, groups: Sequence[KVCacheGroup]) -> None:
 
 def _checkpoint_headers(folder: Path, load_format: str) -> Mapping[str, files.TensorHeader]:
     """Dtype and shape of every tensor, so that a wrong checkpoint is refused before it is read."""
-    if files.weight_files(folder, load_format)[0].suffix == ".safetensors":
+    if files.has_headers(files.weight_files(folder, load_format)[0]):
         return files.read_headers(folder, load_format)
     tensors = files.iterate_tensors(
         folder, False, load_format=load_format

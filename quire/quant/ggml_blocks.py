@@ -61,6 +61,11 @@ def dequantize(kind: str, data: Tensor) -> Tensor:
     return wide.view(*data.shape[:-2], -1).to(data.device)
 
 
+def widen(kind: str, data: Tensor) -> Tensor:
+    """Blocks of any type -> float32 [..., I]."""
+    return unpack(kind, data).dequantize() if has_codes(kind) else dequantize(kind, data)
+
+
 def _half(data: Tensor) -> Tensor:
     """Bytes [..., B, 2] -> float16 [..., B]."""
     return data.contiguous().view(torch.float16).squeeze(-1)

@@ -28,6 +28,7 @@ FORMATS = (
     ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
     ("*.bin", ""),
     ("*.pt", ""),
+    ("*.gguf", ""),
 )
 """(pattern of the files, name of their index), best first."""
 
@@ -50,13 +51,19 @@ OTHER_FILES = {
     "adapter_*.safetensors": "a LoRA adapter; give the model that it belongs to",
     "adapter_*.bin": "a LoRA adapter; give the model that it belongs to",
     "model_index.json": "a diffusion model; quire serves language models",
-    "*.gguf": "GGUF weights, which quire does not read; give the model's folder with *.safetensors",
     "*.pth": "weights of torch.save, which quire reads as *.bin or *.safetensors only",
     "*.onnx": "ONNX weights, which quire does not read; give the model's folder with *.safetensors",
     "*.h5": "TensorFlow weights, which quire does not read; give *.safetensors",
     "*.msgpack": "Flax weights, which quire does not read; give *.safetensors",
 }
 """Files of what is not a model's folder in these formats, and what they are."""
+
+
+def gguf_models(names: Iterable[str]) -> list[str]:
+    """Return the first file of each model in GGUF files. Projectors of images are no models."""
+    found = [name for name in names if fnmatch(name, "*.gguf")]
+    parts = [name for name in found if not name.rpartition("/")[2].startswith("mmproj")]
+    return sorted(name for name in parts if not (one := _SHARD.fullmatch(name)) or int(one[2]) == 1)
 
 
 def describe_folder(folder: Path) -> str:
@@ -162,7 +169,12 @@ def _matching_files(folder: Path, pattern: str) -> list[str]:
 
 def _formats(load_format: str) -> tuple[tuple[str, str], ...]:
     """The formats that an option allows, best first."""
-    chosen = {"safetensors": FORMATS[:1], "pt": FORMATS[1:], "mistral": (MISTRAL_FORMAT,)}
+    chosen = {
+        "safetensors": FORMATS[:1],
+        "pt": FORMATS[1:-1],
+        "mistral": (MISTRAL_FORMAT,),
+        "gguf": FORMATS[-1:],
+    }
     return chosen.get(load_format, (*FORMATS, MISTRAL_FORMAT))
 
 

@@ -18,6 +18,8 @@ from quire.errors import WeightError
 from quire.log import BestEffortStream
 from quire.weights import bitsandbytes_layout, headers
 from quire.weights.file_listing import index_name, load_json, read_weight_map, weight_files
+from quire.weights.gguf.container import GgufModel, read_gguf
+from quire.weights.gguf.tensors import ModelSizes, Widen, iterate_model, model_tensors, sizes_of
 from quire.weights.headers import (
     DTYPE_NAMES,
     PLAIN_DTYPES,
@@ -44,6 +46,7 @@ __all__ = [
     "PLAIN_DTYPES",
     "TensorHeader",
     "dtype_name",
+    "has_headers",
     "iterate_pickled",
     "iterate_tensors",
     "load_json",
@@ -54,33 +57,62 @@ __all__ = [
 
 
 def read_headers(folder: Path, load_format: str = "auto") -> dict[str, TensorHeader]:
-    """The headers of the tensors that iterate_tensors yields, of safetensors. Raises WeightError.
+    """The headers of the tensors that iterate_tensors yields, of safetensors or GGUF files.
 
     load_format: mistral reads consolidated*.safetensors; auto does if there are no others.
+    Raises: WeightError.
     """
+    files = weight_files(folder, load_format)
+    if is_gguf(files[0]):
+        made = model_tensors(*_gguf_model(folder, files[0]))
+        return {name: one.header for name, one in made.items()}
     found = headers.read_headers(folder, load_format)
     states = bitsandbytes_layout.read_states(found)
     return bitsandbytes_layout.convert_headers(found, states) if states else found
 
 
 def iterate_tensors(
-    folder: Path, progress: bool = True, *, load_format: str = "auto", doing: str = ""
+    folder: Path,
+    progress: bool = True,
+    *,
+    load_format: str = "auto",
+    doing: str = "",
+    widen: Widen | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the folder's weights, once, on the CPU.
 
     A tensor is a view of its mapped file: copy what is to outlive the files. load_format: auto
-    (safetensors, else .bin), safetensors, pt, mistral. progress: show a progress bar. doing: what
-    the caller does with each tensor that takes time: the bar names it and counts tensors.
+    (safetensors, else .bin), safetensors, pt, mistral, gguf. progress: show a progress bar. doing:
+    what the caller does with each tensor that takes time: the bar names it and counts tensors.
+    widen: makes numbers of ggml blocks; None: those that need it are refused.
     Raises: WeightError.
     """
     files = weight_files(folder, load_format)
-    tensors = _iterate_files(folder, files, progress and not doing)
+    if is_gguf(files[0]):
+        tensors = iterate_model(*_gguf_model(folder, files[0]), widen)
+        doing = doing or "from GGUF"
+    else:
+        tensors = _iterate_files(folder, files, progress and not doing)
     if progress and doing:
         tensors = _with_tensor_progress(tensors, files, doing)
     if files[0].suffix == ".safetensors":
         states = bitsandbytes_layout.read_states(headers.read_headers(folder, load_format))
         tensors = bitsandbytes_layout.convert_tensors(tensors, states) if states else tensors
     yield from convert_tensors(folder, tensors) if is_mistral_file(files[0]) else tensors
+
+
+def has_headers(path: Path) -> bool:
+    """Whether the shapes in a weight file can be read before its tensors are."""
+    return path.suffix in (".safetensors", ".gguf")
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a weight file is GGUF."""
+    return path.suffix == ".gguf"
+
+
+def _gguf_model(folder: Path, path: Path) -> tuple[GgufModel, ModelSizes]:
+    return read_gguf(path), sizes_of(load_json(folder, "config.json"))
 
 
 def _iterate_files(folder: Path, files: list[Path], progress: bool) -> Iterator[tuple[str, Tensor]]:

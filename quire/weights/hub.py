@@ -12,7 +12,8 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,8 @@ from quire.weights.file_listing import (
     module_weights,
     weight_patterns,
 )
+from quire.weights.gguf.folder import GGUF_CACHE, folder_of
+from quire.weights.gguf.hub_files import GgufRepoFile, choose_files, fetch, parse_name
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +65,14 @@ def resolve_model_folder(
         raise ConfigError("the model's name is empty; give a folder or a name like org/model")
     if address := re.match(r"https?://[^/]+/([^/]+/[^/?#]+)", text):
         raise ConfigError(f"{text!r} is an address; give the model's name, {address[1]!r}")
+    env = env or environment.read()
     local = Path(text).expanduser()
-    if local.exists() or _looks_like_path(text):
-        return _resolve_local(local, text, want)
     where = None if download_dir is None else Path(download_dir).expanduser()
-    if (env or environment.read()).use_modelscope:
+    if not local.exists() and (gguf := parse_name(text)) and not env.use_modelscope:
+        return folder_of(_gguf_from_hub(gguf, revision, token, where), env.cache_dir)
+    if local.exists() or _looks_like_path(text):
+        return _resolve_local(local, text, want, env.cache_dir)
+    if env.use_modelscope:
         return _from_modelscope(text, revision, where, want, load_format, ignore)
     return _from_hub(text, revision, token, where, want, load_format, ignore)
 
@@ -76,12 +82,18 @@ def _looks_like_path(text: str) -> bool:
     return text.startswith(starts) or text.endswith("/") or text.count("/") > 1 or "\\" in text
 
 
-def _resolve_local(path: Path, given: str, want: Contents) -> Path:
+def _resolve_local(path: Path, given: str, want: Contents, cache: Path) -> Path:
     if not path.exists():
         raise ConfigError(f"there is no folder {given!r}; give a folder that exists, or org/model")
     if path.is_file():
-        hint = "; GGUF files are not read" if path.suffix == ".gguf" else ""
-        raise ConfigError(f"{given!r} is a file; give the folder that holds config.json{hint}")
+        if path.suffix == ".gguf":
+            return folder_of(path, cache)
+        raise ConfigError(
+            f"{given!r} is a file; give a GGUF file, or the folder that holds config.json"
+        )
+    if path.parent != cache / GGUF_CACHE and _has_only_gguf(path, want):
+        names = [one.name for one in path.iterdir()]
+        return folder_of(path / choose_files(names, "", given)[0], cache)
     if want != "tokenizer" and not _has_config(path):
         raise ConfigError(
             f"{given!r} exists but has no config.json, so it is not a model's folder; it holds "
@@ -90,7 +102,51 @@ def _resolve_local(path: Path, given: str, want: Contents) -> Path:
     return path
 
 
+def _has_only_gguf(folder: Path, want: Contents) -> bool:
+    """Whether a folder's model is in GGUF files, and nothing that is wanted is elsewhere."""
+    if want == "tokenizer" and (folder / "tokenizer.json").is_file():
+        return False
+    patterns = weight_patterns(one.name for one in folder.iterdir())
+    return bool(patterns) and patterns[0].endswith(".gguf")
+
+
 # --- Hugging Face ---
+
+
+def _gguf_from_hub(
+    name: GgufRepoFile, revision: str | None, token: bool | str | None, cache: Path | None
+) -> Path:
+    """Return the first file of a model in GGUF files, downloaded if it must be."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    def cached(files: Sequence[str]) -> Path:
+        try:
+            got = snapshot_download(
+                name.repo, revision=revision, cache_dir=cache, allow_patterns=list(files),
+                local_files_only=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{name.repo!r} is not in {cache or constants.HF_HUB_CACHE}; connect once to "
+                "download it"
+            ) from error
+        return Path(got)
+
+    def downloaded(files: Sequence[str]) -> Path:
+        got = snapshot_download(
+            name.repo, revision=revision, token=token, cache_dir=cache, allow_patterns=list(files)
+        )
+        return Path(got)
+
+    if constants.HF_HUB_OFFLINE:
+        return fetch(name, cached, None)
+    try:
+        with _hub_errors(name.repo, revision):
+            info = HfApi(token=token).model_info(name.repo, revision=revision, timeout=TIMEOUT_S)
+            return fetch(name, downloaded, [one.rfilename for one in info.siblings or []])
+    except _Unreachable as error:
+        log.warning("the hub cannot be reached (%s); using the cached %s", error, name.repo)
+        return fetch(name, cached, None)
 
 
 def _from_hub(
@@ -164,14 +220,20 @@ def _download(
     load_format: str,
     ignore: Sequence[str],
 ) -> Path:
-    from huggingface_hub import HfApi, errors, hf_hub_download, snapshot_download
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
-    try:
+    with _hub_errors(name, revision):
         patterns = [*METADATA_PATTERNS]
         if want == "model":
             info = HfApi(token=token).model_info(name, revision=revision, timeout=TIMEOUT_S)
             names = [file.rfilename for file in info.siblings or []]
-            patterns += weight_patterns(names, load_format)
+            found = weight_patterns(names, load_format)
+            if found and found[0].endswith(".gguf"):
+                raise ConfigError(
+                    f"{name!r} has its weights in GGUF files ({', '.join(found[:4])}); give "
+                    f"one, as {name}/{found[0]}, or its quantization, as {name}:Q4_K_M"
+                )
+            patterns += found
             if MODULES_FILE in names:
                 modules = hf_hub_download(
                     name, MODULES_FILE, revision=revision, token=token, cache_dir=cache
@@ -185,6 +247,17 @@ def _download(
             allow_patterns=patterns,
             ignore_patterns=list(ignore),
         )
+    return _validate_folder(Path(got), name, want, load_format)
+
+
+@contextmanager
+def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
+    """Turn the hub's refusals into ConfigErrors, and a hub that does not answer into
+    _Unreachable."""
+    from huggingface_hub import errors
+
+    try:
+        yield
     except errors.GatedRepoError as error:
         raise ConfigError(
             f"{name!r} is gated: accept its terms on its page, then give hf_token=... or HF_TOKEN"
@@ -197,7 +270,6 @@ def _download(
         ) from error
     except (OSError, errors.HTTPError) as error:
         raise _Unreachable(str(error).strip().splitlines()[0] or type(error).__name__) from error
-    return _validate_folder(Path(got), name, want, load_format)
 
 
 def _has_config(folder: Path) -> bool:

@@ -55,13 +55,13 @@ BAD = {
     "negative": (config(num_hidden_layers=-3), "num_hidden_layers is -3; it must be from 1"),
     "not a number": (config(vocab_size="many"), "vocab_size"),
     "heads": (config(num_key_value_heads=3), "num_key_value_heads is 3; it must divide"),
-    "quantized": (config(quantization_config={"quant_method": "gptq"}), "'gptq'; supported: "),
+    "quantized": (config(quantization_config={"quant_method": "new"}), "'new'; supported: "),
     "a size": (config(intermediate_size=776), "of the wrong shape: model.layers.0.mlp"),
     "a layer": (config(num_hidden_layers=9), "missing in the checkpoint: layers.8"),
     "a layer less": (config(num_hidden_layers=7), "unexpected in the checkpoint: model.layers.7"),
     "no weights": ({"model.safetensors": None}, "holds no weights .* it holds only config.json"),
-    "gguf": (instead("model-q4.gguf"), r"GGUF weights, which quire does not read; .*\(model-q4.gguf\)"),
-    "gguf alone": (instead("m.gguf") | {"config.json": None}, "no config.json.*GGUF weights"),
+    "gguf": (instead("model-q4.gguf"), r"model-q4\.gguf is not a GGUF file"),
+    "gguf alone": (instead("m.gguf") | {"config.json": None}, r"m\.gguf is not a GGUF file"),
     "pth": (instead("consolidated.00.pth"), "weights of torch.save"),
     "onnx": (instead("model.onnx"), "ONNX weights"),
     "tensorflow": (instead("tf_model.h5"), "TensorFlow weights"),
@@ -160,7 +160,10 @@ def test_a_folder_is_refused_in_one_sentence_before_its_weights_are_loaded(folde
         ("org/a name", "is not a folder or a name like org/model"),
         ("", "the model's name is empty"),
         ("https://huggingface.co/org/name", "is an address; give the model's name, 'org/name'"),
-        (str(SOURCE / "config.json"), "is a file; give the folder that holds config.json"),
+        (
+            str(SOURCE / "config.json"),
+            "is a file; give a GGUF file, or the folder that holds config.json",
+        ),
     ],
 )
 def test_a_name_that_is_no_folder_is_refused_by_what_it_looks_like(name, words, monkeypatch):

@@ -15,6 +15,7 @@ from quire.config.quant import (
     fbgemm,
     fp4,
     fp8,
+    gguf,
     gptq,
     modelopt,
     quark,
@@ -41,6 +42,7 @@ READERS = {
     "modelopt_fp4": modelopt.read,
     "fbgemm_fp8": fbgemm.read,
     "quark": quark.read,
+    "gguf": gguf.read,
 }
 """quant_method -> reader of the object that has it."""
 

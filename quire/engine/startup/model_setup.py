@@ -18,12 +18,13 @@ from quire.config.facts import (
 from quire.config.options import Options
 from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
+from quire.config.quant.gguf import with_stored_types
 from quire.errors import ConfigError
 from quire.models.base import LabelTokens, ModelConfig
 from quire.models.build import read_model_config
 from quire.platform import cpu
 from quire.text.tokenizing.tokenizer import load_tokenizer
-from quire.weights.files import read_headers, weight_files
+from quire.weights.files import has_headers, read_headers, weight_files
 from quire.weights.files import resolve_model_folder as resolve_folder
 from quire.weights.hub import Contents
 
@@ -57,6 +58,8 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         )
     )
     hf = read_hf_config(config_folder, section.hf_overrides, section.config_format)
+    if config_folder != folder:
+        hf = with_stored_types(hf, folder)
     pooling = read_pooling_facts(folder, hf, generates=options.pooling.wants_text)
     use = choose_model_use(options.pooling, pooling, section.model)
     model_type, model_config = read_model_config(
@@ -129,9 +132,12 @@ def _label_tokens(
 
 def _has_headers(folder: Path, load_format: str) -> bool:
     """Whether the shapes of the weights can be read before the weights are."""
-    if load_format == "dummy" or not any(folder.glob("*.safetensors")):
+    if load_format == "dummy":
         return False
-    return weight_files(folder, load_format)[0].suffix == ".safetensors"
+    kinds = ("*.safetensors", "*.gguf")
+    return any(any(folder.glob(one)) for one in kinds) and has_headers(
+        weight_files(folder, load_format)[0]
+    )
 
 
 def model_folder(

@@ -41,7 +41,7 @@ MAX_SIZE = 1 << 50
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
 
-_STRING, _ARRAY, _BOOL = 8, 9, 7
+_FLOAT32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -220,7 +220,8 @@ class _Reader:
         what = f"metadata {key!r:.80}"
         kind = self._number("I", f"the type of {what}")
         if kind != _ARRAY:
-            return self._items(kind, 1, what)[0]
+            value = self._items(kind, 1, what)[0]
+            return shortest_float(value) if kind == _FLOAT32 else value
         kind = self._number("I", f"the type of the list {what}")
         if kind == _ARRAY:
             self._fail(f"{what} is a list of lists, which quire does not read")
@@ -271,3 +272,11 @@ class _Reader:
 
     def _fail(self, why: str) -> NoReturn:
         raise WeightError(f"{self._path}: {why}")
+
+
+def shortest_float(value: float) -> float:
+    """The number of fewest digits that is the same float32: 1e-5 and not 9.99999974e-6."""
+    shorter = (float(f"{value:.{digits}g}") for digits in (6, 7, 8))
+    return next(
+        (one for one in shorter if struct.pack("<f", one) == struct.pack("<f", value)), value
+    )

@@ -68,15 +68,17 @@ def test_a_tokenizer_s_folder_needs_no_config(tmp_path):
         ("/no/such/folder", "there is no folder"),
         ("./nothing", "there is no folder"),
         ("a/b/c", "there is no folder"),
-        ("{tmp}", "exists but has no config.json"),
+        ("{tmp}/other", "exists but has no config.json"),
+        ("{tmp}", "m.gguf is empty"),
         ("{tmp}/file", "is a file"),
-        ("{tmp}/m.gguf", "GGUF"),
+        ("{tmp}/m.gguf", "m.gguf is empty"),
         ("two words", "not a folder or a name"),
     ],
 )
 def test_names_that_are_not_models_are_distinguished(tmp_path, offline, name, words):
     (tmp_path / "file").write_text("")
     (tmp_path / "m.gguf").write_text("")
+    (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match=words):
         resolve_model_folder(name.format(tmp=tmp_path), env=ENV)
 

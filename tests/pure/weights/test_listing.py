@@ -39,7 +39,8 @@ def test_a_demanded_format_that_is_absent_is_an_error(tmp_path):
             ["a.safetensors", "original/b.safetensors", "consolidated.safetensors"],
             ["a.safetensors"],
         ),
-        (["model.gguf"], []),
+        (["model.gguf", "model.onnx"], ["model.gguf"]),
+        (["model.gguf", "model.safetensors"], ["model.safetensors"]),
     ],
 )
 def test_only_one_format_is_downloaded(hub, wanted):

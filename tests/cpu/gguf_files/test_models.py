@@ -1,0 +1,104 @@
+"""Models from GGUF files alone: configuration, names and changed tensors of each architecture."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from quire.models.build import build_model, read_model_config
+from quire.weights.gguf.folder import folder_of
+from tests import tiers
+from tests.cpu.gguf_files.writer import write_gguf
+from tests.cpu.models.harness import Stepper
+from tests.cpu.models.peers import peer, prompt_of
+
+VARIANTS = (
+    *("llama", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma2", "gemma3_text"),
+    *("phi3", "gpt2", "deepseek_v2", "deepseek_v3", "gpt_oss"),
+    *("llama_llama3", "llama_bias_tied_head_dim", "llama_linear", "phi3_longrope_long"),
+    *("phi3_partial_tied", "deepseek_v2_lite"),
+)
+MIX = {
+    "attn_v": "Q8_0",
+    "attn_k": "Q5_1",
+    "ffn_down": "Q4_1",
+    "ffn_up_exps": "Q5_0",
+    "output": "Q8_0",
+}
+
+
+def mix(name):
+    """A type for each kind of tensor; gate and up of GPT-OSS share a tensor."""
+    return MIX.get(name.split(".")[-2], "Q4_0")
+
+
+def model_of(folder):
+    kind, config = read_model_config(json.loads((folder / "config.json").read_text()))
+    model = build_model(kind, config, folder=folder, dtype=torch.float32, progress=False)
+    return model, config
+
+
+def edit_config(folder):
+    """What files of these architectures cannot state has its usual value."""
+    hf = json.loads((folder / "config.json").read_text())
+    if "query_pre_attn_scalar" in hf:
+        hf["query_pre_attn_scalar"] = hf["head_dim"]
+    if hf["model_type"] == "llama":
+        hf["hidden_act"] = "silu"
+    if hf["model_type"] == "deepseek_v2":
+        for rope in (hf.get("rope_scaling") or {}, hf.get("rope_parameters") or {}):
+            if "mscale" in rope:
+                rope["mscale"] = rope["mscale_all_dim"]
+    (folder / "config.json").write_text(json.dumps(hf))
+
+
+def logits_of(model, config, length=60):
+    return Stepper(model, config).logits(prompt_of(length, config.vocab))
+
+
+def same_config(got, want):
+    """Equal in all that a model has; Llama-3's divisors are listed in the file."""
+    if type(getattr(want.rope, "scaling", None)).__name__ == "Llama3RopeScaling":
+        for length in (100, want.max_len):
+            ours, theirs = (
+                one.rope.scaling.frequencies(one.rope.theta, one.rope.dims, length)
+                for one in (got, want)
+            )
+            assert torch.allclose(ours[0], theirs[0], rtol=1e-5)
+            assert ours[1] == theirs[1]
+        got = replace(got, rope=want.rope)
+    assert replace(got, quantized=None, dtype=want.dtype) == want
+
+
+@pytest.mark.slow("transformers makes a model of each architecture")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_file_equals_the_source_folder(tmp_path, variant):
+    peer(variant, tmp_path / "source")
+    edit_config(tmp_path / "source")
+    write_gguf(tmp_path / "model.gguf", tmp_path / "source", split_kv=variant == "deepseek_v3")
+    folder = folder_of(tmp_path / "model.gguf", tmp_path / "cache")
+    got, want = model_of(folder), model_of(tmp_path / "source")
+    same_config(got[1], want[1])
+    torch.testing.assert_close(logits_of(*got), logits_of(*want), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow("transformers makes a model of each architecture")
+@pytest.mark.parametrize("variant", ["gpt_oss", "llama", *tiers.long(*VARIANTS[1:12])])
+def test_blocks_equal_a_dense_model(tmp_path, variant):
+    source = tmp_path / "source"
+    peer(variant, source)
+    kinds = (
+        mix
+        if variant != "gpt_oss"
+        else lambda name: MIX.get(name.split(".")[-2], "Q4_0").replace("Q5_0", "Q4_0")
+    )
+    dense = write_gguf(tmp_path / "model.gguf", source, kinds)
+    got = model_of(folder_of(tmp_path / "model.gguf", tmp_path / "cache"))
+    assert got[1].quantized is not None
+    for file in source.glob("*.safetensors"):
+        file.unlink()
+    save_file({k: v.float().contiguous() for k, v in dense.items()}, source / "model.safetensors")
+    want = model_of(source)
+    torch.testing.assert_close(logits_of(*got), logits_of(*want), rtol=2e-3, atol=2e-3)
