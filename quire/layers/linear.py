@@ -169,7 +169,8 @@ class QKVLinear(ColumnLinear):
 
     def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
         """The parts of a checkpoint's one tensor: rows of heads, or scales of them."""
-        if self.head_order is None or tensor.shape[0] == len(self.outputs):  # a number per part
+        per_part = tensor.shape[0] == len(self.outputs)  # a number for each
+        if self.head_order is None or per_part or self.is_shared(param):
             return super().split_fused(param, tensor)
         order = torch.tensor(self.head_order)
         if tensor.shape[0] % len(order):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -91,6 +92,20 @@ class WeightModule(ParamModule):
             return self.vector_layout(param)
         matrix, _, spec = self._specs[param]
         return spec.layout(self.weight_layout(matrix))
+
+    def is_shared(self, param: str) -> bool:
+        """Whether a checkpoint tensor of all parts is one that every part has: a vector [I]."""
+        spec = self._specs[param][2] if param in self._specs else None
+        return spec is not None and spec.outputs_per is None and not spec.broadcastable
+
+    def fused_shape(self, param: str) -> tuple[int, ...]:
+        shared = self.is_shared(param)
+        return self.layout(param)[0].shape if shared else super().fused_shape(param)
+
+    def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
+        if self.is_shared(param):
+            return [tensor] * len(self.layout(param))
+        return super().split_fused(param, tensor)
 
     def shard(self, mesh: Mesh, comm: Collectives) -> None:
         self._layouts.clear()

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from quire.config.quant.awq import AwqFormat
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
-from quire.quant.gptq import WORDS
 from quire.quant.int_words import (
     group_count,
     input_groups,
@@ -26,7 +25,7 @@ from quire.quant.int_words import (
     unpack_words,
 )
 from quire.weights.headers import TensorHeader
-from quire.weights.mapping import InitSpec
+from quire.weights.mapping import RANDOM_BITS, InitSpec
 
 BITS, PER_WORD, MIDDLE = 4, 8, 8
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -72,11 +71,13 @@ class Method:
             inputs_per=None,
             trailing=(groups if gemm else words,),
             transposed=gemm,
-            init=WORDS,
+            init=RANDOM_BITS,
         )
-        weight = ParamSpec(dtype=torch.int32, inputs_per=PER_WORD, init=WORDS)
+        weight = ParamSpec(dtype=torch.int32, inputs_per=PER_WORD, init=RANDOM_BITS)
         if gemm:
-            weight = ParamSpec(dtype=torch.int32, outputs_per=PER_WORD, transposed=True, init=WORDS)
+            weight = ParamSpec(
+                dtype=torch.int32, outputs_per=PER_WORD, transposed=True, init=RANDOM_BITS
+            )
         found = {"qweight": weight, "scales": scales}
         return found | {"qzeros": zeros} if self._has_zeros else found
 
@@ -96,6 +97,7 @@ class Method:
                 layer, matrix, dtype, q=q, bits=BITS, scale=scale,
                 zero=MIDDLE if zero is None else zero,
                 groups=groups.expand(q.shape[0], -1, -1) if q.dim() > 2 else groups,
+                group=self._form.group,
             )  # fmt: skip
 
     def _zero_words(self, inputs: int) -> int:

@@ -30,12 +30,9 @@ from quire.quant.int_words import (
     unpack_words,
 )
 from quire.weights.headers import TensorHeader
-from quire.weights.mapping import InitSpec
+from quire.weights.mapping import RANDOM_BITS, InitSpec
 
 log = logging.getLogger(__name__)
-
-WORDS = InitSpec(0.0, 2.0**29)
-"""Of dummy words: nearly all of their bits are random."""
 
 
 class Method:
@@ -65,7 +62,7 @@ class Method:
         per: Step = Fraction(32, bits) if 32 % bits else 32 // bits
         groups = (group_count(inputs, self._form.group),)  # each rank has all of them
         typical = InitSpec(inputs**-0.5 / 2 ** (bits - 1), 0.0)
-        words = ParamSpec(dtype=torch.int32, inputs_per=per, transposed=True, init=WORDS)
+        words = ParamSpec(dtype=torch.int32, inputs_per=per, transposed=True, init=RANDOM_BITS)
         scales = replace(words, dtype=torch.float32, inputs_per=None, trailing=groups, init=typical)
         found = {"qweight": words, "scales": scales}
         if self._has_zeros:
@@ -90,13 +87,14 @@ class Method:
             set_grouped_weight(
                 layer, matrix, dtype, q=q, bits=self._form.bits, scale=values["scales"],
                 zero=self._zero(values.get("qzeros"), q.shape[-2]), groups=groups,
+                group=self._form.group, shuffled=self._form.act_order and self._has_g_idx,
             )  # fmt: skip
 
     def _zero(self, words: Tensor | None, outputs: int) -> int | Tensor:
         """The code of zero: one for all, or uint8 [..., O, G]. words: [..., O * bits / 32, G]."""
         bits, offset = self._form.bits, self._form.zero_offset
         middle = 1 << (bits - 1)
-        if words is None:
+        if words is None or (words.is_meta and self._form.symmetric):
             return middle
         stored = unpack_words(words.transpose(-1, -2), bits, outputs).transpose(-1, -2)
         if self._form.symmetric:

@@ -57,6 +57,8 @@ def set_grouped_weight(
     scale: Tensor,
     zero: int | Tensor,
     groups: Tensor,
+    group: int,
+    shuffled: bool = False,
 ) -> None:
     """Set a matrix to the weight (q - zero) * scale, packed for its device.
 
@@ -65,7 +67,12 @@ def set_grouped_weight(
     or other numbers of outputs (those of the layer's layout). Inputs need not be in the order of
     their groups: then they are sorted. Weights whose groups are not of one size, or not equal in
     all parts, become plain ones in the model's dtype, with a warning.
+    group, shuffled: what the configuration states about sizes and order, for meta tensors.
     """
+    if q.is_meta:
+        codes = _stated_codes(q, bits, scale, zero, groups, group, shuffled)
+        layer.set_param(matrix, (pack_experts if layer.role == "experts" else pack)(codes, dtype))
+        return
     if int(groups.min()) < 0 or int(groups.max()) >= scale.shape[-1]:
         raise WeightError(
             f"g_idx of {matrix} has groups from {int(groups.min())} to {int(groups.max())}; there "
@@ -102,6 +109,27 @@ def input_groups(layer: QuantizableLayer, matrix: str, group: int, device: torch
 def group_count(inputs: int, group: int) -> int:
     """Groups of a matrix. group 0: all inputs are in one."""
     return -(-inputs // group) if group else 1
+
+
+def _stated_codes(
+    q: Tensor,
+    bits: int,
+    scale: Tensor,
+    zero: int | Tensor,
+    groups: Tensor,
+    group: int,
+    shuffled: bool,
+) -> WeightCodes:
+    """The codes of a matrix without values, in groups of the size that is stated."""
+    inputs = q.shape[-1]
+    size = math.gcd(group or inputs, inputs)
+    count = inputs // size
+    return WeightCodes(
+        q=q, bits=bits, group=size,
+        scale=GroupFactors(scale.new_empty((*scale.shape[:-1], count), dtype=torch.float16)),
+        zero=zero.new_empty((*zero.shape[:-1], count)) if isinstance(zero, Tensor) else zero,
+        perm=groups[..., 0, :].int() if shuffled else None,
+    )  # fmt: skip
 
 
 def _group_size(groups: Tensor) -> int:

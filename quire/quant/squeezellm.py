@@ -24,10 +24,9 @@ from quire.kernels.formats.weight import StoredWeight
 from quire.kernels.formats.weight_codes import WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
-from quire.quant.gptq import WORDS
 from quire.quant.int_words import unpack_words
 from quire.weights.headers import TensorHeader
-from quire.weights.mapping import InitSpec
+from quire.weights.mapping import RANDOM_BITS, InitSpec
 
 _CSR, _FULL = ("rows", "cols", "vals"), ("full_rows", "full_row_indices")
 
@@ -86,7 +85,7 @@ class Method:
                 dtype=torch.int32,
                 inputs_per=Fraction(32, self._bits),
                 transposed=True,
-                init=WORDS,
+                init=RANDOM_BITS,
             ),
             "lookup_table": ParamSpec(
                 dtype=torch.float32,
@@ -109,7 +108,7 @@ class Method:
                 layer.set_param(matrix, pack_experts(codes, dtype))
                 continue
             weight = pack(codes, dtype)
-            if (outliers := values.get("outliers")) is not None:
+            if (outliers := values.get("outliers")) is not None and not outliers.is_meta:
                 at = outliers.nonzero(as_tuple=True)
                 shape = (outliers.shape[0], inputs)
                 weight = SparseSumWeight(weight, torch.stack(at), outliers[at], shape)

@@ -42,6 +42,10 @@ class InitSpec(NamedTuple):
     std: float
 
 
+RANDOM_BITS = InitSpec(0.0, float("inf"))
+"""Every bit of a parameter is random: of words that hold several codes."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightShard:
     """One checkpoint tensor's place in a parameter: its [cut] fills rows [start, start + ...)."""

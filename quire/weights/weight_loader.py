@@ -22,6 +22,7 @@ from torch import Tensor
 from quire.errors import WeightError
 from quire.weights.gpu_loader import CudaEvent, GpuLoader
 from quire.weights.mapping import (
+    RANDOM_BITS,
     InitSpec,
     ParamOwner,
     ParamTarget,
@@ -82,7 +83,9 @@ class WeightLoader(Generic[H]):
     def fill_dummy(self, seed: int) -> None:
         """Fill everything with random values that keep activations finite."""
         block = torch.randn(DUMMY_BLOCK_SIZE, generator=torch.Generator().manual_seed(seed))
-        scaled: dict[InitSpec, Tensor] = {}
+        draw = torch.Generator().manual_seed(seed)
+        octets = torch.randint(256, (DUMMY_BLOCK_SIZE,), generator=draw, dtype=torch.uint8)
+        scaled: dict[InitSpec, Tensor] = {RANDOM_BITS: octets.to(self._device)}
         for name, holder in self._owners.items():
             for param in holder.param_names():
                 shape = stored_shape(holder.layout(param))
@@ -93,7 +96,9 @@ class WeightLoader(Generic[H]):
                 dtype = holder.dtype(param) or self._dtype
                 value = torch.empty(shape, dtype=dtype, device=self._device)
                 start = zlib.crc32(f"{name}.{param}".encode()) % DUMMY_BLOCK_SIZE
-                _fill_tiled(value.view(-1), scaled[like], start)
+                flat = value.view(-1)
+                flat = flat.view(torch.uint8) if like is RANDOM_BITS else flat
+                _fill_tiled(flat, scaled[like], start)
                 holder.set_param(param, value)
                 del value  # the layer alone has it, and may free it
                 self._count_param(name)

@@ -39,6 +39,8 @@ BERT = {
     "max_position_embeddings": 512,
     "dtype": "bfloat16",
 }
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 CASES = {
     "dense": (SHAPES["llama-8b"], {}),
     "eager": (SHAPES["llama-8b"], {"enforce_eager": True}),
@@ -50,6 +52,8 @@ CASES = {
     "int4": (SHAPES["llama-8b"], {"quantization": "int4"}),
     "int4 experts": (SHAPES["qwen3-30b-a3b"], {"quantization": "int4"}),
     "nf4": (SHAPES["qwen3-0.6b"], {"quantization": "nf4"}),
+    "gptq": (SHAPES["llama-8b"] | {"quantization_config": GPTQ}, {}),
+    "awq experts": (SHAPES["qwen3-30b-a3b"] | {"quantization_config": AWQ}, {}),
     "windows": (tiny("gemma2"), {"max_model_len": 512}),
     "norms of heads": (tiny("cohere_qk_norm_untied_bias"), {"max_model_len": 512}),
     "ALiBi": (tiny("bloom"), {"max_model_len": 512}),

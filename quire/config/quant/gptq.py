@@ -50,6 +50,7 @@ class GptqFormat(WeightFormat):
     group: int  # inputs that share a scale; 0: all of them
     symmetric: bool  # all zeros are in the middle
     zero_offset: int  # what is added to a stored zero
+    act_order: bool = False  # inputs of a group are not neighbours
     head: bool = False  # the output head is quantized, too
 
 
@@ -74,6 +75,7 @@ def read(found: Json) -> QuantFacts:
         group=read_group(found, at),
         symmetric=read_flag(found, at, "sym", True),
         zero_offset=ZERO_OFFSETS[stored],
+        act_order=bool(found.get("desc_act")),
         head=read_flag(found, at, "lm_head", False),
     )
     facts = QuantFacts(
@@ -143,6 +145,7 @@ def _changed(base: GptqFormat, changes: Any, at: str) -> GptqFormat:
         bits=_bits({"bits": base.bits, **changes}, at),
         group=read_group(changes, at) if "group_size" in changes else base.group,
         symmetric=read_flag(changes, at, "sym", base.symmetric),
+        act_order=read_flag(changes, at, "desc_act", base.act_order),
     )
 
 

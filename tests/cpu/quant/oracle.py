@@ -7,8 +7,9 @@
     pair = write_pair(tmp_path, tiny("llama"), quantize, {"quant_method": "gptq", "bits": 4})
     check_pair(pair)                     # or check_logits, check_paths, check_ranks alone
 
-`tiny` has three models: "llama" (dense), "qwen3_moe" (experts, one dense layer), "deepseek_v2"
-(latent attention, shared experts). Their sizes follow from `unit`: hidden and latent sizes are
+`tiny` has four models: "llama" (dense), "phi3" (dense, with one tensor for q, k and v and one for
+gate and up), "qwen3_moe" (experts, one dense layer), "deepseek_v2" (latent attention, shared
+experts). Their sizes follow from `unit`: hidden and latent sizes are
 `unit`, the inputs of o_proj and down_proj 2 * unit. So two ranks cut inputs into parts of `unit`,
 between groups of every size that divides it. Choose 128 for groups of 128, 256 for K-quants.
 
@@ -56,6 +57,8 @@ def tiny(model, unit=64, **changes):
     found = SHARED | {"model_type": model, "hidden_size": unit, "intermediate_size": 2 * unit}
     if model != "deepseek_v2":
         found |= {"num_key_value_heads": 2, "head_dim": unit // 2}
+    if model == "phi3":
+        found |= {"original_max_position_embeddings": 512}
     if model == "qwen3_moe":
         found |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 2 * unit}
         found |= {"mlp_only_layers": [0], "norm_topk_prob": True}
@@ -72,7 +75,7 @@ def tiny_shapes(hf):
     e, f, heads = hf["hidden_size"], hf["intermediate_size"], hf["num_attention_heads"]
     shapes = {"model.embed_tokens": (hf["vocab_size"], e)}
     sparse = range(0)
-    if hf["model_type"] != "llama":
+    if hf["model_type"] not in ("llama", "phi3"):
         first = hf["first_k_dense_replace"] if "n_routed_experts" in hf else 1
         sparse = range(first, hf["num_hidden_layers"])
     for i in range(hf["num_hidden_layers"]):
@@ -91,8 +94,11 @@ def tiny_shapes(hf):
             shapes[f"{attn}.o_proj"] = (e, heads * value)
         else:
             width, kv = hf["head_dim"], hf["num_key_value_heads"]
-            shapes[f"{attn}.q_proj"] = (heads * width, e)
-            shapes |= {f"{attn}.{one}_proj": (kv * width, e) for one in "kv"}
+            if hf["model_type"] == "phi3":
+                shapes[f"{attn}.qkv_proj"] = ((heads + 2 * kv) * width, e)
+            else:
+                shapes[f"{attn}.q_proj"] = (heads * width, e)
+                shapes |= {f"{attn}.{one}_proj": (kv * width, e) for one in "kv"}
             shapes[f"{attn}.o_proj"] = (e, heads * width)
             if hf["model_type"].startswith("qwen3"):
                 shapes |= {f"{attn}.{one}_norm": (width,) for one in "qk"}
@@ -104,7 +110,10 @@ def tiny_shapes(hf):
             if shared := hf.get("n_shared_experts"):
                 blocks[f"{mlp}.shared_experts"] = shared * width
         for block, width in blocks.items():
-            shapes |= {f"{block}.{one}_proj": (width, e) for one in ("gate", "up")}
+            if hf["model_type"] == "phi3":
+                shapes[f"{block}.gate_up_proj"] = (2 * width, e)
+            else:
+                shapes |= {f"{block}.{one}_proj": (width, e) for one in ("gate", "up")}
             shapes[f"{block}.down_proj"] = (e, width)
     return shapes | {"model.norm": (e,), "lm_head": (hf["vocab_size"], e)}
 

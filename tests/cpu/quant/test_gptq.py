@@ -1,5 +1,6 @@
 """GPTQ checkpoints against dense models of their values, by packers that share no code."""
 
+import json
 import logging
 from fractions import Fraction
 
@@ -8,12 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 
+from quire import LLM, SamplingParams
 from quire.config.quant.gptq import GptqFormat
 from quire.config.quant.read import read_quantization
 from quire.errors import ConfigError, WeightError
-from quire.layers import ColumnLinear
+from quire.layers import ColumnLinear, QKVLinear
+from quire.models.build import build_model, read_model_config
 from quire.quant import gptq
 from tests import tiers
+from tests.cpu.models.harness import Stepper
 from tests.cpu.quant.oracle import (
     build,
     check_logits,
@@ -72,6 +76,69 @@ ALL = [(model, kind) for model in ("llama", "qwen3_moe", "deepseek_v2") for kind
 def test_a_checkpoint_computes_what_its_values_do(model, kind, tmp_path):
     changes, how = FORMATS[kind]
     check_pair(write_pair(tmp_path, tiny(model), quantizer(**how), CONFIG | changes))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_one_tensor_for_several_projections(shuffle, tmp_path):
+    config = CONFIG | {"desc_act": shuffle}
+    check_logits(write_pair(tmp_path, tiny("phi3"), quantizer(shuffle=shuffle), config))
+
+
+def test_one_tensor_whose_heads_are_in_another_order():
+    made = rtn(torch.randn(8 * 8, 64), 4, 32, order=torch.randperm(64))
+    order = [2, 0, 1, 4, 6, 3, 5, 7]  # where our heads are in the checkpoint
+    form = GptqFormat(bits=4, group=32, symmetric=True, zero_offset=1, act_order=True)
+    layer = QKVLinear(64, 4, 2, 8, head_order=order)
+    layer = load_layer(layer, gptq.Method(form), gptq_tensors(*made, 4))
+    heads = dense(*made).unflatten(0, (8, 8))[order]
+    assert torch.equal(layer.weight.dequantize(torch.float32), heads.flatten(0, 1))
+
+
+def test_a_side_file_and_names_of_the_option_through_the_offline_api(tmp_path):
+    pair = write_pair(tmp_path, tiny("llama"), quantizer(), None)
+    stated = {key: value for key, value in CONFIG.items() if key != "quant_method"}
+    (pair.folder / "quantize_config.json").write_text(json.dumps(stated))
+    settings = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64}
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, detokenize=False)
+    answers = []
+    for folder, name in [(pair.dense, None), (pair.folder, None), (pair.folder, "gptq_marlin")]:
+        llm = LLM(str(folder), quantization=name, use_tqdm_on_load=False, **settings)
+        (out,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)
+        answers.append(out.outputs[0].token_ids)
+    assert answers[0] == answers[1] == answers[2]
+    with pytest.raises(ConfigError, match=r"quantization='awq', .* already quantized \(gptq\)"):
+        LLM(str(pair.folder), quantization="awq", **settings)
+
+
+DUMMY = {
+    "gptq": CONFIG,
+    "gptq, asymmetric, 3 bits": CONFIG | {"sym": False, "bits": 3, "desc_act": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32},
+    "awq, gemv": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"},
+    "squeezellm": {"quant_method": "squeezellm", "wbits": 4},
+}
+
+
+@pytest.mark.parametrize("kind", DUMMY)
+def test_dummy_weights_have_random_codes_and_finite_outputs(kind):
+    hf = tiny("llama") | {"quantization_config": DUMMY[kind]}
+    model_type, config = read_model_config(hf)
+    model = build_model(model_type, config, load_format="dummy", dtype=torch.float32)
+    weight = model.layers[0].self_attn.o_proj.weight.dequantize(torch.float32)
+    assert len(weight.unique()) >= 8
+    assert 0.3 < float(weight.std()) * weight.shape[1] ** 0.5 < 3
+    assert Stepper(model, config).logits([3, 1, 4, 1, 5]).isfinite().all()
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3_moe", "deepseek_v2"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_start_on_a_gpu_finds_its_kernels_without_values(model, shuffle, tmp_path):
+    config = CONFIG | {"desc_act": shuffle}
+    pair = write_pair(tmp_path, tiny(model), quantizer(shuffle=shuffle), config)
+    made, _ = build(pair.folder, device="meta", dtype=torch.bfloat16)
+    weight = made.layers[0].self_attn.o_proj.weight
+    assert (weight.group, weight.bits, weight.zero) == (32, 4, 8)
+    assert (weight.perm is not None) == shuffle
 
 
 def test_groups_of_128_and_activations_in_16_bits(tmp_path):
@@ -230,7 +297,7 @@ def test_a_group_that_ranks_cut_is_split(tmp_path, caplog):
     check_ranks(
         write_pair(tmp_path, tiny("llama"), quantizer(group=-1), CONFIG | {"group_size": -1})
     )
-    assert "unquantized" not in caplog.text
+    assert "is unquantized in memory" not in caplog.text
 
 
 @st.composite
