@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.weights.mapping import ParamTarget
+from quire.weights.mapping import ParamTarget, checkpoint_shape
 from quire.weights.weight_loader import WeightLoader
 
 
@@ -17,5 +17,8 @@ def load_layer(layer, method, tensors, dtype=torch.float32):
         device=torch.device("cpu"),
     )
     assert set(layer.param_names()) == set(tensors)
-    loader.load({name: ParamTarget("x", name, None, False) for name in tensors}, tensors.items())
+    targets = {name: ParamTarget("x", name, None, False) for name in tensors}
+    for name, target in targets.items():
+        assert checkpoint_shape(layer, target) == tensors[name].shape, name
+    loader.load(targets, tensors.items())
     return layer

@@ -15,7 +15,7 @@ from quire.config.quant.read import read_quantization
 from quire.errors import ConfigError, WeightError
 from quire.layers import ColumnLinear, QKVLinear
 from quire.models.build import build_model, read_model_config
-from quire.quant import gptq
+from quire.quant import gptq, int_words
 from tests import tiers
 from tests.cpu.models.harness import Stepper
 from tests.cpu.quant.oracle import (
@@ -125,7 +125,9 @@ def test_dummy_weights_have_random_codes_and_finite_outputs(kind):
     model_type, config = read_model_config(hf)
     model = build_model(model_type, config, load_format="dummy", dtype=torch.float32)
     weight = model.layers[0].self_attn.o_proj.weight.dequantize(torch.float32)
-    assert len(weight.unique()) >= 8
+    _, counts = weight[0].unique(return_counts=True)
+    assert len(counts) >= 7
+    assert int(counts.max()) < weight.shape[1] // 2
     assert 0.3 < float(weight.std()) * weight.shape[1] ** 0.5 < 3
     assert Stepper(model, config).logits([3, 1, 4, 1, 5]).isfinite().all()
 
@@ -333,6 +335,24 @@ def test_a_layer_gives_its_values_back(drawn):
         gptq_tensors(*made, bits, version=version),
     )
     assert torch.equal(layer.weight.dequantize(torch.float32), dense(*made))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "group", "shuffle", "held"),
+    [(384, 128, False, 128), (384, 128, True, 128), (96, -1, False, 96), (160, 128, False, 32)],
+)
+def test_groups_are_held_as_large_as_they_are(inputs, group, shuffle, held, monkeypatch):
+    found = []
+    monkeypatch.setattr(int_words, "pack", lambda codes, dtype: found.append(codes))
+    order = torch.randperm(inputs) if shuffle else None
+    made = rtn(torch.randn(32, inputs), 4, group, order=order)
+    form = GptqFormat(bits=4, group=max(group, 0), symmetric=True, zero_offset=1)
+    load_layer(ColumnLinear(inputs, 32), gptq.Method(form), gptq_tensors(*made, 4))
+    (codes,) = found
+    assert (codes.group, codes.zero) == (held, 8)
+    assert (codes.perm is not None) == shuffle
+    assert codes.scale.values.dtype == torch.float16
+    assert torch.equal(codes.dequantize(), dense(*made))
 
 
 def test_a_cut_through_words_of_zeros_is_refused_with_the_numbers():

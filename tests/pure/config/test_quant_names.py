@@ -115,6 +115,22 @@ def test_auto_round_is_the_format_that_its_packing_names():
     assert read(packed).default == read(AWQ).default
 
 
+def test_rules_of_dynamic_exclude_first_then_the_first_match_decides():
+    dynamic = {
+        r".*\.down_proj": {"bits": 8, "desc_act": True},
+        r"+:.*\.down": {"bits": 2, "group_size": -1},
+        r"down": {"bits": 3},
+        r"-:model\.layers\.0\.": {},
+    }
+    found = read(GPTQ | {"dynamic": dynamic})
+    assert found.format_of(["model.layers.0.mlp.down_proj"]) is None
+    eight = found.format_of(["model.layers.1.mlp.down_proj"])
+    assert (eight.bits, eight.group, eight.act_order) == (8, 128, True)
+    two = found.format_of(["model.layers.1.mlp.downward"])
+    assert (two.bits, two.group, two.act_order) == (2, 0, False)
+    assert found.format_of(["model.layers.1.mlp.up_proj"]) == read(GPTQ).default
+
+
 def test_settings_of_single_layers_by_name_and_pattern():
     extra = {
         "model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 32},
