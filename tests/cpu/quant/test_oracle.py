@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests import tiers
 from tests.cpu.quant.oracle import (
     check_logits,
     check_pair,
@@ -12,7 +13,7 @@ from tests.cpu.quant.oracle import (
     write_pair,
 )
 
-MODELS = ["llama", "qwen3_moe", "deepseek_v2"]
+MODELS = ["llama", *tiers.long("phi3", "qwen3_moe", "deepseek_v2")]
 
 
 def as_it_is(name, weight):
