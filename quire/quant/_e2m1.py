@@ -12,18 +12,11 @@ from quire.kernels.formats.grouped_weight import unpack_plane
 from quire.weights.mapping import InitSpec
 
 BITS = 4
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Magnitudes of the codes 0 to 7; 8 to 15 are negative."""
 CODES_INIT = InitSpec(127.0, 30.0)
 """Of dummy bytes."""
 E8M0_BIAS = 127
 _LEAST, _NAN = 0x0040, 0x7FC0
 """The bits of 2 ** -127, which is subnormal, and of NaN in bfloat16."""
-
-
-def e2m1_table(device: torch.device) -> Tensor:
-    """The values of the 16 codes, float32."""
-    return torch.tensor(E2M1_VALUES + tuple(-one for one in E2M1_VALUES), device=device)
 
 
 def unpack_pairs(packed: Tensor) -> Tensor:

@@ -21,9 +21,9 @@ from torch import Tensor
 from quire.config.quant.ggml import TYPE_BY_NAME
 from quire.errors import ConfigError
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
+from quire.kernels.quantizers.floats import e2m1_table
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 TERNARY_GROUP = 128
 """Values per scale of ternary weights: half of a block, as kernels have no larger groups."""
 CHUNK_BLOCKS = 1 << 16
@@ -189,17 +189,13 @@ def _iq4_xs(data: Tensor) -> WeightCodes:
     return _codes(q, data, 4, 32, scale=scale, table=table)
 
 
-def _e2m1_table(device: torch.device) -> Tensor:
-    return torch.tensor(E2M1_VALUES + tuple(-one for one in E2M1_VALUES), device=device)
-
-
 def _mxfp4(data: Tensor) -> WeightCodes:
     """A power of two per block, 2 ** (byte - 127): the exponent of a bfloat16."""
     powers = data[..., 0].short()
     bits = torch.where(powers == 0, 0x40, powers << 7)  # 2 ** -127 is subnormal
     scale = GroupFactors(bits.view(torch.bfloat16))
     return _codes(
-        _fields(data[..., 1:], 4), data, 4, 32, scale=scale, table=_e2m1_table(data.device)
+        _fields(data[..., 1:], 4), data, 4, 32, scale=scale, table=e2m1_table(data.device)
     )
 
 
@@ -210,7 +206,7 @@ def _nvfp4(data: Tensor) -> WeightCodes:
     q = _fields(data[..., 4:].unflatten(-1, (4, 8)), 4)
     one = torch.ones(*data.shape[:-2], 1, device=data.device)
     scale = GroupFactors(one, _flat(scales, data))
-    return _codes(q, data, 4, 16, scale=scale, table=_e2m1_table(data.device))
+    return _codes(q, data, 4, 16, scale=scale, table=e2m1_table(data.device))
 
 
 def _ternary(q: Tensor, data: Tensor) -> WeightCodes:

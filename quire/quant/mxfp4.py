@@ -23,11 +23,11 @@ from torch import Tensor
 from quire.config.quant.fp4 import MxFp4Format
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.grouped_linear import one_expert, pack, pack_experts
+from quire.kernels.quantizers.floats import e2m1_table
 from quire.quant._e2m1 import (
     BITS,
     CODES_INIT,
     E8M0_BIAS,
-    e2m1_table,
     e8m0_to_bfloat16,
     unpack_pairs,
 )

@@ -22,7 +22,8 @@ from quire.config.quant.fp4 import NvFp4Format
 from quire.errors import WeightError
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts
-from quire.quant._e2m1 import BITS, CODES_INIT, e2m1_table, unpack_pairs
+from quire.kernels.quantizers.floats import e2m1_table
+from quire.quant._e2m1 import BITS, CODES_INIT, unpack_pairs
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
 from quire.weights.mapping import InitSpec
 

@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from quire.errors import ConfigError, WeightError
 from quire.models.build import build_model, read_model_config
-from quire.quant._e2m1 import e2m1_table, e8m0_to_bfloat16, unpack_pairs
+from quire.kernels.quantizers.floats import e2m1_table
+from quire.quant._e2m1 import e8m0_to_bfloat16, unpack_pairs
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import peer
 from tests.cpu.plain_param import plain_param

@@ -67,6 +67,33 @@ def group(weights, inputs=None, fmt="int-quantized", **extra):
     return read({**named, "config_groups": {"group_0": one | extra}}).default
 
 
+def test_the_most_specific_target_decides_and_ignore_goes_first():
+    def one(bits, *targets):
+        return {"targets": list(targets), "weights": {"num_bits": bits, "group_size": 32}}
+
+    groups = {
+        "a": one(4, "Linear"),
+        "b": one(3, "re:.*mlp.*"),
+        "c": one(8, "layers.0.mlp.up_proj", "lm_head"),
+    }
+    ignored = ["lm_head", "re:.*layers.1.mlp.*"]
+    found = read({"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ignored})
+    bits = {
+        name: None if (form := found.format_of([name])) is None else form.bits
+        for name in ("layers.0.self_attn.o_proj", "layers.0.mlp.down_proj", "layers.0.mlp.up_proj")
+    }
+    assert list(bits.values()) == [4, 3, 8]
+    assert found.format_of(["lm_head"]) is None
+    assert found.format_of(["layers.1.mlp.up_proj"]) is None
+    with pytest.raises(ConfigError, match="2 groups with the target 'Linear'"):
+        read(
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": one(4, "Linear"), "b": one(8, "Linear")},
+            }
+        )
+
+
 def test_integers_of_eight_bits_multiply_rows_in_bytes():
     channel = {**INT8, "strategy": "channel"}
     fixed = {**INT8, "strategy": "tensor"}
