@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.errors import ConfigError, WeightError
-from quire.models.build import build_model, read_model_config
 from quire.kernels.quantizers.floats import e2m1_table
+from quire.models.build import build_model, read_model_config
 from quire.quant._e2m1 import e8m0_to_bfloat16, unpack_pairs
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import peer
@@ -42,6 +42,7 @@ def test_codes_and_powers_of_two_are_those_of_the_format():
     assert powers[255].isnan()
 
 
+@pytest.mark.slow("a model of transformers, and its import")
 def test_a_published_checkpoint_loads_as_the_plain_one_does(tmp_path):
     peer("gpt_oss", tmp_path)
     hf = json.loads((tmp_path / "config.json").read_text())
