@@ -70,7 +70,7 @@ def random_weights(outputs: int, inputs: int, device: torch.device) -> Iterator[
 
 
 @kernel_for("product", "int8")
-@op(cases=_cases)
+@op(cases=_cases, gpu="linear.int8_linear")
 def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
     """Multiply every row of x by a weight in bytes.
 

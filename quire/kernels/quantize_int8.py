@@ -42,7 +42,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield {"x": torch.zeros(2, 64, device=device), "symmetric": False}
 
 
-@op(cases=_cases, atol=0.0)
+@op(cases=_cases, atol=0.0, gpu="linear.quantize_int8")
 def quantize_int8(
     x: Tensor,
     symmetric: bool = True,
