@@ -48,6 +48,10 @@ CASES = {
     "experts": (SHAPES["qwen3-30b-a3b"], {}),
     "latent": (SHAPES["deepseek-v2-lite"], {}),
     "fp8": (SHAPES["llama-8b"], {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
+    "a cache with scales": (
+        SHAPES["qwen3-0.6b"],
+        {"kv_cache_dtype": "int8_per_token_head"},
+    ),
     "fp8 experts": (SHAPES["qwen3-30b-a3b"], {"quantization": "fp8"}),
     "int4": (SHAPES["llama-8b"], {"quantization": "int4"}),
     "int4 experts": (SHAPES["qwen3-30b-a3b"], {"quantization": "int4"}),
