@@ -170,7 +170,7 @@ def test_an_interrupted_file_continues_with_the_same_bytes(source, tmp_path, mon
     growing = list((tmp_path / "out").glob("*.unfinished"))
     if growing:
         with growing[0].open("ab") as file:
-            file.write(b"half of a layer")
+            file.write(b"half of a layer" * 200_000)  # longer than what follows
     assert run(source, tmp_path / "out", "Q4_K_M") == whole
     assert the_file(tmp_path / "out").read_bytes() == the_file(tmp_path / "whole").read_bytes()
     assert not (tmp_path / "out" / STATE).exists()
