@@ -104,7 +104,7 @@ CASES = [
     (2, 33, 128, 8, 128, 1, torch.float16),
     (4, 64, 256, 6, 16, 2, torch.bfloat16),
     (2, 64, 512, 3, 128, 1, torch.bfloat16),
-    (2, 64, 544, 5, 32, 0, torch.bfloat16),
+    (2, 64, 544, 5, 32, 2, torch.bfloat16),
     (2, 64, 96, 2, 16, 2, torch.bfloat16),
     (3, 64, 160, 4, 160, 1, torch.bfloat16),
 ]
@@ -207,6 +207,7 @@ BANKS = [
     (3, 4, 64, 72, 8, 64, 1, torch.bfloat16),
     (34, 4, 64, 64, 4, 32, 2, torch.bfloat16),
     (2, 4, 64, 64, 4, 32, 1, torch.float32),
+    (1, 2, 32, 32, 5, 32, 2, torch.bfloat16),
 ]
 MORE_BANKS = [
     (tokens, 8, 96, 80, bits, group, kind, dtype)

@@ -155,6 +155,7 @@ def _grouped_gemm(
     SCALED: tl.constexpr = GROUP > 0 or OFFSET
     PER: tl.constexpr = GROUP // SK if GROUP > 0 else NS
     COUNT: tl.constexpr = NS // PER
+    AHEAD: tl.constexpr = GROUP > 0 and COUNT <= 8  # more would not fit the registers
     EACH: tl.constexpr = (BLOCKS + PARTS - 1) // PARTS
     EXACT: tl.constexpr = I == PARTS * EACH * NS * SK
     o = band * BN + tl.arange(0, BN)
@@ -180,12 +181,15 @@ def _grouped_gemm(
         high = ()
         if HIGH:
             high = load_words(high_ptr, w_row, held, BLOCKS, NS * HIGH // 16, SK, "evict_first")
-        if GROUP > 0:  # the next block's load while these are used
+        following = groups
+        if AHEAD:  # the next block's load while these are used
             following = load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr,
                                     zero_ptr, w_row, (m + 1) * COUNT, G, COUNT, ZERO, LOW + HIGH,
                                     S_FORM, O_FORM, dtype)  # fmt: skip
-        else:
-            following = groups
+        elif GROUP > 0:
+            groups = load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr,
+                                    zero_ptr, w_row, m * COUNT, G, COUNT, ZERO, LOW + HIGH,
+                                    S_FORM, O_FORM, dtype)  # fmt: skip
         at = m * (NS * SK)
         acc = multiply_block(acc, rows + (at + k), at, low, high, groups, table, I, LOW, HIGH, NS,
                              SK, PER, SCALED, OFFSET, TABLE, EXACT, ASM)  # fmt: skip
@@ -231,6 +235,8 @@ def plan_grouped_gemm(rows: int, weight: TiledWeight) -> GroupedGemmPlan:
     most = max(1, min(8, 320 // bands, weight.shape[1] // 512))
     parts = next(n for n in range(most, 0, -1) if weight.blocks % n == 0 or n <= most // 2)
     width = max(8, next_power_of_2(rows))
+    if weight.slices == 16 and width > 32:
+        return GroupedGemmPlan(32, TILE, 1, stages, 4)  # as many rows as fit the registers
     return GroupedGemmPlan(width, TILE, parts, stages, 4)
 
 

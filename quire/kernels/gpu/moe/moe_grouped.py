@@ -63,6 +63,7 @@ def _multiply(x_at, o, low_ptr, high_ptr, scale_ptr, scale_code_ptr, offset_ptr,
     SCALED: tl.constexpr = GROUP > 0 or OFFSET
     PER: tl.constexpr = GROUP // SK if GROUP > 0 else NS
     COUNT: tl.constexpr = NS // PER
+    AHEAD: tl.constexpr = COUNT <= 4  # the next block's load early; more would not fit registers
     EXACT: tl.constexpr = I == BLOCKS * NS * SK
     TABLE: tl.constexpr = table_ptr is not None
     acc = tl.zeros((BN, TP), tl.float32)
@@ -91,15 +92,17 @@ def _multiply(x_at, o, low_ptr, high_ptr, scale_ptr, scale_code_ptr, offset_ptr,
             if HIGH:
                 high_2 = load_words(high_ptr, second, m, BLOCKS, NS * HIGH // 16, SK, "")
         following, following_2 = groups, others
-        if GROUP > 0:  # the next block's load while these are used
+        if GROUP > 0:
+            g = (m + 1) * COUNT if AHEAD else m * COUNT
             following = load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr,
-                                    zero_ptr, o, (m + 1) * COUNT, G, COUNT, ZERO, LOW + HIGH,
-                                    S_FORM, O_FORM, dtype)  # fmt: skip
+                                    zero_ptr, o, g, G, COUNT, ZERO, LOW + HIGH, S_FORM, O_FORM,
+                                    dtype)  # fmt: skip
             if PAIR:
                 following_2 = load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr,
-                                          zero_ptr, second, (m + 1) * COUNT, G, COUNT, ZERO,
-                                          LOW + HIGH, S_FORM, O_FORM,
-                                          dtype)  # fmt: skip
+                                          zero_ptr, second, g, G, COUNT, ZERO, LOW + HIGH, S_FORM,
+                                          O_FORM, dtype)  # fmt: skip
+        if not AHEAD:
+            groups, others = following, following_2
         acc = multiply_block(acc, x_at + at, at, low, high, groups, table, I, LOW, HIGH, NS, SK,
                              PER, SCALED, OFFSET, TABLE, EXACT, ASM)  # fmt: skip
         if PAIR:
@@ -221,7 +224,8 @@ def expert_outputs(
     order, starts, tall = None, ids, 8
     if pairs > MAX_UNSORTED:
         order, starts = sort_by_expert(ids, experts)
-        tall = max(8, min(64, next_power_of_2(cdiv(pairs, experts))))
+        most = 64 if max(gate_up.bank.slices, down.bank.slices) < 16 else 32
+        tall = max(8, min(most, next_power_of_2(cdiv(pairs, experts))))
     h = x.new_empty((pairs, down.shape[2]))
     gating = Gating(gate.kind, gate.alpha, gate.limit)
     _launch(h, x, order, starts, gate_up, gate_up_bias, gating, ids.shape[1], tall)
