@@ -165,9 +165,9 @@ def pack_panel_codes(codes: WeightCodes, dtype: torch.dtype) -> PanelCodes:
             words[:, :, row : row + bits]
         )
         row, shift = row + bits, shift + bits
-    zero: int | Tensor = codes.zero
+    zero, groups = codes.zero, -(-inputs // codes.group)
     if isinstance(zero, Tensor):
-        zero = _panels(zero ^ 128 if codes.bits == 8 else zero)
+        zero = _panels(zero ^ 128 if codes.bits == 8 else zero, groups)
         zero = zero.view(torch.int8) if codes.bits == 8 else zero
     elif codes.bits == 8:
         zero -= 128
@@ -179,7 +179,8 @@ def pack_panel_codes(codes: WeightCodes, dtype: torch.dtype) -> PanelCodes:
         levels, unit = round_table(table)
     return PanelCodes(
         codes=data, shape=(outputs, inputs), bits=codes.bits, group=codes.group, dtype=dtype,
-        scale=_panels_of(codes.scale), offset=_panels_of(codes.offset), zero=zero, table=table,
+        scale=_panels_of(codes.scale, groups), offset=_panels_of(codes.offset, groups), zero=zero,
+        table=table,
         levels=levels, unit=unit, perm=None if codes.perm is None else codes.perm.contiguous(),
     )  # fmt: skip
 
@@ -223,8 +224,10 @@ def _unpack_planes(codes: Tensor, bits: int) -> Tensor:
     return out
 
 
-def _panels(numbers: Tensor) -> Tensor:
-    """[O, n] -> [P, n, 32], padded with zeros."""
+def _panels(numbers: Tensor, groups: int) -> Tensor:
+    """[O, n] -> [P, n, 32], padded with zeros; [O, 1] -> [P, groups, 32]."""
+    if numbers.shape[1] == 1:
+        numbers = numbers.expand(-1, groups)
     rows = pad(numbers, (0, 0, 0, -numbers.shape[0] % PANEL))
     return rows.view(-1, PANEL, rows.shape[1]).transpose(1, 2).contiguous()
 
@@ -234,15 +237,15 @@ def _rows(panels: Tensor, outputs: int) -> Tensor:
     return panels.transpose(1, 2).flatten(0, 1)[:outputs].contiguous()
 
 
-def _panels_of(factors: GroupFactors | None) -> GroupFactors | None:
+def _panels_of(factors: GroupFactors | None, groups: int) -> GroupFactors | None:
     if factors is None:
         return None
     if factors.codes is None:
-        return GroupFactors(_panels(factors.values))
+        return GroupFactors(_panels(factors.values, groups))
     codes = factors.codes
     if codes.dtype not in STORAGE:
         codes = codes.to(torch.float16)  # e4m3: exact
-    return GroupFactors(_panels(factors.values.float()), _panels(codes))
+    return GroupFactors(_panels(factors.values.float(), 1), _panels(codes, groups))
 
 
 def _rows_of(factors: GroupFactors | None, outputs: int) -> GroupFactors | None:

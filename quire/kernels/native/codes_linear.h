@@ -56,6 +56,11 @@ INLINE bool unpacks(const CodesMatrix& m, long rows) {  // a panel to bytes, bef
   return m.bits != 8 && (m.bits != 4 || rows > FUSED_ROWS);
 }
 
+// Bytes of rows in float32, in the order of the codes: 0 if they are that.
+INLINE long widened_rows(const CodesLinearArgs& a) {
+  return a.dtype || a.w->perm ? (a.rows * a.w->inputs * 4 + 64) / 64 * 64 : 0;
+}
+
 // Bytes that a thread has for a panel: its factors, and its codes in bytes.
 INLINE long panel_scratch(const CodesMatrix& m) {
   return GroupMeaning::floats(m.groups) * 4 + m.blocks() * BLOCK * PANEL;
@@ -67,7 +72,7 @@ inline Plan plan(const CodesLinearArgs& a, int threads) {
   if (in_integers(a))
     return {parallel, QuantizedRows::bytes(m, quantized_rows(a)) + threads * panel_scratch(m)};
   const long wide = (WIDE_INPUTS * PANEL + TALL_BLOCK * PANEL + WIDE_FACTORS) * 4;
-  return {parallel, (a.rows * m.inputs * 4 + 64) / 64 * 64 + threads * wide};
+  return {parallel, widened_rows(a) + threads * wide};
 }
 
 // Values x[perm[from]] .. of one row in float32, zero past its end.
@@ -334,7 +339,7 @@ void codes_floats(const CodesLinearArgs& a, const Team& team) {
   const CodesMatrix& m = *a.w;
   const char* x = a.x;
   long x_row = a.x_row, from, to;
-  if (sizeof(T) != 4 || m.perm) {
+  if (widened_rows(a)) {
     team.share(a.rows, from, to);
     for (long row = from; row < to; row++)
       gather(m, (const T*)(a.x + row * a.x_row), 0, m.inputs,
@@ -345,8 +350,7 @@ void codes_floats(const CodesLinearArgs& a, const Team& team) {
   }
   const long wide_bytes = (WIDE_INPUTS * PANEL + WIDE_FACTORS) * 4;
   const long sums_bytes = TALL_BLOCK * PANEL * 4;
-  char* own = team.scratch + (a.rows * m.inputs * 4 + 64) / 64 * 64 +
-              team.rank * (wide_bytes + sums_bytes);
+  char* own = team.scratch + widened_rows(a) + team.rank * (wide_bytes + sums_bytes);
   float *wide = (float*)own, *sums = (float*)(own + wide_bytes);
   const LinearArgs plain{x, x_row, nullptr, a.bias, a.y, a.rows, m.inputs, m.outputs, a.dtype};
   const long parts = (a.rows + TALL_BLOCK - 1) / TALL_BLOCK, items = parts * m.panels();

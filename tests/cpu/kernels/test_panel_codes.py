@@ -60,6 +60,25 @@ def test_packing_gives_every_code_and_factor_back(shape):
         assert torch.equal(weight.dequantize(), codes.dequantize())
 
 
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_one_factor_for_all_groups_of_a_row_is_spread(dtype):
+    codes = next(iter(random_codes(33, 96, 4, 32, CPU)))
+    one = GroupFactors(torch.rand(33, 1).half())
+    coded = GroupFactors(one.values, torch.randint(1, 9, (33, 1), dtype=torch.uint8))
+    zero = torch.randint(0, 16, (33, 1), dtype=torch.uint8)
+    for mixed in (
+        replace(codes, offset=one, zero=zero),
+        replace(codes, scale=one),
+        replace(codes, scale=coded),
+    ):
+        weight, x = pack(mixed, dtype), torch.randn(3, 96).to(dtype)
+        assert torch.equal(weight.dequantize(), mixed.dequantize())
+        want = x.float() @ mixed.dequantize().t()
+        tol = 1e-4 if dtype == FP32 else 4e-2 * want.abs().max().item()
+        torch.testing.assert_close(weight.product(x).float(), want, atol=tol, rtol=1e-4)
+
+
 def test_a_weight_of_b_bits_takes_b_bits():
     for bits in BITS:
         codes = next(iter(random_codes(64, 128, bits, 32, CPU)))
