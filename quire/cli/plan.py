@@ -12,7 +12,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from quire import env
 from quire.cli import in_flags
@@ -22,12 +22,12 @@ from quire.config.decisions import DecisionLog
 from quire.config.facts import (
     DeviceFacts,
     ModelFacts,
-    WeightFacts,
     count_weights_in_headers,
     read_hf_config,
     read_model_facts,
 )
 from quire.config.memory.memory_plan import MemoryPlan, gib, require_memory
+from quire.config.memory.weight_facts import WeightFacts
 from quire.config.options import Options
 from quire.config.pooling import choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
@@ -37,15 +37,9 @@ from quire.config.vllm_environment import apply_environment
 from quire.engine.startup.device_facts import device_facts
 from quire.errors import NoRoom, WeightError
 from quire.platform import cuda
-from quire.weights.files import read_headers, resolve_model_folder
+from quire.weights.files import TensorHeader, read_headers, resolve_model_folder
 
 log = logging.getLogger(__name__)
-
-
-class _TensorShape(NamedTuple):
-    """The fields that count_weights_in_headers reads of a tensor."""
-
-    shape: tuple[int, ...]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -154,7 +148,7 @@ def weight_facts(
     return None, "config.json (estimated)"
 
 
-def _hub_headers(options: Options) -> Mapping[str, _TensorShape]:
+def _hub_headers(options: Options) -> Mapping[str, TensorHeader]:
     """Fetch shapes by ranged requests of a few kilobytes. Empty if the hub does not answer."""
     from huggingface_hub import HfApi, constants, errors
 
@@ -170,8 +164,8 @@ def _hub_headers(options: Options) -> Mapping[str, _TensorShape]:
     except errors.NotASafetensorsRepoError:
         return {}
     return {
-        name: _TensorShape(tuple(tensor.shape))
-        for file in found.files_metadata.values()
+        name: TensorHeader(tensor.dtype, tuple(tensor.shape), Path(file_name))
+        for file_name, file in found.files_metadata.items()
         for name, tensor in file.tensors.items()
     }
 
@@ -181,7 +175,7 @@ def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
     shape = plan.shape
     fixed = [
         ("memory allowed", gib(plan.allowed_bytes)),
-        ("weights", f"{gib(plan.weight_bytes)} ({source})"),
+        ("weights", f"{gib(plan.weight_bytes)}, {plan.weight_bits:.2f} bits per weight ({source})"),
         ("activations", f"{gib(plan.activation_bytes)} ({shape.max_num_batched_tokens} tokens)"),
         *([("context, libraries", gib(plan.overhead_bytes))] if plan.overhead_bytes else []),
     ]
@@ -231,6 +225,7 @@ def as_json(name: str, plan: MemoryPlan, source: str, problem: str | None) -> di
     one = {
         "allowed_bytes": plan.allowed_bytes,
         "weight_bytes": plan.weight_bytes,
+        "weight_bits": round(plan.weight_bits, 4),
         "activation_bytes": plan.activation_bytes,
         "overhead_bytes": plan.overhead_bytes,
         "kv_room_bytes": plan.kv_available_bytes if plan.groups else 0,

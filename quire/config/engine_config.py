@@ -44,6 +44,7 @@ class ModelSection:
     logits_processors: tuple[Any, ...]
     disable_sliding_window: bool
     quantization: str | None = None  # a method of quire.quant; None: unquantized weights
+    weight_bits: float = 16.0  # per weight, scales included, of all weights: as planned
     prompt_embeds_width: int | None = None  # numbers of a prompt embedding; None: refused
 
 

@@ -8,7 +8,6 @@ file strictly, and its attention_layers() replace `layers` when an engine is bui
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from quire.config.json_file import (
     read_json_object,
 )
 from quire.config.memory.kv_layout import LayerFacts
+from quire.config.memory.weight_facts import Header, MatrixFacts, WeightFacts, count_tensors
 from quire.config.mistral_format import PARAMS_FILE, config_of_params, read_params
 from quire.config.model_identity import (
     TEXT_SECTIONS,
@@ -51,30 +51,12 @@ LENGTH_KEYS = (
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "dim")
 EMBEDDING_KEYS = ("word_embed_proj_dim", "embedding_size", *HIDDEN_KEYS)
 UNSCALED_ROPE = ("default", "ntk", "su", "longrope", "llama3", "mrope", "proportional")
-NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
-"""Parts of matrix names that mark matrices other than the decoder's linear layers."""
 OUTPUT_HEADS = ("lm_head.", "cls.", "embed_out.", "vocab_transform.", "vocab_projector.")
 """First parts of the names of output heads, also of encoders that predict masked tokens."""
 DEFAULT_ENCODER_LEN = 512
 """Tokens of a source, if config.json states no length: positions are relative."""
 MAX_TOKENIZER_LENGTH = 10**9
 """Tokenizers without a length limit have 10**30."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightFacts:
-    """Element counts of weights. Matrices are sharded over ranks, vectors are replicated."""
-
-    matrices: int
-    vectors: int
-    linear: int = 0  # elements of linear layers, which quantization makes smaller
-    stored: int = 0  # bytes of matrices that stay as the checkpoint has them
-
-    def bytes(self, itemsize: int, ranks: int = 1, *, quantized: bool = False) -> int:
-        """Bytes on one rank. quantized: linear layers have one byte per element."""
-        small = -(-self.linear // ranks) if quantized else 0
-        plain = (-(-self.matrices // ranks) + self.vectors) * itemsize - small * (itemsize - 1)
-        return plain + -(-self.stored // ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,7 +454,19 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
         count = _int(hf, "num_hidden_layers")
         table = count * width * _int(hf, "vocab_size_per_layer_input")
         matrices, tables = matrices + table + 3 * count * width * hidden, tables + table
-    return WeightFacts(matrices, hidden * (4 * len(layers) + 1), linear=matrices - tables)
+    routers = sparse * experts * hidden
+    latent = sum(_absorbed_weights(hf, one) for one in layers if one.latent)
+    inner = sparse * fan * each * experts
+    rest = matrices - tables - inner - routers - latent
+    sizes = {"layers.mlp": rest, "layers.mlp.experts": inner}
+    found = tuple(MatrixFacts(name, n // hidden, hidden) for name, n in sizes.items() if n)
+    return WeightFacts(matrices, hidden * (4 * len(layers) + 1), found)
+
+
+def _absorbed_weights(hf: Json, layer: LayerFacts) -> int:
+    """Elements of what makes keys and values of a latent, which is never quantized."""
+    sizes = _int(hf, "qk_nope_head_dim") + _int(hf, "v_head_dim")
+    return layer.latent * _heads(hf) * sizes
 
 
 def _shared_layer_weights(hf: Json, hidden: int, mlp: int, first: int) -> int:
@@ -506,33 +500,24 @@ def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
 
 
 def count_weights_in_headers(
-    headers: Mapping[str, Any], hf: Json, *, head: bool = True
+    headers: Mapping[str, Header], hf: Json, *, head: bool = True
 ) -> WeightFacts:
-    """Count elements that are loaded, from tensor headers: name -> object with a `shape`.
+    """Count the weights that are loaded, from tensor headers.
 
     Left out are a tied output head, towers beside the text half of a wrapper, and layers after the
     last, which predict further tokens. head: whether the output head is loaded.
     """
     tied, wrapped, spare = has_tied_embeddings(hf), "wrapper_type" in hf, _spare_layers(hf)
-    matrices = vectors = linear = stored = 0
-    for name, header in headers.items():
-        if (tied and name.endswith("lm_head.weight")) or (wrapped and is_tower_tensor(name)):
-            continue
-        if not head and name.startswith(OUTPUT_HEADS):
-            continue
-        if any(layer in name for layer in spare):
-            continue
-        shape: Sequence[int] = header.shape
-        elements = math.prod(shape)
-        if len(shape) < 2 or "norm" in name:  # norms of heads may have two axes
-            vectors += elements
-            continue
-        if name.endswith("ggml"):  # blocks: uint8 [.., bytes of a block]
-            stored += elements
-            continue
-        matrices += elements
-        linear += 0 if any(word in name for word in NON_LINEAR_NAMES) else elements
-    return WeightFacts(matrices, vectors, 0 if stored else linear, stored)
+
+    def is_loaded(name: str) -> bool:
+        return not (
+            (tied and name.endswith("lm_head.weight"))
+            or (wrapped and is_tower_tensor(name))
+            or (not head and name.startswith(OUTPUT_HEADS))
+            or any(layer in name for layer in spare)
+        )
+
+    return count_tensors((name, one) for name, one in headers.items() if is_loaded(name))
 
 
 def _spare_layers(hf: Json) -> tuple[str, ...]:

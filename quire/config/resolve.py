@@ -98,7 +98,7 @@ def resolve(
         why=why,
     )
     config = EngineConfig(
-        model=resolve_model(options, model, plan.shape),
+        model=resolve_model(options, model, plan),
         cache=resolve_cache(options, plan, why, pooling=None if generates else pooling),
         scheduler=resolve_scheduler(
             options, plan.shape, device, why, server=server, generates=generates
@@ -517,8 +517,8 @@ def _resolve_steps_in_flight(options: Options, device: DeviceFacts, why: Decisio
     return int(why.record(name, 2, "the next step is planned while the GPU runs one"))
 
 
-def resolve_model(options: Options, model: ModelFacts, shape: EngineShape) -> ModelSection:
-    section = options.model
+def resolve_model(options: Options, model: ModelFacts, plan: MemoryPlan) -> ModelSection:
+    section, shape = options.model, plan.shape
     return ModelSection(
         name=section.model,
         model_type=model.model_type,
@@ -528,6 +528,7 @@ def resolve_model(options: Options, model: ModelFacts, shape: EngineShape) -> Mo
         trust_remote_code=section.trust_remote_code,
         dtype=shape.dtype,
         quantization=shape.quantization,
+        weight_bits=round(plan.weight_bits, 2),
         seed=section.seed,
         vocab=model.vocab,
         revision=section.revision,

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from quire.config.quant.bitsandbytes import BLOCK, TABLES, BitsAndBytesFormat
+from quire.config.quant.bitsandbytes import BLOCK, LEAST_GROUP, TABLES, BitsAndBytesFormat
 from quire.kernels import linear
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts
@@ -24,9 +24,6 @@ from quire.weights.bitsandbytes_layout import CODES, SCALE
 from quire.weights.mapping import InitSpec
 
 log = logging.getLogger(__name__)
-
-LEAST_GROUP = 16
-"""Smaller groups than kernels have: such a matrix is widened."""
 
 
 class Method:

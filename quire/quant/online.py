@@ -35,7 +35,7 @@ class Method:
 
     def accepts(self, layer: QuantizableLayer) -> bool:
         """As FP8 on load: no head, no embedding, no gate of few outputs."""
-        roles = ("experts",) if self._form.experts_only else ("linear", "experts")
+        roles = ("experts",) if self._form.only_experts else ("linear", "experts")
         widths = {layer.weight_layout(one)[0].shard_shape[1] for one in layer.matrices}
         return (
             layer.role in roles

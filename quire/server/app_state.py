@@ -70,7 +70,11 @@ class AppState:
     root: str = ""
     """Where the model comes from: a name or a folder's name."""
     dtype: str = ""
-    """Of the weights, for the fingerprint."""
+    """Of unquantized weights, and of activations."""
+    quantization: str | None = None
+    """How the other weights are held; None: there are none."""
+    weight_bits: float = 16.0
+    """Bits per weight, scales included, of all weights."""
     log_stats: bool = True
     """Count what requests do, and log it now and then."""
     counters_folder: Path | None = None
@@ -105,6 +109,14 @@ class AppState:
             ids, lambda token_id: self.require_tokenizer().token_bytes(token_id)
         )
 
+    def describe_weights(self) -> dict[str, str | float | None]:
+        """How weights are held, for model cards and the page."""
+        return {
+            "dtype": self.dtype,
+            "quantization": self.quantization,
+            "bits_per_weight": self.weight_bits,
+        }
+
     def fingerprint(self) -> str | None:
         """`system_fingerprint` of answers: what they depend on besides the request."""
         mode = self.options.fingerprint_mode
@@ -112,7 +124,8 @@ class AppState:
             return None
         if mode == "custom":
             return self.options.fingerprint_value
-        words = "-".join(word for word in ("quire", VERSION, self.root, self.dtype) if word)
+        parts = ("quire", VERSION, self.root, self.dtype, self.quantization)
+        words = "-".join(part for part in parts if part)
         if mode == "full":
             return words
         return f"fp_{hashlib.sha256(words.encode()).hexdigest()[:12]}"

@@ -59,6 +59,15 @@ class TensorHeader(NamedTuple):
     shape: tuple[int, ...]
     file: Path
 
+    @property
+    def nbytes(self) -> int:
+        return -(-math.prod(self.shape) * BITS.get(self.dtype, 8) // 8)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is no quantized weight: floats of 16 or more bits, or positions."""
+        return self.dtype in PLAIN_DTYPES or self.dtype in ("I64", "BOOL")
+
 
 def read_headers(folder: Path, load_format: str = "auto") -> dict[str, TensorHeader]:
     """Every tensor of a model's safetensors files (single or sharded), by its name in a model.

@@ -14,7 +14,8 @@ from huggingface_hub.errors import NotASafetensorsRepoError
 from quire.cli import main
 from quire.cli.plan import weight_facts
 from quire.config.conventions import conventions_of
-from quire.config.facts import WeightFacts, model_facts
+from quire.config.facts import model_facts
+from quire.config.memory.weight_facts import MatrixFacts, WeightFacts
 from quire.config.options import Options
 from quire.layers import Rope
 from quire.models.build import MODELS, read_model_config
@@ -219,8 +220,8 @@ class _Hub:
         if isinstance(self.answer, Exception):
             raise self.answer
         tensors = {
-            "w": types.SimpleNamespace(shape=[1000, 50]),
-            "b": types.SimpleNamespace(shape=[7]),
+            "a.weight": types.SimpleNamespace(dtype="BF16", shape=[1000, 50]),
+            "b": types.SimpleNamespace(dtype="BF16", shape=[7]),
         }
         return types.SimpleNamespace(files_metadata={"f": types.SimpleNamespace(tensors=tensors)})
 
@@ -242,7 +243,9 @@ def test_headers_are_fetched_from_the_hub_when_there_are_no_files(
     options = Options.from_flat({"model": "org/name"})
     found, said = weight_facts(options, qwen, {})
     assert said == source
-    assert found == (WeightFacts(50000, 7, 50000) if answer is None else None)
+    assert found == (
+        WeightFacts(50000, 7, (MatrixFacts("a", 1000, 50),)) if answer is None else None
+    )
 
 
 def test_a_host_tier_beyond_free_memory_does_not_fit(folder, capsys, monkeypatch):

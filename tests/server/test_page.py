@@ -319,3 +319,14 @@ def test_the_live_view_of_a_running_server(server, http):
     told = msgspec.json.decode(event.removeprefix("data: "))
     assert told["blocks"]["total"] == told["blocks"]["free"] + told["blocks"]["cached"]
     assert told["running"] == 0
+
+
+def test_model_cards_and_the_page_state_how_weights_are_held(tokenizer):
+    held = {"dtype": "bfloat16", "quantization": "int4", "weight_bits": 4.63}
+    server = Server(tokenizer, services=held)
+    with server.running(), httpx.Client(base_url=server.url) as http:
+        (first, _) = http.get("/v1/models").json()["data"]
+        want = {"dtype": "bfloat16", "quantization": "int4", "bits_per_weight": 4.63}
+        assert first["weights"] == want
+        assert http.get("/v1/models/tiny").json()["weights"] == want
+        assert http.get("/quire/about").json()["weights"] == want

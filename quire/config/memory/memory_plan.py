@@ -22,6 +22,7 @@ from quire.config.memory.kv_layout import (
     group_layers,
     max_blocks_held,
 )
+from quire.config.quant.read import reconcile_quantization
 from quire.errors import ConfigError, NoRoom
 
 DEFAULT_UTILIZATION = 0.92
@@ -80,6 +81,7 @@ class MemoryPlan:
     free_bytes: int  # of the device, before anything is loaded
     allowed_bytes: int
     weight_bytes: int
+    weight_bits: float  # bits per weight, scales included, of all weights
     activation_bytes: int
     overhead_bytes: int  # used by the device's context and libraries; 0 on a CPU
     kv_available_bytes: int  # for KV; may be negative
@@ -249,9 +251,9 @@ def plan_memory(
     groups = group_layers(layers, hybrid=shape.hybrid)
     form = KV_FORMATS[shape.cache_dtype]
     block = block_bytes(layers, groups, shape.block_size, form)
-    weights = model.weights.bytes(
-        ITEMSIZE[shape.dtype], shape.ranks, quantized=shape.quantization is not None
-    )
+    quantized = reconcile_quantization(model.quantization, shape.quantization)
+    weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks, quantized)
+    weight_bits = 8 * weights * shape.ranks / max(model.weights.elements(quantized), 1)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
     activations = activation_bytes(model, shape)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
@@ -265,6 +267,7 @@ def plan_memory(
         free_bytes=device_bytes if free_bytes is None else free_bytes,
         allowed_bytes=allowed_bytes,
         weight_bytes=weights,
+        weight_bits=weight_bits,
         activation_bytes=activations,
         overhead_bytes=overhead,
         kv_available_bytes=available,

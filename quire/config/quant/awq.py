@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
+from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits, unquantized
 from quire.config.quant.fields import Json, read_names, refuse_unknown, require_value
 from quire.config.quant.gptq import AUTO_ROUND_FIELDS, read_flag, read_group
 from quire.errors import ConfigError
@@ -34,6 +34,13 @@ class AwqFormat(WeightFormat):
     group: int  # inputs that share a scale; 0: all of them
     symmetric: bool  # zeros may be absent, and are then in the middle
     head: bool = False  # the output head is quantized, too
+
+    @property
+    def stored_bits(self) -> float:
+        return 4
+
+    def held_bits(self, inputs: int) -> float | None:
+        return group_bits(4, self.group or inputs, 16, has_zeros=not self.symmetric)
 
 
 def read(found: Json) -> QuantFacts:

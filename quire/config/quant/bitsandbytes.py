@@ -7,10 +7,11 @@ Source: https://huggingface.co/docs/transformers/quantization/bitsandbytes
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
+from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits, unquantized
 from quire.config.quant.fields import Json, read_names, refuse_unknown, require_value
 
 KNOWN = frozenset(
@@ -22,6 +23,8 @@ KNOWN = frozenset(
     )
 )
 Type = Literal["nf4", "fp4", "int8"]
+LEAST_GROUP = 16
+"""Smaller groups than kernels have: a matrix that has them is widened."""
 BLOCK = 64
 """Weights that share a scale: neighbours of the flat matrix, so a block may cross rows."""
 
@@ -44,6 +47,12 @@ class BitsAndBytesFormat(WeightFormat):
 
     method: ClassVar[str] = "bitsandbytes"
     type: Type
+
+    def held_bits(self, inputs: int) -> float | None:
+        if self.type == "int8":
+            return group_bits(8, inputs, 32)
+        group = math.gcd(BLOCK, inputs)
+        return group_bits(4, group, 32) if group >= LEAST_GROUP else 16
 
 
 def read(found: Json) -> QuantFacts:

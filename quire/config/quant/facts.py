@@ -25,6 +25,28 @@ class WeightFormat:
     wide_inputs: bool = False
     """Whether the checkpoint was made for activations of fewer bits, which stay in 16 bits here."""
 
+    @property
+    def experts_only(self) -> bool:
+        """Whether layers that are no experts stay unquantized."""
+        return False
+
+    @property
+    def stored_bits(self) -> float:
+        """Bits of a code in the checkpoint's largest tensor of a matrix."""
+        return 8
+
+    def held_bits(self, inputs: int) -> float | None:
+        """Bits per weight of a matrix with so many inputs as devices hold it, scales included.
+
+        None: as many as the checkpoint's tensors have; on load: such a matrix is not quantized.
+        """
+        return None
+
+
+def group_bits(bits: int, group: int, scale_bits: int, *, has_zeros: bool = False) -> float:
+    """Return bits per weight of codes with a scale per group, and a byte of zeros if there are."""
+    return bits + (scale_bits + 8 * has_zeros) / group
+
 
 @dataclass(frozen=True, slots=True)
 class LayerRule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
+from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits, unquantized
 from quire.config.quant.fields import Json, read_names, require_value
 from quire.errors import ConfigError
 
@@ -24,6 +24,11 @@ class Fp8Format(WeightFormat):
     scale: str = "weight_scale"  # the scales' name beside `weight`
     static_activations: bool = False
     """The checkpoint fixed the scale of activations, as `input_scale`."""
+
+    def held_bits(self, inputs: int) -> float | None:
+        if self.is_stored:
+            return None
+        return group_bits(8, self.block * self.block or inputs, 32)
 
 
 def read(found: Json) -> QuantFacts:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat
+from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, group_bits
 from quire.config.quant.fields import Json, check_pattern, refuse_unknown, require_value
 from quire.errors import ConfigError
 
@@ -52,6 +52,13 @@ class GptqFormat(WeightFormat):
     zero_offset: int  # what is added to a stored zero
     act_order: bool = False  # inputs of a group are not neighbours
     head: bool = False  # the output head is quantized, too
+
+    @property
+    def stored_bits(self) -> float:
+        return self.bits
+
+    def held_bits(self, inputs: int) -> float | None:
+        return group_bits(self.bits, self.group or inputs, 16, has_zeros=not self.symmetric)
 
 
 def read(found: Json) -> QuantFacts:

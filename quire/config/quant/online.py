@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from quire.config.quant.facts import WeightFormat
+from quire.config.quant.facts import WeightFormat, group_bits
 from quire.config.quant.fp8 import BLOCK, Fp8Format
 
 GROUP = 128
@@ -32,7 +32,18 @@ class OnlineFormat(WeightFormat):
     """Values of codes: integers around a zero, the 16 of NF4, or those of e2m1 floats."""
     group: int = GROUP  # most inputs that share a scale; 0: a row
     symmetric: bool = True  # False: each group has its own code of zero
-    experts_only: bool = False
+    only_experts: bool = False
+
+    @property
+    def experts_only(self) -> bool:
+        return self.only_experts
+
+    def held_bits(self, inputs: int) -> float | None:
+        group = self.group_of(inputs)
+        if group is None:
+            return None
+        scale = 32 if self.values == "nf4" else 16
+        return group_bits(self.bits, group, scale, has_zeros=not self.symmetric)
 
     def group_of(self, inputs: int) -> int | None:
         """Return how many inputs of a matrix share a scale; None: it cannot have this format."""
@@ -51,7 +62,7 @@ ONLINE_FORMATS: Mapping[str, WeightFormat] = {
     "fp8_per_block": Fp8Format(is_stored=False, block=BLOCK),
     "int8": INT8,
     "int8_per_channel_weight_only": OnlineFormat(bits=8, group=0),
-    "experts_int8": OnlineFormat(bits=8, experts_only=True),
+    "experts_int8": OnlineFormat(bits=8, only_experts=True),
     "int4": OnlineFormat(bits=4),
     "int4_asym": OnlineFormat(bits=4, symmetric=False),
     "mxfp4": OnlineFormat(bits=4, values="mxfp4", group=32),

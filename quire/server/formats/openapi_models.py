@@ -276,6 +276,14 @@ class ModelPermission(ResponseModel):
     is_blocking: bool
 
 
+class ModelWeights(ResponseModel):
+    """How a model's weights are held in memory."""
+
+    dtype: str
+    quantization: str | None
+    bits_per_weight: float
+
+
 class ModelCard(ResponseModel):
     """A name that this server answers to."""
 
@@ -287,6 +295,7 @@ class ModelCard(ResponseModel):
     parent: str | None
     max_model_len: int
     vocab_size: int
+    weights: ModelWeights
     permission: list[ModelPermission]
     tasks: list[str]
     pooling: JsonDict | None = None

@@ -349,6 +349,8 @@ def build_app_state(
         has_priority_scheduling=config.scheduler.policy == "priority",
         root=config.model.name,
         dtype=config.model.dtype,
+        quantization=config.model.quantization,
+        weight_bits=config.model.weight_bits,
         log_stats=config.observe.log_stats,
         counters_folder=Path(orders.folder) if orders.count > 1 else None,
         process_index=orders.index,

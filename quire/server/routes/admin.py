@@ -100,6 +100,7 @@ def _build_model_card(state: AppState, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": state.max_model_len,
         "vocab_size": state.inputs.vocab_size,
+        "weights": state.describe_weights(),
         "permission": [permission],
     }
     tasks = ["generate"] if state.generates else []

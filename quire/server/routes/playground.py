@@ -97,6 +97,7 @@ def describe_model(state: AppState) -> dict[str, Any]:
         "model": state.served_model_names[0],
         "version": quire.__version__,
         "max_model_len": state.max_model_len,
+        "weights": state.describe_weights(),
         "max_logprobs": state.inputs.max_logprobs,
         "text": state.tokenizer is not None,
         "generates": state.generates,

@@ -18,7 +18,9 @@ async function start() {
   const about = await known();
   document.title = `${about.model} · quire`;
   say($("model"), about.model);
-  $("model").title = `${about.model}: up to ${about.max_model_len} tokens, quire ${about.version}`;
+  const { quantization, dtype, bits_per_weight: bits } = about.weights;
+  const held = quantization ? `${quantization} weights, ${bits} bits each` : `${dtype} weights`;
+  $("model").title = `${about.model}: up to ${about.max_model_len} tokens, ${held}, quire ${about.version}`;
   if (!about.text) say($("welcome-text"), "This server has no tokenizer: it takes token ids only, so there is no chat here.");
   else if (!about.generates) say($("welcome-text"), `This model does not write: it is for ${about.tasks.join(" and ")}. See /docs.`);
   else if (!about.chat) say($("welcome-text"), "This model has no chat template: it goes on from what you write.");

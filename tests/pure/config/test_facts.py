@@ -2,18 +2,20 @@
 
 import json
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 from quire.config.facts import (
-    WeightFacts,
     count_weights_in_headers,
     model_facts,
     read_hf_config,
     read_model_facts,
 )
+from quire.config.memory.weight_facts import WeightFacts
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
+from quire.weights.headers import TensorHeader
 
 BASE = {
     "model_type": "llama",
@@ -159,14 +161,13 @@ def test_a_folder_without_config_is_refused(tmp_path):
 
 
 def test_headers_count_the_weights():
-    class Header:
-        def __init__(self, *shape):
-            self.shape = shape
+    def header(*shape):
+        return TensorHeader("BF16", shape, Path())
 
-    headers = {"a": Header(4, 5), "b": Header(6), "lm_head.weight": Header(2, 2)}
+    headers = {"a": header(4, 5), "b": header(6), "lm_head.weight": header(2, 2)}
     assert count_weights_in_headers(headers, {}).matrices == 24
     assert count_weights_in_headers(headers, {"tie_word_embeddings": True}).matrices == 20
     assert count_weights_in_headers(headers, {}).vectors == 6
-    headers = {"model.layers.1.q_norm.weight": Header(2, 3), "model.layers.2.a": Header(4, 5)}
+    headers = {"model.layers.1.q_norm.weight": header(2, 3), "model.layers.2.a": header(4, 5)}
     spare = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
-    assert count_weights_in_headers(headers, spare) == WeightFacts(0, 6, 0)
+    assert count_weights_in_headers(headers, spare) == WeightFacts(0, 6)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from quire.config.facts import WeightFacts, model_facts
+from quire.config.facts import model_facts
 from quire.config.memory.memory_plan import (
     EngineShape,
     gib,
@@ -15,6 +15,7 @@ from quire.config.memory.memory_plan import (
     plan_memory,
     rank_layers,
 )
+from quire.config.memory.weight_facts import WeightFacts
 from quire.errors import ConfigError
 
 GIB = 2**30
