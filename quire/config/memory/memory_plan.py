@@ -252,7 +252,7 @@ def plan_memory(
     form = KV_FORMATS[shape.cache_dtype]
     block = block_bytes(layers, groups, shape.block_size, form)
     quantized = reconcile_quantization(model.quantization, shape.quantization)
-    weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks, quantized)
+    weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks, quantized, shape.device)
     weight_bits = 8 * weights * shape.ranks / max(model.weights.elements(quantized), 1)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
     activations = activation_bytes(model, shape)

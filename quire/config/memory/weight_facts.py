@@ -53,20 +53,20 @@ class MatrixFacts:
             return self.outputs * self.inputs
         return int(self.codes_bytes * 8 / (8 if form is None else form.stored_bits))
 
-    def held_bytes(self, form: WeightFormat | None, itemsize: int) -> float:
-        """Bytes as a device holds the matrix. itemsize: of the model's dtype."""
+    def held_bytes(self, form: WeightFormat | None, itemsize: int, device: str) -> float:
+        """Bytes as a device ("cpu" or "cuda") holds the matrix. itemsize: of the model's dtype."""
         plain = self.count(form) * itemsize
         last = self.name.rpartition(".")[2]
         if self.codes_bytes:
-            bits = None if form is None else form.held_bits(self.inputs)
+            bits = None if form is None else form.held_bits(self.inputs, device)
             if last in ABSORBED:
                 return plain
             return self.stored_bytes if bits is None else self.count(form) * bits / 8
         if form is None or last in ABSORBED or self.outputs < MIN_OUTPUTS:
             return plain
-        if form.experts_only and "experts" not in self.name.split("."):
+        if form.only_experts and "experts" not in self.name.split("."):
             return plain
-        bits = form.held_bits(self.inputs)
+        bits = form.held_bits(self.inputs, device)
         return plain if bits is None else self.count(form) * bits / 8
 
 
@@ -78,12 +78,18 @@ class WeightFacts:
     vectors: int
     layers: tuple[MatrixFacts, ...] = ()  # which may be quantized, or are so in the checkpoint
 
-    def bytes(self, itemsize: int, ranks: int = 1, quantized: QuantFacts | None = None) -> int:
-        """Bytes on one rank. itemsize: of the model's dtype."""
+    def bytes(
+        self,
+        itemsize: int,
+        ranks: int = 1,
+        quantized: QuantFacts | None = None,
+        device: str = "cpu",
+    ) -> int:
+        """Bytes on one rank. itemsize: of the model's dtype. device: "cpu" or "cuda"."""
         total = float(self.matrices * itemsize)
         for layer in self.layers:
             form = _format_of(layer, quantized)
-            total += layer.held_bytes(form, itemsize)
+            total += layer.held_bytes(form, itemsize, device)
             if not layer.codes_bytes:
                 total -= layer.count(form) * itemsize
         return math.ceil(total / ranks) + self.vectors * itemsize
@@ -110,7 +116,7 @@ def count_tensors(headers: Iterable[tuple[str, Header]]) -> WeightFacts:
     for module, params in modules.items():
         if not all(header.is_plain for header in params.values()):
             stored = {name: one for name, one in params.items() if not name.endswith("bias")}
-            layers.append(_stored_matrix(module, stored))
+            layers += _stored_matrices(module, stored)
             params = {name: one for name, one in params.items() if name not in stored}
         for param, header in params.items():
             name, shape = f"{module}.{param}", header.shape
@@ -123,6 +129,15 @@ def count_tensors(headers: Iterable[tuple[str, Header]]) -> WeightFacts:
                 path = module if param == "weight" else name
                 layers.append(MatrixFacts(path, size // shape[-1], shape[-1]))
     return WeightFacts(matrices, vectors, tuple(layers))
+
+
+def _stored_matrices(module: str, params: Mapping[str, Header]) -> list[MatrixFacts]:
+    """A module's matrix; or those of a bank, whose tensors are gate_up_proj_blocks, ..."""
+    own: dict[str, dict[str, Header]] = {}
+    for param, header in params.items():
+        stem, found, _ = param.partition("_proj_")
+        own.setdefault(f"{module}.{stem}_proj" if found else module, {})[param] = header
+    return [_stored_matrix(name, of) for name, of in own.items()]
 
 
 def _stored_matrix(module: str, params: Mapping[str, Header]) -> MatrixFacts:

@@ -39,7 +39,7 @@ class AwqFormat(WeightFormat):
     def stored_bits(self) -> float:
         return 4
 
-    def held_bits(self, inputs: int) -> float | None:
+    def held_bits(self, inputs: int, device: str) -> float | None:
         return group_bits(4, self.group or inputs, 16, has_zeros=not self.symmetric)
 
 

@@ -48,7 +48,7 @@ class BitsAndBytesFormat(WeightFormat):
     method: ClassVar[str] = "bitsandbytes"
     type: Type
 
-    def held_bits(self, inputs: int) -> float | None:
+    def held_bits(self, inputs: int, device: str) -> float | None:
         if self.type == "int8":
             return group_bits(8, inputs, 32)
         group = math.gcd(BLOCK, inputs)

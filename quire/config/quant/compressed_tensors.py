@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, unquantized
+from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, group_bits, unquantized
 from quire.config.quant.fields import (
     Json,
     read_names,
@@ -62,6 +62,15 @@ class PackedIntFormat(WeightFormat):
     packed: bool = True
     per_tensor: bool = False
     by_activation: bool = False  # actorder "group": weight_g_idx has the group of each input
+
+    @property
+    def stored_bits(self) -> float:
+        return self.bits if self.packed else 8
+
+    def held_bits(self, inputs: int, device: str) -> float | None:
+        if self.bits not in (4, 8):
+            return None
+        return group_bits(self.bits, self.group or inputs, 16, has_zeros=not self.symmetric)
 
 
 def read(found: Json) -> QuantFacts:

@@ -25,20 +25,19 @@ class WeightFormat:
     wide_inputs: bool = False
     """Whether the checkpoint was made for activations of fewer bits, which stay in 16 bits here."""
 
-    @property
-    def experts_only(self) -> bool:
-        """Whether layers that are no experts stay unquantized."""
-        return False
+    only_experts: bool = False
+    """Whether layers that are no experts stay unquantized."""
 
     @property
     def stored_bits(self) -> float:
         """Bits of a code in the checkpoint's largest tensor of a matrix."""
         return 8
 
-    def held_bits(self, inputs: int) -> float | None:
-        """Bits per weight of a matrix with so many inputs as devices hold it, scales included.
+    def held_bits(self, inputs: int, device: str) -> float | None:
+        """Bits per weight of a matrix with so many inputs as its device holds it, with scales.
 
-        None: as many as the checkpoint's tensors have; on load: such a matrix is not quantized.
+        device: "cpu" or "cuda". None: as many as the checkpoint's tensors have; of a format that is
+        made on load: such a matrix is not quantized.
         """
         return None
 

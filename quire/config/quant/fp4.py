@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
+from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits, unquantized
 from quire.config.quant.fields import read_names, refuse_unknown
 
 
@@ -27,6 +27,13 @@ class NvFp4Format(WeightFormat):
     divides: bool = True  # the scale of a tensor; False: it multiplies
     input_scale: str | None = None
 
+    @property
+    def stored_bits(self) -> float:
+        return 4
+
+    def held_bits(self, inputs: int, device: str) -> float | None:
+        return group_bits(4, 16, 16 if device == "cpu" else 8)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MxFp4Format(WeightFormat):
@@ -36,7 +43,13 @@ class MxFp4Format(WeightFormat):
     codes: str = "weight_packed"
     scale: str = "weight_scale"
     block_axis: bool = False  # codes are [O, I / 32, 16], as in GPT-OSS, not [O, I / 2]
-    only_experts: bool = False
+
+    @property
+    def stored_bits(self) -> float:
+        return 4
+
+    def held_bits(self, inputs: int, device: str) -> float | None:
+        return group_bits(4, 32, 16)
 
 
 GPT_OSS = MxFp4Format(codes="blocks", scale="scales", block_axis=True, only_experts=True)

@@ -25,7 +25,7 @@ class Fp8Format(WeightFormat):
     static_activations: bool = False
     """The checkpoint fixed the scale of activations, as `input_scale`."""
 
-    def held_bits(self, inputs: int) -> float | None:
+    def held_bits(self, inputs: int, device: str) -> float | None:
         if self.is_stored:
             return None
         return group_bits(8, self.block * self.block or inputs, 32)

@@ -57,7 +57,7 @@ class GptqFormat(WeightFormat):
     def stored_bits(self) -> float:
         return self.bits
 
-    def held_bits(self, inputs: int) -> float | None:
+    def held_bits(self, inputs: int, device: str) -> float | None:
         return group_bits(self.bits, self.group or inputs, 16, has_zeros=not self.symmetric)
 
 

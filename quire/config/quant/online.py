@@ -32,13 +32,8 @@ class OnlineFormat(WeightFormat):
     """Values of codes: integers around a zero, the 16 of NF4, or those of e2m1 floats."""
     group: int = GROUP  # most inputs that share a scale; 0: a row
     symmetric: bool = True  # False: each group has its own code of zero
-    only_experts: bool = False
 
-    @property
-    def experts_only(self) -> bool:
-        return self.only_experts
-
-    def held_bits(self, inputs: int) -> float | None:
+    def held_bits(self, inputs: int, device: str) -> float | None:
         group = self.group_of(inputs)
         if group is None:
             return None
