@@ -83,10 +83,36 @@ def awq():
     return test_awq.quantizer(), test_awq.CONFIG
 
 
+def compressed(case):
+    from tests.cpu.quant import test_compressed_tensors as made
+
+    weights, fmt = made.CASES[case]
+
+    def quantize(name, weight):
+        return made.compress(weight.bfloat16(), weights, fmt, torch.bfloat16)
+
+    return quantize, made.settings(weights, fmt)
+
+
+def compressed_w4():
+    return compressed("w4 group asymmetric")
+
+
+def compressed_nvfp4():
+    return compressed("nvfp4")
+
+
+def compressed_mxfp4():
+    return compressed("mxfp4")
+
+
 @pytest.mark.slow("imports bitsandbytes")
 @pytest.mark.parametrize(
     "case",
-    [bitsandbytes_nested, bitsandbytes_int8, gptq_symmetric, gptq_with_zeros, awq],
+    [
+        *(bitsandbytes_nested, bitsandbytes_int8, gptq_symmetric, gptq_with_zeros, awq),
+        *(compressed_w4, compressed_nvfp4, compressed_mxfp4),
+    ],
 )
 def test_stored_formats(tmp_path, case):
     quantize, config = case()

@@ -32,7 +32,8 @@ class NvFp4Format(WeightFormat):
         return 4
 
     def held_bits(self, inputs: int, device: str) -> float | None:
-        return group_bits(4, 16, 16 if device == "cpu" else 8)
+        scale = 16 if device == "cpu" else 8
+        return group_bits(4, 16, scale) + 32 / inputs  # the tensor's, for each output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ def dense_of(tmp_path, name, hf, *, skip=("kv_b_proj", "lm_head")):
     for key, value in tensors.items():
         path = key.removesuffix(".weight")
         plain = value.dim() == 1 or path.endswith(("embed_tokens", "mlp.gate", *skip))
-        if form.experts_only:
+        if form.only_experts:
             plain = plain or ".experts." not in path
         dense[key] = value if plain else quantize(value, form).dequantize()
 
