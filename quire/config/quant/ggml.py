@@ -84,3 +84,8 @@ class GgmlFormat(WeightFormat):
 
     method: ClassVar[str] = "gguf"
     type: str  # a name in TYPE_BY_NAME
+
+    @property
+    def stored_bits(self) -> float:
+        kind = TYPE_BY_NAME[self.type]
+        return 8 * kind.nbytes / kind.values
