@@ -15,6 +15,7 @@ from quire.quantize.calibration_data import read_sequences
 from quire.quantize.errors import output_error
 from quire.quantize.gptq import gptq
 from quire.quantize.schemes import choose_scheme
+from tests import tiers
 from tests.cpu.models.harness import Stepper
 from tests.cpu.quantize.folders import MOE, write_source
 from tests.cpu.quantize.test_compressed import (
@@ -115,7 +116,7 @@ def mean_error(report):
     return sum(found) / len(found)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("model_type", ["llama", *tiers.long("gemma2", "qwen3_moe")])
 def test_calibrated_models_have_less_error_of_outputs(tmp_path, texts, model_type):
     more = {"qwen3_moe": MOE, "gemma2": {"head_dim": 32, "tie_word_embeddings": True}}
     source = skewed(write_source(tmp_path / "source", model_type, **more.get(model_type, {})))
@@ -160,7 +161,9 @@ def logits_of(folder, tensors, ids):
     return Stepper(model, config).logits(ids)
 
 
-@pytest.mark.parametrize("model_type", FOLDED)
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gemma2", *tiers.long("qwen2", "phi3", "qwen3_moe")]
+)
 def test_folded_scales_leave_the_model_as_it_was(tmp_path, texts, model_type):
     source = skewed(write_source(tmp_path / "source", model_type, **FOLDED[model_type]))
     before = tensors_of(source)
@@ -199,7 +202,7 @@ def test_importance_lowers_the_error_of_outputs_of_a_gguf_file(tmp_path, texts):
     assert mean_error(other) < 0.02
 
 
-@pytest.mark.parametrize("algorithm", ["gptq", "awq", "rtn"])
+@pytest.mark.parametrize("algorithm", ["awq", *tiers.long("gptq", "rtn")])
 def test_a_calibration_that_was_interrupted_continues_with_the_same_bytes(
     source, tmp_path, monkeypatch, texts, algorithm
 ):

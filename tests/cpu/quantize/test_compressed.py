@@ -21,6 +21,7 @@ from quire.quantize.codec import pack_words, unpack_words
 from quire.quantize.options import QuantizeOptions
 from quire.quantize.out_folder import REPORT, STATE
 from quire.quantize.run import make_plan, quantize_model
+from tests import tiers
 from tests.cpu.quantize.folders import MOE, write_source
 
 
@@ -66,14 +67,16 @@ SETTINGS = [
     ("int4", {}),
     ("int4", {"symmetric": False, "group_size": 32}),
     ("int4", {"bits": 3, "group_size": 64}),
-    ("int4", {"bits": 6, "group_size": -1, "symmetric": False}),
-    ("int8", {}),
-    ("int8", {"group_size": -1}),
     ("w8a8", {}),
     ("fp8", {}),
     ("fp8_block", {}),
     ("mxfp4", {}),
     ("nvfp4", {}),
+    *tiers.long(
+        ("int4", {"bits": 6, "group_size": -1, "symmetric": False}),
+        ("int8", {}),
+        ("int8", {"group_size": -1}),
+    ),
 ]
 
 
