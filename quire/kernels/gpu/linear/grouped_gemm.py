@@ -6,8 +6,8 @@ integers; the group's scale multiplies its sum: one multiply-add per output and 
 An offset adds the sum of the group's inputs, which a product with ones gives.
 
 Where there are too few tiles to keep all memory busy, each is split along the inputs; the program
-that finishes last adds the parts, in one order. How sums are split depends on the shape of W alone
-up to SMALL_M rows, so a row's result does not depend on how many others there are.
+that finishes last adds the parts, in one order, so results do not depend on timing. The number of
+rows changes at most how float32 sums are rounded: other tiles, another matrix instruction.
 
 Axes: T rows, I inputs, O outputs.
 """
