@@ -179,7 +179,9 @@ def resolve_memory_plan(
 
 def resolve_quantization(options: Options, model: ModelFacts, why: DecisionLog) -> str | None:
     """Resolve the quantization of linear layers: as requested, or as in the checkpoint."""
-    found = reconcile_quantization(model.quantization, options.model.quantization)
+    found = reconcile_quantization(
+        model.quantization, options.model.quantization, len(model.layers)
+    )
     if found is None:
         return None
     reason = "the checkpoint's" if found.is_stored else "requested"

@@ -165,7 +165,7 @@ def build_model(
         model.keep_stage(stage)
     if mesh.tp > 1:
         _shard_model(model, mesh, comm or connect(mesh))
-    quantized = reconcile_quantization(config.quantized, quant)
+    quantized = reconcile_quantization(config.quantized, quant, len(config.attention_layers()))
     set_quant_methods(model, quantized, headers)
     _set_stored_methods(model, headers)
     layers = config.attention_layers()

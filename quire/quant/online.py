@@ -11,10 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from quire.config.quant.ggml_mixes import fitting_type
+from quire.config.quant.ggml_online import GgmlOnlineFormat
 from quire.config.quant.online import OnlineFormat
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts
 from quire.kernels.quantizers.floats import quantize_mxfp4
+from quire.kernels.quantizers.ggml import quantize_ggml
 from quire.kernels.quantizers.integers import quantize_integers
 from quire.kernels.quantizers.nf4 import quantize_nf4
 from quire.quant.base import ParamSpec, QuantizableLayer, outputs_of
@@ -30,7 +33,7 @@ class Method:
     name = "online"
     is_stored = False
 
-    def __init__(self, form: OnlineFormat) -> None:
+    def __init__(self, form: OnlineFormat | GgmlOnlineFormat) -> None:
         self._form = form
 
     def accepts(self, layer: QuantizableLayer) -> bool:
@@ -53,12 +56,16 @@ class Method:
             layer.set_param(matrix, make(codes, dtype))
 
 
-def quantize(weight: Tensor, form: OnlineFormat) -> WeightCodes:
+def quantize(weight: Tensor, form: OnlineFormat | GgmlOnlineFormat) -> WeightCodes:
     """Quantize a weight [O, I], or weights [X, O, I], to a format that their width allows."""
     group = form.group_of(weight.shape[-1])
     assert group is not None, "refused by `accepts`"
     flat = weight.flatten(0, -2)
-    if form.values == "nf4":
+    if isinstance(form, GgmlOnlineFormat):
+        kind = fitting_type(form.type, weight.shape[-1])
+        assert kind is not None, "refused by `accepts`"
+        codes = quantize_ggml(kind, flat)
+    elif form.values == "nf4":
         codes = quantize_nf4(flat, group)
     elif form.values == "mxfp4":
         codes = quantize_mxfp4(flat)
@@ -73,11 +80,17 @@ def quantize(weight: Tensor, form: OnlineFormat) -> WeightCodes:
 
 def _as_bank(codes: WeightCodes, experts: int) -> WeightCodes:
     """Codes of the rows of all experts -> [X, O, I]."""
-    assert codes.scale is not None
-    zero = codes.zero
+
+    def cut(rows: Tensor) -> Tensor:
+        return rows.unflatten(0, (experts, -1))
+
+    def cut_factors(factors: GroupFactors | None) -> GroupFactors | None:
+        return None if factors is None else GroupFactors(*map(cut, factors.tensors))
+
     return replace(
         codes,
-        q=codes.q.unflatten(0, (experts, -1)),
-        scale=GroupFactors(codes.scale.values.unflatten(0, (experts, -1))),
-        zero=zero.unflatten(0, (experts, -1)) if isinstance(zero, Tensor) else zero,
+        q=cut(codes.q),
+        scale=cut_factors(codes.scale),
+        offset=cut_factors(codes.offset),
+        zero=cut(codes.zero) if isinstance(codes.zero, Tensor) else codes.zero,
     )

@@ -10,21 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.config.quant.ggml_mixes import BLOCKS
+from quire.config.quant.ggml import TYPE_BY_NAME
 from quire.kernels.formats.weight_codes import WeightCodes
 
 
 def to_blocks(kind: str, codes: WeightCodes) -> Tensor:
     """The bytes uint8 [O, n] of a weight [O, I] that quantize_ggml made."""
     outputs = codes.q.shape[0]
-    size = BLOCKS[kind][0]
-    q = codes.q.view(-1, size)
+    form = TYPE_BY_NAME[kind]
+    q = codes.q.view(-1, form.values)
     if kind.endswith("_K"):
         parts = _K_BLOCKS[kind](q, codes)
     else:
         parts = _simple(kind, q, codes)
     out = torch.cat(parts, 1)
-    assert out.shape[1] == BLOCKS[kind][1], (kind, out.shape)
+    assert out.shape[1] == form.nbytes, (kind, out.shape)
     return out.view(outputs, -1)
 
 

@@ -251,7 +251,7 @@ def plan_memory(
     groups = group_layers(layers, hybrid=shape.hybrid)
     form = KV_FORMATS[shape.cache_dtype]
     block = block_bytes(layers, groups, shape.block_size, form)
-    quantized = reconcile_quantization(model.quantization, shape.quantization)
+    quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
     weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks, quantized, shape.device)
     weight_bits = 8 * weights * shape.ranks / max(model.weights.elements(quantized), 1)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes

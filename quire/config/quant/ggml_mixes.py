@@ -8,24 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quire.config.quant.ggml import TYPE_BY_NAME
 from quire.errors import ConfigError
-
-BLOCKS: Mapping[str, tuple[int, int]] = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-}
-"""Type -> (values of a block, bytes of it)."""
 
 FALLBACKS: Mapping[str, str] = {
     "Q2_K": "Q4_0",
@@ -37,7 +21,7 @@ FALLBACKS: Mapping[str, str] = {
 """Type of a matrix whose rows are not whole blocks of 256, but of 32."""
 
 MIXES: Mapping[str, tuple[str, str | None]] = {
-    **{name: (name, None) for name in BLOCKS if name.startswith("Q")},
+    **{name: (name, None) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *FALLBACKS)},
     "Q4_K_S": ("Q4_K", "Q5_K"),
     "Q4_K_M": ("Q4_K", "Q6_K"),
     "Q5_K_M": ("Q5_K", "Q6_K"),
@@ -67,9 +51,19 @@ def ggml_type(mix: str, matrix: str, inputs: int, layer: int = 0, layers: int = 
         kind = more
     else:
         kind = base
-    if inputs % BLOCKS[kind][0]:
+    return fitting_type(kind, inputs) or "F16"
+
+
+def fitting_type(kind: str, inputs: int) -> str | None:
+    """Return the type of a matrix with so many inputs that is to have a type. None: no blocks."""
+    if inputs % TYPE_BY_NAME[kind].values:
         kind = FALLBACKS.get(kind, kind)
-    return kind if inputs % BLOCKS[kind][0] == 0 else "F16"
+    return None if inputs % TYPE_BY_NAME[kind].values else kind
+
+
+def layers_with_more_bits(mix: str, matrix: str, layers: int) -> tuple[int, ...]:
+    """Return the layers in which one of VALUE_LIKE has the second type of the mix."""
+    return tuple(i for i in range(layers) if _has_more_bits(mix, matrix, i, layers))
 
 
 def _has_more_bits(mix: str, matrix: str, layer: int, layers: int) -> bool:
@@ -81,5 +75,4 @@ def _has_more_bits(mix: str, matrix: str, layer: int, layers: int) -> bool:
 
 def nbytes(kind: str, elements: int) -> int:
     """Bytes of a tensor of a type; its rows are whole blocks."""
-    values, size = BLOCKS[kind]
-    return elements // values * size
+    return elements // TYPE_BY_NAME[kind].values * TYPE_BY_NAME[kind].nbytes

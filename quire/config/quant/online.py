@@ -8,11 +8,12 @@ MXFP4 powers of two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from quire.config.quant.facts import WeightFormat, group_bits
+from quire.config.quant import ggml_online
+from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits
 from quire.config.quant.fp8 import BLOCK, Fp8Format
 
 GROUP = 128
@@ -66,21 +67,18 @@ ONLINE_FORMATS: Mapping[str, WeightFormat] = {
 }
 """Values of `quantization` for a plain checkpoint -> what its linear layers become."""
 
-ONLINE_PREFIXES: dict[str, Callable[[str], WeightFormat]] = {}
-"""Beginnings of such values -> what makes a format of the rest. It raises ConfigError."""
-
 
 def online_names() -> tuple[str, ...]:
     """Return the values of `quantization` that quantize a plain checkpoint."""
-    return (*ONLINE_FORMATS, *(f"{prefix}NAME" for prefix in ONLINE_PREFIXES))
+    return (*ONLINE_FORMATS, f"{ggml_online.PREFIX}NAME")
 
 
-def find_online_format(name: str) -> WeightFormat | None:
-    """Return the format of a value of `quantization`; None: no plain checkpoint is made so.
+def find_online(name: str, layers: int) -> QuantFacts | None:
+    """Return what a value of `quantization` makes; None: no plain checkpoint is made so.
 
-    Raises ConfigError for an unknown rest behind a prefix.
+    layers: of the model. Raises ConfigError for an unknown mix of GGUF types.
     """
-    for prefix, make in ONLINE_PREFIXES.items():
-        if name.startswith(prefix):
-            return make(name.removeprefix(prefix))
-    return ONLINE_FORMATS.get(name)
+    if name.startswith(ggml_online.PREFIX):
+        return ggml_online.read_mix(name, layers)
+    form = ONLINE_FORMATS.get(name)
+    return None if form is None else QuantFacts(quant_method=name, default=form)

@@ -24,7 +24,7 @@ from quire.config.quant import (
 from quire.config.quant.facts import QuantFacts
 from quire.config.quant.fields import Json
 from quire.config.quant.names import means, refuse_unread
-from quire.config.quant.online import find_online_format, online_names
+from quire.config.quant.online import find_online, online_names
 from quire.config.quant.side_files import CONFIG_KEYS
 from quire.errors import ConfigError
 
@@ -58,8 +58,13 @@ def read_quantization(hf: Json, requested: str | None = None) -> QuantFacts | No
     return reconcile_quantization(None, requested)
 
 
-def reconcile_quantization(found: QuantFacts | None, requested: str | None) -> QuantFacts | None:
-    """Combine the checkpoint's quantization with the option. Raises ConfigError if they differ."""
+def reconcile_quantization(
+    found: QuantFacts | None, requested: str | None, layers: int = 0
+) -> QuantFacts | None:
+    """Combine the checkpoint's quantization with the option. Raises ConfigError if they differ.
+
+    layers: of the model; some of them may be given more bits on load.
+    """
     if requested is None:
         return found
     refuse_unread(requested, "quantization")
@@ -73,14 +78,14 @@ def reconcile_quantization(found: QuantFacts | None, requested: str | None) -> Q
             f"quantization={requested!r}, but the checkpoint is already quantized "
             f"({found.quant_method}); leave quantization out"
         )
-    made = find_online_format(requested)
+    made = find_online(requested, layers)
     if made is None:
         known = ", ".join(online_names())
         raise ConfigError(
             f"quantization={requested!r}, but the checkpoint is not quantized, and no weights are "
             f"made so on load; allowed: {known}"
         )
-    return QuantFacts(quant_method=requested, default=made)
+    return made
 
 
 def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:

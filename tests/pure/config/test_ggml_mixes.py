@@ -2,7 +2,8 @@
 
 import pytest
 
-from quire.config.quant.ggml_mixes import BLOCKS, MIXES, ggml_type, nbytes
+from quire.config.quant.ggml import TYPE_BY_NAME
+from quire.config.quant.ggml_mixes import MIXES, ggml_type, nbytes
 from quire.errors import ConfigError
 
 
@@ -52,6 +53,8 @@ def test_an_unknown_mix_is_refused_with_those_that_are_known():
 
 def test_sizes_are_those_of_the_gguf_package():
     gguf = pytest.importorskip("gguf")
-    for kind, block in BLOCKS.items():
-        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]] == block
+    for kind, form in TYPE_BY_NAME.items():
+        if kind in gguf.GGMLQuantizationType.__members__:
+            known = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+            assert known == (form.values, form.nbytes), kind
     assert nbytes("Q6_K", 512) == 420

@@ -1,0 +1,72 @@
+"""The block types of GGUF files, made on load: `--quantization gguf:Q4_K_M`.
+
+Each matrix has the type that a file of this mix would give it. The output head and embeddings stay
+unquantized, as with every format that is made on load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat
+from quire.config.quant.ggml_mixes import MIXES, fitting_type, layers_with_more_bits
+from quire.errors import ConfigError
+
+PREFIX = "gguf:"
+VALUE_LIKE = {"attn_v": "v_proj", "ffn_down": "down_proj"}
+"""Matrices that a mix may give more bits to: name in GGUF files -> in other checkpoints."""
+
+HELD_BITS = {
+    "Q4_0": 4.5,
+    "Q4_1": 5.0,
+    "Q5_0": 5.5,
+    "Q5_1": 6.0,
+    "Q8_0": 8.5,
+    "Q2_K": 3.125,
+    "Q3_K": 3.5625,
+    "Q4_K": 4.625,
+    "Q5_K": 5.625,
+    "Q6_K": 6.5625,
+}
+"""Bits per weight in memory: codes, factors of K-quants in bytes, float16 per block."""
+OUTER_FACTORS = {"Q2_K": 2, "Q3_K": 1, "Q4_K": 2, "Q5_K": 2, "Q6_K": 1}
+"""Numbers of a block of 256 that are float32 on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgmlOnlineFormat(WeightFormat):
+    """Blocks of one type, made of a layer's weight when it has loaded."""
+
+    method: ClassVar[str] = "online"
+    is_stored: bool = False
+    type: str
+
+    def group_of(self, inputs: int) -> int | None:
+        """Return a number if a matrix with so many inputs has blocks; None: it has none."""
+        return None if fitting_type(self.type, inputs) is None else inputs
+
+    def held_bits(self, inputs: int, device: str) -> float | None:
+        kind = fitting_type(self.type, inputs)
+        if kind is None:
+            return None
+        wider = OUTER_FACTORS.get(kind, 0) * 16 / 256 if device == "cpu" else 0
+        return HELD_BITS[kind] + wider
+
+
+def read_mix(name: str, layers: int) -> QuantFacts:
+    """Return the facts of a mix, the part of `name` behind PREFIX. Raises ConfigError."""
+    mix = name.removeprefix(PREFIX).upper()
+    if mix not in MIXES:
+        known = ", ".join(PREFIX + one for one in MIXES)
+        raise ConfigError(f"quantization={name!r}: there is no such mix; allowed: {known}")
+    base, more = MIXES[mix]
+    rules = []
+    for matrix, leaf in VALUE_LIKE.items() if more is not None else ():
+        assert more is not None
+        if numbers := layers_with_more_bits(mix, matrix, layers):
+            listed = "|".join(map(str, numbers))
+            pattern = rf"re:(?:.*\.)?(?:layers|h|blocks)\.(?:{listed})\.(?:.*\.)?{leaf}$"
+            rules.append(LayerRule(pattern, GgmlOnlineFormat(type=more)))
+    default = GgmlOnlineFormat(type=base)
+    return QuantFacts(quant_method=name, rules=tuple(rules), default=default)
