@@ -137,6 +137,9 @@ def moe_experts(
     the products of other banks are those of their experts: `fp8_linear`, `int8_linear`...
     Returns a new [T, E].
     """
+    if not x.is_cpu:
+        biases = gate_up_bias, down_bias
+        return multiply_all_experts(x, ids, weights, gate_up, down, gate, biases)
     tokens, k = ids.shape
     order = ids.flatten().argsort(stable=True)
     counts = torch.bincount(ids.flatten(), minlength=len(gate_up)).tolist()
@@ -147,6 +150,29 @@ def moe_experts(
             h = gate(_product(x[pairs // k], gate_up[i], _bias_of(gate_up_bias, i)))
             outputs[pairs] = _product(h, down[i], _bias_of(down_bias, i))
     return (outputs.view(tokens, k, -1).float() * weights[:, :, None]).sum(1).to(x.dtype)
+
+
+def multiply_all_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Any,
+    down: Any,
+    gate: ExpertActivation,
+    biases: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    """The same, every row through every expert: a CUDA graph cannot wait for which are chosen.
+
+    It serves banks without kernels on a GPU. Terms are added in the order of experts, not of k.
+    """
+    y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for i in range(len(gate_up)):
+        chosen = ids == i
+        h = gate(_product(x, gate_up[i], _bias_of(biases[0], i)))
+        out = _product(h, down[i], _bias_of(biases[1], i)).float()
+        share = (weights * chosen).sum(1)
+        y = torch.where(chosen.any(1)[:, None], y + share[:, None] * out, y)
+    return y.to(x.dtype)
 
 
 def _product(x: Tensor, weight: Tensor | StoredWeight, bias: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@
     input_zero_point   [1], where it fixed their zero too
 
 Parts of a fused layer have one input, so one range of it: that which holds the range of each.
+On a GPU experts multiply activations of 16 bits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 
 from quire.config.quant.int8 import Int8Format
+from quire.kernels import grouped_linear
 from quire.kernels.formats.int8_weight import Int8ExpertWeights, Int8Weight, sum_inputs
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.int8_linear import pack, pack_experts
 from quire.kernels.quantize_int8 import INT8_MAX, INT8_MIN
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
@@ -66,9 +69,23 @@ class Method:
                 input_scale=scale,
                 input_zero_point=zero,
             )
-            layer.set_param(
-                matrix, pack_experts(made) if isinstance(made, Int8ExpertWeights) else pack(made)
-            )
+            if isinstance(made, Int8Weight):
+                layer.set_param(matrix, pack(made))
+            elif data.is_cpu:
+                layer.set_param(matrix, pack_experts(made))
+            else:
+                layer.set_param(matrix, grouped_linear.pack_experts(to_codes(made), dtype))
+
+
+def to_codes(bank: Int8ExpertWeights) -> WeightCodes:
+    """The same weights for activations of 16 bits: banks in bytes have kernels for those alone."""
+    return WeightCodes(
+        q=bank.data.view(torch.uint8) ^ 128,
+        bits=8,
+        group=bank.data.shape[-1],
+        scale=GroupFactors(bank.scale[..., None]),
+        zero=128,
+    )
 
 
 def _input_range(scale: Tensor | None, zero: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

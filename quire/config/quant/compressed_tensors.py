@@ -73,6 +73,10 @@ class PackedIntFormat(WeightFormat):
         return group_bits(self.bits, self.group or inputs, 16, has_zeros=not self.symmetric)
 
 
+KV_FORMAT_OF = {"float": "float8_e4m3fn", "int": "int8"}
+"""Type of kv_cache_scheme -> KV format."""
+
+
 def read(found: Json) -> QuantFacts:
     """Read the configuration. Raises ConfigError."""
     refuse_unknown(AT, found, FIELDS)
@@ -80,9 +84,9 @@ def read(found: Json) -> QuantFacts:
         sparsity = read_object(f"{AT}.{key}", found.get(key))
         require_value(f"{AT}.{key}.format", sparsity.get("format", "dense"), "dense")
     _check_transforms(read_object(f"{AT}.transform_config", found.get("transform_config")))
-    check_kv_scheme(found.get("kv_cache_scheme"))
+    kv_cache = read_kv_scheme(found.get("kv_cache_scheme"))
     groups = read_object(f"{AT}.config_groups", found.get("config_groups"))
-    if not groups:
+    if not groups and kv_cache is None:
         raise ConfigError(f"config.json: {AT}.config_groups has no entry; it must have one")
     rules: list[LayerRule] = []
     default: list[WeightFormat | None] = []
@@ -103,21 +107,26 @@ def read(found: Json) -> QuantFacts:
         quant_method="compressed-tensors",
         rules=unquantized(read_names(found, "ignore")) + tuple(rules),
         default=default[0] if default else None,
+        kv_cache=kv_cache,
     )
 
 
-def check_kv_scheme(scheme: object) -> None:
-    """Raise ConfigError unless scales of the KV cache are those that attention layers read."""
+def read_kv_scheme(scheme: object) -> str | None:
+    """Return the KV format whose scales a checkpoint has; None: none is stated.
+
+    Raises ConfigError for scales that attention layers do not read.
+    """
     if scheme is None:
-        return
+        return None
     at = f"{AT}.kv_cache_scheme"
     args = read_object(at, scheme)
     refuse_unknown(at, args, ARGS_FIELDS)
     require_value(f"{at}.num_bits", args.get("num_bits"), 8)
-    require_value(f"{at}.type", args.get("type"), "float")
+    require_value(f"{at}.type", args.get("type"), *KV_FORMAT_OF)
     require_value(f"{at}.symmetric", args.get("symmetric", True), True)
-    require_value(f"{at}.strategy", args.get("strategy", "tensor"), "tensor")
+    require_value(f"{at}.strategy", args.get("strategy", "tensor"), "tensor", "attn_head")
     require_value(f"{at}.dynamic", args.get("dynamic", False), False)
+    return KV_FORMAT_OF[str(args["type"])]
 
 
 def _check_transforms(config: Json) -> None:

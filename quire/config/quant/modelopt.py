@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.config.quant.compressed_tensors import check_kv_scheme
+from quire.config.quant.compressed_tensors import KV_FORMAT_OF, read_kv_scheme
 from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, unquantized
 from quire.config.quant.fields import (
     Json,
@@ -48,8 +48,10 @@ def read(found: Json) -> QuantFacts:
     refuse_unknown(f"{AT}.quantization", stated, FIELDS)
     for key in ("has_zero_point", "pre_quant_scale"):
         require_value(f"{AT}.{key}", stated.get(key, False), False, None)
-    check_kv_scheme(stated.get("kv_cache_scheme"))
+    kv_cache = read_kv_scheme(stated.get("kv_cache_scheme"))
     require_value(f"{AT}.kv_cache_quant_algo", stated.get("kv_cache_quant_algo"), None, "FP8")
+    if stated.get("kv_cache_quant_algo") is not None:
+        kv_cache = KV_FORMAT_OF["float"]
     plain = (*read_globs(stated, "ignore"), *read_globs(stated, "exclude_modules"))
     rules = unquantized(plain)
     if str(stated.get("quant_algo")).upper() == MIXED:
@@ -58,8 +60,11 @@ def read(found: Json) -> QuantFacts:
             LayerRule(name, _format(f"{AT}.quantized_layers.{name}", read_object(name, layer)))
             for name, layer in layers.items()
         )
-        return QuantFacts(quant_method="modelopt", rules=rules + own, default=None)
-    return QuantFacts(quant_method="modelopt", rules=rules, default=_format(AT, stated))
+        return QuantFacts(
+            quant_method="modelopt", rules=rules + own, default=None, kv_cache=kv_cache
+        )
+    default = _format(AT, stated)
+    return QuantFacts(quant_method="modelopt", rules=rules, default=default, kv_cache=kv_cache)
 
 
 def _format(at: str, stated: Json) -> WeightFormat:

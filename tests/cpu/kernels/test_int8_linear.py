@@ -9,6 +9,7 @@ from quire.kernels.formats.int8_weight import Int8ExpertWeights, quantize_output
 from quire.kernels.int8_linear import int8_linear, multiply_exactly, random_weights
 from quire.kernels.moe_experts import ExpertActivation
 from quire.kernels.quantize_int8 import quantize_int8
+from quire.quant.int8 import to_codes
 
 pytestmark = pytest.mark.usefixtures("seeded")
 CPU = torch.device("cpu")
@@ -88,6 +89,7 @@ def test_a_bank_is_its_experts():
         sums=ups.sums[:, :32].contiguous(),
     )
     assert torch.equal(ups.dequantize()[2], ones[2].dequantize())
+    assert torch.equal(to_codes(ups).dequantize(), ups.dequantize())
     x, ids = torch.randn(3, 32), torch.tensor([[0, 2], [3, 1], [2, 3]], dtype=torch.int32)
     shares, gate = torch.rand(3, 2), ExpertActivation()
     got = ups.mlp(x, ids, shares, downs, gate)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from quire.kernels.formats.packed_weight import PackedWeight, pack_panels
 from quire.kernels.framework.op import OPS
+from quire.kernels.moe_experts import multiply_all_experts
 from quire.kernels.paged_attention import _case, paged_attention
 from tests.op_cases import all_ops
 
@@ -53,3 +54,13 @@ def test_a_window_of_one_returns_the_own_value():
 def test_every_reference_runs_its_cases_in_their_dtype(name):
     for case in OPS[name].cases(torch.device("cpu")):
         OPS[name].reference(**case)
+
+
+def test_all_experts_give_what_the_chosen_ones_do():
+    for case in OPS["moe_experts"].cases(torch.device("cpu")):
+        given = dict(case)
+        biases = given.pop("gate_up_bias", None), given.pop("down_bias", None)
+        got = multiply_all_experts(**given, biases=biases)
+        torch.testing.assert_close(
+            got.float(), OPS["moe_experts"].reference(**case).float(), atol=4e-2, rtol=4e-2
+        )

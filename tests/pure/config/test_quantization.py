@@ -50,7 +50,7 @@ def cached(**changes):
 
 
 @pytest.mark.parametrize(
-    "found", [COMPRESSED, transformed("weight_output"), transformed("weight_input"), cached()]
+    "found", [COMPRESSED, transformed("weight_output"), transformed("weight_input")]
 )
 def test_settings_that_change_nothing_here_are_accepted(found):
     extra = {"sparsity_config": {"format": "dense"}, "quantization_status": "compressed"}
@@ -214,11 +214,30 @@ def test_naming_what_the_checkpoint_has_is_no_contradiction(asked):
         (transformed("input"), None, "apply.location is 'input'; supported: 'weight_input'"),
         (transformed("k_cache"), None, "apply.location is 'k_cache'"),
         (cached(num_bits=4), None, r"kv_cache_scheme\.num_bits is 4; supported: 8"),
-        (cached(type="int"), None, r"kv_cache_scheme\.type is 'int'; supported: 'float'"),
-        (cached(strategy="attn_head"), None, r"kv_cache_scheme\.strategy is 'attn_head'"),
+        (
+            cached(type="uint"),
+            None,
+            r"kv_cache_scheme\.type is 'uint'; supported: 'float' or 'int'",
+        ),
+        (cached(strategy="token"), None, r"kv_cache_scheme\.strategy is 'token'"),
         (cached(dynamic=True), None, r"kv_cache_scheme\.dynamic is True"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(said, asked, says):
     with pytest.raises(ConfigError, match=says):
         read(said, asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "float8_e4m3fn"),
+        ({"strategy": "attn_head"}, "float8_e4m3fn"),
+        ({"type": "int"}, "int8"),
+    ],
+)
+def test_the_cache_that_a_checkpoint_has_scales_for(changes, name):
+    assert read(cached(**changes)).kv_cache == name
+    alone = read({**cached(**changes), "config_groups": {}})
+    assert (alone.kv_cache, alone.default, alone.is_stored) == (name, None, False)
+    assert read(COMPRESSED).kv_cache is None
