@@ -6,6 +6,7 @@ Each `quant_method` has a reader, one module of this package; another one is ref
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from quire.config.quant import (
     auto_round,
@@ -70,7 +71,7 @@ def reconcile_quantization(
     refuse_unread(requested, "quantization")
     if found is not None and found.default == fp4.GPT_OSS and not means(requested, "mxfp4"):
         found = None  # its experts are widened, then quantized like the layers that are plain
-    if found is not None:
+    if found is not None and found.is_stored:
         methods = {one.method for one in (found.default,) if one is not None}
         if any(means(requested, method) for method in (found.quant_method, *methods)):
             return found
@@ -85,7 +86,7 @@ def reconcile_quantization(
             f"quantization={requested!r}, but the checkpoint is not quantized, and no weights are "
             f"made so on load; allowed: {known}"
         )
-    return made
+    return made if found is None else replace(made, kv_cache=found.kv_cache)
 
 
 def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:

@@ -241,3 +241,5 @@ def test_the_cache_that_a_checkpoint_has_scales_for(changes, name):
     alone = read({**cached(**changes), "config_groups": {}})
     assert (alone.kv_cache, alone.default, alone.is_stored) == (name, None, False)
     assert read(COMPRESSED).kv_cache is None
+    made = read({**cached(**changes), "config_groups": {}}, "int8")
+    assert (made.quant_method, made.kv_cache, made.is_stored) == ("int8", name, False)
