@@ -177,4 +177,4 @@ def test_a_running_server_logs_its_statistics(tokenizer, caplog):
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 30})
     lines = [r for r in caplog.records if r.name == "quire.server.telemetry.stats_logger"]
     assert lines
-    assert lines[0].generation_tokens_per_s > 0
+    assert any(line.generation_tokens_per_s > 0 for line in lines)  # not each on a busy machine

@@ -31,6 +31,7 @@ def inference(request):
 class Layer:
     scale, window, softcap, group, place = D**-0.5, None, None, 0, 0
     sinks, alibi, position_bias, k_scale, v_scale = None, None, None, 1.0, 1.0
+    head_scales = None
 
 
 class Tiny:
