@@ -36,6 +36,8 @@ MAX_NAME_BYTES = 1 << 10
 MAX_STRING_BYTES = 16 << 20
 MAX_ARRAY = 1 << 22
 """Entries of a list: a vocabulary has a quarter of a million, and as many merges."""
+MAX_ENTRIES = 1 << 23
+"""Entries of all lists together: a byte in the file is eight in memory."""
 MAX_AXES = 4
 MAX_SIZE = 1 << 50
 DEFAULT_ALIGNMENT = 32
@@ -144,6 +146,7 @@ class _Reader:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data = path, data
         self._size = len(data)
+        self._entries = 0  # of lists, so far
         self._at = len(MAGIC)
 
     def read(self) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
@@ -226,7 +229,11 @@ class _Reader:
         if kind == _ARRAY:
             self._fail(f"{what} is a list of lists, which quire does not read")
         each = 8 if kind == _STRING else struct.calcsize(_NUMBERS.get(kind, "B"))
-        return self._items(kind, self._count("Q", f"the length of {what}", MAX_ARRAY, each), what)
+        count = self._count("Q", f"the length of {what}", MAX_ARRAY, each)
+        self._entries += count
+        if self._entries > MAX_ENTRIES:
+            self._fail(f"the lists of the metadata have over {MAX_ENTRIES} entries, to {what}")
+        return self._items(kind, count, what)
 
     def _items(self, kind: int, count: int, what: str) -> list[Any]:
         if kind == _STRING:

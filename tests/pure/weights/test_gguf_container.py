@@ -8,6 +8,7 @@ import pytest
 
 from quire.config.quant.ggml import TYPE_BY_NAME
 from quire.errors import WeightError
+from quire.weights.gguf import container as gguf_container
 from quire.weights.gguf.container import GgufTensor, part_names, read_gguf
 from tests.pure.weights.gguf_bytes import (
     F16,
@@ -136,6 +137,15 @@ def test_broken_files(tmp_path: Path, name: str) -> None:
     assert str(path) in str(caught.value)
     assert len(str(caught.value)) < 500
     assert peak < 10 << 20
+
+
+def test_lists_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = [pair(key, LIST, entries(0, 60, bytes(60))) for key in "ab"]
+    path = write(tmp_path / "lists.gguf", container(lists))
+    assert len(read_gguf(path).metadata["b"]) == 60
+    monkeypatch.setattr(gguf_container, "MAX_ENTRIES", 100)
+    with pytest.raises(WeightError, match="over 100 entries, to metadata 'b'"):
+        read_gguf(path)
 
 
 def test_a_file_cut_at_every_byte(tmp_path: Path) -> None:
