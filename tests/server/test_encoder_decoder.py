@@ -1,5 +1,7 @@
 """A server of an encoder-decoder model: `prompt` is what the encoder reads."""
 
+import json
+
 import httpx
 import pytest
 
@@ -50,19 +52,17 @@ class TestCompletions:
 
     def test_an_answer_streams(self, http):
         whole = complete(http, prompt="w9 w8 w7").json()["choices"][0]["text"]
-        found = []
-        with http.stream(
-            "POST",
-            "/v1/completions",
-            json={"prompt": "w9 w8 w7", "max_tokens": 8, "temperature": 0, "stream": True},
-        ) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    found += [
-                        c["text"] for c in httpx.Response(200, text=line[6:]).json()["choices"]
-                    ]
+        body = {"prompt": "w9 w8 w7", "max_tokens": 8, "temperature": 0, "stream": True}
+        for _ in range(5):  # a busy machine may send in one piece what was written in several
+            found = []
+            with http.stream("POST", "/v1/completions", json=body) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        found += [c["text"] for c in json.loads(line[6:])["choices"]]
+            assert "".join(found) == whole
+            if len(found) > 2:
+                break
         assert len(found) > 2
-        assert "".join(found) == whole
 
     def test_samples_and_beams(self, http, theirs):
         body = complete(http, prompt=SOURCES[1], n=3, temperature=1.0, seed=1).json()
