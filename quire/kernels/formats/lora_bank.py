@@ -1,0 +1,168 @@
+"""Low-rank adapters of one layer, by slot, and the slots of a step's rows.
+
+    y[t, o] = y[t, o] * factor[s, o] + shift[s, o] + sum_r b[s, r, o] * v[r]
+    v[r]    = sum_i a[s, p, r, i] * x[t, i]
+
+s is the slot of row t, and p the part of a fused layer (q, k, v; gate, up) that has output o: each
+part has its own A. Kernels read no more ranks than a part of a slot has, so what a slot held before
+needs no clearing. A part of rank 0 has no adapter: its outputs keep their bits.
+
+Axes: S slots, P parts, R the largest rank, I inputs, O outputs of all parts, T rows of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+RANK_STEP = 16
+"""Tensor cores add so many products at a time: the ranks of a bank are a multiple of it."""
+
+
+class LoraPart(NamedTuple):
+    """The adapter of one part: a [r, I], b [r, O of the part], in the dtype of the bank."""
+
+    a: Tensor
+    b: Tensor
+
+
+def lora_part(a: Tensor, b: Tensor, dtype: torch.dtype) -> LoraPart:
+    """Return A [r, I] and B [O, r], scaled already, as a bank stores them."""
+    return LoraPart(a.to(dtype).contiguous(), b.to(dtype).t().contiguous())
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LoraBank:
+    """The adapters of one linear layer.
+
+    a: [S, P, R, I]. b: [S, R, O], the outputs of all parts side by side. ranks: int32 [S, P].
+    parts: outputs of each part. factor, shift: float32 [S, O]; None: 1 and 0. With DoRA, factor is
+    magnitude / norm, shift is bias * (1 - factor), and b contains the factor too.
+    """
+
+    a: Tensor
+    b: Tensor
+    ranks: Tensor
+    parts: tuple[int, ...]
+    factor: Tensor | None = None
+    shift: Tensor | None = None
+
+    @classmethod
+    def allocate(
+        cls,
+        slots: int,
+        rank: int,
+        inputs: int,
+        parts: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        factors: bool = False,
+        shifts: bool = False,
+    ) -> LoraBank:
+        """A bank without adapters. rank: the largest of any; it is rounded up to RANK_STEP.
+
+        factors, shifts: whether adapters may have them.
+        """
+        rank, outputs = -(-rank // RANK_STEP) * RANK_STEP, sum(parts)
+
+        def rows(wanted: bool) -> Tensor | None:
+            size = (slots, outputs)
+            return torch.empty(size, dtype=torch.float32, device=device) if wanted else None
+
+        return cls(
+            a=torch.empty(slots, len(parts), rank, inputs, dtype=dtype, device=device),
+            b=torch.empty(slots, rank, outputs, dtype=dtype, device=device),
+            ranks=torch.zeros(slots, len(parts), dtype=torch.int32, device=device),
+            parts=tuple(parts),
+            factor=rows(factors),
+            shift=rows(shifts),
+        )
+
+    @property
+    def slots(self) -> int:
+        return self.a.shape[0]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank that a part can have."""
+        return self.a.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        given = (self.a, self.b, self.ranks, self.factor, self.shift)
+        return sum(one.nbytes for one in given if one is not None)
+
+    def columns(self) -> Iterator[slice]:
+        """The outputs of each part."""
+        starts = accumulate(self.parts, initial=0)
+        return (slice(start, start + size) for start, size in zip(starts, self.parts, strict=False))
+
+    def write(
+        self,
+        slot: int,
+        parts: Sequence[LoraPart | None],
+        factor: Tensor | None = None,
+        shift: Tensor | None = None,
+    ) -> None:
+        """Replace the adapter of a slot. None: this part has none. factor, shift: [O]; None: 1, 0.
+
+        Copies run on the current stream; those from pinned memory do not wait for it. No kernel
+        that reads the slot may run at the same time.
+        """
+        assert len(parts) == len(self.parts), f"{len(parts)} parts for a layer of {self.parts}"
+        for p, (part, columns) in enumerate(zip(parts, self.columns(), strict=True)):
+            rank = 0 if part is None else part.a.shape[0]
+            assert rank <= self.rank, f"rank {rank} does not fit a bank of rank {self.rank}"
+            if part is not None:
+                self.a[slot, p, :rank].copy_(part.a, non_blocking=True)
+                self.b[slot, :rank, columns].copy_(part.b, non_blocking=True)
+            self.ranks[slot, p].fill_(rank)
+        _write_row(self.factor, slot, factor, 1.0)
+        _write_row(self.shift, slot, shift, 0.0)
+
+    def clear(self, slot: int) -> None:
+        """Remove the adapter of a slot."""
+        self.ranks[slot].zero_()
+
+
+def _write_row(rows: Tensor | None, slot: int, row: Tensor | None, default: float) -> None:
+    assert rows is not None or row is None, "the bank was allocated without factors or shifts"
+    if rows is None:
+        return
+    if row is None:
+        rows[slot].fill_(default)
+    else:
+        rows[slot].copy_(row, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraRows:
+    """The slot of each row of a step, sorted once for all layers by quire.kernels.lora.sort_rows.
+
+    slots: int32 [T]; negative: the row has no adapter. order: int32 [T], the rows by slot: those
+    without an adapter first, then those of slot s at [starts[s], starts[s + 1]). starts: [S + 1].
+    CUDA graphs and tapes read these tensors again, so their addresses stay.
+    """
+
+    slots: Tensor
+    order: Tensor
+    starts: Tensor
+
+    @classmethod
+    def allocate(cls, rows: int, slots: int, device: torch.device) -> LoraRows:
+        """Room for so many rows of which none has an adapter."""
+        return cls(
+            torch.full((rows,), -1, dtype=torch.int32, device=device),
+            torch.arange(rows, dtype=torch.int32, device=device),
+            torch.full((slots + 1,), rows, dtype=torch.int32, device=device),
+        )
+
+    def first(self, rows: int) -> LoraRows:
+        """The first rows of a larger step's room, to be sorted on their own."""
+        return LoraRows(self.slots[:rows], self.order[:rows], self.starts)
