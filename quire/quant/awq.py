@@ -1,7 +1,7 @@
-"""AWQ weights: 4-bit codes with a scale and a zero per group of inputs.
+"""AWQ weights: codes of 4 or 8 bits with a scale and a zero per group of inputs.
 
 gemm    qweight int32 [I, O / 8], qzeros int32 [G, O / 8], scales [G, O]
-        a word has eight outputs, of which ORDER is where each lies
+        a word has eight outputs, or four of 8 bits, of which ORDER is where each lies
 gemv    qweight int32 [O, I / 8], qzeros int32 [O, w], scales [O, 8 w]
         words have inputs and groups in order; w has room for more groups than there are
 
@@ -27,13 +27,12 @@ from quire.quant.int_words import (
 from quire.weights.headers import TensorHeader
 from quire.weights.mapping import RANDOM_BITS, InitSpec
 
-BITS, PER_WORD, MIDDLE = 4, 8, 8
-ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Output of a word -> its place, counted in codes from the least significant bits."""
+ORDER = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
+"""Bits -> output of a word -> its place, counted in codes from the least significant bits."""
 
 
 class Method:
-    """Four-bit integers with a scale and a zero per group; activations stay in 16 bits."""
+    """Integers with a scale and a zero per group; activations stay in 16 bits."""
 
     name = "awq"
     is_stored = True
@@ -41,6 +40,7 @@ class Method:
     def __init__(self, form: AwqFormat, *, zeros: bool = False) -> None:
         """zeros: the checkpoint has them although the format may be without."""
         self._form = form
+        self._per_word = 32 // form.bits
         self._has_zeros = zeros or not form.symmetric
 
     def adapted(
@@ -57,45 +57,46 @@ class Method:
         inputs, group = inputs_of(layer, matrix), self._form.group
         gemm = self._form.layout == "gemm"
         words = self._zero_words(inputs)
-        groups = group_count(inputs, group) if gemm else PER_WORD * words
+        groups = group_count(inputs, group) if gemm else self._per_word * words
         scales = ParamSpec(
             dtype=torch.float32,
             inputs_per=None,
             trailing=(groups,),  # each rank has all of them
             transposed=gemm,
-            init=InitSpec(inputs**-0.5 / MIDDLE, 0.0),
+            init=InitSpec(inputs**-0.5 / (1 << self._form.bits - 1), 0.0),
         )
         zeros = ParamSpec(
             dtype=torch.int32,
-            outputs_per=PER_WORD if gemm else 1,
+            outputs_per=self._per_word if gemm else 1,
             inputs_per=None,
             trailing=(groups if gemm else words,),
             transposed=gemm,
             init=RANDOM_BITS,
         )
-        weight = ParamSpec(dtype=torch.int32, inputs_per=PER_WORD, init=RANDOM_BITS)
+        weight = ParamSpec(dtype=torch.int32, inputs_per=self._per_word, init=RANDOM_BITS)
         if gemm:
             weight = ParamSpec(
-                dtype=torch.int32, outputs_per=PER_WORD, transposed=True, init=RANDOM_BITS
+                dtype=torch.int32, outputs_per=self._per_word, transposed=True, init=RANDOM_BITS
             )
         found = {"qweight": weight, "scales": scales}
         return found | {"qzeros": zeros} if self._has_zeros else found
 
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
+        bits = self._form.bits
         for matrix in layer.matrices:
             mine = layer.weight_layout(matrix)[0].ranges[1]
             values = layer.take_params(matrix)
             words, zeros, scale = values.pop("qweight"), values.get("qzeros"), values["scales"]
             if self._form.layout == "gemm":
-                q = unpack_outputs(words)
-                zero = None if zeros is None else unpack_outputs(zeros)
+                q = unpack_outputs(words, bits)
+                zero = None if zeros is None else unpack_outputs(zeros, bits)
             else:
-                q = unpack_words(words, BITS, len(mine))
-                zero = None if zeros is None else unpack_words(zeros, BITS, scale.shape[-1])
+                q = unpack_words(words, bits, len(mine))
+                zero = None if zeros is None else unpack_words(zeros, bits, scale.shape[-1])
             groups = input_groups(layer, matrix, self._form.group, q.device)
             set_grouped_weight(
-                layer, matrix, dtype, q=q, bits=BITS, scale=scale,
-                zero=MIDDLE if zero is None else zero,
+                layer, matrix, dtype, q=q, bits=bits, scale=scale,
+                zero=1 << bits - 1 if zero is None else zero,
                 groups=groups.expand(q.shape[0], -1, -1) if q.dim() > 2 else groups,
                 group=self._form.group,
             )  # fmt: skip
@@ -104,14 +105,14 @@ class Method:
         """Words of the zeros of one output in the layout gemv."""
         group = self._form.group or inputs
         multiple = 1 if group >= 128 else 2 if group == 64 else 4
-        words = -(-group_count(inputs, group) // PER_WORD)
+        words = -(-group_count(inputs, group) // self._per_word)
         return -(-words // multiple) * multiple
 
 
-def unpack_outputs(words: Tensor) -> Tensor:
-    """int32 [..., O / 8, n] -> uint8 [..., O, n], in the order of outputs."""
-    shape = (*words.shape[:-1], PER_WORD, words.shape[-1])
+def unpack_outputs(words: Tensor, bits: int) -> Tensor:
+    """int32 [..., O * bits / 32, n] -> uint8 [..., O, n], in the order of outputs."""
+    shape = (*words.shape[:-1], 32 // bits, words.shape[-1])
     out = torch.empty(shape, dtype=torch.uint8, device=words.device)
-    for output, place in enumerate(ORDER):
-        out[..., output, :] = words >> BITS * place & 15
+    for output, place in enumerate(ORDER[bits]):
+        out[..., output, :] = words >> bits * place & (1 << bits) - 1
     return out.flatten(-3, -2)

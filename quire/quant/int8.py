@@ -4,6 +4,7 @@
     weight_scale       [O], [O, 1] or [1]
     input_scale        [1], where the checkpoint fixed the scale of activations
     input_zero_point   [1], where it fixed their zero too
+    weight_zero_point  [O] or [1], zeros (Quark); input_zero_point may be so, too
 
 Parts of a fused layer have one input, so one range of it: that which holds the range of each.
 On a GPU experts multiply activations of 16 bits.
@@ -11,22 +12,25 @@ On a GPU experts multiply activations of 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quire.config.quant.int8 import Int8Format
+from quire.errors import WeightError
 from quire.kernels import grouped_linear
 from quire.kernels.formats.int8_weight import Int8ExpertWeights, Int8Weight, sum_inputs
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.int8_linear import pack, pack_experts
 from quire.kernels.quantize_int8 import INT8_MAX, INT8_MIN
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
+from quire.quant.int_words import names_any
+from quire.weights.headers import TensorHeader
 from quire.weights.mapping import InitSpec
 
-INPUT_SCALE, INPUT_ZERO = "input_scale", "input_zero_point"
+INPUT_SCALE, INPUT_ZERO, WEIGHT_ZERO = "input_scale", "input_zero_point", "weight_zero_point"
 DUMMY_WEIGHT_STD = 32.0
 
 
@@ -36,11 +40,22 @@ class Method:
     name = "int8"
     is_stored = True
 
-    def __init__(self, form: Int8Format) -> None:
+    def __init__(self, form: Int8Format, *, extra_zeros: tuple[str, ...] = ()) -> None:
+        """extra_zeros: tensors of the checkpoint that must be all zero."""
         self._form = form
+        self._extra_zeros = extra_zeros
 
     def accepts(self, layer: QuantizableLayer) -> bool:
         return layer.role != "embedding"
+
+    def adapted(
+        self, layer: QuantizableLayer, stored: Mapping[str, Sequence[TensorHeader]]
+    ) -> Method:
+        """Return the method for a layer with or without zero points that are zero."""
+        if not self._form.extra_zeros:
+            return self
+        given = [WEIGHT_ZERO, *([INPUT_ZERO] if self._form.symmetric_inputs else [])]
+        return Method(self._form, extra_zeros=tuple(one for one in given if names_any(stored, one)))
 
     def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
         typical = InitSpec(inputs_of(layer, matrix) ** -0.5 / DUMMY_WEIGHT_STD, 0.0)
@@ -54,6 +69,9 @@ class Method:
             found[INPUT_SCALE] = one
             if not self._form.symmetric_inputs:
                 found[INPUT_ZERO] = replace(one, dtype=torch.int8, init=InitSpec(0.0, 0.0))
+        zero = replace(scale, dtype=torch.int8, init=InitSpec(0.0, 0.0))
+        for name in self._extra_zeros:
+            found[name] = zero if name == WEIGHT_ZERO else replace(zero, outputs_per=None)
         return found
 
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
@@ -61,6 +79,10 @@ class Method:
         for matrix in layer.matrices:
             values = layer.take_params(matrix)
             data = values["weight"]
+            for name in self._extra_zeros:
+                zeros = values.pop(name)
+                if not zeros.is_meta and bool(zeros.any()):
+                    raise WeightError(f"{name} is not zero, but the format states none")
             scale, zero = _input_range(values.get(INPUT_SCALE), values.get(INPUT_ZERO))
             made = (Int8ExpertWeights if experts else Int8Weight)(
                 data=data,

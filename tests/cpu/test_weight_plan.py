@@ -98,6 +98,14 @@ def compressed_w4():
     return compressed("w4 group asymmetric")
 
 
+def compressed_fp8():
+    return compressed("fp8 channel")
+
+
+def awq_of_8_bits():
+    return test_awq.quantizer(bits=8), test_awq.CONFIG | {"bits": 8}
+
+
 def compressed_nvfp4():
     return compressed("nvfp4")
 
@@ -111,7 +119,7 @@ def compressed_mxfp4():
     "case",
     [
         *(bitsandbytes_nested, bitsandbytes_int8, gptq_symmetric, gptq_with_zeros, awq),
-        *(compressed_w4, compressed_nvfp4, compressed_mxfp4),
+        *(compressed_w4, compressed_nvfp4, compressed_mxfp4, compressed_fp8, awq_of_8_bits),
     ],
 )
 def test_stored_formats(tmp_path, case):

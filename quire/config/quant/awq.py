@@ -27,9 +27,10 @@ _KNOWN = frozenset([*_INFORMATIVE.split(), *_READ.split()]) | AUTO_ROUND_FIELDS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwqFormat(WeightFormat):
-    """4-bit integers in int32 words, with a scale and a zero per output and group of inputs."""
+    """Integers in int32 words, with a scale and a zero per output and group of inputs."""
 
     method: ClassVar[str] = "awq"
+    bits: int = 4
     layout: str  # "gemm": words hold outputs; "gemv": words hold inputs
     group: int  # inputs that share a scale; 0: all of them
     symmetric: bool  # zeros may be absent, and are then in the middle
@@ -37,10 +38,10 @@ class AwqFormat(WeightFormat):
 
     @property
     def stored_bits(self) -> float:
-        return 4
+        return self.bits
 
     def held_bits(self, inputs: int, device: str) -> float | None:
-        return group_bits(4, self.group or inputs, 16, has_zeros=not self.symmetric)
+        return group_bits(self.bits, self.group or inputs, 16, has_zeros=not self.symmetric)
 
 
 def read(found: Json) -> QuantFacts:
@@ -56,7 +57,8 @@ def read(found: Json) -> QuantFacts:
             "gemm, which nearly all are"
         )
     require_value(f"{at}.version", layout, *LAYOUTS)
-    require_value(f"{at}.bits", found.get("bits", found.get("w_bit")), 4)
+    bits = found.get("bits", found.get("w_bit"))
+    require_value(f"{at}.bits", bits, *((4, 8) if LAYOUTS[layout] == "gemm" else (4,)))
     require_value(f"{at}.desc_act", found.get("desc_act"), None, False)
     require_value(f"{at}.dynamic", found.get("dynamic"), None, {})
     require_value(f"{at}.act_bits", found.get("act_bits"), None, 16, 32)
@@ -64,6 +66,7 @@ def read(found: Json) -> QuantFacts:
     require_value(f"{at}.pack_dtype", pack_dtype, "int32")
     size = "group_size" if "group_size" in found else "q_group_size"
     stored = AwqFormat(
+        bits=int(bits),
         layout=LAYOUTS[layout],
         group=read_group(found, at, size, 128),
         symmetric=not read_flag(found, at, "zero_point", True),

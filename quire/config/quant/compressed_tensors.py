@@ -21,7 +21,7 @@ from quire.config.quant.fields import (
     require_value,
 )
 from quire.config.quant.fp4 import MxFp4Format, NvFp4Format
-from quire.config.quant.fp8 import BLOCK, Fp8Format
+from quire.config.quant.fp8 import BLOCK, Fp8Format, Fp8WeightOnlyFormat
 from quire.config.quant.int8 import Int8Format
 from quire.errors import ConfigError
 
@@ -45,6 +45,7 @@ ARGS_FIELDS = frozenset(
 CLASS = "Linear"
 """The class of layers that a target may name; there are no others with weights to multiply."""
 BITS = range(2, 9)
+MXFP8 = "mxfp8-quantized"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,12 +203,9 @@ def _integers(at: str, weights: Json, inputs: Json, stored: object) -> WeightFor
         )
     if inputs:  # such activations are finer than the weights: 16 bits only add precision
         require_value(f"{at}.input_activations.dynamic", inputs.get("dynamic"), True)
-    group = weights.get("group_size") if strategy == "group" else None
-    if strategy == "group" and not (isinstance(group, int) and group > 0):
-        raise ConfigError(f"config.json: {at}.weights.group_size is {group!r:.80}; it must be > 0")
     return PackedIntFormat(
         bits=bits,
-        group=group,
+        group=_group_size(at, weights) if strategy == "group" else None,
         symmetric=bool(symmetric),
         packed=stored == "pack-quantized",
         per_tensor=strategy == "tensor",
@@ -217,22 +215,41 @@ def _integers(at: str, weights: Json, inputs: Json, stored: object) -> WeightFor
 
 
 def _fp8(at: str, weights: Json, inputs: Json, stored: object) -> WeightFormat:
+    if stored == MXFP8 or "uint8" in str(weights.get("scale_dtype")):
+        return _mxfp8(at, weights, inputs, stored)
     require_value(
         f"{at}.format", stored, None, "float-quantized", "naive-quantized", "mixed-precision"
     )
-    require_value(f"{at}.input_activations.num_bits", inputs.get("num_bits"), 8)
-    require_value(f"{at}.input_activations.type", _lower(inputs.get("type")), "float")
-    require_value(f"{at}.input_activations.symmetric", inputs.get("symmetric", True), True)
     strategy = _strategy(weights)
-    require_value(f"{at}.weights.strategy", strategy, "channel", "tensor", "block")
-    by_block, static = strategy == "block", not inputs.get("dynamic", False)
+    allowed = ("channel", "tensor", "block", *(() if inputs else ("group",)))
+    require_value(f"{at}.weights.strategy", strategy, *allowed)
+    by_block = strategy == "block"
     if by_block:
         structure = weights.get("block_structure")
         require_value(f"{at}.weights.block_structure", structure, [BLOCK, BLOCK])
+    if not inputs:
+        group = _group_size(at, weights) if strategy == "group" else None
+        return Fp8WeightOnlyFormat(
+            rows=BLOCK if by_block else 1, group=BLOCK if by_block else group
+        )
+    require_value(f"{at}.input_activations.num_bits", inputs.get("num_bits"), 8)
+    require_value(f"{at}.input_activations.type", _lower(inputs.get("type")), "float")
+    require_value(f"{at}.input_activations.symmetric", inputs.get("symmetric", True), True)
+    if by_block:
         require_value(f"{at}.input_activations.group_size", inputs.get("group_size"), BLOCK)
-    allowed = "group" if by_block else "tensor" if static else "token"
-    require_value(f"{at}.input_activations.strategy", _strategy(inputs), allowed)
+    static = not inputs.get("dynamic", False)
+    scheme = "group" if by_block else "tensor" if static else "token"
+    require_value(f"{at}.input_activations.strategy", _strategy(inputs), scheme)
     return Fp8Format(block=BLOCK if by_block else 0, static_activations=static)
+
+
+def _mxfp8(at: str, weights: Json, inputs: Json, stored: object) -> WeightFormat:
+    """A power of two per 32 inputs. Rows were meant to be so, too."""
+    require_value(f"{at}.format", stored, None, MXFP8, "mixed-precision")
+    require_value(f"{at}.weights.strategy", _strategy(weights), "group")
+    require_value(f"{at}.weights.group_size", weights.get("group_size"), 32)
+    require_value(f"{at}.input_activations.dynamic", inputs.get("dynamic", True), True)
+    return Fp8WeightOnlyFormat(group=32, powers=True, wide_inputs=bool(inputs))
 
 
 def _fp4(at: str, weights: Json, inputs: Json, stored: object) -> WeightFormat:
@@ -250,6 +267,13 @@ def _fp4(at: str, weights: Json, inputs: Json, stored: object) -> WeightFormat:
     fixed = bool(inputs) and inputs.get("dynamic", False) is not True
     scale = "input_global_scale" if fixed else None
     return NvFp4Format(input_scale=scale, wide_inputs=bool(inputs))
+
+
+def _group_size(at: str, weights: Json) -> int:
+    group = weights.get("group_size")
+    if type(group) is not int or group <= 0:
+        raise ConfigError(f"config.json: {at}.weights.group_size is {group!r:.80}; it must be > 0")
+    return group
 
 
 def _strategy(args: Json) -> Any:
@@ -292,6 +316,9 @@ def _presets() -> Mapping[str, dict[str, Any]]:
     found["FP8_BLOCK"] = {"weights": block, "input_activations": by_group}
     nv = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
     mx = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+    mx8 = {**mx, "num_bits": 8, "scale_dtype": "torch.uint8"}
+    found["MXFP8A16"] = {"weights": mx8}
+    found["MXFP8"] = {"weights": mx8, "input_activations": {**mx8, "dynamic": True}}
     found["NVFP4A16"], found["MXFP4A16"] = {"weights": nv}, {"weights": mx}
     found["NVFP4"] = {"weights": nv, "input_activations": {**nv, "dynamic": "local"}}
     found["MXFP4"] = {"weights": mx, "input_activations": {**mx, "dynamic": True}}

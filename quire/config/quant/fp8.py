@@ -31,6 +31,19 @@ class Fp8Format(WeightFormat):
         return group_bits(8, self.block * self.block or inputs, 32)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8WeightOnlyFormat(WeightFormat):
+    """e4m3 numbers with scales, for activations that stay in 16 bits."""
+
+    method: ClassVar[str] = "fp8_weight_only"
+    rows: int = 1  # outputs that share a scale
+    group: int | None = None  # inputs that share a scale; None: all of them
+    powers: bool = False  # scales are e8m0: the exponents of powers of two
+
+    def held_bits(self, inputs: int, device: str) -> float | None:
+        return 16 if device == "cuda" else None
+
+
 def read(found: Json) -> QuantFacts:
     """Read the configuration. Raises ConfigError."""
     sides, scheme = found.get("weight_block_size"), found.get("activation_scheme", "dynamic")

@@ -16,3 +16,5 @@ class Int8Format(WeightFormat):
     symmetric_inputs: bool = True  # False: rows of activations have a zero point
     static_activations: bool = False
     """The checkpoint fixed the scale of activations, as `input_scale`, and `input_zero_point`."""
+    extra_zeros: bool = False
+    """The writer may leave zero points also where they are all zero."""

@@ -1,4 +1,4 @@
-"""Reads quant_method "quark" (AMD Quark): FP8 and MXFP4, for all layers or for those of a pattern.
+"""Reads quant_method "quark" (AMD Quark): FP8, INT8 and MXFP4, for all layers or for a pattern's.
 
 Source: https://quark.docs.amd.com/latest/pytorch/export/quark_export_hf.html
 """
@@ -17,6 +17,7 @@ from quire.config.quant.fields import (
 )
 from quire.config.quant.fp4 import MxFp4Format
 from quire.config.quant.fp8 import Fp8Format
+from quire.config.quant.int8 import Int8Format
 
 AT = "quantization_config"
 FIELDS = frozenset(
@@ -29,6 +30,8 @@ FIELDS = frozenset(
 LAYER_FIELDS = frozenset(("weight", "input_tensors", "output_tensors", "bias", "target_device"))
 WITHOUT_TRACE = ("awq", "gptq", "gptaq", "smooth", "autosmoothquant")
 """Algorithms that leave nothing to do when a model runs."""
+
+DTYPES = ("fp8_e4m3", "int8", "fp4")
 
 
 def read(found: Json) -> QuantFacts:
@@ -70,7 +73,7 @@ def _format(at: str, stated: object, *, cached: bool = False) -> WeightFormat | 
     if not weight:
         require_value(f"{at}.input_tensors", inputs or None, None)
         return None
-    require_value(f"{at}.weight.dtype", weight.get("dtype"), "fp8_e4m3", "fp4")
+    require_value(f"{at}.weight.dtype", weight.get("dtype"), *DTYPES)
     require_value(f"{at}.weight.is_dynamic", weight.get("is_dynamic", False), False, None)
     if weight["dtype"] == "fp4":
         require_value(f"{at}.weight.qscheme", weight.get("qscheme"), "per_group")
@@ -78,9 +81,19 @@ def _format(at: str, stated: object, *, cached: bool = False) -> WeightFormat | 
         require_value(f"{at}.weight.scale_format", weight.get("scale_format"), "e8m0")
         require_value(f"{at}.input_tensors.is_dynamic", inputs.get("is_dynamic", True), True)
         return MxFp4Format(codes="weight", wide_inputs=bool(inputs))
+    return _eight_bits(at, weight, inputs)
+
+
+def _eight_bits(at: str, weight: Json, inputs: Json) -> WeightFormat:
+    """FP8 or INT8 weights, and rows of the same numbers."""
     require_value(f"{at}.weight.qscheme", weight.get("qscheme"), "per_tensor", "per_channel")
-    require_value(f"{at}.input_tensors.dtype", inputs.get("dtype"), "fp8_e4m3")
+    require_value(f"{at}.input_tensors.dtype", inputs.get("dtype"), weight["dtype"])
     fixed = not inputs.get("is_dynamic", False)
     allowed = ("per_tensor",) if fixed else ("per_token", "per_channel")
     require_value(f"{at}.input_tensors.qscheme", inputs.get("qscheme"), *allowed)
-    return Fp8Format(static_activations=fixed)
+    if weight["dtype"] != "int8":
+        return Fp8Format(static_activations=fixed)
+    symmetric = inputs.get("symmetric", True)
+    require_value(f"{at}.weight.symmetric", weight.get("symmetric", True), True)
+    require_value(f"{at}.input_tensors.symmetric", symmetric, True, False)
+    return Int8Format(symmetric_inputs=symmetric, static_activations=fixed, extra_zeros=True)

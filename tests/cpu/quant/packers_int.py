@@ -88,26 +88,26 @@ def gptq_tensors(q, zero, scale, g_idx, bits, *, version=1, keep_g_idx=True, kee
     return found
 
 
-AWQ_COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]
-"""The column of each nibble of a word, from the least significant."""
+AWQ_COLUMNS = {4: [0, 2, 4, 6, 1, 3, 5, 7], 8: [0, 2, 1, 3]}
+"""The column of each field of a word, from the least significant."""
 
 
-def awq_words(rows):
-    """int32 [n, O / 8] of rows of O codes in AWQ's order."""
-    packed = []
+def awq_words(rows, bits):
+    """int32 [n, O * bits / 32] of rows of O codes in AWQ's order."""
+    packed, columns = [], AWQ_COLUMNS[bits]
     for row in rows:
         words = []
-        for start in range(0, len(row), 8):
-            words.append(sum(int(row[start + c]) << 4 * i for i, c in enumerate(AWQ_COLUMNS)))
+        for start in range(0, len(row), len(columns)):
+            words.append(sum(int(row[start + c]) << bits * i for i, c in enumerate(columns)))
         packed.append(words)
     return int32(packed)
 
 
-def awq_gemm_tensors(q, zero, scale):
+def awq_gemm_tensors(q, zero, scale, bits=4):
     """{suffix: tensor} of an AWQ layer of version gemm."""
     return {
-        "qweight": awq_words(q.t().tolist()),
-        "qzeros": awq_words(zero.t().tolist()),
+        "qweight": awq_words(q.t().tolist(), bits),
+        "qzeros": awq_words(zero.t().tolist(), bits),
         "scales": scale.t().contiguous(),
     }
 

@@ -18,17 +18,17 @@ from tests.cpu.quant.single_layer import load_layer
 CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 
 
-def quantizer(group=32, layout="gemm", symmetric=False, zeros=True, skip=("lm_head",)):
+def quantizer(group=32, layout="gemm", symmetric=False, zeros=True, skip=("lm_head",), bits=4):
     """A function for write_pair."""
 
     def quantize(name, weight):
         if any(one in name for one in skip):
             return None
-        q, zero, scale, _ = made = rtn(weight, 4, group, symmetric=symmetric)
-        gemm = layout == "gemm"
-        found = (
-            awq_gemm_tensors(q, zero, scale) if gemm else awq_gemv_tensors(q, zero, scale, group)
-        )
+        q, zero, scale, _ = made = rtn(weight, bits, group, symmetric=symmetric)
+        if layout == "gemm":
+            found = awq_gemm_tensors(q, zero, scale, bits)
+        else:
+            found = awq_gemv_tensors(q, zero, scale, group)
         if not zeros:
             del found["qzeros"]
         return found, dense(*made)
@@ -67,6 +67,14 @@ def test_groups_of_128_under_their_older_names_and_activations_in_16_bits(tmp_pa
     check_ranks(pair)
 
 
+@pytest.mark.parametrize(("model", "symmetric"), [("llama", True), ("qwen3_moe", False)])
+def test_eight_bits(model, symmetric, tmp_path):
+    config = CONFIG | {"bits": 8, "zero_point": not symmetric}
+    pair = write_pair(tmp_path, tiny(model), quantizer(symmetric=symmetric, bits=8), config)
+    assert check_logits(pair)[0].layers[0].mlp.down_proj.weight.bits == 8
+    check_ranks(pair)
+
+
 @pytest.mark.parametrize("zeros", [True, False])
 def test_weights_without_zero_points_may_be_without_zeros(zeros, tmp_path):
     quantize = quantizer(symmetric=True, zeros=zeros)
@@ -95,32 +103,28 @@ def test_a_quantized_head(tmp_path):
 
 @st.composite
 def layers(draw):
-    """(layout, group, codes, zeros at both ends, scales, groups of inputs) of a layer."""
+    """(layout, bits, group, codes, zeros at both ends, scales, groups of inputs) of a layer."""
+    layout, bits = draw(st.sampled_from([("gemm", 4), ("gemm", 8), ("gemv", 4)]))
     group = draw(st.sampled_from([-1, 32, 64, 128]))
     outputs, inputs = 8 * draw(st.integers(1, 9)), 32 * draw(st.integers(4, 12))
     g = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     size = inputs if group == -1 else group
     groups = -(-inputs // size)
-    q = torch.randint(0, 16, (outputs, inputs), generator=g)
-    zero = torch.randint(0, 16, (outputs, groups), generator=g)
-    zero[0], zero[1] = 0, 15
+    q = torch.randint(0, 1 << bits, (outputs, inputs), generator=g)
+    zero = torch.randint(0, 1 << bits, (outputs, groups), generator=g)
+    zero[0], zero[1] = 0, (1 << bits) - 1
     scale = torch.rand(outputs, groups, generator=g).half()
-    return (
-        draw(st.sampled_from(["gemm", "gemv"])),
-        group,
-        q,
-        zero,
-        scale,
-        torch.arange(inputs) // size,
-    )
+    return layout, bits, group, q, zero, scale, torch.arange(inputs) // size
 
 
 @given(layers())
 def test_a_layer_gives_its_values_back(drawn):
-    layout, group, q, zero, scale, g_idx = drawn
-    form = AwqFormat(layout=layout, group=max(group, 0), symmetric=False)
-    gemm = layout == "gemm"
-    tensors = awq_gemm_tensors(q, zero, scale) if gemm else awq_gemv_tensors(q, zero, scale, group)
+    layout, bits, group, q, zero, scale, g_idx = drawn
+    form = AwqFormat(bits=bits, layout=layout, group=max(group, 0), symmetric=False)
+    if layout == "gemm":
+        tensors = awq_gemm_tensors(q, zero, scale, bits)
+    else:
+        tensors = awq_gemv_tensors(q, zero, scale, group)
     layer = load_layer(ColumnLinear(q.shape[1], q.shape[0]), awq.Method(form), tensors)
     assert torch.equal(layer.weight.dequantize(torch.float32), dense(q, zero, scale, g_idx))
 
@@ -128,7 +132,7 @@ def test_a_layer_gives_its_values_back(drawn):
 REFUSED = {
     "version": ["gemv_fast", "llm-awq", "marlin", "gemx"],
     "backend": ["llm-awq"],
-    "bits": [8, 3, None],
+    "bits": [2, 3, None],
     "group_size": [0, "128", 1.5],
     "zero_point": ["yes"],
     "desc_act": [True],
@@ -143,6 +147,12 @@ REFUSED = {
 def test_a_field_that_is_not_understood_is_refused_by_name(field, value):
     with pytest.raises(ConfigError, match=rf"config\.json: quantization_config.*{field}"):
         read_quantization({"quantization_config": CONFIG | {field: value}})
+
+
+def test_version_gemv_has_four_bits():
+    config = CONFIG | {"version": "gemv", "bits": 8}
+    with pytest.raises(ConfigError, match=r"quantization_config\.bits is 8; supported: 4"):
+        read_quantization({"quantization_config": config})
 
 
 def cut(tensors, name):

@@ -1,6 +1,7 @@
 """FP8 and FP4 of ModelOpt, FBGEMM and Quark: their fields, names and scales."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch
 from quire.config.facts import read_hf_config
 from quire.config.quant.read import read_quantization
 from quire.errors import ConfigError, WeightError
+from tests.cpu.models.harness import Stepper
+from tests.cpu.models.peers import prompt_of
 from tests.cpu.quant.oracle import build, check_logits, tiny, write_pair
 
 E4M3 = torch.float8_e4m3fn
@@ -75,6 +78,26 @@ MX_SPEC = {
     "is_dynamic": False, "ch_axis": -1,
 }  # fmt: skip
 ROWS_SPEC = {"dtype": "fp8_e4m3", "qscheme": "per_token", "is_dynamic": True}
+
+
+INT8_SPEC = {"dtype": "int8", "qscheme": "per_channel", "symmetric": True, "is_dynamic": False}
+INT8_ROWS = {"dtype": "int8", "qscheme": "per_channel", "symmetric": True, "is_dynamic": True}
+INT8_FIXED = {"dtype": "int8", "qscheme": "per_tensor", "symmetric": False, "is_dynamic": False}
+
+
+def int8_rows(name, weight, zero=11):
+    """As Quark has it: with the zeros of weights, and of rows that have a fixed scale."""
+    if name == "lm_head":
+        return None
+    scale = weight.abs().amax(1) / 127
+    data = (weight / scale[:, None]).round().to(torch.int8)
+    tensors = {
+        "weight": data, "weight_scale": scale,
+        "weight_zero_point": torch.zeros(len(scale), dtype=torch.int8),
+        "input_scale": torch.tensor([0.04]),
+        "input_zero_point": torch.tensor([zero], dtype=torch.int8),
+    }  # fmt: skip
+    return tensors, data * scale[:, None]
 
 
 def quark(weight, inputs, **changes):
@@ -157,6 +180,52 @@ def test_a_head_in_eight_bits(tmp_path):
     assert model.layers[0].mlp.down_proj.weight.kind in PLAIN
 
 
+@pytest.mark.parametrize("model", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("inputs", "zero"), [(INT8_FIXED, 11), (INT8_FIXED | {"symmetric": True}, 0), (INT8_ROWS, None)]
+)
+def test_quark_in_bytes_equals_compressed_tensors(tmp_path, inputs, zero, model):
+    """The same tensors under both configurations, which test_int8.py checks for the latter."""
+    fixed, symmetric = not inputs["is_dynamic"], inputs["symmetric"]
+
+    def quantize(name, weight, theirs=False):
+        if (made := int8_rows(name, weight, zero or 0)) is None:
+            return None
+        extra = [] if fixed else ["input_scale", "input_zero_point"]
+        if theirs:
+            extra.append("weight_zero_point")
+            extra += ["input_zero_point"] if symmetric and fixed else []
+        return {k: v for k, v in made[0].items() if k not in extra}, made[1]
+
+    rows = {"num_bits": 8, "type": "int", "strategy": "tensor" if fixed else "token"}
+    group = {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+        "input_activations": rows | {"dynamic": not fixed, "symmetric": symmetric},
+    }
+    other = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"]}
+    other |= {"config_groups": {"group_0": group}}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    ours = write_pair(tmp_path / "a", tiny(model), quantize, quark(INT8_SPEC, inputs))
+    theirs = write_pair(tmp_path / "b", tiny(model), partial(quantize, theirs=True), other)
+    built, ids = build(ours.folder), prompt_of(30, 96)
+    assert built[0].layers[0].mlp.down_proj.weight.kind == "int8"
+    assert torch.equal(Stepper(*built).logits(ids), Stepper(*build(theirs.folder)).logits(ids))
+
+
+@pytest.mark.parametrize("suffix", ["weight_zero_point", "input_zero_point"])
+def test_zeros_of_quark_that_are_not_zero_are_refused(tmp_path, suffix):
+    def edit(tensors):
+        tensors[f"model.layers.0.mlp.down_proj.{suffix}"][0] = 3
+
+    config = quark(INT8_SPEC, INT8_FIXED | {"symmetric": True})
+    hf = tiny("llama", num_hidden_layers=1)
+    pair = write_pair(tmp_path, hf, partial(int8_rows, zero=0), config, edit=edit)
+    with pytest.raises(WeightError, match=f"down_proj: {suffix} is not zero"):
+        build(pair.folder)
+
+
 def test_names_with_wildcards_and_layers_of_their_own():
     mine = {"*o_proj": {"weight": MX_SPEC}, "*.k_proj": {"weight": None}}
     facts = read_quantization(
@@ -189,6 +258,9 @@ def test_names_with_wildcards_and_layers_of_their_own():
         ({"quant_method": "fbgemm_fp8", "group": 1}, "fields that quire does not know: group"),
         (quark({"dtype": "int4"}, None), r"weight\.dtype is 'int4'; supported: 'fp8_e4m3'"),
         (quark(FP8_SPEC, None), r"input_tensors\.dtype is None"),
+        (quark(INT8_SPEC, None), r"input_tensors\.dtype is None; supported: 'int8'"),
+        (quark(INT8_SPEC | {"symmetric": False}, INT8_ROWS), r"weight\.symmetric is False"),
+        (quark(INT8_SPEC, FP8_SPEC), r"input_tensors\.dtype is 'fp8_e4m3'; supported: 'int8'"),
         (quark(FP8_SPEC, {**FP8_SPEC, "qscheme": "per_token"}), "qscheme is 'per_token'"),
         (quark(MX_SPEC | {"scale_format": "float"}, None), "scale_format is 'float'"),
         (quark(FP8_SPEC, FP8_SPEC, algo_config=[{"name": "rotation"}]), "name is 'rotation'"),
