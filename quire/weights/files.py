@@ -179,12 +179,16 @@ def dtype_name(dtype: torch.dtype) -> str:
     return DTYPE_NAMES.get(name, name)
 
 
-def iterate_pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of one pickle, opened weights-only. Raises: WeightError."""
+def iterate_pickled(path: Path, mapped: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of one pickle, opened weights-only. Raises: WeightError.
+
+    mapped: tensors are views of the mapped file, if it is one that can be mapped.
+    """
     import torch
 
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+        mmap = mapped and _is_zip(path)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except UNREADABLE as error:
         why = missing_content(path) or f"cannot be read as weights: {_first_line(error)}"
         raise WeightError(f"{path} {why}") from error
@@ -193,8 +197,8 @@ def iterate_pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
     if isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     for name, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise WeightError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor")
+        if not isinstance(tensor, torch.Tensor) or not isinstance(name, str):
+            raise WeightError(f"{path}: {name!r:.200} is a {type(tensor).__name__}, not a tensor")
         yield name, tensor
 
 

@@ -109,11 +109,19 @@ def check_index(folder: Path, index: dict[str, str], found: Iterable[str]) -> No
 
 def read_file_headers(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one safetensors file."""
+    return {name: header for name, (header, _) in read_places(path).items()}
+
+
+def read_places(path: Path, most: int = MAX_HEADER_BYTES) -> dict[str, tuple[TensorHeader, int]]:
+    """The same, each with the byte of the file at which its data begins.
+
+    most: bytes that the header may have.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+            if size < 8 or length > min(most, size - 8):
                 why = missing_content(path) or (
                     f"is not a whole safetensors file: it has {size} bytes, and its header "
                     f"{length}; download it again"
@@ -124,21 +132,22 @@ def read_file_headers(path: Path) -> dict[str, TensorHeader]:
         raise WeightError(f"{path} cannot be read: {error.strerror}") from error
     entries = _parse(text, path)
     _check_offsets(entries, size - 8 - length, path)
-    return {name: TensorHeader(e["dtype"], tuple(e["shape"]), path) for name, e in entries.items()}
+    return {
+        name: (TensorHeader(e["dtype"], tuple(e["shape"]), path), 8 + length + e["data_offsets"][0])
+        for name, e in entries.items()
+    }
 
 
 def read_tensor_bytes(path: Path, names: Iterable[str], most: int) -> dict[str, bytes]:
     """The data of small tensors of one safetensors file. Raises WeightError beyond `most` bytes."""
-    found = {}
+    found, places = {}, read_places(path)
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        entries = _parse(file.read(length), path)
         for name in names:
-            begin, end = entries[name]["data_offsets"]
-            if end - begin > most:
-                raise WeightError(f"{path}: {name!r} has {end - begin} bytes; allowed: {most}")
-            file.seek(8 + length + begin)
-            found[name] = file.read(end - begin)
+            header, begin = places[name]
+            if header.nbytes > most:
+                raise WeightError(f"{path}: {name!r} has {header.nbytes} bytes; allowed: {most}")
+            file.seek(begin)
+            found[name] = file.read(header.nbytes)
     return found
 
 

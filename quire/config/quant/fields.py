@@ -66,7 +66,7 @@ def from_glob(name: str, key: str) -> str:
     return f"re:{pattern}"
 
 
-def check_pattern(pattern: str, key: str) -> None:
+def check_pattern(pattern: str, key: str, file: str = "config.json") -> None:
     """Raise ConfigError for a pattern that may match for ever: the file is untrusted."""
     wild = len(_WILDCARD.findall(pattern))
     if wild > MAX_WILDCARDS or _REPEATED_GROUP.search(pattern) or len(pattern) > MAX_PATTERN_LENGTH:
@@ -74,8 +74,8 @@ def check_pattern(pattern: str, key: str) -> None:
             f"at most {MAX_WILDCARDS} of * + {{, none behind a group, "
             f"{MAX_PATTERN_LENGTH} characters"
         )
-        raise ConfigError(f"config.json: {key} has the pattern {pattern!r:.80}; allowed: {why}")
+        raise ConfigError(f"{file}: {key} has the pattern {pattern!r:.80}; allowed: {why}")
     try:
         re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"config.json: {key} has the pattern {pattern!r:.80}: {error}") from None
+    except (re.error, OverflowError) as error:  # the second: a{99999999999}
+        raise ConfigError(f"{file}: {key} has the pattern {pattern!r:.80}: {error}") from None

@@ -1,0 +1,106 @@
+"""Tensors of adapter files: headers first, then one tensor after another, into memory of its own.
+
+Files are read, not mapped: one that is cut short while a server reads it is an error, not the end
+of the process.
+"""
+
+from __future__ import annotations
+
+import stat
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.errors import ConfigError, WeightError
+from quire.weights.files import dtype_name, iterate_pickled
+from quire.weights.headers import DTYPE_NAMES, PLAIN_DTYPES, TensorHeader, read_places
+
+FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+"""The first of these is read."""
+MAX_HEADER_BYTES = 32 << 20
+MAX_TENSORS = 1 << 18
+"""All experts of the largest models have a third of that."""
+
+_TORCH = {theirs: getattr(torch, ours) for ours, theirs in DTYPE_NAMES.items()}
+
+
+class AdapterTensors(NamedTuple):
+    """The tensors of an adapter. read: one by its name, contiguous, as it is stored."""
+
+    headers: Mapping[str, TensorHeader]
+    read: Callable[[str], Tensor]
+
+
+def open_tensors(folder: Path, max_bytes: int) -> AdapterTensors:
+    """Read the headers of a folder's tensors. max_bytes: of all, in the dtype of the files.
+
+    Raises: WeightError, ConfigError (there is no file).
+    """
+    path = next((folder / name for name in FILES if (folder / name).exists()), None)
+    if path is None:
+        raise ConfigError(f"{folder} has no {FILES[0]} (nor {' or '.join(FILES[1:])})")
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ConfigError(f"{path} is not a regular file")
+    if (size := path.stat().st_size) > max_bytes + MAX_HEADER_BYTES:
+        raise WeightError(f"{path} has {size} bytes; adapters may have {max_bytes}")
+    opened = _open_safetensors(path) if path.suffix == ".safetensors" else _open_pickle(path)
+    if len(opened.headers) > MAX_TENSORS:
+        raise WeightError(f"{path} has {len(opened.headers)} tensors; the maximum is {MAX_TENSORS}")
+    for name, header in opened.headers.items():
+        if header.dtype not in PLAIN_DTYPES:
+            raise WeightError(
+                f"{path}: {name!r:.200} is {header.dtype}; quire reads adapters in "
+                f"{', '.join(sorted(PLAIN_DTYPES))}"
+            )
+    return opened
+
+
+def _open_safetensors(path: Path) -> AdapterTensors:
+    places = read_places(path, MAX_HEADER_BYTES)
+
+    def read(name: str) -> Tensor:
+        header, begin = places[name]
+        made = torch.empty(header.shape, dtype=_TORCH[header.dtype])
+        if not made.numel():
+            return made
+        view = made.view(-1).view(torch.uint8).numpy().data
+        with path.open("rb", buffering=0) as file:
+            file.seek(begin)
+            while len(view):
+                count = file.readinto(view)
+                if not count:
+                    raise WeightError(f"{path} was cut short while it was read; load it again")
+                view = view[count:]
+        return made
+
+    return AdapterTensors({name: header for name, (header, _) in places.items()}, read)
+
+
+def _open_pickle(path: Path) -> AdapterTensors:
+    _check_archive(path)
+    tensors = dict(iterate_pickled(path, mapped=False))
+    headers = {
+        name: TensorHeader(dtype_name(one.dtype), tuple(one.shape), path)
+        for name, one in tensors.items()
+    }
+    return AdapterTensors(headers, lambda name: tensors[name].detach().clone().contiguous())
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse what takes more memory than the file has bytes: other pickles, compressed archives."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise WeightError(
+            f"{path} is not an archive of torch.save: {error}; save the adapter as safetensors"
+        ) from error
+    total = sum(one.file_size for one in members)
+    if any(one.compress_type for one in members) or total > path.stat().st_size:
+        raise WeightError(
+            f"{path} is compressed, which torch.save does not do; save the adapter as safetensors"
+        )
