@@ -52,7 +52,7 @@ class TritonKernel:
     ) -> None:
         self._jit: Any = jit(do_not_specialize=list(numbers))(body)
         self._name = f"{body.__module__}.{body.__qualname__}"
-        self._compiled: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[Any, Any, Any, int]] = {}
         self.interpreted = not isinstance(self._jit, triton.runtime.JITFunction)
 
     def __call__(
@@ -84,8 +84,8 @@ class TritonKernel:
                 key, grid, (*tensors, *tiles, *numbers, *consts), warps, stages, pdl
             )
             return
-        run, function, middle = held
-        stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())  # type: ignore[union-attr]
+        run, function, middle, given = held
+        stream = torch._C._cuda_getCurrentRawStream(tensors[given].get_device())  # type: ignore[union-attr]
         run(*grid, stream, function, *middle, *pointers, *tiles, *numbers, *consts)
 
     def preload(self, specialization: str) -> Any:
@@ -108,7 +108,9 @@ class TritonKernel:
         loaded = self._ids_of_loaded() if ready else set()
         done = self._jit[grid](*args, num_warps=warps, num_stages=stages, launch_pdl=pdl)
         if done is not None:  # None: a trace, which notes the kernel and skips its launch
-            self._compiled[key] = _launch_handle(done)
+            # a key has None at the same places: this tensor is given at each later launch
+            given = next(i for i, one in enumerate(args) if isinstance(one, Tensor))
+            self._compiled[key] = (*_launch_handle(done), given)
             if ready and id(done) not in loaded:
                 name = f"{self._name}{key[0]} with {warps} warps"
                 late_work.note_kernel(name, time.perf_counter() - began)
