@@ -1,6 +1,7 @@
 """KV caches of 8 bits and products of bytes on the GPU: real shapes, and whole engines."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from quire.kernels import int8_linear
 from quire.kernels.formats.kv_cache import allocate_blocks
 from quire.kernels.kv_write import kv_write
+from tests import tiers
 from tests.cpu.engine_of import run
 from tests.cpu.test_kv_formats import PATHS, REQUESTS, made
 from tests.gpu.test_attention import (
@@ -63,52 +65,80 @@ class CodedStep(Step):
         return torch.einsum("hnc,chd->nhd", scores.masked_fill(~seen, -math.inf).softmax(-1), v)
 
 
-@pytest.mark.parametrize("rows", [DECODES, CHUNKS, PROMPTS], ids=["decodes", "chunks", "prompts"])
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-@pytest.mark.parametrize("shape", [LLAMA, MOE, (12, 2, 64), (8, 2, 80)])
+SHAPES = [LLAMA, MOE, (12, 2, 64), (8, 2, 80)]
+CODES = [(INT8, True), (E4M3, True), (INT8, False), (E5M2, False)]
+"""(codes of the cache, whether each token and head has a scale)."""
+DTYPES, BLOCKS = [BF16, FP16, FP32], [16, 1, 128, 8, 32]
+
+
+def together():
+    """Each format of codes with each dtype and most shapes: all are constants of the kernels."""
+    for i, d in product(range(4), range(3)):
+        yield CODES[i], SHAPES[(i + d) % 4], DTYPES[d], BLOCKS[(3 * i + d) % 5]
+
+
 @pytest.mark.parametrize(
-    ("codes", "per_token"), [(INT8, True), (E4M3, True), (INT8, False), (E5M2, False)]
+    ("codes", "shape", "dtype", "block"),
+    [
+        *together(),
+        *tiers.long(*product(CODES, SHAPES, DTYPES, [16])),
+        *tiers.long(*product(CODES[:1], SHAPES[:1], DTYPES[:1], [1, 8, 32, 128])),
+    ],
 )
-def test_attention_over_codes(codes, per_token, shape, dtype, rows):
+def test_attention_over_codes(codes, shape, dtype, block):
     torch.manual_seed(0)
-    step = CodedStep(shape, rows, dtype, codes, per_token=per_token)
-    got, want = step.run().double(), step.wanted()
-    assert (got - want).norm() / want.norm() < NEAR[dtype]
+    for rows in (DECODES, CHUNKS, PROMPTS):
+        step = CodedStep(shape, rows, dtype, codes[0], per_token=codes[1], block=block)
+        got, want = step.run().double(), step.wanted()
+        assert (got - want).norm() / want.norm() < NEAR[dtype]
 
 
-@pytest.mark.parametrize("block", [1, 8, 32, 128])
-def test_block_sizes_of_a_cache_with_scales(block):
-    torch.manual_seed(3)
-    step = CodedStep(LLAMA, CHUNKS, BF16, INT8, per_token=True, block=block)
-    got, want = step.run().double(), step.wanted()
-    assert (got - want).norm() / want.norm() < NEAR[BF16]
-
-
-@pytest.mark.parametrize("kv", ["int8_per_token_head", "fp8_per_token_head", "float8_e5m2"])
-@pytest.mark.parametrize("hf", CASES)
+@pytest.mark.parametrize(
+    ("hf", "kv"),
+    [
+        ("full", "int8_per_token_head"),
+        ("windows", "fp8_per_token_head"),
+        ("full", "float8_e5m2"),
+        *tiers.long(
+            ("full", "fp8_per_token_head"),
+            ("windows", "int8_per_token_head"),
+            ("windows", "float8_e5m2"),
+        ),
+    ],
+)
 def test_answers_are_the_same_on_every_path(hf, kv):
-    want = {}
+    want, few = {}, {"kv": kv, "seqs": 8}  # each size of a batch is a graph
     for one in REQUESTS:
-        engine = engine_of(CASES[hf], kv=kv, eager=True, prefix=False)
+        engine = engine_of(CASES[hf], eager=True, prefix=False, **few)
         want |= run(engine, made([one]))[0]
     for name, setup in PATHS.items():
         block = {"block_size": 16, "num_blocks": 12} if "num_blocks" in setup else {}
-        engine = engine_of(CASES[hf], kv=kv, **setup | block)
+        engine = engine_of(CASES[hf], **few | setup | block)
         assert run(engine, made(), stagger=2)[0] == want, name
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16, 33, 64, 100, 257, 2048])
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-@pytest.mark.parametrize("sizes", [(4096, 4096), (6144, 4096), (4096, 14336), (70, 101)])
-def test_products_of_bytes_are_exact(sizes, dtype, rows):
+BYTES = [
+    ((4096, 4096), BF16),
+    ((6144, 4096), FP16),
+    ((4096, 14336), FP32),
+    ((70, 101), BF16),
+]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [*BYTES, *tiers.long(*product([sizes for sizes, _ in BYTES], DTYPES))],
+)
+def test_products_of_bytes_are_exact(sizes, dtype):
     torch.manual_seed(0)
     outputs, inputs = sizes
-    x = (torch.randn(rows, inputs, device=CUDA) + 0.3).to(dtype)
     for weight in int8_linear.random_weights(outputs, inputs, torch.device(CUDA)):
-        how = (weight.symmetric, weight.input_scale, weight.input_zero_point)
-        q, scale, zero = int8_linear.quantize_int8(x, *how)
-        wide = (q.double() - zero[:, None]) * scale[:, None].double()
-        want = wide @ (weight.data.double() * weight.scale[:, None].double()).t()
-        got = int8_linear.int8_linear(x, weight)
-        torch.testing.assert_close(got.double(), want.to(dtype).double(), atol=1e-5, rtol=1e-2)
-        assert torch.equal(got[-1:], int8_linear.int8_linear(x[-1:], weight))
+        for rows in (1, 2, 17, 64, 257, 2048):
+            x = (torch.randn(rows, inputs, device=CUDA) + 0.3).to(dtype)
+            how = (weight.symmetric, weight.input_scale, weight.input_zero_point)
+            q, scale, zero = int8_linear.quantize_int8(x, *how)
+            wide = (q.double() - zero[:, None]) * scale[:, None].double()
+            want = wide @ (weight.data.double() * weight.scale[:, None].double()).t()
+            got = int8_linear.int8_linear(x, weight)
+            torch.testing.assert_close(got.double(), want.to(dtype).double(), atol=1e-5, rtol=1e-2)
+            assert torch.equal(got[-1:], int8_linear.int8_linear(x[-1:], weight))

@@ -1,6 +1,10 @@
-"""Weights of two to eight bits on the device: products against float64, exact widening, clean rows."""
+"""Weights of two to eight bits on the device: products against float64, exact widening, clean rows.
 
-from functools import partial
+Each new constant of a kernel is a compilation of seconds. So all bit widths and kinds of codes have
+cases here, among which the other axes vary together; the long tier has the full product.
+"""
+
+from itertools import islice, product
 
 import pytest
 import torch
@@ -10,10 +14,20 @@ from quire.kernels.framework import lazy_fusion
 from quire.kernels.grouped_linear import grouped_embedding, pack, pack_experts, random_codes
 from quire.kernels.linear import linear
 from quire.kernels.moe_experts import ExpertActivation, moe_experts
+from tests import tiers
 from tests.cpu.gpu_kernels.test_grouped_linear import check, stacked
 
 CUDA = torch.device("cuda", 0)
-ROWS = [1, 2, 8, 9, 17, 33, 64, 65, 128, 300, 2048, 2049, 4097]
+DTYPES = [torch.bfloat16, torch.float16]
+SHAPES = [(1024, 4096, 128), (576, 2048, 32), (200, 320, 16), (4096, 1024, 64), (70, 704, 704)]
+ROWS = [(1, 2, 8, 17, 65, 2049), (1, 9, 64, 300, 2049)]
+"""Each has one row, few, up to 64, more, and as many as the library multiplies."""
+ALL_ROWS = (1, 2, 8, 9, 17, 33, 64, 65, 128, 300, 2048, 2049, 4097)
+TOKENS = [(1, 5), (64,), (700,)]
+"""Pairs with an expert that are not sorted; few for each expert; several tiles for each."""
+KINDS = [(b, kind) for b, bits in enumerate(PLANES) for kind in range(5 if bits <= 4 else 3)]
+"""(place of the bit width, kind of codes): tables have up to 4 bits."""
+BITS = list(PLANES)
 
 
 @pytest.fixture(autouse=True)
@@ -21,36 +35,51 @@ def seeded():
     torch.manual_seed(0)
 
 
-def weights_of(outputs, inputs, bits, group, dtype=torch.bfloat16):
-    for codes in random_codes(outputs, inputs, bits, group, CUDA):
-        weight = pack(codes, dtype)
-        assert isinstance(weight, TiledWeight)
-        yield codes, weight
+def codes_of(outputs, inputs, bits, group, kind):
+    return next(islice(random_codes(outputs, inputs, bits, group, CUDA), kind, None))
 
 
-def product(x, weight, bias=None):
+def weight_of(outputs, inputs, bits, group, kind, dtype=torch.bfloat16):
+    weight = pack(codes_of(outputs, inputs, bits, group, kind), dtype)
+    assert isinstance(weight, TiledWeight)
+    return weight
+
+
+def multiply(x, weight, bias=None):
     y = linear(x, weight, bias)
     lazy_fusion.flush()
     return y
 
 
-@pytest.mark.parametrize("bits", PLANES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "group"),
-    [(1024, 4096, 128), (576, 2048, 32), (200, 320, 16), (4096, 1024, 64), (70, 704, 704)],
-)
-def test_products_of_all_sizes_are_near_float64(bits, dtype, outputs, inputs, group):
+    ("bits", "kind", "shape", "dtype", "sizes"),
+    [
+        *((BITS[b], k, SHAPES[(b + 2 * k) % 5], DTYPES[(b + k) % 2], ROWS[(b // 2 + k // 2) % 2])
+          for b, k in KINDS),
+        *tiers.long(*((BITS[b], k, *more, ALL_ROWS)
+                      for (b, k), *more in product(KINDS, SHAPES, DTYPES))),
+    ],
+)  # fmt: skip
+def test_products_are_near_float64_and_rows_apart(bits, kind, shape, dtype, sizes):
+    outputs, inputs, group = shape
     bias = torch.randn(outputs, device=CUDA).to(dtype)
-    for _, weight in weights_of(outputs, inputs, bits, group, dtype):
-        for rows in ROWS:
-            x = torch.randn(rows, inputs, device=CUDA).to(dtype)
-            check(product(x, weight, bias), x, weight, bias)
+    weight = weight_of(outputs, inputs, bits, group, kind, dtype)
+    for rows in sizes:
+        x = torch.randn(rows, inputs, device=CUDA).to(dtype)
+        clean = multiply(x, weight, bias)
+        check(clean, x, weight, bias)
+        for bad in (float("inf"), float("nan")) if rows > 1 else ():
+            x[1, inputs - 20] = bad
+            y = multiply(x, weight, bias)
+            assert not y[1].isfinite().all()
+            assert torch.equal(y[:1], clean[:1])
+            assert torch.equal(y[2:], clean[2:])
 
 
 @pytest.mark.parametrize("bits", PLANES)
 def test_widening_is_exact(bits):
-    for codes, weight in weights_of(200, 512, bits, 32):
+    for codes in random_codes(200, 512, bits, 32, CUDA):
+        weight = pack(codes, torch.bfloat16)
         assert torch.equal(weight.dequantize(), codes.dequantize())
         ids = torch.randint(0, 200, (33,), device=CUDA, dtype=torch.int32)
         if weight.perm is None:
@@ -58,58 +87,52 @@ def test_widening_is_exact(bits):
             assert torch.equal(grouped_embedding(ids, weight), want)
 
 
-@pytest.mark.parametrize("shape", [(4096, 4096), (28672, 4096), (4096, 14336), (151936, 1024)])
-def test_results_do_not_depend_on_timing_and_hardly_on_the_number_of_rows(shape):
-    _, weight = next(weights_of(*shape, 4, 128))
-    x = torch.randn(64, shape[1], device=CUDA).bfloat16()
-    whole = product(x, weight)
-    for rows in (1, 2, 7, 16, 17, 33, 64):
-        first = product(x[:rows], weight)
+@pytest.mark.parametrize(
+    ("outputs", "inputs"),
+    [(28672, 4096), (4096, 14336), *tiers.long((4096, 4096), (151936, 1024))],
+)
+def test_results_do_not_depend_on_timing_and_hardly_on_the_number_of_rows(outputs, inputs):
+    weight = weight_of(outputs, inputs, 4, 128, 0)
+    x = torch.randn(64, inputs, device=CUDA).bfloat16()
+    whole = multiply(x, weight)
+    for rows in tiers.amount((1, 2, 7, 17, 64), (1, 2, 7, 16, 17, 33, 64)):
+        first = multiply(x[:rows], weight)
         for _ in range(3):
-            assert torch.equal(product(x[:rows], weight), first)
+            assert torch.equal(multiply(x[:rows], weight), first)
         torch.testing.assert_close(first, whole[:rows], atol=1e-2, rtol=2**-7)
 
 
-@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-@pytest.mark.parametrize("rows", [3, 40, 200, 3000])
-def test_what_is_not_finite_stays_in_its_row(bad, rows):
-    for _, weight in weights_of(256, 1024, 4, 32):
+@pytest.mark.parametrize("kind", [1, *tiers.long(0, 2, 3, 4)])
+def test_a_captured_product_follows_its_input(kind):
+    weight = weight_of(512, 1024, 4, 128, kind)
+    for rows in (1, 16, 128, 2100):
         x = torch.randn(rows, 1024, device=CUDA).bfloat16()
-        clean = product(x, weight)
-        x[1, 700] = bad
-        y = product(x, weight)
-        others = torch.arange(rows, device=CUDA) != 1
-        assert not y[1].isfinite().all()
-        assert torch.equal(y[others], clean[others])
+        multiply(x, weight)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = multiply(x, weight)
+        x.copy_(torch.randn_like(x))
+        for _ in range(3):
+            graph.replay()
+        assert torch.equal(y, multiply(x, weight))
 
 
-def test_a_captured_product_follows_its_input():
-    for _, weight in weights_of(512, 1024, 4, 128):
-        for rows in (1, 16, 128, 2100):
-            x = torch.randn(rows, 1024, device=CUDA).bfloat16()
-            product(x, weight)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                y = product(x, weight)
-            x.copy_(torch.randn_like(x))
-            for _ in range(3):
-                graph.replay()
-            assert torch.equal(y, product(x, weight))
-
-
-@pytest.mark.parametrize("bits", PLANES)
-@pytest.mark.parametrize("tokens", [1, 5, 64, 700])
-def test_experts_are_near_those_of_the_widened_banks(bits, tokens):
-    kinds = len(list(random_codes(8, 32, bits, 32, CUDA)))
-    make = partial(random_codes, bits=bits, group=32, device=CUDA)
-    for kind in range(kinds):
-        banks = []
-        for outputs, inputs in ((512, 384), (384, 256)):
-            ones = [list(make(outputs, inputs))[kind] for _ in range(16)]
-            banks.append(pack_experts(stacked(ones), torch.bfloat16))
-            assert isinstance(banks[-1], TiledExperts)
-        x = torch.randn(tokens, 384, device=CUDA).bfloat16()
+@pytest.mark.parametrize(
+    ("bits", "kind", "dtype", "sizes"),
+    [
+        *((BITS[b], k, DTYPES[(b // 3 + k) % 2], TOKENS[(b + k) % 3]) for b, k in KINDS),
+        *tiers.long(*((BITS[b], k, *more) for (b, k), *more in product(KINDS, DTYPES, TOKENS))),
+    ],
+)
+def test_experts_are_near_those_of_the_widened_banks(bits, kind, dtype, sizes):
+    banks = []
+    for outputs, inputs in ((512, 384), (384, 256)):
+        ones = [codes_of(outputs, inputs, bits, 32, kind) for _ in range(16)]
+        banks.append(pack_experts(stacked(ones), dtype))
+        assert isinstance(banks[-1], TiledExperts)
+    for tokens in sizes:
+        x = torch.randn(tokens, 384, device=CUDA).to(dtype)
         ids = torch.rand(tokens, 16, device=CUDA).argsort(-1)[:, :4].int().contiguous()
         weights, gate = torch.rand(tokens, 4, device=CUDA), ExpertActivation()
         got = moe_experts(x, ids, weights, *banks, gate)
