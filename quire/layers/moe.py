@@ -19,18 +19,21 @@ import torch
 from torch import Tensor
 
 from quire.distributed.mesh import shard_range
-from quire.kernels.formats.weight import PlainExperts, StoredExperts
+from quire.kernels.formats.weight import PlainExperts, PlainWeight, StoredExperts
 from quire.kernels.moe_experts import ExpertActivation
 from quire.kernels.moe_router import RoutingMethod, moe_router
-from quire.layers.param_module import ParamModule
 from quire.layers.weight_module import PLAIN, WeightModule
 from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
 
 
-class Router(ParamModule):
-    """Chooses experts. `correction` adds the parameter e_score_correction_bias (DeepSeek-V3)."""
+class Router(WeightModule):
+    """Chooses experts. `correction` adds the parameter e_score_correction_bias (DeepSeek-V3).
 
-    weight: Tensor
+    A checkpoint may have the weight quantized: once it is loaded it is plain, as scores are exact.
+    """
+
+    role = "router"
+    weight: PlainWeight
     bias: Tensor | None
     e_score_correction_bias: Tensor | None
 
@@ -45,8 +48,9 @@ class Router(ParamModule):
     ) -> None:
         super().__init__()
         self.hidden, self.experts, self.routing = hidden, experts, routing
+        self.multiplied = False  # by no kernel of a format
         self.bias = self.e_score_correction_bias = None
-        self.declare("weight")
+        self.set_quant_method(PLAIN)
         if bias:
             self.declare("bias")
         if correction:
@@ -56,17 +60,23 @@ class Router(ParamModule):
         """x [T, E] -> ids [T, k] int32, weights [T, k] float32."""
         return moe_router(x, self.weight, self.routing, self.bias, self.e_score_correction_bias)
 
-    def layout(self, param: str) -> tuple[WeightShard, ...]:
-        return unsharded_layout(
-            (self.experts, self.hidden) if param == "weight" else (self.experts,)
-        )
+    def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
+        return unsharded_layout((self.experts, self.hidden))
 
-    def init_spec(self, param: str) -> InitSpec:
-        return InitSpec(0.0, self.hidden**-0.5 if param == "weight" else 0.02)
+    def vector_layout(self, param: str) -> tuple[WeightShard, ...]:
+        return unsharded_layout((self.experts,))
+
+    def weight_init(self, matrix: str) -> InitSpec:
+        return InitSpec(0.0, self.hidden**-0.5)
 
     def dtype(self, param: str) -> torch.dtype | None:
         """Float32 for the correction: scores differ by less than bfloat16 resolves."""
-        return torch.float32 if param == "e_score_correction_bias" else None
+        return torch.float32 if param == "e_score_correction_bias" else super().dtype(param)
+
+    def after_load(self, dtype: torch.dtype) -> None:
+        if self.weight.kind != PlainWeight.kind:
+            self.set_param("weight", self.weight.dequantize(dtype))
+        super().after_load(dtype)
 
 
 class Experts(WeightModule):

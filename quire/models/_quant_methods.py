@@ -56,7 +56,7 @@ def set_quant_methods(
         if method is not None:
             module.set_quant_method(method)
             quantized += 1
-        elif module.role != "head" and methods.are_meant_for(name, weights, module):
+        elif module.role not in ("head", "router") and methods.are_meant_for(name, weights, module):
             plain.append(name)
     if quantized and methods.widen_inputs:
         log.info(
@@ -82,13 +82,13 @@ class _MethodsOfFormats:
 
     def of(self, module: WeightModule, names: Iterable[str]) -> Method:
         """Return the method of a layer's part to which a checkpoint gives one of these names."""
-        form = self._facts.format_of(names)
-        if form is None:
+        form, router = self._facts.format_of(names), module.role == "router"
+        if form is None or (router and (form.only_experts or not form.is_stored)):
             return PLAIN
         if form not in self._made:
             self._made[form] = cast(Method, self._registry.load(form.method).Method(form))
         method = self._made[form]
-        return method if method.accepts(module) else PLAIN
+        return method if router or method.accepts(module) else PLAIN
 
     @property
     def widen_inputs(self) -> bool:
@@ -118,6 +118,8 @@ def _layer_method(
     stored: StoredParts | None,
 ) -> Method | None:
     """Return the method of a layer. None: it is unquantized. stored: None: with dummy weights."""
+    if module.role == "router" and stored is None:
+        return None  # only tensors show that it is quantized
     groups: dict[str, tuple[PartGroup, ...]] = {}
     used: dict[int, Method] = {}
     for matrix in module.matrices:

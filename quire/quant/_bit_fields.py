@@ -25,7 +25,8 @@ def unpack_words(words: Tensor, bits: int, count: int, *, dense: bool = True) ->
         shifts = range(0, 32 // bits * bits, bits)
         fields = [(words >> shift & (1 << bits) - 1).to(torch.uint8) for shift in shifts]
         return torch.stack(fields, -1).flatten(-2)[..., :count]
-    packed = words.contiguous().view(torch.uint8)
+    # an axis of one counts as contiguous whatever its stride, but not for a view of bytes
+    packed = words.contiguous().flatten().view(torch.uint8).view(*words.shape[:-1], -1)
     if 8 % bits == 0:
         return unpack_plane(packed, bits)[..., :count]
     # eight fields are as many bytes as a field has bits, and fit an int64

@@ -85,7 +85,7 @@ class ParamSpec:
 class QuantizableLayer(Protocol):
     """A layer as a method uses it: one or more weight matrices, and their values."""
 
-    role: str  # "linear", "head", "embedding" or "experts"
+    role: str  # "linear", "head", "embedding", "experts", or "router": plain once it is loaded
     matrices: tuple[str, ...]  # ("weight",), or the names in a bank of experts
     multiplied: bool  # False: rows of the weight are only looked up
 

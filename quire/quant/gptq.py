@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from quire.config.quant.gptq import GptqFormat
+from quire.quant._bit_fields import unpack_words
 from quire.quant.base import ParamSpec, QuantizableLayer, Step, inputs_of
 from quire.quant.int_words import (
     group_count,
     input_groups,
     names_any,
     set_grouped_weight,
-    unpack_words,
 )
 from quire.weights.headers import TensorHeader
 from quire.weights.mapping import RANDOM_BITS, InitSpec

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from quire.errors import WeightError
-from quire.kernels.formats.grouped_weight import unpack_plane
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts
 from quire.kernels.linear import pack as pack_plain
@@ -28,23 +27,6 @@ MIN_GROUP = 16
 def names_any(stored: Iterable[str], *names: str) -> bool:
     """Whether a layer's parameters in a checkpoint have one of these; a bank prefixes a matrix."""
     return any(one == name or one.endswith(f"_{name}") for one in stored for name in names)
-
-
-def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
-    """int32 [..., W] -> its first `count` codes, uint8: code j has bits [j * bits, (j + 1) * bits).
-
-    bits: 2, 3, 4 or 8. Codes of 3 bits may cross words.
-    """
-    stored = words.contiguous().view(torch.uint8)
-    if bits != 3:
-        return unpack_plane(stored, bits)[..., :count]
-    stored = torch.nn.functional.pad(stored, (0, -stored.shape[-1] % 3))
-    triples = stored.unflatten(-1, (-1, 3)).int()
-    whole = triples[..., 0] | triples[..., 1] << 8 | triples[..., 2] << 16
-    out = torch.empty((*whole.shape, 8), dtype=torch.uint8, device=words.device)
-    for j in range(8):
-        out[..., j] = whole >> 3 * j & 7
-    return out.flatten(-2)[..., :count]
 
 
 def set_grouped_weight(

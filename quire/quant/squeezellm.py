@@ -23,8 +23,8 @@ from quire.errors import WeightError
 from quire.kernels.formats.weight import StoredWeight
 from quire.kernels.formats.weight_codes import WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts
+from quire.quant._bit_fields import unpack_words
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
-from quire.quant.int_words import unpack_words
 from quire.weights.headers import TensorHeader
 from quire.weights.mapping import RANDOM_BITS, InitSpec
 

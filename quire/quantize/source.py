@@ -27,7 +27,7 @@ from quire.weights.files import read_headers
 from quire.weights.headers import BITS, TensorHeader
 from quire.weights.mapping import ParamTarget, Weights, assign_tensors
 
-Role = Literal["linear", "experts", "head", "embedding", "other"]
+Role = Literal["linear", "experts", "head", "embedding", "router", "other"]
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 

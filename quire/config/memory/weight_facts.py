@@ -59,7 +59,7 @@ class MatrixFacts:
         last = self.name.rpartition(".")[2]
         if self.codes_bytes:
             bits = None if form is None else form.held_bits(self.inputs, device)
-            if last in ABSORBED:
+            if last in ABSORBED or last in ROUTERS:
                 return plain
             return self.stored_bytes if bits is None else self.count(form) * bits / 8
         if form is None or last in ABSORBED or self.outputs < MIN_OUTPUTS:

@@ -45,6 +45,13 @@ ARGS_FIELDS = frozenset(
 CLASS = "Linear"
 """The class of layers that a target may name; there are no others with weights to multiply."""
 BITS = range(2, 9)
+TRANSFORM_FIELDS = frozenset(
+    ("type", "apply", "randomize", "requires_grad", "head_dim", "precision")
+)
+TRANSFORM_ARGS = frozenset(("targets", "location", "inverse", "ignore"))
+IN_WEIGHTS = ("weight_input", "weight_output")
+"""Locations of transforms that are multiplied into the weights of a checkpoint."""
+ONLINE = ("input", "output", "k_cache", "q_attn")
 MXFP8 = "mxfp8-quantized"
 
 
@@ -132,13 +139,27 @@ def read_kv_scheme(scheme: object) -> str | None:
 
 def _check_transforms(config: Json) -> None:
     """Raise ConfigError for transforms that are not in the weights already."""
-    refuse_unknown(f"{AT}.transform_config", config, frozenset(["config_groups"]))
-    groups = read_object(f"{AT}.transform_config.config_groups", config.get("config_groups"))
+    at = f"{AT}.transform_config"
+    refuse_unknown(at, config, frozenset(["config_groups"]))
+    groups = read_object(f"{at}.config_groups", config.get("config_groups"))
     for name, group in groups.items():
-        at = f"{AT}.transform_config.config_groups.{name}"
-        for one in read_object(at, group).get("apply") or ():
-            location = read_object(f"{at}.apply", one).get("location")
-            require_value(f"{at}.apply.location", location, "weight_input", "weight_output")
+        here = f"{at}.config_groups.{name}"
+        scheme = read_object(here, group)
+        refuse_unknown(here, scheme, TRANSFORM_FIELDS)
+        applied = scheme.get("apply") or ()
+        if not isinstance(applied, list | tuple):
+            raise ConfigError(f"config.json: {here}.apply is {applied!r:.80}; it must be a list")
+        for one in applied:
+            args = read_object(f"{here}.apply", one)
+            refuse_unknown(f"{here}.apply", args, TRANSFORM_ARGS)
+            location = args.get("location")
+            if location in ONLINE:
+                raise ConfigError(
+                    f"config.json: {here}.apply.location is {location!r}: a rotation of activations"
+                    " while the model runs, which quire does not apply; use a checkpoint whose "
+                    f"rotations are in the weights ({' or '.join(IN_WEIGHTS)})"
+                )
+            require_value(f"{here}.apply.location", location, *IN_WEIGHTS)
 
 
 def _read_group(

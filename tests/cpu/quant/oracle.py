@@ -159,7 +159,9 @@ def write_folder(folder, hf, tensors):
     return folder
 
 
-def write_pair(tmp_path, hf, quantize, config, *, dtype=torch.float32, edit=None, seed=3):
+def write_pair(
+    tmp_path, hf, quantize, config, *, dtype=torch.float32, edit=None, seed=3, routers=False
+):
     """A Pair of folders below tmp_path.
 
     quantize(name, weight): called with each matrix but embeddings and routers: its module's name,
@@ -168,11 +170,13 @@ def write_pair(tmp_path, hf, quantize, config, *, dtype=torch.float32, edit=None
     dense float32 [O, I]), or None for a matrix that stays plain.
     config: the quantization_config; None: config.json has none.
     edit(tensors): a last change of the quantized folder's tensors, a dict.
+    routers: quantize is called with those, too.
     """
     stored, dense = {}, {}
     for name, value in tiny_tensors(hf, dtype, seed).items():
         module = name.removesuffix(".weight")
-        plain = value.dim() == 1 or module.endswith(("embed_tokens", "mlp.gate"))
+        skipped = ("embed_tokens",) if routers else ("embed_tokens", "mlp.gate")
+        plain = value.dim() == 1 or module.endswith(skipped)
         made = None if plain else quantize(module, value.float())
         if made is None:
             stored[name], dense[name] = value, value.float()

@@ -39,8 +39,9 @@ def changed(path, value):
     return made
 
 
-def transformed(location):
-    group = {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": location}]}
+def transformed(location, **fields):
+    apply = [{"targets": ["Linear"], "location": location, **fields}]
+    group = {"type": "hadamard", "apply": apply}
     return {**COMPRESSED, "transform_config": {"config_groups": {"R1": group}}}
 
 
@@ -212,8 +213,12 @@ def test_naming_what_the_checkpoint_has_is_no_contradiction(asked):
         ({**COMPRESSED, "format": "marlin-24"}, None, "format is 'marlin-24'"),
         ({**COMPRESSED, "format": "dense"}, None, "format is 'dense'"),
         ({**COMPRESSED, "new_field": 1}, None, "fields that quire does not know: new_field"),
-        (transformed("input"), None, "apply.location is 'input'; supported: 'weight_input'"),
-        (transformed("k_cache"), None, "apply.location is 'k_cache'"),
+        (transformed("input"), None, "R1.apply.location is 'input': a rotation of activations"),
+        (transformed("output"), None, r"use a checkpoint whose .* \(weight_input or weight_output"),
+        (transformed("k_cache"), None, "apply.location is 'k_cache': a rotation"),
+        (transformed("q_attn"), None, "apply.location is 'q_attn': a rotation"),
+        (transformed("bias"), None, "apply.location is 'bias'; supported: 'weight_input' or"),
+        (transformed("weight_input", when=1), None, "R1.apply has fields .* not know: when"),
         (cached(num_bits=4), None, r"kv_cache_scheme\.num_bits is 4; supported: 8"),
         (
             cached(type="uint"),
