@@ -150,8 +150,8 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
     for (; u < end; u++, scales++, shifts++, sums++) {
       vi acc[R][NV] = {};
       for (long p = 0; p < pairs; p++, at += pair_bytes, x += 8) {
-        __builtin_prefetch(at + CODES_AHEAD);
-        if (pair_bytes > 64 && R > 1) __builtin_prefetch(at + CODES_AHEAD + 64);
+        UNROLL for (int line = 0; line < (R == 1 ? pair_bytes : 128); line += 64)
+          if (line < pair_bytes) __builtin_prefetch(at + CODES_AHEAD + line);
         vb a[NV], b[NV];
         UNROLL for (int j = 0; j < NV; j++) {
           if (FROM == BYTES) {
@@ -231,16 +231,18 @@ void codes_rows(const TileArgs& t, long row, long count) {
 template <int BITS, bool CHOOSES>
 void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
   const long blocks = m.blocks(), row = PANEL * 4;
-  for (long block = 0; block < blocks; block++, codes += BITS * row)
+  for (long block = 0; block < blocks; block++, codes += BITS * row) {
+    UNROLL for (int line = 0; line < BITS * row; line += 64)
+      __builtin_prefetch(codes + CODES_AHEAD + line);
     UNROLL for (int p = 0; p < 4; p++, to += 2 * row)
       UNROLL for (int column = 0; column < PANEL; column += W) {
         vb a, b;
-        if (p == 0) __builtin_prefetch(codes + CODES_AHEAD + column * 4);
         fetch_pair(codes, BITS, p, column, a, b);
         if (CHOOSES) a = choose(a, m.levels), b = choose(b, m.levels);
         memcpy(to + column * 4, &a, sizeof a);
         memcpy(to + row + column * 4, &b, sizeof b);
       }
+  }
 }
 
 inline void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
