@@ -68,7 +68,9 @@ def resolve_model_folder(
     env = env or environment.read()
     local = Path(text).expanduser()
     where = None if download_dir is None else Path(download_dir).expanduser()
-    if not local.exists() and (gguf := parse_name(text)) and not env.use_modelscope:
+    if not local.exists() and (gguf := parse_name(text)):
+        if env.use_modelscope:
+            return folder_of(_gguf_from_modelscope(gguf, revision, where), env.cache_dir)
         return folder_of(_gguf_from_hub(gguf, revision, token, where), env.cache_dir)
     if local.exists() or _looks_like_path(text):
         return _resolve_local(local, text, want, env.cache_dir)
@@ -302,25 +304,57 @@ def _from_modelscope(
     load_format: str,
     ignore: Sequence[str],
 ) -> Path:
+    weights = [] if want == "model" else ["*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf"]
+    with _modelscope_errors(name):
+        got = _modelscope_snapshot(name, revision, cache, ignore_file_pattern=[*ignore, *weights])
+    return _validate_folder(got, name, want, load_format)
+
+
+def _gguf_from_modelscope(name: GgufRepoFile, revision: str | None, cache: Path | None) -> Path:
+    """Return the first file of a model in GGUF files, downloaded if it must be."""
     from huggingface_hub import constants
 
+    def download(files: Sequence[str]) -> Path:
+        return _modelscope_snapshot(name.repo, revision, cache, allow_file_pattern=list(files))
+
+    with _modelscope_errors(name.repo):
+        listed = None
+        if not constants.HF_HUB_OFFLINE:
+            api = importlib.import_module("modelscope.hub.api").HubApi()
+            at = {} if revision is None else {"revision": revision}
+            found = api.get_model_files(model_id=name.repo, recursive=True, **at)
+            listed = [one["Path"] for one in found if one.get("Type") != "tree"]
+        return fetch(name, download, listed)
+
+
+def _modelscope_snapshot(
+    name: str, revision: str | None, cache: Path | None, **patterns: list[str]
+) -> Path:
+    from huggingface_hub import constants
+
+    hub: Any = importlib.import_module("modelscope.hub.snapshot_download")
+    got = hub.snapshot_download(
+        model_id=name,
+        revision=revision,
+        cache_dir=None if cache is None else str(cache),
+        local_files_only=constants.HF_HUB_OFFLINE,
+        **patterns,
+    )
+    return Path(got)
+
+
+@contextmanager
+def _modelscope_errors(name: str) -> Iterator[None]:
+    """Raise what the package raises as ConfigError."""
     try:
-        hub: Any = importlib.import_module("modelscope.hub.snapshot_download")
+        yield
+    except ConfigError:
+        raise
     except ImportError as error:
         raise ConfigError(
             f"{name!r} is to come from ModelScope (QUIRE_USE_MODELSCOPE is set), but the package "
             "is missing: pip install modelscope"
         ) from error
-    weights = [] if want == "model" else ["*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf"]
-    try:
-        got = hub.snapshot_download(
-            model_id=name,
-            revision=revision,
-            cache_dir=None if cache is None else str(cache),
-            local_files_only=constants.HF_HUB_OFFLINE,
-            ignore_file_pattern=[*ignore, *weights],
-        )
     except (OSError, ValueError, RuntimeError) as error:
         # NOTE: modelscope has no narrower common class; its HTTP errors are OSErrors.
         raise ConfigError(f"ModelScope did not give {name!r}: {error}") from error
-    return _validate_folder(Path(got), name, want, load_format)

@@ -111,7 +111,8 @@ class WeightLoader(Generic[H]):
         if target.transpose or layout[0].transposed:
             tensor = tensor.t()
         if layout[0].broadcastable:
-            tensor = tensor.reshape(-1).expand(checkpoint_shape(holder, target))
+            shape = checkpoint_shape(holder, target)
+            tensor = tensor.expand(shape) if tensor.numel() == 1 else tensor.reshape(shape)
         key = (target.layer, target.param)
         value, left = self._incomplete.pop(key, (None, len(layout)))
         if value is None:

@@ -2,6 +2,7 @@
 
     X.weight   numbers of a usual dtype: as they are
     X.ggml     uint8 [O, B, bytes]: the blocks of a quantized matrix (quire.quant.gguf)
+    X.ggml_scale   float32 [1]: what NVFP4 blocks are multiplied by; 1 where the file has none
 
 What the file's writer has changed is undone: the order of rotated rows (whole rows move, so also
 in blocks), norms that are stored plus one, transposed matrices, banks of experts, and kv_b of
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 BLOCKS = "ggml"
 """Name of the parameter that has a matrix in blocks."""
+SCALE = "ggml_scale"
+"""Name of the parameter that multiplies blocks of the type SCALED."""
+SCALED = "NVFP4"
 
 Widen = Callable[[str, "Tensor"], "Tensor"]
 """(type, blocks uint8 [..., B, bytes]) -> float32 [..., I]."""
@@ -75,8 +79,9 @@ def model_tensors(model: GgufModel, sizes: ModelSizes) -> dict[str, HfTensor]:
     Raises: WeightError (two tensors have one name; half of a pair is missing).
     """
     found: dict[str, HfTensor] = {}
+    _scales_of(model)
     for name, tensor in model.tensors.items():
-        if name in ROPE_TENSORS:
+        if name in ROPE_TENSORS or _weight_of(name, model) is not None:
             continue
         for theirs, one in _converted(name, tensor, model, sizes):
             if theirs in found:
@@ -119,7 +124,7 @@ class _Files:
     """Reads tensors from mapped files."""
 
     def __init__(self, model: GgufModel, widen: Widen | None) -> None:
-        self._widen = widen
+        self._widen, self._scales = widen, _scales_of(model)
         self._maps: dict[Path, mmap.mmap] = {}
         for path in model.files:
             with path.open("rb") as file:
@@ -154,7 +159,44 @@ class _Files:
         if not tensor.type.is_quantized:
             return found
         assert self._widen is not None, "the caller reads no values"
-        return self._widen(tensor.type.name, found)
+        wide = self._widen(tensor.type.name, found)
+        return wide * self.scale(tensor) if tensor.type.name == SCALED else wide
+
+    def scale(self, tensor: GgufTensor) -> Tensor:
+        """Return what blocks of the type SCALED are multiplied by: float32 [1], or one per
+        expert."""
+        import torch
+
+        if (one := self._scales.get(tensor)) is not None:
+            return self.read(one)
+        return torch.ones(tensor.shape[0] if len(tensor.shape) > 2 else 1)
+
+
+def _weight_of(name: str, model: GgufModel) -> GgufTensor | None:
+    """Return the blocks that a tensor's number is about. None: it is no such number."""
+    stem, _, param = name.rpartition(".")
+    weight = model.tensors.get(f"{stem}.weight")
+    if param not in ("scale", "input_scale") or weight is None or weight.type.name != SCALED:
+        return None
+    return weight
+
+
+def _scales_of(model: GgufModel) -> dict[GgufTensor, GgufTensor]:
+    """Return the scale of each tensor of the type SCALED that has one. Raises WeightError."""
+    found: dict[GgufTensor, GgufTensor] = {}
+    for name, tensor in model.tensors.items():
+        weight = _weight_of(name, model)
+        if weight is None or not name.endswith(".scale"):
+            continue
+        experts = "_exps." in name
+        shape = (weight.shape[0],) if experts else (1,)
+        if (tensor.type.name, tensor.shape) != ("F32", shape):
+            raise WeightError(
+                f"{model.path}: {name} is {tensor.type.name} {list(tensor.shape)}; it must be F32 "
+                f"{list(shape)}, {'a number per expert' if experts else 'one number'}"
+            )
+        found[weight] = tensor
+    return found
 
 
 def _block_shape(tensor: GgufTensor) -> tuple[int, ...]:
@@ -220,6 +262,9 @@ def _single(
         return value.t() if transposed else value.reshape(shape)
 
     yield theirs, HfTensor(_header(tensor, blocks, shape), read)
+    if blocks and tensor.type.name == SCALED:
+        header = TensorHeader("F32", (1,), tensor.file)
+        yield f"{module}.{SCALE}", HfTensor(header, lambda files: files.scale(tensor))
 
 
 def _header(tensor: GgufTensor, blocks: bool, shape: tuple[int, ...]) -> TensorHeader:
@@ -244,8 +289,14 @@ def _experts(bank: str, leaf: str, tensor: GgufTensor) -> Iterator[tuple[str, Hf
         def read(files: _Files, expert: int = expert) -> Tensor:
             return files.read(tensor)[expert]
 
-        name = f"{bank}.{expert}.{leaf}.{BLOCKS if blocks else 'weight'}"
+        def scale(files: _Files, expert: int = expert) -> Tensor:
+            return files.scale(tensor)[expert : expert + 1]
+
+        module = f"{bank}.{expert}.{leaf}"
+        name = f"{module}.{BLOCKS if blocks else 'weight'}"
         yield name, HfTensor(_header(tensor, blocks, shape[1:]), read)
+        if tensor.type.name == SCALED:
+            yield f"{module}.{SCALE}", HfTensor(TensorHeader("F32", (1,), tensor.file), scale)
 
 
 def _fused_bank(
@@ -275,6 +326,15 @@ def _fused_bank(
     stem = f"{at}.{names.bank}.{_projection_name(names, projection)}"
     end = "_bias" if param == "bias" else f"_{BLOCKS}" if blocks else ""
     yield f"{stem}{end}", HfTensor(_header(tensor, blocks, shape), read)
+    if tensor.type.name == SCALED:
+
+        def scales(files: _Files) -> Tensor:
+            import torch
+
+            ones = torch.stack([files.scale(one) for one in both], 1)  # [X, 1 or 2]
+            return ones.repeat(1, shape[1] // len(both))
+
+        yield f"{stem}_{SCALE}", HfTensor(TensorHeader("F32", shape[:2], tensor.file), scales)
 
 
 def _partner(model: GgufModel, name: str, of: GgufTensor) -> GgufTensor:

@@ -3,10 +3,12 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from quire.errors import WeightError
 from quire.models.build import build_model, read_model_config
 from quire.weights.gguf.folder import folder_of
 from tests import tiers
@@ -84,17 +86,11 @@ def test_file_equals_the_source_folder(tmp_path, variant):
     torch.testing.assert_close(logits_of(*got), logits_of(*want), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow("transformers makes a model of each architecture")
-@pytest.mark.parametrize("variant", ["gpt_oss", "llama", *tiers.long(*VARIANTS[1:12])])
-def test_blocks_equal_a_dense_model(tmp_path, variant):
+def compare_blocks(tmp_path, variant, kinds, **settings):
+    """A file's model, and the dense one of its values."""
     source = tmp_path / "source"
     peer(variant, source)
-    kinds = (
-        mix
-        if variant != "gpt_oss"
-        else lambda name: MIX.get(name.split(".")[-2], "Q4_0").replace("Q5_0", "Q4_0")
-    )
-    dense = write_gguf(tmp_path / "model.gguf", source, kinds)
+    dense = write_gguf(tmp_path / "model.gguf", source, kinds, **settings)
     got = model_of(folder_of(tmp_path / "model.gguf", tmp_path / "cache"))
     assert got[1].quantized is not None
     for file in source.glob("*.safetensors"):
@@ -102,3 +98,46 @@ def test_blocks_equal_a_dense_model(tmp_path, variant):
     save_file({k: v.float().contiguous() for k, v in dense.items()}, source / "model.safetensors")
     want = model_of(source)
     torch.testing.assert_close(logits_of(*got), logits_of(*want), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.slow("transformers makes a model of each architecture")
+@pytest.mark.parametrize("variant", ["gpt_oss", "llama", *tiers.long(*VARIANTS[1:12])])
+def test_blocks_equal_a_dense_model(tmp_path, variant):
+    kinds = (
+        mix
+        if variant != "gpt_oss"
+        else lambda name: MIX.get(name.split(".")[-2], "Q4_0").replace("Q5_0", "Q4_0")
+    )
+    compare_blocks(tmp_path, variant, kinds)
+
+
+@pytest.mark.slow("transformers makes a model of each architecture")
+@pytest.mark.parametrize(
+    "variant", ["llama", "qwen2_moe", "gpt_oss", *tiers.long("mixtral", "deepseek_v3")]
+)
+def test_nvfp4_is_multiplied_by_its_scales(tmp_path, variant):
+    split = variant == "deepseek_v3"
+    compare_blocks(tmp_path, variant, lambda name: "NVFP4", split_kv=split)
+
+
+def test_nvfp4_without_scales(tmp_path):
+    compare_blocks(tmp_path, "llama", lambda name: "NVFP4", scales=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "message"),
+    [
+        ("NVFP4", np.ones(2, np.float32), r"ffn_up\.scale is F32 \[2\]; it must be F32 \[1\], one"),
+        ("NVFP4", np.ones(1, np.float16), r"ffn_up\.scale is F16 \[1\]; it must be F32 \[1\]"),
+        ("Q8_0", np.ones(1, np.float32), r"unexpected .*blk\.0\.ffn_up\.scale"),
+    ],
+)
+def test_a_wrong_scale_is_named(tmp_path, kind, scale, message):
+    peer("llama", tmp_path / "source")
+
+    def edit(writer):
+        writer.add_tensor("blk.0.ffn_up.scale", scale)
+
+    write_gguf(tmp_path / "m.gguf", tmp_path / "source", lambda name: kind, edit=edit, scales=False)
+    with pytest.raises(WeightError, match=message):
+        model_of(folder_of(tmp_path / "m.gguf", tmp_path / "cache"))

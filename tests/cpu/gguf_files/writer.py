@@ -70,7 +70,9 @@ def quantized(kind, value):
     """(bytes uint8 [..., n], the values of them in float32) of a tensor."""
     number = GGMLQuantizationType[kind]
     value = value.float().contiguous()
-    if kind in LAYOUTS:
+    if kind == "NVFP4":
+        data = nvfp4_blocks(value)
+    elif kind in LAYOUTS:
         data = to_blocks(kind, quantize_ggml(kind, value.flatten(0, -2))).unflatten(
             0, value.shape[:-1]
         )
@@ -78,6 +80,27 @@ def quantized(kind, value):
         data = torch.from_numpy(gguf.quants.quantize(value.numpy(), number).view(np.uint8))
     wide = torch.from_numpy(gguf.quants.dequantize(data.numpy(), number)).view(value.shape)
     return data, wide
+
+
+def nvfp4_blocks(value):
+    """uint8 [..., I / 64 * 36]: four scales of e4m3, then codes: element j of 16 beside j + 8."""
+    groups = value.unflatten(-1, (-1, 4, 16))
+    scale = (groups.abs().amax(-1) / 6).to(torch.float8_e4m3fn)
+    half = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    table = torch.cat([half, -half])
+    wide = groups / scale.float().clamp(min=2.0**-9)[..., None]
+    q = (wide[..., None] - table).abs().argmin(-1).to(torch.uint8)
+    packed = (q[..., :8] | q[..., 8:] << 4).flatten(-2)
+    return torch.cat([scale.view(torch.uint8), packed], -1).flatten(-2)
+
+
+def add_scales(writer, name, value):
+    """Add the factor of an NVFP4 tensor, one per expert of a bank; returns it to divide by."""
+    banks = value if "_exps." in name else value[None]
+    whole = banks.flatten(1).abs().amax(1) / (6 * 448)
+    writer.add_tensor(name.replace(".weight", ".scale"), whole.numpy())
+    writer.add_tensor(name.replace(".weight", ".input_scale"), np.full(len(whole), 0.5, np.float32))
+    return whole.view(-1, *[1] * (value.dim() - 1))
 
 
 def fits(kind, value):
@@ -89,13 +112,14 @@ def fits(kind, value):
 
 
 def write_gguf(
-    path, folder, kind_of=lambda name: "F32", *, edit=None, split_kv=False, in_parts=False
-):
+    path, folder, kind_of=lambda name: "F32", *, edit=None, split_kv=False, in_parts=False,
+    scales=True,
+):  # fmt: skip
     """Write a file, and return the tensors of the folder with the values that are in it.
 
     kind_of(name): the type of a tensor, by its name in the file; F32 where rows have no whole
     blocks. edit(writer): adds metadata. split_kv: kv_b_proj as two tensors. in_parts: in several
-    files.
+    files. scales: NVFP4 has a factor beside it.
     """
     hf, tensors = read_folder(folder)
     kind = hf["model_type"]
@@ -127,7 +151,9 @@ def write_gguf(
         if want == "F32" or not fits(want, value):
             writer.add_tensor(ours, value.float().contiguous().numpy())
             continue
-        data, wide = quantized(want, value)
+        whole = add_scales(writer, ours, value) if want == "NVFP4" and scales else 1.0
+        data, wide = quantized(want, value / whole)
+        wide = wide * whole
         writer.add_tensor(ours, data.numpy(), raw_dtype=GGMLQuantizationType[want])
         for source, back in sources(_changed_back(hf, ours, wide)):
             dense[source] = back

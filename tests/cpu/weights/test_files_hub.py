@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 import pytest
 from huggingface_hub import constants, errors
 
+import quire.weights.hub
 from quire import env as environment
 from quire.errors import ConfigError
 from quire.weights.files import resolve_model_folder
@@ -260,12 +261,15 @@ def test_without_a_network_the_cached_model_serves_with_a_warning(
 # --- ModelScope ---
 
 
-def scope(monkeypatch, function):
-    module = types.ModuleType("modelscope.hub.snapshot_download")
+def scope(monkeypatch, function, files=None):
+    """A stand-in for the package. files(**given): those of a repository."""
+    module, api = (types.ModuleType(f"modelscope.hub.{n}") for n in ("snapshot_download", "api"))
     module.snapshot_download = function
+    api.HubApi = lambda: types.SimpleNamespace(get_model_files=files)
     for name in ("modelscope", "modelscope.hub"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, api.__name__, api)
 
 
 def test_modelscope_is_used_when_the_environment_sets_it(tmp_path, monkeypatch):
@@ -302,3 +306,58 @@ def test_what_modelscope_raises_is_passed_on_as_a_config_error(monkeypatch):
     scope(monkeypatch, download)
     with pytest.raises(ConfigError, match="no such model there"):
         resolve_model_folder("org/model", env=SCOPE)
+
+
+PARTS = [f"m-Q4_K_M-0000{i}-of-00002.gguf" for i in (1, 2)]
+
+
+@pytest.fixture
+def gguf_scope(tmp_path, monkeypatch):
+    """A repository of GGUF files: what was requested of it, and a folder for its files."""
+    requests = []
+
+    def files(**given):
+        requests.append(given)
+        listed = [{"Path": name, "Type": "blob"} for name in [*PARTS, "m-Q8_0.gguf"]]
+        return [{"Path": "sub", "Type": "tree"}, *listed]
+
+    def download(**given):
+        requests.append(given)
+        for name in PARTS:
+            if name in given["allow_file_pattern"]:
+                (tmp_path / name).write_text("")
+        return str(tmp_path)
+
+    scope(monkeypatch, download, files)
+    monkeypatch.setattr(quire.weights.hub, "folder_of", lambda path, cache: path)
+    return requests
+
+
+def test_a_part_of_the_name_chooses_gguf_files_of_modelscope(tmp_path, gguf_scope, online):
+    got = resolve_model_folder("org/model:q4_k_m", revision="v1", env=SCOPE)
+    assert got == tmp_path / PARTS[0]
+    listing, download = gguf_scope
+    assert listing == {"model_id": "org/model", "recursive": True, "revision": "v1"}
+    assert download["allow_file_pattern"] == PARTS
+    assert not download["local_files_only"]
+    assert resolve_model_folder(f"org/model/{PARTS[0]}", env=SCOPE) == got
+    assert "revision" not in gguf_scope[2]
+    with pytest.raises(ConfigError, match=r"org/model has no model 'Q2_K': m-Q4_K_M.*, m-Q8_0"):
+        resolve_model_folder("org/model:Q2_K", env=SCOPE)
+
+
+def test_gguf_files_of_modelscope_that_are_cached(tmp_path, gguf_scope, offline):
+    for name in PARTS:
+        (tmp_path / name).write_text("")
+    assert resolve_model_folder("org/model:Q4_K_M", env=SCOPE) == tmp_path / PARTS[0]
+    (request,) = gguf_scope
+    assert request["local_files_only"]
+    (tmp_path / PARTS[1]).unlink()
+    with pytest.raises(ConfigError, match="lacks m-Q4_K_M-00002-of-00002"):
+        resolve_model_folder("org/model:Q4_K_M", env=SCOPE)
+
+
+def test_gguf_files_of_modelscope_need_its_package(monkeypatch, online):
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(ConfigError, match="pip install modelscope"):
+        resolve_model_folder("org/model:Q4_K_M", env=SCOPE)
