@@ -45,6 +45,7 @@ IGNORED = frozenset(
         *("layers_to_transform", "layers_pattern", "megatron_config", "megatron_core"),
         *("eva_config", "corda_config", "lora_ga_config", "velora_config", "qalora_group_size"),
         *("runtime_config", "fan_in_fan_out", "enable_lora", "merge_weights", "mica_config"),
+        *("modules_to_save", "ensure_weight_tying"),
     )
 )
 """Keys of training, or that the tensors' names decide."""
@@ -64,8 +65,6 @@ class LoraConfig:
     alphas: PatternMap = field(default_factory=lambda: PatternMap("alpha_pattern", {}))
     dora: bool = False
     lora_bias: bool = False
-    tie: bool = False  # what is done to an embedding is done to the head that shares its weight
-    saved_modules: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()  # suffixes of target_parameters
     tokens: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None
     base_model: str | None = None
@@ -74,6 +73,13 @@ class LoraConfig:
     def rank_of(self, module: str) -> int:
         """Return the rank that the config states for a module."""
         return int(self.ranks.find(module, self.rank))
+
+    def tokens_of(self, module: str) -> tuple[int, ...] | None:
+        """Return the token ids of the rows of a module; None: the config has none."""
+        if not isinstance(self.tokens, Mapping):
+            return self.tokens
+        ends = (ids for name, ids in self.tokens.items() if f".{module}".endswith(f".{name}"))
+        return next(ends, None)
 
     def scale_of(self, module: str) -> float:
         """Return what the product of a module's matrices is multiplied by."""
@@ -160,8 +166,6 @@ def parse_lora_config(found: Mapping[str, Any]) -> LoraConfig:
         alphas=_patterns(found, "alpha_pattern", float),
         dora=_flag(found, "use_dora"),
         lora_bias=_flag(found, "lora_bias"),
-        tie=_flag(found, "ensure_weight_tying"),
-        saved_modules=_names(found, "modules_to_save"),
         parameters=_names(found, "target_parameters"),
         tokens=_tokens(found.get("trainable_token_indices")),
         base_model=base if isinstance(base := found.get("base_model_name_or_path"), str) else None,
@@ -245,8 +249,8 @@ def _unknown(found: Mapping[str, Any]) -> tuple[str, ...]:
 _READ = frozenset(
     (
         *("peft_type", "bias", "init_lora_weights", "r", "lora_alpha", "use_rslora"),
-        *("rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "ensure_weight_tying"),
-        *("modules_to_save", "target_parameters", "trainable_token_indices"),
+        *("rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "target_parameters"),
+        "trainable_token_indices",
     )
 )
 

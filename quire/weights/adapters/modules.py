@@ -70,6 +70,9 @@ class AdapterModules:
         shape = self.layers.get(layer)
         if shape is None:
             parent, _, leaf = layer.rpartition(".")
+            bank = self.layers.get(parent)
+            if bank is not None and bank.kind == "experts" and leaf in ("gate_up_proj", "down_proj"):
+                return ModulePlace(parent, bank, None)
             fused, part = USUAL_PARTS.get(leaf, ("", 0))
             shape = self.layers.get(f"{parent}.{fused}")
             if shape is None or len(shape.outputs) != (3 if fused == "qkv_proj" else 2):
