@@ -250,9 +250,7 @@ class DeltaBuilder:
             for module in members:
                 at, one = module.place.expert, self._read(module, "A")
                 a[at, : len(one)] = one
-                b[at, :, : len(one)] = self._read(
-                    module, "B", self._config.scale_of(module.name)
-                )
+                b[at, :, : len(one)] = self._read(module, "B", self._config.scale_of(module.name))
             return {part: ExpertsDelta(a, b)}  # fmt: skip
 
         return read
@@ -270,11 +268,12 @@ class DeltaBuilder:
         }
         if len(a) != 2 or len(b) != 2 or (a[1], b[0]) not in ends:
             names = " and ".join(
-                f"{short(module.tensors.get(slot, module.name))} is {list(own)}"
-                for slot, own in (("A", a), ("B", b))
+                f"{short(name)} is {list(self._source.headers[name].shape)}"
+                for name in module.tensors.values()
             )
             self._problems.add(
-                f"{names}; the model's experts have {size} inputs and {width} outputs"
+                f"{names}; A and B of the model's experts have {size} and {2 * width}, or {width} "
+                f"and {size}"
             )
             return dict
         matrix, swapped = ends[a[1], b[0]]
@@ -345,9 +344,7 @@ class DeltaBuilder:
         self.rank = max(self.rank, rank)
         return rank
 
-    def _check_shapes(
-        self, module: AdapterModule, wanted: Mapping[Slot, tuple[int, ...]]
-    ) -> None:
+    def _check_shapes(self, module: AdapterModule, wanted: Mapping[Slot, tuple[int, ...]]) -> None:
         for slot, name in module.tensors.items():
             shape = self._source.headers[name].shape
             loose = slot == "magnitude" and shape == (1, *wanted[slot])  # of older files
@@ -370,9 +367,7 @@ class DeltaBuilder:
                     f"{CONFIG_FILE} is {str(on).lower()}"
                 )
 
-    def _claim(
-        self, module: AdapterModule, places: Iterable[tuple[str, int, int | None]]
-    ) -> None:
+    def _claim(self, module: AdapterModule, places: Iterable[tuple[str, int, int | None]]) -> None:
         """Note which module fills a place; no two may fill one."""
         for layer, part, expert in places:
             for key in {(layer, part, expert), (layer, part, None)}:

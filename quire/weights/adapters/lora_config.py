@@ -16,6 +16,7 @@ from typing import Any
 from quire.config.json_file import read_json_object
 from quire.config.quant.fields import check_pattern
 from quire.errors import ConfigError
+from quire.weights.adapters.tensor_files import require_regular
 
 CONFIG_FILE = "adapter_config.json"
 MAX_BYTES = 16 << 20
@@ -143,8 +144,12 @@ class PatternMap:
 
 
 def read_lora_config(folder: Path) -> LoraConfig:
-    """Read a folder's adapter_config.json. Raises ConfigError, and FileNotFoundError."""
-    return parse_lora_config(read_json_object(folder / CONFIG_FILE, MAX_BYTES))
+    """Read a folder's adapter_config.json. Raises ConfigError."""
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise ConfigError(f"{folder} has no {CONFIG_FILE}: it is no LoRA adapter")
+    require_regular(path)
+    return parse_lora_config(read_json_object(path, MAX_BYTES))
 
 
 def parse_lora_config(found: Mapping[str, Any]) -> LoraConfig:

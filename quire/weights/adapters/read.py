@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from quire.errors import ConfigError, WeightError
+from quire.errors import WeightError
 from quire.weights.adapters.adapter import Adapter, AdapterLimits, Delta, tensors_of
 from quire.weights.adapters.deltas import (
     AdapterModule,
@@ -22,7 +22,7 @@ from quire.weights.adapters.deltas import (
     short,
     whole_shape,
 )
-from quire.weights.adapters.lora_config import CONFIG_FILE, read_lora_config
+from quire.weights.adapters.lora_config import read_lora_config
 from quire.weights.adapters.modules import AdapterModules, ModulePlace
 from quire.weights.adapters.names import AdapterTensorName, parse_tensor_name
 from quire.weights.adapters.tensor_files import AdapterTensors, open_tensors
@@ -42,10 +42,7 @@ def read_adapter(
     Raises: ConfigError (a key of its config is refused; files are missing), WeightError (tensors do
     not fit the model or the limits).
     """
-    try:
-        config = read_lora_config(folder)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{folder} has no {CONFIG_FILE}: it is no LoRA adapter") from error
+    config = read_lora_config(folder)
     if config.rank > limits.max_rank:
         raise WeightError(
             f"the adapter has rank {config.rank}; the maximum is {limits.max_rank} (max_lora_rank)"
@@ -104,9 +101,7 @@ def _group_by_module(source: AdapterTensors, modules: AdapterModules) -> list[Ad
     return list(found.values())
 
 
-def _no_place(
-    parsed: AdapterTensorName, place: ModulePlace | None, modules: AdapterModules
-) -> str:
+def _no_place(parsed: AdapterTensorName, place: ModulePlace | None, modules: AdapterModules) -> str:
     """Say why a tensor has no place in the model."""
     if place is None:
         return f"there is no module {short(parsed.module)}; {modules.near(parsed.module)}"
