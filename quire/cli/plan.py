@@ -176,6 +176,7 @@ def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
     fixed = [
         ("memory allowed", gib(plan.allowed_bytes)),
         ("weights", f"{gib(plan.weight_bytes)}, {plan.weight_bits:.2f} bits per weight ({source})"),
+        *([("adapters, of those", gib(plan.adapter_bytes))] if plan.adapter_bytes else []),
         ("activations", f"{gib(plan.activation_bytes)} ({shape.max_num_batched_tokens} tokens)"),
         *([("context, libraries", gib(plan.overhead_bytes))] if plan.overhead_bytes else []),
     ]
@@ -226,6 +227,7 @@ def as_json(name: str, plan: MemoryPlan, source: str, problem: str | None) -> di
         "allowed_bytes": plan.allowed_bytes,
         "weight_bytes": plan.weight_bytes,
         "weight_bits": round(plan.weight_bits, 4),
+        "adapter_bytes": plan.adapter_bytes,
         "activation_bytes": plan.activation_bytes,
         "overhead_bytes": plan.overhead_bytes,
         "kv_room_bytes": plan.kv_available_bytes if plan.groups else 0,

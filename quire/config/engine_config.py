@@ -119,6 +119,16 @@ class EncoderSection:
     banned_first: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSection:
+    """LoRA adapters that requests may name."""
+
+    max_adapters: int  # distinct ones in a step; slots of the device
+    max_rank: int
+    max_host: int  # copies in host memory
+    target_modules: tuple[str, ...] | None  # last components of names; None: all
+
+
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
@@ -239,6 +249,7 @@ class EngineConfig:
     structured: StructuredSection = StructuredSection()
     recovery: RecoverySection = RecoverySection()
     health: HealthSection = HealthSection()
+    adapters: AdapterSection | None = None  # None: requests with adapters are refused
     encoder: EncoderSection | None = None  # None: a decoder alone
     generates: bool = True  # False: it serves pooling requests alone
     pooling: PoolingSection | None = None  # None: no pooling requests

@@ -270,6 +270,27 @@ class ParallelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoRAOptions:
+    """LoRA adapters: weights that some requests add to the model's."""
+
+    enable_lora: bool = False
+    """Serve LoRA adapters beside the model."""
+    max_loras: int = option(1, low=1, high=4096)
+    """Maximum of distinct adapters in one step. The device has memory for so many of
+    max_lora_rank."""
+    max_lora_rank: int = option(16, low=1, high=4096)
+    """Maximum rank of an adapter."""
+    max_cpu_loras: int | None = option(None, low=1)
+    """Maximum of adapters in host memory; others are read again when a request needs them. None:
+    max_loras."""
+    lora_dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
+    """Dtype of adapters. auto: the model's; no other is supported."""
+    lora_target_modules: tuple[str, ...] | None = None
+    """Last components of the names of modules that adapters may change, as q_proj; an adapter that
+    changes others is refused. None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOptions:
     """Output that must match a JSON schema, a pattern or a grammar."""
 
@@ -353,6 +374,7 @@ class Options:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     device: DeviceOptions = field(default_factory=DeviceOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    lora: LoRAOptions = field(default_factory=LoRAOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     health: HealthOptions = field(default_factory=HealthOptions)

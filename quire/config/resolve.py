@@ -10,6 +10,7 @@ import logging
 from dataclasses import replace
 from typing import NamedTuple
 
+from quire.config.adapters import adapter_ranks, resolve_adapters
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import (
     CacheSection,
@@ -117,6 +118,7 @@ def resolve(
             capability=device.capability,
         ),
         parallel=ParallelSection(tensor=plan.shape.ranks),
+        adapters=resolve_adapters(options.lora, plan.shape.dtype, why, server=server),
         encoder=resolve_encoder(model, plan.shape),
         generates=generates,
         pooling=pooling,
@@ -166,6 +168,7 @@ def resolve_memory_plan(
         and options.scheduler.enable_chunked_prefill is not False,
         max_encoder_len=0 if model.encoder is None else model.encoder.max_len,
         has_logits=_model_use(options, model).has_logits,
+        adapter_ranks=adapter_ranks(options.lora),
     )
     shape = replace(
         shape,

@@ -95,10 +95,10 @@ _NO_EFFECT = {
     "a server has it, and LLM.chat takes reasoning_parser and tool_parser": """reasoning_parser
         reasoning_parser_plugin reasoning_config tool_call_parser tool_parser_plugin
         enable_auto_tool_choice""",
-    "it belongs to a feature that is off": """max_loras max_lora_rank lora_dtype max_cpu_loras
-        lora_extra_vocab_size long_lora_scaling_factors fully_sharded_loras lora_target_modules
-        specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras
-        max_lora_cls_labels enable_tower_connector_lora
+    "adapters are cut and grouped in quire's own way": """fully_sharded_loras
+        specialize_active_lora enable_mixed_moe_lora_format""",
+    "it belongs to a feature that is off": """lora_extra_vocab_size long_lora_scaling_factors
+        enable_moe_shared_loras max_lora_cls_labels enable_tower_connector_lora
         limit_mm_per_prompt media_io_kwargs mm_processor_cache_gb mm_processor_cache_type
         mm_hasher_algorithm mm_shm_cache_max_object_size_mb mm_encoder_tp_mode
         mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path
@@ -127,8 +127,8 @@ _NO_EFFECT = {
 _UNSUPPORTED = {
     "these quantization settings": """quantization_config quantization_param_path
         model_loader_extra_config kv_cache_dtype_skip_layers""",
-    "LoRA": """enable_lora default_mm_loras lora_modules enable_prompt_adapter prompt_adapters
-        qlora_adapter_name_or_path""",
+    "LoRA adapters by option": "lora_modules default_mm_loras qlora_adapter_name_or_path",
+    "prompt adapters": "enable_prompt_adapter prompt_adapters",
     "speculative decoding": "speculative_config spec_method spec_model",
     "more than one device": """pipeline_parallel_size data_parallel_size data_parallel_rank
         data_parallel_start_rank data_parallel_hybrid_lb data_parallel_external_lb
@@ -204,7 +204,7 @@ XFORMERS
 ATTENTION_BACKENDS = frozenset(_ATTENTION_BACKENDS.split())
 """Attention backends of another engine: quire chooses among its own."""
 _BOOLEAN_OPTIONS = """
-    disable_custom_all_reduce use_v2_block_manager enable_lora worker_use_ray
+    disable_custom_all_reduce use_v2_block_manager worker_use_ray
     enable_eplb enable_expert_parallel disable_log_requests
     enable_log_requests enable_return_routed_experts return_sampling_mask enable_trace_replay
     disable_cascade_attn multi_step_stream_outputs ray_workers_use_nsight numa_bind
@@ -242,7 +242,7 @@ decode_context_parallel_size:-dcp
     enable_expert_parallel:-ep speculative_config:-sc diffusion_config:-dc compilation_config:-cc
     attention_config:-ac"""
 _LIST_OPTIONS = """cudagraph_capture_sizes cuda_graph_sizes lora_modules prompt_adapters device_ids
-    numa_bind_nodes numa_bind_cpus lora_target_modules allowed_media_domains ignore_patterns
+    numa_bind_nodes numa_bind_cpus allowed_media_domains ignore_patterns
     collect_detailed_traces kv_cache_dtype_skip_layers sleep_preserve_parameter_names
     cpu_offload_params offload_params"""
 LIST_OPTIONS = frozenset(_LIST_OPTIONS.split())

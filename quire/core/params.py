@@ -485,7 +485,7 @@ class BeamSearchParams:
 
 @dataclass(slots=True, eq=False)
 class LoRARequest:
-    """An adapter, by name. Adapters are not built yet: giving one to a request is refused."""
+    """A LoRA adapter: its name, its number, and its folder."""
 
     lora_name: str
     """Its name; two requests with the same name mean the same adapter."""
@@ -498,12 +498,31 @@ class LoRARequest:
     load_inplace: bool = False
     """Replace a loaded adapter of this name."""
     is_3d_lora_weight: bool = False
-    """Its expert weights are three-dimensional."""
+    """Its expert weights are three-dimensional. The files show that: it has no effect."""
+    lora_local_path: str | None = None
+    """Older name of lora_path."""
+    long_lora_max_len: int | None = None
+    """Of older releases. It has no effect."""
 
     def __post_init__(self) -> None:
         check_int("lora_int_id", self.lora_int_id, 1, None, "an integer >= 1")
+        self.lora_path = str(self.lora_path or self.lora_local_path or "")
         if not self.lora_path:
             raise invalid_param("lora_path", self.lora_path, "a folder")
+        if not self.lora_name:
+            raise invalid_param("lora_name", self.lora_name, "a name")
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        return self.lora_path
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoRARequest) and self.lora_name == other.lora_name

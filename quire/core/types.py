@@ -131,6 +131,15 @@ class PromptEmbeds:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """One generation of an adapter: weights that are added to the model's for a request's rows."""
+
+    name: str
+    digest: bytes  # of the weights; another content is another generation
+    folder: str = ""  # where it is read again if its copy was dropped
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request as the scheduler needs it, with `n` sequences."""
 
@@ -142,7 +151,7 @@ class Request:
     seed: int = 0  # always resolved: sequence i draws with seed + i
     priority: int = 0  # lower goes first, under the priority order
     arrived_at: float = 0.0  # monotonic clock, seconds
-    salt: bytes = b""  # digest that separates cache contents: cache salt, adapter, media
+    salt: bytes = b""  # digest that separates cache contents, of the cache salt
     read_prefix_cache: bool = True  # False when every prompt position must be computed
     parent: str | None = None  # id of a held request whose KV is shared as far as prompts agree
     hold: bool = False  # keep blocks after the end, until the scheduler's release(id)
@@ -168,6 +177,14 @@ class Request:
     """In the order of positions, without overlap. Each has digests in `extra_content`."""
     encoder_prompt: tuple[int, ...] = ()  # what an encoder reads; `prompt` is then the decoder's
     forced: ForcedTokens | None = None  # None: the model's configs force no token
+    adapter: AdapterRef | None = None  # None: the model's own weights
+
+    @property
+    def cache_root(self) -> bytes:
+        """What separates its cached KV from that of all other requests, from the first token on."""
+        if self.adapter is None:
+            return self.salt
+        return b"adapter" + self.adapter.digest + self.salt
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -278,6 +295,8 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     preempted: tuple[str, ...] = ()
     num_drafts: int = 0  # draft tokens of all rows
+    parts: tuple[object, ...] = ()
+    """What step budgets add for parts of the worker (quire.runner.parts), each of its own type."""
 
 
 class TokenLogprobs(NamedTuple):

@@ -7,7 +7,7 @@ Slow work (importing torch, reading weights, loading the tokenizer) runs here, o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -37,6 +37,7 @@ from quire.core.kv.tiers.host import HostTier
 from quire.core.scheduling.dummy_step import DUMMY_REQUEST
 from quire.core.scheduling.grammar_wait import GrammarProvider as GrammarSource
 from quire.core.scheduling.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.adapters import AdapterLimit, AdapterProvider
 from quire.core.scheduling.limits.base import StepBudget, by_contract
 from quire.core.scheduling.limits.encoder_budget import EncoderBudget
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
@@ -56,11 +57,17 @@ from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import Pooling, Request
-from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.adapter_store import AdapterStore
+from quire.engine.core.engine_core import Closeable, EngineCore
 from quire.engine.startup import gpu_startup
 from quire.engine.startup.device_facts import device_facts
 from quire.engine.startup.early_start import DRIVER, begin_startup
-from quire.engine.startup.executor_setup import build_executor, load_model, load_pooler
+from quire.engine.startup.executor_setup import (
+    build_adapter_store,
+    build_executor,
+    load_model,
+    load_pooler,
+)
 from quire.engine.startup.grammar_setup import build_grammars
 from quire.engine.startup.kernel_builder import (
     KernelBuilder,
@@ -112,6 +119,7 @@ class EngineCoreBundle:
     seconds: dict[
         str, float
     ]  # seconds of start-up by stage, in order: quire.engine.startup.startup_timer
+    adapters: AdapterStore | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +249,7 @@ def _assemble(
     _check_tokenizer(found.folder, config, options)
     tokenizer = lambda: _tokenizer_folder(found.folder, config, options, environment)  # noqa: E731
     texts(config, tokenizer)
+    adapters = build_adapter_store(found.model_type, found.config, config)
     grammars = None if missing_for_structured_output(config) else build_grammars(config, tokenizer)
     if grammars is not None and prepare_grammars:  # while weights are read: it takes the lock
         grammars.prepare()
@@ -262,7 +271,7 @@ def _assemble(
         executor: Executor = (
             ranks if several else build_executor(model, config, processors, grammars, pooler)
         )
-        return build_scheduler(config, grammars), executor
+        return build_scheduler(config, grammars, adapters), executor
 
     if device.type == cuda.name:
         started = gpu_startup.start_on_gpu(
@@ -270,15 +279,15 @@ def _assemble(
         )
         config, plan = started.config, started.plan
         why = tuple(_with_measured_blocks(one, config) for one in why)
-        engine = build_core(
-            config, *started.engine_parts, check=environment.check, grammars=grammars
-        )
+        parts = started.engine_parts
     else:
-        engine = build_core(config, *half(config), check=environment.check, grammars=grammars)
+        parts = half(config)
+    background = [one for one in (grammars, adapters) if one is not None]
+    engine = build_core(config, *parts, check=environment.check, background=background)
     timer.lap("engine")
     checks: list[ParamCheck] = [check_params] if several else []
     checks += [one.validate_params for one in processors if hasattr(one, "validate_params")]
-    return EngineCoreBundle(engine, config, plan, why, tuple(checks), timer.seconds())
+    return EngineCoreBundle(engine, config, plan, why, tuple(checks), timer.seconds(), adapters)
 
 
 def _with_measured_blocks(why: Decision, config: EngineConfig) -> Decision:
@@ -387,7 +396,7 @@ def build_core(
     executor: Executor,
     *,
     check: bool,
-    grammars: GrammarSource | None = None,
+    background: Sequence[Closeable] = (),
 ) -> EngineCore:
     """Join scheduler and executor, with a profiler if the config has one."""
     section = config.observe
@@ -397,10 +406,16 @@ def build_core(
         )
         executor = Profiled(executor, trace)
     depth = config.scheduler.steps_in_flight
-    return EngineCore(scheduler, executor, steps_in_flight=depth, check=check, grammars=grammars)
+    return EngineCore(
+        scheduler, executor, steps_in_flight=depth, check=check, background=background
+    )
 
 
-def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None) -> Scheduler:
+def build_scheduler(
+    config: EngineConfig,
+    grammars: GrammarSource | None = None,
+    adapters: AdapterProvider | None = None,
+) -> Scheduler:
     """Build the scheduler, with its block pool."""
     cache, section = config.cache, config.scheduler
     missing = missing_for_structured_output(config) or "workers that compile grammars"
@@ -426,6 +441,9 @@ def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None)
                 TenantKVQuota(order, cache.num_blocks, kv.max_blocks),
                 *build_limits(section, order),
                 *build_encoder_budget(config.encoder),
+                AdapterLimit(
+                    1 if config.adapters is None else config.adapters.max_adapters, adapters
+                ),
                 GrammarWait(grammars, section.max_model_len, missing=missing),
             ]
         ),

@@ -29,6 +29,7 @@ from quire.core.params import RepetitionDetectionParams as Repetition
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import (
+    AdapterRef,
     ForcedTokens,
     Pooling,
     PromptEmbeds,
@@ -46,7 +47,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 
@@ -93,6 +94,7 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     prompt_embeds: tuple[PromptEmbeds, ...]
     encoder_prompt: tuple[int, ...]
     forced: ForcedTokens | None
+    adapter: AdapterRef | None
 
 
 class AddRequests(EngineMessage, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.core.params import BeamSearchParams, SamplingParams
-from quire.core.types import TokenLogprobs
+from quire.core.types import AdapterRef, TokenLogprobs
 from quire.engine.client.beam_search import Beam, BeamSearch
 from quire.errors import Unsupported
 from quire.llm.engine import LLMEngine
@@ -30,6 +30,7 @@ class FinishedBeamSearch:
     params: BeamSearchParams
     search: BeamSearch
     beams: list[Beam]
+    lora_request: object | None = None
 
     def as_beams(self) -> BeamSearchOutput:
         """What LLM.beam_search returns: whole sequences, the prompt included."""
@@ -50,6 +51,7 @@ class FinishedBeamSearch:
             True,
             encoder_prompt=(given or self._text(source)) if source else None,
             encoder_prompt_token_ids=source or None,
+            lora_request=self.lora_request,
         )
 
     def _sequence(self, beam: Beam) -> BeamSearchSequence:
@@ -62,6 +64,7 @@ class FinishedBeamSearch:
             text=self._text(tokens),
             finish_reason=beam.finish_reason,
             stop_reason=beam.stop_reason,
+            lora_request=self.lora_request,
         )
 
     def _completion_output(self, index: int, beam: Beam) -> CompletionOutput:
@@ -72,6 +75,7 @@ class FinishedBeamSearch:
             cumulative_logprob=beam.logprob_sum,
             logprobs=None,
             finish_reason=beam.finish_reason,
+            lora_request=self.lora_request,
         )
 
     def _text(self, tokens: list[int]) -> str | None:
@@ -91,15 +95,20 @@ def run_beam_searches(
     prompts: Sequence[Prompt],
     params: BeamSearchParams,
     *,
+    adapters: Sequence[AdapterRef | None],
+    lora_requests: Sequence[object],
     priorities: Sequence[int],
     names: Sequence[str],
     at_once: int,
     use_tqdm: UseTqdm,
 ) -> list[FinishedBeamSearch]:
-    """Search for every prompt, at most `at_once` of them together. In order."""
+    """Search for every prompt, at most `at_once` of them together. In order.
+
+    lora_requests: what the outputs show.
+    """
     searches = [
-        _build_search(engine, prompt, params, priority, name)
-        for prompt, priority, name in zip(prompts, priorities, names)
+        _build_search(engine, prompt, params, adapter, priority, name)
+        for prompt, adapter, priority, name in zip(prompts, adapters, priorities, names)
     ]
     bar = ProcessedBar(len(searches), use_tqdm)
     found = []
@@ -108,10 +117,9 @@ def run_beam_searches(
             for first in range(0, len(searches), at_once):
                 together = searches[first : first + at_once]
                 _run_together(engine, together, interrupt)
-                for search, prompt in zip(together, prompts[first:]):
-                    found.append(
-                        FinishedBeamSearch(engine, prompt, params, search, search.best_beams())
-                    )
+                for search, prompt, shown in zip(together, prompts[first:], lora_requests[first:]):
+                    beams = search.best_beams()
+                    found.append(FinishedBeamSearch(engine, prompt, params, search, beams, shown))
                     bar.count_finished(found[-1].as_request_output())
     finally:
         bar.close()
@@ -119,7 +127,12 @@ def run_beam_searches(
 
 
 def _build_search(
-    engine: LLMEngine, prompt: Prompt, params: BeamSearchParams, priority: int, name: str
+    engine: LLMEngine,
+    prompt: Prompt,
+    params: BeamSearchParams,
+    adapter: AdapterRef | None,
+    priority: int,
+    name: str,
 ) -> BeamSearch:
     """Check a prompt by the same rules as any request."""
     allowed = params.allowed_token_ids
@@ -129,7 +142,9 @@ def _build_search(
         allowed_token_ids=allowed,
         ignore_eos=params.ignore_eos,
     )
-    request = engine.inputs.process(prompt, sampling, request_id=name, priority=priority).request
+    request = engine.inputs.process(
+        prompt, sampling, request_id=name, priority=priority, adapter=adapter
+    ).request
     if request.prompt_embeds:  # each beam of each round would bring them again
         message = "prompt_embeds cannot be combined with beam search: sample, or give token ids"
         raise Unsupported(message, param="prompt_embeds")

@@ -21,7 +21,8 @@ from quire.engine.core.gc_control import freeze_gc_heap, infrequent_gc
 from quire.engine.startup.early_start import begin_startup
 from quire.engine.startup.text_setup import build_pooling_processor
 from quire.errors import Unsupported
-from quire.llm.compat import ModelConfigView, check_priority, refuse_lora
+from quire.llm.adapters import AdapterRequests
+from quire.llm.compat import ModelConfigView, check_priority
 from quire.llm.progress import InterruptHandler
 from quire.outputs import RequestOutput
 from quire.platform import bytecode_cache
@@ -47,6 +48,7 @@ class LLMEngine:
         self.built = built
         self.engine = built.engine
         self.inputs = built.input_processor
+        self.adapters = AdapterRequests(built.adapters)
         self.pooling_inputs = build_pooling_processor(built.config, built.tokenizer)
         self.finished: Tally[str] = Tally()
         self._running: dict[str, RequestOutputProcessor] = {}
@@ -98,7 +100,7 @@ class LLMEngine:
         priority: int = 0,
     ) -> str:
         """Queue a request; outputs come from step(). Raises RequestError. Returns its id."""
-        refuse_lora(lora_request)
+        (adapter,) = self.adapters.resolve(lora_request, 1)
         prepared = self.inputs.process(
             prompt,
             params,
@@ -106,14 +108,20 @@ class LLMEngine:
             priority=check_priority(priority, self.config.scheduler.policy),
             arrived_at=time.monotonic() if arrival_time is None else arrival_time,
             tokenization=tokenization_kwargs,
+            adapter=adapter,
         )
-        self.submit(prepared)
+        self.submit(prepared, lora_request)
         return prepared.request.id
 
-    def submit(self, prepared: PreparedRequest) -> None:
-        """Queue a prepared request. Raises RequestError and changes nothing."""
+    def submit(self, prepared: PreparedRequest, lora_request: object | None = None) -> None:
+        """Queue a prepared request. Raises RequestError and changes nothing.
+
+        lora_request: what its outputs show.
+        """
         self.engine.add(prepared.request)
-        assembler = RequestOutputProcessor(prepared, self.built.tokenizer, clock=self._clock)
+        assembler = RequestOutputProcessor(
+            prepared, self.built.tokenizer, clock=self._clock, lora_request=lora_request
+        )
         self._running[prepared.request.id] = assembler
 
     def subscribe(self, request_id: str, take: Callable[[Update], None] | None) -> None:
@@ -213,6 +221,18 @@ class LLMEngine:
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._running)
+
+    def add_lora(self, lora_request: object) -> bool:
+        """Load an adapter. Returns whether it was not loaded already. Raises RequestError."""
+        return self.adapters.add(lora_request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Unload an adapter; running requests keep it. Returns whether it was loaded."""
+        return self.adapters.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """Return the numbers of loaded adapters."""
+        return self.adapters.numbers()
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. False while blocks are in use."""

@@ -22,7 +22,7 @@ from quire.errors import RequestError, Unsupported
 from quire.llm import metrics
 from quire.llm.beam_search import FinishedBeamSearch, run_beam_searches
 from quire.llm.chat_parsing import ChatContext, build_chat_parsing
-from quire.llm.compat import check_priority, refuse_lora
+from quire.llm.compat import check_priority
 from quire.llm.engine import LLMEngine
 from quire.llm.legacy_guided import GuidedOptions, apply_guided, refuse_guided
 from quire.llm.pooling import PoolingMethods
@@ -291,12 +291,13 @@ class LLM(PoolingMethods):
         priority: int | Sequence[int] | None,
     ) -> list[FinishedBeamSearch]:
         self._check_awake()
-        refuse_lora(lora_request)
         params.reject_unimplemented_features()
         return run_beam_searches(
             self.llm_engine,
             given,
             params,
+            adapters=self.llm_engine.adapters.resolve(lora_request, len(given)),
+            lora_requests=_each(lora_request, len(given)),
             priorities=self._priorities(priority, len(given)),
             names=[f"beam-{next(self._ids)}" for _ in given],
             at_once=concurrency_limit or len(given) or 1,
@@ -334,11 +335,11 @@ class LLM(PoolingMethods):
         """
         self._check_awake()
         self.check_generates()
-        refuse_lora(lora_request)
         if mm_processor_kwargs:
             raise Unsupported("mm_processor_kwargs: this model reads text only")
         params = self._params_per_prompt(sampling_params, len(given))
         ranks = self._priorities(priority, len(given))
+        adapters = self.llm_engine.adapters.resolve(lora_request, len(given))
         inputs = self.llm_engine.inputs
         now = time.monotonic()
         # Drawing ids from the counter last keeps them dense when a prompt is refused
@@ -354,24 +355,28 @@ class LLM(PoolingMethods):
                 add_special_tokens=add_special_tokens,
                 constraint=rule.constraint,
                 thinking=rule.thinking,
+                adapter=adapter,
             )
-            for i, (prompt, one, rank, rule) in enumerate(
+            for i, (prompt, one, rank, rule, adapter) in enumerate(
                 zip(
                     track_adding(given, use_tqdm),
                     params,
                     ranks,
                     rules or [PromptConstraints()] * len(given),
+                    adapters,
                 )
             )
         ]
         self._ids = itertools.count(first + len(given))
-        return self._submit(prepared)
+        return self._submit(prepared, _each(lora_request, len(given)))
 
-    def _submit(self, prepared: Sequence[PreparedRequest]) -> list[str]:
+    def _submit(
+        self, prepared: Sequence[PreparedRequest], lora_requests: Sequence[object]
+    ) -> list[str]:
         ids: list[str] = []
         try:
-            for one in prepared:
-                self.llm_engine.submit(one)
+            for one, lora_request in zip(prepared, lora_requests):
+                self.llm_engine.submit(one, lora_request)
                 ids.append(one.request.id)
         except BaseException:  # Ctrl-C too: the outputs would never be collected
             self.llm_engine.abort_request(ids)
@@ -577,3 +582,8 @@ def _with_final_output(params: SamplingParams) -> SamplingParams:
     copy = params.clone()
     copy.output_kind = RequestOutputKind.FINAL_ONLY
     return copy
+
+
+def _each(lora_request: object, count: int) -> Sequence[object]:
+    """Return the LoRARequest of each prompt, which its output shows."""
+    return lora_request if isinstance(lora_request, (list, tuple)) else [lora_request] * count

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quire.core.pooling_params import PoolingParams
-from quire.core.types import Pooled, Request, Update
+from quire.core.types import AdapterRef, Pooled, Request, Update
 from quire.errors import RequestError, Unsupported
-from quire.llm.compat import refuse_lora
 from quire.llm.engine import LLMEngine
 from quire.llm.progress import ProcessedBar, UseTqdm
 from quire.llm.prompts import normalize_prompts
@@ -156,7 +156,7 @@ class PoolingMethods:
         for their templates. max_tokens_per_query, max_tokens_per_doc: cut texts; 0: no limit.
         """
         processor = self._pooling_processor("score")
-        refuse_lora(lora_request)
+        (adapter,) = self.llm_engine.adapters.resolve(lora_request, 1)
         params, options = read_settings(
             pooling_params,
             truncate_prompt_tokens,
@@ -170,7 +170,7 @@ class PoolingMethods:
         number = next(self._ids)
         scores = processor.process_pairs(
             data_1, data_2, params, name=f"score-{number}", options=options,
-            common={"arrived_at": time.monotonic()},
+            common={"arrived_at": time.monotonic(), "adapter": adapter},
         )  # fmt: skip
         inputs, arrays, cached = self._run(scores.inputs, len(scores.inputs), use_tqdm)
         self._ids = itertools.count(number + len(scores.places))
@@ -197,14 +197,16 @@ class PoolingMethods:
         lora_request: object | None,
         use_tqdm: UseTqdm,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        refuse_lora(lora_request)
         given = normalize_prompts(prompts)
+        adapters = self.llm_engine.adapters.resolve(lora_request, len(given))
         params, options = read_settings(pooling_params, truncate_prompt_tokens, tokenization_kwargs)
         number = next(self._ids)
         lazily = processor.iter_prompts(
             given, params, task=task, name=f"pool-{number}", options=options,
             common={"arrived_at": time.monotonic()},
         )  # fmt: skip
+        if any(adapters):
+            lazily = (_adapted(one, adapter) for one, adapter in zip(lazily, adapters))
         checked = lazily if len(given) <= MAX_UNCHECKED_PROMPTS else list(lazily)
         inputs, arrays, cached = self._run(checked, len(given), use_tqdm)
         self._ids = itertools.count(number + len(inputs))
@@ -240,6 +242,11 @@ class PoolingMethods:
     def _pooling_processor(self, method: str) -> PoolingInputProcessor:
         self._check_awake()
         return require_processor(self.llm_engine.pooling_inputs, method)
+
+
+def _adapted(one: PoolingInput, adapter: AdapterRef | None) -> PoolingInput:
+    requests = tuple(replace(request, adapter=adapter) for request in one.requests)
+    return replace(one, requests=requests)
 
 
 def require_processor(

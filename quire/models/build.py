@@ -30,6 +30,8 @@ from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
 from quire.layers import Attention, Experts, ParamModule, WeightModule
 from quire.layers.weight_module import PLAIN
+from quire.models._adapter_modules import adapter_modules
+from quire.models._adapter_targets import refuse_adapters
 from quire.models._converted import LabelRows
 from quire.models._quant_methods import set_quant_methods
 from quire.models._weight_report import describe_weights
@@ -47,6 +49,7 @@ from quire.quant.ggml_blocks import widen
 from quire.quant.kv_scales import KvScaleLoader
 from quire.registry import PluginRegistry
 from quire.weights import files
+from quire.weights.adapters.modules import AdapterModules
 from quire.weights.gpu_loader import GpuLoader
 from quire.weights.mapping import Weights, assign_tensors
 from quire.weights.weight_loader import WeightLoader
@@ -150,10 +153,7 @@ def build_model(
     Raises WeightError if checkpoint and model differ in any tensor.
     """
     device = torch.device(device)
-    with torch.device("meta"):
-        model = _implementation(model_type).Model(config)
-    if config.wrapper_type is not None:
-        model.weights = cast(Weights, model.weights).in_wrapper()
+    model = _describe(model_type, config)
     headers: Mapping[str, files.TensorHeader] = {}
     if folder is not None and load_format != "dummy":
         headers = _checkpoint_headers(folder, load_format)
@@ -177,6 +177,23 @@ def build_model(
     if quantized is not None:
         log.info("%s", describe_weights(model, quantized.quant_method))
     return cast(LanguageModel, model.eval())
+
+
+def _describe(model_type: str, config: ModelConfig) -> Any:
+    """Return a model whose parameters have shapes only."""
+    with torch.device("meta"):
+        model = _implementation(model_type).Model(config)
+    if config.wrapper_type is not None:
+        model.weights = cast(Weights, model.weights).in_wrapper()
+    return model
+
+
+def find_adapter_modules(model_type: str, config: ModelConfig) -> AdapterModules:
+    """Return what adapters can change in a model. Raises ConfigError if that is nothing."""
+    model = _describe(model_type, config)
+    if (kind := refuse_adapters(model, config)) is not None:
+        raise ConfigError(f"LoRA adapters on {kind} are not supported yet: leave enable_lora out")
+    return adapter_modules(model, config.tied)
 
 
 def load_weights(

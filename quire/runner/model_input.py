@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from quire.core.types import BlockCopy, StepPlan
 from quire.runner.parts.base import StepPart, load_part_types
@@ -83,13 +84,16 @@ def decode(data: bytes, part_types: Mapping[str, type[StepPart]]) -> ModelInput:
     """Decode the result of `encode`."""
     decoded = _decoder.decode(data)
     for name, part in decoded.parts.items():
-        decoded.parts[name] = msgspec.convert(part, part_types[name])
+        decoded.parts[name] = msgspec.convert(part, part_types[name], dec_hook=_from_plain)
     return decoded
 
 
 def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tobytes()
+    if isinstance(value, torch.Tensor):
+        data = value.contiguous().view(torch.uint8).numpy().tobytes()
+        return [str(value.dtype).removeprefix("torch."), list(value.shape), data]
     if isinstance(value, (range, frozenset)):
         return list(value)
     if isinstance(value, np.generic):
@@ -99,6 +103,9 @@ def _to_plain(value: Any) -> Any:
 
 def _from_plain(kind: type, value: Any) -> Any:
     """Arrays are int32 and writable: a worker fills in the tokens that only it has."""
+    if kind is torch.Tensor:
+        dtype, shape, data = value
+        return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).view(shape)
     assert issubclass(getattr(kind, "__origin__", kind), np.ndarray), kind
     return np.frombuffer(value, np.int32).copy()
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from quire.core.constraint import Constraint
 from quire.core.params import MAX_STOP_IDS, SamplingParams
 from quire.core.structured_output_params import StructuredOutputsParams
-from quire.core.types import ForcedTokens, Request, StopConditions, ThinkingBudget
+from quire.core.types import AdapterRef, ForcedTokens, Request, StopConditions, ThinkingBudget
 from quire.errors import RequestError, TooLong, Unsupported, context_overflow
 from quire.text import fill_in_middle, prompt_embeds, prompts
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds
@@ -141,6 +141,7 @@ class InputProcessor:
         timed: bool = False,
         constraint: Constraint | None = None,
         thinking: ThinkingBudget | None = None,
+        adapter: AdapterRef | None = None,
     ) -> PreparedRequest:
         """Check a prompt and its parameters and make a Request of them.
 
@@ -195,6 +196,7 @@ class InputProcessor:
             prompt_embeds=embeds.spans,
             encoder_prompt=source,
             forced=forced,
+            adapter=adapter,
         )
         return PreparedRequest(made, parsed.text, requested, source_text)
 

@@ -199,8 +199,6 @@ def iterate_pickled(path: Path, mapped: bool = True) -> Iterator[tuple[str, Tens
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor) or not isinstance(name, str):
             raise WeightError(f"{path}: {name!r:.200} is a {type(tensor).__name__}, not a tensor")
-        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-            raise WeightError(f"{path}: {name!r:.200} is not a dense tensor")
         yield name, tensor
 
 

@@ -175,7 +175,9 @@ def engine_of(
     pooler = load_pooler(model, None, config, torch.device(device))
     half = build_executor(model, config, processors, grammars, pooler)
     scheduler = build_scheduler(config, grammars)
-    engine = build_core(config, scheduler, half, check=True, grammars=grammars)
+    engine = build_core(
+        config, scheduler, half, check=True, background=[] if grammars is None else [grammars]
+    )
     engine._scheduler._max_drafts, engine._scheduler._propose_drafts = drafts, propose
     return engine
 

@@ -8,6 +8,7 @@ import pytest
 
 from quire import LLM, RequestError, SamplingParams, TooLong, Unsupported
 from quire.config.engine_args import EngineArgs
+from quire.core.params import LoRARequest
 from quire.llm import LLMEngine, compat
 from quire.outputs import RequestOutput
 from tests.cpu.tiny_models import write_model
@@ -130,10 +131,10 @@ def test_a_priority_without_the_policy_has_no_effect_and_is_logged(llm, caplog, 
 
 def test_what_is_not_built_is_refused(llm):
     for call in (
-        lambda: llm.generate("a", GREEDY, lora_request=object()),
+        lambda: llm.generate("a", GREEDY, lora_request=LoRARequest("a", 1, "folder")),
         lambda: llm.generate("a", GREEDY, mm_processor_kwargs={"a": 1}),
         lambda: llm.generate({"prompt": "a", "multi_modal_data": {"image": 1}}, GREEDY),
-        lambda: llm.embed("a", lora_request=object()),
+        lambda: llm.embed("a", lora_request=LoRARequest("a", 1, "folder")),
         lambda: llm.sleep(level=2),
     ):
         with pytest.raises(Unsupported):

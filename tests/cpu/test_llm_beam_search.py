@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from quire import LLM, BeamSearchParams, EngineError, RequestError, SamplingParams, Unsupported
+from quire.core.params import LoRARequest
 from quire.engine.client.beam_search import BeamSearch
 from tests.cpu.same_bits import needs_same_bits
 from tests.cpu.tiny_models import write_model
@@ -119,7 +120,7 @@ def test_bad_prompts_and_later_features_are_refused(llm):
     with pytest.raises(Unsupported):
         llm.beam_search("a", BeamSearchParams(2, 2, watermarking=True))
     with pytest.raises(Unsupported):
-        llm.beam_search("a", BeamSearchParams(2, 2), lora_request=object())
+        llm.beam_search("a", BeamSearchParams(2, 2), lora_request=LoRARequest("a", 1, "folder"))
 
 
 def test_generate_takes_beam_search_parameters(llm):

@@ -82,7 +82,7 @@ LATER = {
     "vllm serve /path/to/the/model/in/the/container --tensor-parallel-size 8 "
     "--pipeline-parallel-size 2": "pipeline_parallel_size",
     "vllm serve meta-llama/Llama-2-7b-hf --enable-lora "
-    "--lora-modules sql-lora=$HOME/snapshots/0dfa347e/": "enable_lora",
+    "--lora-modules sql-lora=$HOME/snapshots/0dfa347e/": "lora_modules",
 }
 """Command -> the option that is refused by name, as its feature is not built yet."""
 

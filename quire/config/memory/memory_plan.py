@@ -59,6 +59,7 @@ class EngineShape:
     quantization: str | None = None
     chunked_prefill: bool = True  # steps may divide prompts; never those of a model without KV
     max_encoder_len: int = 0  # tokens of the longest source; 0: there is no encoder
+    adapter_ranks: int = 0  # of all slots of adapters together
     has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
 
     @property
@@ -81,6 +82,7 @@ class MemoryPlan:
     free_bytes: int  # of the device, before anything is loaded
     allowed_bytes: int
     weight_bytes: int
+    adapter_bytes: int  # of those: slots of adapters
     weight_bits: float  # bits per weight, scales included, of all weights
     activation_bytes: int
     overhead_bytes: int  # used by the device's context and libraries; 0 on a CPU
@@ -255,6 +257,9 @@ def plan_memory(
     weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks, quantized, shape.device)
     weight_bits = 8 * weights * shape.ranks / max(model.weights.elements(quantized), 1)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
+    adapters = shape.adapter_ranks * model.weights.rank_numbers(shape.ranks, quantized)
+    adapters *= ITEMSIZE[shape.dtype]
+    weights += adapters
     activations = activation_bytes(model, shape)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
     available = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
@@ -267,6 +272,7 @@ def plan_memory(
         free_bytes=device_bytes if free_bytes is None else free_bytes,
         allowed_bytes=allowed_bytes,
         weight_bytes=weights,
+        adapter_bytes=adapters,
         weight_bits=weight_bits,
         activation_bytes=activations,
         overhead_bytes=overhead,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.config.quant.facts import MIN_OUTPUTS, QuantFacts, WeightFormat
+from quire.config.quant.facts import QuantFacts, WeightFormat
 
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head", "shared.weight", "relative_attention_bias")
 """Parts of matrix names that mark matrices other than the decoder's linear layers."""
@@ -15,6 +15,8 @@ ROUTERS = ("gate", "router", "wg")
 """Last components of the names of what chooses experts."""
 ABSORBED = ("kv_b_proj",)
 """Last components of the names of matrices that are multiplied from both sides: held plain."""
+MIN_OUTPUTS = 16
+"""Minimum of outputs of a layer that is quantized on load."""
 
 
 class Header(Protocol):
@@ -91,6 +93,18 @@ class WeightFacts:
             if not layer.codes_bytes:
                 total -= layer.count(form) * itemsize
         return math.ceil(total / ranks) + self.vectors * itemsize
+
+    def rank_numbers(self, ranks: int, quantized: QuantFacts | None = None) -> int:
+        """Numbers on one rank, per rank of an adapter that changes all linear layers but experts.
+
+        A is cut where the weight is cut by inputs, B where it is cut by outputs: half of each.
+        """
+        total = 0
+        for layer in self.layers:
+            if "experts" not in layer.name.split("."):
+                outputs = layer.count(_format_of(layer, quantized)) // max(layer.inputs, 1)
+                total += layer.inputs + outputs
+        return total if ranks == 1 else math.ceil(total * (ranks + 1) / (2 * ranks))
 
     def elements(self, quantized: QuantFacts | None = None) -> int:
         """All numbers, over all ranks."""

@@ -1,9 +1,10 @@
 """Cross blocks: hold the keys and values of encoder outputs, which cross attention reads.
 
 A source is the encoder prompt of a request. Its blocks are written once, by the step that starts
-the first sequence that needs them, and found by the digest of salt and source from then on: by the
-request's other sequences, its beams, and later requests. A hit needs all blocks of the source.
-It is a private helper of the KV cache and writes `cross_table` and `encoder_step` of sequences.
+the first sequence that needs them, and found by the digest of cache root and source from then on:
+by the request's other sequences, its beams, and later requests. A hit needs all blocks of the
+source. It is a private helper of the KV cache and writes `cross_table` and `encoder_step` of
+sequences.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from quire.core.types import NO_BLOCK, Request, Sequence
 
 def source_digest(request: Request) -> bytes:
     """Return the digest of what all KV of a request depends on besides its own tokens."""
-    digest = sha256(request.salt).digest()
+    digest = sha256(request.cache_root).digest()
     if not request.encoder_prompt:
         return digest
     return sha256(digest + b"encoder" + array("i", request.encoder_prompt).tobytes()).digest()

@@ -6,7 +6,7 @@ draw from one pool. A model without KV has no group and no block: every sequence
 continues what another step computed. Content is identified by chained keys, so a key covers all
 tokens before it:
 
-    key(i) = SHA-256(key(i - 1) | token ids | extra content of block i)   key(-1) = SHA-256(salt)
+    key(i) = SHA-256(key(i - 1) | token ids | extra content of block i)   key(-1) = SHA-256(root)
 
 and a group's block is cached under key(i) + group number, on the device or in a tier. What a tier
 has is loaded into device blocks before a step reads it. It is a private helper of the scheduler

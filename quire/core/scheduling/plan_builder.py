@@ -28,6 +28,7 @@ class StepBudgets:
         self.allowing = [one for one in budgets if type(one).allow is not StepBudget.allow]
         self.taking = [one for one in budgets if type(one).take is not StepBudget.take]
         self.filling = [one for one in budgets if type(one).full is not StepBudget.full]
+        self.sending = [one for one in budgets if type(one).plan_part is not StepBudget.plan_part]
 
 
 class PlanBuilder:
@@ -113,6 +114,7 @@ class PlanBuilder:
                 return
 
     def build(self, step: int, leaves: tuple[int, ...], tier: TierCopies) -> StepPlan:
+        sent = [one.plan_part() for one in self._budgets.sending]
         return StepPlan(
             step=step,
             rows=tuple(self.rows),
@@ -126,4 +128,5 @@ class PlanBuilder:
             copies=tuple(self.copies),
             preempted=tuple(self.preempted),
             num_drafts=self._num_drafts,
+            parts=tuple([part for part in sent if part is not None]),
         )

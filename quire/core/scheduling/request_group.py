@@ -74,7 +74,7 @@ def best_parent(group: RequestGroup, child: Sequence) -> tuple[Sequence, int]:
 def _shared_prefix_len(parent: Sequence, child: Sequence) -> int:
     """Number of leading tokens of the child whose KV the parent has. At least one is left."""
     one, other = parent.request, child.request
-    if (one.salt, one.encoder_prompt) != (other.salt, other.encoder_prompt):
+    if (one.cache_root, one.encoder_prompt) != (other.cache_root, other.encoder_prompt):
         return 0
     if not other.read_prefix_cache:
         return 0

@@ -420,6 +420,8 @@ class Scheduler:
         inflight = self._pop_inflight(plan)
         rows = [row.seq for row in plan.rows if row.seq not in inflight.stale]
         culprit = None
+        for listener in self._listeners:
+            listener.observe_device_doubt()
         if rows:
             self._counters.failed_steps += 1
             culprits = [listener.observe_step_failure(rows) for listener in self._listeners]

@@ -12,11 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from quire.core.accounting.snapshot_builder import build_snapshot
 from quire.core.accounting.time_accounting import TimeAccounting
-from quire.core.scheduling.grammar_wait import GrammarProvider
 from quire.core.scheduling.scheduler import FailedStep, Scheduler, SchedulerStats
 from quire.core.snapshot import LateWorkCounts, Snapshot
 from quire.core.types import Request, StepPlan, Update
@@ -25,6 +24,12 @@ from quire.errors import EngineDead, EngineError, HookFailed
 from quire.executors.base import Executor, StepFuture
 
 log = logging.getLogger(__name__)
+
+
+class Closeable(Protocol):
+    """Has threads or processes of its own."""
+
+    def close(self) -> None: ...
 
 
 class EngineCore:
@@ -37,14 +42,15 @@ class EngineCore:
         *,
         steps_in_flight: int = 1,
         check: bool = False,
-        grammars: GrammarProvider | None = None,
+        background: Sequence[Closeable] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """background: closed with the engine."""
         self._scheduler = scheduler
         self._clock = clock
         self._time_accounting = TimeAccounting(clock)
         self._executor = executor
-        self._grammars = grammars
+        self._background = tuple(background)
         self._max_in_flight = steps_in_flight
         self._check = check
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
@@ -210,8 +216,8 @@ class EngineCore:
 
     def shutdown(self) -> None:
         self._in_flight.clear()
-        if self._grammars is not None:
-            self._grammars.close()
+        for one in self._background:
+            one.close()
         self._executor.shutdown()
 
     def _apply_admission_changes(self) -> list[Update]:

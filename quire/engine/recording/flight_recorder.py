@@ -49,6 +49,7 @@ KEY_BYTES = 8
 MAX_KEYS = 1 << 16
 """Block keys in a state record: writing more would delay a step."""
 PRIVATE_FIELDS = (
+    "adapter",
     "encoder_prompt",
     "extra_content",
     "forced",
@@ -75,7 +76,7 @@ def _source_facts(request: Request) -> dict[str, Any]:
     """The length of an encoder prompt, and a number that distinguishes it; {} without one."""
     if not request.encoder_prompt:
         return {}
-    digest = source_digest(dataclasses.replace(request, salt=b""))
+    digest = source_digest(dataclasses.replace(request, salt=b"", adapter=None))
     return {"source": (len(request.encoder_prompt), int.from_bytes(digest[:4]) >> 1)}
 
 
@@ -327,7 +328,7 @@ class FlightRecorder(StepObserver):
             "parent": self._numbers.get(request.parent or ""),
             "kept": kept,
             "prompt_logprobs": request.params.prompt_logprobs is not None,
-            "salt": sha256(request.salt).digest()[:KEY_BYTES],
+            "salt": sha256(request.cache_root).digest()[:KEY_BYTES],
             "tenant": sha256(request.tenant).digest()[:KEY_BYTES],
         }
 

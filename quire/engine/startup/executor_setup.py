@@ -13,20 +13,23 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from torch import nn
 
 from quire.attention.base import Backend
 from quire.attention.select import BackendRequirements, backend_registry, select_backend
 from quire.config.engine_config import EngineConfig
 from quire.config.memory.kv_format import KV_FORMATS
-from quire.config.memory.kv_layout import place_layers
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh
+from quire.engine.core.adapter_store import AdapterStore
 from quire.executors.base import Executor
 from quire.executors.inline import Executor as Inline
 from quire.kernels.formats.kv_cache import split_memory
+from quire.models._adapter_targets import adapted_layers, check_deltas, restrict_targets
 from quire.models.base import LanguageModel, ModelConfig
-from quire.models.build import build_model
+from quire.models.build import build_model, find_adapter_modules
 from quire.pooling.pooler import Pooler
+from quire.runner.adapter_banks import AdapterBanks
 from quire.runner.device_worker import DeviceWorker
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
@@ -35,6 +38,9 @@ from quire.runner.slots import TableShape
 from quire.sampling.constrained_sequence import GrammarLookup
 from quire.sampling.processors import LogitsProcessor
 from quire.sampling.sampler import Sampler
+from quire.weights.adapters.adapter import Adapter, AdapterLimits
+from quire.weights.adapters.modules import AdapterModules
+from quire.weights.adapters.read import read_adapter
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +60,8 @@ def load_model(
     mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
     comm: Collectives | None = None,
 ) -> LanguageModel:
-    """Load the model of a folder, or one rank's share of it."""
-    return build_model(
+    """Load the model of a folder, or one rank's share of it, with banks for adapters."""
+    model = build_model(
         model_type,
         replace(model_config, max_len=config.scheduler.max_model_len),
         folder=folder,
@@ -69,6 +75,46 @@ def load_model(
         progress=config.load.progress and not mesh.rank,
         seed=config.model.seed,
     )
+    if config.adapters is not None:
+        scheduler, section = config.scheduler, config.adapters
+        assert isinstance(model, nn.Module)
+        AdapterBanks(
+            model,
+            adapted_layers(find_engine_adapter_modules(model_type, model_config, config)),
+            slots=section.max_adapters,
+            max_rank=section.max_rank,
+            max_tokens=max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
+            dtype=DTYPES[config.model.dtype],
+            device=device,
+        )
+    return model
+
+
+def find_engine_adapter_modules(
+    model_type: str, model_config: ModelConfig, config: EngineConfig
+) -> AdapterModules:
+    """Return what adapters can change in the engine's model. Raises ConfigError."""
+    assert config.adapters is not None
+    found = find_adapter_modules(model_type, model_config)
+    return restrict_targets(found, config.adapters.target_modules)
+
+
+def build_adapter_store(
+    model_type: str, model_config: ModelConfig, config: EngineConfig
+) -> AdapterStore | None:
+    """Build what holds adapters in host memory; None: adapters are off."""
+    if config.adapters is None:
+        return None
+    section = config.adapters
+    modules = find_engine_adapter_modules(model_type, model_config, config)
+    dtype, limits = DTYPES[config.model.dtype], AdapterLimits(max_rank=section.max_rank)
+
+    def read(folder: Path) -> Adapter:
+        adapter = read_adapter(folder, modules, dtype, limits)
+        check_deltas(adapter)
+        return adapter
+
+    return AdapterStore(read, section.max_host)
 
 
 def load_pooler(
@@ -201,9 +247,9 @@ def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend
     form, made = KV_FORMATS[config.cache.dtype], backend_registry().load(choice.name).Backend
     if not form.per_token:
         return cast("Backend", made(tensors))
-    places = place_layers(layers, config.cache.groups)
+    longest = max(config.cache.groups, key=lambda group: len(group.layers))
     views = [
-        split_memory(memory, form, layer.head_dim, config.cache.block_size)
-        for memory, layer in zip(tensors, places, strict=True)
+        split_memory(memory, form, layers[i].head_dim, config.cache.block_size)
+        for memory, i in zip(tensors, longest.layers, strict=True)
     ]
     return cast("Backend", made([codes for codes, _ in views], [scales for _, scales in views]))

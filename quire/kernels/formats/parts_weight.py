@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.weight import ExpertBank, PlainExperts, PlainWeight, StoredWeight
+from quire.kernels.formats.weight import PlainWeight, StoredExperts, StoredWeight
 from quire.kernels.framework import lazy_fusion
 
 
@@ -44,19 +44,24 @@ class PartsWeight(StoredWeight):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartsExperts(ExpertBank):
+class PartsExperts(StoredExperts):
     """The same of X experts: banks [X, O_i, I] with the same experts."""
 
     kind: ClassVar[str] = "parts"
-    banks: tuple[ExpertBank | PlainExperts, ...]
+    banks: tuple[StoredExperts, ...]
     sizes: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.banks[0])
+        return len(self.banks[0])  # type: ignore[arg-type]
 
     def __getitem__(self, expert: int) -> PartsWeight:
-        ones = (bank[expert] for bank in self.banks)
+        ones = (bank[expert] for bank in self.banks)  # type: ignore[index]
         return PartsWeight(tuple(map(_as_weight, ones)), self.sizes)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The plain matrices [X, O, I], float32 by default."""
+        dtype = dtype or torch.float32
+        return torch.cat([bank.dequantize(dtype) for bank in self.banks], 1)
 
 
 def _as_weight(one: StoredWeight | Tensor) -> StoredWeight:

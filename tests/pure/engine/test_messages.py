@@ -11,6 +11,7 @@ from quire.core.scheduler_stats import SchedulerStats
 from quire.core.sequence_timing import SequenceTiming
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import (
+    AdapterRef,
     CallOpener,
     ForcedTokens,
     Pooling,
@@ -62,6 +63,7 @@ OTHERS = {
     "num_beams": 4,
     "prompt_embeds": (PromptEmbeds(1, 2, "bfloat16", b"\x00\xff" * 4),),
     "encoder_prompt": (8, 9),
+    "adapter": AdapterRef("mine", b"\x03", "/adapters/mine"),
     "forced": ForcedTokens(1, 3, 9, frozenset({2}), (4, 5), (6,)),
 }
 

@@ -46,6 +46,11 @@ class StepBudget:
         """Whether no further row of any sequence would be granted now."""
         return False
 
+    def plan_part(self) -> object | None:
+        """Return what the plan of this step must carry to the workers, of a type of its own, or
+        None."""
+        return None
+
     def free_decode_rows(self) -> int:
         """A lower bound of the rows of one token that would be granted now, to any sequence.
 
@@ -88,6 +93,9 @@ class StepListener:
 
     def observe_step(self, prompt_tokens: int, seconds: float) -> None:
         """A step with `prompt_tokens` was applied, `seconds` after the one before."""
+
+    def observe_device_doubt(self) -> None:
+        """A step raised: what it has written to the device is unknown."""
 
     def observe_step_failure(self, rows: Seq[Sequence]) -> str | None:
         """A step of these sequences raised; all running ones are about to be recomputed.

@@ -1,0 +1,220 @@
+"""Adapter store: the names of adapters, and copies of their weights in host memory.
+
+A name means one generation at a time: the content that was read when it was registered. Requests
+hold the generation they began with, so a name that is removed or replaced changes none of them.
+Copies beyond the capacity are dropped, those that no request holds and that were used longest ago
+first; a request for a dropped one waits until a thread has read it again. Its content must be the
+same. While requests hold copies up to the capacity, further ones wait.
+
+All methods are called by the engine's thread; only the reading runs in another.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from quire.core.scheduling.limits.adapters import LoadOutcome
+from quire.core.types import AdapterRef
+from quire.errors import ConfigError, EngineError, RequestError
+from quire.weights.adapters.adapter import Adapter
+
+log = logging.getLogger(__name__)
+
+ReadAdapter = Callable[[Path], Adapter]
+
+
+class AdapterStore:
+    """capacity: copies in host memory."""
+
+    def __init__(self, read: ReadAdapter, capacity: int) -> None:
+        assert capacity > 0, capacity
+        self._read = read
+        self._capacity = capacity
+        self._names: dict[str, AdapterRef] = {}
+        self._copies: OrderedDict[bytes, Adapter] = OrderedDict()  # the least recently used first
+        self._holds: Counter[bytes] = Counter()
+        self._wanted: OrderedDict[bytes, AdapterRef] = OrderedDict()  # held, and not read yet
+        self._reading: set[bytes] = set()
+        self._read_results: queue.SimpleQueue[tuple[AdapterRef, Adapter | Exception]] = (
+            queue.SimpleQueue()
+        )
+        self._on_outcome: Callable[[], None] = lambda: None
+        self._thread: ThreadPoolExecutor | None = None
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def find(self, name: str) -> AdapterRef | None:
+        """Return the generation that a name means now."""
+        return self._names.get(name)
+
+    def registered(self) -> list[AdapterRef]:
+        """Return what every name means, in the order of registration."""
+        return list(self._names.values())
+
+    def start_reading(self, folder: Path) -> Future[Adapter]:
+        """Read a folder in the thread, for register()."""
+        return self._pool().submit(self._timed_read, folder)
+
+    def register(self, name: str, folder: Path, adapter: Adapter | None = None) -> AdapterRef:
+        """Let a name mean the adapter in a folder, in place of what it meant.
+
+        adapter: as it was read; None: it is read now. Raises RequestError.
+        """
+        adapter = self._timed_read(folder) if adapter is None else adapter
+        ref = AdapterRef(name, bytes.fromhex(adapter.digest), str(folder))
+        before = self._names.pop(name, None)
+        self._names[name] = ref
+        self._keep(ref.digest, adapter)
+        if before is not None:
+            self._drop_unnamed(before.digest)
+        log.info(
+            "adapter %r: rank %d, %d layers, %.1f MB, from %s",
+            name,
+            adapter.rank,
+            len(adapter.deltas),
+            adapter.nbytes / 1e6,
+            folder,
+        )
+        for warning in adapter.warnings:
+            log.warning("adapter %r: %s", name, warning)
+        return ref
+
+    def remove(self, name: str) -> bool:
+        """Let a name mean nothing any longer. Returns whether it meant something."""
+        ref = self._names.pop(name, None)
+        if ref is not None:
+            self._drop_unnamed(ref.digest)
+        return ref is not None
+
+    # -- copies (AdapterProvider) ---------------------------------------------------------------
+
+    def acquire(self, adapter: AdapterRef) -> bool:
+        digest = adapter.digest
+        self._holds[digest] += 1
+        if digest in self._copies:
+            self._copies.move_to_end(digest)
+            return True
+        if digest not in self._reading:
+            self._wanted[digest] = adapter
+            self._read_wanted()
+        return False
+
+    def release(self, adapter: AdapterRef) -> None:
+        digest = adapter.digest
+        self._holds[digest] -= 1
+        if self._holds[digest]:
+            return
+        del self._holds[digest]
+        self._wanted.pop(digest, None)
+        self._drop_unnamed(digest)
+        self._read_wanted()
+
+    def weights(self, adapter: AdapterRef) -> Adapter:
+        self._copies.move_to_end(adapter.digest)
+        return self._copies[adapter.digest]
+
+    @property
+    def has_outcomes(self) -> bool:
+        return not self._read_results.empty()
+
+    def outcomes(self) -> Iterator[tuple[bytes, LoadOutcome]]:
+        while not self._read_results.empty():
+            ref, result = self._read_results.get()
+            self._reading.discard(ref.digest)
+            yield ref.digest, self._accept(ref, result)
+        self._read_wanted()
+
+    def set_outcome_callback(self, callback: Callable[[], None]) -> None:
+        self._on_outcome = callback
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        assert len(self._copies) <= self._capacity, "too many copies"
+        assert not self._reading & self._copies.keys(), "a copy is read again"
+        for digest in self._holds:
+            there = digest in self._copies or digest in self._reading or digest in self._wanted
+            assert there, "a held adapter is neither there nor wanted"
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def _accept(self, ref: AdapterRef, result: Adapter | Exception) -> LoadOutcome:
+        if isinstance(result, (RequestError, EngineError)):
+            return result
+        if isinstance(result, Exception):
+            return EngineError(f"adapter {ref.name!r} could not be read: {result}")
+        if bytes.fromhex(result.digest) != ref.digest:
+            message = f"the files of adapter {ref.name!r} have changed since it was loaded"
+            return RequestError(f"{message}: load it again (load_inplace)", param="model")
+        self._keep(ref.digest, result)
+        return None
+
+    def _read_wanted(self) -> None:
+        """Read what requests wait for, as far as held copies leave room."""
+        while self._wanted and self._num_pinned < self._capacity:
+            digest, ref = self._wanted.popitem(last=False)
+            self._reading.add(digest)
+            self._drop_excess(self._capacity - len(self._reading))
+            future = self._pool().submit(self._timed_read, Path(ref.folder))
+            future.add_done_callback(lambda done, ref=ref: self._finish_read(ref, done))  # type: ignore[misc]
+
+    def _finish_read(self, ref: AdapterRef, done: Future[Adapter]) -> None:
+        """In the thread."""
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is not None and not isinstance(error, Exception):
+            error = EngineError(f"{type(error).__name__} while an adapter was read")
+        self._read_results.put((ref, done.result() if error is None else error))
+        self._on_outcome()
+
+    def _timed_read(self, folder: Path) -> Adapter:
+        began = time.perf_counter()
+        try:
+            adapter = self._read(folder)
+        except ConfigError as error:
+            raise RequestError(str(error), param="lora_request") from error
+        log.debug("%s was read in %.3f s", folder, time.perf_counter() - began)
+        return adapter
+
+    @property
+    def _num_pinned(self) -> int:
+        """Copies that cannot be dropped, with those that are being read."""
+        return len(self._reading) + sum(1 for one in self._copies if one in self._holds)
+
+    def _keep(self, digest: bytes, adapter: Adapter) -> None:
+        self._wanted.pop(digest, None)
+        if digest in self._copies or digest in self._reading:
+            return
+        if self._num_pinned < self._capacity:
+            self._drop_excess(self._capacity - len(self._reading) - 1)
+            self._copies[digest] = adapter
+        elif digest in self._holds:
+            self._wanted[digest] = AdapterRef("", digest)
+
+    def _drop_excess(self, most: int) -> None:
+        """Drop copies that no request holds until there are at most so many."""
+        for digest in [one for one in self._copies if one not in self._holds]:
+            if len(self._copies) <= most:
+                return
+            del self._copies[digest]
+
+    def _drop_unnamed(self, digest: bytes) -> None:
+        """Drop a copy that no name means and no request holds."""
+        if digest not in self._holds and all(r.digest != digest for r in self._names.values()):
+            self._copies.pop(digest, None)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "quire-adapters")
+        return self._thread

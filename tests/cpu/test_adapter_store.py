@@ -1,0 +1,157 @@
+"""Adapter store: names and generations, copies in host memory, and reading in a thread."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from quire.core.types import AdapterRef
+from quire.engine.core.adapter_store import AdapterStore
+from quire.errors import EngineError, RequestError, WeightError
+from quire.weights.adapters.adapter import Adapter
+
+
+class Files:
+    """Folders and their content; reads can be held up, and are recorded."""
+
+    def __init__(self, **content):
+        self.content = content
+        self.reads = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read(self, folder):
+        self.reads.append(folder.name)
+        self.gate.wait(30)
+        value = self.content[folder.name]
+        if isinstance(value, Exception):
+            raise value
+        return Adapter(f"{value:02x}", 1, 1, {})
+
+
+def wait_for(store):
+    """Outcomes, once there are some."""
+    event = threading.Event()
+    store.set_outcome_callback(event.set)
+    if not store.has_outcomes:
+        assert event.wait(30)
+    return dict(store.outcomes())
+
+
+def test_a_name_means_what_was_read_when_it_was_registered():
+    files = Files(a=1, b=2)
+    store = AdapterStore(files.read, 2)
+    first = store.register("x", Path("a"))
+    assert first == AdapterRef("x", b"\1", "a") == store.find("x")
+    files.content["a"] = 3
+    assert store.find("x") is first
+    second = store.register("x", Path("a"))
+    assert second.digest == b"\3"
+    assert store.registered() == [second]
+    assert not store.acquire(first), "nobody held the older copy"
+    store.release(first)
+    assert store.remove("x")
+    assert not store.remove("x")
+    assert store.find("x") is None
+    store.check()
+
+
+def test_held_generations_survive_their_names():
+    files = Files(a=1, b=2)
+    store = AdapterStore(files.read, 2)
+    old = store.register("x", Path("a"))
+    assert store.acquire(old)
+    new = store.register("x", Path("b"))
+    assert store.weights(old).digest == "01"
+    assert store.acquire(new)
+    store.remove("x")
+    assert store.weights(new).digest == "02"
+    store.release(old)
+    store.release(new)
+    assert not store._copies
+    store.check()
+
+
+def test_dropped_copies_are_read_again_by_a_thread():
+    files = Files(a=1, b=2, c=3)
+    store = AdapterStore(files.read, 2)
+    refs = [store.register(name, Path(name)) for name in "abc"]
+    assert len(store._copies) == 2
+    assert not store.acquire(refs[0])
+    assert wait_for(store) == {b"\1": None}
+    assert store.weights(refs[0]).digest == "01"
+    assert files.reads == ["a", "b", "c", "a"]
+    store.check()
+    files.content["b"] = 9
+    assert not store.acquire(refs[1])
+    (error,) = wait_for(store).values()
+    assert isinstance(error, RequestError)
+    assert "changed" in str(error)
+    store.close()
+
+
+def test_copies_beyond_the_capacity_wait_for_those_that_are_held():
+    files = Files(a=1, b=2)
+    store = AdapterStore(files.read, 1)
+    a, b = (store.register(name, Path(name)) for name in "ab")
+    assert store.acquire(b)
+    assert not store.acquire(a)
+    assert not store.acquire(a)
+    assert files.reads == ["a", "b"]
+    store.check()
+    store.release(b)
+    assert wait_for(store) == {b"\1": None}
+    assert list(store._copies) == [b"\1"]
+    assert files.reads == ["a", "b", "a"]
+    store.check()
+    store.close()
+
+
+def test_what_is_wanted_no_longer_is_not_read():
+    files = Files(a=1, b=2)
+    store = AdapterStore(files.read, 1)
+    a, b = (store.register(name, Path(name)) for name in "ab")
+    store.acquire(b)
+    store.acquire(a)
+    store.release(a)
+    store.release(b)
+    assert files.reads == ["a", "b"]
+    assert not store._wanted
+    store.check()
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [(WeightError("no such module"), RequestError), (OSError("disk"), EngineError)],
+)
+def test_errors_of_reading_end_the_wait(raised, kind):
+    files = Files(a=1, b=2)
+    store = AdapterStore(files.read, 1)
+    a, _ = (store.register(name, Path(name)) for name in "ab")
+    files.content["a"] = raised
+    store.acquire(a)
+    (error,) = wait_for(store).values()
+    assert isinstance(error, kind)
+    assert str(raised) in str(error)
+    store.release(a)
+    files.content["a"] = 1
+    assert not store.acquire(a)
+    assert wait_for(store) == {b"\1": None}
+    store.close()
+
+
+def test_an_unheld_copy_of_a_finished_read_takes_no_more_room_than_there_is():
+    files = Files(a=1, b=2)
+    store = AdapterStore(files.read, 1)
+    a, b = (store.register(name, Path(name)) for name in "ab")
+    files.gate.clear()
+    store.acquire(a)
+    store.release(a)
+    assert not store.acquire(b) or list(store._copies) == [b"\2"]
+    files.gate.set()
+    for _ in range(2):
+        if store._reading:
+            wait_for(store)
+    assert store.weights(b).digest == "02"
+    store.check()
+    store.close()
