@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quire.errors import WeightError
 from quire.quant.base import Method
+from quire.quant.parts import PartsMethod
 from quire.weights.mapping import ParamOwner, ParamTarget, Weights, checkpoint_shape
 
 
@@ -91,9 +92,16 @@ class ExtraTensors:
     def _shape(self, merged: str) -> tuple[int, ...]:
         target = self._weights.target(merged)
         holder = self._layers[target.layer]
+        if target.shard is not None:
+            param, part = holder.owner_of(target.param, target.shard)
+            target = target._replace(param=param, shard=part)
         if target.param in holder.param_names():
             return tuple(checkpoint_shape(holder, target))
         return ()  # unexpected there
 
     def _method(self, target: ParamTarget) -> Method | None:
-        return getattr(self._layers.get(target.layer), "method", None)
+        """The method of a layer, or of the part of it that a tensor fills."""
+        method: Method | None = getattr(self._layers.get(target.layer), "method", None)
+        if isinstance(method, PartsMethod):
+            return method.method_of(target.param, target.shard)
+        return method

@@ -69,6 +69,12 @@ class PartsMethod:
             for name, spec in group.method.params(layer, matrix).items()
         }
 
+    def method_of(self, param: str, part: int | None) -> Method:
+        """Return the method of a part, given a parameter of its matrix as checkpoints name it."""
+        matrix = next((one for one in self._groups if param.startswith(f"{one}_")), "weight")
+        groups = self._groups.get(matrix, ())
+        return next((one.method for one in groups if part in one.parts), self)
+
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
         """Let each method process its parts, one after another, and join what they make."""
         for matrix in layer.matrices:

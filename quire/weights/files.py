@@ -7,6 +7,7 @@ torch is imported only where a tensor is made: headers are for tools without it.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -190,7 +191,8 @@ def iterate_pickled(path: Path, mapped: bool = True) -> Iterator[tuple[str, Tens
         mmap = mapped and _is_zip(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except UNREADABLE as error:
-        why = missing_content(path) or f"cannot be read as weights: {_first_line(error)}"
+        why = missing_content(path) or _refused_class(error)
+        why = why or f"cannot be read as weights: {_first_line(error)}"
         raise WeightError(f"{path} {why}") from error
     if not isinstance(state, dict):
         raise WeightError(f"{path} holds a {type(state).__name__}, not a dict of tensors")
@@ -199,7 +201,27 @@ def iterate_pickled(path: Path, mapped: bool = True) -> Iterator[tuple[str, Tens
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor) or not isinstance(name, str):
             raise WeightError(f"{path}: {name!r:.200} is a {type(tensor).__name__}, not a tensor")
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            kind = type(tensor)
+            raise WeightError(
+                f"{path}: {name} is a {kind.__module__}.{kind.__qualname__}, not a plain tensor; "
+                f"{_NEEDS_SAFETENSORS}"
+            )
         yield name, tensor
+
+
+_NEEDS_SAFETENSORS = "use a checkpoint in safetensors, or the unquantized model"
+
+
+def _refused_class(error: BaseException) -> str | None:
+    """What to do about a pickle that holds objects of a class. None: it does not."""
+    found = re.search(r"Unsupported (?:global|class)\W+(?:GLOBAL )?([\w.]{1,99})", str(error))
+    if found is None:
+        return None
+    return (
+        f"holds objects of {found[1]}: pickles are opened weights-only, as a class may run code; "
+        f"{_NEEDS_SAFETENSORS}"
+    )
 
 
 def _first_line(error: BaseException) -> str:

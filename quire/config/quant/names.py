@@ -26,8 +26,10 @@ MEANINGS: Mapping[str, frozenset[str]] = {
 
 _RETRY = "use a GPTQ, AWQ, compressed-tensors or FP8 checkpoint of the model"
 UNREAD: Mapping[str, str] = {
+    "torchao": "its tensors are Python objects of torchao; use a GPTQ, AWQ or compressed-tensors "
+    "checkpoint, or the unquantized model with quantization='int4' or 'int8'",
     **dict.fromkeys(
-        ("hqq", "torchao", "aqlm", "bitblas", "gptq_bitblas", "quip", "quip_sharp", "qqq", "vptq"),
+        ("aqlm", "bitblas", "gptq_bitblas", "quip", "quip_sharp", "qqq", "vptq"),
         _RETRY,
     ),
     **dict.fromkeys(("eetq", "higgs", "spqr", "fp_quant", "sinq", "bitnet", "rtn"), _RETRY),

@@ -18,6 +18,7 @@ from quire.config.quant import (
     fp8,
     gguf,
     gptq,
+    hqq,
     modelopt,
     quark,
     squeezellm,
@@ -44,6 +45,7 @@ READERS = {
     "fbgemm_fp8": fbgemm.read,
     "quark": quark.read,
     "gguf": gguf.read,
+    "hqq": hqq.read,
 }
 """quant_method -> reader of the object that has it."""
 

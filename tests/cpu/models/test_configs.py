@@ -34,7 +34,7 @@ REFUSED = [
     ("llama", {"rope_scaling": SCALING}, "high_freq_factor is missing"),
     ("llama", {"rope_parameters": {"a": {"rope_theta": 1.0}}}, "differs by layer type"),
     ("llama", {"partial_rotary_factor": 2.0}, "partial_rotary_factor turns 32 of head_dim 16"),
-    ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quantization_config.* 'hqq'"),
+    ("llama", {"quantization_config": {"quant_method": "aqlm"}}, "quantization_config.* 'aqlm'"),
     ("llama", {"model_type": "llama_3"}, "did you mean .*llama"),
     ("llama", {"model_type": "build"}, "known to neither quire nor transformers"),
     ("mistral_window", {"sliding_window": "4k"}, "sliding_window is '4k'"),

@@ -95,6 +95,26 @@ def test_a_pickle_that_carries_code_is_refused_and_does_not_run(tmp_path, capsys
     assert "code ran" not in capsys.readouterr().out
 
 
+class Packed(torch.Tensor):
+    """A subclass of tensors, as torchao has for quantized ones."""
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_pickle_of_a_tensor_subclass_is_refused_with_its_class(tmp_path, allowed):
+    """Also where a package has told torch that its classes are safe."""
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a.weight": torch.ones(4).as_subclass(Packed)}, path)
+    extra = [Packed, getattr] if allowed else []
+    says = (
+        r"a\.weight is a .*\.Packed, not a plain" if allowed else r"holds objects of \S+: pickles"
+    )
+    with (
+        torch.serialization.safe_globals(extra),
+        pytest.raises(WeightError, match=rf"{says}.*use a checkpoint in safetensors"),
+    ):
+        list(iterate_tensors(tmp_path, progress=False))
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no", b"text"])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
 def test_a_broken_file_is_a_weight_error_with_its_name(tmp_path, name, content):

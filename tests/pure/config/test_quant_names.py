@@ -50,7 +50,7 @@ def test_the_name_of_a_stored_format_fits_no_plain_checkpoint(name):
         read_quantization({}, name)
 
 
-@pytest.mark.parametrize("name", [*UNREAD, "HQQ"])
+@pytest.mark.parametrize("name", [*UNREAD, "AQLM"])
 def test_methods_that_are_not_read_are_refused_by_name_with_what_to_do(name):
     with pytest.raises(ConfigError, match=f"quantization is '{name}', which quire does not read; "):
         read_quantization({}, name)
