@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from quire.kernels.embedding import round_to_dtype
-from quire.kernels.formats.grouped_weight import GroupedExperts, GroupedWeight, pack_planes
+from quire.kernels.formats.grouped_weight import GroupedWeight, pack_planes
 from quire.kernels.formats.panel_codes import (
     PanelCodes,
-    PanelExperts,
     fits_panels,
     pack_panel_codes,
 )
+from quire.kernels.formats.separate_experts import SeparateExperts
 from quire.kernels.formats.tiled_weight import (
     TiledWeight,
     kernel_group,
@@ -58,8 +58,8 @@ def pack_experts(codes: WeightCodes, dtype: torch.dtype) -> StoredExperts:
         return pack_tiled_experts(codes, dtype)
     ones = [one_expert(codes, i) for i in range(codes.q.shape[0])]
     if _is_native(codes, dtype):
-        return PanelExperts(tuple(pack_panel_codes(one, dtype) for one in ones))
-    return GroupedExperts(tuple(pack_planes(one, dtype) for one in ones))
+        return SeparateExperts(tuple(pack_panel_codes(one, dtype) for one in ones))
+    return SeparateExperts(tuple(pack_planes(one, dtype) for one in ones))
 
 
 def _is_native(codes: WeightCodes, dtype: torch.dtype) -> bool:

@@ -268,9 +268,10 @@ class AsyncLLM:
         common = {"priority": rank, "arrived_at": time.monotonic()}
 
         def work() -> list[PoolingInput]:
-            return processor.process_prompts(
+            lazily = processor.iter_prompts(
                 [prompt], params, name=f"{name}-{number}", options=options, common=common
             )
+            return list(lazily)
 
         inputs = await asyncio.to_thread(work) if _is_long(prompt) else work()
         running = RunningPool([request.id for request in inputs[0].requests])

@@ -33,7 +33,7 @@ def adapter_modules(model: nn.Module, tied: bool) -> AdapterModules:
     }
     tie = weights.tie if tied else {}
     return AdapterModules(
-        weights.in_wrapper(),
+        weights,
         layers,
         {ours: of for ours, of in tie.items() if ours in layers and of in layers},
     )

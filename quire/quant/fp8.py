@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from quire.config.quant.facts import MIN_OUTPUTS
 from quire.config.quant.fp8 import Fp8Format
 from quire.kernels.formats.fp8_weight import (
     BLOCK_SIZE,
@@ -29,9 +30,6 @@ from quire.weights.mapping import InitSpec
 INPUT_SCALE = "input_scale"
 DUMMY_WEIGHT_STD = 64.0
 """Spread of dummy weights in e4m3: six of it stay below 448, where numbers end."""
-
-MIN_OUTPUTS = 16
-"""Minimum of outputs of a quantized layer: a smaller gate gains too little."""
 
 CHUNK_ELEMENTS = 1 << 24
 """Elements quantized at once: blocks are found in float32, which is twice or four times as wide."""

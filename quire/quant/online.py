@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from quire.config.quant.facts import MIN_OUTPUTS
 from quire.config.quant.ggml_mixes import fitting_type
 from quire.config.quant.ggml_online import GgmlOnlineFormat
 from quire.config.quant.online import OnlineFormat
@@ -21,7 +22,6 @@ from quire.kernels.quantizers.ggml import quantize_ggml
 from quire.kernels.quantizers.integers import quantize_integers
 from quire.kernels.quantizers.nf4 import quantize_nf4
 from quire.quant.base import ParamSpec, QuantizableLayer, outputs_of
-from quire.quant.fp8 import MIN_OUTPUTS
 
 SCALE_DTYPE = torch.bfloat16
 """It has the range of the weights, and codes are chosen for the rounded scale."""

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from quire.kernels.formats.parts_weight import PartsExperts, PartsWeight
-from quire.kernels.formats.weight import PlainExperts, PlainWeight, StoredExperts, StoredWeight
+from quire.kernels.formats.weight import (
+    ExpertBank,
+    PlainExperts,
+    PlainWeight,
+    StoredExperts,
+    StoredWeight,
+)
 from quire.quant.base import Method, ParamSpec, QuantizableLayer
 from quire.weights.mapping import WeightShard
 
@@ -103,7 +109,8 @@ def _join(made: list[StoredWeight | StoredExperts], sizes: list[int]) -> object:
     weights = tuple(one for one in made if isinstance(one, StoredWeight))
     if weights:
         return PartsWeight(weights, tuple(sizes))
-    return PartsExperts(tuple(one for one in made if isinstance(one, StoredExperts)), tuple(sizes))
+    banks = tuple(one for one in made if isinstance(one, (ExpertBank, PlainExperts)))
+    return PartsExperts(banks, tuple(sizes))
 
 
 class _LayerParts:

@@ -12,8 +12,6 @@ from typing import Any
 from quire.config.quant.ggml_mixes import MIXES
 from quire.errors import ConfigError
 
-MIN_OUTPUTS = 16
-"""A smaller gate gains too little."""
 BLOCK = 128
 BITS = (2, 3, 4, 5, 6, 8)
 

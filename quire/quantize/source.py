@@ -17,12 +17,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from quire.config.facts import read_hf_config
-from quire.config.quant.facts import LayerRule
+from quire.config.quant.facts import MIN_OUTPUTS, LayerRule
 from quire.errors import ConfigError, WeightError
 from quire.layers import ParamModule, WeightModule
 from quire.models.base import ModelConfig
 from quire.models.build import MODELS, read_model_config
-from quire.quantize.schemes import MIN_OUTPUTS
 from quire.weights.files import read_headers
 from quire.weights.headers import BITS, TensorHeader
 from quire.weights.mapping import ParamTarget, Weights, assign_tensors

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.config.memory.kv_format import KVFormat
-from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts
+from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts, place_layers
 from quire.kernels.native import library
 
 
@@ -37,12 +37,9 @@ def allocate_kv_tensors(
     Without groups there is no place. num_blocks may be 0 (no host tier): tensors of no blocks.
     pinned: host memory a GPU can copy from and to while it computes.
     """
-    if not groups:
-        return []
-    longest = max(groups, key=lambda group: len(group.layers))
     dtype = torch.uint8 if form.per_token else getattr(torch, form.dtype)
     shapes = []
-    for layer in (layers[i] for i in longest.layers):
+    for layer in place_layers(layers, groups):
         head = [block_size, layer.head_dim]
         if form.per_token:
             head = [form.head_bytes(layer.head_dim, block_size)]

@@ -89,24 +89,6 @@ class PoolingInputProcessor:
         if tokenizer is not None and not generates and section.tasks[0] == "classify":
             self._template = own_template(section.score_format, tokenizer, chat_template)
 
-    def process_prompts(
-        self,
-        prompts: Sequence[Prompt],
-        params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        task: str | None = None,
-        name: str = "pool",
-        param: str = "prompts",
-        options: PoolingInputOptions = DEFAULT_OPTIONS,
-        common: Mapping[str, Any] | None = None,
-    ) -> list[PoolingInput]:
-        """Return what is to be run for each prompt: see iter_prompts()."""
-        return list(
-            self.iter_prompts(
-                prompts, params, task=task, name=name, param=param, options=options, common=common
-            )
-        )
-
     def iter_prompts(
         self,
         prompts: Sequence[Prompt],
@@ -143,7 +125,7 @@ class PoolingInputProcessor:
         options: PoolingInputOptions = DEFAULT_OPTIONS,
         common: Mapping[str, Any] | None = None,
     ) -> list[PoolingInput]:
-        """As process_prompts, for two texts a prompt, which a model classifies together."""
+        """As iter_prompts, for two texts a prompt, which a model classifies together."""
         plan = self._planner.plan(params, "classify", options)
         at = ItemNames(param, len(pairs))
         tokens = (

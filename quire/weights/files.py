@@ -207,6 +207,8 @@ def iterate_pickled(path: Path, mapped: bool = True) -> Iterator[tuple[str, Tens
                 f"{path}: {name} is a {kind.__module__}.{kind.__qualname__}, not a plain tensor; "
                 f"{_NEEDS_SAFETENSORS}"
             )
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise WeightError(f"{path}: {name!r:.200} is not a dense tensor")
         yield name, tensor
 
 

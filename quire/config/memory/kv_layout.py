@@ -88,14 +88,16 @@ def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[
     )
 
 
+def place_layers(layers: Sequence[LayerFacts], groups: Sequence[KVCacheGroup]) -> list[LayerFacts]:
+    """Return the layers of the longest group: one for each place."""
+    return [layers[i] for i in max((group.layers for group in groups), key=len, default=())]
+
+
 def block_bytes(
     layers: Sequence[LayerFacts], groups: Sequence[KVCacheGroup], block_size: int, form: KVFormat
 ) -> int:
     """Bytes of one block over all places (keys and values). 0 without groups."""
-    if not groups:
-        return 0
-    longest = max(groups, key=lambda group: len(group.layers))
-    return sum(layers[i].block_bytes(block_size, form) for i in longest.layers)
+    return sum(one.block_bytes(block_size, form) for one in place_layers(layers, groups))
 
 
 def max_blocks_held(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.config.quant.facts import QuantFacts, WeightFormat
+from quire.config.quant.facts import MIN_OUTPUTS, QuantFacts, WeightFormat
 
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head", "shared.weight", "relative_attention_bias")
 """Parts of matrix names that mark matrices other than the decoder's linear layers."""
@@ -15,8 +15,6 @@ ROUTERS = ("gate", "router", "wg")
 """Last components of the names of what chooses experts."""
 ABSORBED = ("kv_b_proj",)
 """Last components of the names of matrices that are multiplied from both sides: held plain."""
-MIN_OUTPUTS = 16
-"""Minimum of outputs of a layer that is quantized on load."""
 
 
 class Header(Protocol):

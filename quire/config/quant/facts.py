@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+MIN_OUTPUTS = 16
+"""Minimum of outputs of a layer that quire quantizes: a smaller gate gains too little."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:

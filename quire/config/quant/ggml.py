@@ -78,6 +78,46 @@ REFUSED_TYPES = {
 """Types that ggml has removed, or that only its kernels use."""
 
 
+HELD_BITS = {
+    "Q4_0": 4.5,
+    "Q4_1": 5.0,
+    "Q5_0": 5.5,
+    "Q5_1": 6.0,
+    "Q8_0": 8.5,
+    "Q2_K": 3.125,
+    "Q3_K": 3.5625,
+    "Q4_K": 4.625,
+    "Q5_K": 5.625,
+    "Q6_K": 6.5625,
+    "IQ4_NL": 4.5,
+    "IQ4_XS": 4.3125,
+    "TQ1_0": 2.125,
+    "TQ2_0": 2.125,
+    "MXFP4": 4.5,
+    "NVFP4": 4.5,
+    "Q1_0": 2.125,
+    "Q2_0": 2.25,
+}
+"""Bits per weight in memory, of the types that kernels multiply: codes, factors of K-quants in
+bytes, float16 per block. Other types are widened."""
+WIDER_ON_CPU = {
+    "Q2_K": 2 / 16,
+    "Q3_K": 1 / 16,
+    "Q4_K": 2 / 16,
+    "Q5_K": 2 / 16,
+    "Q6_K": 1 / 16,
+    "IQ4_XS": 1 / 16,
+    "NVFP4": 8 / 16,
+}
+"""Further bits per weight: numbers of a block of 256 in float32; of NVFP4, scales in float16."""
+
+
+def held_bits(kind: str, device: str) -> float:
+    """Return bits per weight of a type in the memory of a device, "cpu" or "cuda"."""
+    wider = WIDER_ON_CPU.get(kind, 0.0) if device == "cpu" else 0.0
+    return HELD_BITS.get(kind, 16.0) + wider
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgmlFormat(WeightFormat):
     """Blocks of one ggml type."""
@@ -89,3 +129,6 @@ class GgmlFormat(WeightFormat):
     def stored_bits(self) -> float:
         kind = TYPE_BY_NAME[self.type]
         return 8 * kind.nbytes / kind.values
+
+    def held_bits(self, inputs: int, device: str) -> float | None:
+        return held_bits(self.type, device)

@@ -10,28 +10,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat
+from quire.config.quant.ggml import held_bits
 from quire.config.quant.ggml_mixes import MIXES, fitting_type, layers_with_more_bits
 from quire.errors import ConfigError
 
 PREFIX = "gguf:"
 VALUE_LIKE = {"attn_v": "v_proj", "ffn_down": "down_proj"}
 """Matrices that a mix may give more bits to: name in GGUF files -> in other checkpoints."""
-
-HELD_BITS = {
-    "Q4_0": 4.5,
-    "Q4_1": 5.0,
-    "Q5_0": 5.5,
-    "Q5_1": 6.0,
-    "Q8_0": 8.5,
-    "Q2_K": 3.125,
-    "Q3_K": 3.5625,
-    "Q4_K": 4.625,
-    "Q5_K": 5.625,
-    "Q6_K": 6.5625,
-}
-"""Bits per weight in memory: codes, factors of K-quants in bytes, float16 per block."""
-OUTER_FACTORS = {"Q2_K": 2, "Q3_K": 1, "Q4_K": 2, "Q5_K": 2, "Q6_K": 1}
-"""Numbers of a block of 256 that are float32 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +33,7 @@ class GgmlOnlineFormat(WeightFormat):
 
     def held_bits(self, inputs: int, device: str) -> float | None:
         kind = fitting_type(self.type, inputs)
-        if kind is None:
-            return None
-        wider = OUTER_FACTORS.get(kind, 0) * 16 / 256 if device == "cpu" else 0
-        return HELD_BITS[kind] + wider
+        return None if kind is None else held_bits(kind, device)
 
 
 def read_mix(name: str, layers: int) -> QuantFacts:

@@ -19,6 +19,7 @@ from quire.attention.base import Backend
 from quire.attention.select import BackendRequirements, backend_registry, select_backend
 from quire.config.engine_config import EngineConfig
 from quire.config.memory.kv_format import KV_FORMATS
+from quire.config.memory.kv_layout import place_layers
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh
 from quire.engine.core.adapter_store import AdapterStore
@@ -247,9 +248,9 @@ def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend
     form, made = KV_FORMATS[config.cache.dtype], backend_registry().load(choice.name).Backend
     if not form.per_token:
         return cast("Backend", made(tensors))
-    longest = max(config.cache.groups, key=lambda group: len(group.layers))
+    places = place_layers(layers, config.cache.groups)
     views = [
-        split_memory(memory, form, layers[i].head_dim, config.cache.block_size)
-        for memory, i in zip(tensors, longest.layers, strict=True)
+        split_memory(memory, form, layer.head_dim, config.cache.block_size)
+        for memory, layer in zip(tensors, places, strict=True)
     ]
     return cast("Backend", made([codes for codes, _ in views], [scales for _, scales in views]))

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.weight import StoredExperts, StoredWeight
+from quire.kernels.formats.weight import ExpertBank, StoredWeight
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
@@ -89,7 +89,7 @@ class Fp8Weight(StoredWeight):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fp8ExpertWeights(StoredExperts):
+class Fp8ExpertWeights(ExpertBank):
     """The same of X experts: data [X, O, I], scale [X, O] or [X, ceil(O/128), ceil(I/128)]."""
 
     kind: ClassVar[str] = "fp8"
@@ -113,10 +113,6 @@ class Fp8ExpertWeights(StoredExperts):
     def block_size(self) -> int:
         """Inputs that share a scale: 128, or 0 when a whole row does."""
         return BLOCK_SIZE if self.scale.dim() == 3 else 0
-
-    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The plain matrices [X, O, I], as a new tensor."""
-        return torch.stack([self[i].dequantize(dtype) for i in range(len(self))])
 
 
 def quantize_channels(weight: Tensor) -> Fp8Weight:

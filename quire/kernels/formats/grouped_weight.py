@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.weight import StoredExperts, StoredWeight
-from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
+from quire.kernels.formats.weight import StoredWeight
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes, tensors_of
 
 PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of a code -> bits of each plane, from the least significant."""
@@ -54,12 +54,8 @@ class GroupedWeight(StoredWeight):
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors that the weight holds."""
-        yield from self.planes
-        for factors in (self.scale, self.offset):
-            yield from factors.tensors if factors is not None else ()
-        for one in (self.zero, self.table, self.perm):
-            if isinstance(one, Tensor):
-                yield one
+        own = (self.scale, self.offset, self.zero, self.table, self.perm)
+        return tensors_of(*self.planes, *own)
 
     def codes(self) -> WeightCodes:
         """The weight with one byte per code."""
@@ -76,32 +72,6 @@ class GroupedWeight(StoredWeight):
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The plain matrix [O, I], float32 by default, as a new tensor."""
         return self.codes().dequantize().to(dtype or torch.float32)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupedExperts(StoredExperts):
-    """The same of X experts, of one layout."""
-
-    kind: ClassVar[str] = "grouped"
-    experts: tuple[GroupedWeight, ...]
-
-    def __len__(self) -> int:
-        return len(self.experts)
-
-    def __getitem__(self, expert: int) -> GroupedWeight:
-        return self.experts[expert]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return len(self.experts), *self.experts[0].shape
-
-    @property
-    def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.experts)
-
-    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The plain matrices [X, O, I], as a new tensor."""
-        return torch.stack([one.dequantize(dtype) for one in self.experts])
 
 
 def pack_planes(codes: WeightCodes, dtype: torch.dtype) -> GroupedWeight:

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.weight import StoredExperts, StoredWeight
+from quire.kernels.formats.weight import ExpertBank, StoredWeight
 
 INT8_MAX = 127
 """The largest code. A symmetric row uses -127 to 127, an asymmetric one -128 to 127."""
@@ -78,7 +78,7 @@ class Int8Weight(StoredWeight):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Int8ExpertWeights(StoredExperts):
+class Int8ExpertWeights(ExpertBank):
     """The same of X experts: data [X, O, I], scale and sums [X, O]; x is quantized alike for all.
 
     input_scale, input_zero_point: [1].
@@ -111,10 +111,6 @@ class Int8ExpertWeights(StoredExperts):
     @property
     def nbytes(self) -> int:
         return self.data.nbytes + self.scale.nbytes + (0 if self.sums is None else self.sums.nbytes)
-
-    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The plain matrices [X, O, I], as a new tensor."""
-        return torch.stack([self[i].dequantize(dtype) for i in range(len(self))])
 
 
 def quantize_outputs(weight: Tensor, *, symmetric_inputs: bool = True) -> Int8Weight:

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quire.kernels.formats.grouped_weight import PLANES
-from quire.kernels.formats.weight import StoredExperts, StoredWeight
-from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
+from quire.kernels.formats.weight import StoredWeight
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes, tensors_of
 from quire.kernels.native.library import empty_huge_pages
 
 PANEL, BLOCK = 32, 32
@@ -71,12 +71,8 @@ class PanelCodes(StoredWeight):
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors that the weight holds."""
-        yield self.codes
-        for factors in (self.scale, self.offset):
-            yield from factors.tensors if factors is not None else ()
-        for one in (self.zero, self.table, self.levels, self.perm):
-            if isinstance(one, Tensor):
-                yield one
+        own = (self.scale, self.offset, self.zero, self.table, self.levels, self.perm)
+        return tensors_of(self.codes, *own)
 
     def weight_codes(self) -> WeightCodes:
         """The weight with one byte per code, in rows."""
@@ -116,32 +112,6 @@ class PanelCodes(StoredWeight):
             _address(self.perm),
         ]  # fmt: skip
         return torch.tensor(fields, dtype=torch.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PanelExperts(StoredExperts):
-    """The same of X experts, of one layout."""
-
-    kind: ClassVar[str] = "panel_codes"
-    experts: tuple[PanelCodes, ...]
-
-    def __len__(self) -> int:
-        return len(self.experts)
-
-    def __getitem__(self, expert: int) -> PanelCodes:
-        return self.experts[expert]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return len(self.experts), *self.experts[0].shape
-
-    @property
-    def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.experts)
-
-    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The plain matrices [X, O, I], as a new tensor."""
-        return torch.stack([one.dequantize(dtype) for one in self.experts])
 
 
 def fits_panels(codes: WeightCodes) -> bool:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.weight import PlainWeight, StoredExperts, StoredWeight
+from quire.kernels.formats.weight import ExpertBank, PlainExperts, PlainWeight, StoredWeight
 from quire.kernels.framework import lazy_fusion
 
 
@@ -44,24 +44,19 @@ class PartsWeight(StoredWeight):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartsExperts(StoredExperts):
+class PartsExperts(ExpertBank):
     """The same of X experts: banks [X, O_i, I] with the same experts."""
 
     kind: ClassVar[str] = "parts"
-    banks: tuple[StoredExperts, ...]
+    banks: tuple[ExpertBank | PlainExperts, ...]
     sizes: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.banks[0])  # type: ignore[arg-type]
+        return len(self.banks[0])
 
     def __getitem__(self, expert: int) -> PartsWeight:
-        ones = (bank[expert] for bank in self.banks)  # type: ignore[index]
+        ones = (bank[expert] for bank in self.banks)
         return PartsWeight(tuple(map(_as_weight, ones)), self.sizes)
-
-    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The plain matrices [X, O, I], float32 by default."""
-        dtype = dtype or torch.float32
-        return torch.cat([bank.dequantize(dtype) for bank in self.banks], 1)
 
 
 def _as_weight(one: StoredWeight | Tensor) -> StoredWeight:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from quire.kernels.formats.weight import StoredExperts, StoredWeight
+from quire.kernels.formats.weight import ExpertBank, StoredWeight
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 
 TILE = 64
@@ -148,7 +148,7 @@ class TiledWeight(StoredWeight):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TiledExperts(StoredExperts):
+class TiledExperts(ExpertBank):
     """The same of X experts: `bank` has the tiles of expert 0, then those of expert 1, ..."""
 
     kind: ClassVar[str] = "tiled"
@@ -185,10 +185,6 @@ class TiledExperts(StoredExperts):
             table=bank.table[rows] if own and bank.table is not None else bank.table,
             table_words=pick(bank.table_words) if own else bank.table_words,
         )  # fmt: skip
-
-    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The plain matrices [X, O, I], as a new tensor."""
-        return torch.stack([self[i].dequantize(dtype) for i in range(len(self))])
 
 
 def kernel_group(codes: WeightCodes) -> int | None:

@@ -8,6 +8,7 @@ Axes: T tokens in the step, I inputs, O outputs, V vocabulary, E hidden size, k 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -49,7 +50,7 @@ class StoredWeight:
 
 
 class StoredExperts:
-    """The same matrix of X experts: a weight [X, O, I]. `bank[i]` is a StoredWeight."""
+    """The same matrix of X experts: a weight [X, O, I]."""
 
     __slots__ = ()
     kind: ClassVar[str]
@@ -61,6 +62,22 @@ class StoredExperts:
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The plain matrices [X, O, I]."""
         raise NotImplementedError
+
+
+class ExpertBank(StoredExperts, ABC):
+    """Experts in another form than one tensor: `bank[i]` is the weight [O, I] of one."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, expert: int) -> StoredWeight: ...
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The plain matrices [X, O, I], as a new tensor."""
+        return torch.stack([self[i].dequantize(dtype) for i in range(len(self))])
 
 
 class PlainWeight(StoredWeight, nn.Parameter):

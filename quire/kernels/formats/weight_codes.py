@@ -12,6 +12,7 @@ Axes: O outputs, I inputs, G = ceil(I / group), S groups of groups.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,15 @@ class GroupFactors:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.values,) if self.codes is None else (self.values, self.codes)
+
+
+def tensors_of(*values: Tensor | GroupFactors | int | None) -> Iterator[Tensor]:
+    """The tensors among the fields of a weight."""
+    for one in values:
+        if isinstance(one, GroupFactors):
+            yield from one.tensors
+        elif isinstance(one, Tensor):
+            yield one
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -138,9 +138,10 @@ def _build(
         ]
         special = chats.add_special_tokens
         options = replace(options, add_special_tokens=special, use_prompts=False)
-        inputs = state.pooling.process_prompts(
+        lazily = state.pooling.iter_prompts(
             prompts, param=names["prompt"], options=options, **shared
         )
+        inputs = list(lazily)
     requests = [with_tenant(one, context) for each in inputs for one in each.requests]
     return PreparedPooling(inputs, requests, scores)
 
@@ -153,7 +154,7 @@ def _process_prompts(
 ) -> list[PoolingInput]:
     given = [one for one in prompts if not isinstance(one, tuple)]
     if len(given) == len(prompts):
-        return pooling.process_prompts(given, param=param, **shared)
+        return list(pooling.iter_prompts(given, param=param, **shared))
     inputs = []
     name = shared.pop("name")
     for place, one in enumerate(prompts):
@@ -162,7 +163,7 @@ def _process_prompts(
         if isinstance(one, tuple):
             inputs += pooling.process_text_pairs([one], **each)
         else:
-            inputs += pooling.process_prompts([one], **each)
+            inputs += pooling.iter_prompts([one], **each)
     return inputs
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from quire.config.json_file import read_json_object
 from quire.config.quant.fields import check_pattern
 from quire.errors import ConfigError
+from quire.weights.adapters.tensor_files import require_regular
 
 CONFIG_FILE = "adapter_config.json"
 MAX_BYTES = 16 << 20
@@ -45,6 +46,7 @@ IGNORED = frozenset(
         *("layers_to_transform", "layers_pattern", "megatron_config", "megatron_core"),
         *("eva_config", "corda_config", "lora_ga_config", "velora_config", "qalora_group_size"),
         *("runtime_config", "fan_in_fan_out", "enable_lora", "merge_weights", "mica_config"),
+        *("modules_to_save", "ensure_weight_tying"),
     )
 )
 """Keys of training, or that the tensors' names decide."""
@@ -64,8 +66,6 @@ class LoraConfig:
     alphas: PatternMap = field(default_factory=lambda: PatternMap("alpha_pattern", {}))
     dora: bool = False
     lora_bias: bool = False
-    tie: bool = False  # what is done to an embedding is done to the head that shares its weight
-    saved_modules: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()  # suffixes of target_parameters
     tokens: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None
     base_model: str | None = None
@@ -74,6 +74,13 @@ class LoraConfig:
     def rank_of(self, module: str) -> int:
         """Return the rank that the config states for a module."""
         return int(self.ranks.find(module, self.rank))
+
+    def tokens_of(self, module: str) -> tuple[int, ...] | None:
+        """Return the token ids of the rows of a module; None: the config has none."""
+        if not isinstance(self.tokens, Mapping):
+            return self.tokens
+        ends = (ids for name, ids in self.tokens.items() if f".{module}".endswith(f".{name}"))
+        return next(ends, None)
 
     def scale_of(self, module: str) -> float:
         """Return what the product of a module's matrices is multiplied by."""
@@ -137,8 +144,12 @@ class PatternMap:
 
 
 def read_lora_config(folder: Path) -> LoraConfig:
-    """Read a folder's adapter_config.json. Raises ConfigError, and FileNotFoundError."""
-    return parse_lora_config(read_json_object(folder / CONFIG_FILE, MAX_BYTES))
+    """Read a folder's adapter_config.json. Raises ConfigError."""
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise ConfigError(f"{folder} has no {CONFIG_FILE}: it is no LoRA adapter")
+    require_regular(path)
+    return parse_lora_config(read_json_object(path, MAX_BYTES))
 
 
 def parse_lora_config(found: Mapping[str, Any]) -> LoraConfig:
@@ -160,8 +171,6 @@ def parse_lora_config(found: Mapping[str, Any]) -> LoraConfig:
         alphas=_patterns(found, "alpha_pattern", float),
         dora=_flag(found, "use_dora"),
         lora_bias=_flag(found, "lora_bias"),
-        tie=_flag(found, "ensure_weight_tying"),
-        saved_modules=_names(found, "modules_to_save"),
         parameters=_names(found, "target_parameters"),
         tokens=_tokens(found.get("trainable_token_indices")),
         base_model=base if isinstance(base := found.get("base_model_name_or_path"), str) else None,
@@ -245,8 +254,8 @@ def _unknown(found: Mapping[str, Any]) -> tuple[str, ...]:
 _READ = frozenset(
     (
         *("peft_type", "bias", "init_lora_weights", "r", "lora_alpha", "use_rslora"),
-        *("rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "ensure_weight_tying"),
-        *("modules_to_save", "target_parameters", "trainable_token_indices"),
+        *("rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "target_parameters"),
+        "trainable_token_indices",
     )
 )
 

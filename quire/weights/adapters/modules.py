@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from quire.config.model_identity import is_tower_tensor
+from quire.config.model_identity import LANGUAGE_PREFIXES, is_tower_tensor
 from quire.weights.mapping import Weights
 
 ModuleKind = Literal["linear", "embedding", "head", "experts"]
@@ -65,11 +65,24 @@ class AdapterModules:
     tied: Mapping[str, str] = field(default_factory=dict)  # layer -> the layer with its weight
 
     def find(self, module: str) -> ModulePlace | None:
-        """Return the place of a module by its name in a checkpoint; None: there is none."""
+        """Return the place of a module by its name in a checkpoint; None: there is none.
+
+        The adapter may be of the model inside of a wrapper, or of the model without its prefix.
+        """
+        outer = max((p for p in LANGUAGE_PREFIXES if module.startswith(p)), key=len, default="")
+        inner = module[len(outer) :]
+        places = (self._find(name) for name in dict.fromkeys((module, inner, f"model.{inner}")))
+        return next((place for place in places if place is not None), None)
+
+    def _find(self, module: str) -> ModulePlace | None:
         layer, param, shard, turn = self.weights.target(f"{module}.weight")
         shape = self.layers.get(layer)
         if shape is None:
             parent, _, leaf = layer.rpartition(".")
+            bank = self.layers.get(parent)
+            matrix = leaf in ("gate_up_proj", "down_proj") and module.endswith(f".{leaf}")
+            if matrix and bank is not None and bank.kind == "experts":
+                return ModulePlace(parent, bank, None)
             fused, part = USUAL_PARTS.get(leaf, ("", 0))
             shape = self.layers.get(f"{parent}.{fused}")
             if shape is None or len(shape.outputs) != (3 if fused == "qkv_proj" else 2):
@@ -89,13 +102,13 @@ class AdapterModules:
         """Say what a name that leads nowhere may have meant, for a message."""
         if is_tower_tensor(module):
             return "it belongs to a tower, and the text half of the model is served"
-        known = list(self.names())
+        known = list(self._names())
         leaf = module.rpartition(".")[2]
         same = [name for name in known if name.rpartition(".")[2] == leaf] or known
-        close = difflib.get_close_matches(module[-120:], same[:2000], n=2, cutoff=0.5)
-        return f"the model has {' and '.join(close or same[:2])}" if same else "the model has none"
+        close = difflib.get_close_matches(module[-120:], same[:500], n=2, cutoff=0.5)
+        return f"the model has {' and '.join(close or same[:2])}"
 
-    def names(self) -> Iterator[str]:
+    def _names(self) -> Iterator[str]:
         """Yield the names of all modules that a checkpoint has, without prefixes."""
         for layer, shape in self.layers.items():
             if shape.kind == "experts":

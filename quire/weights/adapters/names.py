@@ -16,7 +16,9 @@ Slot = Literal[
 
 WRAPPERS = ("base_model.model.", "module.")
 """Prefixes that training adds to the names of the base model, any number of them."""
-_WRAPPING = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+_WRAPPING = frozenset(
+    ("token_adapter", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+)
 _SLOTS: dict[str, Slot] = {
     "lora_A": "A",
     "lora_B": "B",
@@ -62,9 +64,7 @@ def parse_tensor_name(name: str) -> AdapterTensorName | None:
     elif tail and tail[-1] == "bias" and slot == "B":
         tail.pop()
         slot = "bias"
-    if slot == "tokens" and path[-1:] == ["token_adapter"]:
-        path.pop()
-    if len(tail) > 1:
+    if len(tail) > 1 or tail == ["bias"]:
         return None
     level = 0
     while path and path[-1] in (_BASE, "original_module"):

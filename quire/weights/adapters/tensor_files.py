@@ -43,8 +43,7 @@ def open_tensors(folder: Path, max_bytes: int) -> AdapterTensors:
     path = next((folder / name for name in FILES if (folder / name).exists()), None)
     if path is None:
         raise ConfigError(f"{folder} has no {FILES[0]} (nor {' or '.join(FILES[1:])})")
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ConfigError(f"{path} is not a regular file")
+    require_regular(path)
     if (size := path.stat().st_size) > max_bytes + MAX_HEADER_BYTES:
         raise WeightError(f"{path} has {size} bytes; adapters may have {max_bytes}")
     opened = _open_safetensors(path) if path.suffix == ".safetensors" else _open_pickle(path)
@@ -57,6 +56,12 @@ def open_tensors(folder: Path, max_bytes: int) -> AdapterTensors:
                 f"{', '.join(sorted(PLAIN_DTYPES))}"
             )
     return opened
+
+
+def require_regular(path: Path) -> None:
+    """Raise ConfigError for a pipe, which may never end, a device or a folder."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ConfigError(f"{path} is not a regular file")
 
 
 def _open_safetensors(path: Path) -> AdapterTensors:

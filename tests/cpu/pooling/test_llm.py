@@ -111,7 +111,7 @@ def test_an_error_or_ctrl_c_ends_all_requests_of_a_call(embedder):
     def interrupt(update):
         raise KeyboardInterrupt
 
-    inputs = llm.llm_engine.pooling_inputs.process_prompts(["the of and"] * 300)
+    inputs = list(llm.llm_engine.pooling_inputs.iter_prompts(["the of and"] * 300))
     requests = [request for one in inputs for request in one.requests]
     with pytest.raises(KeyboardInterrupt):
         llm.llm_engine.pool(requests, interrupt)

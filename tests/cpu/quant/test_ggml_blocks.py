@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from quire.config.quant.ggml import GGML_TYPES, REFUSED_TYPES, TYPE_BY_NAME, GgmlType
+from quire.config.quant.ggml import GGML_TYPES, REFUSED_TYPES, TYPE_BY_NAME, GgmlFormat, GgmlType
 from quire.errors import ConfigError
+from quire.kernels.formats.panel_codes import pack_panel_codes
+from quire.kernels.formats.tiled_weight import pack_tiles
 from quire.quant import ggml_blocks
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow):RuntimeWarning")
@@ -66,6 +68,22 @@ def test_a_bank_is_its_experts(name: str) -> None:
     bank = widened(name, data)
     for one, alone in zip(bank, data):
         assert torch.equal(one.nan_to_num(), widened(name, alone).nan_to_num())
+
+
+@pytest.mark.parametrize("name", sorted(QUANTIZED))
+def test_the_plan_has_the_bits_in_memory(name: str) -> None:
+    kind, form = QUANTIZED[name], GgmlFormat(type=name)
+    planned = {device: form.held_bits(4096, device) for device in ("cpu", "cuda")}
+    if not ggml_blocks.has_codes(name):
+        assert planned == {"cpu": 16, "cuda": 16}
+        return
+    codes = ggml_blocks.unpack(name, random_blocks(kind, 64, 4096 // kind.values))
+    held = {
+        "cpu": pack_panel_codes(codes, torch.bfloat16).nbytes,
+        "cuda": pack_tiles(codes, torch.bfloat16).nbytes,
+    }
+    for device, nbytes in held.items():
+        assert nbytes * 8 / codes.q.numel() == pytest.approx(planned[device], rel=0.005)
 
 
 def test_one_bit_and_two_bit_values() -> None:

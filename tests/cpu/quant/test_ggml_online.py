@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from quire.config.quant.ggml_mixes import MIXES, ggml_type
-from quire.config.quant.ggml_online import HELD_BITS, GgmlOnlineFormat
+from quire.config.quant.ggml_online import GgmlOnlineFormat
 from quire.config.quant.online import find_online
 from quire.errors import ConfigError
-from quire.kernels.grouped_linear import pack
+from quire.kernels.formats.panel_codes import pack_panel_codes
+from quire.kernels.quantizers.ggml import LAYOUTS
 from quire.quant.online import quantize
 from tests.cpu.quant.oracle import Pair, build, check_logits, tiny, tiny_tensors, write_folder
 
@@ -28,10 +29,10 @@ def test_matrices_have_the_types_of_a_file(mix, layers):
             assert facts.format_of([name]).type == ggml_type(mix, theirs, 4096, i, layers), name
 
 
-@pytest.mark.parametrize("kind", sorted(HELD_BITS))
+@pytest.mark.parametrize("kind", sorted(LAYOUTS))
 def test_bits_per_weight_are_those_of_the_type(kind):
     form, weight = GgmlOnlineFormat(type=kind), torch.randn(64, 512)
-    made = pack(quantize(weight, form), torch.bfloat16)
+    made = pack_panel_codes(quantize(weight, form), torch.bfloat16)
     assert made.nbytes * 8 / weight.numel() == pytest.approx(form.held_bits(512, "cpu"), rel=0.005)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire.errors import WeightError
-from quire.kernels.formats.weight import StoredExperts, StoredWeight
+from quire.kernels.formats.weight import ExpertBank, StoredWeight
 from quire.kernels.moe_experts import moe_experts
 from tests.cpu.quant.oracle import build, check_ranks, tiny, write_pair
 
@@ -48,7 +48,7 @@ class FakeWeight(StoredWeight):
         return fake(x, scale, zero, args)
 
 
-class FakeExperts(StoredExperts):
+class FakeExperts(ExpertBank):
     kind = "fake"
 
     def __init__(self, bank, inputs):

@@ -16,7 +16,7 @@ from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
 from quire.distributed.collectives import SingleProcessCollectives
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
-from quire.kernels.formats.weight import StoredExperts, StoredWeight
+from quire.kernels.formats.weight import ExpertBank, StoredWeight
 from quire.kernels.moe_experts import moe_experts
 from quire.models.build import build_model, read_model_config
 from quire.quant.base import ParamSpec
@@ -72,7 +72,7 @@ class ToyWeight(StoredWeight):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ToyExperts(StoredExperts):
+class ToyExperts(ExpertBank):
     ones: tuple[ToyWeight, ...]
     kind: ClassVar[str] = "toy_int8"
 

@@ -58,6 +58,10 @@ def processor(kind="bert", *, limit=12, tok=None, generates=False, template=None
     )
 
 
+def process(one, *args, **settings):
+    return list(one.iter_prompts(*args, **settings))
+
+
 def words(text):
     return tuple(IDS[word] for word in text.split())
 
@@ -74,7 +78,7 @@ def options(**given):
 
 
 def test_a_text_gets_the_special_tokens_of_its_tokenizer():
-    (made,) = processor().process_prompts(["a B c"], name="x", common={"priority": 3})
+    (made,) = process(processor(), ["a B c"], name="x", common={"priority": 3})
     (request,) = made.requests
     assert request.prompt == words("[CLS] a b c [SEP]")
     assert (request.id, request.priority, made.num_tokens) == ("x.0", 3, 5)
@@ -91,36 +95,36 @@ def test_ids_are_those_of_the_tokenizer_alone(name, text):
     want = tok.encode(text)
     if not want:
         with pytest.raises(RequestError, match="empty"):
-            one.process_prompts([text])
+            process(one, [text])
         return
-    assert prompts_of(one.process_prompts([text, "x", text])) == [
+    assert prompts_of(process(one, [text, "x", text])) == [
         tuple(want), tuple(tok.encode("x")), tuple(want),
     ]  # fmt: skip
 
 
 def test_an_empty_text_has_only_special_tokens():
-    assert prompts_of(processor().process_prompts([""])) == [words("[CLS] [SEP]")]
+    assert prompts_of(process(processor(), [""])) == [words("[CLS] [SEP]")]
 
 
 def test_all_forms_of_a_prompt_mean_the_same():
     ids = words("[CLS] a [SEP]")
     given = ["a", {"prompt": "a"}, list(ids), {"prompt_token_ids": list(ids)}]
-    assert prompts_of(processor().process_prompts(given)) == [ids] * 4
+    assert prompts_of(process(processor(), given)) == [ids] * 4
 
 
 def test_special_tokens_may_be_left_out():
-    made = processor().process_prompts(["a b"], options=options(add_special_tokens=False))
+    made = process(processor(), ["a b"], options=options(add_special_tokens=False))
     assert prompts_of(made) == [words("a b")]
 
 
 def test_token_types_come_with_token_ids():
     given = {"prompt_token_ids": [7, 8, 9], "token_type_ids": [0, 1, 1]}
-    (made,) = processor().process_prompts([given])
+    (made,) = process(processor(), [given])
     assert made.requests[0].token_types == b"\0\1\1"
     with pytest.raises(RequestError, match=r"as many as prompt_token_ids \(3\), got 2"):
-        processor().process_prompts([given | {"token_type_ids": [0, 1]}])
+        process(processor(), [given | {"token_type_ids": [0, 1]}])
     with pytest.raises(RequestError, match=r"integers in \[0, 1\)"):
-        processor(token_types=0).process_prompts([given])
+        process(processor(token_types=0), [given])
 
 
 @pytest.mark.parametrize(
@@ -136,12 +140,12 @@ def test_token_types_come_with_token_ids():
 )
 def test_a_bad_item_is_named_by_its_index(prompt, message):
     with pytest.raises(RequestError, match=message):
-        processor().process_prompts(["a", prompt, "b"])
+        process(processor(), ["a", prompt, "b"])
 
 
 def test_the_error_of_a_lone_prompt_has_no_index():
     with pytest.raises(TooLong, match=r"^This model's maximum .*truncate_prompt_tokens"):
-        processor().process_prompts(["a " * 20])
+        process(processor(), ["a " * 20])
 
 
 @pytest.mark.parametrize(
@@ -155,7 +159,8 @@ def test_the_error_of_a_lone_prompt_has_no_index():
     ],
 )
 def test_a_text_is_cut_inside_of_its_special_tokens(most, side, want):
-    made = processor().process_prompts(
+    made = process(
+        processor(),
         ["a b c d e f g h"],
         PoolingParams(truncate_prompt_tokens=most),
         options=options(truncation_side=side),
@@ -165,28 +170,28 @@ def test_a_text_is_cut_inside_of_its_special_tokens(most, side, want):
 
 def test_a_long_text_is_cut_to_the_limit_of_the_model():
     params = PoolingParams(truncate_prompt_tokens=-1)
-    (ids,) = prompts_of(processor().process_prompts(["a " * 50], params))
+    (ids,) = prompts_of(process(processor(), ["a " * 50], params))
     assert ids == (CLS, *[IDS["a"]] * 10, SEP)
     with pytest.raises(RequestError, match=r"is 13, more than max_model_len \(12\)"):
-        processor().process_prompts(["a"], PoolingParams(truncate_prompt_tokens=13))
+        process(processor(), ["a"], PoolingParams(truncate_prompt_tokens=13))
 
 
 def test_a_tokenizer_with_more_tokens_than_its_model_is_no_crash():
     small = PoolingInputProcessor(tokenizer(), section(), max_model_len=12, vocab_size=10)
     with pytest.raises(RequestError, match="the tokenized text holds 12"):
-        small.process_prompts(["f"])
+        process(small, ["f"])
 
 
 def test_without_a_tokenizer_ids_are_pooled():
     bare = PoolingInputProcessor(None, section(), max_model_len=12, vocab_size=20)
-    assert prompts_of(bare.process_prompts([[1, 2]])) == [(1, 2)]
+    assert prompts_of(process(bare, [[1, 2]])) == [(1, 2)]
     with pytest.raises(RequestError, match="skip_tokenizer_init"):
-        bare.process_prompts(["a"])
+        process(bare, ["a"])
 
 
 def test_salts_separate_cached_prefixes():
-    made = processor().process_prompts(
-        ["a", {"prompt": "a", "cache_salt": "own"}], options=options(cache_salt="all")
+    made = process(
+        processor(), ["a", {"prompt": "a", "cache_salt": "own"}], options=options(cache_salt="all")
     )
     one, two = (each.requests[0].salt for each in made)
     assert one != two
@@ -208,25 +213,25 @@ PROMPTS = {"query": "query : ", "document": "document : "}
 )
 def test_the_prefix_of_a_prompt_name_is_written_before_texts(default, name, want):
     one = processor(prompts=PROMPTS, default_prompt=default)
-    made = one.process_prompts(["a", [7]], PoolingParams(prompt_name=name))
+    made = process(one, ["a", [7]], PoolingParams(prompt_name=name))
     assert prompts_of(made) == [words(want), (7,)]
 
 
 def test_a_prefix_may_be_left_out():
     one = processor(prompts=PROMPTS, default_prompt="query")
-    assert prompts_of(one.process_prompts(["a"], options=options(use_prompts=False))) == [
+    assert prompts_of(process(one, ["a"], options=options(use_prompts=False))) == [
         words("[CLS] a [SEP]")
     ]
 
 
 def test_an_unknown_prompt_name_is_refused_with_the_known_ones():
     with pytest.raises(RequestError, match=r"'query', 'document'.*got 'x'"):
-        processor(prompts=PROMPTS).process_prompts(["a"], PoolingParams(prompt_name="x"))
+        process(processor(prompts=PROMPTS), ["a"], PoolingParams(prompt_name="x"))
 
 
 def test_the_tokens_of_a_prefix_may_not_count():
     one = processor(prompts=PROMPTS, default_prompt="query", include_prompt=False)
-    made = one.process_prompts(["a", [7]])
+    made = process(one, ["a", [7]])
     assert [each.requests[0].pooling.skip_tokens for each in made] == [3, 0]  # [CLS] query :
 
 
@@ -234,7 +239,7 @@ def test_the_tokens_of_a_prefix_may_not_count():
 
 
 def plan_of(params, **more):
-    (made,) = processor(**more).process_prompts(["a"], params)
+    (made,) = process(processor(**more), ["a"], params)
     return made.requests[0]
 
 
@@ -311,10 +316,10 @@ def test_step_tags_and_columns_belong_to_token_tasks():
 
 def test_params_may_be_one_for_each_prompt():
     one = processor(matryoshka=True)
-    made = one.process_prompts(["a", "b"], [PoolingParams(dimensions=2), PoolingParams()])
+    made = process(one, ["a", "b"], [PoolingParams(dimensions=2), PoolingParams()])
     assert [each.pooling.dimensions for each in made] == [2, None]
     with pytest.raises(RequestError, match=r"one per prompt \(2\); got 1"):
-        one.process_prompts(["a", "b"], [PoolingParams()])
+        process(one, ["a", "b"], [PoolingParams()])
 
 
 # -- long inputs --------------------------------------------------------------------------------
@@ -322,18 +327,18 @@ def test_params_may_be_one_for_each_prompt():
 
 def test_a_long_text_is_divided_if_the_model_allows_it():
     one = processor(limit=5, max_embed_len=9)
-    (made,) = one.process_prompts(["a b c d e f g"])
+    (made,) = process(one, ["a b c d e f g"])
     assert prompts_of([made]) == [words("[CLS] a b c [SEP]"), words("[CLS] d e f [SEP]"),
                                   words("[CLS] g [SEP]")]  # fmt: skip
     assert [request.id for request in made.requests] == ["pool.0.0", "pool.0.1", "pool.0.2"]
     assert made.normalize
     assert not any(request.pooling.use_activation for request in made.requests)
-    (made,) = one.process_prompts([[7] * 9], PoolingParams(use_activation=False))
+    (made,) = process(one, [[7] * 9], PoolingParams(use_activation=False))
     assert prompts_of([made]) == [(7,) * 5, (7,) * 4]
     assert not made.normalize
     with pytest.raises(TooLong, match=r"length is 9 tokens.*has 10 tokens"):
-        one.process_prompts(["a b c d e f g h"])
-    (made,) = one.process_prompts(["a b c d"], PoolingParams(truncate_prompt_tokens=-1))
+        process(one, ["a b c d e f g h"])
+    (made,) = process(one, ["a b c d"], PoolingParams(truncate_prompt_tokens=-1))
     assert prompts_of([made]) == [words("[CLS] a b c [SEP]")]
 
 
@@ -559,28 +564,28 @@ def colbert(limit=12, **more):
 
 
 def test_a_query_is_marked_and_expanded():
-    (one,) = colbert().process_prompts(["a ."], PoolingParams(prompt_name="query"))
+    (one,) = process(colbert(), ["a ."], PoolingParams(prompt_name="query"))
     assert one.token_ids == [*words("[CLS] [Q] a . [SEP] [MASK]")]
     assert (one.num_tokens, one.kept_rows) == (5, None)
     assert one.pooling.unattended_tokens == 1
-    (other,) = colbert(attends_to_expansion=True).process_prompts(
-        ["a ."], PoolingParams(prompt_name="query")
+    (other,) = process(
+        colbert(attends_to_expansion=True), ["a ."], PoolingParams(prompt_name="query")
     )
     assert (other.token_ids, other.pooling.unattended_tokens) == (one.token_ids, 0)
-    (one,) = colbert().process_prompts(["a b c d e"], PoolingParams(prompt_name="query"))
+    (one,) = process(colbert(), ["a b c d e"], PoolingParams(prompt_name="query"))
     assert one.token_ids == [*words("[CLS] [Q] a b c [SEP]")]
-    (one,) = colbert(max_query_length=None).process_prompts(
-        ["a b c d e"], PoolingParams(prompt_name="query")
+    (one,) = process(
+        colbert(max_query_length=None), ["a b c d e"], PoolingParams(prompt_name="query")
     )
     assert one.token_ids == [*words("[CLS] [Q] a b c d e [SEP]")]
-    (one,) = colbert(query_length=None, max_query_length=None).process_prompts(
-        ["a"], PoolingParams(prompt_name="query")
+    (one,) = process(
+        colbert(query_length=None, max_query_length=None), ["a"], PoolingParams(prompt_name="query")
     )
     assert one.token_ids == [*words("[CLS] [Q] a [SEP]")]
 
 
 def test_a_document_is_marked_and_cut_and_its_punctuation_does_not_count():
-    (one,) = colbert().process_prompts(["a , b c . d e"])
+    (one,) = process(colbert(), ["a , b c . d e"])
     assert one.token_ids == [*words("[CLS] [D] a , b c [SEP]")]
     assert one.kept_rows == (0, 1, 2, 4, 5, 6)
 
@@ -597,4 +602,4 @@ def test_scores_of_late_interaction_have_both_roles():
 
 def test_other_inputs_are_refused_by_name():
     with pytest.raises(Unsupported, match="suffix"):
-        processor().process_prompts([{"prompt": "a", "suffix": "b"}])
+        process(processor(), [{"prompt": "a", "suffix": "b"}])
