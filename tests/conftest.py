@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,7 +18,7 @@ os.environ["COLUMNS"] = "100"  # argparse wraps help to the terminal
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 os.environ["SSL_CERT_FILE"] = ""
 
-from tests import tiers
+from tests import fork_server, tiers
 
 HERE = Path(__file__).parent
 DURATIONS = HERE.parent / "build" / "durations.txt"
@@ -64,6 +65,15 @@ def pytest_collection():
 def often():
     """How many times as much is to be tried."""
     return tiers.amount(1, 20)
+
+
+@pytest.fixture(scope="module")
+def forked():
+    """Processes that the module starts with Python are forks: tests/fork_server.py."""
+    fork_server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", fork_server.Popen)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,7 +10,8 @@ from tests.server import running
 def victim(tmp_path_factory):
     folder = tmp_path_factory.mktemp("temporary")
     keys = f"{KEY},{OTHER_KEY}"
-    with running.serving("embedded", *FLAGS, folder=folder, QUIRE_API_KEY=keys) as server:
+    options = {"folder": folder, "forked": False, "QUIRE_API_KEY": keys}
+    with running.serving("embedded", *FLAGS, **options) as server:
         made = Victim(server, folder)
         yield made
         made.close()

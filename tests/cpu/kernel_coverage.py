@@ -1,9 +1,10 @@
 """Program: finds kernels that a step of some size needs and the enumeration does not have.
 
-usage: python kernel_coverage.py CONFIG_JSON OPTIONS_JSON ROUNDS
+Reads lines of JSON, [config, options, rounds, all sizes or those near multiples of 16], and answers
+each with one.
 
 Triton compiles for a GPU without having one, so this runs anywhere, in a process of its own: the
-other tests run Triton in its interpreter. Prints one JSON line.
+other tests run Triton in its interpreter.
 """
 
 import json
@@ -50,17 +51,22 @@ def described(hf, options):
     return found, build_task(plain, flat, found.config, folder, H200.capability, 132).config
 
 
-def every_step(scheduler):
+def numbers(most, every):
+    """1 to most. every: False: those at which a kernel may change, and their neighbours."""
+    return [n for n in range(1, most + 1) if every or n < 18 or n % 16 in (15, 0, 1) or n == most]
+
+
+def every_step(scheduler, every):
     """Every number of decoding rows; every number of tokens as one prompt and as many."""
     rows, tokens, longest = (
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
         scheduler.max_model_len - 2,
     )
-    for count in range(1, rows + 1):
+    for count in numbers(rows, every):
         yield enumeration.decode_batch(count, 1)
         yield enumeration.decode_batch(count, longest)
-    for count in range(1, min(tokens, longest) + 1):
+    for count in numbers(min(tokens, longest), every):
         yield enumeration.prompt_batch(0, [count], 0)
         yield enumeration.prompt_batch(0, [count], longest - count)
 
@@ -81,9 +87,9 @@ def some_step(draw, scheduler):
     return batch if prompts else enumeration.decode_batch(decodes, prior + 1)
 
 
-def every_source(config):
+def every_source(config, every):
     """Every number of source tokens, as one source."""
-    for count in range(1, config.encoder.max_batched_tokens + 1):
+    for count in numbers(config.encoder.max_batched_tokens, every):
         blocks = [0] * -(-count // config.cache.block_size)
         yield EncoderPart((EncoderSource((0,) * count, blocks),))
 
@@ -94,8 +100,7 @@ def pooled_kinds(config):
     return [ResultKind.of(Pooling(task)) for task in config.pooling.tasks]
 
 
-def main():
-    hf, options, rounds = json.loads(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+def coverage(hf, options, rounds, every):
     found, config = described(hf, options)
     known = []
     enumeration.enumerate_kernels(found, config, H200, known.append)
@@ -105,7 +110,7 @@ def main():
         runner = enumeration.meta_runner(found, config)
         with torch.inference_mode(), with_two_layers_per_kind(runner.model):
             for kind in pooled_kinds(config):
-                for batch in every_step(config.scheduler):
+                for batch in every_step(config.scheduler, every):
                     if not (batch.decode_only or batch.max_prior_context):
                         part = enumeration.pooled_rows(batch, kind)
                         plain = enumeration.without_samples(batch)
@@ -113,17 +118,19 @@ def main():
                         if config.pooling.late_interaction is not None:
                             some = UnattendedTokensPart([1] * len(batch.rows))
                             runner.worker.compute(plain, [some, part])
-            for part in every_source(config) if config.encoder else ():
+            for part in every_source(config, every) if config.encoder else ():
                 runner.worker.compute(enumeration.prompt_batch(0, [2], 0), [part])
             for params in enumeration.SAMPLING_KINDS if config.generates else ():
                 enumeration._join(runner.sampler, params)
-                for batch in every_step(config.scheduler) if params is enumeration.GREEDY else ():
-                    runner.worker.compute(batch, ())
+                if params is enumeration.GREEDY:
+                    for batch in every_step(config.scheduler, every):
+                        runner.worker.compute(batch, ())
                 for _ in range(rounds):
                     runner.worker.compute(some_step(draw, config.scheduler), ())
     missing = [one for one in later if one not in set(known)]
-    print(json.dumps({"known": len(known), "later": len(later), "missing": missing}, default=str))
+    return {"known": len(known), "later": len(later), "missing": missing}
 
 
 if __name__ == "__main__":
-    main()
+    for line in sys.stdin:
+        print(json.dumps(coverage(*json.loads(line)), default=str), flush=True)

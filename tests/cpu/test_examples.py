@@ -23,6 +23,7 @@ def test_an_example_runs(path, capsys):
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_example_with_an_engine_process_ends():
     command = [sys.executable, str(OF_PROCESSES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

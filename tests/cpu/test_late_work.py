@@ -79,7 +79,8 @@ def test_the_process_of_the_engine_counts_from_ready_on(folder, caplog, depth):
     assert logged[0].startswith("CUDA graph in a step was captured after start-up: 500 ms")
 
 
-@pytest.mark.slow("starts two processes that import torch")
+@pytest.mark.usefixtures("forked")
+@pytest.mark.slow("an engine of two ranks")
 def test_the_executor_sums_the_counts_of_ranks(folder):
     llm = LLM(folder, **SIZES, logits_processors=[Lazy], tensor_parallel_size=2)
     try:

@@ -218,6 +218,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_engine_in_a_process_of_its_own_keeps_to_it_too(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ASYNC)

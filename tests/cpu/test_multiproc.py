@@ -11,7 +11,7 @@ from quire.executors.multiproc import RunStep
 from tests import tiers
 from tests.cpu.tiny_models import write_model
 
-pytestmark = pytest.mark.slow("each engine starts two processes that import torch: 5 s")
+pytestmark = [pytest.mark.usefixtures("forked"), pytest.mark.slow("engines of two processes")]
 
 TEXT = "The capital of France is Paris, and the future of AI is not yet written. "
 PROMPTS = ["What", [70, 70, 5], TEXT, TEXT * 4 + "Hello", list(range(60, 160))]

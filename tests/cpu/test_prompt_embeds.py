@@ -144,7 +144,8 @@ def test_penalties_do_not_count_vectors(llm):
     assert second != 0, "a token of the output is penalised"
 
 
-@pytest.mark.slow("an engine starts two processes that import torch")
+@pytest.mark.usefixtures("forked")
+@pytest.mark.slow("an engine of two ranks")
 def test_two_ranks_give_the_tokens_of_one(folder, peer, llm):
     two = LLM(folder, **ON, device="cpu", tensor_parallel_size=2, max_num_batched_tokens=24)
     prompts = [IDS, {"prompt_embeds": embed(peer, IDS)}, {"prompt_embeds": torch.ones(30, 32)}]

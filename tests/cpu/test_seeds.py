@@ -168,6 +168,7 @@ def test_a_script_of_a_pooling_model_runs_unchanged(path, hub, capsys):
     assert all(one.finished for one in (outputs if isinstance(outputs, list) else [outputs]))
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_same_from_outside(place):
     """python -m quire.as_vllm SCRIPT, with the environment that users set."""
     root = pathlib.Path(__file__).resolve().parents[2]

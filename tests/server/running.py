@@ -1,4 +1,8 @@
-"""`quire serve` as people start it: a process of its own, and what it printed."""
+"""`quire serve`: a process of its own, and what it printed.
+
+Its processes are forks of one that has imported torch, or with forked=False started as users start
+them: tests/fork_server.py.
+"""
 
 import re
 import subprocess
@@ -9,6 +13,7 @@ from contextlib import contextmanager
 import psutil
 
 from quire.env import child_environment as env_child
+from tests import fork_server
 
 SMALL = ("--kv-cache-memory-bytes", "64MiB")
 
@@ -32,7 +37,7 @@ class Running:
         return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-def start(*words, folder=None, starter=("quire", "serve"), **variables):
+def start(*words, folder=None, starter=("quire", "serve"), forked=True, **variables):
     """The command alone. folder: where it keeps its temporary files. starter: module, words.
 
     variables: of its environment.
@@ -41,13 +46,16 @@ def start(*words, folder=None, starter=("quire", "serve"), **variables):
     variables |= {} if folder is None else {"TMPDIR": str(folder)}
     pipe = subprocess.PIPE
     env = env_child(**variables)
-    return subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=env)
+    if forked:
+        fork_server.start()
+    popen = fork_server.Popen if forked else subprocess.Popen
+    return popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 @contextmanager
-def serving(*words, folder=None, starter=("quire", "serve"), **variables):
-    """A server that answers, in the end killed."""
-    process = start(*words, folder=folder, starter=starter, **variables)
+def serving(*words, **more):
+    """A server that answers, in the end killed. more: as of start()."""
+    process = start(*words, **more)
     try:
         said = []
         for line in process.stdout:

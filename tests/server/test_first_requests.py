@@ -35,7 +35,7 @@ def running(tmp_path_factory):
     (hook / "sitecustomize.py").write_text(HOOK)
     path = os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH")]))
     environment = {"PYTHONPATH": path, "IMPORT_LOG": str(folder)}
-    with serving("embedded", *SMALL, *FLAGS, **environment) as running:
+    with serving("embedded", *SMALL, *FLAGS, forked=False, **environment) as running:
         threading.Thread(target=running.process.stdout.read, daemon=True).start()
         running.import_log = folder
         yield running

@@ -238,7 +238,9 @@ def test_beyond_the_limit_a_request_is_answered_503(tokenizer, monkeypatch):
 @pytest.mark.slow("a server of its own: the limit is that of its process")
 def test_idle_connections_lock_nobody_out():
     """150 of them, and few descriptors: each process has 128."""
-    with serving("embedded", *SMALL, starter=("tests.server.few_files", "128")) as running:
+    with serving(
+        "embedded", *SMALL, starter=("tests.server.few_files", "128"), forked=False
+    ) as running:
         threading.Thread(target=running.process.stdout.read, daemon=True).start()
         with contextlib.ExitStack() as stack:
             for i in range(150):

@@ -71,7 +71,7 @@ def check_that_the_start_is_reported(said):
 
 
 def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
-    with serving(*SMALL) as server:
+    with serving(*SMALL, forked=False) as server:
         process = server.process
         check_that_the_start_is_reported(server.said)
         answer = run_printed(server.line)

@@ -26,6 +26,8 @@ MAX_BODY_BYTES = 1 << 22
 """Read and forgotten, so that the answer is not lost with the connection."""
 RETRY_AFTER_S = 5
 BACKLOG = 128
+CLOSE_GRACE_S = 0.5
+"""At the end, requests that are being answered have so long."""
 
 _CONNECTION_ERRORS = (
     OSError,
@@ -64,7 +66,7 @@ class StartupServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more; what connects later waits for the server. Harmless when called again."""
+        """Accept no more; what connects later waits for the server. Harmless when called again."""
         if not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):  # it ends by itself just now
                 self._loop.call_soon_threadsafe(self._closing.set)
@@ -87,8 +89,12 @@ class StartupServer:
             ssl=context,
             ssl_handshake_timeout=None if context is None else HEADER_TIMEOUT_S,
         )
-        async with server:
-            await self._closing.wait()
+        await self._closing.wait()
+        server.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_GRACE_S):
+                while connections := asyncio.all_tasks() - {asyncio.current_task()}:
+                    await asyncio.wait(connections)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(*_CONNECTION_ERRORS):

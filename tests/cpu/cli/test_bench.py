@@ -90,13 +90,16 @@ def test_throughput_counts_every_token(capsys, folder):
     assert found["tokens_per_second"] == pytest.approx(50 / found["elapsed_time"])
 
 
-def test_startup_times_every_stage_of_a_process(capsys, folder):
+@pytest.mark.usefixtures("forked")
+def test_startup_times_every_stage_of_a_process(capsys, folder, monkeypatch):
+    monkeypatch.setenv("QUIRE_CPU_ISA", "none")  # a cold start compiles the native kernels: 10 s
     argv = ["--model", folder, "--num-iters-cold", "1", "--num-iters-warm", "0"]
     (cold,) = result(capsys, "startup", *argv)["cold"]
     assert cold["process_s"] > cold["init_s"] > 0
     assert "weights" in " ".join(cold["parts_s"])
 
 
+@pytest.mark.usefixtures("forked")
 def test_startup_reports_why_an_engine_does_not_start(capsys):
     argv = ["startup", "--model", "/no/such/model", "--num-iters-cold", "1"]
     assert main(["bench", *argv]) != 0

@@ -101,6 +101,7 @@ def test_tapes_replay_decode_steps(folders):
     assert tapes._tapes
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.slow("starts two ranks")
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_two_ranks_answer_as_one(folders, name):

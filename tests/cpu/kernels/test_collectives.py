@@ -12,7 +12,8 @@ from quire.kernels.native.op_tape import NotRecordableError, TapeRecorder
 from tests import tiers
 
 
-@pytest.mark.slow("starts processes that import torch: 2 s each")
+@pytest.mark.usefixtures("forked")
+@pytest.mark.slow("a process for each rank")
 @pytest.mark.parametrize("ranks", [3, *tiers.long(2)])
 def test_sums_gathers_and_copies_between_processes_are_exact(ranks, tmp_path):
     command = [sys.executable, "-m", "tests.cpu.kernels.ranks", str(tmp_path / "rendezvous")]
