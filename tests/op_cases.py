@@ -34,7 +34,7 @@ def flat(result):
 
 def copied(case):
     """Some ops write what they are given: each body gets its own, with the same strides."""
-    written = ("cache", "scales", "counts", "logits", "y", "order", "starts")
+    written = ("cache", "scales", "counts", "logits", "y", "order", "starts", "pair_slots")
     return {k: _copied(v) if k in written and v is not None else v for k, v in case.items()}
 
 

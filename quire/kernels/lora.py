@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows, lora_part
 from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, LORA, NativeOp
 
 
 def _sort_cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -25,7 +26,7 @@ def _sort_cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"slots": rows.slots, "order": rows.order, "starts": rows.starts}
 
 
-@op(cases=_sort_cases)
+@op(cases=_sort_cases, gpu="lora.sort_rows")
 def sort_by_slot(slots: Tensor, order: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     """Fill order [T] and starts [S + 1] of LoraRows in place, and return them. slots: int32 [T].
 
@@ -103,21 +104,64 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         }
 
 
-@op(cases=_cases)
-def lora_linear(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
-    """Add the adapters' part of a linear layer to y [T, O] in place, and return it.
+_run = NativeOp(LORA, "q" * 21)
 
-    x: [T, I], the input of the layer; rows of x may be strided. Both have the dtype of the bank.
-    """
-    for slot in rows.slots.unique().tolist():
-        if slot >= 0:
-            at = (rows.slots == slot).nonzero()[:, 0]
-            y[at] = _adapted(y[at], x[at], bank, slot)
+
+def _run_native(
+    y: Tensor, x: Tensor | None, ids: Tensor | None, bank: LoraBank, rows: LoraRows, top: int
+) -> Any:
+    """Both ops: v is the product of x, or the column of A that an id names."""
+    given = [one for one in (y, x) if one is not None]
+    if any(one.dtype != bank.a.dtype or one.stride(1) != 1 for one in given):
+        return NotImplemented
+    if y.dtype not in DTYPES or (ids is not None and ids.dtype != torch.int32):
+        return NotImplemented
+    slots, parts, rank, inputs = bank.a.shape
+    assert len(rows.starts) == slots + 1, f"rows of {len(rows.starts) - 1} slots, a bank of {slots}"
+    assert len(rows.order) == len(y), f"{len(rows.order)} sorted rows for {len(y)}"
+    _run(
+        0 if x is None else x.data_ptr(), 0 if x is None else x.stride(0) * x.element_size(),
+        0 if ids is None else ids.data_ptr(), y.data_ptr(), y.stride(0) * y.element_size(),
+        bank.a.data_ptr(), bank.b.data_ptr(), bank.ranks.data_ptr(), bank.bounds.data_ptr(),
+        0 if bank.factor is None else bank.factor.data_ptr(),
+        0 if bank.shift is None else bank.shift.data_ptr(),
+        rows.order.data_ptr(), rows.starts.data_ptr(), len(y), top,
+        slots, parts, rank, inputs, y.shape[1], DTYPES[y.dtype],
+    )  # fmt: skip
     return y
 
 
-def _adapted(y: Tensor, x: Tensor, bank: LoraBank, slot: int) -> Tensor:
-    """Rows of one slot, as LoraBank defines them."""
+def _native(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Any:
+    return _run_native(y, x, None, bank, rows, rows_per_input(y, x))
+
+
+def rows_per_input(y: Tensor, x: Tensor) -> int:
+    """How many rows of y have one row of x: those of a token's experts may share one."""
+    return len(y) // max(len(x), 1) or 1
+
+
+@op(cases=_cases, native=_native, gpu="lora.lora_linear")
+def lora_linear(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
+    """Add the adapters' part of a linear layer to y [T, O] in place, and return it.
+
+    x: [T, I], the input of the layer, or [T / k, I]: each of its rows is that of k rows of y. Rows
+    may be strided. Both have the dtype of the bank.
+    """
+    top = rows_per_input(y, x)
+    for slot in rows.slots.unique().tolist():
+        if slot >= 0:
+            at = (rows.slots == slot).nonzero()[:, 0]
+            y[at] = _adapted(y[at], bank, slot, _project(x[at // top], bank, slot))
+    return y
+
+
+def _project(x: Tensor, bank: LoraBank, slot: int) -> Tensor:
+    """v of rows of one slot: [P, n, R]."""
+    return x.float() @ bank.a[slot].float().mT
+
+
+def _adapted(y: Tensor, bank: LoraBank, slot: int, v: Tensor) -> Tensor:
+    """Rows of one slot, as LoraBank defines them. v: [P, n, R]."""
     out = y.clone()
     for p, columns in enumerate(bank.columns()):
         if rank := int(bank.ranks[slot, p]):
@@ -126,6 +170,89 @@ def _adapted(y: Tensor, x: Tensor, bank: LoraBank, slot: int) -> Tensor:
                 base = base * bank.factor[slot, columns]
             if bank.shift is not None:
                 base = base + bank.shift[slot, columns]
-            v = x.float() @ bank.a[slot, p, :rank].float().t()
-            out[:, columns] = (base + v @ bank.b[slot, :rank, columns].float()).to(y.dtype)
+            delta = v[p, :, :rank] @ bank.b[slot, :rank, columns].float()
+            out[:, columns] = (base + delta).to(y.dtype)
     return out
+
+
+def _embedding_cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, v, e, ranks, dtype in [
+        (1, 50, 64, [8], torch.float32),
+        (9, 101, 40, [16, 3, 0], torch.bfloat16),
+        (70, 64, 33, [5, 20], torch.float16),
+        (300, 700, 512, [16] * 5, torch.bfloat16),
+    ]:
+        yield {
+            "y": torch.randn(t, e, device=device).to(dtype),
+            "ids": torch.randint(0, v, (t,), device=device, dtype=torch.int32),
+            "bank": random_bank([[rank] for rank in ranks], v, (e,), dtype, device),
+            "rows": random_rows(t, len(ranks), device),
+        }
+
+
+def _native_embedding(y: Tensor, ids: Tensor, bank: LoraBank, rows: LoraRows) -> Any:
+    return _run_native(y, None, ids, bank, rows, 1)
+
+
+@op(cases=_embedding_cases, native=_native_embedding, gpu="lora.lora_embedding")
+def lora_embedding(y: Tensor, ids: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
+    """Add the adapters' part of an embedding to y [T, E] in place, and return it.
+
+    ids: [T] int32; where the bank has no such input, the row is NaN. A scale of the embedding is in
+    b.
+    """
+    for slot in rows.slots.unique().tolist():
+        if slot >= 0:
+            at = (rows.slots == slot).nonzero()[:, 0]
+            known = (ids[at] >= 0) & (ids[at] < bank.a.shape[-1])
+            columns = bank.a[slot][..., torch.where(known, ids[at], 0).long()].float()
+            v = torch.where(known, columns, torch.nan).mT
+            y[at] = _adapted(y[at], bank, slot, v)
+    return y
+
+
+def _pair_cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, s, x, k in [(1, 2, 4, 2), (9, 3, 8, 4), (300, 2, 16, 1), (64, 8, 128, 8)]:
+        rows = random_rows(t, s, device)
+        ids = torch.rand(t, x, device=device).argsort(-1)[:, :k].int().contiguous()
+        pairs = LoraRows.allocate(t * k, s * x, device)
+        yield {"pair_slots": pairs.slots, "order": pairs.order, "starts": pairs.starts,
+               "row_order": rows.order, "row_starts": rows.starts, "ids": ids}  # fmt: skip
+
+
+@op(cases=_pair_cases, gpu="lora.sort_pairs")
+def sort_pairs(
+    pair_slots: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    row_order: Tensor,
+    row_starts: Tensor,
+    ids: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fill the first three, the LoraRows of pairs of a token and an expert, and return them.
+
+    row_order: [T], row_starts: [S + 1], of the tokens. ids: int32 [T, k], their experts. Pair p is
+    token p // k. The others have the lengths of LoraRows for T * k rows and S * X slots.
+    """
+    experts = (len(starts) - 1) // (len(row_starts) - 1)
+    at = torch.arange(len(row_order), dtype=torch.int32, device=ids.device)
+    slots = torch.empty_like(row_order)
+    slots[row_order.long()] = torch.searchsorted(row_starts, at, right=True, out_int32=True) - 1
+    keys = torch.where(slots[:, None] < 0, -1, slots[:, None] * experts + ids)
+    order.copy_(
+        (
+            row_order.long()[:, None] * ids.shape[1] + torch.arange(ids.shape[1], device=ids.device)
+        ).flatten()
+    )
+    order.copy_(order[keys.flatten()[order.long()].argsort(stable=True)])
+    pair_slots.copy_(keys.flatten())
+    bounds = torch.arange(len(starts), dtype=torch.int32, device=ids.device)
+    starts.copy_((pair_slots < bounds[:, None]).sum(1))
+    return pair_slots, order, starts
+
+
+def lora_pairs(rows: LoraRows, ids: Tensor, experts: int) -> LoraRows:
+    """The rows of a step's pairs of a token and an expert, for banks of experts: new tensors."""
+    slots, order = rows.slots.new_empty(ids.numel()), rows.slots.new_empty(ids.numel())
+    starts = rows.starts.new_empty((len(rows.starts) - 1) * experts + 1)
+    return LoraRows(*sort_pairs(slots, order, starts, rows.order, rows.starts, ids))

@@ -7,7 +7,11 @@ s is the slot of row t, and p the part of a fused layer (q, k, v; gate, up) that
 part has its own A. Kernels read no more ranks than a part of a slot has, so what a slot held before
 needs no clearing. A part of rank 0 has no adapter: its outputs keep their bits.
 
-Axes: S slots, P parts, R the largest rank, I inputs, O outputs of all parts, T rows of the step.
+An embedding is a layer whose x has a one at the token's id: its I is the vocabulary. Experts are
+slots of their own: expert e of slot s is slot s * X + e.
+
+Axes: S slots, P parts, R the largest rank, I inputs, O outputs of all parts, T rows of the step,
+X experts (1 elsewhere).
 """
 
 from __future__ import annotations
@@ -25,30 +29,36 @@ RANK_STEP = 16
 
 
 class LoraPart(NamedTuple):
-    """The adapter of one part: a [r, I], b [r, O of the part], in the dtype of the bank."""
+    """The adapter of one part: a [r, I], b [r, O of the part], in the dtype of the bank.
+
+    Of experts: [X, r, I] and [X, r, O].
+    """
 
     a: Tensor
     b: Tensor
 
 
 def lora_part(a: Tensor, b: Tensor, dtype: torch.dtype) -> LoraPart:
-    """Return A [r, I] and B [O, r], scaled already, as a bank stores them."""
-    return LoraPart(a.to(dtype).contiguous(), b.to(dtype).t().contiguous())
+    """Return A [.., r, I] and B [.., O, r], scaled already, as a bank stores them."""
+    return LoraPart(a.to(dtype).contiguous(), b.to(dtype).mT.contiguous())
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LoraBank:
-    """The adapters of one linear layer.
+    """The adapters of one linear layer, or of the same layer of X experts: S is then S * X.
 
     a: [S, P, R, I]. b: [S, R, O], the outputs of all parts side by side. ranks: int32 [S, P].
-    parts: outputs of each part. factor, shift: float32 [S, O]; None: 1 and 0. With DoRA, factor is
-    magnitude / norm, shift is bias * (1 - factor), and b contains the factor too.
+    bounds: int32 [P + 1], where the outputs of each part begin, and O. parts: their numbers.
+    factor, shift: float32 [S, O]; None: 1 and 0. With DoRA, factor is magnitude / norm, shift is
+    bias * (1 - factor), and b contains the factor too.
     """
 
     a: Tensor
     b: Tensor
     ranks: Tensor
+    bounds: Tensor
     parts: tuple[int, ...]
+    experts: int = 1
     factor: Tensor | None = None
     shift: Tensor | None = None
 
@@ -62,6 +72,7 @@ class LoraBank:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        experts: int = 1,
         factors: bool = False,
         shifts: bool = False,
     ) -> LoraBank:
@@ -70,6 +81,7 @@ class LoraBank:
         factors, shifts: whether adapters may have them.
         """
         rank, outputs = -(-rank // RANK_STEP) * RANK_STEP, sum(parts)
+        slots *= experts
 
         def rows(wanted: bool) -> Tensor | None:
             size = (slots, outputs)
@@ -79,13 +91,18 @@ class LoraBank:
             a=torch.empty(slots, len(parts), rank, inputs, dtype=dtype, device=device),
             b=torch.empty(slots, rank, outputs, dtype=dtype, device=device),
             ranks=torch.zeros(slots, len(parts), dtype=torch.int32, device=device),
+            bounds=torch.tensor(
+                list(accumulate(parts, initial=0)), dtype=torch.int32, device=device
+            ),
             parts=tuple(parts),
+            experts=experts,
             factor=rows(factors),
             shift=rows(shifts),
         )
 
     @property
     def slots(self) -> int:
+        """S, or S * X."""
         return self.a.shape[0]
 
     @property
@@ -95,7 +112,7 @@ class LoraBank:
 
     @property
     def nbytes(self) -> int:
-        given = (self.a, self.b, self.ranks, self.factor, self.shift)
+        given = (self.a, self.b, self.ranks, self.bounds, self.factor, self.shift)
         return sum(one.nbytes for one in given if one is not None)
 
     def columns(self) -> Iterator[slice]:
@@ -116,19 +133,20 @@ class LoraBank:
         that reads the slot may run at the same time.
         """
         assert len(parts) == len(self.parts), f"{len(parts)} parts for a layer of {self.parts}"
+        own = slice(slot * self.experts, (slot + 1) * self.experts)
         for p, (part, columns) in enumerate(zip(parts, self.columns(), strict=True)):
-            rank = 0 if part is None else part.a.shape[0]
+            rank = 0 if part is None else part.a.shape[-2]
             assert rank <= self.rank, f"rank {rank} does not fit a bank of rank {self.rank}"
             if part is not None:
-                self.a[slot, p, :rank].copy_(part.a, non_blocking=True)
-                self.b[slot, :rank, columns].copy_(part.b, non_blocking=True)
-            self.ranks[slot, p].fill_(rank)
+                self.a[own, p, :rank].copy_(part.a, non_blocking=True)
+                self.b[own, :rank, columns].copy_(part.b, non_blocking=True)
+            self.ranks[own, p].fill_(rank)
         _write_row(self.factor, slot, factor, 1.0)
         _write_row(self.shift, slot, shift, 0.0)
 
     def clear(self, slot: int) -> None:
         """Remove the adapter of a slot."""
-        self.ranks[slot].zero_()
+        self.ranks[slot * self.experts : (slot + 1) * self.experts].zero_()
 
 
 def _write_row(rows: Tensor | None, slot: int, row: Tensor | None, default: float) -> None:

@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "codes_linear.h"
+#include "lora.h"
 
 namespace {
 
@@ -29,7 +30,7 @@ struct Op {
 const Op OPS[] = {
     OP(LinearArgs), OP(PackArgs), OP(EmbeddingArgs), OP(NormArgs),
     OP(RopeArgs),   OP(MapArgs),  OP(WriteArgs),     OP(AttentionArgs),
-    OP(MaskArgs),   OP(CodesLinearArgs), OP(CodesEmbeddingArgs),
+    OP(MaskArgs),   OP(CodesLinearArgs), OP(CodesEmbeddingArgs), OP(LoraArgs),
 };
 constexpr long OP_COUNT = sizeof OPS / sizeof *OPS;
 

@@ -193,12 +193,24 @@ INLINE vf vtanh(vf x) {  // the exponential form loses digits near 0, so a serie
   return pick(a < splat(0.625f), small, big);
 }
 
+// a * b + c, rounded once where the CPU can. Compilers fuse some copies of a template and not others,
+// so sums whose bits must not depend on the copy are written with this.
+INLINE vf multiply_add(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
 // A step of a dot product is 4 bytes: 2 bf16 or 1 float. acc += a . b, lane by lane.
 template <class T>
 INLINE vf dot_step(vf acc, vi a, vi b);
 template <>
 INLINE vf dot_step<float>(vf acc, vi a, vi b) {
-  return (vf)a * (vf)b + acc;
+  return multiply_add((vf)a, (vf)b, acc);
 }
 template <>
 INLINE vf dot_step<bf16>(vf acc, vi a, vi b) {
@@ -206,8 +218,8 @@ INLINE vf dot_step<bf16>(vf acc, vi a, vi b) {
   return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)a, (__m512bh)(__m512i)b);
 #else
   const vi high = vi{} + (int32_t)0xffff0000;
-  acc = (vf)(a << 16) * (vf)(b << 16) + acc;
-  return (vf)(a & high) * (vf)(b & high) + acc;
+  acc = multiply_add((vf)(a << 16), (vf)(b << 16), acc);
+  return multiply_add((vf)(a & high), (vf)(b & high), acc);
 #endif
 }
 

@@ -4,11 +4,22 @@ import pytest
 import torch
 
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows, lora_part
-from quire.kernels.lora import _cases, lora_linear, random_bank, random_rows, sort_rows
+from quire.kernels.lora import (
+    _cases,
+    _embedding_cases,
+    _pair_cases,
+    lora_embedding,
+    lora_linear,
+    lora_pairs,
+    random_bank,
+    random_rows,
+    sort_rows,
+)
+from quire.kernels.native.op_tape import TapeRecorder
 
 CPU = torch.device("cpu")
 SHARE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}
-pytestmark = pytest.mark.usefixtures("seeded")
+pytestmark = pytest.mark.usefixtures("seeded", "native")
 
 
 def rows_of(slots, count):
@@ -57,6 +68,89 @@ def test_products_are_near_float64():
     for case in _cases(CPU):
         got = lora_linear(case["y"].clone(), *(case[name] for name in ("x", "bank", "rows")))
         check(got, **case)
+
+
+def test_embeddings_are_products_of_one_hot_rows():
+    for case in _embedding_cases(CPU):
+        got = lora_embedding(case["y"].clone(), case["ids"], case["bank"], case["rows"])
+        x = torch.nn.functional.one_hot(case["ids"].long(), case["bank"].a.shape[-1])
+        check(got, case["y"], x, case["bank"], case["rows"])
+
+
+def test_an_id_outside_the_vocabulary_is_not_read():
+    bank, rows = random_bank([[8]], 20, (24,), torch.float32, CPU), rows_of([0, 0, -1, 0], 1)
+    y, ids = torch.randn(4, 24), torch.tensor([3, 20, -5, -1], dtype=torch.int32)
+    got = lora_embedding(y.clone(), ids, bank, rows)
+    assert got[0].isfinite().all()
+    assert got[[1, 3]].isnan().all()
+    assert torch.equal(got[2], y[2])
+
+
+def experts_bank(slots, experts, rank, inputs, parts):
+    bank = LoraBank.allocate(slots, rank, inputs, parts, torch.float32, CPU, experts=experts)
+    for slot in range(slots - 1):  # the last has no adapter
+        given = [torch.randn(experts, rank, inputs), torch.randn(experts, sum(parts), rank)]
+        bs = given[1].split(parts, 1)
+        bank.write(slot, [lora_part(given[0], b, torch.float32) for b in bs])
+    return bank
+
+
+def test_pairs_of_tokens_and_experts_are_rows_of_their_own():
+    for case in _pair_cases(CPU):
+        ids, count = case["ids"], len(case["row_starts"]) - 1
+        top, experts = ids.shape[1], (len(case["starts"]) - 1) // count
+        rows = random_rows(len(ids), count, CPU)
+        slots = rows.slots
+        pairs = lora_pairs(rows, ids, experts)
+        bank = experts_bank(count, experts, 4, 20, (16, 8))
+        x, y = torch.randn(len(slots), 20), torch.randn(len(slots) * top, 24)
+        got = lora_linear(y.clone(), x, bank, pairs)
+        check(got, y, x.repeat_interleave(top, 0), bank, pairs)
+        pair = torch.arange(len(y))
+        want = slots[pair // top] * experts + ids.flatten()[pair]
+        assert torch.equal(pairs.slots, torch.where(slots[pair // top] < 0, -1, want))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("inputs", [96, 301])
+def test_a_row_has_the_same_bits_in_any_company(dtype, inputs):
+    bank = random_bank([[16, 4], [33, 33], [1, 0]], inputs, (72, 33), dtype, CPU, dora=True)
+    rows = random_rows(80, 3, CPU)
+    x, y = torch.randn(80, inputs).to(dtype), torch.randn(80, 105).to(dtype)
+    whole = lora_linear(y.clone(), x, bank, rows)
+    for count in (1, 2, 3, 7, 79):
+        part = rows_of(rows.slots[:count].tolist(), 3)
+        assert torch.equal(lora_linear(y[:count].clone(), x[:count], bank, part), whole[:count])
+    alone = [
+        lora_linear(y[t : t + 1].clone(), x[t : t + 1], bank, rows_of([int(slot)], 3))
+        for t, slot in enumerate(rows.slots)
+    ]
+    assert torch.equal(torch.cat(alone), whole)
+
+
+def test_rows_of_a_wider_tensor_are_read_and_written_where_they_are():
+    bank, rows = random_bank([[8]], 40, (24,), torch.float32, CPU), rows_of([0, -1, 0], 1)
+    wide_x, wide_y = torch.randn(3, 64), torch.randn(3, 50)
+    want = wide_y.clone()
+    want[:, 10:34] = lora_linear(want[:, 10:34].clone(), wide_x[:, 8:48].clone(), bank, rows)
+    lora_linear(wide_y[:, 10:34], wide_x[:, 8:48], bank, rows)
+    assert torch.equal(wide_y, want)
+
+
+def test_a_tape_reads_the_rows_and_adapters_of_each_replay():
+    bank = random_bank([[8], [16]], 64, (48,), torch.bfloat16, CPU)
+    rows, x = rows_of([-1, -1, -1], 2), torch.randn(3, 64).bfloat16()
+    y = torch.randn(3, 48).bfloat16()
+    kept = y.clone()
+    tape = TapeRecorder().record(lambda: lora_linear(y, x, bank, rows))
+    assert torch.equal(tape.replay(), kept)
+    for slots in ([0, 1, -1], [1, 1, 1]):
+        rows.slots.copy_(torch.tensor(slots))
+        sort_rows(rows)
+        want = lora_linear(kept.clone(), x, bank, rows)
+        y.copy_(kept)
+        assert torch.equal(tape.replay(), want)
+        bank.clear(1)
 
 
 def test_a_slot_is_its_last_adapter():

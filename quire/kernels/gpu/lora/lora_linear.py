@@ -1,0 +1,264 @@
+"""Adapters of a linear layer: shrink, v = x A^T, then expand, y += v B^T, over rows sorted by slot.
+
+    shrink    program (tile of rows, part, ranks, slice of the inputs)
+    expand    program (tile of rows, part, tile of the outputs)
+
+A tile is rows of one slot, so only adapters that have rows are read, and a graph serves any mix:
+slots, ranks and row counts are read from the device. The inputs are added up in slices whose number
+depends on the layer alone. For few rows a program has one slice, and `expand` adds them up; for
+many it has all, one after the other. Both give a row the same bits, whatever the rows beside it:
+tiles are below 64 rows high, so all use the same instructions (mma, not wgmma).
+
+`expand` reads B before `shrink` has ended: `shrink` lets it begin only when what is before both has
+ended. v is in float32, and multiplied in TF32, which holds B exactly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.formats.lora_bank import LoraBank, LoraRows
+from quire.kernels.gpu.runtime.fast_launch import kernel
+from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
+from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
+from quire.kernels.lora import rows_per_input
+
+MAX_SPLIT_ROWS = 512
+"""Rows up to which the slices of a sum are programs of their own."""
+
+MAX_SLICES = 16
+MIN_SLICE = 256  # inputs
+STEP = 128  # inputs that are loaded at a time
+RANKS = 64  # the most that `shrink` multiplies at a time; `expand` half as many
+
+
+@triton.jit
+def _find_tile(start_ptr, tile, S: tl.constexpr, S_PAD: tl.constexpr, BM: tl.constexpr):
+    """(slot or -1, first row, end of the slot's rows) of a tile."""
+    slot, row, last = -1, 0, 0
+    if S <= 32:  # numbers of their own: threads need not wait for one another
+        before = 0
+        start = tl.load(start_ptr)
+        for s in tl.static_range(S):
+            end = tl.load(start_ptr + s + 1)
+            tiles = (end - start + BM - 1) // BM
+            mine = (tile >= before) & (tile < before + tiles)
+            slot = tl.where(mine, s, slot)
+            row = tl.where(mine, start + (tile - before) * BM, row)
+            last = tl.where(mine, end, last)
+            before += tiles
+            start = end
+    else:
+        s = tl.arange(0, S_PAD)
+        starts = tl.load(start_ptr + s, s < S, 0)
+        ends = tl.load(start_ptr + s + 1, s < S, 0)
+        tiles = (ends - starts + BM - 1) // BM
+        after = tl.cumsum(tiles, 0)
+        mine = (after > tile) & (after - tiles <= tile)
+        slot = tl.sum(tl.where(mine, s + 1, 0), 0) - 1
+        row = tl.sum(tl.where(mine, starts + (tile - after + tiles) * BM, 0), 0)
+        last = tl.sum(tl.where(mine, ends, 0), 0)
+    return slot, row, last
+
+
+@kernel("rows")
+def _shrink(
+    x_ptr,  # [T / TOP, I]
+    order_ptr,  # [T]
+    start_ptr,  # [S + 1]
+    a_ptr,  # [S, P, R, I]
+    rank_ptr,  # [S, P]
+    v_ptr,  # [slices, T, P, R] out, or [T, P, R] if LOOPED; sorted
+    rows,
+    X_T: tl.constexpr,
+    I: tl.constexpr,
+    S: tl.constexpr,
+    S_PAD: tl.constexpr,
+    TOP: tl.constexpr,
+    P: tl.constexpr,
+    R: tl.constexpr,
+    SLICES: tl.constexpr,
+    STEPS: tl.constexpr,  # of a slice
+    LOOPED: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        wait_for_previous_kernel()
+        launch_dependents()
+    OWN: tl.constexpr = 1 if LOOPED else SLICES
+    BLOCKS: tl.constexpr = R // BR
+    at = tl.program_id(0) % (OWN * P * BLOCKS)
+    tile = tl.program_id(0) // (OWN * P * BLOCKS)
+    slot, row, end = _find_tile(start_ptr, tile, S, S_PAD, BM)
+    if slot < 0:
+        return
+    piece = at % OWN
+    block = at // OWN % BLOCKS
+    part = at // (OWN * BLOCKS)
+    rank = tl.load(rank_ptr + slot * P + part)
+    if block * BR >= rank:
+        return
+    n = row + tl.arange(0, BM)
+    live = n < end
+    t = (tl.load(order_ptr + n, live, 0) // TOP).to(tl.int64)
+    r = block * BR + tl.arange(0, BR)
+    k = tl.arange(0, BK)
+    first = piece * (STEPS * BK)
+    x_at = x_ptr + t[:, None] * X_T + k[None]
+    a_at = a_ptr + ((slot * P + part).to(tl.int64) * R + r)[None] * I + k[:, None]
+    total = tl.zeros((BM, BR), tl.float32)
+    sums = tl.zeros((BM, BR), tl.float32)
+    for step in range(SLICES * STEPS if LOOPED else STEPS):
+        start = first + step * BK
+        known = start + k < I
+        x = tl.load(x_at + start, live[:, None] & known[None], 0.0)
+        a = tl.load(a_at + start, (r < rank)[None] & known[:, None], 0.0)
+        sums = tl.dot(x, a, sums, input_precision="ieee")
+        if LOOPED:
+            whole = step % STEPS == STEPS - 1
+            total = tl.where(whole, total + sums, total)
+            sums = tl.where(whole, 0.0, sums)
+    if not LOOPED:
+        total += sums
+    v_at = v_ptr + ((piece * rows + n).to(tl.int64) * P + part)[:, None] * R + r[None]
+    tl.store(v_at, total, live[:, None])
+
+
+@kernel("rows")
+def _expand(
+    v_ptr,  # [PIECES, T, P, R], sorted
+    order_ptr,  # [T]
+    start_ptr,  # [S + 1]
+    b_ptr,  # [S, R, O]
+    rank_ptr,  # [S, P]
+    bound_ptr,  # [P + 1]
+    factor_ptr,  # [S, O] or None
+    shift_ptr,  # [S, O] or None
+    y_ptr,  # [T, O], in place
+    rows,
+    Y_T: tl.constexpr,
+    O: tl.constexpr,
+    S: tl.constexpr,
+    S_PAD: tl.constexpr,
+    P: tl.constexpr,
+    R: tl.constexpr,
+    PIECES: tl.constexpr,
+    TILES: tl.constexpr,  # of the largest part
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    at = tl.program_id(0) % (P * TILES)
+    slot, row, end = _find_tile(start_ptr, tl.program_id(0) // (P * TILES), S, S_PAD, BM)
+    part = at // TILES
+    rank, first, last = 0, 0, 0
+    if slot >= 0:
+        rank = tl.load(rank_ptr + slot * P + part)
+        first = tl.load(bound_ptr + part) + at % TILES * BN
+        last = tl.load(bound_ptr + part + 1)
+    n = row + tl.arange(0, BM)
+    live = n < end
+    t = tl.load(order_ptr + n, live, 0).to(tl.int64)
+    r = tl.arange(0, BR)
+    o = first + tl.arange(0, BN)
+    known = o < last
+    b_at = b_ptr + (slot.to(tl.int64) * R + r)[:, None] * O + o[None]
+    b = tl.load(b_at, (r < rank)[:, None] & known[None], 0.0)
+    if PDL:  # in every program
+        wait_for_previous_kernel()
+        launch_dependents()
+    if (rank == 0) | (first >= last):
+        return
+    sums = tl.zeros((BM, BN), tl.float32)
+    EXACT: tl.constexpr = "tf32" if b_ptr.dtype.element_ty.primitive_bitwidth == 16 else "ieee"
+    for above in range(0, rank, BR):
+        v_at = v_ptr + (n.to(tl.int64) * P + part)[:, None] * R + (above + r)[None]
+        v = tl.zeros((BM, BR), tl.float32)
+        for _ in tl.static_range(PIECES):
+            v += tl.load(v_at, live[:, None], 0.0)
+            v_at += rows.to(tl.int64) * (P * R)
+        if PDL:  # else each term of the sum would change its layout, through shared memory
+            v = tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [v], dtype=tl.float32, is_pure=False, pack=1
+            )
+        sums = tl.dot(v, b.to(tl.float32), sums, input_precision=EXACT)
+        b_at += BR * O
+        b = tl.load(b_at, (above + BR + r < rank)[:, None] & known[None], 0.0)
+    y_at = y_ptr + t[:, None] * Y_T + o[None]
+    inside = live[:, None] & known[None]
+    y = tl.load(y_at, inside, 0.0).to(tl.float32)
+    if factor_ptr is not None:
+        y *= tl.load(factor_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
+    if shift_ptr is not None:
+        y += tl.load(shift_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
+    tl.store(y_at, (y + sums).to(y_ptr.dtype.element_ty), inside)
+
+
+class SlicePlan(NamedTuple):
+    """Slices of the inputs, and the steps of each."""
+
+    slices: int
+    steps: int
+
+
+def plan_slices(inputs: int) -> SlicePlan:
+    """Slices of a layer. Nothing of a step may matter: a row's bits depend on it."""
+    steps = cdiv(cdiv(inputs, min(MAX_SLICES, cdiv(inputs, MIN_SLICE))), STEP)
+    return SlicePlan(cdiv(inputs, steps * STEP), steps)
+
+
+def max_tiles(rows: int, slots: int, height: int) -> int:
+    """The most tiles that so many rows can have."""
+    return min(rows, rows // height + slots)
+
+
+def outputs(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
+    same = x.dtype == y.dtype == bank.a.dtype
+    return y if same and x.stride(1) == 1 and y.stride(1) == 1 else NotImplemented
+
+
+def launch(out: Tensor, y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> None:
+    count = len(y)
+    if not count:
+        return
+    slots, parts, rank, inputs = bank.a.shape
+    plan, looped = plan_slices(inputs), count > MAX_SPLIT_ROWS
+    high, block = 32 if looped else 16, min(rank & -rank, RANKS)
+    pieces = 1 if looped else plan.slices
+    tiles, padded = max_tiles(count, slots, high), next_power_of_2(slots)
+    v = torch.empty((pieces, count, parts, rank), dtype=torch.float32, device=y.device)
+    _shrink(
+        (tiles * pieces * parts * (rank // block), 1, 1),
+        (x, rows.order, rows.starts, bank.a, bank.ranks, v),
+        (count,),
+        (
+            x.stride(0), inputs, slots, padded, rows_per_input(y, x), parts, rank, *plan, looped,
+            high, block, STEP, PDL_ENABLED,
+        ),
+        warps=2 if block == 16 and not looped else 4,
+        stages=4,
+        pdl=PDL_ENABLED,
+    )  # fmt: skip
+    largest = max(bank.parts)
+    wide = 64 if largest <= 8192 and not looped else 128
+    _expand(
+        (tiles * parts * cdiv(largest, wide), 1, 1),
+        (v, rows.order, rows.starts, bank.b, bank.ranks, bank.bounds, bank.factor, bank.shift, y),
+        (count,),
+        (
+            y.stride(0), y.shape[1], slots, padded, parts, rank, pieces, cdiv(largest, wide),
+            high, min(block, RANKS // 2), wide, PDL_ENABLED,
+        ),
+        warps=4,
+        stages=1,
+        pdl=PDL_ENABLED,
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Adapters on the GPU, in the interpreter: what the ops' own cases do not reach."""
+
+import pytest
+import torch
+
+from quire.kernels.formats.lora_bank import LoraRows
+from quire.kernels.lora import _cases, _pair_cases, _sort_cases, random_bank, random_rows, sort_rows
+from tests import tiers
+from tests.cpu.kernels.test_lora import check
+from tests.op_cases import agree, elements
+
+body = pytest.importorskip("quire.kernels.gpu.lora.lora_linear", reason="triton is not installed")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(3)
+
+
+def run(y, x, bank, rows):
+    y = y.clone()
+    body.launch(body.outputs(y, x, bank, rows), y, x, bank, rows)
+    return y
+
+
+@pytest.mark.slow("kernels in the interpreter")
+def test_products_are_near_float64():
+    few = sorted(_cases(CPU), key=elements)[: tiers.amount(7, 20)]
+    for case in few:
+        check(run(**case), **case)
+
+
+def test_rows_and_pairs_are_sorted_as_the_reference_sorts_them():
+    for name, cases in (("sort_by_slot", _sort_cases), ("sort_pairs", _pair_cases)):
+        for case in cases(CPU):
+            if len(case["starts"]) < 200:
+                assert agree(name, case)
+
+
+@pytest.mark.parametrize("inputs", [64, 256, 1000, 1024, 4096, 14336, 28672])
+def test_slices_are_of_a_layer_and_cover_it(inputs):
+    slices, steps = body.plan_slices(inputs)
+    assert (slices - 1) * steps * body.STEP < inputs <= slices * steps * body.STEP
+    assert slices <= body.MAX_SLICES
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("split", [0, 512])
+def test_many_rows_and_few_have_one_sum(split, monkeypatch):
+    """One program with all slices after one another, or a program for each: the same order."""
+    bank = random_bank([[20, 16], [0, 4], [16, 16]], 600, (40, 24), torch.bfloat16, CPU, dora=True)
+    rows = random_rows(40, 3, CPU)
+    x, y = torch.randn(40, 600).bfloat16(), torch.randn(40, 64).bfloat16()
+    monkeypatch.setattr(body, "MAX_SPLIT_ROWS", split)
+    got = run(y, x, bank, rows)
+    check(got, y, x, bank, rows)
+    x[0, 7] = float("nan")
+    bad = run(y, x, bank, rows)
+    assert bad[0].isnan().any()
+    assert torch.equal(bad[1:], got[1:])
+
+
+def test_no_adapter_in_a_step_changes_nothing():
+    bank, rows = random_bank([[8]], 64, (32,), torch.bfloat16, CPU), LoraRows.allocate(5, 1, CPU)
+    sort_rows(rows)
+    x, y = torch.randn(5, 64).bfloat16(), torch.randn(5, 32).bfloat16()
+    assert torch.equal(run(y, x, bank, rows), y)
