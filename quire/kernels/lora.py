@@ -117,8 +117,7 @@ def _run_native(
     if y.dtype not in DTYPES or (ids is not None and ids.dtype != torch.int32):
         return NotImplemented
     slots, parts, rank, inputs = bank.a.shape
-    assert len(rows.starts) == slots + 1, f"rows of {len(rows.starts) - 1} slots, a bank of {slots}"
-    assert len(rows.order) == len(y), f"{len(rows.order)} sorted rows for {len(y)}"
+    check_rows(y, bank, rows)
     _run(
         0 if x is None else x.data_ptr(), 0 if x is None else x.stride(0) * x.element_size(),
         0 if ids is None else ids.data_ptr(), y.data_ptr(), y.stride(0) * y.element_size(),
@@ -133,6 +132,13 @@ def _run_native(
 
 def _native(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Any:
     return _run_native(y, x, None, bank, rows, rows_per_input(y, x))
+
+
+def check_rows(y: Tensor, bank: LoraBank, rows: LoraRows) -> None:
+    """Kernels read no further than this allows."""
+    slots, found = bank.slots, len(rows.starts) - 1
+    assert found == slots, f"rows of {found} slots, a bank of {slots}"
+    assert len(rows.order) == len(y), f"{len(rows.order)} sorted rows for {len(y)}"
 
 
 def rows_per_input(y: Tensor, x: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Adapters of an embedding: a program adds some outputs of one row, whose column of A it gathers."""
+"""Adapters of an embedding: a program adds outputs of one row, whose column of A it gathers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
+from quire.kernels.lora import check_rows
 
 COLUMNS = 256
 RANKS = 16  # multiplied at a time
@@ -62,6 +63,7 @@ def outputs(y: Tensor, ids: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
 
 
 def launch(out: Tensor, y: Tensor, ids: Tensor, bank: LoraBank, rows: LoraRows) -> None:
+    check_rows(y, bank, rows)
     if not len(y):
         return
     _, _, rank, vocab = bank.a.shape

@@ -26,7 +26,7 @@ from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
-from quire.kernels.lora import rows_per_input
+from quire.kernels.lora import check_rows, rows_per_input
 
 MAX_SPLIT_ROWS = 512
 """Rows up to which the slices of a sum are programs of their own."""
@@ -227,6 +227,7 @@ def outputs(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
 
 
 def launch(out: Tensor, y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> None:
+    check_rows(y, bank, rows)
     count = len(y)
     if not count:
         return
