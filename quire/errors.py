@@ -3,7 +3,8 @@
 QuireError
 ├── ConfigError              bad options; raised before anything starts
 │   ├── NoRoom               too little memory; has the numbers and the options
-│   └── WeightError          the checkpoint does not fit the model; lists the tensors
+│   ├── WeightError          the checkpoint does not fit the model; lists the tensors
+│   └── UnknownAdapter       no adapter at this path or of this name   → 404
 ├── RequestError             an invalid request; has `param`           → 400
 │   ├── TooLong              prompt + max_tokens can never fit         → 400
 │   ├── UnknownModel                                                   → 404
@@ -41,6 +42,10 @@ class NoRoom(ConfigError):
 
 class WeightError(ConfigError):
     """The checkpoint and the model do not match. The message lists the tensors."""
+
+
+class UnknownAdapter(ConfigError):
+    """No adapter at this path, or of this name on the hub."""
 
 
 class RequestError(QuireError, ValueError):

@@ -72,14 +72,15 @@ def resolve_model_folder(
         if env.use_modelscope:
             return folder_of(_gguf_from_modelscope(gguf, revision, where), env.cache_dir)
         return folder_of(_gguf_from_hub(gguf, revision, token, where), env.cache_dir)
-    if local.exists() or _looks_like_path(text):
+    if local.exists() or looks_like_path(text):
         return _resolve_local(local, text, want, env.cache_dir)
     if env.use_modelscope:
         return _from_modelscope(text, revision, where, want, load_format, ignore)
     return _from_hub(text, revision, token, where, want, load_format, ignore)
 
 
-def _looks_like_path(text: str) -> bool:
+def looks_like_path(text: str) -> bool:
+    """Whether a name that is no folder must have been meant as one."""
     starts = ("/", "./", "../", "~", ".\\", "..\\")
     return text.startswith(starts) or text.endswith("/") or text.count("/") > 1 or "\\" in text
 
@@ -143,10 +144,10 @@ def _gguf_from_hub(
     if constants.HF_HUB_OFFLINE:
         return fetch(name, cached, None)
     try:
-        with _hub_errors(name.repo, revision):
+        with hub_errors(name.repo, revision):
             info = HfApi(token=token).model_info(name.repo, revision=revision, timeout=TIMEOUT_S)
             return fetch(name, downloaded, [one.rfilename for one in info.siblings or []])
-    except _Unreachable as error:
+    except HubUnreachable as error:
         log.warning("the hub cannot be reached (%s); using the cached %s", error, name.repo)
         return fetch(name, cached, None)
 
@@ -176,7 +177,7 @@ def _from_hub(
         raise ConfigError(f"{what}, and HF_HUB_OFFLINE is set; unset it once to download the model")
     try:
         return _download(name, revision, token, cache, want, load_format, ignore)
-    except _Unreachable as error:
+    except HubUnreachable as error:
         if cached is None or lacks:
             raise ConfigError(
                 f"{name!r} is not a folder, it is not complete in {at}, and the hub cannot be "
@@ -186,7 +187,7 @@ def _from_hub(
         return cached
 
 
-class _Unreachable(Exception):
+class HubUnreachable(Exception):
     """The hub did not answer; the cached files may still be complete."""
 
 
@@ -224,7 +225,7 @@ def _download(
 ) -> Path:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
-    with _hub_errors(name, revision):
+    with hub_errors(name, revision):
         patterns = [*METADATA_PATTERNS]
         if want == "model":
             info = HfApi(token=token).model_info(name, revision=revision, timeout=TIMEOUT_S)
@@ -253,9 +254,11 @@ def _download(
 
 
 @contextmanager
-def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
+def hub_errors(
+    name: str, revision: str | None, missing: type[ConfigError] = ConfigError
+) -> Iterator[None]:
     """Turn the hub's refusals into ConfigErrors, and a hub that does not answer into
-    _Unreachable."""
+    HubUnreachable. missing: the class for a repository that there is not."""
     from huggingface_hub import errors
 
     try:
@@ -265,13 +268,13 @@ def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
             f"{name!r} is gated: accept its terms on its page, then give hf_token=... or HF_TOKEN"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise ConfigError(f"{name!r} has no revision {revision!r}") from error
+        raise missing(f"{name!r} has no revision {revision!r}") from error
     except errors.RepositoryNotFoundError as error:
-        raise ConfigError(
+        raise missing(
             f"there is no folder and no hub model {name!r} (a private one needs hf_token=...)"
         ) from error
     except (OSError, errors.HTTPError) as error:
-        raise _Unreachable(str(error).strip().splitlines()[0] or type(error).__name__) from error
+        raise HubUnreachable(str(error).strip().splitlines()[0] or type(error).__name__) from error
 
 
 def _has_config(folder: Path) -> bool:

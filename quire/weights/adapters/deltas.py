@@ -12,7 +12,9 @@ place: the delta is then that of the transposed weight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +39,9 @@ from quire.weights.mapping import MAX_LISTED
 
 MAX_NAME = 160
 """Characters of a stranger's name in a message."""
+
+READERS = 4
+"""Threads that read, convert and hash: most of that is done without the interpreter's lock."""
 
 _LAYERS = frozenset(("linear", "head"))
 Parts = dict[int, Delta]
@@ -106,8 +111,10 @@ class DeltaBuilder:
                 f"the adapter takes {self._nbytes} bytes; the maximum is {self._limits.max_bytes}"
             )
         deltas: dict[str, Parts] = {}
-        for layer, plan in plans:
-            deltas.setdefault(layer, {}).update(plan())
+        with ThreadPoolExecutor(READERS, "read-adapter") as pool:
+            read = pool.map(lambda plan: plan[1](), plans)
+            for (layer, _), parts in zip(plans, read, strict=True):
+                deltas.setdefault(layer, {}).update(parts)
         return deltas
 
     def _plan(self, module: AdapterModule) -> list[tuple[str, Callable[[], Parts]]]:
@@ -436,6 +443,6 @@ def short(name: str) -> str:
 
 def _is_finite(tensor: Tensor) -> bool:
     """Whether all values are finite. A finite sum proves it; another sum may have overflown."""
-    if torch.isfinite(tensor.sum(dtype=torch.float32)):
+    if math.isfinite(tensor.sum(dtype=torch.float32).item()):
         return True
     return bool(torch.isfinite(tensor).all())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from quire.errors import WeightError
 from quire.weights.adapters.adapter import Adapter, AdapterLimits, Delta, tensors_of
 from quire.weights.adapters.deltas import (
+    READERS,
     AdapterModule,
     AdapterProblems,
     DeltaBuilder,
@@ -119,11 +121,18 @@ def _check_copy(
 
 
 def _digest(deltas: Mapping[str, Mapping[int, Delta]]) -> str:
-    made = hashlib.sha256()
-    for layer in sorted(deltas):
-        for part, delta in sorted(deltas[layer].items()):
-            for name, tensor in tensors_of(delta):
-                what = (layer, part, type(delta).__name__, name, tensor.dtype, *tensor.shape)
-                made.update(repr(what).encode())
-                made.update(tensor.view(-1).view(torch.uint8).numpy().data)
-    return made.hexdigest()
+    """The hash of the hashes of all tensors, each with its place."""
+
+    def digest_of(item: tuple[str, int, Delta]) -> bytes:
+        layer, part, delta = item
+        made = hashlib.sha256()
+        for name, tensor in tensors_of(delta):
+            what = (layer, part, type(delta).__name__, name, tensor.dtype, *tensor.shape)
+            made.update(repr(what).encode())
+            made.update(tensor.view(-1).view(torch.uint8).numpy().data)
+        return made.digest()
+
+    items = [(layer, part, deltas[layer][part]) for layer in sorted(deltas) for part in sorted(
+        deltas[layer])]  # fmt: skip
+    with ThreadPoolExecutor(READERS, "hash-adapter") as pool:
+        return hashlib.sha256(b"".join(pool.map(digest_of, items))).hexdigest()
