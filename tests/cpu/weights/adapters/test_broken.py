@@ -363,7 +363,7 @@ ARCHIVES = {
     "a number": (lambda p: torch.save({A: 3}, p), "is a int, not a tensor"),
     "meta": (lambda p: torch.save({A: ones(4, SIZE).to("meta")}, p), "not a dense tensor"),
     "numbered": (lambda p: torch.save({1: torch.ones(3)}, p), "1 is a Tensor"),
-    "a bomb": (zipped({A: torch.zeros(1 << 24)}, zipfile.ZIP_DEFLATED), "is compressed"),
+    "a bomb": (zipped({A: torch.zeros(1 << 20)}, zipfile.ZIP_DEFLATED), "is compressed"),
     "one number many times": (
         lambda p: torch.save({A: torch.ones(1).expand(1 << 40), B: torch.ones(SIZE, 4)}, p),
         r"is \[1099511627776\], the model has",
