@@ -30,6 +30,15 @@ INLINE vf rounded(vf v) {
   return v;
 }
 
+// The value, in a register: else GCC reorders sums of a tile, and then keeps them in memory.
+INLINE void pin(vi& v) {
+#if defined(__x86_64__)
+  asm volatile("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm volatile("" : "+w"(v));
+#endif
+}
+
 enum Storage : long { F32, F16, BF16, U8, I8 };
 
 // One number per output and group, in panels: values[panel][group][32], times outer[panel][group /
@@ -235,7 +244,7 @@ INLINE vb choose(vb codes, const int8_t* levels) {
 enum Sums {
   LONG,    // codes below 16: a lane's pairs of a whole unit, 8 at most, in 16 bits
   SHORT,   // codes below 64: two pairs, 2 * 2 * 127 * 63 = 32004
-  SIGNED,  // codes from -128 to 127: |code| times x with its sign, 2 * 128 * 127 = 32512
+  SIGNED,  // codes from -128 to 127
 };
 
 #if (defined(__AVX512VNNI__) && defined(__AVX512BW__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
@@ -247,6 +256,19 @@ constexpr bool FLIPS = false;
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(QUIRE_VNNI)
 #define QUIRE_MADDUBS 1
 #endif
+
+// Whether rows are held in 16 bits, as x0 x2 x1 x3 of every step: codes are widened to meet them.
+// There is no product of bytes, or it would saturate.
+template <Sums S>
+constexpr bool splits() {
+#if defined(QUIRE_VNNI)
+  return false;
+#elif defined(QUIRE_MADDUBS)
+  return S == SIGNED;
+#else
+  return true;
+#endif
+}
 
 INLINE vi madd16(vs a, vs b) {  // lane: the sum of two products of 16 bits
 #if defined(__AVX512BW__)
@@ -260,7 +282,7 @@ INLINE vi madd16(vs a, vs b) {  // lane: the sum of two products of 16 bits
 #endif
 }
 
-// acc += the two steps a . x0 + b . x1, where x are 4 int8 in every lane.
+// acc += the two steps a . x0 + b . x1, where x are 4 int8 in every lane. Not where S splits.
 template <Sums S>
 INLINE vi add_pair(vi acc, vb a, vb b, vi x0, vi x1) {
 #if defined(QUIRE_VNNI)
@@ -273,26 +295,21 @@ INLINE vi add_pair(vi acc, vb a, vb b, vi x0, vi x1) {
   return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)b, (__m256i)x1);
 #endif
 #elif defined(QUIRE_MADDUBS)
-  if constexpr (S == SIGNED) {
-    const __m256i p = (__m256i)a, q = (__m256i)b;
-    const vs first = (vs)_mm256_maddubs_epi16(_mm256_abs_epi8(p), _mm256_sign_epi8((__m256i)x0, p));
-    const vs second =
-        (vs)_mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8((__m256i)x1, q));
-    return acc + madd16(first, vs{} + 1) + madd16(second, vs{} + 1);
-  }
   const vs first = (vs)_mm256_maddubs_epi16((__m256i)a, (__m256i)x0);
   const vs second = (vs)_mm256_maddubs_epi16((__m256i)b, (__m256i)x1);
   if constexpr (S == LONG) return (vi)((vs)acc + first + second);
   return acc + madd16(first + second, vs{} + 1);
 #else
-  for (int half = 0; half < 2; half++) {
-    const vs codes = (vs)(half ? b : a), x = (vs)(half ? x1 : x0);
-    const vs even = S == SIGNED ? codes << 8 >> 8 : codes & 255;
-    const vs odd = S == SIGNED ? codes >> 8 : (vs)((vus)codes >> 8);
-    acc += madd16(even, x << 8 >> 8) + madd16(odd, x >> 8);
-  }
   return acc;
 #endif
+}
+
+// The codes of a step whose inputs are even, and those whose are odd, in 16 bits; signed ones times
+// 256, which `total` undoes.
+template <Sums S>
+INLINE void split(vb codes, vs& even, vs& odd) {
+  even = S == SIGNED ? (vs)codes << 8 : (vs)codes & 255;
+  odd = S == SIGNED ? (vs)codes & (int16_t)0xff00 : (vs)((vus)codes >> 8);
 }
 
 template <Sums S>
@@ -300,5 +317,5 @@ INLINE vi total(vi acc) {  // the 32-bit sums of what add_pair made
 #if defined(QUIRE_MADDUBS)
   if (S == LONG) return madd16((vs)acc, vs{} + 1);
 #endif
-  return acc;
+  return splits<S>() && S == SIGNED ? acc >> 8 : acc;
 }

@@ -25,24 +25,31 @@ constexpr long WIDE_FACTORS = WIDE_INPUTS / 16 * PANEL * 3;  // floats of its fa
 constexpr int FUSED_ROWS = 4;        // up to so many, codes are unpacked in registers
 constexpr long CODES_AHEAD = 4096;   // bytes of codes to prefetch
 
-// Rows as int8 [rows][inputs], padded with zeros; of each unit its scale, the sum of its integers,
-// and the product of both.
+INLINE bool is_signed(const CodesMatrix& m) { return m.bits == 8 || m.levels; }
+
+// Bytes of a row's integers: 8 bits each, or 16 where sums split them.
+INLINE long integer_bytes(bool of_signed, long blocks) {
+  return blocks * BLOCK * ((of_signed ? splits<SIGNED>() : splits<LONG>()) ? 2 : 1);
+}
+
+// Rows as integers [rows][inputs], padded with zeros; of each unit its scale, the number that sums
+// of products start at (their integers times minus the code of zero), and scale times integers.
 struct QuantizedRows {
-  int8_t* q;
+  char* q;
   float* scale;
-  int32_t* sum;
+  int32_t* start;
   float* scaled_sum;
   long row_bytes, units;
 
   QuantizedRows(char* at, const CodesMatrix& m, long rows)
-      : row_bytes(m.blocks() * BLOCK), units(m.units()) {
+      : row_bytes(integer_bytes(is_signed(m), m.blocks())), units(m.units()) {
     scale = (float*)at;
-    sum = (int32_t*)(scale + rows * units);
-    scaled_sum = (float*)(sum + rows * units);
-    q = (int8_t*)(scaled_sum + rows * units);
+    start = (int32_t*)(scale + rows * units);
+    scaled_sum = (float*)(start + rows * units);
+    q = (char*)(scaled_sum + rows * units);
   }
   static long bytes(const CodesMatrix& m, long rows) {
-    return (rows * (m.blocks() * BLOCK + m.units() * 12) + 64) / 64 * 64;
+    return (rows * (integer_bytes(is_signed(m), m.blocks()) + m.units() * 12) + 64) / 64 * 64;
   }
 };
 
@@ -94,10 +101,27 @@ INLINE void gather(const CodesMatrix& m, const T* x, long from, long n, float* t
   for (long i = live; i < n; i++) to[i] = 0;
 }
 
+// Integers i .. i + W of a row, from -128 to 127, as sums of products expect them.
+INLINE void store_integers(char* row, long i, vi whole, bool in_16_bits) {
+  if (!in_16_bits) return store_bytes((int8_t*)row + i, whole);
+  int16_t* to = (int16_t*)row + i;
+#if defined(__AVX512F__)
+  const __m256i h = _mm512_cvtepi32_epi16((__m512i)whole);
+  _mm256_storeu_si256((__m256i*)to, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(h, 0xd8), 0xd8));
+#elif defined(__AVX2__)
+  const __m256i w = (__m256i)whole;
+  const __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+  _mm_storeu_si128((__m128i*)to, _mm_shufflehi_epi16(_mm_shufflelo_epi16(h, 0xd8), 0xd8));
+#else
+  const int place[] = {0, 2, 1, 3};
+  for (int j = 0; j < W; j++) to[j / 4 * 4 + place[j % 4]] = (int16_t)whole[j];
+#endif
+}
+
 // Quantize one unit of one row: x = q * scale, |q| <= 127. A unit with a NaN or an infinity has
 // the scale NaN, and so have all outputs of its row.
-INLINE void quantize_unit(const float* x, int n, int8_t* q, float* scale, int32_t* sum,
-                          float* scaled_sum) {
+INLINE void quantize_unit(const float* x, int n, char* q, bool in_16_bits, int32_t times,
+                          float* scale, int32_t* start, float* scaled_sum) {
   vf top{}, bad{};
   for (int i = 0; i < n; i += W) {
     const vf v = load(x + i);
@@ -110,12 +134,11 @@ INLINE void quantize_unit(const float* x, int n, int8_t* q, float* scale, int32_
     const vf v = rounded(load(x + i) * inverse) + ROUNDS;
     const vi whole = (vi)v - (vi)splat(ROUNDS);
     all += whole;
-    store_bytes(q + i, whole);
+    store_integers(q, i, whole, in_16_bits);
   }
-  int32_t total = 0;
-  for (int i = 0; i < W; i++) total += all[i];
+  const int32_t total = (int32_t)::sum(__builtin_convertvector(all, vf));  // below 2^24
   *scale = amax / 127.0f + ::sum(bad);
-  *sum = total;
+  *start = times * total;
   *scaled_sum = *scale * (float)total;
 }
 
@@ -130,55 +153,81 @@ struct TileArgs {
   long panel, first;  // first: the row of the call with which `rows` begins
 };
 
-// y of R rows from `row` on and NV vectors of outputs from `column` of the panel on.
-template <class T, Source FROM, Sums S, int R, int NV>
+// acc += products of R rows and NV vectors of codes, over 8 inputs times `pairs`. Moves both on.
+template <Source FROM, Sums S, int R, int NV>
+INLINE void add_products(vi (&acc)[R][NV], const char*& at, const char*& x, long x_row, long pairs,
+                         const int8_t* levels) {
+  constexpr long bytes = FROM == BYTES ? 2 * PANEL * 4 : PANEL * 4, x_bytes = splits<S>() ? 16 : 8;
+  for (long p = 0; p < pairs; p++, at += bytes, x += x_bytes) {
+    UNROLL for (int line = 0; line < (R == 1 ? bytes : 128); line += 64)
+      if (line < bytes) __builtin_prefetch(at + CODES_AHEAD + line);
+    vb a[NV], b[NV];
+    UNROLL for (int j = 0; j < NV; j++) {
+      if (FROM == BYTES) {
+        a[j] = load_bytes(at + j * W * 4);
+        b[j] = load_bytes(at + PANEL * 4 + j * W * 4);
+      } else {
+        const vb v = load_bytes(at + j * W * 4);
+        a[j] = v & 15;
+        b[j] = shift_right(v, 4) & 15;
+        if (FROM == LEVELS) {
+          a[j] = choose(a[j], levels);
+          b[j] = choose(b[j], levels);
+        }
+      }
+    }
+    if constexpr (splits<S>()) {
+      UNROLL for (int half = 0; half < 2; half++) {
+        vs even[NV], odd[NV];
+        UNROLL for (int j = 0; j < NV; j++) split<S>(half ? b[j] : a[j], even[j], odd[j]);
+        UNROLL for (int i = 0; i < R; i++) {
+          const vs x0 = (vs)broadcast<float>(x + i * x_row + half * 8);
+          const vs x1 = (vs)broadcast<float>(x + i * x_row + half * 8 + 4);
+          UNROLL for (int j = 0; j < NV; j++) {
+            acc[i][j] += madd16(even[j], x0) + madd16(odd[j], x1);
+            pin(acc[i][j]);
+          }
+        }
+      }
+    } else {
+      UNROLL for (int i = 0; i < R; i++) {
+        const vi x0 = broadcast<float>(x + i * x_row), x1 = broadcast<float>(x + i * x_row + 4);
+        UNROLL for (int j = 0; j < NV; j++) {
+          acc[i][j] = add_pair<S>(acc[i][j], a[j], b[j], x0, x1);
+          pin(acc[i][j]);
+        }
+      }
+    }
+  }
+}
+
+// y of R rows from `row` on and NV vectors of outputs from `column` of the panel on. ALONE: a group
+// is one unit.
+template <class T, Source FROM, Sums S, int R, int NV, bool ALONE>
 __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long column) {
   const CodesMatrix& m = t.m;
-  const long pairs = m.unit_inputs() / 8, units = m.units(), per_group = m.group_units();
-  const long pair_bytes = FROM == BYTES ? 2 * PANEL * 4 : PANEL * 4;
-  const int32_t centre = (int32_t)m.centre + (S == SIGNED && FLIPS ? 128 : 0);
-  const int8_t* x = t.rows.q + row * t.rows.row_bytes;
+  const long pairs = m.unit_inputs() / 8, units = m.units(), per_group = ALONE ? 1 : m.group_units();
+  const char* x = t.rows.q + row * t.rows.row_bytes;
   const long x_row = t.rows.row_bytes, s_row = t.rows.units;
   const float *scales = t.rows.scale + row * s_row, *shifts = t.rows.scaled_sum + row * s_row;
-  const int32_t* sums = t.rows.sum + row * s_row;
+  const int32_t* starts = t.rows.start + row * s_row;
   const char* at = t.codes + column * 4;
   vf y[R][NV] = {};
   for (long g = 0, u = 0; g < m.groups; g++) {
-    const long end = g + 1 == m.groups ? units : u + per_group;
+    const long end = ALONE ? u + 1 : g + 1 == m.groups ? units : u + per_group;
     vf f[R][NV] = {};
     float shift[R] = {};
-    for (; u < end; u++, scales++, shifts++, sums++) {
+    for (; u < end; u++, scales++, shifts++, starts++) {
       vi acc[R][NV] = {};
-      for (long p = 0; p < pairs; p++, at += pair_bytes, x += 8) {
-        UNROLL for (int line = 0; line < (R == 1 ? pair_bytes : 128); line += 64)
-          if (line < pair_bytes) __builtin_prefetch(at + CODES_AHEAD + line);
-        vb a[NV], b[NV];
-        UNROLL for (int j = 0; j < NV; j++) {
-          if (FROM == BYTES) {
-            a[j] = load_bytes(at + j * W * 4);
-            b[j] = load_bytes(at + PANEL * 4 + j * W * 4);
-          } else {
-            const vb v = load_bytes(at + j * W * 4);
-            a[j] = v & 15;
-            b[j] = shift_right(v, 4) & 15;
-            if (FROM == LEVELS) {
-              a[j] = choose(a[j], m.levels);
-              b[j] = choose(b[j], m.levels);
-            }
-          }
-        }
-        UNROLL for (int i = 0; i < R; i++) {
-          const vi x0 = broadcast<float>((const char*)x + i * x_row);
-          const vi x1 = broadcast<float>((const char*)x + i * x_row + 4);
-          UNROLL for (int j = 0; j < NV; j++) acc[i][j] = add_pair<S>(acc[i][j], a[j], b[j], x0, x1);
-        }
-      }
+      add_products<FROM, S, R, NV>(acc, at, x, x_row, pairs, m.levels);
       UNROLL for (int i = 0; i < R; i++) {
-        const vi start = vi{} - centre * sums[i * s_row];
+        const vi start = broadcast<float>((const char*)(starts + i * s_row));
         const vf scale = splat(scales[i * s_row]);
-        UNROLL for (int j = 0; j < NV; j++)
-          f[i][j] += rounded(__builtin_convertvector(total<S>(acc[i][j]) + start, vf) * scale);
-        shift[i] += shifts[i * s_row];
+        UNROLL for (int j = 0; j < NV; j++) {
+          const vf v = rounded(__builtin_convertvector(total<S>(acc[i][j]) + start, vf) * scale);
+          f[i][j] = ALONE ? v : f[i][j] + v;
+        }
+        shift[i] = ALONE ? shifts[i * s_row] : shift[i] + shifts[i * s_row];
       }
     }
     const float* scale = t.means.scale + g * PANEL + column;
@@ -200,31 +249,35 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
   }
 }
 
-// Rows of a tile, and how wide it is: one row has all vectors of a panel, others two.
+// Rows of a tile.
 template <Sums S>
 constexpr int tile_rows() { return S == LONG ? 5 : 4; }
+
+template <Source FROM, Sums S, int R, int NV>
+void codes_tile(const TileArgs& t, long row, long column) {
+  if (t.m.groups == t.rows.units)
+    codes_tile<bf16, FROM, S, R, NV, true>(t, row, column);
+  else
+    codes_tile<bf16, FROM, S, R, NV, false>(t, row, column);
+}
 
 template <Source FROM, Sums S, int R = tile_rows<S>()>
 void codes_tiles(int rows, const TileArgs& t, long row, long column) {
   if constexpr (R > 0) {
     if (rows != R) return codes_tiles<FROM, S, R - 1>(rows, t, row, column);
-    constexpr int NV = R == 1 ? PV : 2;
-    codes_tile<bf16, FROM, S, R, NV>(t, row, column);
+    codes_tile<FROM, S, R, 2>(t, row, column);
   }
 }
 
-// `count` rows from `row` on times a panel.
+// `count` rows from `row` on times a panel. One row has all vectors of the panel at once.
 template <Source FROM, Sums S>
 void codes_rows(const TileArgs& t, long row, long count) {
   const long most = tile_rows<S>(), tiles = (count + most - 1) / most;
-  if (count == 1) return codes_tiles<FROM, S>(1, t, row, 0);
+  if (count == 1) return codes_tile<FROM, S, 1, PV>(t, row, 0);
   for (long column = 0; column < PANEL; column += 2 * W)
     for (long i = 0; i < tiles; i++) {
       const long from = row + count * i / tiles, to = row + count * (i + 1) / tiles;
-      if (to - from == 1)
-        codes_tile<bf16, FROM, S, 1, 2>(t, from, column);
-      else
-        codes_tiles<FROM, S>((int)(to - from), t, from, column);
+      codes_tiles<FROM, S>((int)(to - from), t, from, column);
     }
 }
 
@@ -255,6 +308,8 @@ inline void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
 inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
   const CodesMatrix& m = *a.w;
   const long most = quantized_rows(a), panels = m.panels(), unit = m.unit_inputs();
+  const long width = integer_bytes(is_signed(m), 1) / BLOCK;
+  const int32_t centre = (int32_t)m.centre + (is_signed(m) && FLIPS ? 128 : 0);
   const QuantizedRows rows(team.scratch, m, most);
   char* own = team.scratch + QuantizedRows::bytes(m, most) + team.rank * panel_scratch(m);
   char* bytes = own + GroupMeaning::floats(m.groups) * 4;
@@ -271,8 +326,8 @@ inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
       const long row = i / rows.units, at = i % rows.units * unit;
       float x[BLOCK];
       gather(m, (const bf16*)(a.x + (first + row) * a.x_row), at, unit, x);
-      quantize_unit(x, (int)unit, rows.q + row * rows.row_bytes + at, rows.scale + i, rows.sum + i,
-                    rows.scaled_sum + i);
+      quantize_unit(x, (int)unit, rows.q + row * rows.row_bytes + at * width, width == 2,
+                    -centre, rows.scale + i, rows.start + i, rows.scaled_sum + i);
     }
     team.barrier();
     const long parts = (count + TALL_BLOCK - 1) / TALL_BLOCK, items = parts * panels;

@@ -124,22 +124,32 @@ INLINE void put(T* p, vf v, long n) {
 INLINE float sum(vf v) {  // a fixed tree, so equal inputs give equal bits
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
-#endif
+#elif defined(__AVX2__)
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+#else
   float s[W];
   memcpy(s, &v, sizeof s);
   for (int half = W / 2; half; half /= 2)
     for (int i = 0; i < half; i++) s[i] += s[i + half];
   return s[0];
+#endif
 }
 INLINE float largest(vf v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)v);
-#endif
+#elif defined(__AVX2__)
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+#else
   float s[W];
   memcpy(s, &v, sizeof s);
   for (int half = W / 2; half; half /= 2)
     for (int i = 0; i < half; i++) s[i] = s[i] > s[i + half] ? s[i] : s[i + half];
   return s[0];
+#endif
 }
 
 // x * 2**n for whole n.
