@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from quire.kernels.gpu.runtime.fast_launch import kernel
+from quire.kernels.gpu.runtime.target import GpuTarget, describe_target
 
 
 class Compiled:
@@ -41,3 +42,25 @@ def test_a_kernel_is_launched_again_on_the_device_of_a_tensor_that_is_given(monk
     middle = ("function", "metadata", None, None, None)
     assert compiled.launches == [(1, 1, 1, "stream", *middle, *pointers, 8)]
     assert devices == [-1]  # of tensors on a CPU
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])
+def test_kernels_overlap_where_the_device_can(monkeypatch, capability):
+    @kernel()
+    def body(x_ptr):
+        pass
+
+    asked = []
+
+    def compile_and_launch(*args, launch_pdl, **options):
+        asked.append(launch_pdl)
+
+    monkeypatch.setattr(body, "interpreted", False)
+    monkeypatch.setattr(body, "_jit", {(1, 1, 1): compile_and_launch})
+    describe_target(GpuTarget(capability, 1))
+    try:
+        for wanted in (False, True):
+            body((1, 1, 1), (torch.zeros(4),), (), (), pdl=wanted)
+    finally:
+        describe_target(None)
+    assert asked == [False, capability >= (9, 0)]

@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.kernels.gpu.moe.moe_gate import apply_gate
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
+from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
 from quire.kernels.moe_experts import ExpertActivation
 
 
@@ -73,8 +74,8 @@ def _gate_up(
     PDL: tl.constexpr,
 ):
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_previous_kernel()
+        launch_dependents()
     expert, row, end, n = find_tile(start_ptr, tl.cdiv(F, BLOCK_N), X, X_PAD, BLOCK_M, GROUP)
     if expert < 0:
         return
@@ -127,8 +128,8 @@ def _down(
     PDL: tl.constexpr,
 ):
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_previous_kernel()
+        launch_dependents()
     expert, row, end, n = find_tile(start_ptr, tl.cdiv(E, BLOCK_N), X, X_PAD, BLOCK_M, GROUP)
     if expert < 0:
         return

@@ -26,6 +26,7 @@ from quire.kernels.gpu.moe.moe_small_m import experts_small_m
 from quire.kernels.gpu.moe.moe_sort import sort_by_expert
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
+from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
 from quire.kernels.moe_experts import ExpertActivation
 
 MAX_SMALL_M = 4  # rows up to which pairs share too few experts for sorting to pay
@@ -42,8 +43,8 @@ def _sum(
     PDL: tl.constexpr,
 ):
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_previous_kernel()
+        launch_dependents()
     t = tl.program_id(0).to(tl.int64)  # T * TOP * E can pass 2**31
     es = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), tl.float32)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
+from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
 
 CHUNK = 4096  # pairs a block looks at together: 16 a thread
 COUNT_CHUNK = 512  # pairs of a program that counts
@@ -34,8 +35,8 @@ def _sort(
     PDL: tl.constexpr,
 ):
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_previous_kernel()
+        launch_dependents()
     expert = tl.program_id(0)
     before = 0
     for start in range(0, pairs, BLOCK):

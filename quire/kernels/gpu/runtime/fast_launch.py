@@ -19,6 +19,7 @@ import triton
 from torch import Tensor
 
 from quire.kernels.framework import late_work
+from quire.kernels.gpu.runtime.pdl import supports_pdl
 
 Grid = tuple[int, int, int]
 
@@ -66,7 +67,8 @@ class TritonKernel:
         pdl: bool = False,
         tiles: tuple[Any, ...] = (),
     ) -> None:
-        """Start the kernel on the current stream. pdl: it may start before the previous one ends.
+        """Start the kernel on the current stream. pdl: it may start before the previous one ends,
+        if the device supports that.
 
         tiles: tensor descriptors, parameters between the tensors and the numbers. The constexprs
         must distinguish all that differs in them.
@@ -104,12 +106,13 @@ class TritonKernel:
         if self.interpreted:
             self._jit[grid](*args)
             return
+        given = next(i for i, one in enumerate(args) if isinstance(one, Tensor))
+        pdl = pdl and supports_pdl(args[given].device)
         ready, began = late_work.is_ready(), time.perf_counter()
         loaded = self._ids_of_loaded() if ready else set()
         done = self._jit[grid](*args, num_warps=warps, num_stages=stages, launch_pdl=pdl)
         if done is not None:  # None: a trace, which notes the kernel and skips its launch
-            # a key has None at the same places: this tensor is given at each later launch
-            given = next(i for i, one in enumerate(args) if isinstance(one, Tensor))
+            # a key has None at the same places: that tensor is given at each later launch
             self._compiled[key] = (*_launch_handle(done), given)
             if ready and id(done) not in loaded:
                 name = f"{self._name}{key[0]} with {warps} warps"
