@@ -6,8 +6,8 @@
     bank           A [X * r, I] expert by expert, B [O, r * X] with the experts innermost
     whole weights and token rows, in place of the model's
 
-Files of some versions of peft have A and B of a parameter that is stored [.., I, O] in each other's
-place: the delta is then that of the transposed weight.
+Files of peft before 0.19 have A and B of a bank in each other's place, unless the model stores it
+[X, I, O]: the delta is then that of the transposed weight. So has a parameter [I, O] of one layer.
 """
 
 from __future__ import annotations
@@ -267,13 +267,10 @@ class DeltaBuilder:
         place, shape = module.place, module.place.shape
         size, width = shape.inputs, shape.outputs[0]
         a, b = (self._shape_of(module, slot) for slot in ("A", "B"))
-        ends = {  # inputs and outputs -> the parameter, and whether A and B changed places
-            (2 * width, size): ("gate_up_proj", True),
-            (size, width): ("down_proj", True),
-            (size, 2 * width): ("gate_up_proj", False),
-            (width, size): ("down_proj", False),
-        }
-        if len(a) != 2 or len(b) != 2 or (a[1], b[0]) not in ends:
+        matrices = {(size, 2 * width): "gate_up_proj", (width, size): "down_proj"}
+        ends = (a[1], b[0]) if len(a) == len(b) == 2 else (0, 0)
+        plain, turned = matrices.get(ends), matrices.get(ends[::-1])
+        if plain is None and turned is None:
             names = " and ".join(
                 f"{short(name)} is {list(self._source.headers[name].shape)}"
                 for name in module.tensors.values()
@@ -283,7 +280,9 @@ class DeltaBuilder:
                 f"and {size}"
             )
             return dict
-        matrix, swapped = ends[a[1], b[0]]
+        matrix, swapped = plain or turned, plain is None
+        if plain is not None and turned is not None and not shape.turned:  # it is square
+            swapped = self._has_old_banks(module)
         parts = (2,) if matrix == "down_proj" else (0, 1)
         key = f"{module.name.removesuffix(f'.{matrix}')}.{matrix}"
         rank = self._check_rank(module, "A", "B", key, experts=shape.experts)
@@ -312,6 +311,15 @@ class DeltaBuilder:
             return {part: ExpertsDelta(own, halves[part].contiguous()) for part in parts}
 
         return read
+
+    def _has_old_banks(self, module: AdapterModule) -> bool:
+        """Whether A and B of a square matrix are in each other's place."""
+        if self._config.peft is None:
+            self._problems.add(
+                f"{short(module.name)} has square matrices of experts, and {CONFIG_FILE} has no "
+                "peft_version, which decides what A and B are: write it"
+            )
+        return self._config.peft is not None and self._config.peft < (0, 19)
 
     # --- checks ---
 

@@ -41,7 +41,7 @@ REFUSED: Mapping[str, str] = {
 
 IGNORED = frozenset(
     (
-        *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+        *("task_type", "auto_mapping", "base_model_name_or_path", "revision"),
         *("inference_mode", "target_modules", "exclude_modules", "lora_dropout", "loftq_config"),
         *("layers_to_transform", "layers_pattern", "megatron_config", "megatron_core"),
         *("eva_config", "corda_config", "lora_ga_config", "velora_config", "qalora_group_size"),
@@ -69,6 +69,7 @@ class LoraConfig:
     parameters: tuple[str, ...] = ()  # suffixes of target_parameters
     tokens: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None
     base_model: str | None = None
+    peft: tuple[int, int] | None = None  # the version that wrote the file, if it states one
     warnings: tuple[str, ...] = ()
 
     def rank_of(self, module: str) -> int:
@@ -173,6 +174,7 @@ def parse_lora_config(found: Mapping[str, Any]) -> LoraConfig:
         lora_bias=_flag(found, "lora_bias"),
         parameters=_names(found, "target_parameters"),
         tokens=_tokens(found.get("trainable_token_indices")),
+        peft=_version(found.get("peft_version")),
         base_model=base if isinstance(base := found.get("base_model_name_or_path"), str) else None,
         warnings=_unknown(found),
     )
@@ -240,6 +242,11 @@ def _indices(given: object) -> tuple[int, ...]:
     return tuple(given)
 
 
+def _version(given: object) -> tuple[int, int] | None:
+    found = re.match(r"(\d{1,9})\.(\d{1,9})", given) if isinstance(given, str) else None
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 def _unknown(found: Mapping[str, Any]) -> tuple[str, ...]:
     known = IGNORED | REFUSED.keys() | _READ
     strange = [
@@ -255,7 +262,7 @@ _READ = frozenset(
     (
         *("peft_type", "bias", "init_lora_weights", "r", "lora_alpha", "use_rslora"),
         *("rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "target_parameters"),
-        "trainable_token_indices",
+        *("trainable_token_indices", "peft_version"),
     )
 )
 

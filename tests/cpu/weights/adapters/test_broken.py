@@ -5,6 +5,7 @@ import os
 import pickle
 import resource
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -267,6 +268,23 @@ def test_experts_that_do_not_fit_are_refused(tmp_path):
     ):
         with pytest.raises(WeightError, match=problem):
             read_adapter(write(tmp_path, files=files), moe, torch.float32)
+
+
+def test_square_matrices_of_experts_need_a_version(tmp_path):
+    moe = modules_of("qwen3_moe")
+    bank = moe.layers["layers.0.mlp.experts"]
+    shape = replace(bank, outputs=(64, 64, 64))
+    moe = replace(moe, layers={**moe.layers, "layers.0.mlp.experts": shape})
+    name = "base_model.model.model.layers.0.mlp.experts"
+    a, b = torch.randn(48, 64), torch.randn(64, 48)
+    files = {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+    assert "has no peft_version" in refusal(write(tmp_path, files=files), moe)
+    for version in ("0.18.1", "0.19.0.dev0"):
+        folder = write(tmp_path, {"peft_version": version}, files)
+        delta = read_adapter(folder, moe, torch.float32).deltas["layers.0.mlp.experts"][2]
+        want = 2 * torch.einsum("ore,eri->eoi", b.view(64, 4, 12), a.view(12, 4, 64))
+        want = want.transpose(1, 2) if version == "0.18.1" else want
+        torch.testing.assert_close(delta.b @ delta.a, want)
 
 
 def test_what_is_absorbed_cannot_be_adapted(tmp_path):
