@@ -59,6 +59,7 @@ def _shape(module: ParamModule) -> ModuleShape:
             module.inputs,
             order=_row_order(module, sum(outputs)),
             has_bias="bias" in module.param_names(),
+            head_dim=getattr(module, "head_dim", 0),
             refusal=ABSORBED if isinstance(module, MLAUpProjection) else "",
         )
     return ModuleShape("linear", (), 0, refusal=OTHER)

@@ -39,6 +39,7 @@ class ModuleShape:
         None  # of rows of a checkpoint's tensor of all parts; None: theirs is ours
     )
     has_bias: bool = False
+    head_dim: int = 0  # of layers whose outputs are heads
     refusal: str = ""  # why adapters cannot change the layer
 
     def inputs_of(self, part: int) -> int:

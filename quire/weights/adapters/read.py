@@ -24,6 +24,7 @@ from quire.weights.adapters.deltas import (
     short,
     whole_shape,
 )
+from quire.weights.adapters.gguf_file import open_gguf_adapter
 from quire.weights.adapters.lora_config import read_lora_config
 from quire.weights.adapters.modules import AdapterModules, ModulePlace
 from quire.weights.adapters.names import AdapterTensorName, parse_tensor_name
@@ -39,17 +40,21 @@ def read_adapter(
     dtype: torch.dtype,
     limits: AdapterLimits = AdapterLimits(),  # noqa: B008 - an immutable value
 ) -> Adapter:
-    """Read a folder of PEFT. dtype: what the tensors are converted to, scaled.
+    """Read a folder of PEFT, or a GGUF file. dtype: what the tensors are converted to, scaled.
 
     Raises: ConfigError (a key of its config is refused; files are missing), WeightError (tensors do
     not fit the model or the limits).
     """
-    config = read_lora_config(folder)
+    most = limits.max_bytes * STORED_BYTES
+    if folder.suffix == ".gguf" and not folder.is_dir():
+        config, source = open_gguf_adapter(folder, modules, most)
+    else:
+        config = read_lora_config(folder)
+        source = open_tensors(folder, most)
     if config.rank > limits.max_rank:
         raise WeightError(
             f"the adapter has rank {config.rank}; the maximum is {limits.max_rank} (max_lora_rank)"
         )
-    source = open_tensors(folder, limits.max_bytes * STORED_BYTES)
     found = _group_by_module(source, modules)
     builder = DeltaBuilder(source, config, modules, dtype, limits)
     deltas = builder.build(found)

@@ -47,6 +47,12 @@ def open_tensors(folder: Path, max_bytes: int) -> AdapterTensors:
     if (size := path.stat().st_size) > max_bytes + MAX_HEADER_BYTES:
         raise WeightError(f"{path} has {size} bytes; adapters may have {max_bytes}")
     opened = _open_safetensors(path) if path.suffix == ".safetensors" else _open_pickle(path)
+    check_tensors(path, opened)
+    return opened
+
+
+def check_tensors(path: Path, opened: AdapterTensors) -> None:
+    """Raise WeightError for too many tensors, and for others than of floats of 16 or more bits."""
     if len(opened.headers) > MAX_TENSORS:
         raise WeightError(f"{path} has {len(opened.headers)} tensors; the maximum is {MAX_TENSORS}")
     for name, header in opened.headers.items():
@@ -55,7 +61,6 @@ def open_tensors(folder: Path, max_bytes: int) -> AdapterTensors:
                 f"{path}: {name!r:.200} is {header.dtype}; quire reads adapters in "
                 f"{', '.join(sorted(PLAIN_DTYPES))}"
             )
-    return opened
 
 
 def require_regular(path: Path) -> None:
@@ -69,20 +74,25 @@ def _open_safetensors(path: Path) -> AdapterTensors:
 
     def read(name: str) -> Tensor:
         header, begin = places[name]
-        made = torch.empty(header.shape, dtype=_TORCH[header.dtype])
-        if not made.numel():
-            return made
-        view = made.view(-1).view(torch.uint8).numpy().data
-        with path.open("rb", buffering=0) as file:
-            file.seek(begin)
-            while len(view):
-                count = file.readinto(view)
-                if not count:
-                    raise WeightError(f"{path} was cut short while it was read; load it again")
-                view = view[count:]
-        return made
+        return read_tensor(path, begin, header.shape, header.dtype)
 
     return AdapterTensors({name: header for name, (header, _) in places.items()}, read)
+
+
+def read_tensor(path: Path, begin: int, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Read the tensor at a byte of a file. Raises WeightError."""
+    made = torch.empty(shape, dtype=_TORCH[dtype])
+    if not made.numel():
+        return made
+    view = made.view(-1).view(torch.uint8).numpy().data
+    with path.open("rb", buffering=0) as file:
+        file.seek(begin)
+        while len(view):
+            count = file.readinto(view)
+            if not count:
+                raise WeightError(f"{path} was cut short while it was read; load it again")
+            view = view[count:]
+    return made
 
 
 def _open_pickle(path: Path) -> AdapterTensors:

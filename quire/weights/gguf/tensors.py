@@ -256,7 +256,7 @@ def _single(
     def read(files: _Files) -> Tensor:
         value = files.read(tensor) if blocks else files.wide(tensor)
         if heads:
-            value = _unpaired(name, value, heads)
+            value = unpaired(name, value, heads)
         if lower:
             value = value.float() - lower
         return value.t() if transposed else value.reshape(shape)
@@ -272,7 +272,7 @@ def _header(tensor: GgufTensor, blocks: bool, shape: tuple[int, ...]) -> TensorH
     return TensorHeader(dtype, shape, tensor.file)
 
 
-def _unpaired(name: str, value: Tensor, heads: int) -> Tensor:
+def unpaired(name: str, value: Tensor, heads: int) -> Tensor:
     """[heads * D, ...]: rows (2i, 2i + 1) of each head become (i, i + D / 2)."""
     if value.shape[0] % (2 * heads):
         raise WeightError(f"{name} has {value.shape[0]} rows, which are not {heads} heads of pairs")
