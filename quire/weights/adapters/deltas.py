@@ -31,7 +31,8 @@ from quire.weights.adapters.adapter import (
     TokenRows,
     WholeWeight,
 )
-from quire.weights.adapters.lora_config import CONFIG_FILE, LoraConfig
+from quire.weights.adapters.folder import CONFIG_FILE
+from quire.weights.adapters.lora_config import LoraConfig
 from quire.weights.adapters.modules import AdapterModules, ModulePlace
 from quire.weights.adapters.names import Slot
 from quire.weights.adapters.tensor_files import AdapterTensors

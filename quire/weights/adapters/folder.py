@@ -1,20 +1,19 @@
 """Where an adapter is: a folder or a GGUF file here, or a repository of the Hugging Face hub.
 
 A server that loads adapters by request gives the folders that they may lie in: a path, and every
-file of an adapter, must then end in one of them, links followed.
+file of an adapter, must then end in one of them, links followed. No torch.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from quire import env as environment
 from quire.errors import ConfigError, UnknownAdapter
-from quire.weights.adapters.lora_config import CONFIG_FILE
-from quire.weights.adapters.tensor_files import FILES
 from quire.weights.hub import (
     TIMEOUT_S,
     HubUnreachable,
@@ -22,6 +21,9 @@ from quire.weights.hub import (
     looks_like_path,
 )
 
+CONFIG_FILE = "adapter_config.json"
+FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+"""Files with tensors: the first of these is read."""
 MAX_PATH = 4096
 _REPOSITORY = re.compile(r"(?=.{1,96}$)[\w.\-]+(/[\w.\-]+)?", re.ASCII)
 
@@ -71,6 +73,12 @@ def resolve_adapter_folder(
         )
     cache = None if download_dir is None else Path(download_dir).expanduser()
     return _from_hub(text, revision, token, cache, max_bytes)
+
+
+def require_regular(path: Path) -> None:
+    """Raise ConfigError for a pipe, which may never end, a device or a folder."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ConfigError(f"{path} is not a regular file")
 
 
 def _exists(path: Path) -> bool:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from quire.config.gguf import ARCHITECTURES, architecture_of
 from quire.errors import ConfigError, WeightError
+from quire.weights.adapters.folder import require_regular
 from quire.weights.adapters.lora_config import LoraConfig, PatternMap
 from quire.weights.adapters.modules import AdapterModules
 from quire.weights.adapters.tensor_files import (
     AdapterTensors,
     check_tensors,
     read_tensor,
-    require_regular,
 )
 from quire.weights.gguf.container import GgufModel, GgufTensor, read_gguf
 from quire.weights.gguf.names import NAMES, TensorNames

@@ -16,9 +16,8 @@ from typing import Any
 from quire.config.json_file import read_json_object
 from quire.config.quant.fields import check_pattern
 from quire.errors import ConfigError
-from quire.weights.adapters.tensor_files import require_regular
+from quire.weights.adapters.folder import CONFIG_FILE, require_regular
 
-CONFIG_FILE = "adapter_config.json"
 MAX_BYTES = 16 << 20
 MAX_RANK = 1 << 16
 MAX_PATTERNS = 1 << 16

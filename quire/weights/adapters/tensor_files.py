@@ -6,7 +6,6 @@ of the process.
 
 from __future__ import annotations
 
-import stat
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,11 +15,10 @@ import torch
 from torch import Tensor
 
 from quire.errors import ConfigError, WeightError
+from quire.weights.adapters.folder import FILES, require_regular
 from quire.weights.files import dtype_name, iterate_pickled
 from quire.weights.headers import DTYPE_NAMES, PLAIN_DTYPES, TensorHeader, read_places
 
-FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-"""The first of these is read."""
 MAX_HEADER_BYTES = 32 << 20
 MAX_TENSORS = 1 << 18
 """All experts of the largest models have a third of that."""
@@ -61,12 +59,6 @@ def check_tensors(path: Path, opened: AdapterTensors) -> None:
                 f"{path}: {name!r:.200} is {header.dtype}; quire reads adapters in "
                 f"{', '.join(sorted(PLAIN_DTYPES))}"
             )
-
-
-def require_regular(path: Path) -> None:
-    """Raise ConfigError for a pipe, which may never end, a device or a folder."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ConfigError(f"{path} is not a regular file")
 
 
 def _open_safetensors(path: Path) -> AdapterTensors:
