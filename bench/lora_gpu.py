@@ -1,0 +1,106 @@
+"""Adapters on the GPU: what they add to each linear layer, over the base product, in one run.
+
+    python bench/lora_gpu.py [--rows 1,8,32,64,4096] [--adapters 1,8,32] [--ranks 16,64]
+                             [--models llama-8b,...] [--max-rank 0] [--json FILE]
+
+A time is the median of graph replays over weights and banks that do not fit the cache together. A
+line has the base product alone and with the adapters of all its rows; then the sums of a model's
+layers. --max-rank: the rank of the banks, if they are to be larger than the adapters.
+"""
+
+import argparse
+import json
+
+import torch
+from gpu_ops import graph_ms, rand
+
+from quire.kernels.formats.lora_bank import LoraBank, LoraPart, LoraRows
+from quire.kernels.framework import lazy_fusion
+from quire.kernels.linear import linear
+from quire.kernels.lora import lora_linear, sort_rows
+
+LAYERS = {  # parts, inputs
+    "llama-8b": {"qkv": ((4096, 1024, 1024), 4096), "o": ((4096,), 4096),
+                 "gate_up": ((14336, 14336), 4096), "down": ((4096,), 14336)},
+    "qwen3-0.6b": {"qkv": ((2048, 1024, 1024), 1024), "o": ((1024,), 2048),
+                   "gate_up": ((3072, 3072), 1024), "down": ((1024,), 3072)},
+}  # fmt: skip
+DEPTH = {"llama-8b": 32, "qwen3-0.6b": 28}
+CUDA = torch.device("cuda", 0)
+
+
+def bank_of(adapters, rank, most, parts, inputs):
+    bank = LoraBank.allocate(adapters, most, inputs, parts, torch.bfloat16, CUDA)
+    for slot in range(adapters):
+        bank.write(slot, [LoraPart(rand(rank, inputs) / 64, rand(rank, o) / 64) for o in parts])
+    return bank
+
+
+def base(x, w):
+    linear(x, w)
+    lazy_fusion.flush()
+
+
+def adapted(x, w, bank, rows):
+    lora_linear(linear(x, w), x, bank, rows)
+    lazy_fusion.flush()
+
+
+def lines(model, counts, adapters, ranks, most):
+    sums = {}
+    for layer, (parts, inputs) in LAYERS[model].items():
+        outputs = sum(parts)
+        copies = max(2, min(8, int(2e8 // (outputs * inputs)) + 1))
+        weights = [rand(outputs, inputs) / inputs**0.5 for _ in range(copies)]
+        for rank in ranks:
+            for some in adapters:
+                size = max(most, rank)
+                banks = [bank_of(some, rank, size, parts, inputs) for _ in range(copies)]
+                for t in counts:
+                    if some > t:
+                        continue
+                    rows = LoraRows.allocate(t, some, CUDA)
+                    rows.slots.copy_(torch.arange(t, device=CUDA) * some // t)
+                    sort_rows(rows)
+                    x = rand(t, inputs)
+                    plain = graph_ms([lambda w=w: base(x, w) for w in weights])
+                    both = graph_ms(
+                        [lambda w=w, b=b: adapted(x, w, b, rows) for w, b in zip(weights, banks)]
+                    )
+                    key = (t, some, rank)
+                    before = sums.get(key, (0.0, 0.0))
+                    sums[key] = before[0] + plain, before[1] + both
+                    yield {"model": model, "layer": layer, "rows": t, "adapters": some,
+                           "rank": rank, "base us": plain * 1e3, "more us": (both - plain) * 1e3,
+                           "ratio": plain / both}  # fmt: skip
+                del banks
+    for (t, some, rank), (plain, both) in sums.items():
+        yield {"model": model, "rows": t, "adapters": some, "rank": rank,
+               "base us of a layer": plain * 1e3, "more us of a layer": (both - plain) * 1e3,
+               "more ms of a step": (both - plain) * DEPTH[model], "ratio": plain / both}  # fmt: skip
+
+
+def main():
+    parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("--rows", default="1,8,32,64,4096")
+    parse.add_argument("--adapters", default="1,8,32")
+    parse.add_argument("--ranks", default="16,64")
+    parse.add_argument("--models", default="llama-8b")
+    parse.add_argument("--max-rank", type=int, default=0)
+    parse.add_argument("--json")
+    args = parse.parse_args()
+    rows, adapters, ranks = (
+        [int(n) for n in text.split(",")] for text in (args.rows, args.adapters, args.ranks)
+    )
+    found = []
+    for model in args.models.split(","):
+        for line in lines(model, rows, adapters, ranks, args.max_rank):
+            found.append(line)
+            print(json.dumps(line), flush=True)
+    if args.json:
+        with open(args.json, "a", encoding="utf-8") as out:
+            out.writelines(json.dumps(line) + "\n" for line in found)
+
+
+if __name__ == "__main__":
+    main()
