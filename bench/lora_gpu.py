@@ -10,6 +10,7 @@ layers. --max-rank: the rank of the banks, if they are to be larger than the ada
 
 import argparse
 import json
+from functools import partial
 
 import torch
 from gpu_ops import graph_ms, rand
@@ -63,10 +64,9 @@ def lines(model, counts, adapters, ranks, most):
                     rows.slots.copy_(torch.arange(t, device=CUDA) * some // t)
                     sort_rows(rows)
                     x = rand(t, inputs)
-                    plain = graph_ms([lambda w=w: base(x, w) for w in weights])
-                    both = graph_ms(
-                        [lambda w=w, b=b: adapted(x, w, b, rows) for w, b in zip(weights, banks)]
-                    )
+                    plain = graph_ms([partial(base, x, w) for w in weights])
+                    calls = [partial(adapted, x, w, b, rows) for w, b in zip(weights, banks)]
+                    both = graph_ms(calls)
                     key = (t, some, rank)
                     before = sums.get(key, (0.0, 0.0))
                     sums[key] = before[0] + plain, before[1] + both

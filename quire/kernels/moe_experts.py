@@ -147,8 +147,8 @@ def moe_experts(
     pairs_of = order.split(counts)
     for i, pairs in enumerate(pairs_of):
         if len(pairs):
-            h = gate(_product(x[pairs // k], gate_up[i], _bias_of(gate_up_bias, i)))
-            outputs[pairs] = _product(h, down[i], _bias_of(down_bias, i))
+            h = gate(product_of(x[pairs // k], gate_up[i], bias_of(gate_up_bias, i)))
+            outputs[pairs] = product_of(h, down[i], bias_of(down_bias, i))
     return (outputs.view(tokens, k, -1).float() * weights[:, :, None]).sum(1).to(x.dtype)
 
 
@@ -168,14 +168,14 @@ def multiply_all_experts(
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for i in range(len(gate_up)):
         chosen = ids == i
-        h = gate(_product(x, gate_up[i], _bias_of(biases[0], i)))
-        out = _product(h, down[i], _bias_of(biases[1], i)).float()
+        h = gate(product_of(x, gate_up[i], bias_of(biases[0], i)))
+        out = product_of(h, down[i], bias_of(biases[1], i)).float()
         share = (weights * chosen).sum(1)
         y = torch.where(chosen.any(1)[:, None], y + share[:, None] * out, y)
     return y.to(x.dtype)
 
 
-def _product(x: Tensor, weight: Tensor | StoredWeight, bias: Tensor | None) -> Tensor:
+def product_of(x: Tensor, weight: Tensor | StoredWeight, bias: Tensor | None) -> Tensor:
     if isinstance(weight, StoredWeight):
         out = weight.product(x, bias)
         lazy_fusion.flush()  # on a GPU: the arithmetic that reads it is not an op
@@ -183,5 +183,5 @@ def _product(x: Tensor, weight: Tensor | StoredWeight, bias: Tensor | None) -> T
     return F.linear(x, weight, bias)
 
 
-def _bias_of(bias: Tensor | None, i: int) -> Tensor | None:
+def bias_of(bias: Tensor | None, i: int) -> Tensor | None:
     return None if bias is None else bias[i]

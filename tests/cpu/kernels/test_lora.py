@@ -15,6 +15,8 @@ from quire.kernels.lora import (
     random_rows,
     sort_rows,
 )
+from quire.kernels.lora_experts import ExpertsLora, lora_experts
+from quire.kernels.moe_experts import ExpertActivation, moe_experts
 from quire.kernels.native.op_tape import TapeRecorder
 
 CPU = torch.device("cpu")
@@ -182,3 +184,38 @@ def test_a_number_gone_bad_stays_in_its_row(bad):
     got = lora_linear(y.clone(), x, bank, rows)
     assert not got[0].isfinite().any()
     assert torch.equal(got[1:], want[1:])
+
+
+@pytest.mark.parametrize("kind", ["silu", "clamped"])
+def test_experts_with_adapters_are_those_of_merged_weights(kind):
+    tokens, size, width, experts, top, slots = 12, 24, 16, 5, 2, 3
+    first, second = torch.randn(experts, 2 * width, size), torch.randn(experts, size, width)
+    lora = ExpertsLora(
+        experts_bank(slots, experts, 4, size, (width, width)),
+        experts_bank(slots, experts, 3, width, (size,)),
+    )
+    x, ids = torch.randn(tokens, size), torch.rand(tokens, experts).argsort(-1)[:, :top].int()
+    weights, gate, bias = (
+        torch.rand(tokens, top),
+        ExpertActivation(kind),
+        torch.randn(experts, size),
+    )
+    base = moe_experts(x, ids, weights, first, second, gate, None, bias)
+    rows = random_rows(tokens, slots, CPU)
+    got = lora_experts(base.clone(), x, ids, weights, first, second, gate, lora, rows, None, bias)
+    assert torch.equal(got[rows.slots < 0], base[rows.slots < 0])
+    for slot in range(slots):
+        at = rows.slots == slot
+        merged = [merge(*pair, slot) for pair in zip((first, second), lora)]
+        want = moe_experts(x[at], ids[at], weights[at], *merged, gate, None, bias)
+        torch.testing.assert_close(got[at], want, atol=1e-3, rtol=1e-3)
+
+
+def merge(weight, bank, slot):
+    out, experts = weight.clone(), len(weight)
+    for i in range(experts):
+        for p, columns in enumerate(bank.columns()):
+            if rank := int(bank.ranks[slot * experts + i, p]):
+                a, b = bank.a[slot * experts + i, p, :rank], bank.b[slot * experts + i, :rank]
+                out[i, columns] += b[:, columns].t() @ a
+    return out

@@ -189,6 +189,29 @@ def expert_outputs(
     return y
 
 
+def multiply_sorted(
+    y: Tensor, x: Tensor, order: Tensor, starts: Tensor, bank: Fp8ExpertWeights,
+    bias: Tensor | None,
+) -> None:  # fmt: skip
+    """y[pair] = x [P, I], sorted by expert, @ bank[its expert].T + bias."""
+    experts, outputs, inputs = bank.shape
+    tile = fp8_grouped_tile(len(x), experts, x.dtype == torch.float32)
+    q, scale = quantize_fp8.outputs(x, bank.block_size, bank.input_scale)
+    quantize_fp8.launch((q, scale), x, bank.block_size, bank.input_scale)
+    by_block = bool(bank.block_size)
+    _down(
+        (max_row_tiles(len(x), experts, tile) * cdiv(outputs, tile.n), 1, 1),
+        (q, scale, order, starts, bank.data, bank.scale, bias, y),
+        (scale.stride(0) if by_block else 0,),
+        (
+            outputs, inputs, experts, next_power_of_2(experts), cdiv(inputs, BLOCK_SIZE), by_block,
+            tile.m, tile.n, tile.group,
+        ),
+        tile.warps,
+        tile.stages,
+    )  # fmt: skip
+
+
 def fp8_grouped_tile(pairs: int, experts: int, exact: bool) -> GroupedGemmTile:
     """Rows as many as an expert has on average; two accumulators of 128 x 64 fill the registers.
 

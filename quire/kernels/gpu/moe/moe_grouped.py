@@ -234,6 +234,14 @@ def expert_outputs(
     return y
 
 
+def multiply_sorted(
+    y: Tensor, x: Tensor, order: Tensor, starts: Tensor, bank: TiledExperts, bias: Tensor | None
+) -> None:
+    """y[pair] = x [P, I], sorted by expert, @ bank[its expert].T + bias."""
+    tall = max(8, min(32, next_power_of_2(cdiv(len(x), len(bank)))))
+    _launch(y, x, order, starts, bank, bias, Gating(None, 0.0, 0.0), 1, tall)
+
+
 def _launch(
     y: Tensor,
     x: Tensor,
