@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
 from quire.config.decisions import DecisionLog
-from quire.config.engine_config import AdapterSection
+from quire.config.engine_config import AdapterSection, StartupAdapter
 from quire.config.options import LoRAOptions
 from quire.errors import ConfigError
 
@@ -13,19 +16,21 @@ ADAPTER_RANK_STEP = 16
 
 def adapter_ranks(given: LoRAOptions) -> int:
     """Return the ranks of all slots of the device together; 0: adapters are off."""
-    if not given.enable_lora:
+    if not _is_on(given):
         return 0
     return given.max_loras * -(-given.max_lora_rank // ADAPTER_RANK_STEP) * ADAPTER_RANK_STEP
 
 
+def _is_on(given: LoRAOptions) -> bool:
+    return given.enable_lora or bool(given.lora_modules)
+
+
 def resolve_adapters(
-    given: LoRAOptions, dtype: str, why: DecisionLog, *, server: bool
+    given: LoRAOptions, dtype: str, why: DecisionLog, *, served_names: Sequence[str]
 ) -> AdapterSection | None:
     """Resolve adapters; None: they are off. dtype: the model's. Raises ConfigError."""
-    if not given.enable_lora:
+    if not _is_on(given):
         return None
-    if server:
-        raise ConfigError("enable_lora is not supported in servers yet: use LLM, or leave it out")
     if given.lora_dtype not in ("auto", dtype):
         raise ConfigError(
             f"lora_dtype={given.lora_dtype!r} is not the model's dtype ({dtype}), which is the "
@@ -43,4 +48,54 @@ def resolve_adapters(
         max_rank=given.max_lora_rank,
         max_host=int(why.record("adapters.max_host", host or given.max_loras, reason)),
         target_modules=given.lora_target_modules,
+        modules=_unique(parse_modules(given.lora_modules or ()), served_names),
     )
+
+
+def parse_modules(given: Iterable[object]) -> Iterator[StartupAdapter]:
+    """Yield the adapters of lora_modules. Raises ConfigError.
+
+    An item is NAME=FOLDER unless it begins with { or [: folders may have commas and equals signs.
+    """
+    for one in given:
+        if isinstance(one, str) and one.lstrip()[:1] in ("{", "["):
+            try:
+                one = json.loads(one)
+            except ValueError as error:
+                raise ConfigError(f"lora_modules: {one!r:.100} is not JSON: {error}") from None
+        if isinstance(one, list):
+            yield from parse_modules(one)
+        elif isinstance(one, dict):
+            yield _module_from(one)
+        else:
+            name, equals, path = str(one).partition("=")
+            if not (name and equals and path):
+                raise ConfigError(
+                    f"lora_modules must be NAME=FOLDER or JSON with name and path, got {one!r:.100}"
+                )
+            yield StartupAdapter(name, path)
+
+
+def _module_from(given: dict[str, object]) -> StartupAdapter:
+    """is_3d_lora_weight has no effect: the files show it."""
+    name, path, base = (given.get(key) for key in ("name", "path", "base_model_name"))
+    unknown = given.keys() - {"name", "path", "base_model_name", "is_3d_lora_weight"}
+    if not (isinstance(name, str) and name and isinstance(path, str) and path) or unknown:
+        raise ConfigError(
+            "lora_modules: an object must have name and path, and may have base_model_name, got "
+            f"{json.dumps(given)[:200]}"
+        )
+    return StartupAdapter(name, path, None if base is None else str(base))
+
+
+def _unique(
+    modules: Iterable[StartupAdapter], served_names: Sequence[str]
+) -> tuple[StartupAdapter, ...]:
+    found: dict[str, StartupAdapter] = {}
+    for one in modules:
+        if one.name in served_names:
+            raise ConfigError(f"lora_modules: {one.name!r} is a name of the model itself")
+        if one.name in found:
+            raise ConfigError(f"lora_modules: {one.name!r} is given twice")
+        found[one.name] = one
+    return tuple(found.values())

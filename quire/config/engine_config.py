@@ -119,6 +119,15 @@ class EncoderSection:
     banned_first: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StartupAdapter:
+    """An adapter that is loaded at the start."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSection:
     """LoRA adapters that requests may name."""
@@ -127,6 +136,7 @@ class AdapterSection:
     max_rank: int
     max_host: int  # copies in host memory
     target_modules: tuple[str, ...] | None  # last components of names; None: all
+    modules: tuple[StartupAdapter, ...] = ()  # loaded at the start
 
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]

@@ -285,6 +285,9 @@ class LoRAOptions:
     max_loras."""
     lora_dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
     """Dtype of adapters. auto: the model's; no other is supported."""
+    lora_modules: tuple[Any, ...] | None = None
+    """Adapters to load at the start: NAME=FOLDER, or JSON with name, path and base_model_name, or a
+    JSON list of those. Enables adapters."""
     lora_target_modules: tuple[str, ...] | None = None
     """Last components of the names of modules that adapters may change, as q_proj; an adapter that
     changes others is refused. None: all."""
@@ -456,10 +459,10 @@ def _normalize_value(name: str, given: object) -> object:
         return "quire"
     if name == "pooler_config" and given is not None:
         return PoolerConfig.parse(given).non_default()
-    if name == "served_model_name" and isinstance(given, str):
+    if name in ("served_model_name", "lora_modules") and isinstance(given, str):
         return (given,)
     if (
-        name == "logits_processors"
+        name in ("logits_processors", "lora_modules")
         and given is not None
         and not isinstance(given, (list, tuple, str))
     ):

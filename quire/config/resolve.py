@@ -118,7 +118,12 @@ def resolve(
             capability=device.capability,
         ),
         parallel=ParallelSection(tensor=plan.shape.ranks),
-        adapters=resolve_adapters(options.lora, plan.shape.dtype, why, server=server),
+        adapters=resolve_adapters(
+            options.lora,
+            plan.shape.dtype,
+            why,
+            served_names=options.model.served_model_name or (options.model.model,),
+        ),
         encoder=resolve_encoder(model, plan.shape),
         generates=generates,
         pooling=pooling,

@@ -34,6 +34,7 @@ VARIABLE_TO_OPTION: Mapping[str, str] = {
     "VLLM_ENABLE_RESPONSES_API_STORE": "enable_responses_store",
     "VLLM_SKIP_MODEL_NAME_VALIDATION": "skip_model_name_validation",
     "VLLM_LOG_STATS_INTERVAL": "log_stats_interval",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora_updating",
     "VLLM_REGEX_COMPILATION_TIMEOUT_S": "grammar_compile_seconds",
 }
 _READ = """VLLM_API_KEY VLLM_LOGGING_LEVEL VLLM_TRACE_FUNCTION VLLM_USE_MODELSCOPE
@@ -93,7 +94,6 @@ _NO_EFFECT = {
 _UNSUPPORTED = {
     "set hf_overrides={\"max_position_embeddings\": N} and max_model_len":
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
-    "adapters (LoRA) are not supported yet": "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
     "results on a GPU may still depend on the batch": "VLLM_BATCH_INVARIANT",
     "Cohere's routes are not supported": "VLLM_ENABLE_COHERE_API",
     "the server ends when the engine does": "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH",

@@ -127,7 +127,7 @@ _NO_EFFECT = {
 _UNSUPPORTED = {
     "these quantization settings": """quantization_config quantization_param_path
         model_loader_extra_config kv_cache_dtype_skip_layers""",
-    "LoRA adapters by option": "lora_modules default_mm_loras qlora_adapter_name_or_path",
+    "LoRA adapters by option": "default_mm_loras qlora_adapter_name_or_path",
     "prompt adapters": "enable_prompt_adapter prompt_adapters",
     "speculative decoding": "speculative_config spec_method spec_model",
     "more than one device": """pipeline_parallel_size data_parallel_size data_parallel_rank
@@ -241,7 +241,7 @@ decode_context_parallel_size:-dcp
     data_parallel_external_lb:-dpe data_parallel_multi_port_external_lb:-dpm
     enable_expert_parallel:-ep speculative_config:-sc diffusion_config:-dc compilation_config:-cc
     attention_config:-ac"""
-_LIST_OPTIONS = """cudagraph_capture_sizes cuda_graph_sizes lora_modules prompt_adapters device_ids
+_LIST_OPTIONS = """cudagraph_capture_sizes cuda_graph_sizes prompt_adapters device_ids
     numa_bind_nodes numa_bind_cpus allowed_media_domains ignore_patterns
     collect_detailed_traces kv_cache_dtype_skip_layers sleep_preserve_parameter_names
     cpu_offload_params offload_params"""

@@ -67,6 +67,7 @@ from quire.engine.startup.executor_setup import (
     build_executor,
     load_model,
     load_pooler,
+    register_modules,
 )
 from quire.engine.startup.grammar_setup import build_grammars
 from quire.engine.startup.kernel_builder import (
@@ -284,6 +285,8 @@ def _assemble(
         parts = half(config)
     background = [one for one in (grammars, adapters) if one is not None]
     engine = build_core(config, *parts, check=environment.check, background=background)
+    if adapters is not None and config.adapters is not None:
+        register_modules(adapters, config.adapters.modules)
     timer.lap("engine")
     checks: list[ParamCheck] = [check_params] if several else []
     checks += [one.validate_params for one in processors if hasattr(one, "validate_params")]

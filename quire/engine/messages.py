@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from hashlib import sha256
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -95,6 +95,20 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     encoder_prompt: tuple[int, ...]
     forced: ForcedTokens | None
     adapter: AdapterRef | None
+
+
+class AdapterCard(NamedTuple):
+    """A registered adapter, for clients."""
+
+    name: str
+    digest: bytes
+    folder: str
+    base_model_name: str | None
+    created: int  # seconds since 1970
+
+    @property
+    def ref(self) -> AdapterRef:
+        return AdapterRef(self.name, self.digest, self.folder)
 
 
 class AddRequests(EngineMessage, frozen=True):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from quire.core.params import LoRARequest
 from quire.core.types import AdapterRef
 from quire.errors import RequestError, Unsupported
-from quire.weights.adapters.folder import resolve_adapter_folder
 
 if TYPE_CHECKING:
     from quire.engine.core.adapter_store import AdapterStore
@@ -72,8 +71,7 @@ class AdapterRequests:
             found = store.find(request.lora_name)
             assert found is not None, request.lora_name
             return found
-        folder = resolve_adapter_folder(request.lora_path)
-        found = store.register(request.lora_name, folder)
+        found = store.register(request.lora_name, request.lora_path, request.base_model_name)
         self._known[request.lora_name] = request
         return found
 

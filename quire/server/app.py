@@ -28,6 +28,7 @@ from quire.server.auth.csrf_guard import CsrfGuard, is_loopback
 from quire.server.formats import body_reader
 from quire.server.formats.request_body import RequestBody
 from quire.server.routes import (
+    adapters,
     admin,
     cancel,
     chat,
@@ -63,6 +64,7 @@ ROUTES: tuple[ModuleType, ...] = (
     unsupported,
     health,
     admin,
+    adapters,
     cancel,
     playground,
     dashboard_stream,
@@ -129,11 +131,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state.engine.start()
     if state.options.trust_request_chat_template:
         state.template_workers.prepare()
-    watching = asyncio.create_task(app.state.keys.watch())
+    tasks = [asyncio.create_task(app.state.keys.watch())]
+    if state.adapters.enabled:
+        await state.adapters.refresh()
+        tasks.append(asyncio.create_task(state.adapters.follow()))
     try:
         yield
     finally:
-        watching.cancel()
+        for task in tasks:
+            task.cancel()
         await app.state.responses.close()
         state.template_workers.close()
         await state.engine.stop()

@@ -16,6 +16,7 @@ import quire
 from quire.engine.client.engine_client import EngineClient
 from quire.errors import RequestError
 from quire.grammar.frontends.from_params import StructuredDefaults
+from quire.server.adapter_names import AdapterNames
 from quire.server.auth.api_keys import OPERATOR_OWNER, KeyOwner
 from quire.server.formats.ignored_fields import IgnoredFieldLog
 from quire.server.formats.logprobs import LogprobFormatter
@@ -81,6 +82,8 @@ class AppState:
     """Where the API processes of one server leave what others read; None: there is one process."""
     process_index: int = 0
     """Which of them this is."""
+    serves_adapters: bool = False
+    """The engine serves LoRA adapters."""
     template_workers: TemplateRenderPool = field(default_factory=build_template_workers)
     """Of chat templates that requests bring."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -88,7 +91,22 @@ class AppState:
     """Logs each field without a meaning once."""
     active_requests: ActiveRequests = field(default_factory=ActiveRequests)
     """Requests that this process serves."""
+    adapters: AdapterNames = field(init=False)
+    """Adapters that requests may name."""
     _request_numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        shared = self.counters_folder is not None
+        names = AdapterNames(self.engine, enabled=self.serves_adapters, shared=shared)
+        object.__setattr__(self, "adapters", names)
+
+    def model_name(self, given: str | None) -> str:
+        """The name of the model in answers to requests for this one: an adapter's, or the first
+        of the model."""
+        own = given is None or given in self.served_model_names
+        if own or (self.options.skip_model_name_validation and not self.adapters.find(given)):
+            return self.served_model_names[0]
+        return str(given)
 
     @property
     def max_prompt_chars(self) -> int:

@@ -49,6 +49,10 @@ from quire.server.generation.client_watch import (
 log = logging.getLogger(__name__)
 
 
+class InvalidUserInput(RequestError):
+    """A field of a body that operates on the server."""
+
+
 class BodyTooLarge(RequestError):
     """The body has more bytes than this server reads."""
 
@@ -62,6 +66,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (  # the narrowest first
     (UnknownModel, 404, "NotFoundError"),
     (Unsupported, 501, "NotImplementedError"),
     (BodyTooLarge, 413, "RequestTooLargeError"),
+    (InvalidUserInput, 400, "InvalidUserInput"),
     (RequestError, 400, "BadRequestError"),
     (Overloaded, 429, "RateLimitError"),
     (DeadlinePassed, 408, "TimeoutError"),

@@ -86,6 +86,13 @@ class ServerOptions:
     enable_profiler_routes: bool = False
     """Enable /start_profile and /stop_profile."""
 
+    allow_runtime_lora_updating: bool = False
+    """Enable /v1/load_lora_adapter and /v1/unload_lora_adapter. They read folders of the server's
+    machine."""
+    lora_allowed_folders: tuple[str, ...] = ()
+    """Folders from which these routes load adapters, links followed. None: any folder, and the
+    Hugging Face hub."""
+
     strict: bool = False
     """Refuse requests with unknown fields; the error names the nearest field. Otherwise the
     response header X-Quire-Ignored lists them."""
@@ -188,7 +195,8 @@ _GROUPS = {
     "middleware disable_fastapi_docs enable_offline_docs",
     "access": "api_key api_key_file ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
     "ssl_ciphers enable_ssl_refresh allowed_origins allowed_methods allowed_headers "
-    "allow_credentials enable_dev_routes enable_profiler_routes",
+    "allow_credentials enable_dev_routes enable_profiler_routes allow_runtime_lora_updating "
+    "lora_allowed_folders",
     "answers": "strict skip_model_name_validation chat_template_content_format "
     "trust_request_chat_template default_chat_template_kwargs reasoning_effort_map "
     "exclude_tools_when_tool_choice_none reasoning_parser reasoning_parser_plugin "

@@ -19,7 +19,7 @@ CLOSED = {
     *("/reset_prefix_cache", "/abort_requests", "/server_info", "/start_profile", "/stop_profile"),
 }
 """Routes that operate on a server: closed unless it was started with the switch for them."""
-NEVER_SERVED = ("/collective_rpc", "/update_weights", "/v1/load_lora_adapter")
+NEVER_SERVED = ("/collective_rpc", "/update_weights")
 FILLED = {"{name:path}": "embedded", "{name}": "app.js"}
 
 

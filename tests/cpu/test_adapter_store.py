@@ -29,6 +29,10 @@ class Files:
         return Adapter(f"{value:02x}", 1, 1, {})
 
 
+def new_store(files, capacity):
+    return AdapterStore(files.read, capacity, lambda given, **_: Path(given))
+
+
 def wait_for(store):
     """Outcomes, once there are some."""
     event = threading.Event()
@@ -40,14 +44,14 @@ def wait_for(store):
 
 def test_a_name_means_what_was_read_when_it_was_registered():
     files = Files(a=1, b=2)
-    store = AdapterStore(files.read, 2)
-    first = store.register("x", Path("a"))
+    store = new_store(files, 2)
+    first = store.register("x", "a")
     assert first == AdapterRef("x", b"\1", "a") == store.find("x")
     files.content["a"] = 3
-    assert store.find("x") is first
-    second = store.register("x", Path("a"))
+    assert store.find("x") == first
+    second = store.register("x", "a")
     assert second.digest == b"\3"
-    assert store.registered() == [second]
+    assert [one.ref for one in store.cards()] == [second]
     assert not store.acquire(first), "nobody held the older copy"
     store.release(first)
     assert store.remove("x")
@@ -58,10 +62,10 @@ def test_a_name_means_what_was_read_when_it_was_registered():
 
 def test_held_generations_survive_their_names():
     files = Files(a=1, b=2)
-    store = AdapterStore(files.read, 2)
-    old = store.register("x", Path("a"))
+    store = new_store(files, 2)
+    old = store.register("x", "a")
     assert store.acquire(old)
-    new = store.register("x", Path("b"))
+    new = store.register("x", "b")
     assert store.weights(old).digest == "01"
     assert store.acquire(new)
     store.remove("x")
@@ -74,8 +78,8 @@ def test_held_generations_survive_their_names():
 
 def test_dropped_copies_are_read_again_by_a_thread():
     files = Files(a=1, b=2, c=3)
-    store = AdapterStore(files.read, 2)
-    refs = [store.register(name, Path(name)) for name in "abc"]
+    store = new_store(files, 2)
+    refs = [store.register(name, name) for name in "abc"]
     assert len(store._copies) == 2
     assert not store.acquire(refs[0])
     assert wait_for(store) == {b"\1": None}
@@ -92,8 +96,8 @@ def test_dropped_copies_are_read_again_by_a_thread():
 
 def test_copies_beyond_the_capacity_wait_for_those_that_are_held():
     files = Files(a=1, b=2)
-    store = AdapterStore(files.read, 1)
-    a, b = (store.register(name, Path(name)) for name in "ab")
+    store = new_store(files, 1)
+    a, b = (store.register(name, name) for name in "ab")
     assert store.acquire(b)
     assert not store.acquire(a)
     assert not store.acquire(a)
@@ -109,8 +113,8 @@ def test_copies_beyond_the_capacity_wait_for_those_that_are_held():
 
 def test_what_is_wanted_no_longer_is_not_read():
     files = Files(a=1, b=2)
-    store = AdapterStore(files.read, 1)
-    a, b = (store.register(name, Path(name)) for name in "ab")
+    store = new_store(files, 1)
+    a, b = (store.register(name, name) for name in "ab")
     store.acquire(b)
     store.acquire(a)
     store.release(a)
@@ -126,8 +130,8 @@ def test_what_is_wanted_no_longer_is_not_read():
 )
 def test_errors_of_reading_end_the_wait(raised, kind):
     files = Files(a=1, b=2)
-    store = AdapterStore(files.read, 1)
-    a, _ = (store.register(name, Path(name)) for name in "ab")
+    store = new_store(files, 1)
+    a, _ = (store.register(name, name) for name in "ab")
     files.content["a"] = raised
     store.acquire(a)
     (error,) = wait_for(store).values()
@@ -142,8 +146,8 @@ def test_errors_of_reading_end_the_wait(raised, kind):
 
 def test_an_unheld_copy_of_a_finished_read_takes_no_more_room_than_there_is():
     files = Files(a=1, b=2)
-    store = AdapterStore(files.read, 1)
-    a, b = (store.register(name, Path(name)) for name in "ab")
+    store = new_store(files, 1)
+    a, b = (store.register(name, name) for name in "ab")
     files.gate.clear()
     store.acquire(a)
     store.release(a)

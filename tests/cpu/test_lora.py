@@ -345,3 +345,49 @@ def test_the_memory_plan_counts_the_slots(llama, llm):
 
 def test_options_are_parsed():
     assert Options.from_flat({"enable_lora": True, "lora_target_modules": ["q_proj"]}).lora
+
+
+# -- ranks and quantized weights -------------------------------------------------------------------
+
+
+@pytest.mark.slow("two processes that import torch")
+def test_two_ranks(llama):
+    llm = llama.llm(tensor_parallel_size=2, max_loras=2)
+    requests = mixed(llama)
+    given = [{"prompt_token_ids": one} for one in PROMPTS]
+    try:
+        check(llama, llm.generate(given, GREEDY, lora_request=requests, use_tqdm=False), requests)
+    finally:
+        llm.llm_engine.engine.shutdown()
+
+
+def dequantized(model):
+    """HF name -> the weight that each linear layer multiplies by."""
+    found = {}
+    for name, module in model.named_modules():
+        if not name.startswith("layers.") or not hasattr(module, "rank_rows"):
+            continue
+        parts = module.weight.dequantize().float().split([out.rows for out in module.outputs])
+        for path, part in zip(model.weights.checkpoint_paths(name), parts, strict=True):
+            found[f"model.{path}.weight"] = part.clone()
+    return found
+
+
+@pytest.mark.parametrize(
+    "quantization", ["int4", *tiers.long("int8_per_channel_weight_only", "nf4", "mxfp4")]
+)
+def test_quantized_layers_get_the_same_deltas(llama, quantization):
+    llm = llama.llm(quantization=quantization)
+    (weights,) = llm.apply_model(dequantized)
+    peft = Peft(llama.base)
+    for request in (None, llama.requests[1], llama.requests[3]):
+        model = peft.model(request and request.lora_path)
+        inner = model if request is None else model.get_base_model()
+        names = {n.replace(".base_layer", ""): p for n, p in inner.named_parameters()}
+        for name, weight in weights.items():
+            names[name].data.copy_(weight)
+        (output,) = run(llm, [PROMPTS[1]], request)
+        tokens, logprobs = peft.greedy(PROMPTS[1], COUNT, request and request.lora_path)
+        assert list(output.outputs[0].token_ids) == tokens
+        found = [one[token].logprob for one, token in zip(output.outputs[0].logprobs, tokens)]
+        torch.testing.assert_close(found, logprobs, rtol=0, atol=2e-4)

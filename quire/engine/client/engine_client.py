@@ -289,7 +289,7 @@ class EngineClient:
         """
         wanted = frozenset(names)
         if self.restart_reason is None or self._dead_error is not None:
-            return await self._call(int, "abort_named", list(wanted), tenant)
+            return await self.call(int, "abort_named", list(wanted), tenant)
         live = {one.id: one for stream in self._all_streams() for one in stream._requests}
         found = [
             name
@@ -407,19 +407,19 @@ class EngineClient:
 
     async def stats(self) -> SchedulerStats:
         """Counters of the scheduler, between two steps."""
-        return await self._call(SchedulerStats, "stats")
+        return await self.call(SchedulerStats, "stats")
 
     async def snapshot(self, rows: int = 0, blocks: bool = False) -> Snapshot:
         """The state of the engine: at most so many rows, with or without the block map."""
-        return await self._call(Snapshot, "snapshot", rows, blocks)
+        return await self.call(Snapshot, "snapshot", rows, blocks)
 
     async def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
         """Empty the prefix cache. False if blocks are in use. reset_running: abort all first."""
-        return await self._call(bool, "reset_prefix_cache", reset_running)
+        return await self.call(bool, "reset_prefix_cache", reset_running)
 
     async def check(self) -> None:
         """Check the invariants of pool and cache. Raises AssertionError."""
-        await self._call(type(None), "check")
+        await self.call(type(None), "check")
 
     @property
     def is_sleeping(self) -> bool:
@@ -446,7 +446,7 @@ class EngineClient:
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Wake up some tags (weights, kv_cache, scheduling) or all. True if nothing sleeps then."""
-        left = await self._call(list[str], "wake_up", None if tags is None else list(tags))
+        left = await self.call(list[str], "wake_up", None if tags is None else list(tags))
         self._sleeping_tags = frozenset(left)
         return not left
 
@@ -460,19 +460,20 @@ class EngineClient:
 
     async def start_profile(self) -> None:
         """Record a trace in the engine's process until stop_profile()."""
-        await self._call(type(None), "start_profile")
+        await self.call(type(None), "start_profile")
 
     async def stop_profile(self) -> str:
         """Write the trace. Returns its path on the engine's machine."""
-        return await self._call(str, "stop_profile")
+        return await self.call(str, "stop_profile")
 
     async def _enter_sleep(self, level: int, mode: str, *, clear_cache: bool) -> None:
-        left = await self._call(list[str], "sleep", level, mode, clear_cache)
+        left = await self.call(list[str], "sleep", level, mode, clear_cache)
         self._sleeping_tags = frozenset(left)
 
     # -- messages to and from the transport --------------------------------------------------------
 
-    async def _call(self, kind: type[T], name: str, *args: Any) -> T:
+    async def call(self, kind: type[T], name: str, *args: Any) -> T:
+        """Call a method of EngineRpc by name, between steps. Raises what it raises, EngineAway."""
         if self.restart_reason is not None and self._dead_error is None:
             raise self._unavailable_error(f"and cannot be called: {self.restart_reason}")
         value = await self._call_and_wait(lambda number: UtilityCall(number, name, list(args)))

@@ -12,12 +12,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_rpc import EngineRpc
 from quire.engine.messages import HEARTBEAT_INTERVAL_S, MessageFromEngine, MessageToEngine
 from quire.engine.supervise.process_pipe import EngineUnavailable
 from quire.errors import EngineDead, Unsupported
+
+if TYPE_CHECKING:
+    from quire.engine.core.adapter_store import AdapterStore
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +33,9 @@ class _Wakeup:
 class ThreadTransport:
     """Carries messages between an EngineClient and an engine in the same process."""
 
-    def __init__(self, engine: EngineCore) -> None:
+    def __init__(self, engine: EngineCore, adapters: AdapterStore | None = None) -> None:
         self.engine = engine
-        self._rpc = EngineRpc(engine)
+        self._rpc = EngineRpc(engine, adapters=adapters)
         self._inbox: queue.SimpleQueue[MessageToEngine | _Wakeup | None] = queue.SimpleQueue()
         engine.set_ready_callback(lambda: self._inbox.put(_Wakeup()))
         self._thread: threading.Thread | None = None

@@ -15,28 +15,34 @@ import logging
 import queue
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from quire.core.scheduling.limits.adapters import LoadOutcome
 from quire.core.types import AdapterRef
-from quire.errors import ConfigError, EngineError, RequestError
+from quire.engine.messages import AdapterCard
+from quire.errors import ConfigError, EngineError, RequestError, UnknownAdapter, UnknownModel
 from quire.weights.adapters.adapter import Adapter
+from quire.weights.adapters.folder import resolve_adapter_folder
 
 log = logging.getLogger(__name__)
 
 ReadAdapter = Callable[[Path], Adapter]
+FindFolder = Callable[..., Path]
+"""Of quire.weights.adapters.folder.resolve_adapter_folder."""
 
 
 class AdapterStore:
     """capacity: copies in host memory."""
 
-    def __init__(self, read: ReadAdapter, capacity: int) -> None:
+    def __init__(
+        self, read: ReadAdapter, capacity: int, find: FindFolder = resolve_adapter_folder
+    ) -> None:
         assert capacity > 0, capacity
-        self._read = read
+        self._read, self._find = read, find
         self._capacity = capacity
-        self._names: dict[str, AdapterRef] = {}
+        self._names: dict[str, AdapterCard] = {}
         self._copies: OrderedDict[bytes, Adapter] = OrderedDict()  # the least recently used first
         self._holds: Counter[bytes] = Counter()
         self._wanted: OrderedDict[bytes, AdapterRef] = OrderedDict()  # held, and not read yet
@@ -51,25 +57,42 @@ class AdapterStore:
 
     def find(self, name: str) -> AdapterRef | None:
         """Return the generation that a name means now."""
-        return self._names.get(name)
+        card = self._names.get(name)
+        return None if card is None else card.ref
 
-    def registered(self) -> list[AdapterRef]:
+    def cards(self) -> list[AdapterCard]:
         """Return what every name means, in the order of registration."""
         return list(self._names.values())
 
-    def start_reading(self, folder: Path) -> Future[Adapter]:
-        """Read a folder in the thread, for register()."""
-        return self._pool().submit(self._timed_read, folder)
+    def start_reading(
+        self, given: str, allowed: Sequence[str] = ()
+    ) -> Future[tuple[Path, Adapter]]:
+        """Find and read an adapter in the thread, for register(). Its end is an outcome.
 
-    def register(self, name: str, folder: Path, adapter: Adapter | None = None) -> AdapterRef:
-        """Let a name mean the adapter in a folder, in place of what it meant.
-
-        adapter: as it was read; None: it is read now. Raises RequestError.
+        given: a folder, or a name of the hub. allowed: folders that it must lie in; (): any.
         """
-        adapter = self._timed_read(folder) if adapter is None else adapter
-        ref = AdapterRef(name, bytes.fromhex(adapter.digest), str(folder))
+        future = self._pool().submit(self._find_and_read, given, allowed)
+        future.add_done_callback(lambda _: self._on_outcome())
+        return future
+
+    def register(
+        self,
+        name: str,
+        given: str,
+        base_model_name: str | None = None,
+        found: tuple[Path, Adapter] | None = None,
+    ) -> AdapterRef:
+        """Let a name mean an adapter, in place of what it meant. given: as in start_reading().
+
+        found: what that has read; None: it is read now. Raises RequestError.
+        """
+        folder, adapter = self._find_and_read(given, ()) if found is None else found
+        digest = bytes.fromhex(adapter.digest)
         before = self._names.pop(name, None)
-        self._names[name] = ref
+        self._names[name] = card = AdapterCard(
+            name, digest, str(folder), base_model_name or adapter.base_model, int(time.time())
+        )
+        ref = card.ref
         self._keep(ref.digest, adapter)
         if before is not None:
             self._drop_unnamed(before.digest)
@@ -177,6 +200,16 @@ class AdapterStore:
             error = EngineError(f"{type(error).__name__} while an adapter was read")
         self._read_results.put((ref, done.result() if error is None else error))
         self._on_outcome()
+
+    def _find_and_read(self, given: str, allowed: Sequence[str]) -> tuple[Path, Adapter]:
+        try:
+            places = [Path(one) for one in allowed] or None
+            folder = self._find(given, allowed=places, remote=places is None)
+        except UnknownAdapter as error:
+            raise UnknownModel(str(error), param="lora_path") from error
+        except ConfigError as error:
+            raise RequestError(str(error), param="lora_path") from error
+        return folder, self._timed_read(folder)
 
     def _timed_read(self, folder: Path) -> Adapter:
         began = time.perf_counter()

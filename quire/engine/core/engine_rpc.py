@@ -8,13 +8,14 @@ has outputs. No message of a client can harm another's requests, or end the engi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.core.params import RequestOutputKind
 from quire.core.scheduler_stats import SchedulerStats
 from quire.core.types import Request, Update
 from quire.engine.coalesce_updates import coalesce
 from quire.engine.core import sleep_mode
+from quire.engine.core.adapter_calls import AdapterCalls
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.profiler import TorchProfile
 from quire.engine.messages import (
@@ -35,7 +36,10 @@ from quire.engine.messages import (
     request_from_wire,
 )
 from quire.engine.startup.text_setup import ParamCheck
-from quire.errors import Overloaded, RequestError
+from quire.errors import Overloaded, RequestError, Unsupported
+
+if TYPE_CHECKING:
+    from quire.engine.core.adapter_store import AdapterStore
 
 ClientId = TypeVar("ClientId", bytes, int)
 
@@ -76,8 +80,15 @@ class _OwnedRequest:
 class EngineRpc:
     """Serves any number of clients with one engine. Called by one thread."""
 
-    def __init__(self, engine: EngineCore, checks: Iterable[ParamCheck] = ()) -> None:
+    def __init__(
+        self,
+        engine: EngineCore,
+        checks: Iterable[ParamCheck] = (),
+        adapters: AdapterStore | None = None,
+    ) -> None:
+        """adapters: None: the engine serves none."""
         self.engine = engine
+        self._adapters = None if adapters is None else AdapterCalls(adapters)
         self._param_checks = tuple(checks)  # by logits processors, which exist in this process only
         self._outboxes: dict[Any, _Outbox] = {}
         self._owned: dict[str, _OwnedRequest] = {}
@@ -92,6 +103,8 @@ class EngineRpc:
             "abort_named": self._abort_named,
             "reset_prefix_cache": self._reset_prefix_cache,
             "wake_up": self._wake_up,
+            "adapters": lambda: [] if self._adapters is None else self._adapters.cards(),
+            "unload_adapter": lambda name: self._require_adapters().unload(name),
             "start_profile": self._start_profile,
             "stop_profile": self._stop_profile,
         }
@@ -100,6 +113,8 @@ class EngineRpc:
     def idle(self) -> bool:
         """Whether there is no step to run and nothing to send."""
         if any(box.updates or box.replies for box in self._outboxes.values()):
+            return False
+        if self._adapters is not None and self._adapters.has_results:
             return False
         if "scheduling" in self._sleeping_tags:
             return True
@@ -154,6 +169,8 @@ class EngineRpc:
             self._abort_sequence(message)
         elif isinstance(message, Hello):
             return self._handshake(message)
+        elif message.method == "load_adapter":
+            self._reply_with(box, message.call_id, self._load_adapter, box, message)
         elif message.method == "sleep":
             self._reply_with(box, message.call_id, self._sleep, box, message)
         else:
@@ -234,6 +251,9 @@ class EngineRpc:
 
     def run_step(self) -> list[tuple[Any, OutputBatch]]:
         """Run a step if there is one. Returns the batch of each client that has outputs."""
+        if self._adapters is not None and self._adapters.has_results:
+            for box, number, finish in self._adapters.take_results():
+                self._reply_with(box, number, finish)
         if "scheduling" not in self._sleeping_tags:
             self._route_updates(self.engine.step())
             if self._pending_sleep is not None and self.engine.empty:
@@ -335,6 +355,16 @@ class EngineRpc:
         """Returns the tags that still sleep."""
         self._sleeping_tags = sleep_mode.tags_after_wake_up(self._sleeping_tags, tags)
         return sorted(self._sleeping_tags)
+
+    def _load_adapter(self, box: _Outbox, message: UtilityCall) -> Any:
+        """args: those of AdapterCalls.load behind the client. Answered when its files were read."""
+        self._require_adapters().load(box, message.call_id, *message.args)
+        return _DEFERRED
+
+    def _require_adapters(self) -> AdapterCalls:
+        if self._adapters is None:
+            raise Unsupported("this engine serves no adapters: start it with --enable-lora")
+        return self._adapters
 
     def _start_profile(self) -> None:
         if self._profile is not None:

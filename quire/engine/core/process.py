@@ -93,7 +93,7 @@ def run(pipe: ProcessPipe, orders: RunEngine, timer: StartupTimer) -> int:
     except QuireError as error:
         pipe.send(ProcessFailed(error=error_to_wire(error)))
         return 1
-    rpc = EngineRpc(built.engine, built.param_checks)
+    rpc = EngineRpc(built.engine, built.param_checks, built.adapters)
     if orders.running_list_fd is not None:
         built.engine.set_running_callback(RunningListWriter(orders.running_list_fd).write)
     server = EngineCoreProcess(

@@ -17,12 +17,13 @@ from torch import nn
 
 from quire.attention.base import Backend
 from quire.attention.select import BackendRequirements, backend_registry, select_backend
-from quire.config.engine_config import EngineConfig
+from quire.config.engine_config import EngineConfig, StartupAdapter
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import place_layers
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh
 from quire.engine.core.adapter_store import AdapterStore
+from quire.errors import ConfigError, RequestError
 from quire.executors.base import Executor
 from quire.executors.inline import Executor as Inline
 from quire.kernels.formats.kv_cache import split_memory
@@ -116,6 +117,15 @@ def build_adapter_store(
         return adapter
 
     return AdapterStore(read, section.max_host)
+
+
+def register_modules(store: AdapterStore, modules: Sequence[StartupAdapter]) -> None:
+    """Load the adapters of the start. Raises ConfigError, which names the adapter."""
+    for one in modules:
+        try:
+            store.register(one.name, one.path, one.base_model_name)
+        except RequestError as error:
+            raise ConfigError(f"lora_modules: {one.name}: {error}") from error
 
 
 def load_pooler(

@@ -43,6 +43,10 @@ DEFAULT_ROUTES = (
 )
 """Routes of a key without `routes`. All others show or affect other tenants."""
 
+NAMED_ROUTES = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""Routes that a key has only if its `routes` name them without a pattern: they read the machine's
+files, and change what other tenants may use."""
+
 KeyDigest = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 PositiveCount = Annotated[int, Meta(ge=1, le=2**53)]
 EntryName = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -88,7 +92,11 @@ class KeyOwner:
 
     def may_access(self, path: str) -> bool:
         """Whether it may ask for this path."""
-        return self.routes is None or any(fnmatchcase(path, one) for one in self.routes)
+        if self.routes is None:
+            return True
+        if path in NAMED_ROUTES:
+            return path in self.routes
+        return any(fnmatchcase(path, one) for one in self.routes)
 
 
 OPERATOR_OWNER = KeyOwner()

@@ -44,7 +44,7 @@ def format_list(
         "id": output.id,
         "object": "list",
         "created": output.created,
-        "model": state.served_model_names[0],
+        "model": output.model,
         "data": items,
         "usage": format_usage(state, output),
     }
@@ -225,7 +225,7 @@ def format_reranked(state: AppState, output: PoolingResults, body: RerankRequest
     units = math.ceil(len(documents) / DOCUMENTS_PER_SEARCH_UNIT)
     answer: dict[str, object] = {
         "id": output.id,
-        "model": state.served_model_names[0],
+        "model": output.model,
         "usage": format_usage(state, output),
         "results": results,
         "meta": {"billed_units": {"search_units": units}},

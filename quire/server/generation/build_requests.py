@@ -28,7 +28,7 @@ from quire.server.generation.request_templates import (
     render_conversation,
     render_request_templates,
 )
-from quire.server.generation.validate import with_client_field_names
+from quire.server.generation.validate import check_model, with_client_field_names
 from quire.text.input_processor import PreparedRequest
 from quire.text.output.answer_parser import PromptTail
 from quire.text.prompts import Prompt
@@ -163,6 +163,7 @@ def _build_request(
         timed=request.timing,
         constraint=constraints.constraint,
         thinking=constraints.thinking,
+        adapter=check_model(state, request.model),  # again: it may be unloaded meanwhile
     )
     _check_max_tokens(state, request, len(prepared.request.prompt))
     owned = with_tenant(prepared.request, context)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.core.params import MAX_SEQUENCES, SamplingParams
+from quire.core.types import AdapterRef
 from quire.errors import RequestError, UnknownModel, Unsupported, context_overflow
 from quire.server.app_state import AppState
 from quire.server.formats import ignored_fields
@@ -25,6 +26,8 @@ from quire.server.pooling.pooling_request import TASK_ROUTES
 MAX_STOPS = 64
 """Stop strings of one request: each is searched for in all new text."""
 MAX_BEAMS = 64
+MAX_NAMES = 20
+"""Names of models in a message."""
 ARCHIVE_OVERHEAD_BYTES = 1 << 16
 """Of a tensor's archive, besides its numbers."""
 LARGEST_NUMBER_BYTES = 8
@@ -83,13 +86,19 @@ def check_generates(state: AppState) -> None:
     raise RequestError(f"this model generates no text ({', '.join(tasks)}): use {routes}")
 
 
-def check_model(state: AppState, name: str | None) -> None:
-    """Raise UnknownModel unless the name is one of the served model; None is."""
-    if name in state.served_model_names or name is None:
-        return
+def check_model(state: AppState, name: str | None) -> AdapterRef | None:
+    """Return the adapter that a model name means; None: the model itself.
+
+    Raises UnknownModel unless the name is one of the served model or an adapter; None is.
+    """
+    adapter = state.adapters.find(name)
+    if adapter is not None or name in state.served_model_names or name is None:
+        return adapter
     if not state.options.skip_model_name_validation:
-        known = ", ".join(state.served_model_names)
+        loaded = (card.name for card in state.adapters.cards())
+        known = ", ".join([*state.served_model_names, *loaded][:MAX_NAMES])
         raise UnknownModel(f"no model {name!r:.100} here; there is {known}", param="model")
+    return None
 
 
 def check_chars(state: AppState, chars: int, param: str) -> None:

@@ -21,6 +21,7 @@ from quire.server.generation.request_templates import (
     render_conversation,
     render_request_templates,
 )
+from quire.server.generation.validate import check_model
 from quire.server.pooling.pooling_request import Conversations, Inputs, Pairs, PoolingRequest
 from quire.text.pooling_input import PoolingInput, PoolingInputProcessor, ScoreInputs
 from quire.text.pooling_output import Array, combine, compute_scores
@@ -113,6 +114,7 @@ def _build(
             "priority": context.priority,
             "arrived_at": context.arrived_at or time.monotonic(),
             "timed": request.timing,
+            "adapter": check_model(state, request.model),
         },
     }
     scores = None

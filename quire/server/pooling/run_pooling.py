@@ -39,6 +39,8 @@ class PoolingResults:
     """Results of a request, one for each input, or for each pair."""
 
     id: str
+    model: str
+    """The name of the model that the request named."""
     vectors: Sequence[Array] = ()
     scores: Sequence[float] = ()
     """Of pairs, in place of vectors."""
@@ -90,6 +92,7 @@ async def run_pooling(
     finally:
         watch.stop()
     return PoolingResults(
+        model=state.model_name(request.model),
         id=context.public_id,
         vectors=vectors,
         scores=scores,

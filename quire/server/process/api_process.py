@@ -354,6 +354,7 @@ def build_app_state(
         log_stats=config.observe.log_stats,
         counters_folder=Path(orders.folder) if orders.count > 1 else None,
         process_index=orders.index,
+        serves_adapters=config.adapters is not None,
         _request_numbers=itertools.count(  # no id twice in one engine
             orders.index + orders.count * orders.incarnation * MAX_REQUESTS, orders.count
         ),

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from quire.engine.messages import AdapterCard
 from quire.errors import RequestError, Unsupported
 from quire.server.app_state import VERSION, AppState, get_app_state
 from quire.server.formats import ignored_fields
@@ -63,7 +64,10 @@ async def list_models(http: Request) -> Response:
     return build_json_response(
         {
             "object": "list",
-            "data": [_build_model_card(state, name) for name in state.served_model_names],
+            "data": [
+                *(_build_model_card(state, name) for name in state.served_model_names),
+                *(_build_adapter_card(state, card) for card in state.adapters.cards()),
+            ],
         }
     )
 
@@ -73,7 +77,22 @@ async def show_model(http: Request, name: str) -> Response:
     """Show one model."""
     state = get_app_state(http)
     check_model(state, name)
+    for card in state.adapters.cards():
+        if card.name == name:
+            return build_json_response(_build_adapter_card(state, card))
     return build_json_response(_build_model_card(state, name))
+
+
+def _build_adapter_card(state: AppState, card: AdapterCard) -> dict[str, Any]:
+    model = _build_model_card(state, card.name)
+    permission = [{**one, "created": card.created} for one in model["permission"]]
+    return {
+        **model,
+        "created": card.created,
+        "root": card.folder,
+        "parent": card.base_model_name or state.served_model_names[0],
+        "permission": permission,
+    }
 
 
 def _build_model_card(state: AppState, name: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class ChatFormatter:
         request = self._request = events.request
         name = "chat.completion.chunk" if request.stream else "chat.completion"
         self._envelope = ResponseEnvelope(
-            events.id, name, state.served_model_names[0], state.fingerprint()
+            events.id, name, state.model_name(request.model), state.fingerprint()
         )
         self._usage = events.usage
         self._shows_prompt_details = state.options.enable_prompt_tokens_details

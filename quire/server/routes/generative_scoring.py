@@ -101,7 +101,7 @@ class GenerativeScoreFormatter:
             "id": self._id,
             "object": "list",
             "created": int(time.time()),
-            "model": state.served_model_names[0],
+            "model": state.model_name(self._body.model),
             "data": items,
             "usage": whole.final.usage.as_dict(details=state.options.enable_prompt_tokens_details),
         }

@@ -36,7 +36,7 @@ async def create_message(http: Request) -> Response:
     state = get_app_state(http)
     body = await read_body(http, AnthropicMessagesRequest, state.options.max_body_bytes)
     events = await start_generation(state, body.to_generation_request(), http, "msg_")
-    formatter = MessagesFormatter(events.id, state.served_model_names[0])
+    formatter = MessagesFormatter(events.id, state.model_name(events.request.model))
     headers = {"request-id": events.id} if events.id.isascii() else None
     if body.stream:
         keep_alive_s = state.options.sse_keep_alive_interval

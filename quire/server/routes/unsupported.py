@@ -25,8 +25,6 @@ UNSUPPORTED_ROUTES = {
     "/v1/audio/speech": _SPEECH,
     "/v1/images/generations": _IMAGES,
     "/v1/moderations": "moderation models are not supported yet",
-    "/v1/load_lora_adapter": "LoRA adapters are not supported yet",
-    "/v1/unload_lora_adapter": "LoRA adapters are not supported yet",
     "/collective_rpc": "functions of the engine's processes cannot be called over HTTP",
     "/reset_mm_cache": "multimodal input is not supported, so there is no cache of it",
     "/reset_encoder_cache": "there are no encoders here, and so no cache of them",

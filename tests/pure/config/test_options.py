@@ -50,7 +50,7 @@ def test_an_unknown_name_gets_the_nearest():
 @pytest.mark.parametrize(
     "given",
     [
-        {"lora_modules": ["a=b"]},
+        {"default_mm_loras": {"audio": "x"}},
         {"speculative_config": {"method": "ngram"}},
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
@@ -113,7 +113,7 @@ def test_engine_args_are_a_dataclass_over_the_same_names():
         "scheduling_policy": "priority"
     }
     with pytest.raises(ConfigError):
-        EngineArgs(lora_modules=["a=b"])
+        EngineArgs(default_mm_loras={"audio": "x"})
     with pytest.raises(TypeError):
         EngineArgs(nonsense=1)
 
