@@ -90,6 +90,7 @@ def compare_blocks(tmp_path, variant, kinds, **settings):
     """A file's model, and the dense one of its values."""
     source = tmp_path / "source"
     peer(variant, source)
+    edit_config(source)
     dense = write_gguf(tmp_path / "model.gguf", source, kinds, **settings)
     got = model_of(folder_of(tmp_path / "model.gguf", tmp_path / "cache"))
     assert got[1].quantized is not None
