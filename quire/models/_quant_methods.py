@@ -13,6 +13,7 @@ from typing import cast
 from torch import nn
 
 from quire.config.quant.facts import QuantFacts, WeightFormat
+from quire.errors import WeightError
 from quire.layers import WeightModule
 from quire.layers.weight_module import PLAIN
 from quire.quant.base import AdaptsToCheckpoint, Method
@@ -52,7 +53,10 @@ def set_quant_methods(
         if not isinstance(module, WeightModule):
             continue
         stored = found.get(name, {}) if headers else None
-        method = _layer_method(module, name, weights, methods, stored)
+        try:
+            method = _layer_method(module, name, weights, methods, stored)
+        except WeightError as error:
+            raise WeightError(f"{name}: {error}") from error
         if method is not None:
             module.set_quant_method(method)
             quantized += 1

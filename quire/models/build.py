@@ -166,8 +166,9 @@ def build_model(
     if mesh.tp > 1:
         _shard_model(model, mesh, comm or connect(mesh))
     quantized = reconcile_quantization(config.quantized, quant, len(config.attention_layers()))
-    set_quant_methods(model, quantized, headers)
-    _set_stored_methods(model, headers)
+    with torch.device("meta"):  # parameters have shapes only until they are filled
+        set_quant_methods(model, quantized, headers)
+        _set_stored_methods(model, headers)
     layers = config.attention_layers()
     layers = layers if stage is None else layers[stage.start : stage.stop]
     assign_kv_tensors(model, groups or group_layers(layers))

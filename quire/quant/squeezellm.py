@@ -128,8 +128,9 @@ class Method:
             rows, cols, vals = (found[one].flatten() for one in _CSR)
             counts = rows.long().diff()
             if len(rows) != outputs + 1 or int(rows[0]) or int(rows[-1]) != len(cols):
+                last = int(rows[-1]) if len(rows) else None
                 raise WeightError(
-                    f"{name}: rows has {len(rows)} numbers up to {int(rows.max())}; a matrix of "
+                    f"{name}: rows has {len(rows)} numbers, the last {last}; a matrix of "
                     f"{outputs} outputs and {len(cols)} outliers needs {outputs + 1} from 0 to "
                     f"{len(cols)}"
                 )

@@ -115,8 +115,9 @@ def convert_tensors(
             yield name, tensor
             continue
         path, part = match[1], match[2] or match[3] or ""
-        if part == "weight_format" and int(tensor) != 0:
-            raise WeightError(f"{name} is {int(tensor)}; supported: 0, weights in rows")
+        if part == "weight_format" and (stated := tensor.flatten()[:2].tolist()) != [0]:
+            given = stated[0] if len(stated) == 1 else f"{tensor.numel()} numbers"
+            raise WeightError(f"{name} is {given}; supported: 0, weights in rows")
         if part not in state.parts:
             continue
         own = waiting.setdefault(path, {})

@@ -60,6 +60,7 @@ def read(found: Json) -> QuantFacts:
     at = "quantization_config"
     refuse_unknown(at, found, KNOWN)
     four, eight = found.get("load_in_4bit", False), found.get("load_in_8bit", False)
+    require_value(f"{at}.load_in_4bit", four, True, False)
     require_value(f"{at}.load_in_8bit", eight, not four)
     kind: Type = found.get("bnb_4bit_quant_type", "fp4") if four else "int8"
     require_value(f"{at}.bnb_4bit_quant_type", kind, *(("nf4", "fp4") if four else ("int8",)))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, group_bits, unquantized
 from quire.config.quant.fields import (
     Json,
+    read_group_size,
     read_names,
     read_object,
     refuse_unknown,
@@ -191,7 +192,13 @@ def _read_group(
         return targets, None
     for what, args in (("weights", weights), ("input_activations", inputs)):
         refuse_unknown(f"{at}.{what}", args, ARGS_FIELDS)
+        require_value(f"{at}.{what}.symmetric", args.get("symmetric", True), True, False)
     require_value(f"{at}.weights.dynamic", weights.get("dynamic", False), False)
+    if inputs:
+        where = f"{at}.input_activations"
+        require_value(f"{where}.num_bits", inputs.get("num_bits", 8), *BITS, 16)
+        require_value(f"{where}.type", _lower(inputs.get("type", "int")), "int", "float")
+        require_value(f"{where}.dynamic", inputs.get("dynamic", False), True, False, "local")
     stored = scheme.get("format") or whole
     kind, bits = _lower(weights.get("type", "int")), weights.get("num_bits", 8)
     require_value(f"{at}.weights.type", kind, "int", "float")
@@ -226,7 +233,9 @@ def _integers(at: str, weights: Json, inputs: Json, stored: object) -> WeightFor
         require_value(f"{at}.input_activations.dynamic", inputs.get("dynamic"), True)
     return PackedIntFormat(
         bits=bits,
-        group=_group_size(at, weights) if strategy == "group" else None,
+        group=read_group_size(f"{at}.weights.group_size", weights.get("group_size"))
+        if strategy == "group"
+        else None,
         symmetric=bool(symmetric),
         packed=stored == "pack-quantized",
         per_tensor=strategy == "tensor",
@@ -249,7 +258,11 @@ def _fp8(at: str, weights: Json, inputs: Json, stored: object) -> WeightFormat:
         structure = weights.get("block_structure")
         require_value(f"{at}.weights.block_structure", structure, [BLOCK, BLOCK])
     if not inputs:
-        group = _group_size(at, weights) if strategy == "group" else None
+        group = (
+            read_group_size(f"{at}.weights.group_size", weights.get("group_size"))
+            if strategy == "group"
+            else None
+        )
         return Fp8WeightOnlyFormat(
             rows=BLOCK if by_block else 1, group=BLOCK if by_block else group
         )
@@ -290,11 +303,8 @@ def _fp4(at: str, weights: Json, inputs: Json, stored: object) -> WeightFormat:
     return NvFp4Format(input_scale=scale, wide_inputs=bool(inputs))
 
 
-def _group_size(at: str, weights: Json) -> int:
-    group = weights.get("group_size")
-    if type(group) is not int or group <= 0:
-        raise ConfigError(f"config.json: {at}.weights.group_size is {group!r:.80}; it must be > 0")
-    return group
+def _group_size(at: str, weights: Json) -> int | None:
+    return read_group_size(f"{at}.weights.group_size", weights.get("group_size"))
 
 
 def _strategy(args: Json) -> Any:

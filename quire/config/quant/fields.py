@@ -10,6 +10,8 @@ from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
 
+MAX_GROUP = 1 << 24
+"""More inputs than any layer has: larger numbers would not fit those of kernels."""
 MAX_WILDCARDS = 3
 MAX_PATTERN_LENGTH = 256
 _WILDCARD = re.compile(r"[*+{]")
@@ -17,10 +19,26 @@ _REPEATED_GROUP = re.compile(r"\)[*+{]")
 
 
 def require_value(key: str, value: object, *allowed: object) -> None:
-    """Raise ConfigError if the field `key` has another value than those allowed."""
-    if value not in allowed:
+    """Raise ConfigError if the field `key` has another value than those allowed.
+
+    1, 1.0 and true are three values: what has the wrong type is no number of bits.
+    """
+    if not any(type(value) is type(one) and value == one for one in allowed):
         options = " or ".join(repr(one) for one in allowed)
         raise ConfigError(f"config.json: {key} is {value!r:.80}; supported: {options}")
+
+
+def read_group_size(key: str, value: object, *special: object) -> int | None:
+    """Return a number of inputs that share a scale; None for the special values."""
+    if any(type(value) is type(one) and value == one for one in special):
+        return None
+    if type(value) is not int or not 0 < value <= MAX_GROUP:
+        also = "".join(f" or {one!r}" for one in special)
+        raise ConfigError(
+            f"config.json: {key} is {value!r:.80}; it must be a number of inputs from 1 to "
+            f"{MAX_GROUP}{also}"
+        )
+    return value
 
 
 def read_object(key: str, value: object) -> Json:

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits, unquantized
-from quire.config.quant.fields import Json, read_names, require_value
+from quire.config.quant.fields import Json, read_names, refuse_unknown, require_value
 from quire.errors import ConfigError
 
 BLOCK = 128
+FIELDS = frozenset(
+    (
+        *("quant_method", "activation_scheme", "weight_block_size", "fmt", "dequantize"),
+        *("modules_to_not_convert", "ignored_layers", "modules_to_convert", "expert_dtype"),
+        *("scale_fmt", "kv_cache_scheme"),  # how scales were rounded; its scales are tensors
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +53,16 @@ class Fp8WeightOnlyFormat(WeightFormat):
 
 def read(found: Json) -> QuantFacts:
     """Read the configuration. Raises ConfigError."""
+    at = "quantization_config"
+    refuse_unknown(at, found, FIELDS)
+    require_value(f"{at}.modules_to_convert", found.get("modules_to_convert"), None)
+    require_value(f"{at}.expert_dtype", found.get("expert_dtype", "fp8"), "fp8")
+    require_value(f"{at}.scale_fmt", found.get("scale_fmt"), None, "float", "ue8m0")
     sides, scheme = found.get("weight_block_size"), found.get("activation_scheme", "dynamic")
     fmt = found.get("fmt", "e4m3")
-    require_value("quantization_config.fmt", fmt, "e4m3", "float8_e4m3fn")  # DeepSeek, MiniMax
-    require_value("quantization_config.weight_block_size", sides, None, [BLOCK, BLOCK])
-    require_value("quantization_config.activation_scheme", scheme, "dynamic", "static")
+    require_value(f"{at}.fmt", fmt, "e4m3", "float8_e4m3fn")  # DeepSeek, MiniMax
+    require_value(f"{at}.weight_block_size", sides, None, [BLOCK, BLOCK])
+    require_value(f"{at}.activation_scheme", scheme, "dynamic", "static")
     if sides and scheme == "static":
         raise ConfigError(
             'config.json: quantization_config.activation_scheme is "static"; with '

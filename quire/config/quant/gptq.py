@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, group_bits
-from quire.config.quant.fields import Json, check_pattern, refuse_unknown, require_value
+from quire.config.quant.fields import (
+    Json,
+    check_pattern,
+    read_group_size,
+    refuse_unknown,
+    require_value,
+)
 from quire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -103,13 +109,7 @@ def read(found: Json) -> QuantFacts:
 
 def read_group(found: Json, at: str, key: str = "group_size", default: object = None) -> int:
     """Return the inputs per group; 0 where the field is -1: all of them."""
-    value = found.get(key, default)
-    if type(value) is not int or value < -1 or value == 0:
-        raise ConfigError(
-            f"config.json: {at}.{key} is {value!r:.80}; it must be a number of inputs, or -1 for "
-            "all of them"
-        )
-    return max(value, 0)
+    return read_group_size(f"{at}.{key}", found.get(key, default), -1) or 0
 
 
 def read_flag(found: Json, at: str, key: str, default: bool) -> bool:

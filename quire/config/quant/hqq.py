@@ -11,6 +11,7 @@ from typing import ClassVar
 from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, group_bits, unquantized
 from quire.config.quant.fields import (
     Json,
+    read_group_size,
     read_names,
     read_object,
     refuse_unknown,
@@ -73,14 +74,14 @@ def _format(at: str, stated: object) -> HqqFormat:
     at = f"{at}.weight_quant_params"
     weights = read_object(at, layer.get("weight_quant_params"))
     refuse_unknown(at, weights, WEIGHT_FIELDS)
-    bits, group = weights.get("nbits"), weights.get("group_size")
+    bits = weights.get("nbits")
     require_value(f"{at}.nbits", bits, *FIELDS_PER_WORD)
     require_value(f"{at}.channel_wise", weights.get("channel_wise", True), True)
-    if (axis := weights.get("axis", 0)) != 1:
+    axis = weights.get("axis", 0)
+    if type(axis) is not int or axis != 1:
         raise ConfigError(
             f"config.json: {at}.axis is {axis!r:.80}: groups across outputs, which no kernel of "
             "quire multiplies; supported: 1, as HqqConfig(axis=1) makes it"
         )
-    if group is not None and (type(group) is not int or group <= 0):
-        raise ConfigError(f"config.json: {at}.group_size is {group!r:.80}; it must be > 0 or null")
-    return HqqFormat(bits=int(weights["nbits"]), group=group)
+    group = read_group_size(f"{at}.group_size", weights.get("group_size"), None)
+    return HqqFormat(bits=weights["nbits"], group=group)

@@ -15,6 +15,7 @@ from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, unquan
 from quire.config.quant.fields import (
     Json,
     read_globs,
+    read_group_size,
     read_object,
     refuse_unknown,
     require_value,
@@ -30,6 +31,8 @@ FIELDS = frozenset(
         *("has_zero_point", "pre_quant_scale", "quantization"),
     )
 )
+UNREAD = ("has_zero_point", "pre_quant_scale")
+LAYER_FIELDS = frozenset(("quant_algo", "group_size", *UNREAD))
 WEIGHT_ONLY = NvFp4Format(codes="weight", global_scale="weight_scale_2", divides=False)
 FORMATS: dict[str, WeightFormat] = {
     "FP8": Fp8Format(static_activations=True),
@@ -46,18 +49,21 @@ def read(found: Json) -> QuantFacts:
     refuse_unknown(AT, found, FIELDS)
     stated = {**found, **read_object(f"{AT}.quantization", found.get("quantization"))}
     refuse_unknown(f"{AT}.quantization", stated, FIELDS)
-    for key in ("has_zero_point", "pre_quant_scale"):
+    for key in UNREAD:
         require_value(f"{AT}.{key}", stated.get(key, False), False, None)
     kv_cache = read_kv_scheme(stated.get("kv_cache_scheme"))
     require_value(f"{AT}.kv_cache_quant_algo", stated.get("kv_cache_quant_algo"), None, "FP8")
     if stated.get("kv_cache_quant_algo") is not None:
         kv_cache = KV_FORMAT_OF["float"]
+    group = stated.get("group_size")
+    if group is not None:
+        read_group_size(f"{AT}.group_size", group)
     plain = (*read_globs(stated, "ignore"), *read_globs(stated, "exclude_modules"))
     rules = unquantized(plain)
     if str(stated.get("quant_algo")).upper() == MIXED:
         layers = read_object(f"{AT}.quantized_layers", stated.get("quantized_layers"))
         own = tuple(
-            LayerRule(name, _format(f"{AT}.quantized_layers.{name}", read_object(name, layer)))
+            LayerRule(name, _layer_format(f"{AT}.quantized_layers.{name}", layer))
             for name, layer in layers.items()
         )
         return QuantFacts(
@@ -65,6 +71,14 @@ def read(found: Json) -> QuantFacts:
         )
     default = _format(AT, stated)
     return QuantFacts(quant_method="modelopt", rules=rules, default=default, kv_cache=kv_cache)
+
+
+def _layer_format(at: str, layer: object) -> WeightFormat:
+    found = read_object(at, layer)
+    refuse_unknown(at, found, LAYER_FIELDS)
+    for key in UNREAD:
+        require_value(f"{at}.{key}", found.get(key, False), False, None)
+    return _format(at, found)
 
 
 def _format(at: str, stated: Json) -> WeightFormat:

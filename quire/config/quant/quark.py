@@ -28,6 +28,13 @@ FIELDS = frozenset(
     )
 )
 LAYER_FIELDS = frozenset(("weight", "input_tensors", "output_tensors", "bias", "target_device"))
+SPEC_FIELDS = frozenset(
+    (
+        *("dtype", "qscheme", "ch_axis", "group_size", "symmetric", "is_dynamic", "round_method"),
+        *("scale_type", "scale_format", "scale_calculation_mode", "mx_element_dtype"),
+        *("observer_cls", "is_scale_quant", "zero_point_type"),
+    )
+)
 WITHOUT_TRACE = ("awq", "gptq", "gptaq", "smooth", "autosmoothquant")
 """Algorithms that leave nothing to do when a model runs."""
 
@@ -70,6 +77,9 @@ def _format(at: str, stated: object, *, cached: bool = False) -> WeightFormat | 
         require_value(f"{at}.{key}", layer.get(key), None)
     weight = read_object(f"{at}.weight", layer.get("weight"))
     inputs = read_object(f"{at}.input_tensors", layer.get("input_tensors"))
+    for key, spec in (("weight", weight), ("input_tensors", inputs)):
+        refuse_unknown(f"{at}.{key}", spec, SPEC_FIELDS)
+        require_value(f"{at}.{key}.is_dynamic", spec.get("is_dynamic"), None, True, False)
     if not weight:
         require_value(f"{at}.input_tensors", inputs or None, None)
         return None

@@ -1,6 +1,8 @@
 """Models from GGUF files alone: configuration, names and changed tensors of each architecture."""
 
 import json
+import random
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quire.errors import WeightError
+from quire.errors import QuireError, WeightError
 from quire.models.build import build_model, read_model_config
+from quire.weights.gguf.container import read_gguf
 from quire.weights.gguf.folder import folder_of
 from tests import tiers
 from tests.cpu.gguf_files.writer import write_gguf
@@ -142,3 +145,42 @@ def test_a_wrong_scale_is_named(tmp_path, kind, scale, message):
     write_gguf(tmp_path / "m.gguf", tmp_path / "source", lambda name: kind, edit=edit, scales=False)
     with pytest.raises(WeightError, match=message):
         model_of(folder_of(tmp_path / "m.gguf", tmp_path / "cache"))
+
+
+MAX_PEAK = 64 << 20
+"""Bytes that a damaged header may make Python allocate."""
+
+
+@pytest.mark.parametrize("seed", range(tiers.amount(60, 4000)))
+def test_damaged_headers_are_errors_or_another_model(seed, whole_file, tmp_path):
+    """Bytes of the header are overwritten: at random, with ones, or with a huge length."""
+    data, header = whole_file
+    draw = random.Random(seed)
+    damaged = bytearray(data)
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(4, header - 8)
+        size = draw.choice((1, 1, 4, 8))
+        fill = draw.choice((draw.randbytes(size), b"\xff" * size, bytes(size)))
+        damaged[at : at + size] = fill
+    path = tmp_path / "m.gguf"
+    path.write_bytes(damaged)
+    tracemalloc.start()
+    try:
+        folder = folder_of(path, tmp_path / "cache")
+        read_model_config(json.loads((folder / "config.json").read_text()))
+    except QuireError as error:
+        assert len(str(error)) < 1000  # noqa: PT017 - most are errors, some are none
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < MAX_PEAK
+
+
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory):
+    """(bytes of a file, of which so many are the header)."""
+    folder = tmp_path_factory.mktemp("whole")
+    peer("llama", folder / "source")
+    write_gguf(folder / "m.gguf", folder / "source", mix)
+    header = min(one.start for one in read_gguf(folder / "m.gguf").tensors.values())
+    return (folder / "m.gguf").read_bytes(), header

@@ -79,14 +79,17 @@ def quantizer(bits=4, group=32, kinds=None, skip=("lm_head",), as_float=False):
 @pytest.mark.slow("engines on five paths, and two ranks")
 @pytest.mark.parametrize(
     ("model", "bits", "group"),
-    [
-        ("qwen3_moe", 4, 64),
-        *tiers.long(*(("llama", bits, 32) for bits in (2, 3, 8)), ("deepseek_v2", 4, None)),
-    ],
+    tiers.long(
+        ("qwen3_moe", 4, 64), *(("llama", bits, 32) for bits in (2, 3, 8)), ("deepseek_v2", 4, None)
+    ),
 )
 def test_a_checkpoint_computes_what_its_values_do(model, bits, group, tmp_path):
     quantize = quantizer(bits, group)
     check_pair(write_pair(tmp_path, tiny(model), quantize, config(bits, group)))
+
+
+def test_experts(tmp_path):
+    check_logits(write_pair(tmp_path, tiny("qwen3_moe"), quantizer(4, 64), config(4, 64)))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def test_layers_of_several_kinds_and_ranks(tmp_path):
     ("found", "says"),
     [
         (config(7), r"weight_quant_params\.nbits is 7; supported: 8 or 6"),
-        (config(4, 0), "group_size is 0; it must be > 0 or null"),
+        (config(4, 0), "group_size is 0; it must be a number of inputs from 1 to 16777216 or None"),
         (config(axis=0), "axis is 0: groups across outputs"),
         (config(channel_wise=False), "channel_wise is False"),
         (config(new=1), "weight_quant_params has fields that quire does not know: new"),
