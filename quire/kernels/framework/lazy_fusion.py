@@ -2,6 +2,7 @@
 
     rms_norm -> linear -> act_mul              one row: one kernel (gpu/linear/gemv*.py)
                 linear -> act_mul              a few rows: one kernel (gpu/linear/small_m_linear.py)
+           lora_linear -> act_mul              any rows: the second half of the first does it
     rms_norm -> moe_router                     few rows: the router's blocks normalise them
     rms_norm of q, of k -> rope -> kv_write    any rows: one pass from qkv to the cache
     ... -> paged_attention                     one query per sequence: attention in it as well
@@ -189,6 +190,10 @@ def _fuse_act_mul(
     queue: FusionQueue, launch: Callable[..., None], out: Tensor, x: Tensor, kind: str
 ) -> None:
     chain = queue.pending
+    if chain and chain[-1].op == "lora_linear" and chain[-1].outputs is x:
+        (held,), act = queue.pop_all(), _gpu_module("linear.gemv").FusedActivation
+        held.launch(held.outputs, *held.args, act(kind, out))
+        return
     if chain and chain[-1].op == "linear" and chain[-1].outputs is x:
         weight = chain[-1].args[1]
         if x.shape[0] == 1 or not isinstance(weight, Fp8Weight):
@@ -201,6 +206,20 @@ def _fuse_act_mul(
         queue.enqueue("act_mul", launch, out, x, kind)
     else:
         launch(out, x, kind)
+
+
+def _fuse_lora_linear(
+    queue: FusionQueue, launch: Callable[..., None], out: Tensor, *args: Any
+) -> None:
+    """A gated MLP's activation may follow."""
+    bank = args[2]
+    if not _gpu_module("lora.lora_linear").fuses_act(bank):
+        queue.launch_unfused(launch, out, *args)
+        return
+    if queue.pending:
+        queue.flush()
+    queue.memory_idle = False
+    queue.enqueue("lora_linear", launch, out, *args)
 
 
 def _launch_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> None:
@@ -404,6 +423,7 @@ _FUSION_RULES: dict[str, Callable[..., None]] = {
     "rms_norm": _fuse_rms_norm,
     "linear": _fuse_linear,
     "act_mul": _fuse_act_mul,
+    "lora_linear": _fuse_lora_linear,
     "moe_router": _fuse_moe_router,
     "rope": _fuse_rope,
     "kv_write": _fuse_kv_write,

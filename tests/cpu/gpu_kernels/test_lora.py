@@ -7,6 +7,7 @@ import quire.kernels.linear  # noqa: F401 - registers the products of forms
 from quire.kernels import lora_experts
 from quire.kernels.formats.lora_bank import LoraRows
 from quire.kernels.formats.tiled_weight import pack_tiled_experts
+from quire.kernels.framework import lazy_fusion
 from quire.kernels.lora import _cases, _pair_cases, _sort_cases, random_bank, random_rows, sort_rows
 from tests import tiers
 from tests.cpu.gpu_kernels.test_grouped_linear import codes_of, stacked
@@ -14,6 +15,7 @@ from tests.cpu.kernels.test_lora import check
 from tests.op_cases import agree, elements
 
 body = pytest.importorskip("quire.kernels.gpu.lora.lora_linear", reason="triton is not installed")
+act_mul = pytest.importorskip("quire.kernels.gpu.elementwise.act_mul")
 CPU = torch.device("cpu")
 
 
@@ -85,3 +87,30 @@ def test_experts_of_every_form_have_adapters():
         banks[name] = pack_tiled_experts(stacked(ones), tiled["x"].dtype)
     for case in [*few, {**tiled, **banks}]:
         assert agree("lora_experts", case)
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("slots", [2, 33])
+def test_an_activation_is_computed_with_the_sums_of_all_rows(slots):
+    ranks = [[16, 0], [5, 33]] + [[0, 8]] * (slots - 2)
+    bank = random_bank(ranks, 64, (72, 72), torch.bfloat16, CPU, dora=True)
+    rows = random_rows(21, slots, CPU)
+    x, y = torch.randn(21, 64).bfloat16(), torch.randn(21, 144).bfloat16()
+    y[rows.slots < 0, :3] = -0.0
+    want = run(y, x, bank, rows)
+    acted, got = (torch.full((21, 72), float("nan")).bfloat16() for _ in range(2))
+    act_mul.launch(acted, want, "silu")
+    lazy_fusion.submit("lora_linear", body.launch, y, (y, x, bank, rows), {})
+    assert not torch.equal(y, want)  # pending
+    lazy_fusion.submit("act_mul", act_mul.launch, got, (y, "silu"), {})
+    assert torch.equal(y, want)
+    assert torch.equal(got, acted)
+
+
+def test_sums_of_a_pending_op_are_there_for_others():
+    bank, rows = random_bank([[8, 8]], 64, (32, 32), torch.bfloat16, CPU), random_rows(3, 1, CPU)
+    x, y = torch.randn(3, 64).bfloat16(), torch.randn(3, 64).bfloat16()
+    want = run(y, x, bank, rows)
+    lazy_fusion.submit("lora_linear", body.launch, y, (y, x, bank, rows), {})
+    lazy_fusion.flush()
+    assert torch.equal(y, want)

@@ -1,7 +1,8 @@
 """Adapters of a linear layer: shrink, v = x A^T, then expand, y += v B^T, over rows sorted by slot.
 
     shrink    program (tile of rows, part, ranks, slice of the inputs)
-    expand    program (tile of rows, part, tile of the outputs)
+    expand    program (tile of rows, part, tile of the outputs); with the act_mul of a gated MLP,
+              which reads them anyway, a program has both halves, and rows without an adapter too
 
 A tile is rows of one slot, so only adapters that have rows are read, and a graph serves any mix:
 slots, ranks and row counts are read from the device. The inputs are added up in slices whose number
@@ -23,6 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows
+from quire.kernels.gpu.elementwise.activations import activate
+from quire.kernels.gpu.linear.gemv import FusedActivation
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
@@ -35,15 +38,21 @@ MAX_SLICES = 16
 MIN_SLICE = 256  # inputs
 STEP = 128  # inputs that are loaded at a time
 RANKS = 64  # the most that `shrink` multiplies at a time; `expand` half as many
+COLUMNS = 64  # outputs of a program: twice as many take three times the registers
 
 
 @triton.jit
-def _find_tile(start_ptr, tile, S: tl.constexpr, S_PAD: tl.constexpr, BM: tl.constexpr):
-    """(slot or -1, first row, end of the slot's rows) of a tile."""
-    slot, row, last = -1, 0, 0
+def _find_tile(start_ptr, tile, S: tl.constexpr, S_PAD: tl.constexpr, BM: tl.constexpr,
+               BASE: tl.constexpr):  # fmt: skip
+    """(slot or -2, first row, end of its rows) of a tile. BASE: rows of slot -1 have tiles too."""
+    slot, row, last, before = -2, 0, 0, 0
+    start = tl.load(start_ptr)
+    if BASE:
+        before = (start + BM - 1) // BM
+        slot = tl.where(tile < before, -1, slot)
+        row = tl.where(tile < before, tile * BM, row)
+        last = tl.where(tile < before, start, last)
     if S <= 32:  # numbers of their own: threads need not wait for one another
-        before = 0
-        start = tl.load(start_ptr)
         for s in tl.static_range(S):
             end = tl.load(start_ptr + s + 1)
             tiles = (end - start + BM - 1) // BM
@@ -58,12 +67,56 @@ def _find_tile(start_ptr, tile, S: tl.constexpr, S_PAD: tl.constexpr, BM: tl.con
         starts = tl.load(start_ptr + s, s < S, 0)
         ends = tl.load(start_ptr + s + 1, s < S, 0)
         tiles = (ends - starts + BM - 1) // BM
-        after = tl.cumsum(tiles, 0)
+        after = tl.cumsum(tiles, 0) + before
         mine = (after > tile) & (after - tiles <= tile)
-        slot = tl.sum(tl.where(mine, s + 1, 0), 0) - 1
-        row = tl.sum(tl.where(mine, starts + (tile - after + tiles) * BM, 0), 0)
-        last = tl.sum(tl.where(mine, ends, 0), 0)
+        slot += tl.sum(tl.where(mine, s + 2, 0), 0)
+        row += tl.sum(tl.where(mine, starts + (tile - after + tiles) * BM, 0), 0)
+        last += tl.sum(tl.where(mine, ends, 0), 0)
     return slot, row, last
+
+
+@triton.jit
+def _load_b(b_ptr, slot, rank, o, known, R: tl.constexpr, O: tl.constexpr, BR: tl.constexpr):
+    """The first ranks of B for outputs o: [BR, BN]."""
+    r = tl.arange(0, BR)
+    at = b_ptr + (slot.to(tl.int64) * R + r)[:, None] * O + o[None]
+    return tl.load(at, (r < rank)[:, None] & known[None], 0.0)
+
+
+@triton.jit
+def _delta(b, b_ptr, v_ptr, slot, part, rank, n, live, o, known, rows, R: tl.constexpr,
+           O: tl.constexpr, P: tl.constexpr, PIECES: tl.constexpr, BM: tl.constexpr,
+           BR: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """v B^T of rows n and outputs o: [BM, BN]. b: its first ranks."""
+    EXACT: tl.constexpr = "tf32" if b_ptr.dtype.element_ty.primitive_bitwidth == 16 else "ieee"
+    r = tl.arange(0, BR)
+    b_at = b_ptr + (slot.to(tl.int64) * R + r)[:, None] * O + o[None]
+    sums = tl.zeros((BM, BN), tl.float32)
+    for above in range(0, rank, BR):
+        v_at = v_ptr + (n.to(tl.int64) * P + part)[:, None] * R + (above + r)[None]
+        v = tl.zeros((BM, BR), tl.float32)
+        for _ in tl.static_range(PIECES):
+            v += tl.load(v_at, live[:, None], 0.0)
+            v_at += rows.to(tl.int64) * (P * R)
+        if PDL:  # else each term of the sum would change its layout, through shared memory
+            v = tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [v], dtype=tl.float32, is_pure=False, pack=1
+            )
+        sums = tl.dot(v, b.to(tl.float32), sums, input_precision=EXACT)
+        b_at += BR * O
+        b = tl.load(b_at, (above + BR + r < rank)[:, None] & known[None], 0.0)
+    return sums
+
+
+@triton.jit
+def _adapted(y_at, inside, sums, factor_ptr, shift_ptr, slot, o, known, O: tl.constexpr):
+    """y * factor + shift + sums, in float32."""
+    y = tl.load(y_at, inside, 0.0).to(tl.float32)
+    if factor_ptr is not None:
+        y *= tl.load(factor_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
+    if shift_ptr is not None:
+        y += tl.load(shift_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
+    return y + sums
 
 
 @kernel("rows")
@@ -97,7 +150,7 @@ def _shrink(
     BLOCKS: tl.constexpr = R // BR
     at = tl.program_id(0) % (OWN * P * BLOCKS)
     tile = tl.program_id(0) // (OWN * P * BLOCKS)
-    slot, row, end = _find_tile(start_ptr, tile, S, S_PAD, BM)
+    slot, row, end = _find_tile(start_ptr, tile, S, S_PAD, BM, False)
     if slot < 0:
         return
     piece = at % OWN
@@ -158,7 +211,8 @@ def _expand(
     PDL: tl.constexpr,
 ):
     at = tl.program_id(0) % (P * TILES)
-    slot, row, end = _find_tile(start_ptr, tl.program_id(0) // (P * TILES), S, S_PAD, BM)
+    tile = tl.program_id(0) // (P * TILES)
+    slot, row, end = _find_tile(start_ptr, tile, S, S_PAD, BM, False)
     part = at // TILES
     rank, first, last = 0, 0, 0
     if slot >= 0:
@@ -168,39 +222,84 @@ def _expand(
     n = row + tl.arange(0, BM)
     live = n < end
     t = tl.load(order_ptr + n, live, 0).to(tl.int64)
-    r = tl.arange(0, BR)
     o = first + tl.arange(0, BN)
     known = o < last
-    b_at = b_ptr + (slot.to(tl.int64) * R + r)[:, None] * O + o[None]
-    b = tl.load(b_at, (r < rank)[:, None] & known[None], 0.0)
+    b = _load_b(b_ptr, slot, rank, o, known, R, O, BR)
     if PDL:  # in every program
         wait_for_previous_kernel()
         launch_dependents()
     if (rank == 0) | (first >= last):
         return
-    sums = tl.zeros((BM, BN), tl.float32)
-    EXACT: tl.constexpr = "tf32" if b_ptr.dtype.element_ty.primitive_bitwidth == 16 else "ieee"
-    for above in range(0, rank, BR):
-        v_at = v_ptr + (n.to(tl.int64) * P + part)[:, None] * R + (above + r)[None]
-        v = tl.zeros((BM, BR), tl.float32)
-        for _ in tl.static_range(PIECES):
-            v += tl.load(v_at, live[:, None], 0.0)
-            v_at += rows.to(tl.int64) * (P * R)
-        if PDL:  # else each term of the sum would change its layout, through shared memory
-            v = tl.inline_asm_elementwise(
-                "mov.b32 $0, $1;", "=r,r", [v], dtype=tl.float32, is_pure=False, pack=1
-            )
-        sums = tl.dot(v, b.to(tl.float32), sums, input_precision=EXACT)
-        b_at += BR * O
-        b = tl.load(b_at, (above + BR + r < rank)[:, None] & known[None], 0.0)
+    sums = _delta(b, b_ptr, v_ptr, slot, part, rank, n, live, o, known, rows, R, O, P, PIECES, BM,
+                  BR, BN, PDL)  # fmt: skip
     y_at = y_ptr + t[:, None] * Y_T + o[None]
     inside = live[:, None] & known[None]
-    y = tl.load(y_at, inside, 0.0).to(tl.float32)
-    if factor_ptr is not None:
-        y *= tl.load(factor_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
-    if shift_ptr is not None:
-        y += tl.load(shift_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
-    tl.store(y_at, (y + sums).to(y_ptr.dtype.element_ty), inside)
+    y = _adapted(y_at, inside, sums, factor_ptr, shift_ptr, slot, o, known, O)
+    tl.store(y_at, y.to(y_ptr.dtype.element_ty), inside)
+
+
+@kernel("rows")
+def _expand_act(
+    v_ptr,  # [PIECES, T, 2, R], sorted
+    order_ptr,  # [T]
+    start_ptr,  # [S + 1]
+    b_ptr,  # [S, R, 2 * F]
+    rank_ptr,  # [S, 2]
+    factor_ptr,  # [S, 2 * F] or None
+    shift_ptr,  # [S, 2 * F] or None
+    y_ptr,  # [T, 2 * F], in place
+    a_ptr,  # [T, F] out
+    rows,
+    Y_T: tl.constexpr,
+    F: tl.constexpr,
+    S: tl.constexpr,
+    S_PAD: tl.constexpr,
+    R: tl.constexpr,
+    PIECES: tl.constexpr,
+    ACT: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Tiles of rows without an adapter too: only their activation is computed."""
+    TILES: tl.constexpr = (F + BN - 1) // BN
+    O: tl.constexpr = 2 * F
+    slot, row, end = _find_tile(start_ptr, tl.program_id(0) // TILES, S, S_PAD, BM, True)
+    rank, up_rank = 0, 0
+    if slot >= 0:
+        rank = tl.load(rank_ptr + slot * 2)
+        up_rank = tl.load(rank_ptr + slot * 2 + 1)
+    n = row + tl.arange(0, BM)
+    live = n < end
+    t = tl.load(order_ptr + n, live, 0).to(tl.int64)
+    o = tl.program_id(0) % TILES * BN + tl.arange(0, BN)
+    known = o < F
+    b = _load_b(b_ptr, slot, rank, o, known, R, O, BR)
+    up_b = _load_b(b_ptr, slot, up_rank, F + o, known, R, O, BR)
+    if PDL:  # in every program
+        wait_for_previous_kernel()
+        launch_dependents()
+    if slot < -1:
+        return
+    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    inside = live[:, None] & known[None]
+    y_at = y_ptr + t[:, None] * Y_T + o[None]
+    gate = tl.load(y_at, inside, 0.0)
+    if rank > 0:
+        sums = _delta(b, b_ptr, v_ptr, slot, 0, rank, n, live, o, known, rows, R, O, 2, PIECES,
+                      BM, BR, BN, PDL)  # fmt: skip
+        gate = _adapted(y_at, inside, sums, factor_ptr, shift_ptr, slot, o, known, O).to(dtype)
+        tl.store(y_at, gate, inside)
+    up = tl.load(y_at + F, inside, 0.0)
+    if up_rank > 0:
+        sums = _delta(up_b, b_ptr, v_ptr, slot, 1, up_rank, n, live, F + o, known, rows, R, O, 2,
+                      PIECES, BM, BR, BN, PDL)  # fmt: skip
+        up = _adapted(y_at + F, inside, sums, factor_ptr, shift_ptr, slot, F + o, known,
+                      O).to(dtype)  # fmt: skip
+        tl.store(y_at + F, up, inside)
+    a = activate(gate.to(tl.float32), ACT) * up.to(tl.float32)
+    tl.store(a_ptr + t[:, None] * F + o[None], a.to(dtype), inside)
 
 
 class SlicePlan(NamedTuple):
@@ -226,7 +325,20 @@ def outputs(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
     return y if same and x.stride(1) == 1 and y.stride(1) == 1 else NotImplemented
 
 
-def launch(out: Tensor, y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> None:
+def fuses_act(bank: LoraBank) -> bool:
+    """Whether act_mul may follow: the parts are its two halves."""
+    return len(bank.parts) == 2 and bank.parts[0] == bank.parts[1]
+
+
+def launch(
+    out: Tensor,
+    y: Tensor,
+    x: Tensor,
+    bank: LoraBank,
+    rows: LoraRows,
+    act: FusedActivation | None = None,
+) -> None:
+    """Fills the result of act too, which is an act_mul of y."""
     check_rows(y, bank, rows)
     count = len(y)
     if not count:
@@ -249,15 +361,28 @@ def launch(out: Tensor, y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) ->
         stages=4,
         pdl=PDL_ENABLED,
     )  # fmt: skip
-    largest = max(bank.parts)
-    wide = 64 if largest <= 8192 and not looped else 128
+    block, largest = min(block, RANKS // 2), max(bank.parts)
+    if act is not None:
+        _expand_act(
+            (max_tiles(count, slots + 1, high) * cdiv(largest, COLUMNS), 1, 1),
+            (v, rows.order, rows.starts, bank.b, bank.ranks, bank.factor, bank.shift, y, act.out),
+            (count,),
+            (
+                y.stride(0), largest, slots, padded, rank, pieces, act.kind, high, block, COLUMNS,
+                PDL_ENABLED,
+            ),
+            warps=4,
+            stages=1,
+            pdl=PDL_ENABLED,
+        )  # fmt: skip
+        return
     _expand(
-        (tiles * parts * cdiv(largest, wide), 1, 1),
+        (tiles * parts * cdiv(largest, COLUMNS), 1, 1),
         (v, rows.order, rows.starts, bank.b, bank.ranks, bank.bounds, bank.factor, bank.shift, y),
         (count,),
         (
-            y.stride(0), y.shape[1], slots, padded, parts, rank, pieces, cdiv(largest, wide),
-            high, min(block, RANKS // 2), wide, PDL_ENABLED,
+            y.stride(0), y.shape[1], slots, padded, parts, rank, pieces,
+            cdiv(largest, COLUMNS), high, block, COLUMNS, PDL_ENABLED,
         ),
         warps=4,
         stages=1,
