@@ -24,22 +24,31 @@ from quire.kernels.formats.int8_weight import (
     quantize_outputs,
     sum_inputs,
 )
+from quire.kernels.formats.panel_int8 import PanelInt8, pack_panel_int8
+from quire.kernels.formats.separate_experts import SeparateExperts
 from quire.kernels.formats.weight import StoredExperts, StoredWeight, kernel_for
 from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, INT8_LINEAR, NativeOp, available, empty
 from quire.kernels.quantize_int8 import quantize_int8
 
 EXACT_INPUTS = 1024
 """Products of bytes whose sum is exact in float32: 1024 * 128 * 128 is 2^24."""
 
 
-def pack(weight: Int8Weight) -> StoredWeight:
-    """Return the weight as the kernels of its device multiply it."""
-    return weight
+def pack(weight: Int8Weight, dtype: torch.dtype) -> Int8Weight | PanelInt8:
+    """Return the weight as the kernels of its device multiply it by rows of a dtype."""
+    return pack_panel_int8(weight) if _is_native(weight.data, dtype) else weight
 
 
-def pack_experts(bank: Int8ExpertWeights) -> StoredExperts:
+def pack_experts(bank: Int8ExpertWeights, dtype: torch.dtype) -> StoredExperts:
     """The same of weights [X, O, I]."""
-    return bank
+    if not _is_native(bank.data, dtype):
+        return bank
+    return SeparateExperts(tuple(pack_panel_int8(bank[i]) for i in range(len(bank))))
+
+
+def _is_native(data: Tensor, dtype: torch.dtype) -> bool:
+    return data.is_cpu and dtype in DTYPES and available()
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -53,8 +62,9 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         x = (torch.randn(t, i, device=device) + 0.5).to(dtype)
         bias = torch.randn(o, device=device).to(dtype)
         for weight in random_weights(o, i, device):
-            yield {"x": x, "weight": pack(weight)}
-            yield {"x": x, "weight": pack(weight), "bias": bias}
+            for packed in dict.fromkeys((weight, pack(weight, dtype))):
+                yield {"x": x, "weight": packed}
+                yield {"x": x, "weight": packed, "bias": bias}
 
 
 def random_weights(outputs: int, inputs: int, device: torch.device) -> Iterator[Int8Weight]:
@@ -69,14 +79,41 @@ def random_weights(outputs: int, inputs: int, device: torch.device) -> Iterator[
     yield replace(base, sums=sums, input_scale=static, input_zero_point=zero)
 
 
-@kernel_for("product", "int8")
-@op(cases=_cases, gpu="linear.int8_linear")
-def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
+_run = NativeOp(INT8_LINEAR, "qqqqqqqqqqqqq")
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _native(x: Tensor, weight: StoredWeight, bias: Tensor | None = None) -> Tensor:
+    if not isinstance(weight, PanelInt8) or x.dtype not in DTYPES or x.dim() != 2:
+        return NotImplemented
+    rows, inputs = x.shape
+    row, step = x.stride()
+    if step != 1 or (bias is not None and bias.dtype != x.dtype):
+        return NotImplemented
+    outputs, expected = weight.shape
+    assert inputs == expected, f"x has {inputs} columns, the weight {expected}"
+    y = empty((rows, outputs), x.dtype)
+    _run(
+        x.data_ptr(), row * x.element_size(), weight.codes.data_ptr(), weight.scale.data_ptr(),
+        _address(weight.sums), _address(weight.input_scale), _address(weight.input_zero_point),
+        _address(bias), y.data_ptr(), rows, inputs, outputs, DTYPES[x.dtype],
+    )  # fmt: skip
+    return y
+
+
+@kernel_for("product", "int8", "panel_int8")
+@op(cases=_cases, native=_native, gpu="linear.int8_linear")
+def int8_linear(x: Tensor, weight: Int8Weight | PanelInt8, bias: Tensor | None = None) -> Tensor:
     """Multiply every row of x by a weight in bytes.
 
     x: [T, I], rows may be strided. weight: [O, I]. bias: [O], x's dtype.
     Returns a new [T, O] in x.dtype.
     """
+    if isinstance(weight, PanelInt8):
+        weight = weight.int8_weight()
     q, scale, zero = quantize_int8(x, weight.symmetric, weight.input_scale, weight.input_zero_point)
     total = multiply_exactly(q, weight.data)
     if weight.sums is not None:

@@ -118,7 +118,7 @@ def _int8_case(case: dict[str, Any]) -> dict[str, Any]:
     return {**case, **banks, "weights": case["weights"] / 4}
 
 
-@kernel_for("mlp", "plain", "fp8", "grouped", "tiled", "panel_codes", "int8", "parts")
+@kernel_for("mlp", "plain", "fp8", "grouped", "tiled", "panel_codes", "panel_int8", "int8", "parts")
 @op(cases=_cases, atol=4e-2, gpu="moe.moe_experts")
 def moe_experts(
     x: Tensor,

@@ -92,9 +92,9 @@ class Method:
                 input_zero_point=zero,
             )
             if isinstance(made, Int8Weight):
-                layer.set_param(matrix, pack(made))
+                layer.set_param(matrix, pack(made, dtype))
             elif data.is_cpu:
-                layer.set_param(matrix, pack_experts(made))
+                layer.set_param(matrix, pack_experts(made, dtype))
             else:
                 layer.set_param(matrix, grouped_linear.pack_experts(to_codes(made), dtype))
 

@@ -77,8 +77,7 @@ class PanelCodes(StoredWeight):
     def weight_codes(self) -> WeightCodes:
         """The weight with one byte per code, in rows."""
         outputs, inputs = self.shape
-        steps = _unpack_planes(self.codes, self.bits)
-        q = steps.permute(0, 3, 1, 2, 4).reshape(-1, steps.shape[1] * BLOCK)[:outputs, :inputs]
+        q = unpack_code_panels(self.codes, self.bits)[:outputs, :inputs]
         shift, zero = (128 if self.bits == 8 else 0), self.zero
         if isinstance(zero, Tensor):
             zero = _rows(zero.to(torch.int16) + shift, outputs).to(torch.uint8)
@@ -123,18 +122,7 @@ def fits_panels(codes: WeightCodes) -> bool:
 def pack_panel_codes(codes: WeightCodes, dtype: torch.dtype) -> PanelCodes:
     """Pack the codes [O, I] of one matrix that fits_panels, for activations of a dtype."""
     outputs, inputs = codes.q.shape
-    q = codes.q ^ 128 if codes.bits == 8 else codes.q
-    q = pad(q, (0, -inputs % BLOCK, 0, -outputs % PANEL))
-    steps = q.view(torch.int32).view(-1, PANEL, q.shape[1] // BLOCK, 8).permute(0, 2, 3, 1)
-    panels, blocks = steps.shape[:2]
-    data = empty_huge_pages(panels * blocks * codes.bits * PANEL * 4, torch.uint8)
-    data = data.view(panels, blocks, codes.bits, PANEL, 4)
-    words, row, shift = data.view(torch.int32), 0, 0
-    for bits in PLANES[codes.bits]:
-        words[:, :, row : row + bits] = _pack_plane(steps, bits, shift).view_as(
-            words[:, :, row : row + bits]
-        )
-        row, shift = row + bits, shift + bits
+    data = pack_code_panels(codes.q ^ 128 if codes.bits == 8 else codes.q, codes.bits)
     zero, groups = codes.zero, -(-inputs // codes.group)
     if isinstance(zero, Tensor):
         zero = _panels(zero ^ 128 if codes.bits == 8 else zero, groups)
@@ -153,6 +141,22 @@ def pack_panel_codes(codes: WeightCodes, dtype: torch.dtype) -> PanelCodes:
         table=table,
         levels=levels, unit=unit, perm=None if codes.perm is None else codes.perm.contiguous(),
     )  # fmt: skip
+
+
+def pack_code_panels(q: Tensor, bits: int) -> Tensor:
+    """Codes of some bits, a byte each [O, I] -> uint8 [P, ceil(I / 32), bits, 32, 4]."""
+    q = pad(q, (0, -q.shape[1] % BLOCK, 0, -q.shape[0] % PANEL))
+    steps = q.view(torch.int32).view(-1, PANEL, q.shape[1] // BLOCK, 8).permute(0, 2, 3, 1)
+    panels, blocks = steps.shape[:2]
+    data = empty_huge_pages(panels * blocks * bits * PANEL * 4, torch.uint8)
+    data = data.view(panels, blocks, bits, PANEL, 4)
+    words, row, shift = data.view(torch.int32), 0, 0
+    for plane in PLANES[bits]:
+        words[:, :, row : row + plane] = _pack_plane(steps, plane, shift).view_as(
+            words[:, :, row : row + plane]
+        )
+        row, shift = row + plane, shift + plane
+    return data
 
 
 def round_table(table: Tensor) -> tuple[Tensor, float]:
@@ -183,15 +187,15 @@ def _pack_plane(steps: Tensor, bits: int, shift: int) -> Tensor:
     return out
 
 
-def _unpack_planes(codes: Tensor, bits: int) -> Tensor:
-    """Codes of all steps: uint8 [P, B, bits, 32, 4] -> [P, B, 8, 32, 4]."""
+def unpack_code_panels(codes: Tensor, bits: int) -> Tensor:
+    """uint8 [P, B, bits, 32, 4] -> the codes, a byte each [P * 32, B * 32]."""
     out, row, shift = torch.zeros((), dtype=torch.uint8), 0, 0
     for plane in PLANES[bits]:
         rows, each = codes[:, :, row : row + plane], 8 // plane
         fields = [rows >> plane * j & (1 << plane) - 1 for j in range(each)]
         out = out | torch.stack(fields, 3).flatten(2, 3) << shift
         row, shift = row + plane, shift + plane
-    return out
+    return out.permute(0, 3, 1, 2, 4).reshape(-1, codes.shape[1] * BLOCK)
 
 
 def _panels(numbers: Tensor, groups: int) -> Tensor:

@@ -249,35 +249,37 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
   }
 }
 
-// Rows of a tile.
-template <Sums S>
-constexpr int tile_rows() { return S == LONG ? 5 : 4; }
+template <Source FROM, Sums S>
+struct CodesTiles {
+  const TileArgs& t;
+  static constexpr int ROWS = S == LONG ? 5 : 4;
+  template <int R, int NV>
+  void tile(long row, long column) const {
+    if (t.m.groups == t.rows.units)
+      codes_tile<bf16, FROM, S, R, NV, true>(t, row, column);
+    else
+      codes_tile<bf16, FROM, S, R, NV, false>(t, row, column);
+  }
+};
 
-template <Source FROM, Sums S, int R, int NV>
-void codes_tile(const TileArgs& t, long row, long column) {
-  if (t.m.groups == t.rows.units)
-    codes_tile<bf16, FROM, S, R, NV, true>(t, row, column);
-  else
-    codes_tile<bf16, FROM, S, R, NV, false>(t, row, column);
-}
-
-template <Source FROM, Sums S, int R = tile_rows<S>()>
-void codes_tiles(int rows, const TileArgs& t, long row, long column) {
+template <int R, class F>
+void call_tile(const F& f, long rows, long row, long column) {
   if constexpr (R > 0) {
-    if (rows != R) return codes_tiles<FROM, S, R - 1>(rows, t, row, column);
-    codes_tile<FROM, S, R, 2>(t, row, column);
+    if (rows != R) return call_tile<R - 1>(f, rows, row, column);
+    f.template tile<R, 2>(row, column);
   }
 }
 
-// `count` rows from `row` on times a panel. One row has all vectors of the panel at once.
-template <Source FROM, Sums S>
-void codes_rows(const TileArgs& t, long row, long count) {
-  const long most = tile_rows<S>(), tiles = (count + most - 1) / most;
-  if (count == 1) return codes_tile<FROM, S, 1, PV>(t, row, 0);
+// Tiles of `count` rows from `row` on, times a panel: of up to F::ROWS rows and two vectors, or of
+// one row and all vectors.
+template <class F>
+void cover_panel(const F& f, long row, long count) {
+  if (count == 1) return f.template tile<1, PV>(row, 0);
+  const long tiles = (count + F::ROWS - 1) / F::ROWS;
   for (long column = 0; column < PANEL; column += 2 * W)
     for (long i = 0; i < tiles; i++) {
       const long from = row + count * i / tiles, to = row + count * (i + 1) / tiles;
-      codes_tiles<FROM, S>((int)(to - from), t, from, column);
+      call_tile<F::ROWS>(f, to - from, from, column);
     }
 }
 
@@ -341,15 +343,15 @@ inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
         const GroupMeaning means(m, i % panels, 0, m.groups, (float)m.unit, (float*)own);
         const TileArgs t{m, rows, a, unpacked ? bytes : codes, means, i % panels, first};
         if (m.levels && !unpacked)
-          codes_rows<LEVELS, SIGNED>(t, row, n);
+          cover_panel(CodesTiles<LEVELS, SIGNED>{t}, row, n);
         else if (m.levels || m.bits == 8)
-          codes_rows<BYTES, SIGNED>(t, row, n);
+          cover_panel(CodesTiles<BYTES, SIGNED>{t}, row, n);
         else if (!unpacked)
-          codes_rows<NIBBLES, LONG>(t, row, n);
+          cover_panel(CodesTiles<NIBBLES, LONG>{t}, row, n);
         else if (m.bits <= 4)
-          codes_rows<BYTES, LONG>(t, row, n);
+          cover_panel(CodesTiles<BYTES, LONG>{t}, row, n);
         else
-          codes_rows<BYTES, SHORT>(t, row, n);
+          cover_panel(CodesTiles<BYTES, SHORT>{t}, row, n);
       }
   }
 }

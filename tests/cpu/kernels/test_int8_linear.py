@@ -6,8 +6,18 @@ import pytest
 import torch
 
 from quire.kernels.formats.int8_weight import Int8ExpertWeights, quantize_outputs
-from quire.kernels.int8_linear import int8_linear, multiply_exactly, random_weights
+from quire.kernels.formats.panel_int8 import PanelInt8, pack_panel_int8
+from quire.kernels.framework.op import OPS
+from quire.kernels.int8_linear import (
+    int8_linear,
+    multiply_exactly,
+    pack,
+    pack_experts,
+    random_weights,
+    sum_inputs,
+)
 from quire.kernels.moe_experts import ExpertActivation
+from quire.kernels.native.op_tape import TapeRecorder
 from quire.kernels.quantize_int8 import quantize_int8
 from quire.quant.int8 import to_codes
 
@@ -99,3 +109,65 @@ def test_a_bank_is_its_experts():
             for i, w in zip(ids[t].tolist(), shares[t])
         )
         torch.testing.assert_close(got[t], want)
+
+
+def extreme(weight):
+    """The weight with rows of its largest bytes, at which sums of 16 bits would saturate."""
+    data = weight.data.clone()
+    data[0], data[1], data[2, ::2] = -128, 127, -128
+    sums = None if weight.sums is None else sum_inputs(data)
+    return replace(weight, data=data, sums=sums)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 256, 70), (7, 101, 33), (97, 64, 40), (500, 32, 5)])
+def test_panels_have_the_bits_of_the_reference(shape, dtype):
+    rows, inputs, outputs = shape
+    x, bias = (3 * torch.randn(rows, 2 * inputs) + 1).to(dtype), torch.randn(outputs).to(dtype)
+    x[-1] = -x[-1].abs()
+    if rows > 4:
+        x[1], x[2, 5], x[3, 7], x[4, 3] = 0, float("inf"), float("nan"), 1e30
+    x = x[:, :inputs]
+    for weight in map(extreme, random_weights(outputs, inputs, CPU)):
+        packed = pack(weight, dtype)
+        assert isinstance(packed, PanelInt8)
+        assert torch.equal(packed.int8_weight().data, weight.data)
+        want = OPS["int8_linear"].reference(x, weight, bias)
+        assert torch.equal(packed.product(x, bias).nan_to_num(9e9), want.nan_to_num(9e9))
+        assert torch.equal(OPS["int8_linear"].reference(x[:1], packed, bias), want[:1])
+        assert packed.product(x[:0]).shape == (0, outputs)
+
+
+@pytest.mark.usefixtures("native")
+def test_a_tape_records_products_of_bytes():
+    weight = pack(quantize_outputs(torch.randn(64, 64)), torch.bfloat16)
+    x = torch.zeros(3, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        tape = TapeRecorder().record(lambda: weight.product(weight.product(x)))
+        x.copy_(torch.randn(3, 64))
+        assert torch.equal(tape.replay(), weight.product(weight.product(x)))
+
+
+@pytest.mark.usefixtures("native")
+def test_experts_in_panels_are_those_in_rows():
+    made = [quantize_outputs(torch.randn(64, 32)) for _ in range(3)]
+    bank = Int8ExpertWeights(
+        data=torch.stack([one.data for one in made]),
+        scale=torch.stack([one.scale for one in made]),
+    )
+    downs = replace(bank, data=bank.data[:, :32], scale=bank.scale[:, :32].contiguous())
+    x, ids = torch.randn(5, 32), torch.tensor([[0], [2], [1], [2], [0]], dtype=torch.int32)
+    further = ExpertActivation()
+    packed = pack_experts(bank, torch.float32)
+    assert packed.kind == "panel_int8"
+    assert torch.equal(packed.dequantize(), bank.dequantize())
+    got = packed.mlp(x, ids, torch.ones(5, 1), pack_experts(downs, torch.float32), further)
+    assert torch.equal(got, bank.mlp(x, ids, torch.ones(5, 1), downs, further))
+
+
+def test_dtypes_without_kernels_have_the_weight_in_rows():
+    weight = quantize_outputs(torch.randn(40, 32))
+    assert pack(weight, torch.float16) is weight
+    x = torch.randn(2, 32).half()
+    assert torch.equal(pack_panel_int8(weight).product(x), weight.product(x))
