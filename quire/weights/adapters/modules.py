@@ -106,12 +106,14 @@ class AdapterModules:
         known = list(self._names())
         leaf = module.rpartition(".")[2]
         same = [name for name in known if name.rpartition(".")[2] == leaf] or known
-        close = difflib.get_close_matches(module[-120:], same[:500], n=2, cutoff=0.5)
+        close = difflib.get_close_matches(module, same[:500], n=2, cutoff=0.5)
         return f"the model has {' and '.join(close or same[:2])}"
 
     def _names(self) -> Iterator[str]:
-        """Yield the names of all modules that a checkpoint has, without prefixes."""
+        """Yield the names of all modules that adapters can change, without prefixes."""
         for layer, shape in self.layers.items():
+            if shape.refusal:
+                continue
             if shape.kind == "experts":
                 (bank,) = self.weights.checkpoint_paths(layer)
                 for leaves in self.weights.experts.values():

@@ -16,6 +16,7 @@ Slot = Literal[
 
 WRAPPERS = ("base_model.model.", "module.")
 """Prefixes that training adds to the names of the base model, any number of them."""
+MAX_NAME = 1024
 _WRAPPING = frozenset(
     ("token_adapter", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 )
@@ -47,9 +48,13 @@ class AdapterTensorName(NamedTuple):
 
 def parse_tensor_name(name: str) -> AdapterTensorName | None:
     """Return the parts of a tensor's name; None: adapters have no such tensors."""
+    if len(name) > MAX_NAME:
+        return None
     while prefix := next((one for one in WRAPPERS if name.startswith(one)), ""):
         name = name[len(prefix) :]
     parts = [part for part in name.split(".") if part not in _WRAPPING]
+    if not parts:
+        return None
     at = next((i for i, part in enumerate(parts) if part in _SLOTS), len(parts) - 1)
     path, marker, tail = parts[:at], parts[at], parts[at + 1 :]
     copied = marker not in _SLOTS and path[-1:] in ([_BASE], ["original_module"])

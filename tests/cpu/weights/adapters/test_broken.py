@@ -1,8 +1,10 @@
 """Adapters that do not fit, lie or attack are refused by name, before anything large is made."""
 
+import contextlib
 import json
 import os
 import pickle
+import random
 import resource
 import zipfile
 from dataclasses import replace
@@ -16,6 +18,7 @@ from quire.models._adapter_modules import adapter_modules
 from quire.models.build import MODELS, read_model_config
 from quire.weights.adapters.adapter import AdapterLimits
 from quire.weights.adapters.read import read_adapter
+from tests import tiers
 from tests.cpu.models.peers import tiny
 
 LAYER = "base_model.model.model.layers.0"
@@ -223,7 +226,7 @@ TENSORS = {
         },
         r"tensors of 2 adapters \('one', 'two'\)",
     ),
-    "a long name": ({f"{'x' * 10**6}.lora_A.weight": ones(4)}, r"xxx'\.\.\.: there is no module"),
+    "a long name": ({f"{'x' * 10**6}.lora_A.weight": ones(4)}, r"xxx'\.\.\. is no tensor"),
     "an empty name": ({"": ones(4)}, "'' is no tensor"),
     "no module": ({"lora_A.weight": ones(4)}, "is no tensor of a LoRA adapter"),
     "a path": ({f"../../{Q}/..lora_A.weight": ones(4)}, "is no tensor|there is no module"),
@@ -429,3 +432,53 @@ def test_files_that_shrink_while_they_are_read(tmp_path, llama, monkeypatch):
 
     monkeypatch.setattr(reader, "open_tensors", cut)
     assert "was cut short while it was read" in refusal(write(tmp_path), llama)
+
+
+VALUES = (
+    *(None, True, 0, 1, -1, 4, 1e308, float("nan"), 10**400, "", "LORA", "[", "(a+)+", "0.18"),
+    *([], [1], ["a"], [[1]], [10**30], {}, {"q_proj": 8}, {"": 1}, {"(": 1}, {"a": {"b": 1}}),
+)
+PARTS = (
+    *("base_model", "model", "layers", "0", "self_attn", "q_proj", "mlp", "experts", "down_proj"),
+    *("lora_A", "lora_B", "weight", "bias", "base_layer", "embed_tokens", "lora_embedding_A"),
+    *("lora_magnitude_vector", "token_adapter", "trainable_tokens_delta", "modules_to_save", ""),
+)
+KEYS = (
+    *(*CONFIG, "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights"),
+    *("use_dora", "lora_bias", "target_parameters", "trainable_token_indices", "peft_version", "x"),
+)
+
+
+def test_random_adapters_are_refused_or_read(tmp_path, llama):
+    rng = random.Random(1)
+    plain = (write(tmp_path) / FILE).read_bytes()
+    for _ in range(tiers.amount(150, 20_000)):
+        config = {rng.choice(KEYS): rng.choice(VALUES) for _ in range(rng.choice([0, 1, 2]))}
+        files = tensors() if rng.random() < 0.7 else {}
+        for _ in range(rng.choice([0, 1, 2])):
+            name = ".".join(rng.choice(PARTS) for _ in range(rng.randrange(1, 9)))
+            if rng.random() < 0.5:
+                name = A.replace(rng.choice(A.split(".")), rng.choice(PARTS))
+            files[name] = ones(*(rng.choice([1, 4, SIZE, 199]) for _ in range(rng.randrange(4))))
+        write(tmp_path, config, files)
+        if rng.random() < 0.3:
+            broken = bytearray(plain)
+            for _ in range(rng.choice([1, 2, 8])):
+                broken[rng.randrange(400)] = rng.randrange(256)
+            (tmp_path / FILE).write_bytes(broken)
+        with contextlib.suppress(ConfigError):
+            read_adapter(tmp_path, llama, torch.float32)
+
+
+def test_a_head_that_classifies(tmp_path):
+    hf = tiny("llama")[0]
+    model_type, config = read_model_config(hf, head="classify", labels=3)
+    with torch.device("meta"):
+        model = MODELS.load(model_type).Model(config)
+        model.set_head(config, [])
+    modules = adapter_modules(model, config.tied)
+    name, weight = "base_model.model.score.weight", torch.randn(3, SIZE)
+    found = read_adapter(write(tmp_path, files=tensors() | {name: weight}), modules, torch.float32)
+    assert torch.equal(found.deltas["score"][0].weight, weight)
+    write(tmp_path, files={name: ones(4, SIZE)})
+    assert r"score.weight' is [4, 64], the model has [3, 64]" in refusal(tmp_path, modules)

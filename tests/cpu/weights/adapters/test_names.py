@@ -99,5 +99,5 @@ def test_copies_of_base_weights_are_marked():
 
 
 def test_other_names_are_none():
-    for name in ("", ".", "weight", "lora_A.weight", "a", "a.lora_A.x.y.weight"):
+    for name in ("", ".", "token_adapter", "weight", "lora_A.weight", "a", "a.lora_A.x.y.weight"):
         assert parse_tensor_name(name) is None
