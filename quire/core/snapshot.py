@@ -79,6 +79,19 @@ class GrammarStats(NamedTuple):
     cached_bytes: int = 0
 
 
+class AdapterStats(NamedTuple):
+    """LoRA adapters that requests use now, and loads of slots since the engine's start."""
+
+    max_adapters: int = 0
+    """Distinct ones in a step; 0: the engine serves none."""
+    running: tuple[str, ...] = ()
+    """Names of those of the last step."""
+    waiting: tuple[str, ...] = ()
+    """Names of the others that requests wait for."""
+    slot_loads: int = 0
+    """Adapters whose weights were sent to the device."""
+
+
 class LateWorkCounts(NamedTuple):
     """Kernels and CUDA graphs that were prepared after the engine was ready: totals since then."""
 
@@ -138,6 +151,7 @@ class Snapshot(NamedTuple):
     grammars: GrammarStats = GrammarStats()
     admission: AdmissionStats = AdmissionStats()
     late_work: LateWorkCounts = LateWorkCounts()
+    adapters: AdapterStats = AdapterStats()
 
 
 def time_bucket(seconds: float) -> int:

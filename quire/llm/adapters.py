@@ -6,11 +6,15 @@ together while the adapter is loaded.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from quire.core.params import LoRARequest
 from quire.core.types import AdapterRef
-from quire.errors import RequestError, Unsupported
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.messages import AdapterCard
+from quire.errors import QuireError, RequestError, Unsupported
 
 if TYPE_CHECKING:
     from quire.engine.core.adapter_store import AdapterStore
@@ -51,9 +55,7 @@ class AdapterRequests:
 
     def remove(self, number: int) -> bool:
         """Unload an adapter. Running requests keep it. Returns whether it was loaded."""
-        name = next(
-            (one.lora_name for one in self._known.values() if one.lora_int_id == number), None
-        )
+        name = name_of(number, self._known)
         if name is None:
             return False
         del self._known[name]
@@ -66,7 +68,7 @@ class AdapterRequests:
     def _load(self, request: LoRARequest) -> AdapterRef:
         store = self._require_store()
         known = self._known.get(request.lora_name)
-        self._check_conflicts(request, known)
+        check_conflicts(request, self._known)
         if known is not None and not request.load_inplace:
             found = store.find(request.lora_name)
             assert found is not None, request.lora_name
@@ -75,26 +77,9 @@ class AdapterRequests:
         self._known[request.lora_name] = request
         return found
 
-    def _check_conflicts(self, request: LoRARequest, known: LoRARequest | None) -> None:
-        name, number, path = request.lora_name, request.lora_int_id, request.lora_path
-        problem = None
-        if known is not None and known.lora_int_id != number:
-            problem = f"{name!r} is loaded with lora_int_id {known.lora_int_id}, got {number}"
-        elif known is not None and known.lora_path != path and not request.load_inplace:
-            problem = (
-                f"{name!r} is loaded from {known.lora_path}, got {path}; set load_inplace=True to "
-                "replace it"
-            )
-        for other in self._known.values():
-            if other.lora_int_id == number and other.lora_name != name:
-                problem = f"lora_int_id {number} is {other.lora_name!r}, got the name {name!r}"
-        if problem is not None:
-            raise RequestError(f"lora_request: the adapter {problem}", param="lora_request")
-
     def _require_store(self) -> AdapterStore:
         if self._store is None:
-            message = "this engine serves no adapters: start it with enable_lora=True"
-            raise Unsupported(f"lora_request: {message}", param="lora_request")
+            raise not_served()
         return self._store
 
 
@@ -103,3 +88,84 @@ def _checked(given: object) -> LoRARequest:
         message = f"lora_request must be a LoRARequest, got {type(given).__name__}"
         raise RequestError(message, param="lora_request")
     return given
+
+
+class AsyncAdapterRequests:
+    """The same over an engine in another process. It runs on one event loop."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._known: dict[str, LoRARequest] = {}
+        self._loads: dict[str, asyncio.Task[AdapterCard]] = {}  # of each name the latest
+
+    async def resolve(self, client: EngineClient, given: object) -> AdapterRef | None:
+        """Return the adapter that a LoRARequest means, loading it if it is not loaded.
+
+        Raises RequestError.
+        """
+        if given is None:
+            return None
+        if not self._enabled:
+            raise not_served()
+        request = _checked(given)
+        check_conflicts(request, self._known)
+        name = request.lora_name
+        if name not in self._known or request.load_inplace:
+            args = [name, request.lora_path, request.base_model_name, True, list[str]()]
+            self._known[name] = request
+            self._loads[name] = asyncio.create_task(client.call(AdapterCard, "load_adapter", *args))
+        load = self._loads[name]
+        try:
+            return (await asyncio.shield(load)).ref
+        except QuireError:
+            if self._loads.get(name) is load:
+                del self._known[name], self._loads[name]
+            raise
+
+    async def remove(self, client: EngineClient, number: int) -> bool:
+        """Unload an adapter. Running requests keep it. Returns whether it was loaded."""
+        name = name_of(number, self._known)
+        if name is None:
+            return False
+        del self._known[name], self._loads[name]
+        return await client.call(bool, "unload_adapter", name)
+
+    def knows(self, request: object) -> bool:
+        """Whether an adapter of this name is loaded, or being loaded."""
+        return _checked(request).lora_name in self._known
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of loaded adapters."""
+        return {one.lora_int_id for one in self._known.values()}
+
+
+def check_conflicts(request: LoRARequest, known: Mapping[str, LoRARequest]) -> None:
+    """Raise RequestError if name, number and folder were given in another combination.
+
+    known: what was given, by name.
+    """
+    name, number, path = request.lora_name, request.lora_int_id, request.lora_path
+    before, problem = known.get(name), None
+    if before is not None and before.lora_int_id != number:
+        problem = f"{name!r} is loaded with lora_int_id {before.lora_int_id}, got {number}"
+    elif before is not None and before.lora_path != path and not request.load_inplace:
+        problem = (
+            f"{name!r} is loaded from {before.lora_path}, got {path}; set load_inplace=True to "
+            "replace it"
+        )
+    other = name_of(number, known)
+    if other not in (None, name):
+        problem = f"lora_int_id {number} is {other!r}, got the name {name!r}"
+    if problem is not None:
+        raise RequestError(f"lora_request: the adapter {problem}", param="lora_request")
+
+
+def name_of(number: int, known: Mapping[str, LoRARequest]) -> str | None:
+    """Return the name of the adapter with this number."""
+    return next((one.lora_name for one in known.values() if one.lora_int_id == number), None)
+
+
+def not_served() -> Unsupported:
+    """The error of an engine without adapters."""
+    message = "this engine serves no adapters: start it with enable_lora=True"
+    return Unsupported(f"lora_request: {message}", param="lora_request")

@@ -24,6 +24,7 @@ from quire.config.engine_config import EngineConfig
 from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.pooling_params import PoolingParams
+from quire.core.types import AdapterRef
 from quire.engine.client.engine_client import EngineClient, Transport
 from quire.engine.client.generation import OutputGeneration, start_output_generation
 from quire.engine.client.pooling import pool
@@ -41,7 +42,8 @@ from quire.engine.supervise.engine_restarter import (
 from quire.engine.supervise.process_launcher import EngineProcessHandle
 from quire.engine.supervise.watchdog import Watchdog
 from quire.errors import EngineDead, EngineError, Unsupported
-from quire.llm.compat import ModelConfigView, check_priority, refuse_lora
+from quire.llm.adapters import AsyncAdapterRequests
+from quire.llm.compat import ModelConfigView, check_priority
 from quire.llm.pooling import make_outputs, read_settings, require_processor
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.text.input_processor import PreparedRequest
@@ -55,10 +57,6 @@ LONG_CHARS = 20_000
 """Longer prompts are tokenized in another thread."""
 DRAIN_POLL_S = 0.05
 UNSUPPORTED_METHODS = {
-    "add_lora": "LoRA adapters",
-    "remove_lora": "LoRA adapters",
-    "list_loras": "LoRA adapters",
-    "pin_lora": "LoRA adapters",
     "collective_rpc": "calling workers in another process (LLM has it)",
     "release_kv_cache_memory": "returning KV memory alone (sleep(level=1) does it)",
     "scale_elastic_ep": "elastic expert parallelism",
@@ -88,6 +86,7 @@ class AsyncLLM:
         self._connect = connect
         self._request_numbers = itertools.count()
         self._pooling_inputs = build_pooling_processor(config, tokenizer)
+        self._adapters = AsyncAdapterRequests(enabled=config.adapters is not None)
         self._running: dict[str, list[OutputGeneration | RunningPool]] = {}  # by the user's id
         self._client: EngineClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -167,15 +166,15 @@ class AsyncLLM:
         """
         if data_parallel_rank:
             raise Unsupported("data_parallel_rank: there is one engine", param="data_parallel_rank")
-        refuse_lora(lora_request)
         number = next(self._request_numbers)
         name = f"request-{number}" if request_id is None else str(request_id)
         client = self._on_this_loop()
+        adapter = await self._adapters.resolve(client, lora_request)
         prepared = await self._prepared(
-            prompt, sampling_params, f"{name}-{number}", tokenization_kwargs, priority
+            prompt, sampling_params, f"{name}-{number}", tokenization_kwargs, priority, adapter
         )
         generation = await start_output_generation(
-            client, [prepared], self.tokenizer, clock=self._clock
+            client, [prepared], self.tokenizer, clock=self._clock, lora_request=lora_request
         )
         self._running.setdefault(name, []).append(generation)
         try:
@@ -205,6 +204,7 @@ class AsyncLLM:
         request_id: str,
         tokenization: Mapping[str, object] | None,
         priority: int,
+        adapter: AdapterRef | None,
     ) -> PreparedRequest:
         if hasattr(prompt, "__aiter__"):
             raise Unsupported("a prompt in several pieces is not supported", param="prompt")
@@ -218,6 +218,7 @@ class AsyncLLM:
                 priority=check_priority(priority, self.config.scheduler.policy),
                 arrived_at=arrived_at,
                 tokenization=tokenization,
+                adapter=adapter,
             )
 
         return await asyncio.to_thread(work) if _is_long(prompt) else work()
@@ -235,6 +236,20 @@ class AsyncLLM:
         found = [one for name in names for one in self._running.get(name, ())]
         if found:
             await self._on_this_loop().abort(x for one in found for x in one.request_ids)
+
+    async def add_lora(self, lora_request: object) -> bool:
+        """Load an adapter. Returns whether it was not loaded already. Raises RequestError."""
+        known = self._adapters.knows(lora_request)
+        await self._adapters.resolve(self._on_this_loop(), lora_request)
+        return not known
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Unload an adapter; running requests keep it. Returns whether it was loaded."""
+        return await self._adapters.remove(self._on_this_loop(), lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """Return the numbers of loaded adapters."""
+        return self._adapters.numbers()
 
     async def wait_for_requests_to_drain(self, drain_timeout: int = 300) -> None:
         """Wait until no request runs. Raises TimeoutError."""
@@ -259,13 +274,13 @@ class AsyncLLM:
         Raises RequestError before anything runs, EngineError if the request fails, EngineDead.
         """
         processor = require_processor(self._pooling_inputs, "encode")
-        refuse_lora(lora_request)
         number = next(self._request_numbers)
         name = f"request-{number}" if request_id is None else str(request_id)
         client = self._on_this_loop()
+        adapter = await self._adapters.resolve(client, lora_request)
         params, options = read_settings(pooling_params, None, tokenization_kwargs)
         rank = check_priority(priority, self.config.scheduler.policy)
-        common = {"priority": rank, "arrived_at": time.monotonic()}
+        common = {"priority": rank, "arrived_at": time.monotonic(), "adapter": adapter}
 
         def work() -> list[PoolingInput]:
             lazily = processor.iter_prompts(
@@ -286,8 +301,7 @@ class AsyncLLM:
     # -- the engine's properties ----------------------------------------------------------------
 
     async def get_tokenizer(self, lora_request: object | None = None) -> Tokenizer:
-        """The tokenizer. Raises Unsupported when there is none."""
-        refuse_lora(lora_request)
+        """The tokenizer, of adapters too. Raises Unsupported when there is none."""
         if self.tokenizer is None:
             raise Unsupported("there is no tokenizer: skip_tokenizer_init was set")
         return self.tokenizer

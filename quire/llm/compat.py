@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from quire.config.engine_config import ModelSection, SchedulerSection
-from quire.errors import Unsupported
 
 log = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -26,13 +25,6 @@ class ModelConfigView:
 
     def get_vocab_size(self) -> int:
         return self.vocab_size
-
-
-def refuse_lora(lora_request: object | None) -> None:
-    """Refuse LoRA adapters; a list of Nones is none."""
-    given = lora_request if isinstance(lora_request, (list, tuple)) else [lora_request]
-    if any(one is not None for one in given):
-        raise Unsupported("lora_request: quire does not support LoRA yet", param="lora_request")
 
 
 def check_priority(priority: int, policy: str) -> int:

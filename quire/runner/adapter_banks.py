@@ -44,9 +44,9 @@ class LoraWeight(StoredWeight):
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         y = self.inner.product(x, bias)
-        if self._step.rows is not None:
-            lora_linear(y, x, self.bank, self._step.rows)
-        return y
+        if self._step.rows is None:
+            return y
+        return lora_linear(y, x, self.bank, self._step.rows)
 
     def rows(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         return self.inner.rows(ids, scale)

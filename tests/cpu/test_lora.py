@@ -1,11 +1,12 @@
 """LoRA adapters through LLM: tokens and logprobs are those of peft on transformers."""
 
+import asyncio
 import shutil
 
 import pytest
 import torch
 
-from quire import LLM, RequestError, SamplingParams, Unsupported
+from quire import LLM, AsyncLLM, RequestError, SamplingParams, Unsupported
 from quire.config.options import Options
 from quire.core.params import BeamSearchParams, LoRARequest
 from quire.errors import ConfigError
@@ -391,3 +392,35 @@ def test_quantized_layers_get_the_same_deltas(llama, quantization):
         assert list(output.outputs[0].token_ids) == tokens
         found = [one[token].logprob for one, token in zip(output.outputs[0].logprobs, tokens)]
         torch.testing.assert_close(found, logprobs, rtol=0, atol=2e-4)
+
+
+@pytest.mark.slow("an engine's process")
+def test_async_llm_takes_adapters(llama):
+    async def body():
+        engine = AsyncLLM.from_engine_args({"model": str(llama.base)} | SETTINGS)
+
+        async def answer(request):
+            async for output in engine.generate(
+                {"prompt_token_ids": PROMPTS[1]}, GREEDY, lora_request=request
+            ):
+                last = output
+            return last
+
+        try:
+            assert await engine.add_lora(llama.requests[0])
+            requests = [llama.requests[1], None, llama.requests[1], llama.requests[0]]
+            outputs = await asyncio.gather(*map(answer, requests))
+            for output, request in zip(outputs, requests):
+                assert list(output.outputs[0].token_ids) == llama.want(PROMPTS[1], request)[0]
+                assert output.lora_request is request
+            assert await engine.list_loras() == {1, 2}
+            assert await engine.remove_lora(1)
+            with pytest.raises(RequestError, match="got the name 'other'"):
+                await answer(LoRARequest("other", 2, llama.requests[0].lora_path))
+            with pytest.raises(RequestError, match="there is no adapter"):
+                await answer(LoRARequest("none", 9, "/none"))
+            assert await engine.list_loras() == {2}
+        finally:
+            engine.shutdown()
+
+    asyncio.run(body())

@@ -1,6 +1,7 @@
 """LoRA adapters of a server: names, routes that load and unload, keys, and an engine that dies."""
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -189,6 +190,16 @@ def test_what_cannot_be_loaded_has_a_reason(case, http, tmp_path):
         assert tokens(http, "first") == case.want[0]
     assert unload(http, "").status_code == 400
     assert "x" not in [one["id"] for one in http.get("/v1/models").json()["data"]]
+
+
+def test_metrics_name_the_adapters(case, http):
+    assert tokens(http, "first") == case.want[0]
+    text = http.get("/metrics").text
+    (line,) = [one for one in text.splitlines() if one.startswith("vllm:lora_requests_info{")]
+    assert 'max_lora="2"' in line
+    assert 'running_lora_adapters=""' in line
+    loads = re.search(r"^quire:lora_slot_loads_total\{.*\} (\S+)", text, re.M)
+    assert float(loads[1]) >= 1
 
 
 def test_two_loads_of_one_name_at_once(case, http):

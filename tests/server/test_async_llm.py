@@ -20,7 +20,7 @@ from quire.config.engine_config import (
     SamplingSection,
     SchedulerSection,
 )
-from quire.core.params import RequestOutputKind
+from quire.core.params import LoRARequest, RequestOutputKind
 from quire.engine.client.thread_transport import ThreadTransport
 from quire.errors import EngineDead, EngineError, RequestError, Unsupported
 from tests.server.harness import MAX_LEN, Executor, Reciter, make_engine
@@ -191,7 +191,7 @@ def test_what_cannot_run_is_refused_before_it_does(tokenizer):
         for error, prompt, named in (
             (RequestError, "", {}),
             (RequestError, "x" * MAX_LEN, {}),
-            (Unsupported, PROMPT, {"lora_request": "adapter"}),
+            (Unsupported, PROMPT, {"lora_request": LoRARequest("a", 1, "x")}),
             (Unsupported, PROMPT, {"data_parallel_rank": 1}),
         ):
             with pytest.raises(error):
@@ -201,8 +201,8 @@ def test_what_cannot_run_is_refused_before_it_does(tokenizer):
             await anext(llm.generate(PROMPT, params))
         with pytest.raises(Unsupported, match="pooling"):
             await anext(llm.encode(PROMPT))
-        with pytest.raises(AttributeError, match="does not support LoRA adapters"):
-            _ = llm.add_lora
+        with pytest.raises(AttributeError, match="does not support weight transfer"):
+            _ = llm.update_weights
         await idle(llm)
 
     run(tokenizer, body)

@@ -65,6 +65,7 @@ def counters(now: Snapshot) -> MetricValues:
         "engine_step_seconds": {"": counted.step_seconds},
         "kernel_compilations_after_ready": {"": now.late_work.kernel_compilations},
         "graph_captures_after_ready": {"": now.late_work.graph_captures},
+        "lora_slot_loads": {"": now.adapters.slot_loads},
         "grammars_compiled": {"": now.grammars.compiled},
         "grammars_failed": {"": now.grammars.failed},
         "grammar_cache_hits": {"": now.grammars.hits},

@@ -10,6 +10,7 @@ from typing import TypeVar
 from quire.core.accounting.time_accounting import TimeAccounting
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import (
+    AdapterStats,
     AdmissionStats,
     GrammarStats,
     LateWorkCounts,
@@ -51,6 +52,7 @@ def build_snapshot(
         grammars=_stats_of_type(stats, GrammarStats),
         admission=_stats_of_type(stats, AdmissionStats),
         late_work=late_work,
+        adapters=_stats_of_type(stats, AdapterStats),
     )
 
 

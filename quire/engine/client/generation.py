@@ -34,12 +34,14 @@ class OutputGeneration:
         prepared: Sequence[PreparedRequest],
         tokenizer: Tokenizer | None,
         clock: Clock | None = None,
+        lora_request: object | None = None,
     ) -> None:
         self._stream = stream
         self.request_ids = stream.request_ids
         self._prompt_indexes = {p.request.id: index for index, p in enumerate(prepared)}
         self._output_processors = [
-            RequestOutputProcessor(p, tokenizer, clock=clock) for p in prepared
+            RequestOutputProcessor(p, tokenizer, clock=clock, lora_request=lora_request)
+            for p in prepared
         ]
 
     @property
@@ -73,7 +75,11 @@ async def start_output_generation(
     tokenizer: Tokenizer | None,
     *,
     clock: Clock | None = None,
+    lora_request: object | None = None,
 ) -> OutputGeneration:
-    """Submit the requests. Raises RequestError if the engine refuses one: then none runs."""
+    """Submit the requests. Raises RequestError if the engine refuses one: then none runs.
+
+    lora_request: what their outputs show.
+    """
     stream = await engine.generate([p.request for p in prepared])
-    return OutputGeneration(stream, prepared, tokenizer, clock)
+    return OutputGeneration(stream, prepared, tokenizer, clock, lora_request)

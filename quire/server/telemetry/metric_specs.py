@@ -96,6 +96,13 @@ ENGINE_METRICS = (
         "engine_sleep_state", "1 at the state that the engine is in.", "sleep_state", *SLEEP_STATES
     ),
     MetricSpec("cache_config_info", "gauge", "1, with the size of the KV cache in labels."),
+    MetricSpec(
+        "lora_requests_info",
+        "gauge",
+        "The time, with adapters in labels: names of those of the last step, and of others that "
+        "requests wait for.",
+    ),
+    _counter("lora_slot_loads", "Adapters whose weights were sent to the device.", own=True),
     _counter("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache."),
     _counter("prefix_cache_hits", "Tokens of prompts found in the prefix cache on the device."),
     _counter("external_prefix_cache_queries", "Tokens of prompts looked up in host memory."),

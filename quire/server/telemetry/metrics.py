@@ -21,7 +21,7 @@ from prometheus_client.core import (
 
 from quire.core.accounting import metric_definitions
 from quire.core.sequence_timing import SequenceTiming
-from quire.core.snapshot import Snapshot
+from quire.core.snapshot import AdapterStats, Snapshot
 from quire.core.types import Request, Update
 from quire.server.telemetry import metric_specs as names
 from quire.server.telemetry.metric_specs import MetricSpec
@@ -224,12 +224,30 @@ def collect_engine_metrics(
     for one in names.ENGINE_METRICS:
         if one.name == "cache_config_info":
             yield _build_cache_info(one, now, labels, prefix)
+        elif one.name == "lora_requests_info":
+            yield _build_adapter_info(one, now.adapters, labels, prefix)
         elif one.kind == "histogram":
             numbers = [*now.counters.step_tokens, now.counters.step_tokens_sum]
             bounds = one.bounds_for(0)
             yield build_histogram(f"{prefix}:{one.name}", one.help, bounds, numbers, labels)
         else:
             yield _build_simple_metric(one, cells[one.name], labels, prefix)
+
+
+def _build_adapter_info(
+    spec: MetricSpec, adapters: AdapterStats, labels: Labels, prefix: str
+) -> Family:
+    """One series: those of earlier states are not kept."""
+    family = GaugeMetricFamily(
+        f"{prefix}:{spec.name}",
+        spec.help,
+        labels=[*labels, "max_lora", "waiting_lora_adapters", "running_lora_adapters"],
+    )
+    if adapters.max_adapters:
+        waiting, running = (",".join(sorted(one)) for one in (adapters.waiting, adapters.running))
+        values = [*labels.values(), str(adapters.max_adapters), waiting, running]
+        family.add_metric(values, time.time())
+    return family
 
 
 def collect_planned_metrics(labels: Labels) -> Iterator[Family]:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from quire.core.scheduling.limits.base import NO_BOUND, StepBudget, StepListener
 from quire.core.scheduling.waiting import ResourceProvider, ResourceWaits
+from quire.core.snapshot import AdapterStats
 from quire.core.types import AdapterRef, Request, Sequence
 from quire.errors import EngineError, RequestError, Unsupported
 
@@ -70,6 +71,7 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
         self._refs: dict[bytes, AdapterRef] = {}  # of live requests
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # by last use, the oldest first
         self._free = list(range(max_adapters))[::-1]
+        self._slot_loads = 0
         self._step = 0
         self._refused: dict[bytes, int] = {}  # adapter -> step that first had no slot for it
         self._starved: bytes | None = None
@@ -116,6 +118,14 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
     def set_outcome_callback(self, callback: Callable[[], None]) -> None:
         if self._provider is not None:
             self._provider.set_outcome_callback(callback)
+
+    def stats(self) -> AdapterStats | None:
+        if self._provider is None:
+            return None
+        names = {digest: ref.name for digest, ref in self._refs.items()}
+        running = [name for digest, name in names.items() if digest in self._in_step]
+        waiting = [name for digest, name in names.items() if digest not in self._in_step]
+        return AdapterStats(self._max, tuple(running), tuple(waiting), self._slot_loads)
 
     # -- adapters of a step ---------------------------------------------------------------------
 
@@ -169,6 +179,7 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
             if digest not in self._slots:
                 slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
                 self._slots[digest] = slot
+                self._slot_loads += 1
                 loads.append((slot, self._provider.weights(self._refs[digest])))
         return AdapterSlots({one: self._slots[one] for one in self._in_step}, tuple(loads))
 
