@@ -92,13 +92,14 @@ def pytest_xdist_make_scheduler(config, log):
     return GroupScheduling(config, log)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Deselect the long tier, and put what is long first."""
+    is_long = [not tiers.LONG and bool(item.get_closest_marker("long")) for item in items]
+    config.hook.pytest_deselected(items=[item for item, long in zip(items, is_long) if long])
+    items[:] = [item for item, long in zip(items, is_long) if not long]
     for item in items:
         if hasattr(item.module, "serving"):
-            item.add_marker(pytest.mark.slow("starts `quire serve`, whose processes import torch"))
-        if not tiers.LONG and (long := item.get_closest_marker("long")):
-            item.add_marker(pytest.mark.skip(reason=f"--long: {long.args[0]}"))
+            item.add_marker(pytest.mark.slow("starts `quire serve`"))
     items.sort(key=lambda item: order_of(item.path))
 
 

@@ -26,6 +26,8 @@ import threading
 import traceback
 from pathlib import Path
 
+from quire.engine.supervise.process_pipe import _BOOTSTRAP
+
 PRELOADED = (
     *("quire.cli.serve", "quire.server.process.supervisor", "quire.server.process.api_process"),
     *("quire.server.app", "quire.engine.core.process_main", "quire.engine.core.process"),
@@ -33,6 +35,8 @@ PRELOADED = (
 )
 SANDBOXED = {"quire.engine.startup.grammar_setup", "quire.text.templates.render_worker"}
 """Modules whose processes are started always: a sandbox has a limit of memory, and no torch."""
+NAME = "fork-server"
+"""Of a process that is the fork server of a fork."""
 MARGIN = 16_000
 """Bytes that the command line of the fork server keeps for those of its forks."""
 HIGH = 500  # above all file descriptors of a test process
@@ -142,7 +146,7 @@ def become(order, fds):
         os.environ.update(order["env"])
         tempfile.tempdir = None
         write_command_line([sys.executable, *order["args"]])
-        if Popen.server is None and order["args"][0] != "-c":
+        if Popen.server is None and _BOOTSTRAP not in order["args"]:
             fork_from_here()
         run(*order["args"])
         status = 0
@@ -198,6 +202,7 @@ def fork_from_here():
     """Have a fork server of this process's own, for what it starts."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
+        Path("/proc/self/comm").write_text(NAME)
         Popen.server = ForkServer(None)  # its children have none
         ours.close()
         null = os.open(os.devnull, os.O_RDWR)

@@ -1,5 +1,6 @@
 """Forks are processes like started ones: their words, environment, streams, ends, and nothing else."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,24 +12,26 @@ import pytest
 pytestmark = pytest.mark.usefixtures("forked")
 
 TELL = """
-import os, sys
+import json, os, sys
+from tests.fork_server import Popen
 assert "torch" in sys.modules, "it is a fork"
-print(sys.argv, os.getcwd(), os.environ["ONE"], len(os.environ), sorted(os.listdir("/proc/self/fd"), key=int))
+own = Popen.server._end.fileno()
+fds = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")]
+print(json.dumps([sys.argv, os.getcwd(), dict(os.environ), sorted({*fds} - {own})]))
 print("error", file=sys.stderr)
 """
 
 
 def test_it_has_the_words_the_environment_and_the_descriptors_of_its_order(tmp_path):
-    ours, theirs = os.pipe()
+    reader, writer = os.pipe()
     done = subprocess.run(
         [sys.executable, "-c", TELL, "two words", "ü"],
-        env={"ONE": "1"}, cwd=tmp_path, capture_output=True, text=True, pass_fds=[theirs],
+        env={"ONE": "1"}, cwd=tmp_path, capture_output=True, text=True, pass_fds=[writer],
     )  # fmt: skip
-    os.close(ours)
-    os.close(theirs)
-    fds = sorted({0, 1, 2, theirs, 3 if theirs != 3 else 4})  # the last: of listdir()
-    fds = [str(fd) for fd in fds]
-    assert done.stdout == f"['-c', 'two words', 'ü'] {tmp_path} 1 1 {fds}\n"
+    os.close(reader)
+    os.close(writer)
+    found = [["-c", "two words", "ü"], str(tmp_path), {"ONE": "1"}, [0, 1, 2, writer]]
+    assert json.loads(done.stdout) == found
     assert (done.returncode, done.stderr) == (0, "error\n")
 
 

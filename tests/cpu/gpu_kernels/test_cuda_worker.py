@@ -337,9 +337,9 @@ WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}
 @pytest.mark.slow("a whole engine, every op of it in the interpreter")
 def test_a_whole_engine_runs_on_the_gpu_s_kernels(acted, monkeypatch):
     """Every op by its GPU body: models, backend and ops agree on their arguments."""
-    work = [tiny.request("a", range(20), 3), tiny.request("b", [5, 9], 4)]
+    work = [tiny.request("a", range(20), 2), tiny.request("b", [5, 9], 3)]
     work.append(structured.bound("bound", "lists", 3, [7]))
-    work.append(tiny.request("vectors", range(12), 3, vectors=torch.eye(9, 64)))
+    work.append(tiny.request("vectors", range(12), 2, vectors=torch.eye(9, 64)))
     want, _ = tiny.run(tiny.engine_of(WIDE, eager=True, grammars=Grammars()), work)
     monkeypatch.setattr(op, "_device_type", lambda first: "cuda")
     got, _ = tiny.run(engine_of(WIDE, depth=2, grammars=Grammars(), seqs=3, budget=63), work)

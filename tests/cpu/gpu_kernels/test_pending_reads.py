@@ -13,6 +13,7 @@ from quire.kernels.framework import lazy_fusion, op
 from quire.kernels.native import library
 from quire.kernels.native.op_tape import _VIEW_OPS
 from quire.models.build import build_model, read_model_config
+from tests import tiers
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import TINY, VARIANTS
 from tests.fused import call
@@ -71,7 +72,7 @@ def test_every_model_reads_pending_results_with_ops_alone():
         model_type, config = read_model_config(json.loads((TINY / f"{variant}.json").read_text()))
         settings = {"load_format": "dummy", "dtype": torch.bfloat16, "progress": False}
         model = build_model(model_type, config, **settings)
-        for rows in (1, 3, 40):
+        for rows in tiers.amount((1, 40), (1, 3, 40)):
             stepper = Stepper(model, config, dtype=torch.bfloat16)
             with ReadGuard():
                 stepper.hidden(list(range(rows)))

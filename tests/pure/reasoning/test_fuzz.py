@@ -1,5 +1,6 @@
 """Random texts: nothing raises, nothing is lost, and time is linear."""
 
+import itertools
 import random
 import time
 
@@ -10,6 +11,7 @@ from quire.text.output.special_strings import SpecialStrings, SpecialStringStrip
 from quire.text.reasoning.base import WHITESPACE
 from quire.text.reasoning.parser import ReasoningParser
 from quire.text.reasoning.select import REASONING_FORMATS, select_reasoning_format
+from tests import tiers
 
 FORMATS = {name: select_reasoning_format(name) for name in REASONING_FORMATS.names()}
 WORDS = ["a", "<", "</", "\n", "  ", "é", "😀", "[", "|>", '{"x": "<think>"}', "to=f", "analysis"]
@@ -88,8 +90,14 @@ def test_a_continued_message_is_not_emitted_again(name):
         assert "".join((parsed.reasoning + parsed.text).split()) == "more"
 
 
-@pytest.mark.parametrize("unit", ["a", "\n", "<", "</think>", "<think>", "<|channel|>", "<|end|>a"])
-@pytest.mark.parametrize("name", ["qwen3", "gemma4", "openai_gptoss", "granite"])
+UNITS = ("a", "\n", "<", "</think>", "<think>", "<|channel|>", "<|end|>a")
+NAMES = ("qwen3", "gemma4", "openai_gptoss", "granite")
+PAIRS = list(itertools.product(NAMES, UNITS))
+"""Each name and each unit is in every fourth of them."""
+OTHERS = [pair for place, pair in enumerate(PAIRS) if place % 4]
+
+
+@pytest.mark.parametrize(("name", "unit"), [*PAIRS[::4], *tiers.long(*OTHERS)])
 def test_time_is_linear(name, unit):
     def seconds(count, whole):
         parts = [unit * count] if whole else [unit] * count

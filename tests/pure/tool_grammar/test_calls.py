@@ -135,7 +135,7 @@ def test_calls_in_unconstrained_text_are_valid(strict_text, often):
     marks = [mark for one in tool_format.syntaxes for mark in one.begin]
     begin = "So:\n" + tool_format.template.before + call_frame(tool_format, "order").begin
     read = 0
-    for seed in range(10 * often):
+    for seed in range(6 * often):
         more = [*literals(tool_format), *marks, "\n"]
         text = grammar.walk(rng(seed), more, most=2500, ends=0.1, begin=begin)
         if text is not None and not is_torn(text, tool_format):

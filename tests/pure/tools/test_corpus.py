@@ -8,7 +8,7 @@ import pytest
 from tests import tiers
 from tests.pure.tools.samples import FORMATS, HERE, calls_of, corpus, format_of, read
 
-RANDOM_SPLITS = 10_000
+RANDOM_SPLITS = tiers.amount(5_000, 10_000)
 STRIDE = tiers.amount(2, 1)
 """Between places of a text that are tried."""
 LONG = 150

@@ -9,6 +9,7 @@ import pytest
 
 from quire.text.output.parsed_text import ParsedCallDelta, ParsedPiece
 from quire.text.tools.base import closing_literals, tools_by_name
+from tests import tiers
 from tests.pure.tools.rendering import CallToRender, render_calls
 from tests.pure.tools.samples import (
     DECLARED,
@@ -476,7 +477,7 @@ def adverse(tool_format, template, length):
 def test_work_is_linear_for_adverse_text_in_any_chunks(tool_format):
     for template in ADVERSE:
         for begun in ("", format_of(tool_format).syntaxes[0].begin[0], prefix_of_call(tool_format)):
-            text = begun + adverse(tool_format, template, 600)
+            text = begun + adverse(tool_format, template, tiers.amount(300, 600))
             for size in (1, len(text)):
                 parser = reader(tool_format)
                 for at in range(0, len(text), size):
