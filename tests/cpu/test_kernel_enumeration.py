@@ -58,6 +58,11 @@ CASES = {
     "int4 experts": (SHAPES["qwen3-30b-a3b"], {"quantization": "int4"}),
     "nf4": (SHAPES["qwen3-0.6b"], {"quantization": "nf4"}),
     "gptq": (SHAPES["llama-8b"] | {"quantization_config": GPTQ}, {}),
+    "adapters": (SHAPES["qwen3-0.6b"], {"enable_lora": True, "max_loras": 4}),
+    "adapters of quantized layers": (
+        SHAPES["llama-8b"],
+        {"enable_lora": True, "max_lora_rank": 64, "quantization": "fp8"},
+    ),
     "awq experts": (SHAPES["qwen3-30b-a3b"] | {"quantization_config": AWQ}, {}),
     "windows": (tiny("gemma2"), {"max_model_len": 512}),
     "norms of heads": (tiny("cohere_qk_norm_untied_bias"), {"max_model_len": 512}),

@@ -26,6 +26,7 @@ from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooling_rows import PoolingRows, ResultKind
+from quire.runner.parts.adapters import AdaptersPart
 from quire.runner.parts.base import ForwardOutput, PendingPart, StepPart
 from quire.runner.parts.encoder import EncoderPart, EncoderSource
 from quire.runner.parts.pooling import PoolingPart
@@ -97,6 +98,8 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
         _join(sampler, GREEDY)
         for batch in step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len):
             worker.compute(batch, ())
+            if config.adapters is not None:
+                worker.compute(batch, [adapted_tokens(batch)])
         for count in sizes(min(CHUNK_POSITIONS, scheduler.max_model_len - 1)):
             part = PromptLogprobsPart((PromptRow(0, 0, (0,) * count, 1),))
             worker.compute(prompt_batch(0, [count], 0), [part])
@@ -135,6 +138,11 @@ def _run_pooled_steps(
             for kind in kinds:
                 for parts in inputs:
                     worker.compute(without_samples(batch), [*parts, pooled_rows(batch, kind)])
+
+
+def adapted_tokens(batch: StepBatch) -> AdaptersPart:
+    """Return the part of a step whose every token has the adapter of slot 0."""
+    return AdaptersPart(bytes(4 * len(batch.token_ids)), ())
 
 
 def pooled_rows(batch: StepBatch, kind: ResultKind) -> PoolingPart:
