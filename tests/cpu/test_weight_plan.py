@@ -8,8 +8,9 @@ from quire.config.quant.read import reconcile_quantization
 from quire.distributed.mesh import Mesh
 from quire.models._weight_report import model_bytes
 from quire.weights.files import read_headers
+from tests import tiers
 from tests.cpu.models.harness import Together
-from tests.cpu.quant import test_awq, test_gptq
+from tests.cpu.quant import test_awq, test_gptq, test_hqq
 from tests.cpu.quant.oracle import build, tiny, tiny_tensors, write_folder, write_pair
 from tests.cpu.quant.test_online import NAMES
 
@@ -106,6 +107,14 @@ def awq_of_8_bits():
     return test_awq.quantizer(bits=8), test_awq.CONFIG | {"bits": 8}
 
 
+def hqq():
+    return test_hqq.quantizer(4, 64), test_hqq.config(4, 64)
+
+
+def hqq_of_3_bits():
+    return test_hqq.quantizer(3, 32), test_hqq.config(3, 32)
+
+
 def compressed_nvfp4():
     return compressed("nvfp4")
 
@@ -119,7 +128,8 @@ def compressed_mxfp4():
     "case",
     [
         *(bitsandbytes_nested, bitsandbytes_int8, gptq_symmetric, gptq_with_zeros, awq),
-        *(compressed_w4, compressed_nvfp4, compressed_mxfp4, compressed_fp8, awq_of_8_bits),
+        *(compressed_w4, compressed_nvfp4, compressed_mxfp4, compressed_fp8),
+        *tiers.long(awq_of_8_bits, hqq, hqq_of_3_bits),
     ],
 )
 def test_stored_formats(tmp_path, case):

@@ -57,6 +57,20 @@ def test_tiles_take_the_bits_of_their_codes():
         assert weight.nbytes - weight.counters.nbytes == 128 * 1024 * bits // 8 + 128 * 8 * 2
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("bits", [2, 4])
+def test_offsets_in_float32(bits, rows):
+    """As HQQ has them: a scale times a zero that is no integer."""
+    codes = codes_of(64, 256, bits, 64, 0)
+    zero = torch.rand(64, 4) * 2**bits
+    offset = GroupFactors(-codes.scale.expand() * zero)
+    weight = pack_tiles(replace(codes, zero=0, offset=offset), torch.bfloat16)
+    x = torch.randn(rows, 256).bfloat16()
+    out = grouped_linear.outputs(x, weight)
+    grouped_linear.launch(out, x, weight)
+    check(out, x, weight)
+
+
 def test_a_bank_is_its_experts():
     for kind in range(5):
         ones = [codes_of(72, 96, 4, 32, kind) for _ in range(3)]
