@@ -4,8 +4,8 @@
                              [--models llama-8b,...] [--max-rank 0] [--json FILE]
 
 A time is the median of graph replays over weights and banks that do not fit the cache together. A
-line has the base product alone and with the adapters of all its rows; then the sums of a model's
-layers. --max-rank: the rank of the banks, if they are to be larger than the adapters.
+line has the base product alone and with the adapters of all its rows, the activation after gate
+and up in both; then the sums of a model's layers. --max-rank: the rank of the banks, if they are to be larger than the adapters.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from gpu_ops import graph_ms, rand
 
+from quire.kernels.act import act_mul
 from quire.kernels.formats.lora_bank import LoraBank, LoraPart, LoraRows
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.linear import linear
@@ -37,20 +38,24 @@ def bank_of(adapters, rank, most, parts, inputs):
     return bank
 
 
-def base(x, w):
-    linear(x, w)
-    lazy_fusion.flush()
+def base(x, w, gated):
+    finish(linear(x, w), gated)
 
 
-def adapted(x, w, bank, rows):
-    lora_linear(linear(x, w), x, bank, rows)
+def adapted(x, w, gated, bank, rows):
+    finish(lora_linear(linear(x, w), x, bank, rows), gated)
+
+
+def finish(y, gated):
+    if gated:
+        act_mul(y, "silu")
     lazy_fusion.flush()
 
 
 def lines(model, counts, adapters, ranks, most):
     sums = {}
     for layer, (parts, inputs) in LAYERS[model].items():
-        outputs = sum(parts)
+        outputs, gated = sum(parts), layer == "gate_up"
         copies = max(2, min(8, int(2e8 // (outputs * inputs)) + 1))
         weights = [rand(outputs, inputs) / inputs**0.5 for _ in range(copies)]
         for rank in ranks:
@@ -63,9 +68,9 @@ def lines(model, counts, adapters, ranks, most):
                     rows = LoraRows.allocate(t, some, CUDA)
                     rows.slots.copy_(torch.arange(t, device=CUDA) * some // t)
                     sort_rows(rows)
-                    x = rand(t, inputs)
-                    plain = graph_ms([partial(base, x, w) for w in weights])
-                    calls = [partial(adapted, x, w, b, rows) for w, b in zip(weights, banks)]
+                    x, used = rand(t, inputs), [(bank, rows) for bank in banks]
+                    plain = graph_ms([partial(base, x, w, gated) for w in weights])
+                    calls = [partial(adapted, x, w, gated, *b) for w, b in zip(weights, used)]
                     both = graph_ms(calls)
                     key = (t, some, rank)
                     before = sums.get(key, (0.0, 0.0))

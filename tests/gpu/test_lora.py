@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from quire.kernels.act import act_mul
 from quire.kernels.formats.lora_bank import LoraRows, lora_part
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.gpu.lora.lora_linear import MAX_SPLIT_ROWS
@@ -119,3 +120,17 @@ def test_pairs_of_experts_are_rows_of_their_own(tokens):
     y = y.repeat_interleave(top, 0)
     got = run(y, x, bank, pairs)
     check(got, y, x.repeat_interleave(top, 0), bank, pairs)
+
+
+@pytest.mark.parametrize("tokens", [1, 60, 1500])
+def test_an_activation_is_computed_with_the_sums(tokens):
+    bank = random_bank([[16, 16], [8, 0]], 512, (1024, 1024), torch.bfloat16, CUDA)
+    rows = rows_of(torch.randint(-1, 2, (tokens,)), 2)
+    x, y = inputs(tokens, 512, 2048, torch.bfloat16)
+    want = run(y, x, bank, rows)
+    fused = y.clone()
+    got = act_mul(lora_linear(fused, x, bank, rows), "silu")
+    with lazy_fusion.disabled():
+        acted = act_mul(want, "silu")
+    assert torch.equal(fused, want)
+    assert torch.equal(got, acted)
