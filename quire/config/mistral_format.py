@@ -36,6 +36,8 @@ _SAME_MEANING = {
     "activation": "hidden_act",
     "dtype": "dtype",
 }
+_SCHEMES = {"TENSOR": "static", "NO_SCALES": "dynamic"}
+"""qscheme_act -> activation_scheme of the same weights in a config.json."""
 _TOWERS = ("vision_encoder", "multimodal")
 _UNSUPPORTED = {
     "qk_nope_head_dim": "latent attention",
@@ -155,12 +157,17 @@ def _quantization(params: Json) -> dict[str, Any]:
     given = params.get("quantization")
     if not given:
         return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{PARAMS_FILE}: quantization is {given!r:.80}; it must be an object")
     if str(given.get("quant_method", "")).replace("_", "-") == "compressed-tensors":
         return {"quantization_config": {**given, "quant_method": "compressed-tensors"}}
-    if given.get("qformat_weight") != "fp8_e4m3":
-        raise ConfigError(
-            f"{PARAMS_FILE}: quantization is {given!r:.80}; supported: qformat_weight fp8_e4m3"
-        )
-    scheme = "dynamic" if given.get("qscheme_act") == "NO_SCALES" else "static"
+    known = {"qformat_weight": ("fp8_e4m3",), "qscheme_act": (*_SCHEMES, None)}
+    for key, value in {"qformat_weight": None, **given}.items():
+        if value not in known.get(key, ()):
+            allowed = ", ".join(f"{name} {' or '.join(map(str, of))}" for name, of in known.items())
+            raise ConfigError(
+                f"{PARAMS_FILE}: quantization has {key!r:.60} {value!r:.60}; supported: {allowed}"
+            )
+    scheme = _SCHEMES[given.get("qscheme_act") or "TENSOR"]
     made = {"quant_method": "fp8", "activation_scheme": scheme}
     return {"quantization_config": {**made, "modules_to_not_convert": ["lm_head"]}}

@@ -103,6 +103,10 @@ def test_towers_make_it_a_wrapper(tmp_path):
         ({"sliding_window": [None, 64, 65]}, "it must have one length"),
         ({"sliding_window": [None, 64, 64]}, "a number of entries that divides n_layers"),
         ({"quantization": {"qformat_weight": "int4"}}, "supported: qformat_weight fp8_e4m3"),
+        ({"quantization": {"qscheme_act": "TENSOR"}}, "'qformat_weight' None; supported"),
+        ({"quantization": {"qformat_weight": "fp8_e4m3", "qscheme_act": ["BLOCK"]}}, "'qscheme_act'"),
+        ({"quantization": {"qformat_weight": "fp8_e4m3", "new": 1}}, "quantization has 'new' 1"),
+        ({"quantization": ["fp8_e4m3"]}, "quantization is .*; it must be an object"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, more, words):
