@@ -59,19 +59,22 @@ def adapted_layers(found: AdapterModules) -> tuple[str, ...]:
     return tuple(name for name, shape in found.layers.items() if not shape.refusal)
 
 
-def check_deltas(adapter: Adapter) -> None:
-    """Raise WeightError for a kind of delta that the engine does not add yet."""
-    problems = [*dict.fromkeys(_unsupported(adapter))]
+def check_deltas(adapter: Adapter, ranks: int) -> None:
+    """Raise WeightError for a kind of delta that the engine does not add yet.
+
+    ranks: over which layers are cut.
+    """
+    problems = [*dict.fromkeys(_unsupported(adapter, ranks))]
     if problems:
         raise WeightError(f"the adapter has what is not supported yet: {'; '.join(problems[:8])}")
 
 
-def _unsupported(adapter: Adapter) -> Iterator[str]:
+def _unsupported(adapter: Adapter, ranks: int) -> Iterator[str]:
     for layer, parts in adapter.deltas.items():
         for delta in parts.values():
             if not isinstance(delta, LinearDelta):
                 yield f"{type(delta).__name__} of {layer}"
-            elif delta.magnitude is not None:
-                yield "magnitudes (use_dora)"
-            elif delta.bias is not None:
-                yield "biases of B (lora_bias)"
+            elif ranks > 1 and delta.magnitude is not None:
+                yield "magnitudes (use_dora) on several ranks"
+            elif ranks > 1 and delta.bias is not None:
+                yield "biases of B (lora_bias) on several ranks"

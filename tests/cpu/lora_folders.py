@@ -20,7 +20,13 @@ def write_adapter(base, folder, seed=0, targets=ALL_LINEAR, r=4, **settings):
     config = LoraConfig(r=r, target_modules=targets, task_type="CAUSAL_LM", **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        get_peft_model(model, config).save_pretrained(folder)
+        adapted = get_peft_model(model, config)
+        for name, param in adapted.named_parameters():  # else magnitudes are those of the sum
+            if "magnitude" in name:
+                param.data.mul_(torch.rand(param.shape) + 0.5)
+            elif name.endswith("lora_B.default.bias"):
+                param.data.normal_(0, 0.1)
+        adapted.save_pretrained(folder)
     return folder
 
 
@@ -33,7 +39,11 @@ class Peft:
     @functools.cache  # noqa: B019 - lives as long as its test module
     def model(self, adapter=None):
         model = AutoModelForCausalLM.from_pretrained(self._base, dtype=torch.float32).eval()
-        return model if adapter is None else PeftModel.from_pretrained(model, adapter).eval()
+        if adapter is None:
+            return model
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return PeftModel.from_pretrained(model, adapter).eval()
 
     @torch.inference_mode()
     def logprobs(self, prompt, adapter=None):

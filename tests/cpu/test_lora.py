@@ -305,8 +305,6 @@ def test_what_the_engine_was_not_started_for_is_refused(llama, settings, message
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use_dora": True}, "use_dora"),
-        ({"lora_bias": True}, "lora_bias"),
         ({"targets": ["embed_tokens"]}, "token embeddings"),
         ({"targets": ["lm_head"]}, "output heads"),
         ({"targets": ["q_proj"], "modules_to_save": ["lm_head"]}, "output heads|lm_head"),
@@ -338,14 +336,30 @@ def test_options_that_contradict_are_refused(llama, given, message):
 
 
 def test_the_memory_plan_counts_the_slots(llama, llm):
-    plan, banks = llm.llm_engine.built.memory_plan, llm.llm_engine.engine.executor.runner.model
-    real = sum(one.a.nbytes + one.b.nbytes for one in banks.adapter_banks._banks.values())
+    plan, model = llm.llm_engine.built.memory_plan, llm.llm_engine.engine.executor.runner.model
+    banks = [layer.weight.bank for layer in model.adapter_banks._layers.values()]
+    real = sum(one.a.nbytes + one.b.nbytes for one in banks)
     assert plan.adapter_bytes == real
     assert plan.weight_bytes > real
 
 
 def test_options_are_parsed():
     assert Options.from_flat({"enable_lora": True, "lora_target_modules": ["q_proj"]}).lora
+
+
+@pytest.mark.slow("two more adapters by peft")
+@pytest.mark.parametrize("model_type", ["qwen2", *tiers.long("llama")])
+def test_magnitudes_and_biases(cases, tmp_path, model_type):
+    case = cases(model_type)
+    kinds = [{"use_dora": True}, {"lora_bias": True}, {"use_dora": True, "targets": ["v_proj"]}]
+    folders = [
+        write_adapter(case.base, tmp_path / f"k{i}", i, **kind) for i, kind in enumerate(kinds)
+    ]
+    dora, biased, narrow = (LoRARequest(one.name, i + 1, str(one)) for i, one in enumerate(folders))
+    llm = case.llm(max_loras=2)
+    plain = LoRARequest("plain", 9, case.requests[1].lora_path)
+    for requests in ([dora, None, biased, narrow, plain], [plain, biased, None, plain, dora]):
+        check(case, run(llm, PROMPTS[:5], requests), requests)
 
 
 # -- ranks and quantized weights -------------------------------------------------------------------

@@ -12,7 +12,7 @@ from quire.core.params import LoRARequest
 SETTINGS = {
     "dtype": "float32", "enable_lora": True, "max_loras": 2, "max_lora_rank": 16,
     "num_gpu_blocks_override": 512, "max_num_seqs": 8, "use_tqdm_on_load": False,
-    "max_model_len": 512,
+    "max_model_len": 512, "enable_prefix_caching": False,
 }  # fmt: skip
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
 PROMPTS = [[7 + (i * k) % 90 for k in range(n)] for i, n in enumerate((3, 41, 18, 70, 25, 9))]
@@ -43,6 +43,7 @@ def shapes(model):
     }
 
 
+@pytest.mark.slow("engines on both devices, and kernels that are compiled")
 @pytest.mark.parametrize("eager", [False, True])
 def test_tokens_are_those_of_the_cpu(tmp_path, eager):
     cpu = LLM("embedded", device="cpu", **SETTINGS)

@@ -113,7 +113,7 @@ def build_adapter_store(
 
     def read(folder: Path) -> Adapter:
         adapter = read_adapter(folder, modules, dtype, limits)
-        check_deltas(adapter)
+        check_deltas(adapter, config.parallel.tensor)
         return adapter
 
     return AdapterStore(read, section.max_host)

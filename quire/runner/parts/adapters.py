@@ -21,7 +21,9 @@ class AdaptersPart(StepPart, frozen=True, array_like=True):
     """slots: int32 of each of the step's T tokens, -1: no adapter."""
 
     slots: bytes
-    loads: tuple[tuple[int, dict[str, dict[int, tuple[Tensor, Tensor]]]], ...]
+    loads: tuple[
+        tuple[int, dict[str, dict[int, tuple[Tensor, Tensor, Tensor | None, Tensor | None]]]], ...
+    ]
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> AdaptersPart | None:
@@ -51,12 +53,12 @@ class AdaptersPart(StepPart, frozen=True, array_like=True):
 
 
 def linear_deltas(adapter: Adapter) -> dict[str, LayerDeltas]:
-    """Return an adapter's deltas of linear layers, by layer and part."""
+    """Return an adapter's deltas of linear layers, as banks take them."""
     found: dict[str, LayerDeltas] = {}
     for layer, parts in adapter.deltas.items():
         for part, delta in parts.items():
             assert isinstance(delta, LinearDelta), layer
-            found.setdefault(layer, {})[part] = delta.a, delta.b.t()
+            found.setdefault(layer, {})[part] = delta.a, delta.b.t(), delta.bias, delta.magnitude
     return found
 
 
