@@ -5,6 +5,7 @@ The original is freed before the next layer, so the peak is the quantized model 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -58,6 +59,19 @@ class Method:
 
 def quantize(weight: Tensor, form: OnlineFormat | GgmlOnlineFormat) -> WeightCodes:
     """Quantize a weight [O, I], or weights [X, O, I], to a format that their width allows."""
+    if weight.is_meta:  # of a step that is only described: layers of one shape have equal codes
+        return _meta_codes(tuple(weight.shape), weight.dtype, form)
+    return _quantize(weight, form)
+
+
+@functools.cache
+def _meta_codes(
+    shape: tuple[int, ...], dtype: torch.dtype, form: OnlineFormat | GgmlOnlineFormat
+) -> WeightCodes:
+    return _quantize(torch.empty(shape, dtype=dtype, device="meta"), form)
+
+
+def _quantize(weight: Tensor, form: OnlineFormat | GgmlOnlineFormat) -> WeightCodes:
     group = form.group_of(weight.shape[-1])
     assert group is not None, "refused by `accepts`"
     flat = weight.flatten(0, -2)

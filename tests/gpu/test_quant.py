@@ -9,6 +9,7 @@ from itertools import islice, product
 import pytest
 import torch
 
+from quire.kernels.act import act_mul
 from quire.kernels.formats.tiled_weight import PLANES, TiledExperts, TiledWeight
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.grouped_linear import grouped_embedding, pack, pack_experts, random_codes
@@ -74,6 +75,23 @@ def test_products_are_near_float64_and_rows_apart(bits, kind, shape, dtype, size
             assert not y[1].isfinite().all()
             assert torch.equal(y[:1], clean[:1])
             assert torch.equal(y[2:], clean[2:])
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "kind"), [(4, 32, 0), (4, 64, 3), (8, 128, 2), (3, 64, 1)]
+)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1024, 2048), (704, 320)])
+def test_a_product_and_the_activation_after_it_are_those_apart(outputs, inputs, bits, group, kind):
+    weight = weight_of(outputs, inputs, bits, group, kind)
+    for rows in (1, 5, 8):
+        x = torch.randn(rows, inputs, device=CUDA).bfloat16()
+        z = linear(x, weight)
+        joined = act_mul(z, "silu")
+        lazy_fusion.flush()
+        with lazy_fusion.disabled():
+            want = act_mul(linear(x, weight), "silu")
+        check(z, x, weight)
+        torch.testing.assert_close(joined, want, atol=1e-2, rtol=2**-6)
 
 
 @pytest.mark.parametrize("bits", PLANES)

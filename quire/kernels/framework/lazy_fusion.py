@@ -182,7 +182,8 @@ def _fuses_into_linear(held: PendingOp, x: Tensor, weight: object) -> bool:
     """Whether a product of x can be fused with this op before it."""
     quantized = x.shape[0] > 1 and isinstance(weight, Fp8Weight)
     if held.op == "rms_norm":
-        return held.outputs[0] is x and x.dim() == 2 and (x.shape[0] == 1 or quantized)
+        one = x.shape[0] == 1 and _gpu_module("linear.small_m_linear").fuses_norm(weight)
+        return held.outputs[0] is x and x.dim() == 2 and (one or quantized)
     return held.op == "act_mul" and held.outputs is x and quantized
 
 

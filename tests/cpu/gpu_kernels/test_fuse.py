@@ -108,23 +108,6 @@ def in_tiles(weight):
     return pack_tiles(codes, torch.bfloat16)
 
 
-@pytest.mark.slow("a layer in the interpreter, fused and not")
-@pytest.mark.parametrize("s", [ONE._replace(F=48), *tiers.long((FEW._replace(F=48),))])
-def test_a_fused_row_over_weights_of_four_bits_is_the_row(s, monkeypatch):
-    from quire.kernels.gpu.linear import grouped_gemv
-
-    calls, real = [], grouped_gemv.launch
-    monkeypatch.setattr(grouped_gemv, "launch", lambda *a: calls.append(a[4:]) or real(*a))
-    torch.manual_seed(3)
-    fused, plain = both(s, quantized(inputs(s, "cpu"), in_tiles), bias=True)
-    if s.T == 1:
-        assert [[part is not None for part in one] for one in calls[:4]] == [
-            [True, False], [False, False], [True, True], [False, False],
-        ]  # fmt: skip
-    for name, want in plain.items():
-        torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
-
-
 def test_rows_over_e4m3_weights_are_made_and_quantized_in_one_pass(monkeypatch):
     from quire.kernels.gpu.linear import quantize_fused
 

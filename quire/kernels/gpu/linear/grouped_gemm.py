@@ -230,13 +230,15 @@ def plan_grouped_gemm(rows: int, weight: TiledWeight) -> GroupedGemmPlan:
     """
     stages = {4: 4, 8: 3, 16: 2}[weight.slices]
     if rows > SMALL_M:
-        return GroupedGemmPlan(128, 2 * TILE, 1, min(stages, 3), 8)
-    bands = cdiv(weight.shape[0], TILE)
-    most = max(1, min(8, 320 // bands, weight.shape[1] // 512))
-    parts = next(n for n in range(most, 0, -1) if weight.blocks % n == 0 or n <= most // 2)
-    width = max(8, next_power_of_2(rows))
+        tall = 64 if weight.slices == 4 else 128
+        return GroupedGemmPlan(tall, 2 * TILE, 1, min(stages, 3), 8)
+    bands, width = cdiv(weight.shape[0], TILE), max(8, next_power_of_2(rows))
     if weight.slices == 16 and width > 32:
         return GroupedGemmPlan(32, TILE, 1, stages, 4)  # as many rows as fit the registers
+    if bands >= 256 and weight.slices == 4:
+        return GroupedGemmPlan(width, 2 * TILE, 1, 3, 4)
+    most = max(1, min(8, (256 if width > 32 else 448) // bands, weight.shape[1] // 512))
+    parts = next(n for n in range(most, 0, -1) if weight.blocks % n == 0 or n <= most // 2)
     return GroupedGemmPlan(width, TILE, parts, stages, 4)
 
 

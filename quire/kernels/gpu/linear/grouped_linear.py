@@ -1,8 +1,9 @@
 """Grouped linear: the product of x and a weight of two to eight bits, by the number of rows.
 
-    one                 grouped_gemv.py, which lazy fusion also takes with the ops beside it
-    up to FUSED_ROWS    grouped_gemm.py: codes are decoded where they are multiplied
-    more                grouped_widen.py into a scratch as large as the layer, then the library
+    up to 16        grouped_small_m.py, which lazy fusion also takes with the activation after it
+    up to 64        grouped_gemm.py: codes are decoded in the registers that multiply
+    up to 768       grouped_gemm_hopper.py: some warps decode for others; elsewhere grouped_gemm.py
+    more            grouped_widen.py into a scratch as large as the layer, then the library
 
 Rows in float32, which are for checking only, are always multiplied by the library. Where the
 columns of a weight are permuted, those of x are gathered first.
@@ -10,21 +11,23 @@ columns of a weight are permuted, those of x are gathered first.
 
 from __future__ import annotations
 
+import functools
+from importlib import import_module
+from typing import Any
+
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.formats.tiled_weight import TiledWeight
-from quire.kernels.gpu.linear import grouped_gemm, grouped_gemv, grouped_widen
+from quire.kernels.gpu.linear import grouped_gemm, grouped_widen
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
 
 HALF = (torch.bfloat16, torch.float16)
 
-FUSED_ROWS = 2048
-"""Rows up to which decoding in the product costs less than widening the layer once."""
-
+_MOST_ROWS = 768
 _BLOCK = 1024
 
 
@@ -67,24 +70,42 @@ def outputs(x: Tensor, weight: object, bias: Tensor | None = None) -> Tensor:
 def launch(out: Tensor, x: Tensor, weight: TiledWeight, bias: Tensor | None = None) -> None:
     if not x.shape[0]:
         return
-    if grouped_gemv.supports(x, weight, bias):
-        grouped_gemv.launch(out, x, weight, bias)
-        return
     if weight.perm is not None:
         x = gather_columns(x, weight.perm)
-    if x.dtype in HALF and x.shape[0] <= fused_rows(weight):
-        grouped_gemm.launch(out, x, weight, bias)
-        return
-    plain = grouped_widen.widen(weight, x.dtype)
-    if bias is None:
-        torch.mm(x, plain.t(), out=out)
+    small, hopper = gluon_modules(x)
+    if small is not None and small.supports(x, weight, bias):
+        small.launch(out, x, weight, bias)
+    elif x.dtype not in HALF or x.shape[0] > _fused_rows(weight):
+        plain = grouped_widen.widen(weight, x.dtype)
+        if bias is None:
+            torch.mm(x, plain.t(), out=out)
+        else:
+            torch.addmm(bias, x, plain.t(), out=out)
+    elif x.shape[0] > grouped_gemm.SMALL_M and hopper is not None and hopper.supports(x, weight):
+        hopper.launch(out, x, weight, bias)
     else:
-        torch.addmm(bias, x, plain.t(), out=out)
+        grouped_gemm.launch(out, x, weight, bias)
 
 
-def fused_rows(weight: TiledWeight) -> int:
-    """Rows up to which codes are decoded in the product.
+def _fused_rows(weight: TiledWeight) -> int:
+    """Rows up to which decoding in the product costs less than widening the layer once.
 
     Blocks of more slices than those of 4 and 8 bits leave no room for tiles of many rows.
     """
-    return FUSED_ROWS if weight.slices == 4 else grouped_gemm.SMALL_M
+    return _MOST_ROWS if weight.slices == 4 else grouped_gemm.SMALL_M
+
+
+def gluon_modules(x: Tensor) -> tuple[Any, Any]:
+    """The kernels for few and for more rows that need Gluon; None: not here."""
+    return (None, None) if x.is_cpu else _import_gluon_modules()
+
+
+@functools.cache
+def _import_gluon_modules() -> tuple[Any, Any]:
+    try:
+        return tuple(
+            import_module(f"quire.kernels.gpu.linear.{name}")
+            for name in ("grouped_small_m", "grouped_gemm_hopper")
+        )  # type: ignore[return-value]
+    except ImportError:
+        return None, None

@@ -1,13 +1,12 @@
 """One to eight rows times a weight matrix: calls the kernel that was fastest when measured.
 
-    one row           gemv.py, gemv_fp8.py for weights in e4m3, grouped_gemv.py for those of two to
-                      eight bits: whole rows of W in registers
+    few bits          grouped_small_m.py: weights of two to eight bits
+    one row           gemv.py, gemv_fp8.py for weights in e4m3: whole rows of W in registers
     small weights     gemv_rows.py: they are loaded before a pipeline through shared memory fills.
                       Good while the sums, one per row, take no longer than the loads
     other weights     small_m_gemm.py: tensor cores, faster than cuBLAS up to about eight rows
 
-Several rows over e4m3 weights are quantized first (quantize_fused.py, fp8_linear.py); those over
-weights of few bits are launched at once (grouped_linear.py).
+Several rows over e4m3 weights are quantized first (quantize_fused.py, fp8_linear.py).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from quire.kernels.gpu.linear import (
     gemv,
     gemv_fp8,
     gemv_rows,
-    grouped_gemv,
+    grouped_linear,
     quantize_fused,
     small_m_gemm,
 )
@@ -40,7 +39,9 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
         body = gemv_fp8 if x.shape[0] == 1 else quantize_fused
         return body.supports(x, weight, bias)
     if isinstance(weight, TiledWeight):
-        return grouped_gemv.supports(x, weight, bias)
+        small, _ = grouped_linear.gluon_modules(x)
+        few = x.shape[0] <= MAX_ROWS and weight.perm is None
+        return few and small is not None and small.supports(x, weight, bias)
     if x.shape[0] == 1:
         return gemv.supports(x, weight, bias)
     if not isinstance(weight, Tensor) or x.shape[0] > MAX_ROWS or not x.shape[0]:
@@ -52,6 +53,11 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
     return bias is None or bias.is_contiguous()
 
 
+def fuses_norm(weight: object) -> bool:
+    """Whether the product of one row can begin with the row's norm."""
+    return not isinstance(weight, TiledWeight)
+
+
 def launch(
     z: Tensor,
     x: Tensor,
@@ -61,14 +67,14 @@ def launch(
     act: FusedActivation | None = None,
     memory_idle: bool = False,
 ) -> None:
-    """z [T, O] = x @ weight.T + bias; fills the results of norm (of one row only) and act too.
+    """z [T, O] = x @ weight.T + bias; fills the results of norm (see fuses_norm) and act too.
 
     memory_idle: the previous kernel leaves memory idle (as attention), so weights may load early.
     """
     if isinstance(weight, Fp8Weight):
         gemv_fp8.launch(z, x, weight, bias, norm, act, memory_idle)
     elif isinstance(weight, TiledWeight):
-        grouped_gemv.launch(z, x, weight, bias, norm, act)
+        grouped_linear.gluon_modules(x)[0].launch(z, x, weight, bias, act)
     elif x.shape[0] == 1:
         gemv.launch(z, x, weight, bias, norm, act, memory_idle)
     elif act is None and weight.numel() <= _SMALL_WEIGHT and x.shape[0] <= _SMALL_WEIGHT_ROWS:

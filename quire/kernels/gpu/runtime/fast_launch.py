@@ -66,15 +66,16 @@ class TritonKernel:
         stages: int = 3,
         pdl: bool = False,
         tiles: tuple[Any, ...] = (),
+        maxnreg: int | None = None,
     ) -> None:
         """Start the kernel on the current stream. pdl: it may start before the previous one ends,
         if the device supports that.
 
         tiles: tensor descriptors, parameters between the tensors and the numbers. The constexprs
-        must distinguish all that differs in them.
+        must distinguish all that differs in them. maxnreg: registers of a thread at its start.
         """
         pointers = [0 if t is None else t.data_ptr() for t in tensors]
-        key: tuple[Any, ...] = (consts, warps, stages, pdl)
+        key: tuple[Any, ...] = (consts, warps, stages, pdl, maxnreg)
         key += tuple([None if t is None else t.dtype for t in tensors])
         for pointer in pointers:
             if pointer & 15:  # compiled for what is aligned now; another mix is another kernel
@@ -83,7 +84,7 @@ class TritonKernel:
         held = self._compiled.get(key)
         if held is None:
             self._compile_and_launch(
-                key, grid, (*tensors, *tiles, *numbers, *consts), warps, stages, pdl
+                key, grid, (*tensors, *tiles, *numbers, *consts), warps, stages, pdl, maxnreg
             )
             return
         run, function, middle, given = held
@@ -102,6 +103,7 @@ class TritonKernel:
         warps: int,
         stages: int,
         pdl: bool,
+        maxnreg: int | None,
     ) -> None:
         if self.interpreted:
             self._jit[grid](*args)
@@ -110,7 +112,10 @@ class TritonKernel:
         pdl = pdl and supports_pdl(args[given].device)
         ready, began = late_work.is_ready(), time.perf_counter()
         loaded = self._ids_of_loaded() if ready else set()
-        done = self._jit[grid](*args, num_warps=warps, num_stages=stages, launch_pdl=pdl)
+        options = {"num_warps": warps, "num_stages": stages, "launch_pdl": pdl}
+        if maxnreg is not None:
+            options["maxnreg"] = maxnreg
+        done = self._jit[grid](*args, **options)
         if done is not None:  # None: a trace, which notes the kernel and skips its launch
             # a key has None at the same places: that tensor is given at each later launch
             self._compiled[key] = (*_launch_handle(done), given)
