@@ -460,7 +460,8 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     rest = matrices - tables - inner - routers - latent
     sizes = {"layers.mlp": rest, "layers.mlp.experts": inner}
     found = tuple(MatrixFacts(name, n // hidden, hidden) for name, n in sizes.items() if n)
-    return WeightFacts(matrices, hidden * (4 * len(layers) + 1), found)
+    head = MatrixFacts("lm_head", vocab, size)
+    return WeightFacts(matrices, hidden * (4 * len(layers) + 1), found, head)
 
 
 def _absorbed_weights(hf: Json, layer: LayerFacts) -> int:
@@ -517,7 +518,8 @@ def count_weights_in_headers(
             or any(layer in name for layer in spare)
         )
 
-    return count_tensors((name, one) for name, one in headers.items() if is_loaded(name))
+    loaded = ((name, one) for name, one in headers.items() if is_loaded(name))
+    return count_tensors(loaded, tied=tied and head)
 
 
 def _spare_layers(hf: Json) -> tuple[str, ...]:

@@ -76,8 +76,9 @@ class ModelOptions:
     per 128 x 128; int8, int4: integers, a scale per 128 inputs; int4_asym: also a zero;
     int8_per_channel_weight_only: a scale per output; experts_int8: only experts; mxfp4: 4-bit
     floats; nf4 (or bitsandbytes): 4-bit codes as QLoRA has them; gguf:NAME: the types of GGUF
-    files, such as gguf:Q4_K_M. The name of the checkpoint's own format is allowed and changes
-    nothing. None: as stored."""
+    files, such as gguf:Q4_K_M. With +lm_head behind it (int8+lm_head) the output head, and an
+    embedding that it shares, are quantized too. The name of the checkpoint's own format is allowed
+    and changes nothing. None: as stored."""
     dtype: Dtype = "auto"
     """Dtype of weights and activations. auto: the checkpoint's; float16 becomes bfloat16 on a
     CPU."""

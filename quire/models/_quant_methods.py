@@ -87,6 +87,8 @@ class _MethodsOfFormats:
     def of(self, module: WeightModule, names: Iterable[str]) -> Method:
         """Return the method of a layer's part to which a checkpoint gives one of these names."""
         form, router = self._facts.format_of(names), module.role == "router"
+        if module.role in ("head", "embedding") and not self._facts.is_stored:
+            form = self._facts.head if module.multiplied else None
         if form is None or (router and (form.only_experts or not form.is_stored)):
             return PLAIN
         if form not in self._made:

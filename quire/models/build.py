@@ -166,6 +166,9 @@ def build_model(
     if mesh.tp > 1:
         _shard_model(model, mesh, comm or connect(mesh))
     quantized = reconcile_quantization(config.quantized, quant, len(config.attention_layers()))
+    if _is_tied(model, config, folder, load_format):
+        for source in cast(Weights, model.weights).tie.values():
+            cast(WeightModule, model.get_submodule(source)).multiplied = True
     with torch.device("meta"):  # parameters have shapes only until they are filled
         set_quant_methods(model, quantized, headers)
         _set_stored_methods(model, headers)
@@ -212,15 +215,9 @@ def load_weights(
     built."""
     weights = cast(Weights, model.weights)
     leaves = {name: m for name, m in model.named_modules() if isinstance(m, ParamModule)}
-    tied = config.tied
-    if tied and weights.tie_if_missing and folder is not None and load_format != "dummy":
-        names = _checkpoint_headers(folder, load_format)
-        tied = not {weights.target(name).layer for name in names} & weights.tie.keys()
+    tied = _is_tied(model, config, folder, load_format)
     tie = weights.tie if tied else {}
     own = {name: leaf for name, leaf in leaves.items() if name not in tie}
-    for source in tie.values():
-        cast(WeightModule, leaves[source]).multiplied = True
-
     names_of = {leaf: name for name, leaf in leaves.items()}
 
     def finish(leaf: ParamModule) -> None:
@@ -263,6 +260,15 @@ def load_weights(
             scales.require_all()
     for name, source in tie.items():
         leaves[name].set_param("weight", leaves[source].weight)
+
+
+def _is_tied(model: nn.Module, config: ModelConfig, folder: Path | None, load_format: str) -> bool:
+    """Whether layers share weights as `Weights.tie` states."""
+    weights = cast(Weights, model.weights)
+    if config.tied and weights.tie_if_missing and folder is not None and load_format != "dummy":
+        names = _checkpoint_headers(folder, load_format)
+        return not {weights.target(name).layer for name in names} & weights.tie.keys()
+    return config.tied
 
 
 def assign_kv_tensors(model: nn.Module, groups: Sequence[KVCacheGroup]) -> None:

@@ -38,11 +38,10 @@ class Method:
         self._form = form
 
     def accepts(self, layer: QuantizableLayer) -> bool:
-        """As FP8 on load: no head, no embedding, no gate of few outputs."""
-        roles = ("experts",) if self._form.only_experts else ("linear", "experts")
+        """No gate of few outputs. A head, and an embedding that it shares, only if asked for."""
         widths = {layer.weight_layout(one)[0].shard_shape[1] for one in layer.matrices}
         return (
-            layer.role in roles
+            (layer.role == "experts" or not self._form.only_experts)
             and outputs_of(layer) >= MIN_OUTPUTS
             and all(self._form.group_of(width) for width in widths)
         )

@@ -11,6 +11,8 @@ from quire.config.quant.facts import MIN_OUTPUTS, QuantFacts, WeightFormat
 
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head", "shared.weight", "relative_attention_bias")
 """Parts of matrix names that mark matrices other than the decoder's linear layers."""
+HEADS = ("lm_head.", "embed_out.")
+"""Parts of the names of output heads that multiply by a matrix of their own."""
 ROUTERS = ("gate", "router", "wg")
 """Last components of the names of what chooses experts."""
 ABSORBED = ("kv_b_proj",)
@@ -75,6 +77,7 @@ class WeightFacts:
     matrices: int  # elements of unquantized matrices, those of `layers` included
     vectors: int
     layers: tuple[MatrixFacts, ...] = ()  # which may be quantized, or are so in the checkpoint
+    head: MatrixFacts | None = None  # a plain output head, one of `matrices`
 
     def bytes(
         self,
@@ -85,6 +88,9 @@ class WeightFacts:
     ) -> int:
         """Bytes on one rank. itemsize: of the model's dtype. device: "cpu" or "cuda"."""
         total = float(self.matrices * itemsize)
+        if self.head is not None and quantized is not None and quantized.head is not None:
+            total += self.head.held_bytes(quantized.head, itemsize, device)
+            total -= self.head.count(quantized.head) * itemsize
         for layer in self.layers:
             form = _format_of(layer, quantized)
             total += layer.held_bytes(form, itemsize, device)
@@ -115,14 +121,17 @@ def _format_of(layer: MatrixFacts, quantized: QuantFacts | None) -> WeightFormat
     return None if quantized is None else quantized.format_of([layer.name])
 
 
-def count_tensors(headers: Iterable[tuple[str, Header]]) -> WeightFacts:
-    """Count the weights that are loaded, from (name, header) of their tensors."""
+def count_tensors(headers: Iterable[tuple[str, Header]], *, tied: bool = False) -> WeightFacts:
+    """Count the weights that are loaded, from (name, header) of their tensors.
+
+    tied: whether the largest embedding is the output head too.
+    """
     modules: dict[str, dict[str, Header]] = {}
     for name, header in headers:
         module, _, param = name.rpartition(".")
         modules.setdefault(module, {})[param] = header
     matrices = vectors = 0
-    layers = []
+    layers, heads = [], []
     for module, params in modules.items():
         if not all(header.is_plain for header in params.values()):
             stored = {name: one for name, one in params.items() if not name.endswith("bias")}
@@ -135,10 +144,15 @@ def count_tensors(headers: Iterable[tuple[str, Header]]) -> WeightFacts:
                 vectors += size
                 continue
             matrices += size
-            if not any(word in name for word in NON_LINEAR_NAMES) and not _is_router(module):
-                path = module if param == "weight" else name
-                layers.append(MatrixFacts(path, size // shape[-1], shape[-1]))
-    return WeightFacts(matrices, vectors, tuple(layers))
+            path = module if param == "weight" else name
+            found = MatrixFacts(path, size // shape[-1], shape[-1])
+            if any(word in name for word in NON_LINEAR_NAMES):
+                if tied or any(head in name for head in HEADS):
+                    heads.append(found)
+            elif not _is_router(module):
+                layers.append(found)
+    head = max(heads, key=lambda one: one.outputs, default=None)
+    return WeightFacts(matrices, vectors, tuple(layers), head)
 
 
 def _stored_matrices(module: str, params: Mapping[str, Header]) -> list[MatrixFacts]:

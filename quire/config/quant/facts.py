@@ -71,6 +71,8 @@ class QuantFacts:
     quant_method: str  # of the checkpoint, or the value of the option
     rules: tuple[LayerRule, ...] = ()  # the first that matches decides
     default: WeightFormat | None  # of layers that no rule is about
+    head: WeightFormat | None = None
+    """What the output head, and an embedding that it shares, become on load. None: they stay."""
     kv_cache: str | None = None
     """The KV format whose scales the checkpoint has: "float8_e4m3fn" or "int8" (a name in
     quire.config.memory.kv_format.KV_FORMATS). None: it states nothing of the cache."""

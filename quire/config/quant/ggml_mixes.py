@@ -46,12 +46,17 @@ def ggml_type(mix: str, matrix: str, inputs: int, layer: int = 0, layers: int = 
         raise ConfigError(f"no GGUF type {mix!r}; there are {', '.join(MIXES)}")
     base, more = MIXES[mix]
     if matrix == "output":
-        kind = "Q8_0" if base == "Q8_0" else "Q6_K"
+        kind = head_type(base)
     elif more is not None and matrix in VALUE_LIKE and _has_more_bits(mix, matrix, layer, layers):
         kind = more
     else:
         kind = base
     return fitting_type(kind, inputs) or "F16"
+
+
+def head_type(base: str) -> str:
+    """Return the type of the output head in a mix whose other matrices have the type `base`."""
+    return "Q8_0" if base == "Q8_0" else "Q6_K"
 
 
 def fitting_type(kind: str, inputs: int) -> str | None:

@@ -1,7 +1,7 @@
 """The block types of GGUF files, made on load: `--quantization gguf:Q4_K_M`.
 
 Each matrix has the type that a file of this mix would give it. The output head and embeddings stay
-unquantized, as with every format that is made on load.
+unquantized, as with every format that is made on load, unless the head is asked for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat
 from quire.config.quant.ggml import held_bits
-from quire.config.quant.ggml_mixes import MIXES, fitting_type, layers_with_more_bits
+from quire.config.quant.ggml_mixes import MIXES, fitting_type, head_type, layers_with_more_bits
 from quire.errors import ConfigError
 
 PREFIX = "gguf:"
@@ -52,3 +52,9 @@ def read_mix(name: str, layers: int) -> QuantFacts:
             rules.append(LayerRule(pattern, GgmlOnlineFormat(type=more)))
     default = GgmlOnlineFormat(type=base)
     return QuantFacts(quant_method=name, rules=tuple(rules), default=default)
+
+
+def head_format(name: str) -> GgmlOnlineFormat:
+    """Return the format of the output head in a file of a known mix."""
+    base, _ = MIXES[name.removeprefix(PREFIX).upper()]
+    return GgmlOnlineFormat(type=head_type(base))

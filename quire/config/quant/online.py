@@ -9,7 +9,7 @@ MXFP4 powers of two.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from quire.config.quant import ggml_online
@@ -20,6 +20,8 @@ GROUP = 128
 GROUPS = (128, 64, 32, 16)
 """Sizes of groups that kernels are made for."""
 SMALLEST_GROUP = 16
+WITH_HEAD = "+lm_head"
+"""Ends values of `quantization` that quantize the output head too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ ONLINE_FORMATS: Mapping[str, WeightFormat] = {
 
 def online_names() -> tuple[str, ...]:
     """Return the values of `quantization` that quantize a plain checkpoint."""
-    return (*ONLINE_FORMATS, f"{ggml_online.PREFIX}NAME")
+    return (*ONLINE_FORMATS, f"{ggml_online.PREFIX}NAME", f"any but fp8 with {WITH_HEAD} behind it")
 
 
 def find_online(name: str, layers: int) -> QuantFacts | None:
@@ -78,7 +80,16 @@ def find_online(name: str, layers: int) -> QuantFacts | None:
 
     layers: of the model. Raises ConfigError for an unknown mix of GGUF types.
     """
-    if name.startswith(ggml_online.PREFIX):
-        return ggml_online.read_mix(name, layers)
-    form = ONLINE_FORMATS.get(name)
-    return None if form is None else QuantFacts(quant_method=name, default=form)
+    plain = name.removesuffix(WITH_HEAD)
+    head: WeightFormat | None = None
+    if plain.startswith(ggml_online.PREFIX):
+        found, head = ggml_online.read_mix(plain, layers), ggml_online.head_format(plain)
+    elif (form := ONLINE_FORMATS.get(plain)) is None:
+        return None
+    else:
+        found = QuantFacts(quant_method=plain, default=form)
+        if isinstance(form, OnlineFormat):
+            head = replace(form, only_experts=False)
+    if plain == name:
+        return found
+    return None if head is None else replace(found, quant_method=name, head=head)

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import quire.quant.online
-from quire.config.quant.online import ONLINE_FORMATS, OnlineFormat
+from quire.config.facts import count_weights_in_headers
+from quire.config.quant.online import ONLINE_FORMATS, OnlineFormat, find_online
 from quire.errors import ConfigError
 from quire.layers import Linear
 from quire.models.build import build_model, read_model_config
 from quire.quant.online import quantize
+from quire.weights.files import read_headers
 from tests.cpu.quant.oracle import (
     Pair,
     build,
@@ -147,6 +149,56 @@ def test_tied_heads_stay_plain_and_one(tmp_path):
     model, _ = build(write_folder(tmp_path / "m", hf, tensors), quant="int4")
     assert model.lm_head.weight is model.embed_tokens.weight
     assert len(quantized(model)) == 8
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["int8", "experts_int8", "gguf:Q4_0"])
+def test_heads_are_quantized_if_asked_for(tmp_path, name, tied):
+    from tests.cpu.models.harness import Stepper
+
+    hf = tiny("llama", 256, tie_word_embeddings=tied)
+    tensors = tiny_tensors(hf)
+    if tied:
+        del tensors["lm_head.weight"]
+    folder = write_folder(tmp_path / "plain", hf, tensors)
+    facts = find_online(f"{name}+lm_head", 2)
+    shared = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    head = quantize(tensors[shared], facts.head).dequantize()
+    dense = write_folder(tmp_path / "dense", hf, tensors | {shared: head})
+    built = build(folder, quant=f"{name}+lm_head")
+    model, ids = built[0], list(range(3, 20))
+    assert (model.lm_head.weight is model.embed_tokens.weight) == tied
+    assert model.lm_head.weight.kind in KINDS_OF_CODES
+    assert (model.embed_tokens.weight.kind in KINDS_OF_CODES) == tied
+    got, want = Stepper(*built).logits(ids), Stepper(*build(dense, quant=name)).logits(ids)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_plan_counts_a_quantized_head(tmp_path, tied):
+    hf = tiny("llama", 256, vocab_size=4096, tie_word_embeddings=tied)
+    hf |= {"model_type": "llama"}
+    tensors = {name: one.bfloat16() for name, one in tiny_tensors(hf).items()}
+    if tied:
+        del tensors["lm_head.weight"]
+    folder = write_folder(tmp_path / "plain", hf, tensors)
+    facts = find_online("int8+lm_head", 2)
+    model, _ = build(folder, quant="int8+lm_head", dtype=torch.bfloat16)
+    held = {}
+    for module in model.modules():
+        for matrix in getattr(module, "matrices", ()):
+            weight = getattr(module, matrix)
+            held[id(weight)] = weight.nbytes
+    counted = count_weights_in_headers(read_headers(folder, "auto"), hf)
+    assert counted.head.outputs == 4096
+    estimated = counted.bytes(2, quantized=facts) - 2 * counted.vectors
+    assert estimated == pytest.approx(sum(held.values()), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["fp8+lm_head", "int8+head", "awq+lm_head"])
+def test_heads_of_no_format_made_on_load_are_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"allowed: .*with \+lm_head behind it"):
+        build(plain_folder(tmp_path, tiny("llama")), quant=name)
 
 
 @pytest.mark.parametrize("name", KINDS)
