@@ -1,5 +1,7 @@
 """Adapters of a step's rows: sums against loops in float64, bits of rows that share a step."""
 
+import random
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from quire.kernels.lora import (
 from quire.kernels.lora_experts import ExpertsLora, lora_experts
 from quire.kernels.moe_experts import ExpertActivation, moe_experts
 from quire.kernels.native.op_tape import TapeRecorder
+from tests import tiers
 
 CPU = torch.device("cpu")
 SHARE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-20}
@@ -71,6 +74,21 @@ def test_products_are_near_float64():
     for case in _cases(CPU):
         got = lora_linear(case["y"].clone(), *(case[name] for name in ("x", "bank", "rows")))
         check(got, **case)
+
+
+def test_products_of_any_shape_are_near_float64():
+    draw = random.Random(7)
+    for _ in range(tiers.amount(4, 400)):
+        parts = tuple(draw.randint(1, 90) for _ in range(draw.randint(1, 3)))
+        slots, inputs = draw.randint(1, 6), draw.randint(1, 200)
+        ranks = [[draw.choice((0, 1, 3, 8, 16, 40)) for _ in parts] for _ in range(slots)]
+        ranks[0][0] = 2
+        dtype = draw.choice(list(SHARE))
+        bank = random_bank(ranks, inputs, parts, dtype, CPU, dora=draw.random() < 0.5)
+        rows = random_rows(draw.choice((1, 2, 5, 30, 200)), slots, CPU)
+        x = torch.randn(len(rows.slots), inputs).to(dtype)
+        y = torch.randn(len(rows.slots), sum(parts)).to(dtype)
+        check(lora_linear(y.clone(), x, bank, rows), y, x, bank, rows)
 
 
 def test_embeddings_are_products_of_one_hot_rows():
