@@ -76,6 +76,22 @@ def _find_tile(start_ptr, tile, S: tl.constexpr, S_PAD: tl.constexpr, BM: tl.con
 
 
 @triton.jit
+def _find_columns(bound_ptr, tile, P: tl.constexpr, BN: tl.constexpr):
+    """(part, first output, end of the part's outputs) of a tile of outputs."""
+    part, first, last, before = 0, 0, 0, 0
+    low = tl.load(bound_ptr)
+    for p in tl.static_range(P):
+        high = tl.load(bound_ptr + p + 1)
+        mine = tile >= before  # the last of which this is true
+        part = tl.where(mine, p, part)
+        first = tl.where(mine, low + (tile - before) * BN, first)
+        last = tl.where(mine, high, last)
+        before += (high - low + BN - 1) // BN
+        low = high
+    return part, first, last
+
+
+@triton.jit
 def _load_b(b_ptr, slot, rank, o, known, R: tl.constexpr, O: tl.constexpr, BR: tl.constexpr):
     """The first ranks of B for outputs o: [BR, BN]."""
     r = tl.arange(0, BR)
@@ -204,21 +220,17 @@ def _expand(
     P: tl.constexpr,
     R: tl.constexpr,
     PIECES: tl.constexpr,
-    TILES: tl.constexpr,  # of the largest part
+    TILES: tl.constexpr,  # of the outputs: a tile is of one part
     BM: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    at = tl.program_id(0) % (P * TILES)
-    tile = tl.program_id(0) // (P * TILES)
-    slot, row, end = _find_tile(start_ptr, tile, S, S_PAD, BM, False)
-    part = at // TILES
-    rank, first, last = 0, 0, 0
+    slot, row, end = _find_tile(start_ptr, tl.program_id(0) // TILES, S, S_PAD, BM, False)
+    part, first, last = _find_columns(bound_ptr, tl.program_id(0) % TILES, P, BN)
+    rank = 0
     if slot >= 0:
         rank = tl.load(rank_ptr + slot * P + part)
-        first = tl.load(bound_ptr + part) + at % TILES * BN
-        last = tl.load(bound_ptr + part + 1)
     n = row + tl.arange(0, BM)
     live = n < end
     t = tl.load(order_ptr + n, live, 0).to(tl.int64)
@@ -228,7 +240,7 @@ def _expand(
     if PDL:  # in every program
         wait_for_previous_kernel()
         launch_dependents()
-    if (rank == 0) | (first >= last):
+    if rank == 0:
         return
     sums = _delta(b, b_ptr, v_ptr, slot, part, rank, n, live, o, known, rows, R, O, P, PIECES, BM,
                   BR, BN, PDL)  # fmt: skip
@@ -361,14 +373,14 @@ def launch(
         stages=4,
         pdl=PDL_ENABLED,
     )  # fmt: skip
-    block, largest = min(block, RANKS // 2), max(bank.parts)
+    block = min(block, RANKS // 2)
     if act is not None:
         _expand_act(
-            (max_tiles(count, slots + 1, high) * cdiv(largest, COLUMNS), 1, 1),
+            (max_tiles(count, slots + 1, high) * cdiv(bank.parts[0], COLUMNS), 1, 1),
             (v, rows.order, rows.starts, bank.b, bank.ranks, bank.factor, bank.shift, y, act.out),
             (count,),
             (
-                y.stride(0), largest, slots, padded, rank, pieces, act.kind, high, block, COLUMNS,
+                y.stride(0), bank.parts[0], slots, padded, rank, pieces, act.kind, high, block, COLUMNS,
                 PDL_ENABLED,
             ),
             warps=4,
@@ -376,13 +388,14 @@ def launch(
             pdl=PDL_ENABLED,
         )  # fmt: skip
         return
+    columns = sum(cdiv(size, COLUMNS) for size in bank.parts)
     _expand(
-        (tiles * parts * cdiv(largest, COLUMNS), 1, 1),
+        (tiles * columns, 1, 1),
         (v, rows.order, rows.starts, bank.b, bank.ranks, bank.bounds, bank.factor, bank.shift, y),
         (count,),
         (
             y.stride(0), y.shape[1], slots, padded, parts, rank, pieces,
-            cdiv(largest, COLUMNS), high, block, COLUMNS, PDL_ENABLED,
+            columns, high, block, COLUMNS, PDL_ENABLED,
         ),
         warps=4,
         stages=1,
