@@ -159,3 +159,25 @@ def test_an_unheld_copy_of_a_finished_read_takes_no_more_room_than_there_is():
     assert store.weights(b).digest == "02"
     store.check()
     store.close()
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_registering_what_requests_wait_for_ends_their_wait_or_leaves_it(freed):
+    files = Files(a=1, b=2)
+    store = new_store(files, 1)
+    a, b = (store.register(name, name) for name in "ab")
+    store.acquire(b)
+    store.acquire(a)  # waits: b has the only place
+    if freed:
+        store._holds.clear()  # as if b could be dropped now
+        store._holds[a.digest] = 1
+    assert store.register("again", "a").digest == a.digest
+    store.check()
+    if freed:
+        assert wait_for(store) == {b"\1": None}
+        assert store.weights(a).digest == "01"
+    else:
+        store.release(b)
+        assert wait_for(store) == {b"\1": None}
+        assert store.weights(a).digest == "01"
+    store.close()

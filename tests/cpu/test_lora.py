@@ -1,6 +1,7 @@
 """LoRA adapters through LLM: tokens and logprobs are those of peft on transformers."""
 
 import asyncio
+import random
 import shutil
 
 import pytest
@@ -438,3 +439,47 @@ def test_async_llm_takes_adapters(llama):
             engine.shutdown()
 
     asyncio.run(body())
+
+
+@pytest.mark.slow("many rounds of short answers")
+@pytest.mark.parametrize("seed", range(tiers.amount(1, 12)))
+def test_random_loads_unloads_and_requests(llama, seed):
+    """Each answer is that of the generation with which its request began."""
+    draw = random.Random(seed)
+    llm = llama.llm(
+        max_loras=draw.choice([1, 2]),
+        max_cpu_loras=draw.choice([2, 3]),
+        steps_in_flight=draw.choice([1, 2]),
+        max_num_seqs=4,
+    )
+    engine = llm.llm_engine
+    loaded = dict.fromkeys("wxyz")  # name -> which of the adapters it means
+    wanted = {}
+    for _ in range(tiers.amount(40, 200)):
+        name = draw.choice("wxyz")
+        if loaded[name] is None or draw.random() < 0.2:
+            loaded[name] = draw.randrange(len(llama.folders))
+            place = str(llama.folders[loaded[name]])
+            engine.add_lora(LoRARequest(name, ord(name), place, load_inplace=True))
+        of = None if draw.random() < 0.2 else llama.requests[loaded[name]]
+        given = None if of is None else LoRARequest(name, ord(name), of.lora_path)
+        prompt = draw.choice(PROMPTS[:3])
+        (request_id,) = llm.enqueue(
+            {"prompt_token_ids": prompt}, GREEDY, lora_request=given, use_tqdm=False
+        )
+        wanted[request_id] = llama.want(prompt, of)[0]
+        if draw.random() < 0.1:
+            engine.abort_request(request_id)
+            llm._order.remove(request_id)
+        for _ in range(draw.randrange(4)):
+            for output in engine.step():
+                llm._done[output.request_id] = output
+        if draw.random() < 0.1:
+            engine.remove_lora(ord(name))
+            loaded[name] = None
+        engine.built.adapters.check()
+        engine.engine.check()
+    for output in llm.wait_for_completion(use_tqdm=False):
+        assert list(output.outputs[0].token_ids) == wanted[output.request_id]
+    assert not engine.built.adapters._holds
+    assert not engine.engine.stats().held_blocks

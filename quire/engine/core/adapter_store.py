@@ -226,14 +226,14 @@ class AdapterStore:
         return len(self._reading) + sum(1 for one in self._copies if one in self._holds)
 
     def _keep(self, digest: bytes, adapter: Adapter) -> None:
-        self._wanted.pop(digest, None)
-        if digest in self._copies or digest in self._reading:
+        """Keep a copy if there is room. Requests that wait for it wait no longer then."""
+        if digest in self._copies or digest in self._reading or self._num_pinned >= self._capacity:
             return
-        if self._num_pinned < self._capacity:
-            self._drop_excess(self._capacity - len(self._reading) - 1)
-            self._copies[digest] = adapter
-        elif digest in self._holds:
-            self._wanted[digest] = AdapterRef("", digest)
+        self._drop_excess(self._capacity - len(self._reading) - 1)
+        self._copies[digest] = adapter
+        if (ref := self._wanted.pop(digest, None)) is not None:
+            self._read_results.put((ref, adapter))
+            self._on_outcome()
 
     def _drop_excess(self, most: int) -> None:
         """Drop copies that no request holds until there are at most so many."""
