@@ -81,7 +81,11 @@ def widened(y, x, weight):
 
 def fused(y, x, weight):
     x = x if weight.perm is None else grouped_linear.gather_columns(x, weight.perm)
-    grouped_gemm.launch(y, x, weight)
+    _, hopper = grouped_linear.gluon_modules(x)
+    if hopper is not None and hopper.supports(x, weight):
+        hopper.launch(y, x, weight)
+    else:
+        grouped_gemm.launch(y, x, weight)
 
 
 def layer_lines(models, formats, rows, copy):
