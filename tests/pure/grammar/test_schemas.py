@@ -33,7 +33,7 @@ ROWS = [
 ]
 HONOURED = [row for row in ROWS if row.values[0]["honoured"]]
 REFUSED = [row for row in ROWS if not row.values[0]["honoured"]]
-FREE = tiers.amount(5, 340)
+FREE = tiers.amount(8, 340)
 """Texts without a budget."""
 ROOM = (0, 1, 5)
 """Tokens over the least, of texts with one."""

@@ -35,14 +35,14 @@ CLOSING = (b"}", b"]", b",", b":", b"n", b"u", b"l", b"t", b"f")
 
 
 @functools.cache
-def tokens() -> tuple[Vocabulary, TokenClasses, frozenset[int]]:
-    """Of the embedded model: vocabulary, its spelling, and tokens that make JSON."""
+def tokens() -> tuple[Vocabulary, TokenClasses, np.ndarray]:
+    """Of the embedded model: vocabulary, its spelling, and which tokens [V] make JSON."""
     folder = Path(quire.embedded.__file__).parent
     tokenizer = load_tokenizer(str(folder))
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     made = build_vocabulary(tokenizer, size, [tokenizer.eos_token_id])
-    likely = {i for i, piece in enumerate(made.tokens) if re.fullmatch(rb'[\[\]{}",: 0-9]+', piece)}
-    return made, TokenClasses(made), frozenset(likely)
+    likely = [bool(re.fullmatch(rb'[\[\]{}",: 0-9]+', piece)) for piece in made.tokens]
+    return made, TokenClasses(made), np.array(likely)
 
 
 @functools.cache
@@ -91,9 +91,10 @@ def walk(grammar: CompiledGrammar, draw: random.Random, ease: int) -> str | None
         if matcher.is_complete and (matcher.is_terminated or count >= ease or draw.random() < 0.3):
             return text.decode()
         matcher.fill_bitmask(mask)
-        allowed = [token for token in _allowed(mask) if token not in words.eos_token_ids]
-        assert allowed, f"nothing may follow {text!r}"
-        token = _ending(text, set(allowed)) if count >= ease else None
+        allowed = _allowed(mask)
+        allowed[list(words.eos_token_ids)] = False
+        assert allowed.any(), f"nothing may follow {text!r}"
+        token = _ending(text, allowed) if count >= ease else None
         if token is None:
             token = _drawn(allowed, likely, draw)
         assert matcher.accept(token), f"{words.tokens[token]!r} was allowed after {text!r}"
@@ -101,13 +102,13 @@ def walk(grammar: CompiledGrammar, draw: random.Random, ease: int) -> str | None
     return None
 
 
-def _ending(text: bytes, allowed: set[int]) -> int | None:
+def _ending(text: bytes, allowed: np.ndarray) -> int | None:
     """A token that brings the end nearer, if one may follow."""
     within = len(re.findall(rb'(?<!\\)(?:\\\\)*"', text)) % 2
     spelled = tokens()[1].ids
     for piece in (b'"',) if within else CLOSING:
-        if spelled.get(piece) in allowed:
-            return spelled[piece]
+        if (token := spelled.get(piece)) is not None and allowed[token]:
+            return token
     return None
 
 
@@ -126,7 +127,7 @@ def walk_within(
             break
         guide.fill_bitmask(mask, left)
         allowed = _allowed(mask)
-        assert allowed, f"nothing may follow {text!r}"
+        assert allowed.any(), f"nothing may follow {text!r}"
         token = _drawn(allowed, likely, draw)
         if token in words.eos_token_ids:
             break
@@ -136,16 +137,16 @@ def walk_within(
     return text.decode()
 
 
-def _allowed(mask: np.ndarray) -> list[int]:
+def _allowed(mask: np.ndarray) -> np.ndarray:
+    """Whether each token [V] is allowed."""
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-    return np.flatnonzero(bits).tolist()
+    return bits[: len(tokens()[2])].view(bool)
 
 
-def _drawn(allowed: list[int], likely: frozenset[int], draw: random.Random) -> int:
-    if draw.random() < LIKELY:
-        few = [token for token in allowed if token in likely]
-        return draw.choice(few or allowed)
-    return draw.choice(allowed)
+def _drawn(allowed: np.ndarray, likely: np.ndarray, draw: random.Random) -> int:
+    if draw.random() < LIKELY and (few := np.flatnonzero(allowed & likely)).size:
+        return int(draw.choice(few))
+    return int(draw.choice(np.flatnonzero(allowed)))
 
 
 def number(text: str) -> Decimal | int | float:

@@ -25,6 +25,8 @@ class Trial:
     def __init__(self, grammar, marks=()):
         self.vocabulary = vocabulary(marks)
         self._names = SpecialTokenNames(self.vocabulary)
+        count = len(self.vocabulary.tokens)
+        self._likely = np.array([i in LIKELY or i > END for i in range(count)])
         checked = map_json(load_node(validate.build_constraint(grammar).form), rewrite_node)
         self._grammar = LLGuidanceCompiler(self.vocabulary).compile(checked)
 
@@ -67,14 +69,14 @@ class Trial:
             if rng.random() < 0.4 and self._try(matcher, rng.choice(literals or ('"',)), ids):
                 continue
             matcher.fill_bitmask(words)
-            bits = np.unpackbits(words.view(np.uint8), bitorder="little")[
-                : len(self.vocabulary.tokens)
-            ]
-            allowed = [int(i) for i in np.flatnonzero(bits) if i != END]
-            if not allowed:
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little").view(bool)
+            bits = bits[: len(self._likely)]
+            bits[END] = False
+            if not bits.any():
                 return self.text(ids) if matcher.is_complete else None
-            likely = [i for i in allowed if i in LIKELY or i > END]
-            one = rng.choice(likely if likely and rng.random() < 0.95 else allowed)
+            likely = np.flatnonzero(bits & self._likely)
+            is_likely = likely.size and rng.random() < 0.95
+            one = int(rng.choice(likely if is_likely else np.flatnonzero(bits)))
             assert matcher.accept(one), (self.text(ids), one)
             ids.append(one)
         return None
