@@ -142,6 +142,8 @@ GOOD = {
     "/v1/messages": {"messages": HELLO, "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": HELLO},
     "/tokenize": {"prompt": "Hello"},
+    "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/no/such/folder"},
+    "/v1/unload_lora_adapter": {"lora_name": "a"},
     "/detokenize": {"tokens": [1, 2]},
     "/generate": {"prompt": "Hello", "max_tokens": 9},
     "/invocations": {"prompt": "Hello"},
