@@ -3,8 +3,8 @@
 usage: python bench/cpu_codes.py MODEL_DIR [--formats q8_0,q4_0] [--rounds 3] [--whole]
 
 One JSON line per format and case: tokens/s and processor seconds of the best round, and both as
-ratios to bfloat16 within the run. Weights are random codes of that layout. --whole: embedding and
-head have it too, as in files of GGUF; else layers only, as `--quantization` does.
+ratios to bfloat16 within the run. Weights are random codes of that layout. --whole: the head and
+its embedding have it too, as with `+lm_head`; else layers only.
 """
 
 import argparse
@@ -40,16 +40,14 @@ def random_codes(name: str, outputs: int, inputs: int) -> WeightCodes:
     )  # fmt: skip
 
 
-def quantize_randomly(name: str, whole: bool) -> None:
+def quantize_randomly(name: str) -> None:
     """Make `quantization="int4"` mean random codes."""
-    roles = ("linear", "embedding", "head") if whole else ("linear",)
 
     def process_after_load(_self, layer, dtype):
         for matrix in layer.matrices:
             shape = layer.take_params(matrix).pop("weight").shape
             layer.set_param(matrix, pack(random_codes(name, *shape), dtype))
 
-    online.Method.accepts = lambda _self, layer: layer.role in roles
     online.Method.process_after_load = process_after_load
 
 
@@ -67,8 +65,8 @@ def main() -> None:
     for name in ["bf16", *a.formats.split(",")]:
         settings = {}
         if name != "bf16":
-            quantize_randomly(name, a.whole)
-            settings = {"quantization": "int4"}
+            quantize_randomly(name)
+            settings = {"quantization": "int4+lm_head" if a.whole else "int4"}
         engines[name] = LLM(
             a.model, load_format="dummy", dtype="bfloat16", max_model_len=2048, **settings
         )
