@@ -39,6 +39,7 @@ NAME = "fork-server"
 """Of a process that is the fork server of a fork."""
 MARGIN = 16_000
 """Bytes that the command line of the fork server keeps for those of its forks."""
+ROOT = Path(__file__).resolve().parents[1]
 HIGH = 500  # above all file descriptors of a test process
 _PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None).prctl
@@ -110,7 +111,8 @@ def start():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", __name__, str(theirs.fileno()), " " * MARGIN]
         with theirs:
-            subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+            fds = [theirs.fileno()]
+            subprocess.Popen(command, pass_fds=fds, cwd=ROOT, start_new_session=True)
         Popen.server = ForkServer(ours)
 
 
