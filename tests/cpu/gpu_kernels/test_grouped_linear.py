@@ -108,6 +108,7 @@ CASES = [
     (1, 8, 304, 6, 16, 2, torch.bfloat16),
     (1, 6, 640, 3, 64, 1, torch.bfloat16),
     (1, 6, 544, 5, 544, 1, torch.bfloat16),
+    (1, 10, 128, 4, 128, 2, torch.bfloat16),
     (1, 16, 96, 2, 16, 1, torch.bfloat16),
     (1, 64, 128, 4, 64, 3, torch.bfloat16),
     (3, 70, 200, 4, 32, 1, torch.bfloat16),
