@@ -56,47 +56,47 @@ void shrink(const char* const* x, const char* a, long a_row, int count, long byt
     for (int j = 0; j < count; j++) v[i][j] = sum(acc[i][j]);
 }
 
-// NV vectors of columns from c on, of MR rows of y; or the last n < W columns, if !WHOLE.
-template <class T, int MR, int NV, bool WHOLE>
-INLINE void expand(const T* b, long b_row, long rank, const float* const* v, T* const* y,
-                   const float* factor, const float* shift, long c, long n) {
-  const auto read = [&](auto* p) {
-    if constexpr (WHOLE) return load(p);
-    return load(p, n);
-  };
-  vf acc[MR][NV] = {};
-  for (long r = 0; r < rank; r++) {
-    const T* row = b + r * b_row + c;
-    __builtin_prefetch(row + 4 * NV * W);
-    vf part[NV];
-    UNROLL for (int j = 0; j < NV; j++) part[j] = read(row + j * W);
-    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++)
-      acc[i][j] = multiply_add(splat(v[i][r]), part[j], acc[i][j]);
-  }
-  UNROLL for (int j = 0; j < NV; j++) {
-    const long at = c + j * W;
-    const vf times = factor ? read(factor + at) : splat(1.0f);
-    const vf plus = shift ? read(shift + at) : vf{};
-    UNROLL for (int i = 0; i < MR; i++) {
-      const vf out = multiply_add(read(y[i] + at), times, plus) + acc[i][j];
-      if constexpr (WHOLE) store(y[i] + at, out);
-      else store(y[i] + at, out, n);
+typedef float DeltaSums[COLUMNS_AT_ONCE + W];
+
+// sums[i] += v[i][r + j] * b[r + j] for NR ranks. b: at the first column. Few rows of B at a time:
+// many lie a power of two apart, and would push one another out of a cache.
+template <class T, int MR, int NR>
+INLINE void add_ranks(const T* b, long b_row, const float* const* v, long r, DeltaSums* sums,
+                      long columns) {
+  const T* row = b + r * b_row;
+  const auto step = [&](auto&& read, long c) {
+    vf acc[MR];
+    UNROLL for (int i = 0; i < MR; i++) acc[i] = load(sums[i] + c);
+    UNROLL for (int j = 0; j < NR; j++) {
+      const vf part = read(row + j * b_row + c);
+      __builtin_prefetch(row + (j + NR) * b_row + c);
+      UNROLL for (int i = 0; i < MR; i++) acc[i] = multiply_add(splat(v[i][r + j]), part, acc[i]);
     }
-  }
+    UNROLL for (int i = 0; i < MR; i++) store(sums[i] + c, acc[i]);
+  };
+  long c = 0;
+  for (; c + W <= columns; c += W) step([](const T* p) { return load(p); }, c);
+  if (c < columns) step([&](const T* p) { return load(p, columns - c); }, c);
 }
 
 template <class T, int MR>
 void expand_columns(const LoraArgs& a, long slot, long rank, const float* const* v, T* const* y,
                     long from, long to) {
-  const T* b = (const T*)a.b + slot * a.rank * a.outputs;
-  const float* factor = a.factor ? a.factor + slot * a.outputs : nullptr;
-  const float* shift = a.shift ? a.shift + slot * a.outputs : nullptr;
-  long c = from;
-  for (; c + 2 * W <= to; c += 2 * W)
-    expand<T, MR, 2, true>(b, a.outputs, rank, v, y, factor, shift, c, 2 * W);
-  for (; c + W <= to; c += W)
-    expand<T, MR, 1, true>(b, a.outputs, rank, v, y, factor, shift, c, W);
-  if (c < to) expand<T, MR, 1, false>(b, a.outputs, rank, v, y, factor, shift, c, to - c);
+  const T* b = (const T*)a.b + slot * a.rank * a.outputs + from;
+  DeltaSums sums[MR] = {};
+  long r = 0;
+  for (; r + RANKS <= rank; r += RANKS)
+    add_ranks<T, MR, RANKS>(b, a.outputs, v, r, sums, to - from);
+  for (; r < rank; r++) add_ranks<T, MR, 1>(b, a.outputs, v, r, sums, to - from);
+  const float* factor = a.factor ? a.factor + slot * a.outputs + from : nullptr;
+  const float* shift = a.shift ? a.shift + slot * a.outputs + from : nullptr;
+  for (int i = 0; i < MR; i++)
+    each(to - from, [&](long c, long n) {
+      const vf times = factor ? get(factor + c, n) : splat(1.0f);
+      const vf plus = shift ? get(shift + c, n) : vf{};
+      T* out = y[i] + from + c;
+      put(out, multiply_add(get(out, n), times, plus) + load(sums[i] + c), n);
+    });
 }
 
 // f(MR, first) over n rows, TALL of them at a time.
