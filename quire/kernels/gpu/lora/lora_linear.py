@@ -380,8 +380,8 @@ def launch(
             (v, rows.order, rows.starts, bank.b, bank.ranks, bank.factor, bank.shift, y, act.out),
             (count,),
             (
-                y.stride(0), bank.parts[0], slots, padded, rank, pieces, act.kind, high, block, COLUMNS,
-                PDL_ENABLED,
+                y.stride(0), bank.parts[0], slots, padded, rank, pieces, act.kind, high, block,
+                COLUMNS, PDL_ENABLED,
             ),
             warps=4,
             stages=1,
