@@ -103,8 +103,10 @@ def int8_linear_tile(rows: int, outputs: int) -> Int8LinearTile:
     return Int8LinearTile(128, 128, 128, 8, 4)
 
 
-def outputs(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """A new [T, O]. NotImplemented for rows the kernels do not read."""
+def outputs(x: Tensor, weight: object, bias: Tensor | None = None) -> Tensor:
+    """A new [T, O]. NotImplemented for rows and weights that the kernels do not read."""
+    if not isinstance(weight, Int8Weight):
+        return NotImplemented
     if x.dim() != 2 or x.dtype not in OUTPUT_DTYPES or x.stride(1) != 1:
         return NotImplemented
     if x.shape[1] > quantize_int8.MAX_INPUTS or not weight.data.is_contiguous():
