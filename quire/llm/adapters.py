@@ -130,7 +130,7 @@ class AsyncAdapterRequests:
         del self._known[name], self._loads[name]
         return await client.call(bool, "unload_adapter", name)
 
-    def knows(self, request: object) -> bool:
+    def has(self, request: object) -> bool:
         """Whether an adapter of this name is loaded, or being loaded."""
         return _checked(request).lora_name in self._known
 

@@ -239,7 +239,7 @@ class AsyncLLM:
 
     async def add_lora(self, lora_request: object) -> bool:
         """Load an adapter. Returns whether it was not loaded already. Raises RequestError."""
-        known = self._adapters.knows(lora_request)
+        known = self._adapters.has(lora_request)
         await self._adapters.resolve(self._on_this_loop(), lora_request)
         return not known
 

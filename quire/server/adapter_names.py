@@ -2,7 +2,7 @@
 
 The engine decides; this is a copy of its list. It is read again when this process loads or unloads
 an adapter, and every second if other processes may do so. An engine that replaces one that died
-knows the adapters of its start only: the others are loaded again.
+has the adapters of its start only: the others are loaded again.
 """
 
 from __future__ import annotations

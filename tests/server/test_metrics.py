@@ -302,7 +302,7 @@ def test_a_request_is_over_once_when_its_last_sequence_ends():
     told = SequenceTiming(99.0, 100.0, None, 0.25, 0.75, *[0.0] * 6)
     watching.on_updates([Update("r", 0, [], "abort", timing=told)])
     assert [life.finish_reasons for life in over] == [["abort", "stop"]]
-    assert not watching.knows("r")
+    assert not watching.has("r")
     watching.on_updates([Update("r", 0, [5])])  # late, of nobody
 
 

@@ -118,7 +118,7 @@ class Telemetry:
         self.http.record_end(handled)
         if self.tracing is not None:
             self.tracing.forget(
-                [one for one in seen.request_ids if not self.request_metrics.knows(one)]
+                [one for one in seen.request_ids if not self.request_metrics.has(one)]
             )
 
     # -- queries ----------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class RequestMetrics:
             if update.finish is not None:
                 self._record_end(life, index, update.finish)
 
-    def knows(self, request_id: str) -> bool:
+    def has(self, request_id: str) -> bool:
         """The request lives."""
         return request_id in self._requests
 

@@ -31,7 +31,7 @@ class AdapterProvider(Protocol):
 
     def acquire(self, adapter: AdapterRef) -> bool:
         """Hold its weights until release(): each acquire() needs one. Returns whether they are
-        there; if not, they are read elsewhere, and outcomes() tells."""
+        there; if not, they are read elsewhere, and outcomes() has the end of it."""
         ...
 
     def release(self, adapter: AdapterRef) -> None: ...
