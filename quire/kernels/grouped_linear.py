@@ -42,6 +42,7 @@ from quire.kernels.native.library import (
     NativeOp,
     available,
     empty,
+    empty_product,
 )
 
 
@@ -131,18 +132,14 @@ _run = NativeOp(CODES_LINEAR, "qqqqqqq")
 
 
 def _native(x: Tensor, weight: StoredWeight, bias: Tensor | None = None) -> Tensor:
-    if not isinstance(weight, PanelCodes) or x.dtype != weight.dtype or x.dim() != 2:
+    if not isinstance(weight, PanelCodes) or x.dtype != weight.dtype:
         return NotImplemented
-    rows, inputs = x.shape
-    row, step = x.stride()
-    if step != 1 or (bias is not None and bias.dtype != x.dtype):
+    y = empty_product(x, weight.shape, bias)
+    if y is None:
         return NotImplemented
-    outputs, expected = weight.shape
-    assert inputs == expected, f"x has {inputs} columns, the weight {expected}"
-    y = empty((rows, outputs), x.dtype)
     _run(
-        x.data_ptr(), row * x.element_size(), weight.header.data_ptr(),
-        0 if bias is None else bias.data_ptr(), y.data_ptr(), rows, DTYPES[x.dtype],
+        x.data_ptr(), x.stride(0) * x.element_size(), weight.header.data_ptr(),
+        0 if bias is None else bias.data_ptr(), y.data_ptr(), len(x), DTYPES[x.dtype],
     )  # fmt: skip
     return y
 

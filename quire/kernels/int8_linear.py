@@ -28,7 +28,7 @@ from quire.kernels.formats.panel_int8 import PanelInt8, pack_panel_int8
 from quire.kernels.formats.separate_experts import SeparateExperts
 from quire.kernels.formats.weight import StoredExperts, StoredWeight, kernel_for
 from quire.kernels.framework.op import op
-from quire.kernels.native.library import DTYPES, INT8_LINEAR, NativeOp, available, empty
+from quire.kernels.native.library import DTYPES, INT8_LINEAR, NativeOp, available, empty_product
 from quire.kernels.quantize_int8 import quantize_int8
 
 EXACT_INPUTS = 1024
@@ -87,19 +87,16 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _native(x: Tensor, weight: StoredWeight, bias: Tensor | None = None) -> Tensor:
-    if not isinstance(weight, PanelInt8) or x.dtype not in DTYPES or x.dim() != 2:
+    if not isinstance(weight, PanelInt8) or x.dtype not in DTYPES:
         return NotImplemented
-    rows, inputs = x.shape
-    row, step = x.stride()
-    if step != 1 or (bias is not None and bias.dtype != x.dtype):
+    y = empty_product(x, weight.shape, bias)
+    if y is None:
         return NotImplemented
-    outputs, expected = weight.shape
-    assert inputs == expected, f"x has {inputs} columns, the weight {expected}"
-    y = empty((rows, outputs), x.dtype)
     _run(
-        x.data_ptr(), row * x.element_size(), weight.codes.data_ptr(), weight.scale.data_ptr(),
-        _address(weight.sums), _address(weight.input_scale), _address(weight.input_zero_point),
-        _address(bias), y.data_ptr(), rows, inputs, outputs, DTYPES[x.dtype],
+        x.data_ptr(), x.stride(0) * x.element_size(), weight.codes.data_ptr(),
+        weight.scale.data_ptr(), _address(weight.sums), _address(weight.input_scale),
+        _address(weight.input_zero_point), _address(bias), y.data_ptr(), *x.shape, y.shape[1],
+        DTYPES[x.dtype],
     )  # fmt: skip
     return y
 

@@ -30,8 +30,8 @@ from quire.kernels.native.library import (
     PACK,
     NativeOp,
     available,
-    empty,
     empty_huge_pages,
+    empty_product,
 )
 
 
@@ -58,19 +58,15 @@ _run_pack = NativeOp(PACK, "qqqqqq")
 
 
 def _native(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
-    if not isinstance(weight, PackedWeight) or x.dtype != weight.dtype or x.dim() != 2:
+    if not isinstance(weight, PackedWeight) or x.dtype != weight.dtype:
         return NotImplemented
-    rows, inputs = x.shape
-    row, step = x.stride()
-    if step != 1 or (bias is not None and bias.dtype != x.dtype):
+    y = empty_product(x, weight.shape, bias)
+    if y is None:
         return NotImplemented
-    outputs, expected = weight.shape
-    assert inputs == expected, f"x has {inputs} columns, the weight {expected}"
-    y = empty((rows, outputs), x.dtype)
     _run(
-        x.data_ptr(), row * x.element_size(), weight.data.data_ptr(),
+        x.data_ptr(), x.stride(0) * x.element_size(), weight.data.data_ptr(),
         0 if bias is None else bias.data_ptr(), y.data_ptr(),
-        rows, inputs, outputs, DTYPES[x.dtype],
+        *x.shape, y.shape[1], DTYPES[x.dtype],
     )  # fmt: skip
     return y
 

@@ -63,6 +63,16 @@ class OpRecording(Protocol):
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
 
 
+def empty_product(x: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Tensor | None:
+    """A new [T, O] for rows x [T, I] times a weight [O, I]. None: x or bias is not as kernels read
+    them."""
+    if x.dim() != 2 or x.stride(1) != 1 or (bias is not None and bias.dtype != x.dtype):
+        return None
+    outputs, expected = shape
+    assert x.shape[1] == expected, f"x has {x.shape[1]} columns, the weight {expected}"
+    return empty((x.shape[0], outputs), x.dtype)
+
+
 @functools.cache
 def load_library() -> NativeLibrary | None:
     """The library, built and loaded by the first call; None if it is unavailable."""

@@ -77,7 +77,7 @@ def load_block(low_ptr, high_ptr, scale_ptr, scale_code_ptr, offset_ptr, offset_
 def _multiply_block(acc, block, xs, minus, table, scaled: gl.constexpr, offset: gl.constexpr,
                     zeros: gl.constexpr, ZERO: gl.constexpr, TABLE: gl.constexpr,
                     LOW: gl.constexpr, HIGH: gl.constexpr, NS: gl.constexpr, PER: gl.constexpr,
-                    GROUPED: gl.constexpr, A: gl.constexpr, ASM: gl.constexpr):  # fmt: skip
+                    GROUPED: gl.constexpr, A: gl.constexpr):  # fmt: skip
     """acc plus the product of a block's codes and its NS slices of x."""
     dtype: gl.constexpr = xs[0].dtype
     WORDS: gl.constexpr = NS * LOW // 16
@@ -96,10 +96,10 @@ def _multiply_block(acc, block, xs, minus, table, scaled: gl.constexpr, offset: 
             minus = gl.convert_layout(minus, gl.SliceLayout(2, A))[:, :, None]
         if TABLE:
             if s % 4 == 0:
-                four = lookup_slices(low[s // 4], table, dtype, ASM)
+                four = lookup_slices(low[s // 4], table, dtype, True)
             w = four[s % 4]
         else:
-            w = decode_slice(low, high, minus, s, LOW, HIGH, ASM)
+            w = decode_slice(low, high, minus, s, LOW, HIGH, True)
         if GROUPED and s % PER == 0:
             part = gl.zeros_like(acc)
         part = gl.nvidia.ampere.mma_v2(w, xs[s], part)
@@ -247,11 +247,10 @@ def _grouped_small_m(
                     live = (column < I) & (block < EACH) & (t >= 0)
                     xs = xs + (gl.load(at, live, 0.0),)
             acc = _multiply_block(acc, held[0], xs, minus, table, SCALED, OFFSET, ZEROS, ZERO,
-                                  TABLE, LOW, HIGH, NS, PER, GROUPED, A, True)  # fmt: skip
+                                  TABLE, LOW, HIGH, NS, PER, GROUPED, A)  # fmt: skip
             if PAIR:
                 ups = _multiply_block(ups, held_2[0], xs, minus_2, table_2, SCALED, OFFSET, ZEROS,
-                                      ZERO, TABLE, LOW, HIGH, NS, PER, GROUPED, A,
-                                      True)  # fmt: skip
+                                      ZERO, TABLE, LOW, HIGH, NS, PER, GROUPED, A)  # fmt: skip
             if STEPS > 1:
                 more = block + AHEAD < EACH
                 m = gl.minimum(start + block + AHEAD, BLOCKS - 1)
