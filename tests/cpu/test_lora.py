@@ -338,7 +338,7 @@ def test_options_that_contradict_are_refused(llama, given, message):
 
 def test_the_memory_plan_counts_the_slots(llama, llm):
     plan, model = llm.llm_engine.built.memory_plan, llm.llm_engine.engine.executor.runner.model
-    banks = [layer.weight.bank for layer in model.adapter_banks._layers.values()]
+    banks = [layer._weight.bank for layer in model.adapter_banks._layers.values()]
     real = sum(one.a.nbytes + one.b.nbytes for one in banks)
     assert plan.adapter_bytes == real
     assert plan.weight_bytes > real

@@ -31,7 +31,7 @@ from quire.models._adapter_targets import adapted_layers, check_deltas, restrict
 from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build_model, find_adapter_modules
 from quire.pooling.pooler import Pooler
-from quire.runner.adapter_banks import AdapterBanks
+from quire.runner.adapters.banks import AdapterBanks
 from quire.runner.device_worker import DeviceWorker
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder

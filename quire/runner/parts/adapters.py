@@ -10,7 +10,8 @@ from torch import Tensor
 from quire.core.scheduling.limits.adapters import AdapterSlots
 from quire.core.types import StepPlan
 from quire.models.base import LanguageModel, StepInputs
-from quire.runner.adapter_banks import LayerDeltas, banks_of
+from quire.runner.adapters.adapted_layer import LayerDeltas
+from quire.runner.adapters.banks import banks_of
 from quire.runner.parts.base import StepPart
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device

@@ -1,0 +1,64 @@
+"""Adapter banks: what one rank of a model has of adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.kernels.formats.lora_bank import LoraRows
+from quire.kernels.lora import sort_rows
+from quire.layers import Linear
+from quire.runner.adapters.adapted_layer import AdaptedLayer, LayerDeltas, StepRows
+from quire.runner.adapters.linear import AdaptedLinear
+
+
+class AdapterBanks:
+    """The banks of one rank's model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Iterable[str],
+        *,
+        slots: int,
+        max_rank: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """layers: names of those that adapters can change. max_tokens: of the largest step."""
+        self._step = StepRows()
+        self._rows = LoraRows.allocate(max_tokens, slots, device)
+        self._layers: dict[str, AdaptedLayer] = {}
+        modules = dict(model.named_modules())
+        for name in layers:
+            layer = modules[name]
+            assert isinstance(layer, Linear), name
+            self._layers[name] = AdaptedLinear(layer, slots, max_rank, dtype, device, self._step)
+        model.register_forward_hook(self._end_forward, always_call=True)
+        model.adapter_banks = self  # type: ignore[assignment]  # for the step's part
+
+    def load(self, slot: int, deltas: Mapping[str, LayerDeltas]) -> None:
+        """Fill a slot, on the current stream. What the adapter does not change has rank 0."""
+        for name, layer in self._layers.items():
+            layer.write(slot, deltas.get(name, {}))
+
+    def begin_forward(self, slots: Tensor) -> None:
+        """slots [T] int32 of the tokens of the next forward pass, -1: of no adapter."""
+        rows = self._rows.first(len(slots))
+        rows.slots.copy_(slots, non_blocking=True)
+        sort_rows(rows)
+        self._step.rows = rows
+
+    def _end_forward(self, *_: Any) -> None:
+        self._step.rows = None
+
+
+def banks_of(model: object) -> AdapterBanks:
+    """Return the banks of a model that has some."""
+    found = getattr(model, "adapter_banks", None)
+    assert isinstance(found, AdapterBanks), "a step with adapters, of a model without banks"
+    return found

@@ -1,0 +1,126 @@
+"""Linear layers with adapters.
+
+The weight of the layer is wrapped: the product is that of the inner weight, of whatever form, and
+rows of adapters get their delta added. A step without such rows multiplies as if there were no
+banks. Ranks cut a delta as they cut the weight: B by outputs, or A by inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.formats.lora_bank import LoraBank, LoraPart
+from quire.kernels.formats.weight import StoredWeight
+from quire.kernels.lora import lora_linear
+from quire.layers import Linear
+from quire.runner.adapters.adapted_layer import PartDelta, StepRows
+from quire.weights.adapters.adapter import LinearDelta, dora_factor
+
+ROWS_AT_ONCE = 1024
+"""Of a weight, in float32."""
+
+
+class LoraWeight(StoredWeight):
+    """A weight with a bank of deltas. Everything else about it is the inner weight's."""
+
+    __slots__ = ("_step", "bank", "inner")
+    kind = "lora"
+
+    def __init__(self, inner: StoredWeight, bank: LoraBank, step: StepRows) -> None:
+        self.inner, self.bank, self._step = inner, bank, step
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = self.inner.product(x, bias)
+        if self._step.rows is None:
+            return y
+        return lora_linear(y, x, self.bank, self._step.rows)
+
+    def rows(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+        return self.inner.rows(ids, scale)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.inner.dequantize(dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class AdaptedLinear:
+    """A linear layer of one rank, and its bank."""
+
+    def __init__(
+        self,
+        layer: Linear,
+        slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        step: StepRows,
+    ) -> None:
+        cut = layer.weight_layout("weight")
+        parts = tuple(len(part.ranges[0]) for part in cut)
+        inputs = len(cut[0].ranges[1])
+        bank = LoraBank.allocate(slots, max_rank, inputs, parts, dtype, device)
+        self._layer = layer
+        self._weight = LoraWeight(layer.weight, bank, step)
+        layer.set_param("weight", self._weight)
+
+    def write(self, slot: int, parts: Mapping[int, PartDelta]) -> None:
+        """Fill a slot. What the adapter does not change has rank 0."""
+        if any(bias is not None or scale is not None for _, _, bias, scale in parts.values()):
+            _write_scaled(self._layer, self._weight, slot, parts)
+        else:
+            self._weight.bank.write(slot, _cut(self._layer, parts))
+
+
+def _cut(layer: Linear, deltas: Mapping[int, PartDelta]) -> list[LoraPart | None]:
+    """Return what this rank has of the deltas of a layer, one of each part."""
+    found: list[LoraPart | None] = []
+    for part, place in enumerate(layer.weight_layout("weight")):
+        rows, columns = place.ranges
+        if part in deltas:
+            a, b, _, _ = deltas[part]
+            a, b = a[:, columns.start : columns.stop], b[:, rows.start : rows.stop]
+            found.append(LoraPart(a, b))
+        else:
+            found.append(None)
+    return found
+
+
+def _write_scaled(
+    layer: Linear, weight: LoraWeight, slot: int, deltas: Mapping[int, PartDelta]
+) -> None:
+    """Fill a slot with biases of B, or with DoRA's y = f * (x W^T + x a^T b^T) + bias.
+
+    f is magnitude / norm of each row of W + b a. A layer gets memory for f at its first adapter
+    that needs it. Of one rank.
+    """
+    bank = weight.bank
+    if bank.factor is None:
+        factors = torch.ones((bank.slots, sum(bank.parts)), device=bank.b.device)
+        shifts = torch.zeros_like(factors)
+        bank = weight.bank = replace(bank, factor=factors, shift=shifts)
+    outputs = sum(bank.parts)
+    factor, shift = torch.ones(outputs), torch.zeros(outputs)
+    parts: list[LoraPart | None] = []
+    for part, columns in enumerate(bank.columns()):
+        if part not in deltas:
+            parts.append(None)
+            continue
+        a, b, bias, magnitude = deltas[part]
+        if bias is not None:
+            shift[columns] += bias.float()
+        if magnitude is not None:
+            rows = weight.dequantize()[columns].cpu().split(ROWS_AT_ONCE)
+            own = dora_factor(LinearDelta(a, b.t(), None, magnitude), rows)
+            factor[columns] = own
+            if layer.bias is not None:
+                shift[columns] += layer.bias[columns].cpu().float() * (1 - own)
+            b = (b.float() * own).to(b.dtype)
+        parts.append(LoraPart(a, b))
+    bank.write(slot, parts, factor, shift)
