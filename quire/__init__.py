@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quire.config.engine_args import AsyncEngineArgs, EngineArgs
     from quire.core.params import (
         BeamSearchParams,
+        LoRARequest,
         RequestOutputKind,
         SamplingParams,
         StructuredOutputsParams,
@@ -40,6 +41,7 @@ _PLACES = {
     "quire.config.engine_args": ("AsyncEngineArgs", "EngineArgs"),
     "quire.core.params": (
         "BeamSearchParams",
+        "LoRARequest",
         "RequestOutputKind",
         "SamplingParams",
         "StructuredOutputsParams",
@@ -80,6 +82,7 @@ __all__ = [
     "EngineDead",
     "EngineError",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
     "NoRoom",
     "Overloaded",
