@@ -38,6 +38,13 @@ class LoraPart(NamedTuple):
     b: Tensor
 
 
+class SlotCopy(NamedTuple):
+    """A copy to a slot. place: [S, ..], in all slots. source: [..], on the host."""
+
+    place: Tensor
+    source: Tensor
+
+
 def lora_part(a: Tensor, b: Tensor, dtype: torch.dtype) -> LoraPart:
     """Return A [.., r, I] and B [.., O, r], scaled already, as a bank stores them."""
     return LoraPart(a.to(dtype).contiguous(), b.to(dtype).mT.contiguous())
@@ -127,36 +134,41 @@ class LoraBank:
         factor: Tensor | None = None,
         shift: Tensor | None = None,
     ) -> None:
-        """Replace the adapter of a slot. None: this part has none. factor, shift: [O]; None: 1, 0.
+        """Replace the adapter of a slot, as copies() says. No kernel may read it meanwhile."""
+        for place, source in self.copies(parts, factor, shift):
+            place[slot].copy_(source, non_blocking=True)
 
-        Copies run on the current stream; those from pinned memory do not wait for it. No kernel
-        that reads the slot may run at the same time.
+    def copies(
+        self,
+        parts: Sequence[LoraPart | None],
+        factor: Tensor | None = None,
+        shift: Tensor | None = None,
+    ) -> Iterator[SlotCopy]:
+        """Yield the copies that replace the adapter of a slot. None: this part has none.
+
+        factor, shift: [O]; None: 1, 0. A slot of a bank of experts is that of all.
         """
         assert len(parts) == len(self.parts), f"{len(parts)} parts for a layer of {self.parts}"
-        own = slice(slot * self.experts, (slot + 1) * self.experts)
+        ranks = [0 if part is None else part.a.shape[-2] for part in parts]
+        assert max(ranks) <= self.rank, f"ranks {ranks} do not fit a bank of rank {self.rank}"
         for p, (part, columns) in enumerate(zip(parts, self.columns(), strict=True)):
-            rank = 0 if part is None else part.a.shape[-2]
-            assert rank <= self.rank, f"rank {rank} does not fit a bank of rank {self.rank}"
             if part is not None:
-                self.a[own, p, :rank].copy_(part.a, non_blocking=True)
-                self.b[own, :rank, columns].copy_(part.b, non_blocking=True)
-            self.ranks[own, p].fill_(rank)
-        _write_row(self.factor, slot, factor, 1.0)
-        _write_row(self.shift, slot, shift, 0.0)
+                yield SlotCopy(self._by_slot(self.a)[..., p, : ranks[p], :], part.a)
+                yield SlotCopy(self._by_slot(self.b)[..., : ranks[p], columns], part.b)
+        place = self._by_slot(self.ranks)
+        yield SlotCopy(place, torch.tensor(ranks, dtype=torch.int32).expand(place.shape[1:]))
+        for rows, row, default in ((self.factor, factor, 1.0), (self.shift, shift, 0.0)):
+            assert rows is not None or row is None, "a bank without factors or shifts"
+            if rows is not None:
+                yield SlotCopy(rows, torch.full(rows.shape[1:], default) if row is None else row)
+
+    def _by_slot(self, tensor: Tensor) -> Tensor:
+        """Experts on an axis of their own."""
+        return tensor if self.experts == 1 else tensor.unflatten(0, (-1, self.experts))
 
     def clear(self, slot: int) -> None:
         """Remove the adapter of a slot."""
         self.ranks[slot * self.experts : (slot + 1) * self.experts].zero_()
-
-
-def _write_row(rows: Tensor | None, slot: int, row: Tensor | None, default: float) -> None:
-    assert rows is not None or row is None, "the bank was allocated without factors or shifts"
-    if rows is None:
-        return
-    if row is None:
-        rows[slot].fill_(default)
-    else:
-        rows[slot].copy_(row, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,18 +1,12 @@
-"""Contract of a layer that adapters change, and what travels to it with a step."""
+"""Contract of a layer that adapters change."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from torch import Tensor
-
-from quire.kernels.formats.lora_bank import LoraRows
-
-PartDelta = tuple[Tensor, Tensor, "Tensor | None", "Tensor | None"]
-"""a [r, I], b [r, O], bias [O], and magnitude [O] of DoRA, whole: not cut over ranks."""
-LayerDeltas = dict[int, PartDelta]
-"""Of one layer, by part."""
+from quire.kernels.formats.lora_bank import LoraRows, SlotCopy
+from quire.weights.adapters.adapter import Delta
 
 
 class StepRows:
@@ -27,6 +21,11 @@ class StepRows:
 class AdaptedLayer(Protocol):
     """One layer of a rank's model with a place for each slot."""
 
-    def write(self, slot: int, parts: Mapping[int, PartDelta]) -> None:
-        """Fill a slot, on the current stream. A part that is absent is as in the model."""
+    def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
+        """Yield what a slot gets for an adapter, in which a part that is absent is as in the model.
+
+        parts: whole; this rank's share is copied. Everything that another adapter may have left in
+        the slot, and that is read, is overwritten. Sources are views of the tensors of `parts`, or
+        follow from the shapes of those alone.
+        """
         ...

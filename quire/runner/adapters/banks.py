@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from quire.kernels.formats.lora_bank import LoraRows
 from quire.kernels.lora import sort_rows
 from quire.layers import Linear
-from quire.runner.adapters.adapted_layer import AdaptedLayer, LayerDeltas, StepRows
+from quire.runner.adapters.adapted_layer import AdaptedLayer, StepRows
 from quire.runner.adapters.linear import AdaptedLinear
+from quire.weights.adapters.adapter import Deltas
 
 
 class AdapterBanks:
@@ -41,10 +42,11 @@ class AdapterBanks:
         model.register_forward_hook(self._end_forward, always_call=True)
         model.adapter_banks = self  # type: ignore[assignment]  # for the step's part
 
-    def load(self, slot: int, deltas: Mapping[str, LayerDeltas]) -> None:
-        """Fill a slot, on the current stream. What the adapter does not change has rank 0."""
+    def load(self, slot: int, deltas: Deltas) -> None:
+        """Fill a slot, on the current stream."""
         for name, layer in self._layers.items():
-            layer.write(slot, deltas.get(name, {}))
+            for place, source in layer.copies(deltas.get(name, {})):
+                place[slot].copy_(source, non_blocking=True)
 
     def begin_forward(self, slots: Tensor) -> None:
         """slots [T] int32 of the tokens of the next forward pass, -1: of no adapter."""

@@ -7,19 +7,19 @@ banks. Ranks cut a delta as they cut the weight: B by outputs, or A by inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.lora_bank import LoraBank, LoraPart
+from quire.kernels.formats.lora_bank import LoraBank, LoraPart, SlotCopy
 from quire.kernels.formats.weight import StoredWeight
 from quire.kernels.lora import lora_linear
 from quire.layers import Linear
-from quire.runner.adapters.adapted_layer import PartDelta, StepRows
-from quire.weights.adapters.adapter import LinearDelta, dora_factor
+from quire.runner.adapters.adapted_layer import StepRows
+from quire.weights.adapters.adapter import Delta, LinearDelta, dora_factor
 
 ROWS_AT_ONCE = 1024
 """Of a weight, in float32."""
@@ -70,21 +70,21 @@ class AdaptedLinear:
         self._weight = LoraWeight(layer.weight, bank, step)
         layer.set_param("weight", self._weight)
 
-    def write(self, slot: int, parts: Mapping[int, PartDelta]) -> None:
-        """Fill a slot. What the adapter does not change has rank 0."""
-        if any(bias is not None or scale is not None for _, _, bias, scale in parts.values()):
-            _write_scaled(self._layer, self._weight, slot, parts)
-        else:
-            self._weight.bank.write(slot, _cut(self._layer, parts))
+    def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
+        found = {part: one for part, one in parts.items() if isinstance(one, LinearDelta)}
+        assert len(found) == len(parts), "a linear layer takes linear deltas"
+        if any(one.bias is not None or one.magnitude is not None for one in found.values()):
+            return _scaled_copies(self._layer, self._weight, found)
+        return self._weight.bank.copies(_cut(self._layer, found))
 
 
-def _cut(layer: Linear, deltas: Mapping[int, PartDelta]) -> list[LoraPart | None]:
+def _cut(layer: Linear, deltas: Mapping[int, LinearDelta]) -> list[LoraPart | None]:
     """Return what this rank has of the deltas of a layer, one of each part."""
     found: list[LoraPart | None] = []
     for part, place in enumerate(layer.weight_layout("weight")):
         rows, columns = place.ranges
         if part in deltas:
-            a, b, _, _ = deltas[part]
+            a, b = deltas[part].a, deltas[part].b
             a, b = a[:, columns.start : columns.stop], b[:, rows.start : rows.stop]
             found.append(LoraPart(a, b))
         else:
@@ -92,12 +92,12 @@ def _cut(layer: Linear, deltas: Mapping[int, PartDelta]) -> list[LoraPart | None
     return found
 
 
-def _write_scaled(
-    layer: Linear, weight: LoraWeight, slot: int, deltas: Mapping[int, PartDelta]
-) -> None:
-    """Fill a slot with biases of B, or with DoRA's y = f * (x W^T + x a^T b^T) + bias.
+def _scaled_copies(
+    layer: Linear, weight: LoraWeight, deltas: Mapping[int, LinearDelta]
+) -> Iterator[SlotCopy]:
+    """Copies of biases of B, or of DoRA's y = f * (x W^T + x a^T b) + bias.
 
-    f is magnitude / norm of each row of W + b a. A layer gets memory for f at its first adapter
+    f is magnitude / norm of each row of W + b^T a. A layer gets memory for f at its first adapter
     that needs it. Of one rank.
     """
     bank = weight.bank
@@ -112,15 +112,16 @@ def _write_scaled(
         if part not in deltas:
             parts.append(None)
             continue
-        a, b, bias, magnitude = deltas[part]
-        if bias is not None:
-            shift[columns] += bias.float()
-        if magnitude is not None:
+        delta = deltas[part]
+        b = delta.b
+        if delta.bias is not None:
+            shift[columns] += delta.bias.float()
+        if delta.magnitude is not None:
             rows = weight.dequantize()[columns].cpu().split(ROWS_AT_ONCE)
-            own = dora_factor(LinearDelta(a, b.t(), None, magnitude), rows)
+            own = dora_factor(delta, rows)
             factor[columns] = own
             if layer.bias is not None:
                 shift[columns] += layer.bias[columns].cpu().float() * (1 - own)
             b = (b.float() * own).to(b.dtype)
-        parts.append(LoraPart(a, b))
-    bank.write(slot, parts, factor, shift)
+        parts.append(LoraPart(delta.a, b))
+    return bank.copies(parts, factor, shift)

@@ -5,26 +5,22 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
-from torch import Tensor
 
 from quire.core.scheduling.limits.adapters import AdapterSlots
 from quire.core.types import StepPlan
 from quire.models.base import LanguageModel, StepInputs
-from quire.runner.adapters.adapted_layer import LayerDeltas
 from quire.runner.adapters.banks import banks_of
 from quire.runner.parts.base import StepPart
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device
-from quire.weights.adapters.adapter import Adapter, LinearDelta
+from quire.weights.adapters.adapter import Adapter, Deltas
 
 
 class AdaptersPart(StepPart, frozen=True, array_like=True):
-    """slots: int32 of each of the step's T tokens, -1: no adapter."""
+    """slots: int32 of each of the step's T tokens, -1: no adapter. loads: slot and its deltas."""
 
     slots: bytes
-    loads: tuple[
-        tuple[int, dict[str, dict[int, tuple[Tensor, Tensor, Tensor | None, Tensor | None]]]], ...
-    ]
+    loads: tuple[tuple[int, Deltas], ...]
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> AdaptersPart | None:
@@ -38,7 +34,7 @@ class AdaptersPart(StepPart, frozen=True, array_like=True):
             for row in rows
         ]
         each = np.repeat(np.array(slots, np.int32), [row.count for row in rows])
-        loads = [(slot, linear_deltas(cast(Adapter, one))) for slot, one in found.loads]
+        loads = [(slot, cast(Adapter, one).deltas) for slot, one in found.loads]
         return cls(each.tobytes(), tuple(loads))
 
     def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
@@ -51,16 +47,6 @@ class AdaptersPart(StepPart, frozen=True, array_like=True):
         slots[: len(given)] = given
         banks.begin_forward(to_device(slots, step.token_ids.device))
         return step
-
-
-def linear_deltas(adapter: Adapter) -> dict[str, LayerDeltas]:
-    """Return an adapter's deltas of linear layers, as banks take them."""
-    found: dict[str, LayerDeltas] = {}
-    for layer, parts in adapter.deltas.items():
-        for part, delta in parts.items():
-            assert isinstance(delta, LinearDelta), layer
-            found.setdefault(layer, {})[part] = delta.a, delta.b.t(), delta.bias, delta.magnitude
-    return found
 
 
 PART = AdaptersPart

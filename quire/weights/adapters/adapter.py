@@ -2,7 +2,8 @@
 
 Layers and parts are those of the served model: the part 1 of "layers.3.self_attn.qkv_proj" is k.
 A layer that is one checkpoint tensor has the part 0. Names in files, and what files fuse or split,
-have been resolved; each tensor is whole, not cut over ranks, contiguous, and no view of a file.
+have been resolved; each tensor is whole, not cut over ranks, contiguous, no view of a file, and has
+the layout of the device's banks: B is stored by ranks. Deltas travel to ranks in other processes.
 
 Axes: r rank (each delta has its own), I inputs, O outputs, V vocabulary, E hidden size, X experts.
 """
@@ -12,53 +13,53 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LinearDelta:
-    """y += (x a^T) b^T + bias. The scale is in b and bias.
+class _Delta(msgspec.Struct, frozen=True, eq=False, tag=True, array_like=True):
+    pass
 
-    With a magnitude (DoRA) then y = f * (x W^T + x a^T b^T) + the layer's bias, f = dora_factor().
+
+class LinearDelta(_Delta, frozen=True, eq=False):
+    """y += (x a^T) b + bias. The scale is in b and bias.
+
+    With a magnitude (DoRA) then y = f * (x W^T + x a^T b) + the layer's bias, f = dora_factor().
     """
 
     a: Tensor  # [r, I]
-    b: Tensor  # [O, r]
+    b: Tensor  # [r, O]
     bias: Tensor | None = None  # [O]
     magnitude: Tensor | None = None  # [O] float32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EmbeddingDelta:
-    """h += b a[:, token]. The scale is in b. With a magnitude h = f * (base row + that)."""
+class EmbeddingDelta(_Delta, frozen=True, eq=False):
+    """h += a[:, token] b. The scale is in b. With a magnitude h = f * (base row + that)."""
 
     a: Tensor  # [r, V]
-    b: Tensor  # [E, r]
+    b: Tensor  # [r, E]
     magnitude: Tensor | None = None  # [E] float32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpertsDelta:
+class ExpertsDelta(_Delta, frozen=True, eq=False):
     """The same of one projection of a bank of experts. Experts of a lower rank end with zeros.
 
     Parts of a bank: 0 gate, 1 up, 2 down.
     """
 
     a: Tensor  # [X, r, I]
-    b: Tensor  # [X, O, r]
+    b: Tensor  # [X, r, O]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WholeWeight:
+class WholeWeight(_Delta, frozen=True, eq=False):
     """A weight, and the bias if the layer has one, in place of the model's."""
 
     weight: Tensor  # [O, I]; of an embedding [V, E]
     bias: Tensor | None = None  # [O]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenRows:
+class TokenRows(_Delta, frozen=True, eq=False):
     """Rows in place of those of an embedding or an output head."""
 
     indices: Tensor  # [n] int64, ascending
@@ -66,6 +67,8 @@ class TokenRows:
 
 
 Delta = LinearDelta | EmbeddingDelta | ExpertsDelta | WholeWeight | TokenRows
+Deltas = Mapping[str, Mapping[int, Delta]]
+"""By layer and part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +78,7 @@ class Adapter:
     digest: str  # sha256 of all deltas and their places, hex
     rank: int  # the largest of all; 0: there are whole weights or token rows only
     nbytes: int
-    deltas: Mapping[str, Mapping[int, Delta]]  # layer -> part -> delta
+    deltas: Deltas
     base_model: str | None = None  # what the adapter was trained on, as its config states
     warnings: tuple[str, ...] = ()  # clauses for the log
 
@@ -90,13 +93,13 @@ class AdapterLimits:
 
 def tensors_of(delta: Delta) -> Iterator[tuple[str, Tensor]]:
     """Yield (field, tensor) of a delta."""
-    for name in delta.__slots__:
+    for name in delta.__struct_fields__:
         if (value := getattr(delta, name)) is not None:
             yield name, value
 
 
 def dora_factor(delta: LinearDelta | EmbeddingDelta, rows: Iterable[Tensor]) -> Tensor:
-    """magnitude / ||W + b a|| of each output: [O] float32.
+    """magnitude / ||W + b^T a|| of each output: [O] float32.
 
     rows: W [O, I] of the model in pieces [n, I], in order; of an embedding its [V, E] in pieces
     [n, E]. One piece at a time is widened to float32.
@@ -105,15 +108,15 @@ def dora_factor(delta: LinearDelta | EmbeddingDelta, rows: Iterable[Tensor]) -> 
     a, b = delta.a.float(), delta.b.float()
     at = 0
     if isinstance(delta, EmbeddingDelta):
-        squares = torch.zeros(len(b))
+        squares = torch.zeros(b.shape[1])
         for piece in rows:
-            low = a[:, at : at + len(piece)].t() @ b.t()
+            low = a[:, at : at + len(piece)].t() @ b
             squares += (piece.float() + low).square_().sum(0)
             at += len(piece)
         return delta.magnitude / squares.sqrt_()
     norms = []
     for piece in rows:
-        low = b[at : at + len(piece)] @ a
+        low = b[:, at : at + len(piece)].t() @ a
         norms.append((piece.float() + low).square_().sum(1).sqrt_())
         at += len(piece)
     return delta.magnitude / torch.cat(norms)

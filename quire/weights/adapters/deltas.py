@@ -159,10 +159,9 @@ class DeltaBuilder:
         def read() -> Parts:
             scale = self._config.scale_of(key)
             if swapped:
-                a = self._read(module, "B").t().contiguous()
-                b = self._read(module, "A", scale).t().contiguous()
+                a, b = self._read(module, "B").t().contiguous(), self._read(module, "A", scale)
             else:
-                a, b = self._read(module, "A"), self._read(module, "B", scale)
+                a, b = self._read(module, "A"), self._read(module, "B", scale).t()
             bias = self._read_if_there(module, "bias", scale)
             magnitude = self._read_magnitude(module)
             rows = [_split(module, one, sizes) for one in (b, bias, magnitude)]
@@ -187,7 +186,7 @@ class DeltaBuilder:
         def read() -> Parts:
             a = self._read(module, "embedding_A")
             b = self._read(module, "embedding_B", self._config.scale_of(module.name))
-            return {0: EmbeddingDelta(a, b, self._read_magnitude(module))}
+            return {0: EmbeddingDelta(a, b.t().contiguous(), self._read_magnitude(module))}
 
         return read
 
@@ -254,11 +253,11 @@ class DeltaBuilder:
 
         def read() -> Parts:
             a = torch.zeros(shape.experts, largest, inputs, dtype=self._dtype)
-            b = torch.zeros(shape.experts, outputs, largest, dtype=self._dtype)
+            b = torch.zeros(shape.experts, largest, outputs, dtype=self._dtype)
             for module in members:
                 at, one = module.place.expert, self._read(module, "A")
                 a[at, : len(one)] = one
-                b[at, :, : len(one)] = self._read(module, "B", self._config.scale_of(module.name))
+                b[at, : len(one)] = self._read(module, "B", self._config.scale_of(module.name)).t()
             return {part: ExpertsDelta(a, b)}  # fmt: skip
 
         return read
@@ -298,16 +297,16 @@ class DeltaBuilder:
             first = self._read(module, "A", scale if swapped else None)
             second = self._read(module, "B", None if swapped else scale)
             first = first.view(-1, rank, a[1]).expand(shape.experts, -1, -1)  # [X, r, I]
-            second = second.view(b[0], rank, -1).permute(2, 0, 1).expand(shape.experts, -1, -1)
+            second = second.view(b[0], rank, -1).permute(2, 1, 0).expand(shape.experts, -1, -1)
             if swapped:
-                first, second = second.transpose(1, 2), first.transpose(1, 2)
+                first, second = second, first
             own = first.contiguous()
             if len(parts) == 1:
                 return {2: ExpertsDelta(own, second.contiguous())}
             halves = (
-                (second[:, 0::2], second[:, 1::2])
+                (second[..., 0::2], second[..., 1::2])
                 if shape.interleaved
-                else second.chunk(2, dim=1)
+                else second.chunk(2, dim=-1)
             )  # fmt: skip
             return {part: ExpertsDelta(own, halves[part].contiguous()) for part in parts}
 
@@ -430,11 +429,12 @@ class DeltaBuilder:
 
 
 def _split(module: AdapterModule, tensor: Tensor | None, sizes: list[int]) -> list[Any]:
-    """Return the rows of each part, in the model's order; None for each of None."""
-    if tensor is None or len(sizes) == 1:
-        return [tensor] * len(sizes)
+    """Return the outputs of each part [.., O], in the model's order; None for each of None."""
+    if tensor is None:
+        return [None] * len(sizes)
     order = module.place.shape.order
-    return [one.clone() for one in (tensor if order is None else tensor[order]).split(sizes)]
+    found = tensor if order is None or len(sizes) == 1 else tensor[..., order]
+    return [one.contiguous() for one in found.split(sizes, dim=-1)]
 
 
 def whole_shape(place: ModulePlace) -> tuple[int, int]:

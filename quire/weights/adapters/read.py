@@ -8,14 +8,13 @@ Nothing of a size that a file states is allocated before it has been compared wi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from quire.errors import WeightError
-from quire.weights.adapters.adapter import Adapter, AdapterLimits, Delta, tensors_of
+from quire.weights.adapters.adapter import Adapter, AdapterLimits, Delta, Deltas, tensors_of
 from quire.weights.adapters.deltas import (
     READERS,
     AdapterModule,
@@ -125,7 +124,7 @@ def _check_copy(
         problems.add(f"{short(name)} is {list(shape)}, the model has {list(want)}")
 
 
-def _digest(deltas: Mapping[str, Mapping[int, Delta]]) -> str:
+def _digest(deltas: Deltas) -> str:
     """The hash of the hashes of all tensors, each with its place."""
 
     def digest_of(item: tuple[str, int, Delta]) -> bytes:

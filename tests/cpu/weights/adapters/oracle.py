@@ -71,12 +71,12 @@ def applied(delta, weight):
         weight[delta.indices] = delta.rows
         return weight
     if isinstance(delta, EmbeddingDelta):
-        made = weight + (delta.b @ delta.a).t()
+        made = weight + delta.a.t() @ delta.b
         return made if delta.magnitude is None else made * dora_factor(delta, weight.split(7))
     if isinstance(delta, ExpertsDelta):
-        return weight + delta.b @ delta.a
+        return weight + delta.b.mT @ delta.a
     assert isinstance(delta, LinearDelta)
-    made = weight + delta.b @ delta.a
+    made = weight + delta.b.mT @ delta.a
     return made if delta.magnitude is None else made * dora_factor(delta, weight.split(7))[:, None]
 
 

@@ -138,7 +138,7 @@ def assert_same_sums(adapter, other):
     for layer, parts in adapter.deltas.items():
         for part, delta in parts.items():
             mine = other.deltas[layer][part]
-            torch.testing.assert_close(delta.b @ delta.a, mine.b @ mine.a)
+            torch.testing.assert_close(delta.b.mT @ delta.a, mine.b.mT @ mine.a)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_experts_as_modules(case, variant, names):
     rewrite(made, tensors)
     deltas = read(made).deltas["layers.0.mlp.experts"]
     for part in range(3):
-        found = deltas[part].b @ deltas[part].a
+        found = deltas[part].b.mT @ deltas[part].a
         assert len(found) == shape.experts
         for expert, one in enumerate(found):
             default = torch.zeros_like(one)
@@ -191,7 +191,7 @@ def test_embeddings_of_a_tied_model(case):
     made = case(TIED, target_modules=["embed_tokens"], ensure_weight_tying=True, merge=False)
     deltas = read(made).deltas
     table, head = deltas["embed_tokens"][0], deltas["lm_head"][0]
-    torch.testing.assert_close((table.b @ table.a).t(), head.b @ head.a)
+    torch.testing.assert_close(table.a.t() @ table.b, head.b.t() @ head.a)
     made = case(TIED, target_modules=["q_proj"], modules_to_save=["embed_tokens"], merge=False)
     assert "lm_head" not in read(made).deltas
 
@@ -237,7 +237,7 @@ def test_names_of_parts_that_checkpoints_fuse(case):
     (part, delta), *others = read(made).deltas[layer].items()
     assert part == 1
     assert not others
-    torch.testing.assert_close(delta.b @ delta.a, 1.5 * b @ a)
+    torch.testing.assert_close(delta.b.t() @ delta.a, 1.5 * b @ a)
 
 
 def test_parameters_that_are_stored_transposed(case):
