@@ -47,8 +47,11 @@ def resolve_cache_dtype(
             f"attention), which quire keeps in the model's dtype; use auto or {dtype}"
         )
     if form.dtype == "float8_e4m3fn" and (0, 0) < device.capability < (8, 9):
+        major, minor = device.capability
+        lack = f"this GPU has compute capability {major}.{minor}, and e4m3 floats need 8.9"
+        if requested == "auto":
+            return str(why.record("cache.dtype", dtype, lack))
         raise ConfigError(
-            f"kv_cache_dtype={requested!r}: this GPU has no 8-bit floats (compute capability 8.9); "
-            "use int8_per_token_head"
+            f"kv_cache_dtype={requested!r}: {lack}; use int8_per_token_head, or auto for {dtype}"
         )
     return str(why.record("cache.dtype", name, reason))

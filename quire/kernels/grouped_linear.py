@@ -33,7 +33,7 @@ from quire.kernels.formats.tiled_weight import (
     pack_tiles,
 )
 from quire.kernels.formats.weight import StoredExperts, StoredWeight, kernel_for
-from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes, e4m3_table
 from quire.kernels.framework.op import op
 from quire.kernels.native.library import (
     CODES_EMBEDDING,
@@ -109,7 +109,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
 def random_codes(
     outputs: int, inputs: int, bits: int, group: int, device: torch.device
 ) -> Iterator[WeightCodes]:
-    """Codes of each kind: with a constant zero, zeros, offsets, factored scales, a table, perm."""
+    """Codes of each kind: a constant zero, zeros and perm, factored scales and offsets, tables."""
     shape, most = (outputs, -(-inputs // group)), (1 << bits) - 1
     q = torch.randint(0, most + 1, (outputs, inputs), device=device, dtype=torch.uint8)
     scale = GroupFactors(((torch.rand(shape, device=device) + 0.5) / most / inputs**0.5).half())
@@ -126,6 +126,9 @@ def random_codes(
         yield replace(base, zero=0, table=torch.randn(1 << bits, device=device))
         own = torch.randn(outputs, 1 << bits, device=device) / inputs**0.5
         yield replace(base, group=inputs, zero=0, scale=None, table=own)
+    if bits == 8:
+        finite = torch.where(q & 127 == 127, q - 1, q)
+        yield replace(base, q=finite, zero=0, table=e4m3_table(device), e4m3=True)
 
 
 _run = NativeOp(CODES_LINEAR, "qqqqqqq")

@@ -2,8 +2,11 @@
 
 On load a layer is quantized when its last tensor has arrived, and its original is freed, so the
 peak is the quantized model plus one layer. A checkpoint's scales are parameters that it must fill:
-one
-per tensor (held as one per output, so that fused parts keep their own), per output, or per block.
+one per tensor (held as one per output, so that fused parts keep their own), per output, or per
+block.
+
+A GPU below compute capability 8.9 has no FP8 products: there the same numbers are decoded in
+registers (`e4m3_codes`), and rows stay in 16 bits.
 """
 
 from __future__ import annotations
@@ -22,8 +25,14 @@ from quire.kernels.formats.fp8_weight import (
     Fp8ExpertWeights,
     Fp8Weight,
     quantize_blocks,
+    quantize_channels,
 )
+from quire.kernels.formats.weight import StoredExperts, StoredWeight
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes, e4m3_table
+from quire.kernels.gpu.runtime.target import gpu_target
+from quire.kernels.grouped_linear import pack, pack_experts
 from quire.kernels.quantize_fp8 import quantize_fp8
+from quire.quant._bit_fields import factors
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of, outputs_of
 from quire.weights.mapping import InitSpec
 
@@ -70,14 +79,19 @@ class Method:
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
         make = self._make_experts if layer.role == "experts" else self._make_weight
         for matrix in layer.matrices:
-            layer.set_param(matrix, make(layer.take_params(matrix)))
+            made = make(layer.take_params(matrix))
+            if not has_products(made.data.device):
+                layer.set_param(matrix, _for_16_bit_rows(made, dtype))
+            elif isinstance(made, Fp8Weight):
+                layer.set_param(matrix, _with_kernel_buffers(made))
+            else:
+                layer.set_param(matrix, made)
 
     def _make_weight(self, values: dict[str, Tensor]) -> Fp8Weight:
         data = values.pop("weight")
         if not self._form.is_stored:
-            return with_kernel_buffers(quantize(data, self._form.block))
-        scale = values[self._form.scale]
-        return with_kernel_buffers(Fp8Weight(data, scale, _largest(values.get(INPUT_SCALE))))
+            return quantize(data, self._form.block)
+        return Fp8Weight(data, values[self._form.scale], _largest(values.get(INPUT_SCALE)))
 
     def _make_experts(self, values: dict[str, Tensor]) -> Fp8ExpertWeights:
         data = values.pop("weight")
@@ -91,7 +105,37 @@ def _largest(scales: Tensor | None) -> Tensor | None:
     return None if scales is None else scales.amax().view(1)
 
 
-def with_kernel_buffers(weight: Fp8Weight) -> Fp8Weight:
+def has_products(device: torch.device) -> bool:
+    """Whether a device multiplies e4m3 numbers: a CPU by the reference, and GPUs from Ada on."""
+    return not (0, 0) < gpu_target(device).capability < (8, 9)
+
+
+def _for_16_bit_rows(
+    weight: Fp8Weight | Fp8ExpertWeights, dtype: torch.dtype
+) -> StoredWeight | StoredExperts:
+    """The same numbers for kernels that decode them, and multiply rows of a dtype."""
+    scale, block = weight.scale, weight.block_size
+    scale = scale if block else scale[..., None]
+    codes = e4m3_codes(weight.data, scale, rows=block or 1, group=block)
+    return (pack if isinstance(weight, Fp8Weight) else pack_experts)(codes, dtype)
+
+
+def e4m3_codes(data: Tensor, scale: Tensor, *, rows: int = 1, group: int = 0) -> WeightCodes:
+    """Return e4m3 numbers [..., O, I] and their scales as codes.
+
+    scale: float32 or bfloat16 [..., O / rows, I / group]; group 0: one for all inputs.
+    """
+    outputs, inputs = data.shape[-2:]
+    if rows > 1:
+        scale = scale.repeat_interleave(rows, -2)[..., :outputs, :]
+    return WeightCodes(
+        q=data.view(torch.uint8), bits=8, group=group or inputs,
+        scale=factors(scale) if scale.dtype == torch.float32 else GroupFactors(scale),
+        table=e4m3_table(data.device), e4m3=True,
+    )  # fmt: skip
+
+
+def _with_kernel_buffers(weight: Fp8Weight) -> Fp8Weight:
     """Add the buffers that the kernels of its device need."""
     if weight.device.type == "cpu":
         return weight
@@ -108,8 +152,8 @@ def quantize(weight: Tensor, block: int) -> Fp8Weight:
     scales = []
     for at in range(0, outputs, step):
         stripe = weight[at : at + step]
-        if block:
-            quantized = quantize_blocks(stripe)
+        if block or not has_products(weight.device):
+            quantized = quantize_blocks(stripe) if block else quantize_channels(stripe)
             data[at : at + step], scale = quantized.data, quantized.scale
         else:
             data[at : at + step], scale = quantize_fp8(

@@ -1,15 +1,12 @@
 """e4m3 weights whose rows of activations stay in 16 bits (W8A16), from a checkpoint.
 
-    weight         [O, I] e4m3
-    weight_scale   [O], [O, 1] or [1]; [O, I / group]; or [O / 128, I / 128], float32
-                   MXFP8: [O, I / 32] uint8, exponents biased by 127
-
-No kernel of a GPU multiplies them: there they are widened to the model's dtype.
+weight         [O, I] e4m3
+weight_scale   [O], [O, 1] or [1]; [O, I / group]; or [O / 128, I / 128], float32
+               MXFP8: [O, I / 32] uint8, exponents biased by 127
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -17,17 +14,13 @@ import torch
 from torch import Tensor
 
 from quire.config.quant.fp8 import Fp8WeightOnlyFormat
-from quire.kernels import linear
 from quire.kernels.formats.fp8_weight import E4M3
-from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
+from quire.kernels.formats.weight_codes import WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts
-from quire.quant._bit_fields import factors
 from quire.quant._e2m1 import E8M0_BIAS, e8m0_to_bfloat16
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
-from quire.quant.fp8 import DUMMY_WEIGHT_STD
+from quire.quant.fp8 import DUMMY_WEIGHT_STD, e4m3_codes
 from quire.weights.mapping import InitSpec
-
-log = logging.getLogger(__name__)
 
 SCALE = "weight_scale"
 
@@ -57,40 +50,14 @@ class Method:
         }
 
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
-        experts = layer.role == "experts"
+        make = pack_experts if layer.role == "experts" else pack
         for matrix in layer.matrices:
-            codes = self._codes(layer.take_params(matrix))
-            if codes.q.is_cpu:
-                layer.set_param(matrix, (pack_experts if experts else pack)(codes, dtype))
-                continue
-            plain = codes.dequantize().to(dtype)
-            if not plain.is_meta:
-                log.warning(
-                    "no kernel of a GPU multiplies e4m3 weights by rows in 16 bits: a weight %s is "
-                    "widened to %s, %d bytes",
-                    *(list(plain.shape), str(dtype).removeprefix("torch."), plain.nbytes),
-                )
-            layer.set_param(matrix, plain if experts else linear.pack(plain))
+            layer.set_param(matrix, make(self._codes(layer.take_params(matrix)), dtype))
 
     def _codes(self, values: dict[str, Tensor]) -> WeightCodes:
-        q = values["weight"].view(torch.uint8)
-        outputs, inputs = q.shape[-2:]
-        scale = values[SCALE]
-        if self._form.powers:
+        form, scale = self._form, values[SCALE]
+        if form.powers:
             scale = e8m0_to_bfloat16(scale)
-        if self._form.group is None:
-            scale = scale[..., None]
-        elif self._form.rows > 1:
-            scale = scale.repeat_interleave(self._form.rows, -2)[..., :outputs, :]
-        return WeightCodes(
-            q=q,
-            bits=8,
-            group=self._form.group or inputs,
-            scale=GroupFactors(scale) if self._form.powers else factors(scale),
-            table=e4m3_table(q.device),
-        )
-
-
-def e4m3_table(device: torch.device) -> Tensor:
-    """The values of the 256 codes, float32; two are NaN."""
-    return torch.arange(256, dtype=torch.uint8, device=device).view(E4M3).float()
+        if form.group is None:
+            return e4m3_codes(values["weight"], scale[..., None])
+        return e4m3_codes(values["weight"], scale, rows=form.rows, group=form.group)

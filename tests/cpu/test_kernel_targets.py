@@ -10,9 +10,11 @@ PROGRAM = """
 import importlib, json
 import torch
 from quire.kernels import act, grouped_linear, quantize_int8, rms_norm
+from quire.kernels.formats.tiled_weight import pack_tiles
 from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.framework.op import OPS
 from quire.kernels.gpu.linear import gemv
+from quire.kernels.gpu.linear import grouped_linear as gpu_grouped_linear
 from quire.kernels.gpu.moe.moe_sort import sort_by_expert
 from quire.kernels.gpu.runtime.target import GpuTarget
 
@@ -30,6 +32,10 @@ def launch_one(op):
 def launch_some():
     for op in ("rms_norm", "act_mul", "quantize_int8", "grouped_linear"):
         launch_one(op)
+    for codes in grouped_linear.random_codes(128, 256, 8, 128, META):
+        weight = pack_tiles(codes, torch.bfloat16)  # the last are e4m3 floats
+    for rows in (1, 33):
+        gpu_grouped_linear.launch(empty(rows, 128), empty(rows, 256), weight)
     sort_by_expert(empty(4, 2, dtype=torch.int32), 8)
     plan = gemv.plan_gemv(4096, 4096, False)._replace(prefetch=True)
     gemv.launch(empty(1, 4096), empty(1, 4096), empty(4096, 4096), cut=plan)
@@ -49,7 +55,7 @@ print(json.dumps(of_targets))
 """
 
 
-@pytest.mark.slow("starts a process that compiles six kernels for two GPUs")
+@pytest.mark.slow("starts a process that compiles seven kernels for two GPUs")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_wait_for_others_where_they_may_overlap(tmp_path):
     """Assemblers of GPUs before Hopper refuse the instructions."""
@@ -60,6 +66,7 @@ def test_kernels_wait_for_others_where_they_may_overlap(tmp_path):
             "_act_mul",
             "_rows",
             "_grouped_small_m",
+            "_grouped_gemm",
             "_sort",
             "_gemv",
         }

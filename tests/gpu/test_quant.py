@@ -16,7 +16,7 @@ from quire.kernels.grouped_linear import grouped_embedding, pack, pack_experts, 
 from quire.kernels.linear import linear
 from quire.kernels.moe_experts import ExpertActivation, moe_experts
 from tests import tiers
-from tests.cpu.gpu_kernels.test_grouped_linear import check, stacked
+from tests.cpu.gpu_kernels.test_grouped_linear import check, kinds_of, stacked
 
 CUDA = torch.device("cuda", 0)
 DTYPES = [torch.bfloat16, torch.float16]
@@ -26,8 +26,8 @@ ROWS = [(1, 2, 8, 17, 65, 2049), (1, 9, 64, 300, 2049)]
 ALL_ROWS = (1, 2, 8, 9, 17, 33, 64, 65, 128, 300, 2048, 2049, 4097)
 TOKENS = [(1, 5), (64,), (700,)]
 """Pairs with an expert that are not sorted; few for each expert; several tiles for each."""
-KINDS = [(b, kind) for b, bits in enumerate(PLANES) for kind in range(5 if bits <= 4 else 3)]
-"""(place of the bit width, kind of codes): tables have up to 4 bits."""
+KINDS = [(b, kind) for b, bits in enumerate(PLANES) for kind in range(kinds_of(bits))]
+"""(place of the bit width, kind of codes): tables have up to 4 bits, floats 8."""
 BITS = list(PLANES)
 
 
@@ -78,7 +78,7 @@ def test_products_are_near_float64_and_rows_apart(bits, kind, shape, dtype, size
 
 
 @pytest.mark.parametrize(
-    ("bits", "group", "kind"), [(4, 32, 0), (4, 64, 3), (8, 128, 2), (3, 64, 1)]
+    ("bits", "group", "kind"), [(4, 32, 0), (4, 64, 3), (8, 128, 2), (8, 64, 3), (3, 64, 1)]
 )
 @pytest.mark.parametrize(("outputs", "inputs"), [(1024, 2048), (704, 320)])
 def test_a_product_and_the_activation_after_it_are_those_apart(outputs, inputs, bits, group, kind):

@@ -48,7 +48,9 @@ class Fp8WeightOnlyFormat(WeightFormat):
     powers: bool = False  # scales are e8m0: the exponents of powers of two
 
     def held_bits(self, inputs: int, device: str) -> float | None:
-        return 16 if device == "cuda" else None
+        if self.rows == 1:
+            return None
+        return group_bits(8, self.group or inputs, 32)  # each output has its scales
 
 
 def read(found: Json) -> QuantFacts:

@@ -5,7 +5,9 @@
 A word holds 16 / b codes of b bits of one output. Field f of word j is input j of slice f, so that
 one shift and one mask give a slice of the block in the order of x: nothing is interleaved. Codes of
 3, 5, 6 and 8 bits are the sum of two planes (2 + 1, 4 + 1, 4 + 2, 4 + 4), and a block has as many
-slices as a word of its narrowest plane. Numbers of groups are [tiles, groups, 64].
+slices as a word of its narrowest plane. Numbers of groups are [tiles, groups, 64]. Codes of 8 bits
+may be e4m3 floats; a group that has a NaN among them has NaN as its scale, since kernels decode
+finite numbers only: its sums are NaN either way.
 
 What gives codes their values is that of WeightCodes. Axes: O outputs, I inputs, X experts.
 """
@@ -21,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quire.kernels.formats.weight import ExpertBank, StoredWeight
-from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes, e4m3_table
 
 TILE = 64
 """Outputs of a tile: the rows of Hopper's matrix instruction."""
@@ -60,7 +62,8 @@ class TiledWeight(StoredWeight):
 
     low, high: the planes. group: inputs that share a scale, one of GROUPS; 0: all.
     table: float32 [16] or [O, 16]; table_words: int32 [8] or [tiles, 8, 64], bytes of its values in
-    dtype: 4 words of low bytes, 4 of high ones. counters: int32 zeros for parts of sums.
+    dtype: 4 words of low bytes, 4 of high ones. e4m3: codes are e4m3 floats, and have no table.
+    counters: int32 zeros for parts of sums.
     The other fields: see WeightCodes, with groups in tiles.
     """
 
@@ -76,6 +79,7 @@ class TiledWeight(StoredWeight):
     zero: int | Tensor
     table: Tensor | None
     table_words: Tensor | None
+    e4m3: bool
     perm: Tensor | None
     counters: Tensor
 
@@ -130,7 +134,8 @@ class TiledWeight(StoredWeight):
             q=q[:outputs, :inputs].contiguous(), bits=self.bits, group=self.group or inputs,
             scale=_untile_factors(self.scale, outputs),
             offset=_untile_factors(self.offset, outputs),
-            zero=zero, table=self.table, perm=self.perm,
+            zero=zero, table=e4m3_table(q.device) if self.e4m3 else self.table, e4m3=self.e4m3,
+            perm=self.perm,
         )  # fmt: skip
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -227,14 +232,15 @@ def _pack(codes: WeightCodes, dtype: torch.dtype) -> TiledWeight:
     group = kernel_group(codes)
     assert group is not None, f"groups of {codes.group} inputs"
     outputs, inputs = codes.q.shape
-    bits = 4 if codes.table is not None else codes.bits  # tables are looked up by 4 bits
+    table = None if codes.e4m3 else codes.table
+    bits = 4 if table is not None else codes.bits  # tables are looked up by 4 bits
     low_bits, high_bits = PLANES[bits]
     wide = 16 if group == 16 else 32
     slices = 16 // min(low_bits, high_bits or low_bits)
     q = pad(codes.q, (0, -inputs % (slices * wide), 0, -outputs % TILE))
     tiles, width = q.shape[0] // TILE, q.shape[1]
     groups = width // group if group else 1
-    table = codes.table
+    scale = _with_nan(codes) if codes.e4m3 else codes.scale
     if table is not None:
         table = pad(table.float(), (0, 16 - table.shape[-1]))
     zero = codes.zero
@@ -244,12 +250,21 @@ def _pack(codes: WeightCodes, dtype: torch.dtype) -> TiledWeight:
         low=_pack_plane(q & (1 << low_bits) - 1, low_bits, slices, wide),
         high=_pack_plane(q >> low_bits, high_bits, slices, wide) if high_bits else None,
         shape=(outputs, inputs), bits=bits, group=group, dtype=dtype,
-        scale=_tile_factors(codes.scale, codes, group, groups),
+        scale=_tile_factors(scale, codes, group, groups),
         offset=_tile_factors(codes.offset, codes, group, groups),
         zero=zero, table=table, table_words=None if table is None else _words(table, dtype),
-        perm=codes.perm,
+        e4m3=codes.e4m3, perm=codes.perm,
         counters=torch.zeros(tiles, dtype=torch.int32, device=q.device),
     )  # fmt: skip
+
+
+def _with_nan(codes: WeightCodes) -> GroupFactors:
+    """The scales of e4m3 codes [O, I], NaN where a group has a NaN."""
+    assert codes.scale is not None, "e4m3 codes without scales"
+    width = codes.q.shape[1]
+    found = pad(codes.q & 127 == 127, (0, -width % codes.group)).unflatten(1, (-1, codes.group))
+    values = codes.scale.values
+    return GroupFactors(torch.where(found.any(-1), float("nan"), values).to(values.dtype))
 
 
 def _pack_plane(q: Tensor, bits: int, slices: int, wide: int) -> Tensor:

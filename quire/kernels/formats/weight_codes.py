@@ -61,6 +61,7 @@ class WeightCodes:
     scale: float factors; None: 1. offset: the same, added; None: 0.
     zero: the code of zero: an integer, or uint8 [..., O, G]. Not with a table.
     table: float32 values of the codes, [2 ** bits], or [..., O, 2 ** bits] of each output.
+    e4m3: whether the codes are e4m3 floats; `table` has their values.
     perm: int32 [I]: column i of q multiplies x[:, perm[i]] (desc_act of GPTQ). None: i itself.
     Experts may have one each, [X, I].
     """
@@ -72,6 +73,7 @@ class WeightCodes:
     offset: GroupFactors | None = None
     zero: int | Tensor = 0
     table: Tensor | None = None
+    e4m3: bool = False
     perm: Tensor | None = None
 
     def dequantize(self) -> Tensor:
@@ -95,6 +97,12 @@ class WeightCodes:
         perm = self.perm.long()
         perm = perm if perm.dim() == 1 else perm[:, None]  # of one expert
         return torch.empty_like(value).scatter_(-1, perm.expand(value.shape), value)
+
+
+def e4m3_table(device: torch.device) -> Tensor:
+    """The values of the 256 codes, float32; two are NaN."""
+    codes = torch.arange(256, dtype=torch.uint8, device=device)
+    return codes.view(torch.float8_e4m3fn).float()
 
 
 def spread_groups(numbers: Tensor, group: int, inputs: int) -> Tensor:

@@ -46,6 +46,19 @@ def test_every_code_in_every_field_is_decoded(bits, dtype):
                 assert ptx.numbers(half, dtype).tolist() == (want - zero).tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_e4m3_float_in_every_field_is_decoded(dtype):
+    draw = np.random.default_rng(3)
+    finite = [code for code in range(256) if code & 127 != 127]
+    first, second = draw.permutation(finite), draw.permutation(finite)
+    floats = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(dtype)
+    for at in (0, 4, 8, 12):
+        words = [word(first, second, 4, shift, at, draw) for shift in (0, 4)]
+        (out,) = ptx.run(text_of(decode.e4m3_asm(at, at, dtype == torch.bfloat16)), words, 1)
+        for half, want in ((out & 0xFFFF, first), (out >> 16, second)):
+            assert half.tolist() == ptx.bits(floats[want]).tolist()
+
+
 def word(first, second, width, shift, at, draw):
     """Registers with the bits of two codes in a field, and anything in the others."""
     mask = (1 << width) - 1

@@ -31,6 +31,11 @@ def codes_of(outputs, inputs, bits, group, kind):
     return list(random_codes(outputs, inputs, bits, group, CPU))[kind]
 
 
+def kinds_of(bits):
+    """How many kinds of codes random_codes has."""
+    return 5 if bits <= 4 else 3 + (bits == 8)
+
+
 def check(y, x, weight, bias=None):
     """Each number is as near to float64 as its rounding, and that of weights from tables, allow."""
     plain = weight.dequantize(torch.float64)
@@ -122,13 +127,15 @@ CASES = [
     (2, 64, 544, 5, 32, 2, torch.bfloat16),
     (2, 64, 96, 2, 16, 2, torch.bfloat16),
     (3, 64, 160, 4, 160, 1, torch.bfloat16),
+    (1, 10, 256, 8, 128, 3, torch.bfloat16),
+    (2, 33, 160, 8, 160, 3, torch.float16),
 ]
 MORE = [
     (rows, 72, 320 if group != 128 else 384, bits, group, kind, dtype)
     for rows in (1, 17, 65, 300)
     for bits in PLANES
     for group in (16, 32, 64, 128)
-    for kind in range(5 if bits <= 4 else 3)
+    for kind in range(kinds_of(bits))
     for dtype in (torch.bfloat16, torch.float16)
 ]
 
@@ -143,6 +150,21 @@ def test_products_are_near_float64(case):
     y = grouped_linear.outputs(x, weight, bias).fill_(float("nan"))
     grouped_linear.launch(y, x, weight, bias)
     check(y, x, weight, bias)
+
+
+@pytest.mark.parametrize("group", [64, 200])
+@pytest.mark.parametrize("rows", [3, 130])
+def test_sums_of_a_group_with_a_nan_are_nan(rows, group):
+    codes = codes_of(66, 200 if group == 200 else 256, 8, group, 3)
+    codes.q[5, 70], codes.q[65, 0] = 127, 255
+    weight = pack_tiles(codes, torch.bfloat16)
+    x = torch.randn(rows, weight.shape[1]).bfloat16()
+    y = grouped_linear.outputs(x, weight)
+    grouped_linear.launch(y, x, weight)
+    assert y[:, [5, 65]].isnan().all()
+    whole = [o for o in range(66) if o not in (5, 65)]
+    assert torch.equal(weight.dequantize()[whole], codes.dequantize()[whole])
+    assert y[:, whole].isfinite().all()
 
 
 @pytest.mark.parametrize("kind", [0, *tiers.long(1, 2, 3)])
@@ -223,13 +245,14 @@ BANKS = [
     (34, 4, 64, 64, 4, 32, 2, torch.bfloat16),
     (2, 4, 64, 64, 4, 32, 1, torch.float32),
     (1, 2, 32, 32, 5, 32, 2, torch.bfloat16),
+    (2, 2, 64, 32, 8, 32, 3, torch.bfloat16),
 ]
 MORE_BANKS = [
     (tokens, 8, 96, 80, bits, group, kind, dtype)
     for tokens in (1, 9, 40, 300)
     for bits in PLANES
     for group in (16, 32)
-    for kind in range(5 if bits <= 4 else 3)
+    for kind in range(kinds_of(bits))
     for dtype in (torch.bfloat16, torch.float16)
 ]
 

@@ -9,6 +9,7 @@ import quire.models.build
 import quire.quant.fp8
 from quire.errors import ConfigError, WeightError
 from quire.kernels.formats.fp8_weight import Fp8Weight
+from quire.kernels.gpu.runtime.target import GpuTarget, describe_target
 from quire.layers import Linear
 from quire.models.build import read_model_config
 from quire.quant.none import Method as Plain
@@ -126,6 +127,36 @@ def test_a_layer_fused_of_plain_and_quantized_parts(tmp_path):
     want = whole.get_submodule(QKV).weight.dequantize(torch.float32)
     want[128:256] = plain()[f"{name}.weight"].float()
     assert torch.equal(weight.dequantize(), want)
+
+
+@pytest.fixture
+def older_gpu():
+    """Stands for all devices: it has no FP8 products."""
+    describe_target(GpuTarget((8, 0), 108))
+    yield
+    describe_target(None)
+
+
+@pytest.mark.parametrize(
+    ("quant", "style", "said"),
+    [
+        (None, {"channel": 2}, CHANNELS),
+        (None, {"block": 1, "name": "weight_scale_inv"}, BLOCKS),
+        (None, {"tensor": (), "static": 1}, {"quant_method": "fp8", "activation_scheme": "static"}),
+        ("fp8", None, None),
+        ("fp8_block", None, None),
+    ],
+)
+def test_rows_stay_in_16_bits_on_an_older_gpu(tmp_path, request, quant, style, said):
+    tensors = plain() if style is None else quantized(style)
+    usual = load(tmp_path, tensors, said, quant=quant)
+    request.getfixturevalue("older_gpu")
+    older = load(tmp_path, tensors, said, quant=quant)
+    assert not small(older)
+    for name, weight in small(usual).items():
+        held = linears(older)[name].weight
+        assert held.bits == 8
+        assert torch.equal(held.dequantize(torch.float32), weight.dequantize(torch.float32))
 
 
 def test_scales_must_all_be_there_and_no_others(tmp_path):

@@ -11,6 +11,7 @@ from quire.kernels.formats.fp8_weight import (
     quantize_blocks,
     quantize_channels,
 )
+from quire.kernels.gpu.runtime.target import GpuTarget, describe_target
 from quire.kernels.moe_experts import ExpertActivation, moe_experts
 from quire.models.build import build_model, read_model_config
 from tests.cpu.models.harness import Stepper
@@ -100,6 +101,22 @@ def test_banks_made_on_load_equal_those_of_a_checkpoint(tmp_path, asked, make, s
         assert not isinstance(made.layers[layer].mlp.gate.weight, Fp8Weight)
     logits = Stepper(read, config, dtype=torch.bfloat16, max_tokens=32).logits(list(range(3, 30)))
     assert logits.isfinite().all()
+
+
+def test_banks_of_an_older_gpu_are_held_in_eight_bits(tmp_path):
+    tensors = quantized(quantize_blocks, "weight_scale_inv")
+    ignore = {"modules_to_not_convert": ["lm_head", "re:.*mlp.gate$"]}
+    usual, _ = load(tmp_path, tensors, BLOCKS | ignore)
+    describe_target(GpuTarget((8, 6), 84))
+    try:
+        older, _ = load(tmp_path, tensors, BLOCKS | ignore)
+    finally:
+        describe_target(None)
+    for one, other in zip(usual.layers, older.layers):
+        for matrix in ("gate_up_proj", "down_proj"):
+            a, b = (getattr(layer.mlp.experts, matrix) for layer in (one, other))
+            assert b[0].bits == 8
+            assert torch.equal(a.dequantize(torch.float32), b.dequantize(torch.float32))
 
 
 @pytest.mark.parametrize("said", [CHANNELS, BLOCKS])

@@ -453,8 +453,11 @@ def test_formats_that_a_model_or_a_device_lacks_are_refused():
     )
     assert resolve(Options.from_flat({}), stated, cpu()).config.cache.dtype == "bfloat16"
     old = replace(gpu(), capability=(8, 0))
-    with pytest.raises(ConfigError, match=r"no 8-bit floats.*use int8_per_token_head"):
+    with pytest.raises(ConfigError, match=r"compute capability 8\.0, .* use int8_per_token_head"):
         run(TINY, old, kv_cache_dtype="fp8_per_token_head")
+    stated = replace(stated.quantization, kv_cache="float8_e4m3fn")
+    stated = replace(model_facts(TINY, name="m"), quantization=stated)
+    assert resolve(Options.from_flat({}), stated, old).config.cache.dtype == "bfloat16"
     assert run(TINY, old, kv_cache_dtype="int8_per_token_head")
     with pytest.raises(ConfigError, match="calculate_kv_scales is for"):
         run(kv_cache_dtype="fp8_e5m2", calculate_kv_scales=True)

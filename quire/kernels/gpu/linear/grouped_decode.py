@@ -4,6 +4,8 @@ A register has two words, which are neighbours of a row. A shift, a mask and a c
 numbers of them: 128 + q in bfloat16 (exact while q < 128), 1024 + q in float16. One fused
 multiply-add then subtracts that constant and the code of zero, which is exact. So two weights cost
 about three instructions. Codes of 8 bits in bfloat16 are 128 + low and 2048 + 16 * high, added.
+The bits of an e4m3 float are put where those of a larger float are, which is then multiplied by the
+power of two between the biases: seven instructions.
 Triton's own operations would do this for each number apart; they are the path of the interpreter.
 """
 
@@ -47,6 +49,22 @@ def magic_of(bits: int, bf16: bool) -> float:
     return 0.0 if bits == 8 else 128.0
 
 
+@triton.constexpr_function
+def e4m3_asm(at: int, high_at: int, bf16: bool) -> str:
+    """Operands: out, words of the low 4 bits, words of the high ones. Exact, NaN excepted."""
+    kind, place, times = ("bf16x2", 4, "0x7b807b80") if bf16 else ("f16x2", 7, "0x5c005c00")
+    text = "{ .reg .b32 t, u, v, m, n; "
+    for to, word, move, bits in (
+        ("t", "$1", place - at, 15 << place),
+        ("u", "$2", place + 4 - high_at, 7 << place + 4),
+        ("v", "$2", 12 - high_at, 1 << 15),
+    ):
+        text += f"{'shr' if move < 0 else 'shl'}.b32 {to}, {word}, {abs(move)}; "
+        before = f"0x{bits * 0x10001:08x}, {'0' if to == 't' else 't'}, 0xea"
+        text += f"lop3.b32 t, {to}, {before}; "
+    return text + (f"mov.b32 m, {times}; mov.b32 n, 0x80008000; fma.rn.{kind} $0, t, m, n; }}")
+
+
 @triton.jit
 def load_words(
     ptr, o, m, BLOCKS: tl.constexpr, WORDS: tl.constexpr, SK: tl.constexpr, EVICT: tl.constexpr
@@ -63,17 +81,24 @@ def load_words(
 
 @triton.jit
 def decode_slice(low, high, minus, S: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-                 ASM: tl.constexpr):  # fmt: skip
+                 E4M3: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Slice S of a block: q - zero [BN, SK], in the dtype of `minus`.
 
-    low, high: the words of both planes. minus: [BN, 1], minus (magic_of + zero).
+    low, high: the words of both planes. minus: [BN, 1], minus (magic_of + zero). E4M3: codes are
+    floats, without a zero.
     """
     bf16: tl.constexpr = minus.dtype == tl.bfloat16
     word = low[S // (16 // LOW)]
     AT: tl.constexpr = S % (16 // LOW) * LOW
     HIGH_AT: tl.constexpr = S % (16 // HIGH) * HIGH if HIGH else 0
     minus = tl.broadcast_to(minus, word.shape)
-    if ASM:
+    if ASM and E4M3:
+        floats: tl.constexpr = e4m3_asm(AT, HIGH_AT, bf16)
+        return tl.inline_asm_elementwise(
+            floats, "=r,r,r", [word, high[S // (16 // HIGH)]],
+            dtype=minus.dtype, is_pure=True, pack=2,
+        )  # fmt: skip
+    elif ASM:
         text: tl.constexpr = decode_asm(LOW, AT, HIGH, HIGH_AT, bf16)
         if HIGH:
             return tl.inline_asm_elementwise(
@@ -89,8 +114,11 @@ def decode_slice(low, high, minus, S: tl.constexpr, LOW: tl.constexpr, HIGH: tl.
         if HIGH:
             above = high[S // (16 // HIGH)].to(tl.int32) >> HIGH_AT
             q = q | ((above & ((1 << HIGH) - 1)) << LOW)
-        value = q.to(tl.float32) + magic_of(LOW + HIGH, bf16)
-        return (value + minus.to(tl.float32)).to(minus.dtype)
+        if E4M3:
+            value = float_of(q, 1)
+        else:
+            value = q.to(tl.float32) + magic_of(LOW + HIGH, bf16) + minus.to(tl.float32)
+        return value.to(minus.dtype)
 
 
 _LOOKUP_ASM = tl.constexpr("""{
@@ -155,7 +183,7 @@ def load_table(ptr, o, OWN: tl.constexpr):
 
 
 @triton.jit
-def _float_of(raw, FORM: tl.constexpr):
+def float_of(raw, FORM: tl.constexpr):
     """A number of TiledFactors in float32. FORM: of _FORMS."""
     if FORM == 1:
         word = raw.to(tl.int32)
@@ -176,9 +204,9 @@ def load_factor(v_ptr, c_ptr, o, g, G: tl.constexpr, FORM: tl.constexpr):
     SHARE: tl.constexpr = FORM // 16
     S: tl.constexpr = (G + SHARE - 1) // SHARE
     value = tl.load(v_ptr + (o // 64) * (64 * S) + o % 64 + g // SHARE * 64)
-    factor = _float_of(value, FORM // 4 % 4)
+    factor = float_of(value, FORM // 4 % 4)
     if c_ptr is not None:
-        factor *= _float_of(tl.load(c_ptr + (o // 64) * (64 * G) + o % 64 + g * 64), FORM % 4)
+        factor *= float_of(tl.load(c_ptr + (o // 64) * (64 * G) + o % 64 + g * 64), FORM % 4)
     return factor
 
 

@@ -61,6 +61,8 @@ def load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr, zero_ptr
         if zero_ptr is not None:
             zero = tl.load(zero_ptr + (o // 64) * (64 * G) + o % 64 + at * 64).to(tl.float32)
             minus = (-MAGIC - zero).to(dtype)
+        elif ZERO is None:
+            minus = tl.zeros(o.shape, dtype)
         else:
             minus = tl.full(o.shape, -MAGIC - ZERO, tl.float32).to(dtype)
         found = found + (scale, offset, minus)  # type: ignore[assignment]
@@ -71,7 +73,7 @@ def load_groups(scale_ptr, scale_code_ptr, offset_ptr, offset_code_ptr, zero_ptr
 def multiply_block(acc, x_at, at, low, high, groups, table, I: tl.constexpr, LOW: tl.constexpr,
                    HIGH: tl.constexpr, NS: tl.constexpr, SK: tl.constexpr, PER: tl.constexpr,
                    SCALED: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr,
-                   EXACT: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
+                   EXACT: tl.constexpr, E4M3: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """acc [BN, TP] plus the product of a block's codes and x.
 
     x_at: pointers [SK, TP] to the first slice. groups: of load_groups, one for PER slices each.
@@ -90,7 +92,8 @@ def multiply_block(acc, x_at, at, low, high, groups, table, I: tl.constexpr, LOW
                 four = lookup_slices(low[s // 4], table, dtype, ASM)
             w = four[s % 4]
         else:
-            w = decode_slice(low, high, groups[s // PER * 3 + 2][:, None], s, LOW, HIGH, ASM)
+            minus = groups[s // PER * 3 + 2][:, None]
+            w = decode_slice(low, high, minus, s, LOW, HIGH, E4M3, ASM)
         if SCALED and s % PER == 0:
             part = tl.dot(w, x, input_precision="ieee")
         else:
@@ -137,7 +140,7 @@ def _grouped_gemm(
     SK: tl.constexpr,
     GROUP: tl.constexpr,  # inputs that share a scale; 0: all
     G: tl.constexpr,
-    ZERO: tl.constexpr,
+    ZERO: tl.constexpr,  # None: codes are e4m3 floats
     S_FORM: tl.constexpr,
     O_FORM: tl.constexpr,
     OWN_TABLE: tl.constexpr,
@@ -192,7 +195,7 @@ def _grouped_gemm(
                                     S_FORM, O_FORM, dtype)  # fmt: skip
         at = m * (NS * SK)
         acc = multiply_block(acc, rows + (at + k), at, low, high, groups, table, I, LOW, HIGH, NS,
-                             SK, PER, SCALED, OFFSET, TABLE, EXACT, ASM)  # fmt: skip
+                             SK, PER, SCALED, OFFSET, TABLE, EXACT, ZERO is None, ASM)  # fmt: skip
         groups = following
     if PARTS > 1:
         cell = tl.arange(0, BN)[:, None] * TP + tl.arange(0, TP)[None, :]
@@ -257,9 +260,10 @@ def weight_tensors(weight: TiledWeight) -> tuple[Tensor | None, ...]:
 def weight_constants(weight: TiledWeight) -> tuple[Any, ...]:
     """BLOCKS to OWN_TABLE in the order of the kernels' parameters."""
     words = weight.table_words
+    zero = 0 if isinstance(weight.zero, Tensor) else weight.zero
     return (
         weight.blocks, *PLANES[weight.bits], weight.slices, weight.slice_width, weight.group,
-        weight.groups, 0 if isinstance(weight.zero, Tensor) else weight.zero,
+        weight.groups, None if weight.e4m3 else zero,
         factor_form(weight.scale), factor_form(weight.offset),
         words is not None and words.dim() > 1,
     )  # fmt: skip

@@ -335,10 +335,10 @@ class GroupedHopperPlan(NamedTuple):
 
 
 def supports(x: Tensor, weight: TiledWeight) -> bool:
-    """Whether this kernel multiplies these rows; tables are looked up too slowly here."""
+    """Whether this kernel multiplies these rows: not those of tables, nor e4m3 floats."""
     whole = weight.slices * weight.slice_width % INNER.value == 0
     aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
-    fits = whole and aligned and weight.table is None and weight.blocks > 1
+    fits = whole and aligned and weight.table is None and not weight.e4m3 and weight.blocks > 1
     return fits and gpu_target(x.device).capability == (9, 0)
 
 

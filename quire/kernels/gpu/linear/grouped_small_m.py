@@ -99,7 +99,7 @@ def _multiply_block(acc, block, xs, minus, table, scaled: gl.constexpr, offset: 
                 four = lookup_slices(low[s // 4], table, dtype, True)
             w = four[s % 4]
         else:
-            w = decode_slice(low, high, minus, s, LOW, HIGH, True)
+            w = decode_slice(low, high, minus, s, LOW, HIGH, ZERO is None, True)
         if GROUPED and s % PER == 0:
             part = gl.zeros_like(acc)
         part = gl.nvidia.ampere.mma_v2(w, xs[s], part)
@@ -216,7 +216,9 @@ def _grouped_small_m(
                     (o_2 // 64) * 512 + i * 64 + o_2 % 64 if OWN_TABLE else o * 0 + i
                 )
                 table_2 = table_2 + (gl.load(entry),)
-    minus = (o * 0).to(gl.float32) - (MAGIC + ZERO)
+    minus = (o * 0).to(gl.float32)
+    if ZERO is not None:
+        minus -= MAGIC + ZERO
     minus_2 = minus
     if ZEROS and not GROUPED:
         minus -= gl.load(zero_ptr + o).to(gl.float32)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.kernels.embedding import round_to_dtype
 from quire.kernels.formats.tiled_weight import TILE, TiledWeight
-from quire.kernels.gpu.linear.grouped_decode import load_factor, load_words
+from quire.kernels.gpu.linear.grouped_decode import float_of, load_factor, load_words
 from quire.kernels.gpu.linear.grouped_gemm import weight_constants, weight_tensors
 from quire.kernels.gpu.runtime.fast_launch import kernel
 
@@ -79,6 +79,8 @@ def _widen(
             elif zero_ptr is not None:
                 zero = tl.load(zero_ptr + (row // 64) * (64 * G) + row % 64 + g * 64)
                 w = q.to(tl.float32) - zero.to(tl.float32)[:, None]
+            elif ZERO is None:
+                w = float_of(q, 1)
             else:
                 w = (q - ZERO).to(tl.float32)
             if scale_ptr is not None:

@@ -104,11 +104,11 @@ def _multiply(x_at, o, low_ptr, high_ptr, scale_ptr, scale_code_ptr, offset_ptr,
         if not AHEAD:
             groups, others = following, following_2
         acc = multiply_block(acc, x_at + at, at, low, high, groups, table, I, LOW, HIGH, NS, SK,
-                             PER, SCALED, OFFSET, TABLE, EXACT, ASM)  # fmt: skip
+                             PER, SCALED, OFFSET, TABLE, EXACT, ZERO is None, ASM)  # fmt: skip
         if PAIR:
             other = multiply_block(other, x_at + at, at, low_2, high_2, others, other_table, I,
                                    LOW, HIGH, NS, SK, PER, SCALED, OFFSET, TABLE, EXACT,
-                                   ASM)  # fmt: skip
+                                   ZERO is None, ASM)  # fmt: skip
         groups, others = following, following_2
     if not SCALED:
         acc *= groups[0][:, None]
