@@ -9,6 +9,7 @@ import argparse
 import ast
 import inspect
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
@@ -238,6 +239,12 @@ def _check_combinations(options: ServerOptions) -> None:
     if options.api_server_count > 1 and options.enable_responses_store:
         message = "enable_responses_store keeps answers in one process; use api_server_count=1"
         raise ConfigError(message)
+    folder = options.lora_resolver_folder
+    if folder is not None and not Path(folder).expanduser().is_dir():
+        raise ConfigError(f"lora_resolver_folder must be a folder, got {folder!r}")
+    for one in options.lora_resolver_repos:
+        if not re.fullmatch(r"[\w.\-]+/[\w.\-]+", one, re.ASCII):
+            raise ConfigError(f"lora_resolver_repos must be ORG/NAME, got {one!r}")
 
 
 def _check_parsers(options: ServerOptions) -> None:

@@ -35,10 +35,17 @@ VARIABLE_TO_OPTION: Mapping[str, str] = {
     "VLLM_SKIP_MODEL_NAME_VALIDATION": "skip_model_name_validation",
     "VLLM_LOG_STATS_INTERVAL": "log_stats_interval",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora_updating",
+    "VLLM_LORA_RESOLVER_CACHE_DIR": "lora_resolver_folder",
+    "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lora_resolver_repos",
     "VLLM_REGEX_COMPILATION_TIMEOUT_S": "grammar_compile_seconds",
 }
+RESOLVER_PLUGINS: Mapping[str, str] = {
+    "VLLM_LORA_RESOLVER_CACHE_DIR": "lora_filesystem_resolver",
+    "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lora_hf_hub_resolver",
+}
+"""Variable -> the plugin of vLLM that reads it: VLLM_PLUGINS may leave it out."""
 _READ = """VLLM_API_KEY VLLM_LOGGING_LEVEL VLLM_TRACE_FUNCTION VLLM_USE_MODELSCOPE
-    VLLM_CONFIGURE_LOGGING VLLM_LOGGING_CONFIG_PATH VLLM_LOGGING_PREFIX
+    VLLM_PLUGINS VLLM_CONFIGURE_LOGGING VLLM_LOGGING_CONFIG_PATH VLLM_LOGGING_PREFIX
     VLLM_LOGGING_STREAM"""
 
 _NO_EFFECT = {
@@ -53,7 +60,7 @@ _NO_EFFECT = {
         VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS
         VLLM_ENGINE_ITERATION_TIMEOUT_S""",
     "there is one engine and one runner": """VLLM_USE_V1 VLLM_USE_V2_MODEL_RUNNER
-        VLLM_PLUGINS VLLM_DISABLE_LOG_LOGO VLLM_LOGGING_COLOR VLLM_MODEL_REDIRECT_PATH""",
+        VLLM_DISABLE_LOG_LOGO VLLM_LOGGING_COLOR VLLM_MODEL_REDIRECT_PATH""",
     "QUIRE_CACHE sets the folder": """VLLM_CACHE_ROOT VLLM_CONFIG_ROOT VLLM_ASSETS_CACHE
         VLLM_TUNED_CONFIG_FOLDER VLLM_DISABLE_COMPILE_CACHE""",
     "quire runs no graph compiler": """VLLM_USE_AOT_COMPILE VLLM_USE_BREAKABLE_CUDAGRAPH
@@ -79,8 +86,7 @@ _NO_EFFECT = {
         VLLM_BEAM_ALWAYS_CONSTRAIN_OUTPUT VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES
         VLLM_SYSTEM_START_DATE VLLM_USE_EXPERIMENTAL_PARSER_CONTEXT VLLM_MEDIA_CACHE
         VLLM_MEDIA_CONNECTOR VLLM_MEDIA_FETCH_MAX_RETRIES VLLM_MEDIA_URL_ALLOW_REDIRECTS
-        VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_LORA_RESOLVER_CACHE_DIR
-        VLLM_LORA_RESOLVER_HF_REPO_LIST VLLM_MOONCAKE_BOOTSTRAP_PORT""",
+        VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_MOONCAKE_BOOTSTRAP_PORT""",
     "the limits of requests are fixed": """VLLM_MAX_N_SEQUENCES VLLM_MAX_COMPLETION_PROMPTS
         VLLM_MAX_STOP_STRINGS VLLM_MAX_NUM_BAD_WORDS VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
         VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT VLLM_CHAT_TEMPLATE_FUEL""",
@@ -150,11 +156,20 @@ def _setup_log_from_file(path: str) -> None:
 
 def options_from_environment(given: Mapping[str, str]) -> dict[str, str]:
     """Return the engine and server options that the variables set, as text."""
+    plugins = _plugins(given)
     return {
         VARIABLE_TO_OPTION[name]: value
         for name, value in given.items()
-        if name in VARIABLE_TO_OPTION and value
+        if name in VARIABLE_TO_OPTION
+        and value
+        and (plugins is None or RESOLVER_PLUGINS.get(name) in (None, *plugins))
     }
+
+
+def _plugins(given: Mapping[str, str]) -> list[str] | None:
+    """The plugins that VLLM_PLUGINS names; None: all are meant."""
+    text = given.get("VLLM_PLUGINS")
+    return None if text is None else [one.strip() for one in text.split(",") if one.strip()]
 
 
 def apply_environment(options: Options) -> Options:
@@ -180,6 +195,10 @@ def describe_variables(given: Mapping[str, str]) -> Iterator[tuple[int, str]]:
             yield logging.WARNING, f"{name} has no effect: {UNSUPPORTED[name]}"
         elif name in NO_EFFECT:
             yield logging.INFO, f"{name} has no effect: {NO_EFFECT[name]}"
+        elif name == "VLLM_PLUGINS":
+            others = [one for one in _plugins(given) or () if one not in RESOLVER_PLUGINS.values()]
+            if others:
+                yield logging.WARNING, f"plugins of vLLM are not loaded: {', '.join(others)}"
         elif not is_known(name):
             unknown.append(_with_nearest(name))
     if unknown:

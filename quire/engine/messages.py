@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from hashlib import sha256
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -105,10 +105,25 @@ class AdapterCard(NamedTuple):
     folder: str
     base_model_name: str | None
     created: int  # seconds since 1970
+    tenant: bytes = b""  # the only one that may use it; b"": all may
 
     @property
     def ref(self) -> AdapterRef:
         return AdapterRef(self.name, self.digest, self.folder)
+
+
+class AdapterLoad(NamedTuple):
+    """The arguments of load_adapter: an adapter, and what its name will mean it for."""
+
+    name: str
+    given: str  # a folder, or a name of the hub
+    base_model_name: str | None = None
+    if_loaded: Literal["refuse", "replace", "keep"] = "refuse"
+    allowed: list[str] | None = None  # folders that it must lie in; None: any
+    remote: bool = True  # names of the hub are followed
+    subfolder: str = ""  # of a repository of the hub
+    tenant: bytes = b""  # as in AdapterCard
+    max_names: int | None = None  # that the tenant may have
 
 
 class AddRequests(EngineMessage, frozen=True):

@@ -13,10 +13,12 @@ from typing import Any
 from starlette.requests import Request
 
 import quire
+from quire.core.types import AdapterRef
 from quire.engine.client.engine_client import EngineClient
 from quire.errors import RequestError
 from quire.grammar.frontends.from_params import StructuredDefaults
 from quire.server.adapter_names import AdapterNames
+from quire.server.adapter_resolver import AdapterResolver
 from quire.server.auth.api_keys import OPERATOR_OWNER, KeyOwner
 from quire.server.formats.ignored_fields import IgnoredFieldLog
 from quire.server.formats.logprobs import LogprobFormatter
@@ -97,16 +99,18 @@ class AppState:
 
     def __post_init__(self) -> None:
         shared = self.counters_folder is not None
-        names = AdapterNames(self.engine, enabled=self.serves_adapters, shared=shared)
+        options = self.options
+        resolver = None
+        if options.lora_resolver_folder is not None or options.lora_resolver_repos:
+            resolver = AdapterResolver(options.lora_resolver_folder, options.lora_resolver_repos)
+        names = AdapterNames(
+            self.engine, enabled=self.serves_adapters, shared=shared, resolver=resolver
+        )
         object.__setattr__(self, "adapters", names)
 
-    def model_name(self, given: str | None) -> str:
-        """The name of the model in answers to requests for this one: an adapter's, or the first
-        of the model."""
-        own = given is None or given in self.served_model_names
-        if own or (self.options.skip_model_name_validation and not self.adapters.find(given)):
-            return self.served_model_names[0]
-        return str(given)
+    def model_name(self, adapter: AdapterRef | None) -> str:
+        """The name of the model in answers: the adapter's, or the first of the model."""
+        return self.served_model_names[0] if adapter is None else adapter.name
 
     @property
     def max_prompt_chars(self) -> int:

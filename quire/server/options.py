@@ -92,6 +92,11 @@ class ServerOptions:
     lora_allowed_folders: tuple[str, ...] = ()
     """Folders from which these routes load adapters, links followed. None: any folder, and the
     Hugging Face hub."""
+    lora_resolver_folder: str | None = None
+    """Folder with adapters that requests may name without loading them: each by its path in it."""
+    lora_resolver_repos: tuple[str, ...] = ()
+    """Repositories of the Hugging Face hub with such adapters: ORG/NAME, or ORG/NAME/FOLDER for one
+    in a folder."""
 
     strict: bool = False
     """Refuse requests with unknown fields; the error names the nearest field. Otherwise the
@@ -196,7 +201,7 @@ _GROUPS = {
     "access": "api_key api_key_file ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
     "ssl_ciphers enable_ssl_refresh allowed_origins allowed_methods allowed_headers "
     "allow_credentials enable_dev_routes enable_profiler_routes allow_runtime_lora_updating "
-    "lora_allowed_folders",
+    "lora_allowed_folders lora_resolver_folder lora_resolver_repos",
     "answers": "strict skip_model_name_validation chat_template_content_format "
     "trust_request_chat_template default_chat_template_kwargs reasoning_effort_map "
     "exclude_tools_when_tool_choice_none reasoning_parser reasoning_parser_plugin "

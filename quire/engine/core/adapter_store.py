@@ -15,13 +15,13 @@ import logging
 import queue
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from quire.core.scheduling.limits.adapters import LoadOutcome
 from quire.core.types import AdapterRef
-from quire.engine.messages import AdapterCard
+from quire.engine.messages import AdapterCard, AdapterLoad
 from quire.errors import ConfigError, EngineError, RequestError, UnknownAdapter, UnknownModel
 from quire.weights.adapters.adapter import Adapter
 from quire.weights.adapters.folder import resolve_adapter_folder
@@ -29,6 +29,7 @@ from quire.weights.adapters.folder import resolve_adapter_folder
 log = logging.getLogger(__name__)
 
 ReadAdapter = Callable[[Path], Adapter]
+LOAD_THREADS = 2
 FindFolder = Callable[..., Path]
 """Of quire.weights.adapters.folder.resolve_adapter_folder."""
 
@@ -42,7 +43,7 @@ class AdapterStore:
         assert capacity > 0, capacity
         self._read, self._find = read, find
         self._capacity = capacity
-        self._names: dict[str, AdapterCard] = {}
+        self._names: dict[tuple[bytes, str], AdapterCard] = {}  # by tenant and name
         self._copies: OrderedDict[bytes, Adapter] = OrderedDict()  # the least recently used first
         self._holds: Counter[bytes] = Counter()
         self._wanted: OrderedDict[bytes, AdapterRef] = OrderedDict()  # held, and not read yet
@@ -51,27 +52,28 @@ class AdapterStore:
             queue.SimpleQueue()
         )
         self._on_outcome: Callable[[], None] = lambda: None
-        self._thread: ThreadPoolExecutor | None = None
+        self._reader = ThreadPoolExecutor(1, "quire-adapters")  # for requests
+        # Loads do not hold requests up: a download may take minutes.
+        self._loader = ThreadPoolExecutor(LOAD_THREADS, "quire-adapter-loads")
 
     # -- names ----------------------------------------------------------------------------------
 
+    def card(self, name: str, tenant: bytes = b"") -> AdapterCard | None:
+        """Return what a name means now, for all (b"") or for a tenant alone."""
+        return self._names.get((tenant, name))
+
     def find(self, name: str) -> AdapterRef | None:
-        """Return the generation that a name means now."""
-        card = self._names.get(name)
+        """Return the generation that a name means now for all."""
+        card = self.card(name)
         return None if card is None else card.ref
 
     def cards(self) -> list[AdapterCard]:
         """Return what every name means, in the order of registration."""
         return list(self._names.values())
 
-    def start_reading(
-        self, given: str, allowed: Sequence[str] = ()
-    ) -> Future[tuple[Path, Adapter]]:
-        """Find and read an adapter in the thread, for register(). Its end is an outcome.
-
-        given: a folder, or a name of the hub. allowed: folders that it must lie in; (): any.
-        """
-        future = self._pool().submit(self._find_and_read, given, allowed)
+    def start_reading(self, wanted: AdapterLoad) -> Future[tuple[Path, Adapter]]:
+        """Find and read an adapter in a thread, for register(). Its end is an outcome."""
+        future = self._loader.submit(self._find_and_read, wanted)
         future.add_done_callback(lambda _: self._on_outcome())
         return future
 
@@ -81,19 +83,22 @@ class AdapterStore:
         given: str,
         base_model_name: str | None = None,
         found: tuple[Path, Adapter] | None = None,
+        *,
+        tenant: bytes = b"",
     ) -> AdapterRef:
-        """Let a name mean an adapter, in place of what it meant. given: as in start_reading().
+        """Let a name mean an adapter, in place of what it meant. given: a folder, or a name of
+        the hub.
 
-        found: what that has read; None: it is read now. Raises RequestError.
+        found: what start_reading() has read; None: it is read now. tenant: the only one that may
+        use it; b"": all may. Raises RequestError.
         """
-        folder, adapter = self._find_and_read(given, ()) if found is None else found
+        folder, adapter = found or self._find_and_read(AdapterLoad(name, given))
         digest = bytes.fromhex(adapter.digest)
-        before = self._names.pop(name, None)
-        self._names[name] = card = AdapterCard(
-            name, digest, str(folder), base_model_name or adapter.base_model, int(time.time())
-        )
-        ref = card.ref
-        self._keep(ref.digest, adapter)
+        before = self._names.pop((tenant, name), None)
+        base = base_model_name or adapter.base_model
+        card = AdapterCard(name, digest, str(folder), base, int(time.time()), tenant)
+        self._names[tenant, name] = card
+        self._keep(digest, adapter)
         if before is not None:
             self._drop_unnamed(before.digest)
         log.info(
@@ -106,14 +111,14 @@ class AdapterStore:
         )
         for warning in adapter.warnings:
             log.warning("adapter %r: %s", name, warning)
-        return ref
+        return card.ref
 
-    def remove(self, name: str) -> bool:
+    def remove(self, name: str, tenant: bytes = b"") -> bool:
         """Let a name mean nothing any longer. Returns whether it meant something."""
-        ref = self._names.pop(name, None)
-        if ref is not None:
-            self._drop_unnamed(ref.digest)
-        return ref is not None
+        card = self._names.pop((tenant, name), None)
+        if card is not None:
+            self._drop_unnamed(card.digest)
+        return card is not None
 
     # -- copies (AdapterProvider) ---------------------------------------------------------------
 
@@ -158,8 +163,8 @@ class AdapterStore:
 
     def close(self) -> None:
         """Read no more."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._reader, self._loader):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken."""
@@ -188,7 +193,7 @@ class AdapterStore:
             digest, ref = self._wanted.popitem(last=False)
             self._reading.add(digest)
             self._drop_excess(self._capacity - len(self._reading))
-            future = self._pool().submit(self._timed_read, Path(ref.folder))
+            future = self._reader.submit(self._timed_read, Path(ref.folder))
             future.add_done_callback(lambda done, ref=ref: self._finish_read(ref, done))  # type: ignore[misc]
 
     def _finish_read(self, ref: AdapterRef, done: Future[Adapter]) -> None:
@@ -201,10 +206,15 @@ class AdapterStore:
         self._read_results.put((ref, done.result() if error is None else error))
         self._on_outcome()
 
-    def _find_and_read(self, given: str, allowed: Sequence[str]) -> tuple[Path, Adapter]:
+    def _find_and_read(self, wanted: AdapterLoad) -> tuple[Path, Adapter]:
+        allowed = wanted.allowed
         try:
-            places = [Path(one) for one in allowed] or None
-            folder = self._find(given, allowed=places, remote=places is None)
+            folder = self._find(
+                wanted.given,
+                allowed=None if allowed is None else [Path(one) for one in allowed],
+                remote=wanted.remote,
+                subfolder=wanted.subfolder,
+            )
         except UnknownAdapter as error:
             raise UnknownModel(str(error), param="lora_path") from error
         except ConfigError as error:
@@ -246,8 +256,3 @@ class AdapterStore:
         """Drop a copy that no name means and no request holds."""
         if digest not in self._holds and all(r.digest != digest for r in self._names.values()):
             self._copies.pop(digest, None)
-
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "quire-adapters")
-        return self._thread

@@ -22,6 +22,7 @@ from quire.engine.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     AbortSequence,
+    AdapterLoad,
     AddRequests,
     CallReply,
     EngineDeadMessage,
@@ -104,7 +105,7 @@ class EngineRpc:
             "reset_prefix_cache": self._reset_prefix_cache,
             "wake_up": self._wake_up,
             "adapters": lambda: [] if self._adapters is None else self._adapters.cards(),
-            "unload_adapter": lambda name: self._require_adapters().unload(name),
+            "unload_adapter": lambda *args: self._require_adapters().unload(*args),
             "start_profile": self._start_profile,
             "stop_profile": self._stop_profile,
         }
@@ -357,9 +358,10 @@ class EngineRpc:
         return sorted(self._sleeping_tags)
 
     def _load_adapter(self, box: _Outbox, message: UtilityCall) -> Any:
-        """args: those of AdapterCalls.load behind the client. Answered when its files were read."""
-        self._require_adapters().load(box, message.call_id, *message.args)
-        return _DEFERRED
+        """args: those of AdapterLoad. Answered when its files were read."""
+        wanted = AdapterLoad(*message.args)
+        loaded = self._require_adapters().load(box, message.call_id, wanted)
+        return _DEFERRED if loaded is None else loaded
 
     def _require_adapters(self) -> AdapterCalls:
         if self._adapters is None:

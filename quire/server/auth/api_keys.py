@@ -45,7 +45,7 @@ DEFAULT_ROUTES = (
 
 NAMED_ROUTES = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Routes that a key has only if its `routes` name them without a pattern: they read the machine's
-files, and change what other tenants may use."""
+files."""
 
 KeyDigest = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 PositiveCount = Annotated[int, Meta(ge=1, le=2**53)]
@@ -63,6 +63,8 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_queued_tokens: PositiveCount | None = None
     kv_share: Annotated[float, Meta(gt=0, le=1)] | None = None
     cache_group: EntryName | None = None
+    max_adapters: PositiveCount = 1000
+    adapter_folders: list[str] | None = None
     routes: list[str] | None = None
     operator: bool = False
 
@@ -89,6 +91,13 @@ class KeyOwner:
         b""  # of what the prefix cache keeps for it; b"": shared with all that have none
     )
     routes: tuple[str, ...] | None = None
+    max_adapters: int | None = None  # names that it may load; None: any number
+    adapter_folders: tuple[str, ...] | None = None  # that it loads from; None: those of the server
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it may do everything."""
+        return self.routes is None
 
     def may_access(self, path: str) -> bool:
         """Whether it may ask for this path."""
@@ -110,7 +119,7 @@ def owner_from_entry(entry: KeyEntry) -> KeyOwner:
         group = "group", entry.cache_group
     return KeyOwner(
         entry.name,
-        _digest("name", entry.name)[:16],
+        tenant_of(entry.name),
         TenantLimits(
             entry.weight,
             entry.max_requests,
@@ -120,7 +129,14 @@ def owner_from_entry(entry: KeyEntry) -> KeyOwner:
         ),
         _digest(*group),
         None if entry.operator else tuple(DEFAULT_ROUTES if entry.routes is None else entry.routes),
+        None if entry.operator else entry.max_adapters,
+        None if entry.adapter_folders is None else tuple(entry.adapter_folders),
     )
+
+
+def tenant_of(name: str) -> bytes:
+    """Return the tenant of a key's name."""
+    return _digest("name", name)[:16]
 
 
 def _digest(kind: str, name: str) -> bytes:

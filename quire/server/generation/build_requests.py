@@ -163,7 +163,9 @@ def _build_request(
         timed=request.timing,
         constraint=constraints.constraint,
         thinking=constraints.thinking,
-        adapter=check_model(state, request.model),  # again: it may be unloaded meanwhile
+        adapter=check_model(
+            state, context.key_owner, request.model
+        ),  # again: it may be unloaded meanwhile
     )
     _check_max_tokens(state, request, len(prepared.request.prompt))
     owned = with_tenant(prepared.request, context)

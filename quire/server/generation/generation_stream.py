@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from quire.core.types import Update
 from quire.outputs import SampleLogprobs
-from quire.server.app_state import AppState, get_tenant
+from quire.server.app_state import AppState, get_key_owner, get_tenant
 from quire.server.generation.beams import start_beam_search
 from quire.server.generation.build_requests import PreparedGeneration, build_requests
 from quire.server.generation.client_watch import ClientWatch
@@ -37,6 +37,7 @@ from quire.server.generation.plan_answers import resolve_thinking_budget
 from quire.server.generation.request_context import read_request_context
 from quire.server.generation.validate import (
     check_generates,
+    require_model,
     to_client_error,
     validate_request,
 )
@@ -60,6 +61,7 @@ async def start_generation(
     detached: it continues when the client disconnects.
     """
     check_generates(state)
+    await require_model(state, get_key_owner(http), request.model)
     request = resolve_thinking_budget(state, request)
     validate_request(state, request)
     timer = get_request_timer(http)
@@ -163,6 +165,7 @@ class GenerationStream:
         self.request = request
         self.plan = prepared.plan
         self.requests = prepared.requests
+        self.model_name = state.model_name(prepared.requests[0].request.adapter)
         self.usage = TokenUsage()
         self.stream = updates
         self.client_watch = client_watch

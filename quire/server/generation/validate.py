@@ -14,6 +14,7 @@ from quire.core.params import MAX_SEQUENCES, SamplingParams
 from quire.core.types import AdapterRef
 from quire.errors import RequestError, UnknownModel, Unsupported, context_overflow
 from quire.server.app_state import AppState
+from quire.server.auth.api_keys import KeyOwner
 from quire.server.formats import ignored_fields
 from quire.server.generation.generation_request import (
     MAX_PROMPTS,
@@ -48,11 +49,10 @@ _BEAM_SEARCH_PARAMS = frozenset(
 
 
 def validate_request(state: AppState, request: GenerationRequest) -> None:
-    """Check all that does not depend on the prompt.
+    """Check all that depends neither on the prompt nor on the key, as the model does.
 
-    Raises: UnknownModel, RequestError, Unsupported.
+    Raises: RequestError, Unsupported.
     """
-    check_model(state, request.model)
     if state.options.strict:
         ignored_fields.refuse_unknown(request.ignored)
     state.ignored_field_log.log_once(request.ignored)
@@ -86,16 +86,28 @@ def check_generates(state: AppState) -> None:
     raise RequestError(f"this model generates no text ({', '.join(tasks)}): use {routes}")
 
 
-def check_model(state: AppState, name: str | None) -> AdapterRef | None:
-    """Return the adapter that a model name means; None: the model itself.
+async def require_model(state: AppState, owner: KeyOwner, name: str | None) -> None:
+    """Load the adapter that a model name means, if it must be, and check the name.
+
+    Raises: those of check_model(); RequestError for an adapter that cannot be loaded.
+    """
+    if name is not None and name not in state.served_model_names:
+        await state.adapters.resolve(name, owner.tenant)
+    check_model(state, owner, name)
+
+
+def check_model(state: AppState, owner: KeyOwner, name: str | None) -> AdapterRef | None:
+    """Return the adapter that a model name means for a key; None: the model itself.
 
     Raises UnknownModel unless the name is one of the served model or an adapter; None is.
     """
-    adapter = state.adapters.find(name)
-    if adapter is not None or name in state.served_model_names or name is None:
+    if name in state.served_model_names or name is None:
+        return None
+    adapter = state.adapters.find(name, owner.tenant)
+    if adapter is not None:
         return adapter
     if not state.options.skip_model_name_validation:
-        loaded = (card.name for card in state.adapters.cards())
+        loaded = (card.name for card in state.adapters.cards(owner.tenant))
         known = ", ".join([*state.served_model_names, *loaded][:MAX_NAMES])
         raise UnknownModel(f"no model {name!r:.100} here; there is {known}", param="model")
     return None

@@ -114,7 +114,7 @@ def _build(
             "priority": context.priority,
             "arrived_at": context.arrived_at or time.monotonic(),
             "timed": request.timing,
-            "adapter": check_model(state, request.model),
+            "adapter": check_model(state, context.key_owner, request.model),
         },
     }
     scores = None

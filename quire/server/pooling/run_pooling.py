@@ -17,12 +17,12 @@ from starlette.requests import Request as HTTPRequest
 from quire.core.types import Update
 from quire.engine.client.stream import RequestStream
 from quire.errors import RequestError
-from quire.server.app_state import AppState, get_tenant
+from quire.server.app_state import AppState, get_key_owner, get_tenant
 from quire.server.formats.ignored_fields import IgnoredField
 from quire.server.formats.vector_encoding import VectorEncoding
 from quire.server.generation.client_watch import ClientWatch, RequestCancelled
 from quire.server.generation.request_context import read_request_context
-from quire.server.generation.validate import with_client_field_names
+from quire.server.generation.validate import require_model, with_client_field_names
 from quire.server.pooling.build_pooling import (
     PreparedPooling,
     build_inputs,
@@ -64,6 +64,7 @@ async def run_pooling(
     The body must have been read. prefix: of the public id. encodings: the forms of vectors that are
     to be made of the results.
     """
+    await require_model(state, get_key_owner(http), request.model)
     validate_pooling(state, request, encodings)
     timer = get_request_timer(http)
     if request.timing:
@@ -92,7 +93,7 @@ async def run_pooling(
     finally:
         watch.stop()
     return PoolingResults(
-        model=state.model_name(request.model),
+        model=state.model_name(prepared.requests[0].adapter),
         id=context.public_id,
         vectors=vectors,
         scores=scores,

@@ -9,7 +9,7 @@ from quire.errors import RequestError
 from quire.server.app_state import AppState
 from quire.server.formats import ignored_fields
 from quire.server.formats.vector_encoding import VectorEncoding
-from quire.server.generation.validate import check_chars, check_model, validate_request
+from quire.server.generation.validate import check_chars, validate_request
 from quire.server.pooling.pooling_request import (
     TASK_ROUTES,
     Inputs,
@@ -30,11 +30,11 @@ _OPTIONS = {
 def validate_pooling(
     state: AppState, request: PoolingRequest, encodings: Sequence[VectorEncoding] = ()
 ) -> None:
-    """Check all that does not depend on tokens. encodings: the forms that results will have.
+    """Check all that depends neither on tokens nor on the key. encodings: the forms that results
+    will have.
 
-    Raises: UnknownModel, RequestError.
+    Raises RequestError.
     """
-    check_model(state, request.model)
     if state.options.strict:
         ignored_fields.refuse_unknown(request.ignored)
     state.ignored_field_log.log_once(request.ignored)

@@ -19,7 +19,7 @@ from starlette.types import Message
 
 from quire.engine.messages import AdapterCard
 from quire.errors import RequestError, Unsupported
-from quire.server.app_state import VERSION, AppState, get_app_state
+from quire.server.app_state import VERSION, AppState, get_app_state, get_key_owner
 from quire.server.formats import ignored_fields
 from quire.server.formats.body_reader import read_body, read_json_bytes
 from quire.server.formats.chat_request import ChatCompletionRequest
@@ -59,14 +59,14 @@ BODIES: dict[str, tuple[type[RequestBody], ...]] = {
 
 @router.get("/v1/models", tags=["models"])
 async def list_models(http: Request) -> Response:
-    """The names this server answers to."""
-    state = get_app_state(http)
+    """The names this server answers to: those of adapters that the key may use too."""
+    state, tenant = get_app_state(http), get_key_owner(http).tenant
     return build_json_response(
         {
             "object": "list",
             "data": [
                 *(_build_model_card(state, name) for name in state.served_model_names),
-                *(_build_adapter_card(state, card) for card in state.adapters.cards()),
+                *(_build_adapter_card(state, card) for card in state.adapters.cards(tenant)),
             ],
         }
     )
@@ -76,8 +76,9 @@ async def list_models(http: Request) -> Response:
 async def show_model(http: Request, name: str) -> Response:
     """Show one model."""
     state = get_app_state(http)
-    check_model(state, name)
-    for card in state.adapters.cards():
+    owner = get_key_owner(http)
+    check_model(state, owner, name)
+    for card in state.adapters.cards(owner.tenant):
         if card.name == name:
             return build_json_response(_build_adapter_card(state, card))
     return build_json_response(_build_model_card(state, name))

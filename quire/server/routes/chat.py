@@ -86,9 +86,7 @@ class ChatFormatter:
     def __init__(self, state: AppState, events: GenerationStream) -> None:
         request = self._request = events.request
         name = "chat.completion.chunk" if request.stream else "chat.completion"
-        self._envelope = ResponseEnvelope(
-            events.id, name, state.model_name(request.model), state.fingerprint()
-        )
+        self._envelope = ResponseEnvelope(events.id, name, events.model_name, state.fingerprint())
         self._usage = events.usage
         self._shows_prompt_details = state.options.enable_prompt_tokens_details
         self._ends_with_usage, self._has_usage_in_chunks = usage_in_stream(request, state.options)

@@ -75,7 +75,7 @@ class CompletionFormatter:
         self._app_state = state
         self._n = request.n
         self._envelope = ResponseEnvelope(
-            events.id, "text_completion", state.model_name(request.model), state.fingerprint()
+            events.id, "text_completion", events.model_name, state.fingerprint()
         )
         self._usage = events.usage
         self._shows_prompt_details = state.options.enable_prompt_tokens_details

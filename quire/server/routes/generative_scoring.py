@@ -25,7 +25,7 @@ from quire.server.generation.generation_request import (
     GenerationRequest,
     RawPrompts,
 )
-from quire.server.generation.generation_stream import start_generation
+from quire.server.generation.generation_stream import GenerationStream, start_generation
 from quire.server.generation.validate import check_chars, check_generates
 
 router = APIRouter()
@@ -78,16 +78,18 @@ async def create_generative_score(http: Request) -> Response:
     size = sum(map(len, body.items)) + len(body.query)
     request = await run_off_loop(lambda: body.to_generation_request(state), size, LONG_CHARS)
     events = await start_generation(state, request, http, "generative-scoring-")
-    return await build_full_response(events, GenerativeScoreFormatter(state, body, events.id))
+    return await build_full_response(events, GenerativeScoreFormatter(state, body, events))
 
 
 class GenerativeScoreFormatter:
     """Logprobs of labels -> scores."""
 
-    def __init__(self, state: AppState, body: GenerativeScoringRequest, public_id: str) -> None:
+    def __init__(
+        self, state: AppState, body: GenerativeScoringRequest, events: GenerationStream
+    ) -> None:
         self._body = body
         self._app_state = state
-        self._id = public_id
+        self._id, self._model_name = events.id, events.model_name
 
     def format_full(self, whole: FullResponse) -> dict[str, object]:
         """The answer."""
@@ -101,7 +103,7 @@ class GenerativeScoreFormatter:
             "id": self._id,
             "object": "list",
             "created": int(time.time()),
-            "model": state.model_name(self._body.model),
+            "model": self._model_name,
             "data": items,
             "usage": whole.final.usage.as_dict(details=state.options.enable_prompt_tokens_details),
         }

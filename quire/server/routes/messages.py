@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.server.app_state import AppState, get_app_state
+from quire.server.app_state import AppState, get_app_state, get_key_owner
 from quire.server.formats import ignored_fields
 from quire.server.formats.body_reader import read_body, read_json_bytes
 from quire.server.formats.messages_formatter import MessagesFormatter
@@ -20,7 +20,7 @@ from quire.server.generation.generation_request import GenerationRequest
 from quire.server.generation.generation_stream import start_generation
 from quire.server.generation.plan_answers import plan_answers
 from quire.server.generation.request_templates import render_conversation
-from quire.server.generation.validate import validate_request
+from quire.server.generation.validate import require_model, validate_request
 
 router = APIRouter()
 
@@ -36,7 +36,7 @@ async def create_message(http: Request) -> Response:
     state = get_app_state(http)
     body = await read_body(http, AnthropicMessagesRequest, state.options.max_body_bytes)
     events = await start_generation(state, body.to_generation_request(), http, "msg_")
-    formatter = MessagesFormatter(events.id, state.model_name(events.request.model))
+    formatter = MessagesFormatter(events.id, events.model_name)
     headers = {"request-id": events.id} if events.id.isascii() else None
     if body.stream:
         keep_alive_s = state.options.sse_keep_alive_interval
@@ -50,6 +50,7 @@ async def count_tokens(http: Request) -> Response:
     state = get_app_state(http)
     raw = await read_json_bytes(http, state.options.max_body_bytes)
     request = AnthropicCountTokensRequest.model_validate_json(raw).to_generation_request()
+    await require_model(state, get_key_owner(http), request.model)
     validate_request(state, request)
     # Refuses tools as /v1/messages does
     await run_off_loop(lambda: plan_answers(state, request), len(raw), LONG_CHARS)

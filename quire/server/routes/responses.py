@@ -156,7 +156,7 @@ def _initial_response(
     params = events.requests[0].params
     return build_response_body(
         id=events.id if store is None else store.make_unique_id(events.id),
-        model=state.model_name(events.request.model),
+        model=events.model_name,
         stored=store is not None,
         asked=body.model_dump(mode="json", include=set(ECHOED_FIELDS), exclude_none=True),
         used={"temperature": params.temperature, "top_p": params.top_p},

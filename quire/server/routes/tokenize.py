@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import RequestError, context_overflow
-from quire.server.app_state import AppState, get_app_state
+from quire.server.app_state import AppState, get_app_state, get_key_owner
 from quire.server.formats import ignored_fields
 from quire.server.formats.body_reader import read_body, read_json_bytes
 from quire.server.formats.sse import build_json_response
@@ -28,7 +28,7 @@ from quire.server.generation.request_templates import (
     render_conversation,
     render_request_templates,
 )
-from quire.server.generation.validate import validate_request
+from quire.server.generation.validate import require_model, validate_request
 
 router = APIRouter()
 BODIES = {
@@ -53,6 +53,7 @@ async def tokenize(http: Request) -> Response:
         request = GenerationRequest(
             source=body.prompts(), model=body.model, ignored=body.ignored_fields()
         )
+    await require_model(state, get_key_owner(http), request.model)
     validate_request(state, request)
     # Refuses tools as the chat route does
     await run_off_loop(lambda: plan_answers(state, request), len(raw), LONG_CHARS)
@@ -113,6 +114,7 @@ async def detokenize(http: Request) -> Response:
     body = await read_body(http, DetokenizeRequest, state.options.max_body_bytes)
     body.refuse_unsupported_features()
     ignored = body.ignored_fields()
+    await require_model(state, get_key_owner(http), body.model)
     validate_request(
         state, GenerationRequest(source=body.prompts(), model=body.model, ignored=ignored)
     )

@@ -34,6 +34,7 @@ def resolve_adapter_folder(
     allowed: Sequence[Path] | None = None,
     remote: bool = True,
     max_bytes: int = 1 << 40,
+    subfolder: str = "",
     revision: str | None = None,
     token: bool | str | None = None,
     download_dir: str | os.PathLike[str] | None = None,
@@ -41,7 +42,8 @@ def resolve_adapter_folder(
     """Return the folder (or GGUF file) of an adapter, downloaded if it must be.
 
     allowed: folders that local paths must lie in; None: any. remote: whether names of the hub are
-    followed. max_bytes: of the file with tensors, before it is downloaded.
+    followed. max_bytes: of the file with tensors, before it is downloaded. subfolder: where the
+    adapter is in a repository.
     Raises: UnknownAdapter (there is none), ConfigError (not allowed, offline, refused by the hub).
     """
     text = os.fspath(name).strip()
@@ -72,7 +74,7 @@ def resolve_adapter_folder(
             f"{text!r:.200} is not a folder here; download it from ModelScope and give its folder"
         )
     cache = None if download_dir is None else Path(download_dir).expanduser()
-    return _from_hub(text, revision, token, cache, max_bytes)
+    return _from_hub(text, subfolder, revision, token, cache, max_bytes)
 
 
 def require_regular(path: Path) -> None:
@@ -116,6 +118,7 @@ def _not_allowed(given: str, allowed: Sequence[Path]) -> ConfigError:
 
 def _from_hub(
     name: str,
+    subfolder: str,
     revision: str | None,
     token: bool | str | None,
     cache: Path | None,
@@ -123,7 +126,7 @@ def _from_hub(
 ) -> Path:
     from huggingface_hub import constants
 
-    cached = _cached(name, revision, cache)
+    cached = _cached(name, subfolder, revision, cache)
     at = cache or constants.HF_HUB_CACHE
     if constants.HF_HUB_OFFLINE:
         if cached is None:
@@ -133,7 +136,7 @@ def _from_hub(
             )
         return cached
     try:
-        return _download(name, revision, token, cache, max_bytes)
+        return _download(name, subfolder, revision, token, cache, max_bytes)
     except HubUnreachable as error:
         if cached is None:
             raise ConfigError(
@@ -143,13 +146,14 @@ def _from_hub(
         return cached
 
 
-def _cached(name: str, revision: str | None, cache: Path | None) -> Path | None:
+def _cached(name: str, subfolder: str, revision: str | None, cache: Path | None) -> Path | None:
     """The cached snapshot, if it has all files. No network."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, CONFIG_FILE, cache_dir=cache, revision=revision)
+        config = _within(subfolder, CONFIG_FILE)
+        found = try_to_load_from_cache(name, config, cache_dir=cache, revision=revision)
     except HFValidationError as error:
         raise UnknownAdapter(f"{name!r} is not a folder or a name of the hub: {error}") from error
     if not isinstance(found, str):
@@ -158,8 +162,17 @@ def _cached(name: str, revision: str | None, cache: Path | None) -> Path | None:
     return folder if any((folder / one).is_file() for one in FILES) else None
 
 
+def _within(subfolder: str, file: str) -> str:
+    return f"{subfolder}/{file}" if subfolder else file
+
+
 def _download(
-    name: str, revision: str | None, token: bool | str | None, cache: Path | None, max_bytes: int
+    name: str,
+    subfolder: str,
+    revision: str | None,
+    token: bool | str | None,
+    cache: Path | None,
+    max_bytes: int,
 ) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
@@ -168,9 +181,13 @@ def _download(
             name, revision=revision, timeout=TIMEOUT_S, files_metadata=True
         )
         sizes = {one.rfilename: one.size or 0 for one in info.siblings or []}
-        file = next((one for one in FILES if one in sizes), None)
-        if file is None or CONFIG_FILE not in sizes:
-            raise ConfigError(f"{name!r} has no {CONFIG_FILE if file else FILES[0]}: it is no LoRA "
+        files = [_within(subfolder, one) for one in FILES]
+        file = next((one for one in files if one in sizes), None)
+        config = _within(subfolder, CONFIG_FILE)
+        if subfolder and not any(one.startswith(f"{subfolder}/") for one in sizes):
+            raise UnknownAdapter(f"{name!r} has no folder {subfolder!r}")
+        if file is None or config not in sizes:
+            raise ConfigError(f"{name!r} has no {config if file else files[0]}: it is no LoRA "
                               "adapter")  # fmt: skip
         if sizes[file] > max_bytes:
             raise ConfigError(
@@ -181,6 +198,6 @@ def _download(
             revision=revision,
             token=token,
             cache_dir=cache,
-            allow_patterns=[CONFIG_FILE, file],
+            allow_patterns=[config, file],
         )
-    return Path(got)
+    return Path(got) / subfolder

@@ -145,6 +145,26 @@ def test_only_what_is_read_is_downloaded(tmp_path, hub):
         resolve_adapter_folder("org/one", download_dir=tmp_path)
 
 
+def test_a_folder_of_a_repository(tmp_path, hub, monkeypatch):
+    place = {"allowed": [], "download_dir": tmp_path, "subfolder": "a/b"}
+    with pytest.raises(UnknownAdapter, match="has no folder 'a/b'"):
+        resolve_adapter_folder("org/one", **place)
+    hub.files |= {f"a/b/{TENSORS}": 10}
+    with pytest.raises(ConfigError, match=f"has no a/b/{CONFIG}"):
+        resolve_adapter_folder("org/one", **place)
+    hub.files |= {f"a/b/{CONFIG}": 10}
+    adapter(tmp_path / "org" / "one")  # a folder of this machine is not meant
+    monkeypatch.chdir(tmp_path)
+    assert resolve_adapter_folder("org/one", **place) == Path("/downloaded/a/b")
+    assert hub.wanted == (f"a/b/{CONFIG}", f"a/b/{TENSORS}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    snapshot = cache(tmp_path)
+    with pytest.raises(UnknownAdapter, match="HF_HUB_OFFLINE"):
+        resolve_adapter_folder("org/one", **place)
+    made = adapter(snapshot / "a" / "b")
+    assert resolve_adapter_folder("org/one", **place) == made
+
+
 def test_refusals_of_the_hub(tmp_path, hub, monkeypatch):
     response = SimpleNamespace(headers={}, request=None, status_code=404)
     hub.error = errors.RepositoryNotFoundError("gone", response=response)
