@@ -11,11 +11,13 @@ import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quire import env
 from quire.cli import in_flags
+from quire.config.adapters import is_on
 from quire.config.architectures import check_served
 from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.config.decisions import DecisionLog
@@ -108,6 +110,11 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
         weights=weights,
         pooling=pooling,
     )
+    if is_on(options.lora):  # which imports torch, unlike all else here
+        from quire.engine.startup.adapter_numbers import plan_adapter_numbers
+
+        numbers = plan_adapter_numbers(options, hf, config_folder, use.head, len(use.labels))
+        facts = replace(facts, adapters=numbers)
     return facts, source
 
 

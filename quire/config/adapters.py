@@ -7,29 +7,56 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import AdapterSection, StartupAdapter
+from quire.config.facts import AdapterNumbers, DeviceFacts
+from quire.config.memory.memory_plan import EngineShape, gib
 from quire.config.options import LoRAOptions
 from quire.errors import ConfigError
 
 ADAPTER_RANK_STEP = 16
 """A slot's rank is a multiple of it: quire.kernels.formats.lora_bank."""
+EXPERTS = "experts"
+"""Last component of the names of banks of experts, in lora_target_modules too."""
+ALL_LINEAR = "all-linear"
+"""In lora_target_modules: all linear layers, except experts and the output head."""
+EXPERTS_SHARE = 10
+"""The part of the device's memory, one over it, that slots of experts may take by themselves."""
 
 
 def adapter_ranks(given: LoRAOptions) -> int:
     """Return the ranks of all slots of the device together; 0: adapters are off."""
-    if not _is_on(given):
+    if not is_on(given):
         return 0
     return given.max_loras * -(-given.max_lora_rank // ADAPTER_RANK_STEP) * ADAPTER_RANK_STEP
 
 
-def _is_on(given: LoRAOptions) -> bool:
+def allows_experts(
+    given: LoRAOptions,
+    numbers: AdapterNumbers,
+    itemsize: int,
+    device: DeviceFacts,
+    why: DecisionLog,
+) -> bool:
+    """Return whether slots have room for adapters of experts, which are many times larger."""
+    if not (is_on(given) and numbers.experts):
+        return False
+    if (named := given.lora_target_modules) is not None:
+        return bool(why.record("adapters.experts", EXPERTS in named, "lora_target_modules"))
+    size, most = adapter_ranks(given) * numbers.experts * itemsize, device.total_bytes
+    reason = f"their slots take {gib(size)} of {gib(most)}; lora_target_modules may name experts"
+    return bool(why.record("adapters.experts", size * EXPERTS_SHARE <= most, reason))
+
+
+def is_on(given: LoRAOptions) -> bool:
+    """Return whether an engine with these options serves adapters."""
     return given.enable_lora or bool(given.lora_modules)
 
 
 def resolve_adapters(
-    given: LoRAOptions, dtype: str, why: DecisionLog, *, served_names: Sequence[str]
+    given: LoRAOptions, shape: EngineShape, why: DecisionLog, *, served_names: Sequence[str]
 ) -> AdapterSection | None:
-    """Resolve adapters; None: they are off. dtype: the model's. Raises ConfigError."""
-    if not _is_on(given):
+    """Resolve adapters; None: they are off. Raises ConfigError."""
+    dtype = shape.dtype
+    if not is_on(given):
         return None
     if given.lora_dtype not in ("auto", dtype):
         raise ConfigError(
@@ -48,6 +75,7 @@ def resolve_adapters(
         max_rank=given.max_lora_rank,
         max_host=int(why.record("adapters.max_host", host or given.max_loras, reason)),
         target_modules=given.lora_target_modules,
+        experts=shape.adapter_experts,
         modules=_unique(parse_modules(given.lora_modules or ()), served_names),
     )
 

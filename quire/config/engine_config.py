@@ -136,6 +136,7 @@ class AdapterSection:
     max_rank: int
     max_host: int  # copies in host memory
     target_modules: tuple[str, ...] | None  # last components of names; None: all
+    experts: bool  # whether slots have room for adapters of experts
     modules: tuple[StartupAdapter, ...] = ()  # loaded at the start
 
 

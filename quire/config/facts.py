@@ -71,6 +71,14 @@ class EncoderFacts:
     banned_first: tuple[int, ...] = ()  # as the first token that is chosen
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterNumbers:
+    """Numbers that the slots of adapters have on one rank, in the model's dtype."""
+
+    layers: int = 0  # for each rank of a slot, of all layers but experts
+    experts: int = 0  # for each rank of a slot
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """A model as its files describe it."""
@@ -96,6 +104,7 @@ class ModelFacts:
     encoder: EncoderFacts | None = None  # None: a decoder alone
     fits_float16: bool = True  # False: its activations overflow there
     pooling: PoolingFacts = field(default_factory=PoolingFacts)
+    adapters: AdapterNumbers = AdapterNumbers()  # of an engine that serves adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -290,8 +290,9 @@ class LoRAOptions:
     """Adapters to load at the start: NAME=FOLDER, or JSON with name, path and base_model_name, or a
     JSON list of those. Enables adapters."""
     lora_target_modules: tuple[str, ...] | None = None
-    """Last components of the names of modules that adapters may change, as q_proj; an adapter that
-    changes others is refused. None: all."""
+    """Last components of the names of modules that adapters may change, as q_proj, experts, or
+    all-linear; memory is reserved for these alone, and an adapter that changes others is refused.
+    None: all, and experts if their slots take at most a tenth of the device's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from typing import NamedTuple
 
-from quire.config.adapters import adapter_ranks, resolve_adapters
+from quire.config.adapters import adapter_ranks, allows_experts, resolve_adapters
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import (
     CacheSection,
@@ -28,7 +28,7 @@ from quire.config.engine_config import (
     SamplingSection,
     SchedulerSection,
 )
-from quire.config.facts import DeviceFacts, ModelFacts
+from quire.config.facts import ITEMSIZE, DeviceFacts, ModelFacts
 from quire.config.kv_cache_dtype import resolve_cache_dtype
 from quire.config.memory.kv_memory import (
     DEFAULT_MAX_LEN,
@@ -120,7 +120,7 @@ def resolve(
         parallel=ParallelSection(tensor=plan.shape.ranks),
         adapters=resolve_adapters(
             options.lora,
-            plan.shape.dtype,
+            plan.shape,
             why,
             served_names=options.model.served_model_name or (options.model.model,),
         ),
@@ -174,6 +174,7 @@ def resolve_memory_plan(
         max_encoder_len=0 if model.encoder is None else model.encoder.max_len,
         has_logits=_model_use(options, model).has_logits,
         adapter_ranks=adapter_ranks(options.lora),
+        adapter_experts=allows_experts(options.lora, model.adapters, ITEMSIZE[dtype], device, why),
     )
     shape = replace(
         shape,

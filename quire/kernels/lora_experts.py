@@ -64,12 +64,12 @@ def lora_experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
-    """Replace the rows of y [T, E], the result of moe_experts, that have an adapter; return it.
+    """Replace the rows of y [T, E], the result of moe_experts, whose adapter changes the experts.
 
-    The others as for that op. rows: of the T tokens. Not for graphs on a GPU if a bank is neither
-    plain, nor e4m3, nor of two to eight bits.
+    Returns y. The others as for that op. rows: of the T tokens. Not for graphs on a GPU if a bank
+    is neither plain, nor e4m3, nor of two to eight bits.
     """
-    at = (rows.slots >= 0).nonzero()[:, 0]
+    at = adapted_rows(rows, lora).nonzero()[:, 0]
     if not len(at):
         return y
     own = LoraRows.allocate(len(at), len(rows.starts) - 1, x.device)
@@ -82,6 +82,13 @@ def lora_experts(
     total = (out.view(*ids.shape, -1).float() * weights[at][:, :, None]).sum(1)
     y[at] = total.to(y.dtype)
     return y
+
+
+def adapted_rows(rows: LoraRows, lora: ExpertsLora) -> Tensor:
+    """Whether the adapter of each row changes the experts: bool [T]."""
+    slots = len(rows.starts) - 1
+    ranks = torch.cat([bank.ranks.view(slots, -1) for bank in lora], dim=1)
+    return (rows.slots >= 0) & ranks.any(1)[rows.slots.clamp(min=0)]
 
 
 def _multiply(x: Tensor, ids: Tensor, bank: Any, bias: Tensor | None) -> Tensor:

@@ -7,17 +7,24 @@ from dataclasses import replace
 
 from torch import nn
 
+from quire.config.adapters import ALL_LINEAR, EXPERTS
 from quire.errors import WeightError
 from quire.models._decoder import Decoder
 from quire.models.base import ModelConfig
-from quire.weights.adapters.adapter import Adapter, LinearDelta
+from quire.weights.adapters.adapter import Adapter, ExpertsDelta, LinearDelta
 from quire.weights.adapters.modules import AdapterModules, ModuleShape
 
 _UNSUPPORTED_KINDS = {
     "embedding": "adapters of token embeddings are not supported yet",
     "head": "adapters of output heads are not supported yet",
-    "experts": "adapters of experts are not supported yet",
 }
+
+
+NO_ROOM_FOR_EXPERTS = (
+    "no memory is reserved for adapters of experts, which would take more than a tenth of the "
+    f"device's: name them, lora_target_modules={ALL_LINEAR},{EXPERTS}, or lower max_loras or "
+    "max_lora_rank"
+)
 
 
 def refuse_adapters(model: nn.Module, config: ModelConfig) -> str | None:
@@ -29,27 +36,40 @@ def refuse_adapters(model: nn.Module, config: ModelConfig) -> str | None:
     return "encoders" if config.bidirectional else None
 
 
-def restrict_targets(found: AdapterModules, targets: tuple[str, ...] | None) -> AdapterModules:
+def restrict_targets(
+    found: AdapterModules, targets: tuple[str, ...] | None, experts: bool
+) -> AdapterModules:
     """Refuse layers that the engine cannot change, and those that the user does not want changed.
 
-    targets: last components of names, of which a part must have one; None: all.
+    targets: last components of names, of which a part must have one, or ALL_LINEAR; None: all.
+    experts: whether there is room for adapters of experts.
     """
     layers = {
-        name: replace(shape, refusal=shape.refusal or _refusal(name, shape, found, targets))
+        name: replace(
+            shape, refusal=shape.refusal or _refusal(name, shape, found, targets, experts)
+        )
         for name, shape in found.layers.items()
     }
     return replace(found, layers=layers)
 
 
 def _refusal(
-    name: str, shape: ModuleShape, found: AdapterModules, targets: tuple[str, ...] | None
+    name: str,
+    shape: ModuleShape,
+    found: AdapterModules,
+    targets: tuple[str, ...] | None,
+    experts: bool,
 ) -> str:
-    if shape.kind != "linear":
+    if shape.kind in _UNSUPPORTED_KINDS:
         return _UNSUPPORTED_KINDS[shape.kind]
     if not name.startswith("layers."):
         return "it is in no layer of the decoder"
+    if targets is None:
+        return "" if experts or shape.kind != "experts" else NO_ROOM_FOR_EXPERTS
+    if shape.kind == "linear" and ALL_LINEAR in targets:
+        return ""
     leaves = {path.rpartition(".")[2] for path in found.weights.checkpoint_paths(name)}
-    if targets is not None and leaves.isdisjoint(targets):
+    if leaves.isdisjoint(targets):
         return f"lora_target_modules allows {', '.join(targets)} only"
     return ""
 
@@ -72,6 +92,8 @@ def check_deltas(adapter: Adapter, ranks: int) -> None:
 def _unsupported(adapter: Adapter, ranks: int) -> Iterator[str]:
     for layer, parts in adapter.deltas.items():
         for delta in parts.values():
+            if isinstance(delta, ExpertsDelta):
+                continue
             if not isinstance(delta, LinearDelta):
                 yield f"{type(delta).__name__} of {layer}"
             elif ranks > 1 and delta.magnitude is not None:

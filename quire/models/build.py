@@ -25,7 +25,7 @@ from quire.config.json_file import raise_as_config_error
 from quire.config.memory.kv_layout import KVCacheGroup, group_layers
 from quire.config.quant.fp4 import GPT_OSS
 from quire.config.quant.read import read_quantization, reconcile_quantization
-from quire.distributed.collectives import Collectives, connect
+from quire.distributed.collectives import Collectives, SingleProcessCollectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
 from quire.layers import Attention, Experts, ParamModule, WeightModule
@@ -194,10 +194,19 @@ def _describe(model_type: str, config: ModelConfig) -> Any:
 
 def find_adapter_modules(model_type: str, config: ModelConfig) -> AdapterModules:
     """Return what adapters can change in a model. Raises ConfigError if that is nothing."""
+    return adapter_modules(describe_adaptable(model_type, config), config.tied)
+
+
+def describe_adaptable(model_type: str, config: ModelConfig, ranks: int = 1) -> nn.Module:
+    """Return the first rank's model with shapes only. Raises ConfigError if adapters can change
+    nothing of it."""
     model = _describe(model_type, config)
     if (kind := refuse_adapters(model, config)) is not None:
         raise ConfigError(f"LoRA adapters on {kind} are not supported yet: leave enable_lora out")
-    return adapter_modules(model, config.tied)
+    if ranks > 1:
+        with torch.device("meta"):
+            _shard_model(model, Mesh(tp=ranks), SingleProcessCollectives())
+    return cast(nn.Module, model)
 
 
 def load_weights(

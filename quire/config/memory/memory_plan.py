@@ -60,6 +60,7 @@ class EngineShape:
     chunked_prefill: bool = True  # steps may divide prompts; never those of a model without KV
     max_encoder_len: int = 0  # tokens of the longest source; 0: there is no encoder
     adapter_ranks: int = 0  # of all slots of adapters together
+    adapter_experts: bool = False  # whether slots have room for adapters of experts
     has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
 
     @property
@@ -257,8 +258,8 @@ def plan_memory(
     weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks, quantized, shape.device)
     weight_bits = 8 * weights * shape.ranks / max(model.weights.elements(quantized), 1)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
-    adapters = shape.adapter_ranks * model.weights.rank_numbers(shape.ranks, quantized)
-    adapters *= ITEMSIZE[shape.dtype]
+    numbers = model.adapters.layers + shape.adapter_experts * model.adapters.experts
+    adapters = shape.adapter_ranks * numbers * ITEMSIZE[shape.dtype]
     weights += adapters
     activations = activation_bytes(model, shape)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0

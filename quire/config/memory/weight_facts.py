@@ -98,18 +98,6 @@ class WeightFacts:
                 total -= layer.count(form) * itemsize
         return math.ceil(total / ranks) + self.vectors * itemsize
 
-    def rank_numbers(self, ranks: int, quantized: QuantFacts | None = None) -> int:
-        """Numbers on one rank, per rank of an adapter that changes all linear layers but experts.
-
-        A is cut where the weight is cut by inputs, B where it is cut by outputs: half of each.
-        """
-        total = 0
-        for layer in self.layers:
-            if "experts" not in layer.name.split("."):
-                outputs = layer.count(_format_of(layer, quantized)) // max(layer.inputs, 1)
-                total += layer.inputs + outputs
-        return total if ranks == 1 else math.ceil(total * (ranks + 1) / (2 * ranks))
-
     def elements(self, quantized: QuantFacts | None = None) -> int:
         """All numbers, over all ranks."""
         stored = (layer for layer in self.layers if layer.codes_bytes)

@@ -98,7 +98,7 @@ def find_engine_adapter_modules(
     """Return what adapters can change in the engine's model. Raises ConfigError."""
     assert config.adapters is not None
     found = find_adapter_modules(model_type, model_config)
-    return restrict_targets(found, config.adapters.target_modules)
+    return restrict_targets(found, config.adapters.target_modules, config.adapters.experts)
 
 
 def build_adapter_store(

@@ -19,6 +19,7 @@ from quire.config.options import Options
 from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
 from quire.config.quant.gguf import with_stored_types
+from quire.engine.startup.adapter_numbers import count_adapter_numbers
 from quire.errors import ConfigError
 from quire.models.base import LabelTokens, ModelConfig
 from quire.models.build import read_model_config
@@ -96,7 +97,12 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
     )
     layers = model_config.attention_layers()
     encoder = facts.encoder if any(layer.cross for layer in layers) else None
-    facts = replace(facts, layers=layers, encoder=encoder)
+    facts = replace(
+        facts,
+        layers=layers,
+        encoder=encoder,
+        adapters=count_adapter_numbers(options, model_type, model_config),
+    )
     return ModelDescription(folder, model_type, model_config, facts)
 
 

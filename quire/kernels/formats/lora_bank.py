@@ -118,9 +118,9 @@ class LoraBank:
         return self.a.shape[2]
 
     @property
-    def nbytes(self) -> int:
-        given = (self.a, self.b, self.ranks, self.bounds, self.factor, self.shift)
-        return sum(one.nbytes for one in given if one is not None)
+    def numel(self) -> int:
+        """Numbers of a and b."""
+        return self.a.numel() + self.b.numel()
 
     def columns(self) -> Iterator[slice]:
         """The outputs of each part."""

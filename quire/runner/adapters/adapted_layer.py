@@ -21,6 +21,11 @@ class StepRows:
 class AdaptedLayer(Protocol):
     """One layer of a rank's model with a place for each slot."""
 
+    @property
+    def numel(self) -> int:
+        """Numbers of its banks, in the model's dtype."""
+        ...
+
     def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
         """Yield what a slot gets for an adapter, in which a part that is absent is as in the model.
 

@@ -10,10 +10,17 @@ from torch import Tensor, nn
 
 from quire.kernels.formats.lora_bank import LoraRows
 from quire.kernels.lora import sort_rows
-from quire.layers import Linear
+from quire.layers import Experts, Linear
 from quire.runner.adapters.adapted_layer import AdaptedLayer, StepRows
+from quire.runner.adapters.experts import AdaptedExperts
 from quire.runner.adapters.linear import AdaptedLinear
 from quire.weights.adapters.adapter import Deltas
+
+KINDS: tuple[tuple[type[nn.Module], Any], ...] = (
+    (Experts, AdaptedExperts),
+    (Linear, AdaptedLinear),
+)
+"""Class of layers -> class that adds adapters to them. The first that fits."""
 
 
 class AdapterBanks:
@@ -37,10 +44,15 @@ class AdapterBanks:
         modules = dict(model.named_modules())
         for name in layers:
             layer = modules[name]
-            assert isinstance(layer, Linear), name
-            self._layers[name] = AdaptedLinear(layer, slots, max_rank, dtype, device, self._step)
+            adapted = next(made for kind, made in KINDS if isinstance(layer, kind))
+            self._layers[name] = adapted(layer, slots, max_rank, dtype, device, self._step)
         model.register_forward_hook(self._end_forward, always_call=True)
         model.adapter_banks = self  # type: ignore[assignment]  # for the step's part
+
+    @property
+    def numel(self) -> int:
+        """Numbers of all banks."""
+        return sum(layer.numel for layer in self._layers.values())
 
     def load(self, slot: int, deltas: Deltas) -> None:
         """Fill a slot, on the current stream."""

@@ -70,6 +70,10 @@ class AdaptedLinear:
         self._weight = LoraWeight(layer.weight, bank, step)
         layer.set_param("weight", self._weight)
 
+    @property
+    def numel(self) -> int:
+        return self._weight.bank.numel
+
     def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
         found = {part: one for part, one in parts.items() if isinstance(one, LinearDelta)}
         assert len(found) == len(parts), "a linear layer takes linear deltas"

@@ -20,7 +20,7 @@ from quire.kernels.gpu.lora import lora_linear, sort_pairs
 from quire.kernels.gpu.moe import grouped_gemm, moe_fp8, moe_grouped
 from quire.kernels.gpu.moe.moe_experts import plan_tiles, weighted_sum
 from quire.kernels.gpu.moe.moe_sort import sort_by_expert
-from quire.kernels.lora_experts import ExpertsLora
+from quire.kernels.lora_experts import ExpertsLora, adapted_rows
 from quire.kernels.moe_experts import ExpertActivation
 
 
@@ -65,7 +65,7 @@ def launch(
 ) -> None:
     if not len(x):
         return
-    experts, top, adapted = len(gate_up), ids.shape[1], rows.slots[:, None] >= 0
+    experts, top, adapted = len(gate_up), ids.shape[1], adapted_rows(rows, lora)[:, None]
     pairs = _sort_pairs(rows, ids, experts)
     order, starts = sort_by_expert(torch.where(adapted, ids, experts), experts + 1)
     u = x.new_empty((ids.numel(), gate_up.shape[1]))
