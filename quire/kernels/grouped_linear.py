@@ -24,6 +24,7 @@ from quire.kernels.formats.panel_codes import (
     PanelCodes,
     fits_panels,
     pack_panel_codes,
+    pack_panel_experts,
 )
 from quire.kernels.formats.separate_experts import SeparateExperts
 from quire.kernels.formats.tiled_weight import (
@@ -59,7 +60,7 @@ def pack_experts(codes: WeightCodes, dtype: torch.dtype) -> StoredExperts:
         return pack_tiled_experts(codes, dtype)
     ones = [one_expert(codes, i) for i in range(codes.q.shape[0])]
     if _is_native(codes, dtype):
-        return SeparateExperts(tuple(pack_panel_codes(one, dtype) for one in ones))
+        return pack_panel_experts(ones, dtype)
     return SeparateExperts(tuple(pack_planes(one, dtype) for one in ones))
 
 

@@ -28,7 +28,14 @@ from quire.kernels.formats.panel_int8 import PanelInt8, pack_panel_int8
 from quire.kernels.formats.separate_experts import SeparateExperts
 from quire.kernels.formats.weight import StoredExperts, StoredWeight, kernel_for
 from quire.kernels.framework.op import op
-from quire.kernels.native.library import DTYPES, INT8_LINEAR, NativeOp, available, empty_product
+from quire.kernels.native.library import (
+    DTYPES,
+    INT8_LINEAR,
+    NativeOp,
+    address_of,
+    available,
+    empty_product,
+)
 from quire.kernels.quantize_int8 import quantize_int8
 
 EXACT_INPUTS = 1024
@@ -82,10 +89,6 @@ def random_weights(outputs: int, inputs: int, device: torch.device) -> Iterator[
 _run = NativeOp(INT8_LINEAR, "qqqqqqqqqqqqq")
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 def _native(x: Tensor, weight: StoredWeight, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, PanelInt8) or x.dtype not in DTYPES:
         return NotImplemented
@@ -94,8 +97,8 @@ def _native(x: Tensor, weight: StoredWeight, bias: Tensor | None = None) -> Tens
         return NotImplemented
     _run(
         x.data_ptr(), x.stride(0) * x.element_size(), weight.codes.data_ptr(),
-        weight.scale.data_ptr(), _address(weight.sums), _address(weight.input_scale),
-        _address(weight.input_zero_point), _address(bias), y.data_ptr(), *x.shape, y.shape[1],
+        weight.scale.data_ptr(), address_of(weight.sums), address_of(weight.input_scale),
+        address_of(weight.input_zero_point), address_of(bias), y.data_ptr(), *x.shape, y.shape[1],
         DTYPES[x.dtype],
     )  # fmt: skip
     return y

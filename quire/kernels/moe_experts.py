@@ -19,15 +19,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.act import NATIVE_CODES
 from quire.kernels.formats.fp8_weight import (
     Fp8ExpertWeights,
     quantize_blocks,
     quantize_channels,
 )
 from quire.kernels.formats.int8_weight import Int8ExpertWeights, quantize_outputs
+from quire.kernels.formats.panel_codes import PanelExperts
 from quire.kernels.formats.weight import StoredWeight, kernel_for
+from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.op import op
+from quire.kernels.grouped_linear import pack_experts
+from quire.kernels.native.library import CODES_EXPERTS, NativeOp, address_of, empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield _fp8_case(case, f == 128)
         if t in (1, 9):
             yield _int8_case(case)
+        if dtype == bf16 and device.type == "cpu":
+            yield _codes_case(case, 4 if t > 7 else 8)
         if gate.kind == "clamped":
             first = torch.randn(x, 2 * f, device=device).to(dtype)
             second = torch.randn(x, e, device=device).to(dtype)
@@ -118,8 +125,55 @@ def _int8_case(case: dict[str, Any]) -> dict[str, Any]:
     return {**case, **banks, "weights": case["weights"] / 4}
 
 
+def _codes_case(case: dict[str, Any], bits: int) -> dict[str, Any]:
+    """The same case over banks of few bits, a scale per output."""
+    banks, middle = {}, 1 << bits - 1
+    for name in ("gate_up", "down"):
+        plain = case[name].float()
+        step = plain.abs().amax(-1, keepdim=True) / middle
+        codes = WeightCodes(
+            q=((plain / step).round() + middle).clamp(0, 2 * middle - 1).to(torch.uint8),
+            bits=bits, group=plain.shape[-1], scale=GroupFactors(step), zero=middle,
+        )  # fmt: skip
+        banks[name] = pack_experts(codes, case["x"].dtype)
+    return {**case, **banks, "weights": case["weights"] / 4}
+
+
+_run = NativeOp(CODES_EXPERTS, "qqqqqqqqqqqqqdd")
+_CLAMPED = 16
+
+
+def _native(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Any,
+    down: Any,
+    gate: ExpertActivation,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    for bank, bias in ((gate_up, gate_up_bias), (down, down_bias)):
+        if not isinstance(bank, PanelExperts) or not bank[0].in_integers:
+            return NotImplemented
+        if bias is not None and (bias.dtype != x.dtype or not bias.is_contiguous()):
+            return NotImplemented
+    if x.dtype != torch.bfloat16 or x.stride(1) != 1 or not ids.is_contiguous():
+        return NotImplemented
+    if weights.dtype != torch.float32 or not weights.is_contiguous() or ids.dtype != torch.int32:
+        return NotImplemented
+    y = empty((len(x), down.shape[1]), x.dtype)
+    _run(
+        x.data_ptr(), x.stride(0) * x.element_size(), ids.data_ptr(), weights.data_ptr(),
+        gate_up.header.data_ptr(), down.header.data_ptr(), address_of(gate_up_bias),
+        address_of(down_bias), y.data_ptr(), *ids.shape, len(down),
+        _CLAMPED if gate.kind == "clamped" else NATIVE_CODES[gate.kind], gate.alpha, gate.limit,
+    )  # fmt: skip
+    return y
+
+
 @kernel_for("mlp", "plain", "fp8", "grouped", "tiled", "panel_codes", "panel_int8", "int8", "parts")
-@op(cases=_cases, atol=4e-2, gpu="moe.moe_experts")
+@op(cases=_cases, atol=4e-2, native=_native, gpu="moe.moe_experts")
 def moe_experts(
     x: Tensor,
     ids: Tensor,

@@ -12,7 +12,8 @@ Axes: O outputs, I inputs, G groups, S groups of groups, P panels of 32 outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -21,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quire.kernels.formats.grouped_weight import PLANES
-from quire.kernels.formats.weight import StoredWeight
+from quire.kernels.formats.weight import ExpertBank, StoredWeight
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes, tensors_of
-from quire.kernels.native.library import empty_huge_pages
+from quire.kernels.native.library import address_of, empty_huge_pages
 
 PANEL, BLOCK = 32, 32
 STORAGE = {
@@ -66,6 +67,11 @@ class PanelCodes(StoredWeight):
         return self.codes.device
 
     @property
+    def in_integers(self) -> bool:
+        """Whether it multiplies rows that are quantized to int8."""
+        return self.dtype == torch.bfloat16 and (self.table is None or self.levels is not None)
+
+    @property
     def nbytes(self) -> int:
         return sum(one.nbytes for one in self.tensors())
 
@@ -106,11 +112,37 @@ class PanelCodes(StoredWeight):
         fields = [
             self.codes.data_ptr(), *self.shape, self.bits, self.group, groups,
             *_fields(self.scale, groups), *_fields(self.offset, groups), *_fields(zeros, groups),
-            constant, _address(self.table), int(self.own_table), _address(self.levels),
+            constant, address_of(self.table), int(self.own_table), address_of(self.levels),
             torch.tensor(self.unit, dtype=torch.float64).view(torch.int64).item(),
-            _address(self.perm),
+            address_of(self.perm),
         ]  # fmt: skip
         return torch.tensor(fields, dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PanelExperts(ExpertBank):
+    """Weights of one layout. header: int64 [X, n], the headers of all."""
+
+    kind: ClassVar[str] = PanelCodes.kind
+    experts: tuple[PanelCodes, ...]
+    header: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "header", torch.stack([one.header for one in self.experts]))
+
+    def __len__(self) -> int:
+        return len(self.experts)
+
+    def __getitem__(self, expert: int) -> PanelCodes:
+        return self.experts[expert]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.experts), *self.experts[0].shape
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.experts)
 
 
 def fits_panels(codes: WeightCodes) -> bool:
@@ -119,10 +151,24 @@ def fits_panels(codes: WeightCodes) -> bool:
     return codes.group >= inputs or codes.group == 16 or codes.group % BLOCK == 0
 
 
-def pack_panel_codes(codes: WeightCodes, dtype: torch.dtype) -> PanelCodes:
-    """Pack the codes [O, I] of one matrix that fits_panels, for activations of a dtype."""
+def pack_panel_experts(codes: Sequence[WeightCodes], dtype: torch.dtype) -> PanelExperts:
+    """The same of several matrices, in one piece of memory: one may be smaller than a huge page."""
+    (outputs, inputs), bits = codes[0].q.shape, codes[0].bits
+    data = empty_code_panels(len(codes), outputs, inputs, bits)
+    return PanelExperts(
+        tuple(pack_panel_codes(one, dtype, part) for one, part in zip(codes, data, strict=True))
+    )
+
+
+def pack_panel_codes(
+    codes: WeightCodes, dtype: torch.dtype, data: Tensor | None = None
+) -> PanelCodes:
+    """Pack the codes [O, I] of one matrix that fits_panels, for activations of a dtype.
+
+    data: memory for the panels; None: new.
+    """
     outputs, inputs = codes.q.shape
-    data = pack_code_panels(codes.q ^ 128 if codes.bits == 8 else codes.q, codes.bits)
+    data = pack_code_panels(codes.q ^ 128 if codes.bits == 8 else codes.q, codes.bits, data)
     zero, groups = codes.zero, -(-inputs // codes.group)
     if isinstance(zero, Tensor):
         zero = _panels(zero ^ 128 if codes.bits == 8 else zero, groups)
@@ -143,13 +189,18 @@ def pack_panel_codes(codes: WeightCodes, dtype: torch.dtype) -> PanelCodes:
     )  # fmt: skip
 
 
-def pack_code_panels(q: Tensor, bits: int) -> Tensor:
-    """Codes of some bits, a byte each [O, I] -> uint8 [P, ceil(I / 32), bits, 32, 4]."""
+def empty_code_panels(count: int, outputs: int, inputs: int, bits: int) -> Tensor:
+    """Memory of so many weights [O, I]: uint8 [count, P, ceil(I / 32), bits, 32, 4]."""
+    shape = (count, -(-outputs // PANEL), -(-inputs // BLOCK), bits, PANEL, 4)
+    return empty_huge_pages(math.prod(shape), torch.uint8).view(shape)
+
+
+def pack_code_panels(q: Tensor, bits: int, data: Tensor | None = None) -> Tensor:
+    """Codes of some bits, a byte each [O, I] -> uint8 [P, ceil(I / 32), bits, 32, 4], in `data`."""
+    if data is None:
+        (data,) = empty_code_panels(1, q.shape[0], q.shape[1], bits)
     q = pad(q, (0, -q.shape[1] % BLOCK, 0, -q.shape[0] % PANEL))
     steps = q.view(torch.int32).view(-1, PANEL, q.shape[1] // BLOCK, 8).permute(0, 2, 3, 1)
-    panels, blocks = steps.shape[:2]
-    data = empty_huge_pages(panels * blocks * bits * PANEL * 4, torch.uint8)
-    data = data.view(panels, blocks, bits, PANEL, 4)
     words, row, shift = data.view(torch.int32), 0, 0
     for plane in PLANES[bits]:
         words[:, :, row : row + plane] = _pack_plane(steps, plane, shift).view_as(
@@ -238,8 +289,4 @@ def _fields(factors: GroupFactors | None, groups: int) -> list[int]:
     assert inner.shape[1] == groups, f"{inner.shape[1]} factors of a row for {groups} groups"
     many = 0 if outer is None else outer.shape[1]
     share = 0 if outer is None else -(-groups // many)
-    return [inner.data_ptr(), STORAGE[inner.dtype], many, share, _address(outer)]
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    return [inner.data_ptr(), STORAGE[inner.dtype], many, share, address_of(outer)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.kernels.formats.grouped_weight import GroupedWeight
-from quire.kernels.formats.panel_codes import PanelCodes
 from quire.kernels.formats.panel_int8 import PanelInt8
 from quire.kernels.formats.weight import ExpertBank
 
@@ -14,7 +13,7 @@ from quire.kernels.formats.weight import ExpertBank
 class SeparateExperts(ExpertBank):
     """X weights [O, I] of one layout."""
 
-    experts: tuple[GroupedWeight, ...] | tuple[PanelCodes, ...] | tuple[PanelInt8, ...]
+    experts: tuple[GroupedWeight, ...] | tuple[PanelInt8, ...]
 
     @property
     def kind(self) -> str:  # type: ignore[override]
@@ -24,7 +23,7 @@ class SeparateExperts(ExpertBank):
     def __len__(self) -> int:
         return len(self.experts)
 
-    def __getitem__(self, expert: int) -> GroupedWeight | PanelCodes | PanelInt8:
+    def __getitem__(self, expert: int) -> GroupedWeight | PanelInt8:
         return self.experts[expert]
 
     @property

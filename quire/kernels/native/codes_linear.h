@@ -307,14 +307,49 @@ inline void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
   m.bits == 5 ? unpack_panel<5, false>(m, codes, to) : unpack_panel<6, false>(m, codes, to);
 }
 
+// Quantize unit `at` of row `row`, whose numbers are x.
+inline void quantize_row_unit(const CodesMatrix& m, const bf16* x, const QuantizedRows& rows,
+                              long row, long at) {
+  const long unit = m.unit_inputs(), width = integer_bytes(is_signed(m), 1) / BLOCK;
+  const int32_t centre = (int32_t)m.centre + (is_signed(m) && FLIPS ? 128 : 0);
+  const long i = row * rows.units + at;
+  float wide[BLOCK];
+  gather(m, x, at * unit, unit, wide);
+  quantize_unit(wide, (int)unit, rows.q + row * rows.row_bytes + at * unit * width, width == 2, -centre,
+                rows.scale + i, rows.start + i, rows.scaled_sum + i);
+}
+
+// Products of `count` of the quantized rows, from `row` on, and one panel. own: panel_scratch bytes.
+inline void multiply_panel(const CodesLinearArgs& a, const QuantizedRows& rows, long first, long panel,
+                           long row, long count, bool unpacked, char* own) {
+  const CodesMatrix& m = *a.w;
+  char* bytes = own + GroupMeaning::floats(m.groups) * 4;
+  const char* codes = m.codes + panel * m.panel_bytes();
+  if (unpacked) unpack_panel(m, codes, bytes);
+  const GroupMeaning means(m, panel, 0, m.groups, (float)m.unit, (float*)own);
+  const TileArgs t{m, rows, a, unpacked ? bytes : codes, means, panel, first};
+  if (m.levels && !unpacked)
+    cover_panel(CodesTiles<LEVELS, SIGNED>{t}, row, count);
+  else if (m.levels || m.bits == 8)
+    cover_panel(CodesTiles<BYTES, SIGNED>{t}, row, count);
+  else if (!unpacked)
+    cover_panel(CodesTiles<NIBBLES, LONG>{t}, row, count);
+  else if (m.bits <= 4)
+    cover_panel(CodesTiles<BYTES, LONG>{t}, row, count);
+  else
+    cover_panel(CodesTiles<BYTES, SHORT>{t}, row, count);
+}
+
+// Panels that a thread takes at a time.
+INLINE long panel_grain(const CodesMatrix& m, long rows) {
+  return rows > FUSED_ROWS ? 1 : 65536 / m.panel_bytes() + 1;
+}
+
 inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
   const CodesMatrix& m = *a.w;
-  const long most = quantized_rows(a), panels = m.panels(), unit = m.unit_inputs();
-  const long width = integer_bytes(is_signed(m), 1) / BLOCK;
-  const int32_t centre = (int32_t)m.centre + (is_signed(m) && FLIPS ? 128 : 0);
+  const long most = quantized_rows(a), panels = m.panels();
   const QuantizedRows rows(team.scratch, m, most);
   char* own = team.scratch + QuantizedRows::bytes(m, most) + team.rank * panel_scratch(m);
-  char* bytes = own + GroupMeaning::floats(m.groups) * 4;
   for (long first = 0; first < a.rows; first += most) {
     const long count = a.rows - first < most ? a.rows - first : most;
     if (first) {
@@ -325,33 +360,17 @@ inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
     long from, to;
     team.share(count * rows.units, from, to);
     for (long i = from; i < to; i++) {
-      const long row = i / rows.units, at = i % rows.units * unit;
-      float x[BLOCK];
-      gather(m, (const bf16*)(a.x + (first + row) * a.x_row), at, unit, x);
-      quantize_unit(x, (int)unit, rows.q + row * rows.row_bytes + at * width, width == 2,
-                    -centre, rows.scale + i, rows.start + i, rows.scaled_sum + i);
+      const long row = i / rows.units;
+      quantize_row_unit(m, (const bf16*)(a.x + (first + row) * a.x_row), rows, row, i % rows.units);
     }
     team.barrier();
     const long parts = (count + TALL_BLOCK - 1) / TALL_BLOCK, items = parts * panels;
-    const long grain = count > FUSED_ROWS ? 1 : 65536 / m.panel_bytes() + 1;
+    const long grain = panel_grain(m, count);
     const bool unpacked = unpacks(m, count);
     for (long item; (item = team.take(grain)) < items;)
       for (long i = item; i < item + grain && i < items; i++) {
-        const long part = i / panels, row = count * part / parts, n = count * (part + 1) / parts - row;
-        const char* codes = m.codes + i % panels * m.panel_bytes();
-        if (unpacked) unpack_panel(m, codes, bytes);
-        const GroupMeaning means(m, i % panels, 0, m.groups, (float)m.unit, (float*)own);
-        const TileArgs t{m, rows, a, unpacked ? bytes : codes, means, i % panels, first};
-        if (m.levels && !unpacked)
-          cover_panel(CodesTiles<LEVELS, SIGNED>{t}, row, n);
-        else if (m.levels || m.bits == 8)
-          cover_panel(CodesTiles<BYTES, SIGNED>{t}, row, n);
-        else if (!unpacked)
-          cover_panel(CodesTiles<NIBBLES, LONG>{t}, row, n);
-        else if (m.bits <= 4)
-          cover_panel(CodesTiles<BYTES, LONG>{t}, row, n);
-        else
-          cover_panel(CodesTiles<BYTES, SHORT>{t}, row, n);
+        const long part = i / panels, row = count * part / parts;
+        multiply_panel(a, rows, first, i % panels, row, count * (part + 1) / parts - row, unpacked, own);
       }
   }
 }

@@ -28,7 +28,7 @@ from quire.platform import cpu
 logger = logging.getLogger(__name__)
 
 LINEAR, PACK, EMBEDDING, NORM, ROPE, MAP, WRITE, ATTENTION, MASK = range(9)
-CODES_LINEAR, CODES_EMBEDDING, LORA, INT8_LINEAR = range(9, 13)
+CODES_LINEAR, CODES_EMBEDDING, LORA, INT8_LINEAR, CODES_EXPERTS = range(9, 14)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The dtypes the kernels take, by their code on the C++ side."""
 
@@ -61,6 +61,11 @@ class OpRecording(Protocol):
     def append(self, step: bytes) -> None: ...
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
+
+
+def address_of(tensor: Tensor | None) -> int:
+    """Where a tensor's data is; 0: there is none."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def empty_product(x: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Tensor | None:

@@ -15,6 +15,7 @@ from quire.kernels import (
     layer_norm,
     linear,
     lora,
+    moe_experts,
     paged_attention,
     rms_norm,
     rope,
@@ -25,7 +26,7 @@ from quire.kernels.framework.op import OPS
 from tests.op_cases import copied, written_cache
 
 FILES = (act, add, copy_blocks, embedding, kv_write, layer_norm, linear, paged_attention)
-FILES += (encoder_attention, lora, rms_norm, rope, token_mask)
+FILES += (encoder_attention, lora, moe_experts, rms_norm, rope, token_mask)
 CPU = torch.device("cpu")
 BF16, FP32 = torch.bfloat16, torch.float32
 NATIVE = sorted(name for name, op in OPS.items() if op.native)

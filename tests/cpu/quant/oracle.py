@@ -6,6 +6,7 @@
 
     pair = write_pair(tmp_path, tiny("llama"), quantize, {"quant_method": "gptq", "bits": 4})
     check_pair(pair)                     # or check_logits, check_paths, check_ranks alone
+    check_equal_paths(pair)              # in 16 bits, where the dense model's tokens may differ
 
 `tiny` has four models: "llama" (dense), "phi3" (dense, with one tensor for q, k and v and one for
 gate and up), "qwen3_moe" (experts, one dense layer), "deepseek_v2" (latent attention, shared
@@ -224,6 +225,24 @@ def check_paths(pair, built=None):
     want = [_greedy(build(pair.dense), prompt) for prompt in prompts]
     assert sum(map(len, want)) > len(want) * OUTPUT // 2, "too many ties to compare tokens"
     requests = [request(str(i), prompt, OUTPUT) for i, prompt in enumerate(prompts)]
+    for name, out in _on_paths(pair, built, requests):
+        for i, tokens in enumerate(want):
+            assert out[str(i), 0][: len(tokens)] == tokens, (name, i)
+
+
+def check_equal_paths(pair, dtype=torch.bfloat16):
+    """Equal greedy tokens on the same paths, of the quantized model alone."""
+    built = pair.build(pair.folder, dtype=dtype)
+    prompts = [prompt_of(length, pair.hf["vocab_size"]) for length in PROMPTS]
+    prompts.append([*prompts[0][:36], *prompts[1]])
+    requests = [request(str(i), prompt, OUTPUT) for i, prompt in enumerate(prompts)]
+    (_, alone), *others = _on_paths(pair, built, requests, dtype=dtype)
+    for name, out in others:
+        assert out == alone, name
+
+
+def _on_paths(pair, built, requests, **common):
+    """(name, tokens) of the requests on each path of an engine."""
     paths = {
         "alone": ({"prefix": False}, 200),
         "in a batch": ({"prefix": False}, 0),
@@ -232,13 +251,12 @@ def check_paths(pair, built=None):
         "preempted": ({"prefix": False, "block_size": 4, "num_blocks": 24}, 0),
     }
     for name, (settings, stagger) in paths.items():
-        engine = engine_of(pair.hf, built=built, **settings)
+        engine = engine_of(pair.hf, built=built, **settings, **common)
         out, _ = run(engine, requests, stagger=stagger)
-        for i, tokens in enumerate(want):
-            assert out[str(i), 0][: len(tokens)] == tokens, (name, i)
         stats = engine.stats()
         assert (stats.preemptions > 0) == (name == "preempted"), name
         assert (stats.prefix_hit_tokens > 0) == (name == "after a prefix hit"), name
+        yield name, out
 
 
 def check_ranks(pair, tp=2):

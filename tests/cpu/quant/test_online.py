@@ -15,9 +15,11 @@ from quire.layers import Linear
 from quire.models.build import build_model, read_model_config
 from quire.quant.online import quantize
 from quire.weights.files import read_headers
+from tests import tiers
 from tests.cpu.quant.oracle import (
     Pair,
     build,
+    check_equal_paths,
     check_logits,
     check_pair,
     tiny,
@@ -83,6 +85,13 @@ def test_logits_are_those_of_the_quantized_values(tmp_path, name):
 @pytest.mark.parametrize("model", ["deepseek_v2"])
 def test_all_paths_of_the_engine(tmp_path, model):
     check_pair(dense_of(tmp_path, "int4", tiny(model, 128)))
+
+
+@pytest.mark.parametrize("name", ["int4", *tiers.long("int8", "nf4", "mxfp4")])
+def test_experts_in_bfloat16_give_equal_tokens_on_all_paths(tmp_path, name):
+    pair = dense_of(tmp_path, name, tiny("qwen3_moe", 128))
+    check_equal_paths(pair)
+    check_logits(pair, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", KINDS)
