@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from quire.distributed.mesh import Mesh
+from quire.distributed.peer_memory import connect_peers
 from quire.errors import ConfigError
 from quire.kernels import collectives as ops
+from quire.kernels.formats.peer_memory import PeerMemory
 
 TIMEOUT_S = 600.0
 """A collective fails after this long: a rank may compile kernels while the others wait."""
@@ -56,11 +58,12 @@ class SingleProcessCollectives:
 class ProcessGroupCollectives:
     """Collectives of the tensor-parallel ranks, each in a process of its own."""
 
-    def __init__(self, group: ops.Group) -> None:
-        self._group = group
+    def __init__(self, group: ops.Group, peers: PeerMemory | None = None) -> None:
+        """peers: memory that the ranks' GPUs share; None: none."""
+        self._group, self._peers = group, peers
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return ops.all_reduce(x, self._group)
+        return ops.all_reduce(x, self._group, self._peers)
 
     def all_gather(self, x: Tensor, total: int) -> Tensor:
         return ops.all_gather(x, total, self._group)
@@ -95,20 +98,23 @@ def connect(
         )
     if mesh.tp == 1:
         return SingleProcessCollectives()
-    return ProcessGroupCollectives(
-        _join_tp_group(mesh, rendezvous, torch.device(device), host, timedelta(seconds=timeout_s))
-    )
+    import torch.distributed as dist
+
+    device, timeout = torch.device(device), timedelta(seconds=timeout_s)
+    first = mesh.rank - mesh.tp_rank
+    store = dist.PrefixStore(f"tp{first}", dist.FileStore(str(rendezvous), mesh.size))
+    store.set_timeout(timeout)
+    group = _create_group(mesh, store, device, host, timeout)
+    peers = connect_peers(mesh, store, device) if device.type == "cuda" else None
+    return ProcessGroupCollectives(group, peers)
 
 
-def _join_tp_group(
-    mesh: Mesh, rendezvous: Path, device: torch.device, host: str, timeout: timedelta
+def _create_group(
+    mesh: Mesh, store: Any, device: torch.device, host: str, timeout: timedelta
 ) -> ops.Group:
     """Create a backend for these ranks, without torch's process-wide default group."""
     import torch.distributed as dist
 
-    first = mesh.rank - mesh.tp_rank
-    store = dist.PrefixStore(f"tp{first}", dist.FileStore(str(rendezvous), mesh.size))
-    store.set_timeout(timeout)
     if device.type == "cuda":
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = timeout

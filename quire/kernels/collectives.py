@@ -2,7 +2,8 @@
 
 They are ops, so on a GPU every kernel that lazy fusion holds is launched before they read. `group`
 is a torch.distributed backend (gloo or NCCL); None is a group of one process, where they change
-nothing. All ranks must call the same collectives in the same order.
+nothing. All ranks must call the same collectives in the same order. `peers` is memory that GPUs of
+one host share; with it sums take microseconds, and are part of the norm behind them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.formats.peer_memory import PeerMemory
 from quire.kernels.framework.op import op
 from quire.kernels.native.op_tape import refuse_recording
 
@@ -31,7 +33,7 @@ def _gather_cases(device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 @op(cases=_cases, gpu="collectives")
-def all_reduce(x: Tensor, group: Group) -> Tensor:
+def all_reduce(x: Tensor, group: Group, peers: PeerMemory | None = None) -> Tensor:
     """The sum of every rank's x, the same bits on every rank. x may be overwritten.
 
     Terms are added in float32 in rank order and rounded once, so a row's sum does not depend on

@@ -98,6 +98,11 @@ def own_memory_bytes() -> int | None:
     return dict(memory_by_process()).get(os.getpid())
 
 
+def call_driver(function: str, *args: object) -> None:
+    """Call a function of the driver. Raises: ConfigError if it fails."""
+    _call_driver(_driver(), function, *args)
+
+
 class _NvmlMemory(ctypes.Structure):
     _fields_ = [(field, ctypes.c_ulonglong) for field in ("total", "free", "used")]
 

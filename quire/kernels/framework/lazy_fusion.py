@@ -3,6 +3,7 @@
     rms_norm -> linear -> act_mul              one row: one kernel (gpu/linear/gemv*.py)
                 linear -> act_mul              a few rows: one kernel (gpu/linear/small_m_linear.py)
            lora_linear -> act_mul              any rows: the second half of the first does it
+  all_reduce -> rms_norm                       any rows: one kernel (gpu/peer_all_reduce.py)
     rms_norm -> moe_router                     few rows: the router's blocks normalise them
     rms_norm of q, of k -> rope -> kv_write    any rows: one pass from qkv to the cache
     ... -> paged_attention                     one query per sequence: attention in it as well
@@ -85,6 +86,8 @@ class FusionQueue:
             _launch_linear(pending, None, memory_idle)
         elif last.op == "kv_write":
             _launch_norm_rope_write(pending)
+        elif last.op == "rms_norm" and pending[0].op == "all_reduce":
+            _launch_normed_sum(pending)
         else:
             _launch_each(pending)
 
@@ -150,11 +153,36 @@ def _fuse_rms_norm(
             queue.flush()
         queue.enqueue("rms_norm", launch, outs, *args)
     elif x.dim() == 2 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
-        if queue.pending:
+        chain = queue.pending
+        if chain and not (chain[0].op == "all_reduce" and chain[-1].outputs is x):
             queue.flush()
         queue.enqueue("rms_norm", launch, outs, *args)
     else:
         queue.launch_unfused(launch, outs, *args)
+
+
+def _fuse_all_reduce(
+    queue: FusionQueue, launch: Callable[..., None], out: Tensor, x: Tensor, *args: Any
+) -> None:
+    """A norm may follow, if the sum goes through the peers' memory."""
+    peers = args[1] if len(args) > 1 else None
+    if peers is None or not peers.fits(x):
+        queue.launch_unfused(launch, out, x, *args)
+        return
+    if queue.pending:
+        queue.flush()
+    queue.enqueue("all_reduce", launch, out, x, *args)
+
+
+def _launch_normed_sum(chain: list[PendingOp]) -> None:
+    """A sum over the ranks and the norm of it."""
+    held, (_, weight, eps, residual, offset) = chain[0], chain[1].args
+    body = _gpu_module("peer_all_reduce")
+    # references to a sum: twice its own entry, and the norm's. Without a residual the norm returns
+    # it as one
+    store = residual is None or not _is_unreferenced(held.outputs, 3)
+    norm = body.FusedNorm(weight, eps, residual, offset, *chain[1].outputs)
+    body.launch(held.outputs, held.args[0], held.args[2], norm, store)
 
 
 def _is_head_norm(held: PendingOp) -> bool:
@@ -421,6 +449,7 @@ _MEMORY_IDLE_OPS = {"paged_attention", "mla_attention"}
 """Ops that leave memory idle: the next kernel may prefetch its weights meanwhile."""
 
 _FUSION_RULES: dict[str, Callable[..., None]] = {
+    "all_reduce": _fuse_all_reduce,
     "rms_norm": _fuse_rms_norm,
     "linear": _fuse_linear,
     "act_mul": _fuse_act_mul,
