@@ -7,7 +7,7 @@ Each rank has one area. A program of a kernel has a line and four slots in each 
     slots  2 of terms, 2 of sums. A program writes into slot (meetings % 2) of its own area, so
            a rank that is one meeting ahead writes where no other reads
 
-Nothing is reset between calls, so a replayed CUDA graph goes on where the last call ended.
+Nothing is reset between calls, so a replayed CUDA graph continues where the last call ended.
 """
 
 from __future__ import annotations

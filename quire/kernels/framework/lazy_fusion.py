@@ -181,7 +181,7 @@ def _launch_normed_sum(chain: list[PendingOp]) -> None:
     # references to a sum: twice its own entry, and the norm's. Without a residual the norm returns
     # it as one
     store = residual is None or not _is_unreferenced(held.outputs, 3)
-    norm = body.FusedNorm(weight, eps, residual, offset, *chain[1].outputs)
+    norm = body.SumNorm(weight, eps, residual, offset, *chain[1].outputs)
     body.launch(held.outputs, held.args[0], held.args[2], norm, store)
 
 

@@ -6,7 +6,7 @@ A sum is of float32, in rank order, and is rounded once, so it has the same bits
 does not depend on the rows beside it. With many ranks each sums a share of the columns and writes
 it to all (two shots); the bits are the same.
 
-A program has a row of the step or a few, and goes on to the next ones: all programs run at the same
+A program has a row of the step or a few, and then takes the next ones: all programs run at the same
 time, so none waits for one that has not started. One meeting for each group of rows is enough,
 because the slots alternate (quire.kernels.formats.peer_memory).
 """
@@ -152,7 +152,7 @@ def _sum_rows(
     tl.store(line + _LINE - 1, meetings)
 
 
-class FusedNorm(NamedTuple):
+class SumNorm(NamedTuple):
     """The norm behind a sum, with its outputs."""
 
     weight: Tensor
@@ -168,7 +168,7 @@ def takes_two_shots(x: Tensor, peers: PeerMemory) -> bool:
     return peers.ranks > 2 and x.nbytes > ONE_SHOT_BYTES
 
 
-def launch(out: Tensor, x: Tensor, peers: PeerMemory, norm: FusedNorm | None, store: bool) -> None:
+def launch(out: Tensor, x: Tensor, peers: PeerMemory, norm: SumNorm | None, store: bool) -> None:
     """Sum x [T, E] over the ranks into out. store: something else than the norm reads the sum."""
     rows, size = x.shape
     block = next_power_of_2(size)
