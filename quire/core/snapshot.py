@@ -90,6 +90,17 @@ class AdapterStats(NamedTuple):
     """Names of the others that requests wait for."""
     slot_loads: int = 0
     """Adapters whose weights were sent to the device."""
+    names: int = 0
+    """Names that mean an adapter."""
+    host_copies: int = 0
+    """Adapters whose weights are in host memory."""
+    loads: int = 0
+    """Reads of adapters' files, also again."""
+    load_seconds: float = 0.0
+    load_failures: int = 0
+    """Reads that found files missing or wrong."""
+    evictions: int = 0
+    """Copies that were dropped from host memory for others."""
 
 
 class LateWorkCounts(NamedTuple):

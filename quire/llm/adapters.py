@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from quire.core.params import LoRARequest
 from quire.core.types import AdapterRef
 from quire.engine.client.engine_client import EngineClient
-from quire.engine.messages import AdapterCard
+from quire.engine.messages import AdapterCard, AdapterLoad
 from quire.errors import QuireError, RequestError, Unsupported
 
 if TYPE_CHECKING:
@@ -60,6 +60,14 @@ class AdapterRequests:
             return False
         del self._known[name]
         return self._require_store().remove(name)
+
+    def pin(self, number: int) -> bool:
+        """Keep an adapter in host memory, and in its slot while others can be given away.
+
+        Returns True. Raises RequestError.
+        """
+        self._require_store().pin(_known_name(number, self._known))
+        return True
 
     def numbers(self) -> set[int]:
         """Return the numbers of loaded adapters."""
@@ -111,9 +119,12 @@ class AsyncAdapterRequests:
         check_conflicts(request, self._known)
         name = request.lora_name
         if name not in self._known or request.load_inplace:
-            args = [name, request.lora_path, request.base_model_name, True, list[str]()]
+            wanted = AdapterLoad(
+                name, request.lora_path, request.base_model_name, if_loaded="replace"
+            )
             self._known[name] = request
-            self._loads[name] = asyncio.create_task(client.call(AdapterCard, "load_adapter", *args))
+            call = client.call(AdapterCard, "load_adapter", *wanted)
+            self._loads[name] = asyncio.create_task(call)
         load = self._loads[name]
         try:
             return (await asyncio.shield(load)).ref
@@ -129,6 +140,13 @@ class AsyncAdapterRequests:
             return False
         del self._known[name], self._loads[name]
         return await client.call(bool, "unload_adapter", name)
+
+    async def pin(self, client: EngineClient, number: int) -> bool:
+        """As AdapterRequests.pin()."""
+        name = _known_name(number, self._known)
+        await asyncio.shield(self._loads[name])
+        await client.call(type(None), "pin_adapter", name)
+        return True
 
     def has(self, request: object) -> bool:
         """Whether an adapter of this name is loaded, or being loaded."""
@@ -163,6 +181,14 @@ def check_conflicts(request: LoRARequest, known: Mapping[str, LoRARequest]) -> N
 def name_of(number: int, known: Mapping[str, LoRARequest]) -> str | None:
     """Return the name of the adapter with this number."""
     return next((one.lora_name for one in known.values() if one.lora_int_id == number), None)
+
+
+def _known_name(number: int, known: Mapping[str, LoRARequest]) -> str:
+    name = name_of(number, known)
+    if name is None:
+        message = f"lora_id must be the number of a loaded adapter, got {number!r:.80}"
+        raise RequestError(message, param="lora_id")
+    return name
 
 
 def not_served() -> Unsupported:

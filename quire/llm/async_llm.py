@@ -247,6 +247,10 @@ class AsyncLLM:
         """Unload an adapter; running requests keep it. Returns whether it was loaded."""
         return await self._adapters.remove(self._on_this_loop(), lora_id)
 
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in host memory until it is removed. Raises RequestError."""
+        return await self._adapters.pin(self._on_this_loop(), lora_id)
+
     async def list_loras(self) -> set[int]:
         """Return the numbers of loaded adapters."""
         return self._adapters.numbers()

@@ -230,6 +230,10 @@ class LLMEngine:
         """Unload an adapter; running requests keep it. Returns whether it was loaded."""
         return self.adapters.remove(lora_id)
 
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in host memory until it is removed. Raises RequestError."""
+        return self.adapters.pin(lora_id)
+
     def list_loras(self) -> set[int]:
         """Return the numbers of loaded adapters."""
         return self.adapters.numbers()

@@ -181,3 +181,89 @@ def test_registering_what_requests_wait_for_ends_their_wait_or_leaves_it(freed):
         assert wait_for(store) == {b"\1": None}
         assert store.weights(a).digest == "01"
     store.close()
+
+
+def test_a_copy_is_dropped_of_the_tenant_that_has_most():
+    files = Files(a1=1, a2=2, a3=3, b1=11, b2=12)
+    store = new_store(files, 3)
+    refs = {}
+
+    def use(name, tenant):
+        if name not in refs:
+            refs[name] = store.register(name, name, tenant=tenant)
+        if not store.acquire(refs[name], tenant):
+            wait_for(store)
+        store.release(refs[name])
+        store.check()
+        return sorted(one.digest for one in store._copies.values())
+
+    for name, tenant in [("b1", b"b"), ("a1", b"a"), ("a2", b"a"), ("a3", b"a")]:
+        found = use(name, tenant)
+    assert found == ["02", "03", "0b"], "b's copy, the oldest, is there"
+    assert use("a1", b"a") == ["01", "03", "0b"]
+    assert use("b2", b"b") == ["01", "0b", "0c"]
+    assert use("a2", b"a") == ["01", "02", "0c"], "now b has most"
+    assert store.stats().evictions == 4
+    assert len(store._users) == 3
+    store.close()
+
+
+def test_who_holds_fewest_copies_is_served_first():
+    files = Files(a1=1, a2=2, a3=3, b1=11)
+    store = new_store(files, 2)
+    refs = {name: store.register(name, name) for name in files.content}
+    for name in ("a1", "a2", "a3"):
+        store.acquire(refs[name], b"a")
+    while store._reading:
+        wait_for(store)
+    store.acquire(refs["b1"], b"b")  # after a's third, which waits
+    assert list(store._wanted) == [b"\3", b"\x0b"]
+    store.release(refs["a1"])
+    assert wait_for(store) == {b"\x0b": None}
+    assert list(store._wanted) == [b"\3"]
+    store.release(refs["b1"])
+    assert wait_for(store) == {b"\3": None}
+    for name in ("a2", "a3"):
+        store.release(refs[name])
+    assert len(store._users) == len(store._copies) == 2
+    store.check()
+    store.close()
+
+
+def test_a_pinned_name_keeps_its_copy_through_reloads_until_it_is_removed():
+    files = Files(a=1, b=2, c=3, d=4)
+    store = new_store(files, 2)
+    for name in "abc":
+        store.register(name, name)
+    assert b"\1" not in store._copies
+    store.pin("a")  # it is read again
+    assert wait_for(store) == {b"\1": None}
+    with pytest.raises(RequestError, match="2 adapters cannot be pinned: host memory holds 2"):
+        store.pin("b")
+    store.pin("a")
+    files.content["a"] = 9
+    store.register("a", "a")
+    for name in "bcd":
+        ref = store.register(name, name)
+        if not store.acquire(ref):
+            wait_for(store)
+        store.release(ref)
+        store.check()
+        assert b"\x09" in store._copies
+    assert store.remove("a")
+    assert b"\x09" not in store._copies
+    assert not store.pinned_digests()
+    with pytest.raises(RequestError, match="'a' is not loaded"):
+        store.pin("a")
+    store.close()
+
+
+def test_counts_of_reads():
+    files = Files(a=1, bad=WeightError("no such module"))
+    store = new_store(files, 1)
+    store.register("a", "a")
+    with pytest.raises(RequestError):
+        store.register("bad", "bad")
+    found = store.stats()
+    assert (found.names, found.host_copies, found.loads, found.load_failures) == (1, 1, 1, 1)
+    assert found.load_seconds > 0

@@ -253,6 +253,9 @@ def test_adapters_are_added_listed_and_removed(llama):
     assert not engine.add_lora(a)
     assert engine.add_lora(b)
     assert engine.list_loras() == {1, 2}
+    assert engine.pin_lora(2)
+    with pytest.raises(RequestError, match="number of a loaded adapter, got 3"):
+        engine.pin_lora(3)
     assert engine.remove_lora(1)
     assert not engine.remove_lora(1)
     assert engine.list_loras() == {2}
@@ -429,6 +432,9 @@ def test_async_llm_takes_adapters(llama):
                 assert list(output.outputs[0].token_ids) == llama.want(PROMPTS[1], request)[0]
                 assert output.lora_request is request
             assert await engine.list_loras() == {1, 2}
+            assert await engine.pin_lora(2)
+            with pytest.raises(RequestError, match="number of a loaded adapter, got 3"):
+                await engine.pin_lora(3)
             assert await engine.remove_lora(1)
             with pytest.raises(RequestError, match="got the name 'other'"):
                 await answer(LoRARequest("other", 2, llama.requests[0].lora_path))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import httpx
 import pytest
 
 from tests.cpu.lora_folders import Peft, base_model, write_adapter
-from tests.server.running import SMALL, serving
+from tests.server.running import SMALL, serving, wait_until
 
 COUNT = 4
 PROMPT = [7 + 3 * k % 90 for k in range(20)]
@@ -61,17 +62,24 @@ def case(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def clients(case):
+def lines():
+    """What the server logs."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def clients(case, lines):
     """By the name of a key."""
     command = [str(case.base), *SMALL, *FLAGS.split(), "--enable-lora", "--served-model-name", "t"]
-    keys = ["--api-key-file", str(case.keys), "--lora-allowed-folders", str(case.root)]
+    keys = ["--api-key-file", str(case.keys), "--lora-allowed-folders", str(case.root),
+            "--enable-log-requests"]  # fmt: skip
     variables = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_PLUGINS": "lora_filesystem_resolver",
         "VLLM_LORA_RESOLVER_CACHE_DIR": str(case.resolved),
     }
     with serving(*command, *keys, **variables) as found:
-        threading.Thread(target=found.process.stdout.read, daemon=True).start()
+        threading.Thread(target=lines.extend, args=(found.process.stdout,), daemon=True).start()
         made = {}
         for name in ("a", "b", "user", "root"):
             head = {"Authorization": f"Bearer key of {name}"}
@@ -104,12 +112,23 @@ def models(http):
     return {one["id"]: one for one in http.get("/v1/models").json()["data"]}
 
 
-def test_a_folder_is_loaded_when_a_request_first_names_it(case, clients):
+def metric(http, name):
+    """A number of quire."""
+    text = http.get("/metrics").text
+    return float(re.search(rf"^quire:{name}\{{.*\}} (\S+)", text, re.M)[1])
+
+
+def test_a_folder_is_loaded_when_a_request_first_names_it(case, clients, lines):
     http = clients["user"]
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: tokens(http, "sql"), range(4)))
     assert found == [case.want[0]] * 4
     assert models(http)["sql"]["root"] == str(case.folders[0])
+    wait_until(lambda: metric(clients["root"], "lora_loads_total") == 1)
+    assert metric(clients["root"], "lora_loads_total") == 1
+    assert metric(clients["root"], "lora_load_seconds_total") > 0
+    assert metric(clients["root"], "lora_names") == metric(clients["root"], "lora_host_adapters")
+    assert wait_until(lambda: any(", adapter 'sql'" in one for one in lines))
     assert tokens(http, "org/sql") == case.want[0]
     assert tokens(http, "t") == case.want[None]
 

@@ -12,9 +12,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from quire.core.types import AdapterRef, Request, StopConditions
 from quire.errors import ConfigError
 from quire.server.options import ServerOptions
 from quire.server.telemetry import instrumentation, tracing
+from quire.server.telemetry.metrics import RequestTimes
 from tests.server.harness import Server
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -202,3 +204,11 @@ def httpserver_log():
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_a_span_names_the_adapter():
+    adapter = AdapterRef("sql", b"\1\2", "/adapters/sql")
+    life = RequestTimes(Request("a", (1,), StopConditions(max_tokens=1), adapter=adapter))
+    found = tracing.span_attributes(life, "tiny", 1.0)
+    assert found["gen_ai.response.model"] == "sql"
+    assert found["quire.request.adapter_digest"] == "0102"

@@ -47,6 +47,10 @@ class AdapterCalls:
             self._unloaded.append(under_way)
         return self._store.remove(name, tenant) or under_way is not None
 
+    def pin(self, name: str) -> None:
+        """Keep an adapter in host memory while it has this name. Raises RequestError."""
+        self._store.pin(name)
+
     def load(self, client: Any, call_id: int, wanted: AdapterLoad) -> AdapterCard | None:
         """Return the adapter if it is loaded and may stay; None: begin, and yield it later.
 

@@ -2,9 +2,13 @@
 
 A name means one generation at a time: the content that was read when it was registered. Requests
 hold the generation they began with, so a name that is removed or replaced changes none of them.
-Copies beyond the capacity are dropped, those that no request holds and that were used longest ago
-first; a request for a dropped one waits until a thread has read it again. Its content must be the
-same. While requests hold copies up to the capacity, further ones wait.
+Copies beyond the capacity are dropped, of those that no request holds; a request for a dropped one
+waits until a thread has read it again. Its content must be the same. While requests hold copies up
+to the capacity, further ones wait.
+
+A copy counts for the tenant that used it last. Dropped is a copy of the tenant that has most, the
+one used longest ago; read next is what a tenant wants that holds fewest. So no tenant can push out
+more of another's copies than its own share of the capacity.
 
 All methods are called by the engine's thread; only the reading runs in another.
 """
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,6 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from quire.core.scheduling.limits.adapters import LoadOutcome
+from quire.core.snapshot import AdapterStats
 from quire.core.types import AdapterRef
 from quire.engine.messages import AdapterCard, AdapterLoad
 from quire.errors import ConfigError, EngineError, RequestError, UnknownAdapter, UnknownModel
@@ -46,12 +52,16 @@ class AdapterStore:
         self._names: dict[tuple[bytes, str], AdapterCard] = {}  # by tenant and name
         self._copies: OrderedDict[bytes, Adapter] = OrderedDict()  # the least recently used first
         self._holds: Counter[bytes] = Counter()
+        self._users: dict[bytes, bytes] = {}  # of copies, and of what is held: the last tenant
+        self._pinned: set[tuple[bytes, str]] = set()  # names
         self._wanted: OrderedDict[bytes, AdapterRef] = OrderedDict()  # held, and not read yet
         self._reading: set[bytes] = set()
         self._read_results: queue.SimpleQueue[tuple[AdapterRef, Adapter | Exception]] = (
             queue.SimpleQueue()
         )
         self._on_outcome: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()  # of counts, which threads that read change
+        self._loads, self._load_seconds, self._failures, self._evictions = 0, 0.0, 0, 0
         self._reader = ThreadPoolExecutor(1, "quire-adapters")  # for requests
         # Loads do not hold requests up: a download may take minutes.
         self._loader = ThreadPoolExecutor(LOAD_THREADS, "quire-adapter-loads")
@@ -98,6 +108,7 @@ class AdapterStore:
         base = base_model_name or adapter.base_model
         card = AdapterCard(name, digest, str(folder), base, int(time.time()), tenant)
         self._names[tenant, name] = card
+        self._users.setdefault(digest, tenant)
         self._keep(digest, adapter)
         if before is not None:
             self._drop_unnamed(before.digest)
@@ -116,15 +127,38 @@ class AdapterStore:
     def remove(self, name: str, tenant: bytes = b"") -> bool:
         """Let a name mean nothing any longer. Returns whether it meant something."""
         card = self._names.pop((tenant, name), None)
+        self._pinned.discard((tenant, name))
         if card is not None:
             self._drop_unnamed(card.digest)
         return card is not None
 
+    def pin(self, name: str) -> None:
+        """Keep a copy of what a name means while it means something. Raises RequestError."""
+        card = self.card(name)
+        if card is None:
+            raise RequestError(f"the adapter {name!r} is not loaded", param="lora_id")
+        digests = self.pinned_digests() | {card.digest}
+        if len(digests) >= self._capacity:
+            raise RequestError(
+                f"{len(digests)} adapters cannot be pinned: host memory holds {self._capacity}, "
+                "and others need a place; raise max_cpu_loras",
+                param="lora_id",
+            )
+        self._pinned.add((card.tenant, name))
+        if card.digest not in self._copies and card.digest not in self._reading:
+            self._wanted[card.digest] = card.ref
+            self._read_wanted()
+
+    def pinned_digests(self) -> set[bytes]:
+        """Return the generations that pinned names mean."""
+        return {self._names[key].digest for key in self._pinned}
+
     # -- copies (AdapterProvider) ---------------------------------------------------------------
 
-    def acquire(self, adapter: AdapterRef) -> bool:
+    def acquire(self, adapter: AdapterRef, tenant: bytes = b"") -> bool:
         digest = adapter.digest
         self._holds[digest] += 1
+        self._users[digest] = tenant
         if digest in self._copies:
             self._copies.move_to_end(digest)
             return True
@@ -140,12 +174,26 @@ class AdapterStore:
             return
         del self._holds[digest]
         self._wanted.pop(digest, None)
+        if digest not in self._copies:
+            self._users.pop(digest, None)
         self._drop_unnamed(digest)
         self._read_wanted()
 
     def weights(self, adapter: AdapterRef) -> Adapter:
         self._copies.move_to_end(adapter.digest)
         return self._copies[adapter.digest]
+
+    def stats(self) -> AdapterStats:
+        with self._lock:
+            loads, seconds, failures = self._loads, self._load_seconds, self._failures
+        return AdapterStats(
+            names=len(self._names),
+            host_copies=len(self._copies),
+            loads=loads,
+            load_seconds=seconds,
+            load_failures=failures,
+            evictions=self._evictions,
+        )
 
     @property
     def has_outcomes(self) -> bool:
@@ -190,7 +238,13 @@ class AdapterStore:
     def _read_wanted(self) -> None:
         """Read what requests wait for, as far as held copies leave room."""
         while self._wanted and self._num_pinned < self._capacity:
-            digest, ref = self._wanted.popitem(last=False)
+            held = Counter(
+                self._users.get(one)
+                for one in [*self._copies, *self._reading]
+                if one in self._holds
+            )
+            digest = min(self._wanted, key=lambda one: held[self._users.get(one)])
+            ref = self._wanted.pop(digest)
             self._reading.add(digest)
             self._drop_excess(self._capacity - len(self._reading))
             future = self._reader.submit(self._timed_read, Path(ref.folder))
@@ -225,15 +279,25 @@ class AdapterStore:
         began = time.perf_counter()
         try:
             adapter = self._read(folder)
-        except ConfigError as error:
-            raise RequestError(str(error), param="lora_request") from error
-        log.debug("%s was read in %.3f s", folder, time.perf_counter() - began)
+        except Exception as error:
+            with self._lock:
+                self._failures += 1
+            if isinstance(error, ConfigError):
+                raise RequestError(str(error), param="lora_request") from error
+            raise
+        seconds = time.perf_counter() - began
+        with self._lock:
+            self._loads += 1
+            self._load_seconds += seconds
+        log.debug("%s was read in %.3f s", folder, seconds)
         return adapter
 
     @property
     def _num_pinned(self) -> int:
         """Copies that cannot be dropped, with those that are being read."""
-        return len(self._reading) + sum(1 for one in self._copies if one in self._holds)
+        pinned = self.pinned_digests()
+        kept = sum(1 for one in self._copies if one in self._holds or one in pinned)
+        return len(self._reading) + kept
 
     def _keep(self, digest: bytes, adapter: Adapter) -> None:
         """Keep a copy if there is room. Requests that wait for it wait no longer then."""
@@ -246,13 +310,20 @@ class AdapterStore:
             self._on_outcome()
 
     def _drop_excess(self, most: int) -> None:
-        """Drop copies that no request holds until there are at most so many."""
-        for digest in [one for one in self._copies if one not in self._holds]:
-            if len(self._copies) <= most:
+        """Drop copies until there are at most so many, or the others are kept."""
+        pinned = self.pinned_digests()
+        while len(self._copies) > most:
+            loose = [one for one in self._copies if one not in self._holds and one not in pinned]
+            if not loose:
                 return
+            copies = Counter(self._users.get(one) for one in self._copies)
+            digest = max(loose, key=lambda one: copies[self._users.get(one)])  # of those the oldest
             del self._copies[digest]
+            self._users.pop(digest, None)
+            self._evictions += 1
 
     def _drop_unnamed(self, digest: bytes) -> None:
         """Drop a copy that no name means and no request holds."""
         if digest not in self._holds and all(r.digest != digest for r in self._names.values()):
             self._copies.pop(digest, None)
+            self._users.pop(digest, None)

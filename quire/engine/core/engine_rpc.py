@@ -106,6 +106,7 @@ class EngineRpc:
             "wake_up": self._wake_up,
             "adapters": lambda: [] if self._adapters is None else self._adapters.cards(),
             "unload_adapter": lambda *args: self._require_adapters().unload(*args),
+            "pin_adapter": lambda name: self._require_adapters().pin(name),
             "start_profile": self._start_profile,
             "stop_profile": self._stop_profile,
         }

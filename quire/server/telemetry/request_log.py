@@ -44,11 +44,12 @@ class RequestLog:
         for one in prepared:
             request = one.request
             log.info(
-                "request %s: %d prompt tokens, max_tokens %d, %s",
+                "request %s: %d prompt tokens, max_tokens %d, %s%s",
                 public_id,
                 request.num_prompt_tokens,
                 request.stop.max_tokens,
                 format_given_params(one.params) or "defaults",
+                _format_adapter(request),
                 extra={"request_id": public_id, "prompt_tokens": request.num_prompt_tokens},
             )
             if log.isEnabledFor(logging.DEBUG):
@@ -66,11 +67,12 @@ class RequestLog:
             return
         tokens = sum(len(one.prompt) for one in requests)
         log.info(
-            "request %s: %d inputs, %d prompt tokens, %s",
+            "request %s: %d inputs, %d prompt tokens, %s%s",
             public_id,
             len(requests),
             tokens,
             requests[0].pooling,
+            _format_adapter(requests[0]),
             extra={"request_id": public_id, "prompt_tokens": tokens},
         )
         if log.isEnabledFor(logging.DEBUG):
@@ -102,6 +104,10 @@ class RequestLog:
 
     def _truncate(self, text: str) -> str:
         return text if self._max_chars is None else text[: self._max_chars]
+
+
+def _format_adapter(request: Request) -> str:
+    return "" if request.adapter is None else f", adapter {request.adapter.name!r}"
 
 
 def format_given_params(params: SamplingParams) -> str:

@@ -115,6 +115,9 @@ def span_attributes(life: RequestTimes, model: str, now: float) -> dict[str, Any
         "gen_ai.latency.e2e": now - request.arrived_at,
         "quire.usage.cached_tokens": life.cached_tokens,
     }
+    if request.adapter is not None:
+        attributes["gen_ai.response.model"] = request.adapter.name
+        attributes["quire.request.adapter_digest"] = request.adapter.digest.hex()
     if request.pooling is not None:
         attributes["quire.request.pooling_task"] = request.pooling.task
     else:

@@ -12,6 +12,7 @@ from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.scheduler import Scheduler
+from quire.core.snapshot import AdapterStats
 from quire.core.types import AdapterRef, Request, StepResult, StopConditions, Wants
 from quire.errors import RequestError, Unsupported
 from tests import tiers
@@ -25,8 +26,9 @@ class Provider:
         self.holds = {}
         self.there = set()
         self.found = []
+        self.pinned = set()
 
-    def acquire(self, adapter):
+    def acquire(self, adapter, tenant):
         self.holds[adapter.digest] = self.holds.get(adapter.digest, 0) + 1
         if self.at_once:
             self.there.add(adapter.digest)
@@ -36,6 +38,12 @@ class Provider:
         self.holds[adapter.digest] -= 1
         if not self.holds[adapter.digest]:
             del self.holds[adapter.digest]
+
+    def pinned_digests(self):
+        return self.pinned
+
+    def stats(self):
+        return AdapterStats()
 
     def weights(self, adapter):
         assert adapter.digest in self.holds
@@ -132,6 +140,36 @@ def test_a_slot_that_was_used_last_is_kept():
         engine.add(f"{adapter}{engine.loads}{len(engine.ended)}", adapter)
         engine.finish()
     assert engine.loads == 4  # x, y, z in y's place, y in z's
+
+
+def test_a_slot_is_taken_from_the_tenant_that_has_most():
+    engine = Engine(slots=3)
+    for adapter, tenant in [("b1", b"b"), ("a1", b"a"), ("a2", b"a"), ("a3", b"a"), ("a4", b"a")]:
+        engine.add(adapter, adapter, tenant=tenant)
+        engine.finish()
+    assert engine.limit._slots.keys() == {b"b1", b"a3", b"a4"}
+    engine.add("b2", "b2", tenant=b"b")
+    engine.finish()
+    assert engine.limit._slots.keys() == {b"b1", b"b2", b"a4"}
+    engine.add("a4 of b", "a4", tenant=b"b")  # it counts for its last user
+    engine.add("c", "c", tenant=b"c")
+    engine.finish()
+    assert engine.limit._slots.keys() == {b"b2", b"a4", b"c"}
+    assert engine.limit._users.keys() == engine.limit._slots.keys()
+    assert not engine.limit._tenants
+
+
+def test_a_pinned_adapter_loses_its_slot_last():
+    engine = Engine(slots=2)
+    engine.provider.pinned = {b"x"}
+    for i, adapter in enumerate("xyzyz"):
+        engine.add(f"{i}", adapter)
+        engine.finish()
+    assert b"x" in engine.limit._slots
+    for adapter in "yz":
+        engine.add(f"both {adapter}", adapter)
+    engine.finish()
+    assert engine.limit._slots.keys() == {b"y", b"z"}, "a step needs both slots"
 
 
 def test_a_starved_adapter_gets_its_turn():

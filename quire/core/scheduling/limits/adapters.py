@@ -1,15 +1,16 @@
 """Adapter limit: bounds the distinct adapters of a step, and gives each a slot of the device.
 
 A request waits until the host has its adapter's weights, and holds them to its end. A step that
-uses an adapter without a slot brings its weights into the slot whose adapter was used longest ago.
-All rows of an adapter in a step share its slot, and a slot that a step uses is not given away in
-that step. Steps run in order, so steps in flight need no more slots than one.
+uses an adapter without a slot brings its weights into a slot: of those of the tenant that has most,
+the one used longest ago. A slot counts for the tenant that used it last. All rows of an adapter in
+a step share its slot, and a slot that a step uses is not given away in that step. Steps run in
+order, so steps in flight need no more slots than one.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,15 +30,26 @@ LoadOutcome = RequestError | EngineError | None
 class AdapterProvider(Protocol):
     """Holds weights of adapters in host memory. quire.engine.core.adapter_store implements it."""
 
-    def acquire(self, adapter: AdapterRef) -> bool:
+    def acquire(self, adapter: AdapterRef, tenant: bytes) -> bool:
         """Hold its weights until release(): each acquire() needs one. Returns whether they are
-        there; if not, they are read elsewhere, and outcomes() has the end of it."""
+        there; if not, they are read elsewhere, and outcomes() has the end of it.
+
+        tenant: for which they count.
+        """
         ...
 
     def release(self, adapter: AdapterRef) -> None: ...
 
     def weights(self, adapter: AdapterRef) -> object:
         """Return the weights of an adapter that is held and there."""
+        ...
+
+    def pinned_digests(self) -> Container[bytes]:
+        """Return the adapters whose slots are given away last."""
+        ...
+
+    def stats(self) -> AdapterStats:
+        """Return what concerns host memory."""
         ...
 
     def outcomes(self) -> Iterator[tuple[bytes, LoadOutcome]]:
@@ -69,6 +81,8 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
         self._live: Counter[bytes] = Counter()  # requests by adapter
         self._in_step: dict[bytes, int] = {}  # adapter -> rows of this step
         self._refs: dict[bytes, AdapterRef] = {}  # of live requests
+        self._tenants: dict[bytes, bytes] = {}  # of them, the last that wanted it
+        self._users: dict[bytes, bytes] = {}  # of slots: the last tenant
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # by last use, the oldest first
         self._free = list(range(max_adapters))[::-1]
         self._slot_loads = 0
@@ -87,9 +101,10 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
         adapter = request.adapter
         if adapter is None or self._provider is None:
             return ()
-        present = self._provider.acquire(adapter)
+        present = self._provider.acquire(adapter, request.tenant)
         self._live[adapter.digest] += 1
         self._refs[adapter.digest] = adapter
+        self._tenants[adapter.digest] = request.tenant
         return () if present else (("adapter", adapter.digest),)
 
     def release(self, request: Request) -> None:
@@ -100,7 +115,7 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
         digest = adapter.digest
         self._live[digest] -= 1
         if not self._live[digest]:
-            del self._live[digest], self._refs[digest]
+            del self._live[digest], self._refs[digest], self._tenants[digest]
             self._refused.pop(digest, None)
 
     @property
@@ -125,7 +140,12 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
         names = {digest: ref.name for digest, ref in self._refs.items()}
         running = [name for digest, name in names.items() if digest in self._in_step]
         waiting = [name for digest, name in names.items() if digest not in self._in_step]
-        return AdapterStats(self._max, tuple(running), tuple(waiting), self._slot_loads)
+        return self._provider.stats()._replace(
+            max_adapters=self._max,
+            running=tuple(running),
+            waiting=tuple(waiting),
+            slot_loads=self._slot_loads,
+        )
 
     # -- adapters of a step ---------------------------------------------------------------------
 
@@ -177,13 +197,25 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
         loads = []
         for digest in self._in_step:
             if digest not in self._slots:
-                slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+                slot = self._free.pop() if self._free else self._take_slot()
                 self._slots[digest] = slot
                 self._slot_loads += 1
                 loads.append((slot, self._provider.weights(self._refs[digest])))
+            self._users[digest] = self._tenants[digest]
         return AdapterSlots({one: self._slots[one] for one in self._in_step}, tuple(loads))
+
+    def _take_slot(self) -> int:
+        """Take a slot of which this step has no need."""
+        assert self._provider is not None
+        pinned = self._provider.pinned_digests()
+        counts = Counter(self._users[one] for one in self._slots)
+        others = [one for one in self._slots if one not in self._in_step]
+        taken = max(others, key=lambda one: (one not in pinned, counts[self._users[one]]))
+        del self._users[taken]
+        return self._slots.pop(taken)
 
     def observe_device_doubt(self) -> None:
         """Take all slots back: what the failed step has written there is unknown."""
         self._slots.clear()
+        self._users.clear()
         self._free = list(range(self._max))[::-1]
