@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from quire.runner import model_input
+from quire.runner.adapters.adapted_layer import SlotLoad
 from quire.runner.model_input import ModelInput
 from quire.runner.parts.adapters import AdaptersPart
 from quire.weights.adapters.adapter import (
@@ -33,12 +34,12 @@ DELTAS = [
 
 @pytest.mark.parametrize("delta", DELTAS, ids=lambda one: type(one).__name__)
 def test_every_kind_of_delta_travels_to_other_processes(delta):
-    part = AdaptersPart(bytes(4), ((1, {"layers.0.mlp": {2: delta}}),))
+    part = AdaptersPart(bytes(4), (SlotLoad(1, {"layers.0.mlp": {2: delta}}),))
     step = ModelInput((), (), [], (), (), (), None, {"adapters": part})
     decoded = model_input.decode(model_input.encode(step), {"adapters": AdaptersPart})
-    ((slot, deltas),) = decoded.parts["adapters"].loads
-    assert slot == 1
-    found = deltas["layers.0.mlp"][2]
+    (load,) = decoded.parts["adapters"].loads
+    assert load.slot == 1
+    found = load.deltas["layers.0.mlp"][2]
     assert type(found) is type(delta)
     want = dict(tensors_of(delta))
     assert dict(tensors_of(found)).keys() == want.keys()
@@ -48,7 +49,7 @@ def test_every_kind_of_delta_travels_to_other_processes(delta):
 
 
 def test_a_delta_of_no_kind_is_refused():
-    part = AdaptersPart(bytes(4), ((1, {"layers.0.mlp": {2: [random(1)]}}),))
+    part = AdaptersPart(bytes(4), (SlotLoad(1, {"layers.0.mlp": {2: [random(1)]}}),))
     step = ModelInput((), (), [], (), (), (), None, {"adapters": part})
     with pytest.raises(msgspec.ValidationError):
         model_input.decode(model_input.encode(step), {"adapters": AdaptersPart})

@@ -42,6 +42,7 @@ from quire.sampling.processors import LogitsProcessor
 from quire.sampling.sampler import Sampler
 from quire.weights.adapters.adapter import Adapter, AdapterLimits
 from quire.weights.adapters.modules import AdapterModules
+from quire.weights.adapters.packed import pack_adapter, pinned_bytes
 from quire.weights.adapters.read import read_adapter
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,9 @@ def build_adapter_store(
     def read(folder: Path) -> Adapter:
         adapter = read_adapter(folder, modules, dtype, limits)
         check_deltas(adapter, config.parallel.tensor)
-        return adapter
+        in_process = config.parallel.tensor == 1  # other processes get copies, and pack those
+        is_gpu = config.device.kind == "cuda"
+        return pack_adapter(adapter, pinned_bytes) if is_gpu and in_process else adapter
 
     return AdapterStore(read, section.max_host)
 

@@ -26,6 +26,7 @@ from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooling_rows import PoolingRows, ResultKind
+from quire.runner.adapters.adapted_layer import SlotLoad
 from quire.runner.parts.adapters import AdaptersPart
 from quire.runner.parts.base import ForwardOutput, PendingPart, StepPart
 from quire.runner.parts.encoder import EncoderPart, EncoderSource
@@ -141,8 +142,8 @@ def _run_pooled_steps(
 
 
 def adapted_tokens(batch: StepBatch) -> AdaptersPart:
-    """Return the part of a step whose every token has the adapter of slot 0."""
-    return AdaptersPart(bytes(4 * len(batch.token_ids)), ())
+    """Return the part of a step whose every token has the adapter of slot 0, which is loaded."""
+    return AdaptersPart(bytes(4 * len(batch.token_ids)), (SlotLoad(0, {}),))
 
 
 def pooled_rows(batch: StepBatch, kind: ResultKind) -> PoolingPart:

@@ -128,6 +128,9 @@ class _Stream:
     def wait_stream(self, other: Any) -> None:
         pass
 
+    def wait_event(self, event: Any) -> None:
+        pass
+
     def synchronize(self) -> None:
         pass
 

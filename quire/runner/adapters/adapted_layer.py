@@ -1,12 +1,22 @@
-"""Contract of a layer that adapters change."""
+"""Contract of a layer that adapters change, and what travels with a step to fill a slot."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+import msgspec
+
 from quire.kernels.formats.lora_bank import LoraRows, SlotCopy
-from quire.weights.adapters.adapter import Delta
+from quire.weights.adapters.adapter import Delta, Deltas, PackedTensors
+
+
+class SlotLoad(msgspec.Struct, frozen=True, eq=False, array_like=True):
+    """An adapter that gets a slot. packed: its memory, if a GPU of this process can read it."""
+
+    slot: int
+    deltas: Deltas
+    packed: PackedTensors | None = None
 
 
 class StepRows:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+from collections.abc import Collection, Iterable, Iterator
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quire.kernels.formats.lora_bank import LoraRows
+from quire.kernels.formats.lora_bank import LoraRows, SlotCopy
 from quire.kernels.lora import sort_rows
 from quire.layers import Experts, Linear
-from quire.runner.adapters.adapted_layer import AdaptedLayer, StepRows
+from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotLoad, StepRows
 from quire.runner.adapters.experts import AdaptedExperts
 from quire.runner.adapters.linear import AdaptedLinear
 from quire.weights.adapters.adapter import Deltas
@@ -41,6 +43,7 @@ class AdapterBanks:
         self._step = StepRows()
         self._rows = LoraRows.allocate(max_tokens, slots, device)
         self._layers: dict[str, AdaptedLayer] = {}
+        self._device = device
         modules = dict(model.named_modules())
         for name in layers:
             layer = modules[name]
@@ -54,11 +57,27 @@ class AdapterBanks:
         """Numbers of all banks."""
         return sum(layer.numel for layer in self._layers.values())
 
-    def load(self, slot: int, deltas: Deltas) -> None:
-        """Fill a slot, on the current stream."""
+    def load(self, slots: Collection[int], loads: Iterable[SlotLoad]) -> None:
+        """Fill slots for the step that is launched next, whose tokens have `slots`."""
+        loads = tuple(loads)
+        if self._device.type == "cpu":
+            for one in loads:
+                for place, source in self._copies(one.deltas):
+                    place[one.slot].copy_(source)
+            return
+        self._loader.begin_step(slots, [one.slot for one in loads])
+        for one in loads:
+            self._loader.load(one.slot, partial(self._copies, one.deltas), one.packed)
+
+    @cached_property
+    def _loader(self) -> Any:
+        """Of a GPU."""
+        module = importlib.import_module("quire.runner.gpu.slot_loader")
+        return module.SlotLoader(self._device)
+
+    def _copies(self, deltas: Deltas) -> Iterator[SlotCopy]:
         for name, layer in self._layers.items():
-            for place, source in layer.copies(deltas.get(name, {})):
-                place[slot].copy_(source, non_blocking=True)
+            yield from layer.copies(deltas.get(name, {}))
 
     def begin_forward(self, slots: Tensor) -> None:
         """slots [T] int32 of the tokens of the next forward pass, -1: of no adapter."""

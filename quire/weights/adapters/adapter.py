@@ -71,6 +71,14 @@ Deltas = Mapping[str, Mapping[int, Delta]]
 """By layer and part."""
 
 
+class PackedTensors(msgspec.Struct, frozen=True, eq=False, array_like=True):
+    """The memory of an adapter of which all tensors are views. Of equal layouts they are at the
+    same places, and have the same names and shapes."""
+
+    layout: bytes
+    buffer: Tensor  # uint8
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
     """One generation of an adapter. Equal digests mean equal answers on one model and dtype."""
@@ -81,6 +89,7 @@ class Adapter:
     deltas: Deltas
     base_model: str | None = None  # what the adapter was trained on, as its config states
     warnings: tuple[str, ...] = ()  # clauses for the log
+    packed: PackedTensors | None = None
 
 
 @dataclass(frozen=True, slots=True)
