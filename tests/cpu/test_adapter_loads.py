@@ -16,6 +16,7 @@ from quire.weights.adapters.adapter import (
     WholeWeight,
     tensors_of,
 )
+from quire.weights.adapters.deltas import is_finite, transposed
 
 
 def random(*shape):
@@ -53,3 +54,39 @@ def test_a_delta_of_no_kind_is_refused():
     step = ModelInput((), (), [], (), (), (), None, {"adapters": part})
     with pytest.raises(msgspec.ValidationError):
         model_input.decode(model_input.encode(step), {"adapters": AdaptersPart})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [0.3, 2.0, 1 / 3, 16 / 64**0.5, 1e-3])
+def test_a_scale_is_multiplied_in_float32_whatever_the_dtype(dtype, scale):
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)
+    every = every[every.isfinite()]
+    want = (every.float() * scale).to(dtype)
+    assert torch.equal(every.clone().mul_(scale), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(16, 4096), (1, 7), (33, 1), (0, 5), (3, 3)])
+def test_matrices_are_transposed_into_memory_of_their_own(shape, dtype):
+    matrix = torch.randn(shape).to(dtype)
+    found = transposed(matrix)
+    assert torch.equal(found, matrix.t())
+    assert found.is_contiguous()
+    before = found.clone()
+    matrix.zero_()
+    assert torch.equal(found, before)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("size", [1, 16, 1000])
+def test_every_value_that_is_not_finite_is_found(size, dtype, bad):
+    values = torch.randn(size).to(dtype)
+    values[0] = torch.finfo(dtype).max  # the sum of some is infinite
+    values[-1] = values[0] if size > 1 else 0
+    assert is_finite(values)
+    for at in {0, size // 2, size - 1}:
+        broken = values.clone()
+        broken[at] = bad
+        assert not is_finite(broken)
+    assert is_finite(values[:0])

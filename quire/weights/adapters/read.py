@@ -7,16 +7,13 @@ Nothing of a size that a file states is allocated before it has been compared wi
 
 from __future__ import annotations
 
-import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from quire.errors import WeightError
-from quire.weights.adapters.adapter import Adapter, AdapterLimits, Delta, Deltas, tensors_of
+from quire.weights.adapters.adapter import Adapter, AdapterLimits, tensors_of
 from quire.weights.adapters.deltas import (
-    READERS,
     AdapterModule,
     AdapterProblems,
     DeltaBuilder,
@@ -58,7 +55,7 @@ def read_adapter(
     builder = DeltaBuilder(source, config, modules, dtype, limits)
     deltas = builder.build(found)
     return Adapter(
-        digest=_digest(deltas),
+        digest=builder.digest(),
         rank=builder.rank,
         nbytes=sum(
             tensor.nbytes
@@ -122,21 +119,3 @@ def _check_copy(
         problems.add(f"{short(name)} is a base weight; quire does not replace it")
     elif shape not in (want := whole_shape(place), want[:1]):
         problems.add(f"{short(name)} is {list(shape)}, the model has {list(want)}")
-
-
-def _digest(deltas: Deltas) -> str:
-    """The hash of the hashes of all tensors, each with its place."""
-
-    def digest_of(item: tuple[str, int, Delta]) -> bytes:
-        layer, part, delta = item
-        made = hashlib.sha256()
-        for name, tensor in tensors_of(delta):
-            what = (layer, part, type(delta).__name__, name, tensor.dtype, *tensor.shape)
-            made.update(repr(what).encode())
-            made.update(tensor.view(-1).view(torch.uint8).numpy().data)
-        return made.digest()
-
-    items = [(layer, part, deltas[layer][part]) for layer in sorted(deltas) for part in sorted(
-        deltas[layer])]  # fmt: skip
-    with ThreadPoolExecutor(READERS, "hash-adapter") as pool:
-        return hashlib.sha256(b"".join(pool.map(digest_of, items))).hexdigest()
