@@ -1,6 +1,7 @@
 """LoRA adapters through LLM: tokens and logprobs are those of peft on transformers."""
 
 import asyncio
+import json
 import random
 import shutil
 
@@ -259,6 +260,23 @@ def test_adapters_are_added_listed_and_removed(llama):
     assert engine.remove_lora(1)
     assert not engine.remove_lora(1)
     assert engine.list_loras() == {2}
+
+
+def test_differences_from_training_are_logged(llama, tmp_path, caplog):
+    folder = tmp_path / "moved"
+    shutil.copytree(llama.requests[0].lora_path, folder)
+    config = folder / "adapter_config.json"
+    changed = json.loads(config.read_text()) | {"base_model_name_or_path": "org/other"}
+    config.write_text(json.dumps(changed))
+    (folder / "added_tokens.json").write_text("{}")
+    with caplog.at_level("WARNING", logger="quire"):
+        llama.llm().llm_engine.add_lora(LoRARequest("moved", 1, str(folder)))
+        text = caplog.text
+        assert "adapter 'moved': its config names the model 'org/other', and this one is" in text
+        assert "its added_tokens.json has no effect" in text
+        caplog.clear()
+        llama.llm().llm_engine.add_lora(llama.requests[0])
+        assert "adapter" not in caplog.text
 
 
 def test_a_folder_in_place_is_a_new_generation(llama, tmp_path):

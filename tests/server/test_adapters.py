@@ -105,7 +105,7 @@ def test_models_are_listed_with_their_lineage(case, http):
     assert listed["tiny"]["parent"] is None
     first, second = listed["first"], listed["org/second"]
     assert (first["root"], first["object"]) == (str(case.folders[0]), "model")
-    assert first["parent"] == str(case.base)  # as its config states
+    assert first["parent"] == "tiny", "an id of the list"
     assert second["parent"] == "base"
     assert first["permission"][0]["object"] == "model_permission"
     assert http.get("/v1/models/org/second").json()["root"] == str(case.folders[1])

@@ -105,8 +105,7 @@ class AdapterStore:
         folder, adapter = found or self._find_and_read(AdapterLoad(name, given))
         digest = bytes.fromhex(adapter.digest)
         before = self._names.pop((tenant, name), None)
-        base = base_model_name or adapter.base_model
-        card = AdapterCard(name, digest, str(folder), base, int(time.time()), tenant)
+        card = AdapterCard(name, digest, str(folder), base_model_name, int(time.time()), tenant)
         self._names[tenant, name] = card
         self._users.setdefault(digest, tenant)
         self._keep(digest, adapter)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -115,11 +115,22 @@ def build_adapter_store(
     def read(folder: Path) -> Adapter:
         adapter = read_adapter(folder, modules, dtype, limits)
         check_deltas(adapter, config.parallel.tensor)
+        more = _differences(adapter, folder, config.model.name)
+        adapter = replace(adapter, warnings=(*adapter.warnings, *more))
         in_process = config.parallel.tensor == 1  # other processes get copies, and pack those
         is_gpu = config.device.kind == "cuda"
         return pack_adapter(adapter, pinned_bytes) if is_gpu and in_process else adapter
 
     return AdapterStore(read, section.max_host)
+
+
+def _differences(adapter: Adapter, folder: Path, model: str) -> Iterator[str]:
+    """Yield what may make an adapter's answers differ from those of its training."""
+    base = adapter.base_model
+    if base and Path(base).name.lower() != Path(model).name.lower():
+        yield f"its config names the model {base!r:.200}, and this one is {model!r}"
+    if (folder / "added_tokens.json").is_file():
+        yield "its added_tokens.json has no effect: the tokenizer is the model's"
 
 
 def register_modules(store: AdapterStore, modules: Sequence[StartupAdapter]) -> None:
