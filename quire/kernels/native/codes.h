@@ -190,38 +190,55 @@ INLINE vb load_bytes(const char* p) {
 
 INLINE vb shift_right(vb v, int bits) { return (vb)((vs)v >> bits); }  // the caller masks
 
-// Codes of the two steps 2p and 2p + 1 of a block: its dwords from `column` on.
-INLINE void fetch_pair(const char* block, int bits, long p, long column, vb& a, vb& b) {
+INLINE vb shift_left(vb v, int bits) { return (vb)((vs)v << bits); }
+
+// Bits [at, at + COUNT) of every byte, at bits [to, to + COUNT).
+template <int COUNT>
+INLINE vb move_bits(vb v, int at, int to) {
+  const vb moved = at > to ? shift_right(v, at - to) : at < to ? shift_left(v, to - at) : v;
+  return moved & (uint8_t)(((1 << COUNT) - 1) << to);
+}
+
+// Codes of the four steps of half `h` of a block: its dwords from `column` on.
+template <int BITS>
+INLINE void fetch_half(const char* block, long h, long column, vb (&out)[4]) {
   const char* at = block + column * 4;
   const long row = PANEL * 4;
-  if (bits == 8) {
-    a = load_bytes(at + 2 * p * row);
-    b = load_bytes(at + (2 * p + 1) * row);
-    return;
-  }
-  vb low{}, high{};
-  int shift = 0;
-  if (bits >= 4) {
-    const vb v = load_bytes(at + p * row);
-    low = v & 15;
-    high = shift_right(v, 4) & 15;
+  int low = 0;  // bits of a code that are fetched
+  if (BITS == 8) UNROLL for (int i = 0; i < 4; i++) out[i] = load_bytes(at + (4 * h + i) * row);
+  if (BITS >= 4 && BITS < 8) {
+    UNROLL for (int i = 0; i < 2; i++) {
+      const vb v = load_bytes(at + (2 * h + i) * row);
+      out[2 * i] = v & 15;
+      out[2 * i + 1] = move_bits<4>(v, 4, 0);
+    }
     at += 4 * row;
-    shift = 4;
+    low = 4;
   }
-  if (bits == 2 || bits == 3 || bits == 6) {
-    const vb v = shift_right(load_bytes(at + p / 2 * row), (int)(p % 2 * 4));
-    low |= (vb)((vs)(v & 3) << shift);
-    high |= (vb)((vs)(shift_right(v, 2) & 3) << shift);
+  if (BITS % 4 > 1) {
+    const vb v = load_bytes(at + h * row);
+    UNROLL for (int i = 0; i < 4; i++) {
+      const vb two = move_bits<2>(v, 2 * i, low);
+      out[i] = low ? out[i] | two : two;
+    }
     at += 2 * row;
-    shift += 2;
+    low += 2;
   }
-  if (bits % 2) {
-    const vb v = shift_right(load_bytes(at), (int)p * 2);
-    low |= (vb)((vs)(v & 1) << shift);
-    high |= (vb)((vs)(shift_right(v, 1) & 1) << shift);
+  if (BITS % 2) {
+    const vb v = shift_right(load_bytes(at), (int)h * 4);
+    UNROLL for (int i = 0; i < 4; i++) out[i] |= move_bits<1>(v, i, low);
   }
-  a = low;
-  b = high;
+}
+
+inline void fetch_half(long bits, const char* block, long h, long column, vb (&out)[4]) {
+  switch (bits) {
+    case 2: return fetch_half<2>(block, h, column, out);
+    case 3: return fetch_half<3>(block, h, column, out);
+    case 4: return fetch_half<4>(block, h, column, out);
+    case 5: return fetch_half<5>(block, h, column, out);
+    case 6: return fetch_half<6>(block, h, column, out);
+    default: return fetch_half<8>(block, h, column, out);
+  }
 }
 
 // The 16 bytes of `levels` that codes below 16 choose.

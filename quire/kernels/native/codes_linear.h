@@ -60,7 +60,7 @@ INLINE long quantized_rows(const CodesLinearArgs& a) {
 }
 
 INLINE bool unpacks(const CodesMatrix& m, long rows) {  // a panel to bytes, before it is multiplied
-  return m.bits != 8 && (m.bits != 4 || rows > FUSED_ROWS);
+  return m.bits != 8 && (rows > FUSED_ROWS || (m.bits != 4 && m.levels));
 }
 
 // Bytes of rows in float32, in the order of the codes: 0 if they are that.
@@ -142,7 +142,11 @@ INLINE void quantize_unit(const float* x, int n, char* q, bool in_16_bits, int32
   *scaled_sum = *scale * (float)total;
 }
 
-enum Source { BYTES, NIBBLES, LEVELS };  // what a tile reads: codes in bytes, or in halves of them
+// What a tile reads: codes in bytes, in halves of them, or in planes of so many bits together.
+enum Source { BYTES, NIBBLES, LEVELS, PLANES_2, PLANES_3, PLANES_5, PLANES_6 };
+constexpr int plane_bits(Source s) {
+  return s == PLANES_2 ? 2 : s == PLANES_3 ? 3 : s == PLANES_5 ? 5 : s == PLANES_6 ? 6 : 0;
+}
 
 struct TileArgs {
   const CodesMatrix& m;
@@ -201,6 +205,40 @@ INLINE void add_products(vi (&acc)[R][NV], const char*& at, const char*& x, long
   }
 }
 
+// The same of `halves` of blocks from half `first` on, whose codes lie in planes.
+template <int BITS, Sums S, int R, int NV>
+INLINE void add_planes(vi (&acc)[R][NV], const char* codes, const char*& x, long x_row, long first,
+                       long halves) {
+  const char* block = codes + first / 2 * BITS * PANEL * 4;
+  for (long h = first % 2; h < first % 2 + halves; h++, x += splits<S>() ? 32 : 16) {
+    UNROLL for (int line = 0; line < BITS; line++)
+      __builtin_prefetch(block + (h * BITS + line) * 64 + CODES_AHEAD);
+    UNROLL for (int j = 0; j < NV; j++) {
+      vb c[4];
+      fetch_half<BITS>(block, h, j * W, c);
+      if constexpr (splits<S>()) {
+        vs even[4], odd[4];
+        UNROLL for (int k = 0; k < 4; k++) split<S>(c[k], even[k], odd[k]);
+        UNROLL for (int i = 0; i < R; i++) {
+          const char* at = x + i * x_row;
+          UNROLL for (int k = 0; k < 4; k++)
+            acc[i][j] += madd16(even[k], (vs)broadcast<float>(at + k * 8)) +
+                         madd16(odd[k], (vs)broadcast<float>(at + k * 8 + 4));
+          pin(acc[i][j]);
+        }
+      } else {
+        UNROLL for (int i = 0; i < R; i++) {
+          const char* at = x + i * x_row;
+          UNROLL for (int k = 0; k < 4; k += 2)
+            acc[i][j] = add_pair<S>(acc[i][j], c[k], c[k + 1], broadcast<float>(at + k * 4),
+                                    broadcast<float>(at + k * 4 + 4));
+          pin(acc[i][j]);
+        }
+      }
+    }
+  }
+}
+
 // y of R rows from `row` on and NV vectors of outputs from `column` of the panel on. ALONE: a group
 // is one unit.
 template <class T, Source FROM, Sums S, int R, int NV, bool ALONE>
@@ -219,7 +257,10 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
     float shift[R] = {};
     for (; u < end; u++, scales++, shifts++, starts++) {
       vi acc[R][NV] = {};
-      add_products<FROM, S, R, NV>(acc, at, x, x_row, pairs, m.levels);
+      if constexpr (plane_bits(FROM) != 0)
+        add_planes<plane_bits(FROM), S, R, NV>(acc, at, x, x_row, u * pairs / 2, pairs / 2);
+      else
+        add_products<FROM, S, R, NV>(acc, at, x, x_row, pairs, m.levels);
       UNROLL for (int i = 0; i < R; i++) {
         const vi start = broadcast<float>((const char*)(starts + i * s_row));
         const vf scale = splat(scales[i * s_row]);
@@ -252,7 +293,7 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
 template <Source FROM, Sums S>
 struct CodesTiles {
   const TileArgs& t;
-  static constexpr int ROWS = S == LONG ? 5 : 4;
+  static constexpr int ROWS = FROM == BYTES && S == LONG ? 5 : FUSED_ROWS;
   template <int R, int NV>
   void tile(long row, long column) const {
     if (t.m.groups == t.rows.units)
@@ -289,13 +330,14 @@ void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
   for (long block = 0; block < blocks; block++, codes += BITS * row) {
     UNROLL for (int line = 0; line < BITS * row; line += 64)
       __builtin_prefetch(codes + CODES_AHEAD + line);
-    UNROLL for (int p = 0; p < 4; p++, to += 2 * row)
+    UNROLL for (int h = 0; h < 2; h++, to += 4 * row)
       UNROLL for (int column = 0; column < PANEL; column += W) {
-        vb a, b;
-        fetch_pair(codes, BITS, p, column, a, b);
-        if (CHOOSES) a = choose(a, m.levels), b = choose(b, m.levels);
-        memcpy(to + column * 4, &a, sizeof a);
-        memcpy(to + row + column * 4, &b, sizeof b);
+        vb c[4];
+        fetch_half<BITS>(codes, h, column, c);
+        UNROLL for (int i = 0; i < 4; i++) {
+          if (CHOOSES) c[i] = choose(c[i], m.levels);
+          memcpy(to + i * row + column * 4, &c[i], sizeof c[i]);
+        }
       }
   }
 }
@@ -332,8 +374,15 @@ inline void multiply_panel(const CodesLinearArgs& a, const QuantizedRows& rows, 
     cover_panel(CodesTiles<LEVELS, SIGNED>{t}, row, count);
   else if (m.levels || m.bits == 8)
     cover_panel(CodesTiles<BYTES, SIGNED>{t}, row, count);
-  else if (!unpacked)
+  else if (!unpacked && m.bits == 4)
     cover_panel(CodesTiles<NIBBLES, LONG>{t}, row, count);
+  else if (!unpacked)
+    switch (m.bits) {
+      case 2: return cover_panel(CodesTiles<PLANES_2, LONG>{t}, row, count);
+      case 3: return cover_panel(CodesTiles<PLANES_3, LONG>{t}, row, count);
+      case 5: return cover_panel(CodesTiles<PLANES_5, SHORT>{t}, row, count);
+      default: return cover_panel(CodesTiles<PLANES_6, SHORT>{t}, row, count);
+    }
   else if (m.bits <= 4)
     cover_panel(CodesTiles<BYTES, LONG>{t}, row, count);
   else
@@ -383,17 +432,17 @@ inline void widen_panel(const CodesMatrix& m, long panel, long from, long n, lon
   const long size = 1L << m.bits, first = m.groups == 1 ? 0 : from / m.group;
   const long last = m.groups == 1 ? 0 : (from + n - 1) / m.group;
   const GroupMeaning means(m, panel, first, last + 1, 1.0f, factors);
-  for (long i = 0; i < n; i += 8) {  // a group has a multiple of 16 inputs, or all
+  for (long i = 0; i < n; i += 16) {  // a group has a multiple of 16 inputs, or all
     const long group = m.groups == 1 ? 0 : (from + i) / m.group - first;
     const char* block = codes + i / BLOCK * m.bits * PANEL * 4;
     for (long column = low; column < high; column += W) {
-      vb pair[2];
-      fetch_pair(block, (int)m.bits, i % BLOCK / 8, column, pair[0], pair[1]);
+      vb steps[4];
+      fetch_half(m.bits, block, i % BLOCK / 16, column, steps);
       const long at_factor = group * PANEL + column;
       const vf scale = load(means.scale + at_factor);
       const vf offset = means.offset ? load(means.offset + at_factor) : vf{};
-      for (long k = 0; k < 8 && i + k < n; k++) {
-        const vi dwords = (vi)pair[k / 4];
+      for (long k = 0; k < 16 && i + k < n; k++) {
+        const vi dwords = (vi)steps[k / 4];
         const int at = (int)(k % 4 * 8);
         vf value;
         if (m.table) {
