@@ -28,6 +28,11 @@ class StepBudgets:
         self.allowing = [one for one in budgets if type(one).allow is not StepBudget.allow]
         self.taking = [one for one in budgets if type(one).take is not StepBudget.take]
         self.filling = [one for one in budgets if type(one).full is not StepBudget.full]
+        self.taking_each = [
+            one
+            for one in budgets
+            if type(one).take_each_decode_row is not StepBudget.take_each_decode_row
+        ]
         self.sending = [one for one in budgets if type(one).plan_part is not StepBudget.plan_part]
 
 
@@ -83,6 +88,8 @@ class PlanBuilder:
         """Count rows of one token that were added without allow(), within free_decode_rows()."""
         for budget in self._budgets.all:
             budget.take_decode_rows(rows)
+        for budget in self._budgets.taking_each if rows else ():
+            budget.take_each_decode_row(self.rows[-rows:])
 
     def add(self, seq: Sequence, n: int) -> None:
         """Add a row with the next n tokens of the sequence: pending ones, then drafts."""

@@ -13,7 +13,7 @@ from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import AdapterStats
-from quire.core.types import AdapterRef, Request, StepResult, StopConditions, Wants
+from quire.core.types import AdapterRef, Request, Sequence, StepResult, StopConditions, Wants
 from quire.errors import RequestError, Unsupported
 from tests import tiers
 
@@ -263,3 +263,64 @@ def test_random_traffic_keeps_every_row_with_its_adapter(seed):
     assert not engine.provider.holds
     assert not engine.limit._live
     assert not engine.limit._refused
+    assert not engine.limit._started
+
+
+def test_decoding_takes_the_fast_path_while_all_running_adapters_have_slots(monkeypatch):
+    calls, general = [], Scheduler._schedule_sequence
+    monkeypatch.setattr(
+        Scheduler, "_schedule_sequence", lambda *a: (calls.append(a[1].request.id), general(*a))[1]
+    )
+    engine = Engine(slots=2)
+    for name, adapter in [("a", "x"), ("b", None), ("c", "y"), ("d", "x"), ("e", "waits")]:
+        engine.add(name, adapter, prompt=(1, 2, 3, 4), tokens=4)
+    engine.step()  # prompts
+    calls.clear()
+    assert engine.step() == ["a", "b", "c", "d"]
+    assert calls == ["a", "b", "c", "d"]  # the token that opens a block
+    calls.clear()
+    assert engine.step() == ["a", "b", "c", "d"]
+    assert calls == []
+    engine.finish()
+
+
+@pytest.mark.parametrize("seed", range(tiers.amount(6, 200)))
+def test_the_fast_path_plans_what_the_general_rule_would(seed):
+    logs = []
+    for fast in (True, False):
+        draw = random.Random(seed)
+        engine = Engine(slots=draw.choice([1, 2, 3]), blocks=draw.choice([16, 40]), depth=2)
+        engine.limit.free_decode_rows = engine.limit.free_decode_rows if fast else int
+        log = []
+        for i in range(40):
+            prompt = [draw.choice([1, 2])] * draw.randint(1, 30)
+            adapter = draw.choice([None, *"wxyz"])
+            engine.add(str(i), adapter, prompt, draw.randint(1, 20), n=draw.choice([1, 1, 3]))
+            log += [engine.step() for _ in range(draw.randint(0, 4))]
+            if draw.random() < 0.1:
+                engine.scheduler.abort(str(draw.randint(0, i)))
+        while not engine.scheduler.idle:
+            log.append((engine.step(), dict(engine.slots)))
+        logs.append(log)
+    assert logs[0] == logs[1]
+
+
+def test_no_row_is_free_while_running_adapters_outnumber_the_slots():
+    """A sequence that another limit skips for a step still runs, and another adapter has started."""
+    limit, rows = AdapterLimit(2, Provider()), {}
+    for name in "xyz":
+        ref = AdapterRef(name, name.encode())
+        asked = Request(name, (1, 2), StopConditions(max_tokens=9), adapter=ref)
+        rows[name] = Sequence(asked, 0, [1, 2], ())
+        limit.request(rows[name].request)
+    free = []
+    for step in ("xy", "xz", "xy"):
+        limit.begin_step(3)
+        free.append(limit.free_decode_rows() > 0)
+        for name in step:
+            assert limit.allow(rows[name], 1) == 1
+            limit.take(rows[name], 1)
+        limit.plan_part()
+    assert free == [True, True, False]
+    limit.release(rows["z"].request)
+    assert limit.free_decode_rows() > 0

@@ -17,7 +17,7 @@ from typing import Protocol
 from quire.core.scheduling.limits.base import NO_BOUND, StepBudget, StepListener
 from quire.core.scheduling.waiting import ResourceProvider, ResourceWaits
 from quire.core.snapshot import AdapterStats
-from quire.core.types import AdapterRef, Request, Sequence
+from quire.core.types import AdapterRef, Request, Row, Sequence
 from quire.errors import EngineError, RequestError, Unsupported
 
 PATIENT_STEPS = 64
@@ -79,7 +79,8 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
         self._max = max_adapters
         self._provider = provider
         self._live: Counter[bytes] = Counter()  # requests by adapter
-        self._in_step: dict[bytes, int] = {}  # adapter -> rows of this step
+        self._in_step: dict[bytes, list[str]] = {}  # adapter -> request of each row of this step
+        self._started: dict[bytes, set[str]] = {}  # adapter -> live requests that had a row
         self._refs: dict[bytes, AdapterRef] = {}  # of live requests
         self._tenants: dict[bytes, bytes] = {}  # of them, the last that wanted it
         self._users: dict[bytes, bytes] = {}  # of slots: the last tenant
@@ -117,6 +118,10 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
         if not self._live[digest]:
             del self._live[digest], self._refs[digest], self._tenants[digest]
             self._refused.pop(digest, None)
+        started = self._started.get(digest, set())
+        started.discard(request.id)
+        if not started:
+            self._started.pop(digest, None)
 
     @property
     def has_outcomes(self) -> bool:
@@ -173,25 +178,32 @@ class AdapterLimit(StepBudget, ResourceProvider, StepListener):
         adapter = seq.request.adapter
         if adapter is not None:
             digest = adapter.digest
-            self._in_step[digest] = self._in_step.get(digest, 0) + 1
+            self._in_step.setdefault(digest, []).append(seq.request.id)
             self._refused.pop(digest, None)
 
     def undo(self, seq: Sequence, n: int) -> None:
         adapter = seq.request.adapter
         if adapter is not None:
-            digest = adapter.digest
-            self._in_step[digest] -= 1
-            if not self._in_step[digest]:
-                del self._in_step[digest]
+            rows = self._in_step[adapter.digest]
+            rows.remove(seq.request.id)
+            if not rows:
+                del self._in_step[adapter.digest]
 
     def free_decode_rows(self) -> int:
-        return 0 if self._live else NO_BOUND
+        """All running sequences may have a row if all their adapters find slots in one step."""
+        return NO_BOUND if len(self._started) <= self._max else 0
+
+    def take_each_decode_row(self, rows: Iterable[Row]) -> None:
+        if self._started:
+            for row in rows:
+                self.take(row.seq, 1)
 
     def plan_part(self) -> AdapterSlots | None:
         if not self._in_step:
             return None
         assert self._provider is not None
-        for digest in self._in_step:
+        for digest, requests in self._in_step.items():
+            self._started.setdefault(digest, set()).update(requests)
             if digest in self._slots:
                 self._slots.move_to_end(digest)
         loads = []

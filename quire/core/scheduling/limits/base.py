@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from typing import TypedDict
 
 from quire.core.scheduling.waiting import ResourceProvider
-from quire.core.types import Request, Sequence
+from quire.core.types import Request, Row, Sequence
 
 NO_BOUND = sys.maxsize
 
@@ -52,7 +52,8 @@ class StepBudget:
         return None
 
     def free_decode_rows(self) -> int:
-        """A lower bound of the rows of one token that would be granted now, to any sequence.
+        """A lower bound of the rows of one token that would be granted now, to any sequences that
+        run.
 
         It lets a step of plain decoding pass without a call per sequence; 0 is always correct.
         """
@@ -60,6 +61,9 @@ class StepBudget:
 
     def take_decode_rows(self, rows: int) -> None:
         """take() for `rows` rows of one token each, within free_decode_rows()."""
+
+    def take_each_decode_row(self, rows: Iterable[Row]) -> None:
+        """The same, for a budget that counts by sequence."""
 
 
 class Admission:
