@@ -16,32 +16,68 @@ from torch import Tensor
 
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows, lora_part
 from quire.kernels.framework.op import op
-from quire.kernels.native.library import DTYPES, LORA, NativeOp
+from quire.kernels.native.library import DTYPES, LORA, LORA_ROWS, NativeOp
 
 
 def _sort_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     for t, s in [(1, 1), (7, 3), (64, 9), (300, 2), (5000, 33)]:
         rows = LoraRows.allocate(t, s, device)
+        given = {"slots": rows.slots, "order": rows.order, "starts": rows.starts}
         rows.slots.copy_(torch.randint(-1, s, (t,), dtype=torch.int32))
-        yield {"slots": rows.slots, "order": rows.order, "starts": rows.starts}
+        yield given
+        table = torch.randint(-1, s, (9,), dtype=torch.int32, device=device)
+        sequences = torch.randint(-2, 9, (t,), dtype=torch.int32, device=device)
+        yield given | {"table": table, "sequences": sequences}
 
 
-@op(cases=_sort_cases, gpu="lora.sort_rows")
-def sort_by_slot(slots: Tensor, order: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill order [T] and starts [S + 1] of LoraRows in place, and return them. slots: int32 [T].
+_run_sort = NativeOp(LORA_ROWS, "q" * 7)
 
-    Rows of one slot stay in their order.
+
+def _native_sort(
+    slots: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    table: Tensor | None = None,
+    sequences: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _run_sort(
+        slots.data_ptr(), order.data_ptr(), starts.data_ptr(),
+        0 if table is None else table.data_ptr(), 0 if sequences is None else sequences.data_ptr(),
+        len(slots), len(starts) - 1,
+    )  # fmt: skip
+    return slots, order, starts
+
+
+@op(cases=_sort_cases, native=_native_sort, gpu="lora.sort_rows")
+def sort_by_slot(
+    slots: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    table: Tensor | None = None,
+    sequences: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fill order [T] and starts [S + 1] of LoraRows in place, and slots [T] if there is a table.
+
+    Returns the three. table: int32 [M], the slot of each sequence, sequences: int32 [T], that of
+    each row, negative: none. Rows of one slot stay in their order.
     """
+    if table is not None and sequences is not None:
+        slots.copy_(torch.where(sequences < 0, -1, table[sequences.clamp(min=0).long()]))
     known = slots.clamp(min=-1)
     order.copy_(known.argsort(stable=True))
     bounds = torch.arange(len(starts), dtype=torch.int32, device=slots.device)
     starts.copy_((known < bounds[:, None]).sum(1))
-    return order, starts
+    return slots, order, starts
 
 
 def sort_rows(rows: LoraRows) -> None:
-    """Sort the rows of a step after their slots were written: once, before its layers."""
+    """Sort rows after their slots were written."""
     sort_by_slot(rows.slots, rows.order, rows.starts)
+
+
+def assign_rows(rows: LoraRows, table: Tensor, sequences: Tensor) -> None:
+    """Write the slots of rows and sort them: once a step, before its layers. As sort_by_slot()."""
+    sort_by_slot(rows.slots, rows.order, rows.starts, table, sequences)
 
 
 def random_bank(

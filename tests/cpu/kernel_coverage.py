@@ -108,6 +108,12 @@ def coverage(hf, options, rounds, every):
     draw = random.Random(1)
     with on_meta_device(H200), trace_kernels(later.append):
         runner = enumeration.meta_runner(found, config)
+
+        def run(batch):
+            runner.worker.compute(batch, ())
+            if config.adapters is not None:
+                runner.worker.compute(batch, [enumeration.adapted_rows(batch)])
+
         with torch.inference_mode(), with_two_layers_per_kind(runner.model):
             for kind in pooled_kinds(config):
                 for batch in every_step(config.scheduler, every):
@@ -124,9 +130,9 @@ def coverage(hf, options, rounds, every):
                 enumeration._join(runner.sampler, params)
                 if params is enumeration.GREEDY:
                     for batch in every_step(config.scheduler, every):
-                        runner.worker.compute(batch, ())
+                        run(batch)
                 for _ in range(rounds):
-                    runner.worker.compute(some_step(draw, config.scheduler), ())
+                    run(some_step(draw, config.scheduler))
     missing = [one for one in later if one not in set(known)]
     return {"known": len(known), "later": len(later), "missing": missing}
 

@@ -43,7 +43,14 @@ def count_adapter_numbers(options: Options, model_type: str, config: ModelConfig
     def per_rank(names: set[str]) -> int:
         meta = torch.device("meta")
         banks = AdapterBanks(
-            model, names, slots=1, max_rank=1, max_tokens=1, dtype=torch.float32, device=meta
+            model,
+            names,
+            slots=1,
+            max_rank=1,
+            max_tokens=1,
+            max_seqs=1,
+            dtype=torch.float32,
+            device=meta,
         )
         return banks.numel // ADAPTER_RANK_STEP
 

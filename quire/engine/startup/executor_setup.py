@@ -32,6 +32,7 @@ from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build_model, find_adapter_modules
 from quire.pooling.pooler import Pooler
 from quire.runner.adapters.banks import AdapterBanks
+from quire.runner.cpu.tape_cache import padded_rows
 from quire.runner.device_worker import DeviceWorker
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
@@ -86,7 +87,8 @@ def load_model(
             adapted_layers(find_engine_adapter_modules(model_type, model_config, config)),
             slots=section.max_adapters,
             max_rank=section.max_rank,
-            max_tokens=max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
+            max_tokens=max(scheduler.max_num_batched_tokens, padded_rows(scheduler.max_num_seqs)),
+            max_seqs=scheduler.max_num_seqs,
             dtype=DTYPES[config.model.dtype],
             device=device,
         )

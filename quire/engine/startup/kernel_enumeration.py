@@ -100,9 +100,9 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
         for batch in step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len):
             worker.compute(batch, ())
             if config.adapters is not None:
-                worker.compute(batch, [adapted_tokens(batch)])
+                worker.compute(batch, [adapted_rows(batch)])
         for count in sizes(min(CHUNK_POSITIONS, scheduler.max_model_len - 1)):
-            part = PromptLogprobsPart((PromptRow(0, 0, (0,) * count, 1),))
+            part = PromptLogprobsPart((PromptRow(0, 0, 0, (0,) * count, 1),))
             worker.compute(prompt_batch(0, [count], 0), [part])
         worker.compute(prompt_batch(1, [2], 0), [PromptEmbedsPart(())])
         if config.encoder is not None:
@@ -141,9 +141,9 @@ def _run_pooled_steps(
                     worker.compute(without_samples(batch), [*parts, pooled_rows(batch, kind)])
 
 
-def adapted_tokens(batch: StepBatch) -> AdaptersPart:
-    """Return the part of a step whose every token has the adapter of slot 0, which is loaded."""
-    return AdaptersPart(bytes(4 * len(batch.token_ids)), (SlotLoad(0, {}),))
+def adapted_rows(batch: StepBatch) -> AdaptersPart:
+    """Return the part of a step whose every row has the adapter of slot 0, which is loaded."""
+    return AdaptersPart(bytes(4 * len(batch.rows)), (SlotLoad(0, {}),))
 
 
 def pooled_rows(batch: StepBatch, kind: ResultKind) -> PoolingPart:
@@ -177,6 +177,12 @@ class _HiddenStates:
     """A part of a step that keeps the hidden states."""
 
     states: Tensor  # [T, E]
+
+    def variant(self, model: LanguageModel) -> None:
+        return None
+
+    def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
+        pass
 
     def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
         return step

@@ -173,7 +173,7 @@ class LoraBank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraRows:
-    """The slot of each row of a step, sorted once for all layers by quire.kernels.lora.sort_rows.
+    """The slot of each row of a step, sorted once for all layers by quire.kernels.lora.assign_rows.
 
     slots: int32 [T]; negative: the row has no adapter. order: int32 [T], the rows by slot: those
     without an adapter first, then those of slot s at [starts[s], starts[s + 1]). starts: [S + 1].

@@ -184,3 +184,27 @@ void lora(const LoraArgs& a, const Team& team) {
 inline void run(const LoraArgs& a, const Team& team) {
   a.dtype ? lora<bf16>(a, team) : lora<float>(a, team);
 }
+
+struct LoraRowsArgs {
+  int32_t *slots, *order, *starts;  // [rows], [rows], [count + 1]
+  const int32_t *table, *sequences;  // null: slots are given
+  long rows, count;
+};
+
+inline Plan plan(const LoraRowsArgs& a, int) { return {false, (a.count + 1) * 4}; }
+
+inline void run(const LoraRowsArgs& a, const Team& team) {
+  if (a.table)
+    for (long t = 0; t < a.rows; t++)
+      a.slots[t] = a.sequences[t] < 0 ? -1 : a.table[a.sequences[t]];
+  int32_t* next = (int32_t*)team.scratch;  // of each slot, -1 first
+  for (long s = 0; s <= a.count; s++) next[s] = 0;
+  for (long t = 0; t < a.rows; t++) next[a.slots[t] < 0 ? 0 : a.slots[t] + 1]++;
+  int32_t before = 0;
+  for (long s = 0; s <= a.count; s++) {
+    const int32_t own = next[s];
+    next[s] = before;
+    a.starts[s] = before += own;
+  }
+  for (long t = 0; t < a.rows; t++) a.order[next[a.slots[t] < 0 ? 0 : a.slots[t] + 1]++] = (int32_t)t;
+}

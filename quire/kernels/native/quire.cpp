@@ -32,7 +32,7 @@ const Op OPS[] = {
     OP(LinearArgs), OP(PackArgs), OP(EmbeddingArgs), OP(NormArgs),
     OP(RopeArgs),   OP(MapArgs),  OP(WriteArgs),     OP(AttentionArgs),
     OP(MaskArgs),   OP(CodesLinearArgs), OP(CodesEmbeddingArgs), OP(LoraArgs),
-    OP(Int8LinearArgs), OP(CodesExpertsArgs),
+    OP(Int8LinearArgs), OP(CodesExpertsArgs), OP(LoraRowsArgs),
 };
 constexpr long OP_COUNT = sizeof OPS / sizeof *OPS;
 

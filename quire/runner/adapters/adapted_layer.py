@@ -20,12 +20,19 @@ class SlotLoad(msgspec.Struct, frozen=True, eq=False, array_like=True):
 
 
 class StepRows:
-    """The rows of adapters in the current forward pass; None: it has none."""
+    """The rows of adapters in what runs now; None: it has none.
 
-    __slots__ = ("rows",)
+    rows: the tokens of the forward pass. sampled: the hidden states of which logits are computed.
+    Tapes and graphs keep what a layer reads here, so its tensors have fixed addresses. A layer that
+    replaces a tensor of its bank counts it in `revision`: what was captured has the old one.
+    """
+
+    __slots__ = ("revision", "rows", "sampled")
 
     def __init__(self) -> None:
         self.rows: LoraRows | None = None
+        self.sampled: LoraRows | None = None
+        self.revision = 0
 
 
 class AdaptedLayer(Protocol):

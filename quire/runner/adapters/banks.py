@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quire.kernels.formats.lora_bank import LoraRows, SlotCopy
-from quire.kernels.lora import sort_rows
+from quire.kernels.lora import assign_rows
 from quire.layers import Experts, Linear
 from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotLoad, StepRows
 from quire.runner.adapters.experts import AdaptedExperts
 from quire.runner.adapters.linear import AdaptedLinear
+from quire.sampling.h2d import to_device
 from quire.weights.adapters.adapter import Deltas
 
 KINDS: tuple[tuple[type[nn.Module], Any], ...] = (
@@ -36,12 +39,16 @@ class AdapterBanks:
         slots: int,
         max_rank: int,
         max_tokens: int,
+        max_seqs: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """layers: names of those that adapters can change. max_tokens: of the largest step."""
+        """layers: names of those that adapters can change. max_tokens: of the largest step, padding
+        included. max_seqs: slots of sequences."""
         self._step = StepRows()
-        self._rows = LoraRows.allocate(max_tokens, slots, device)
+        self._rows, self._sampled = (LoraRows.allocate(max_tokens, slots, device) for _ in range(2))
+        self._slots = np.full(max_seqs, -1, np.int32)  # by slot of the sequence
+        self._device_slots = torch.full((max_seqs,), -1, dtype=torch.int32, device=device)
         self._layers: dict[str, AdaptedLayer] = {}
         self._device = device
         modules = dict(model.named_modules())
@@ -49,7 +56,6 @@ class AdapterBanks:
             layer = modules[name]
             adapted = next(made for kind, made in KINDS if isinstance(layer, kind))
             self._layers[name] = adapted(layer, slots, max_rank, dtype, device, self._step)
-        model.register_forward_hook(self._end_forward, always_call=True)
         model.adapter_banks = self  # type: ignore[assignment]  # for the step's part
 
     @property
@@ -79,19 +85,50 @@ class AdapterBanks:
         for name, layer in self._layers.items():
             yield from layer.copies(deltas.get(name, {}))
 
-    def begin_forward(self, slots: Tensor) -> None:
-        """slots [T] int32 of the tokens of the next forward pass, -1: of no adapter."""
-        rows = self._rows.first(len(slots))
-        rows.slots.copy_(slots, non_blocking=True)
-        sort_rows(rows)
-        self._step.rows = rows
+    def assign(self, sequences: np.ndarray, slots: np.ndarray) -> None:
+        """Set the adapters of sequences, both int32 slots; -1: none. On the current stream."""
+        if np.array_equal(self._slots[sequences], slots):
+            return
+        assigned = self._slots.copy()
+        assigned[sequences] = slots
+        self._device_slots.copy_(to_device(assigned, self._device_slots.device))
+        self._slots = assigned
 
-    def _end_forward(self, *_: Any) -> None:
-        self._step.rows = None
+    @property
+    def name(self) -> str:
+        """Tapes and graphs are of one revision of the banks: they hold their addresses."""
+        return f"adapters {self._step.revision}"
+
+    @property
+    def changes_logits(self) -> bool:
+        return False
+
+    @contextmanager
+    def forward(self, token_slots: Tensor) -> Iterator[None]:
+        """Set the rows of a forward pass. token_slots: of each token's sequence, -1: padding."""
+        step = self._step
+        step.rows = self._rows.first(len(token_slots))
+        assign_rows(step.rows, self._device_slots, token_slots)
+        try:
+            yield
+        finally:
+            step.rows = None
+
+    @contextmanager
+    def logits(self, row_slots: Tensor) -> Iterator[None]:
+        """Set the rows of logits, if a layer of them is adapted."""
+        step = self._step
+        if self.changes_logits:
+            step.sampled = self._sampled.first(len(row_slots))
+            assign_rows(step.sampled, self._device_slots, row_slots)
+        try:
+            yield
+        finally:
+            step.sampled = None
 
 
-def banks_of(model: object) -> AdapterBanks:
-    """Return the banks of a model that has some."""
+def find_banks(model: object) -> AdapterBanks | None:
+    """Return the banks of a model; None: it has none."""
     found = getattr(model, "adapter_banks", None)
-    assert isinstance(found, AdapterBanks), "a step with adapters, of a model without banks"
+    assert found is None or isinstance(found, AdapterBanks)
     return found

@@ -28,17 +28,17 @@ ROWS_AT_ONCE = 1024
 class LoraWeight(StoredWeight):
     """A weight with a bank of deltas. Everything else about it is the inner weight's."""
 
-    __slots__ = ("_step", "bank", "inner")
+    __slots__ = ("bank", "inner", "step")
     kind = "lora"
 
     def __init__(self, inner: StoredWeight, bank: LoraBank, step: StepRows) -> None:
-        self.inner, self.bank, self._step = inner, bank, step
+        self.inner, self.bank, self.step = inner, bank, step
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         y = self.inner.product(x, bias)
-        if self._step.rows is None:
+        if self.step.rows is None:
             return y
-        return lora_linear(y, x, self.bank, self._step.rows)
+        return lora_linear(y, x, self.bank, self.step.rows)
 
     def rows(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         return self.inner.rows(ids, scale)
@@ -109,6 +109,7 @@ def _scaled_copies(
         factors = torch.ones((bank.slots, sum(bank.parts)), device=bank.b.device)
         shifts = torch.zeros_like(factors)
         bank = weight.bank = replace(bank, factor=factors, shift=shifts)
+        weight.step.revision += 1
     outputs = sum(bank.parts)
     factor, shift = torch.ones(outputs), torch.zeros(outputs)
     parts: list[LoraPart | None] = []

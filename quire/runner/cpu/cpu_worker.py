@@ -23,7 +23,7 @@ from quire.pooling.pooler import Pooler
 from quire.runner.cpu.tape_cache import TapeCache
 from quire.runner.device_worker import CompletedStep, build_step_result
 from quire.runner.kv_tensors import release_pages
-from quire.runner.parts.base import ForwardOutput, StepPart
+from quire.runner.parts.base import ForwardOutput, StepPart, split_variant
 from quire.runner.slots import BlockTableUpdate, TableShape
 from quire.runner.step_batch import StepBatch
 from quire.sampling.logprobs import Mode
@@ -112,8 +112,11 @@ class CpuWorker:
         if grammar_masks is not None and self._has_spare_core:
             grammar_masks.start_fill()
         attention_metadata = self.attention_metadata(inputs)
-        if inputs.decode_only and self._tapes is not None and not parts:
-            logits = self._tapes.logits(inputs, attention_metadata)
+        variant, others = split_variant(self._model, parts)
+        for part in parts:
+            part.write_inputs(self._model, inputs)
+        if inputs.decode_only and self._tapes is not None and not others:
+            logits = self._tapes.logits(inputs, attention_metadata, variant)
             if logits is not None:
                 return self._sample(inputs, logits, (), grammar_masks)
         step = StepInputs(
@@ -123,13 +126,16 @@ class CpuWorker:
         )
         for part in parts:
             step = part.before_forward(self._model, step)
-        hidden = self._model(step)
-        forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler)
+        with variant.forward(torch.from_numpy(inputs.token_slots)):
+            hidden = self._model(step)
+        forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
         extras = [part.apply(forward).result() for part in parts]
         if not inputs.sampled_rows:
             return build_step_result(inputs, (), {}, extras, RowErrors({}, {}, {}))
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
-        return self._sample(inputs, self._model.logits(chosen), extras, grammar_masks)
+        with variant.logits(torch.tensor(inputs.sampled_slots, dtype=torch.int32)):
+            logits = self._model.logits(chosen)
+        return self._sample(inputs, logits, extras, grammar_masks)
 
     def attention_metadata(self, inputs: StepBatch) -> AttentionMetadata:
         """Return the step as the attention backend reads it."""

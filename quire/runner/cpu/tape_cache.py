@@ -1,9 +1,9 @@
 """Tape cache: replays decode steps from recorded tapes instead of running them in Python.
 
 A decode-only step has one token per row and samples every row, so its shape is its number of rows.
-Rows are padded to a few sizes; the first step of a size records a tape. Steps write their inputs
-into the buffers that the tape reads, and replay it. If a model's forward pass does something that a
-tape cannot repeat, its steps run eagerly; that is logged once.
+Rows are padded to a few sizes; the first step of a size and variant records a tape. Steps write
+their inputs into the buffers that the tape reads, and replay it. If a model's forward pass does
+something that a tape cannot repeat, its steps of that variant run eagerly; that is logged once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from quire.attention.base import AttentionMetadata, Backend, CrossMetadata
 from quire.core.types import NO_BLOCK
 from quire.kernels.native.op_tape import NotRecordableError, OpTape, TapeRecorder
 from quire.models.base import LanguageModel, StepInputs
+from quire.runner.parts.base import PLAIN, StepVariant
 from quire.runner.step_batch import StepBatch
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class TapeCache:
         self._token_ids = torch.zeros(rows, dtype=torch.int32)
         self._positions = torch.zeros(rows, dtype=torch.int32)
         self._contexts = torch.zeros(rows, dtype=torch.int32)
+        self._token_slots = torch.full((rows,), -1, dtype=torch.int32)
         self._starts = torch.arange(rows + 1, dtype=torch.int32)
         self._tables = [
             torch.full((rows, width), NO_BLOCK, dtype=torch.int32) for _ in range(groups)
@@ -57,29 +59,34 @@ class TapeCache:
             self._cross_table = torch.full((rows, width), NO_BLOCK, dtype=torch.int32)
             self._cross_lengths = torch.zeros(rows, dtype=torch.int32)
         self._recorder = TapeRecorder()
-        self._tapes: dict[int, OpTape[Tensor]] = {}
-        self._recordable = True
+        self._tapes: dict[str, dict[int, OpTape[Tensor]]] = {}  # by variant and size
+        self._not_recordable: set[str] = set()  # variants
 
-    def logits(self, inputs: StepBatch, batch: AttentionMetadata) -> Tensor | None:
+    def logits(
+        self, inputs: StepBatch, batch: AttentionMetadata, variant: StepVariant = PLAIN
+    ) -> Tensor | None:
         """Return logits [R, V] of a decode-only step, valid until the next call; None: run it
         eagerly."""
-        if not self._recordable:
+        name = variant.name
+        if name in self._not_recordable:
             return None
         rows = len(inputs.token_ids)
         size = padded_rows(rows)
         self._fill_inputs(inputs, batch, rows, size)
-        tape = self._tapes.get(size) or self._record(size)
+        tape = self._tapes.setdefault(name, {}).get(size) or self._record(size, variant)
         return None if tape is None else tape.replay()[:rows]
 
-    def _record(self, size: int) -> OpTape[Tensor] | None:
-        """Return the new tape of a size; None: the model's forward pass cannot be recorded."""
+    def _record(self, size: int, variant: StepVariant) -> OpTape[Tensor] | None:
+        """Return a new tape; None: the model's forward pass cannot be recorded."""
         try:
             with _RECORDER_LOCK:
-                self._tapes[size] = tape = self._recorder.record(lambda: self._run_forward(size))
+                tape = self._recorder.record(lambda: self._run_forward(size, variant))
         except NotRecordableError as error:
-            self._recordable = False
-            log.info("decode steps run eagerly: %s", error)
+            self._not_recordable.add(variant.name)
+            kind = f" ({variant.name})" if variant.name else ""
+            log.info("decode steps%s run eagerly: %s", kind, error)
             return None
+        self._tapes[variant.name][size] = tape
         return tape
 
     def _fill_inputs(
@@ -90,6 +97,7 @@ class TapeCache:
             (self._token_ids, inputs.token_ids, 0),
             (self._positions, inputs.positions, 0),
             (self._contexts, inputs.contexts, 0),
+            (self._token_slots, inputs.token_slots, -1),
             *((buffer, slots.numpy(), -1) for buffer, slots in zip(self._kv_slots, batch.slots)),
         ):
             array: np.ndarray = buffer.numpy()
@@ -104,7 +112,7 @@ class TapeCache:
             self._cross_lengths[:rows] = batch.cross.lengths
             self._cross_lengths[rows:size] = 0
 
-    def _run_forward(self, size: int) -> Tensor:
+    def _run_forward(self, size: int, variant: StepVariant) -> Tensor:
         batch = AttentionMetadata(
             q_starts=self._starts[: size + 1],
             contexts=self._contexts[:size],
@@ -120,7 +128,11 @@ class TapeCache:
             positions=self._positions[:size],
             attention=self._backend.plan(batch),
         )
-        return self._model.logits(self._model(step))
+        slots = self._token_slots[:size]
+        with variant.forward(slots):
+            hidden = self._model(step)
+        with variant.logits(slots):
+            return self._model.logits(hidden)
 
     def _cross_metadata(self, size: int) -> CrossMetadata | None:
         if self._cross_table is None or self._cross_lengths is None:

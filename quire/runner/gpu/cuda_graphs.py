@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 import torch
 
 from quire.kernels.framework import late_work, lazy_fusion
+from quire.runner.parts.base import PLAIN, StepVariant
 from quire.sampling.sampler import ChooserKind
 
 log = logging.getLogger(__name__)
@@ -131,30 +132,37 @@ class DecodeGraph(NamedTuple):
     size: int  # rows, padded
     part: Literal["whole", "forward", "sampling"]
     kind: ChooserKind | None = None  # of the sampling in it
+    variant: str = ""
 
 
-def decode_graphs(size: int, kind: ChooserKind | None) -> tuple[DecodeGraph, ...]:
+def decode_graphs(
+    size: int, kind: ChooserKind | None, variant: StepVariant = PLAIN
+) -> tuple[DecodeGraph, ...]:
     """Return the graphs that a decode step runs in turn.
 
     kind None: its rows are sampled outside graphs, from the hidden states that "forward" stores.
     """
+    name = variant.name
     if kind is None:
-        return (DecodeGraph(size, "forward"),)
+        return (DecodeGraph(size, "forward", None, name),)
     if size <= MAX_WHOLE_ROWS and kind != "penalised":
-        return (DecodeGraph(size, "whole", kind),)
-    return DecodeGraph(size, "forward"), DecodeGraph(size, "sampling", kind)
+        return (DecodeGraph(size, "whole", kind, name),)
+    sampling = DecodeGraph(size, "sampling", kind, name if variant.changes_logits else "")
+    return DecodeGraph(size, "forward", None, name), sampling
 
 
-def decode_graph_groups(max_rows: int) -> list[list[DecodeGraph]]:
-    """Return the graphs of all decode steps of up to max_rows rows, those of one part together.
+def decode_graph_groups(max_rows: int, variant: StepVariant = PLAIN) -> list[list[DecodeGraph]]:
+    """Return the variant's graphs of decode steps of up to max_rows rows, those of one part
+    together.
 
     Each group begins with its largest; "forward" is the first group.
     """
     found: dict[Any, dict[DecodeGraph, None]] = {}
     for size in reversed(capture_sizes(max_rows)):
         for kind in (None, *get_args(ChooserKind)):
-            for graph in decode_graphs(size, kind):
-                found.setdefault(graph[1:], {})[graph] = None
+            for graph in decode_graphs(size, kind, variant):
+                if graph.variant == variant.name:
+                    found.setdefault(graph[1:], {})[graph] = None
     return [list(group) for group in found.values()]
 
 

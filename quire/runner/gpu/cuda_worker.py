@@ -36,19 +36,26 @@ from quire.runner.gpu.cuda_graphs import (
 from quire.runner.gpu.gemm_warmup import warm_up_gemms
 from quire.runner.gpu.kv_memory import KVMemory
 from quire.runner.gpu.mixed_batch_graphs import (
-    PROMPT_ROWS,
     GraphShape,
     graph_shapes,
     pad_to_shape,
     select_graph_shape,
 )
+from quire.runner.gpu.mixed_inputs import MixedInputs
 from quire.runner.gpu.pending_step import DeviceInputs, PendingStep
 from quire.runner.gpu.pinned_io import PinnedIO
 from quire.runner.gpu.staging_buffer import StagingBuffer, align_words, pinned_words
-from quire.runner.parts.base import ForwardOutput, PendingPart, StepPart
+from quire.runner.parts.base import (
+    ForwardOutput,
+    PendingPart,
+    StepPart,
+    StepVariant,
+    find_variants,
+    split_variant,
+)
 from quire.runner.profiler import span
 from quire.runner.slots import BlockTableUpdate, TableShape
-from quire.runner.step_batch import EMPTY_BATCH, Ints, StepBatch
+from quire.runner.step_batch import EMPTY_BATCH, StepBatch
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import ChooserKind, Sampler
 from quire.sampling.sampler_output import HostSamplerOutput
@@ -102,11 +109,7 @@ class CudaWorker:
         if slots.has_cross:
             longest = max([most, *(shape.tokens for shape in graph_shapes(max_tokens, rows))])
             self._token_starts = torch.arange(longest + 1, dtype=torch.int32, device=device)
-        self._mixed_staging = StagingBuffer(
-            3 * align_words(most) + 6 * align_words(rows + PROMPT_ROWS + 1),
-            NUM_STAGING_BUFFERS,
-            device,
-        )
+        self._mixed_inputs = MixedInputs(most, rows, NUM_STAGING_BUFFERS, device)
         self._table_staging = StagingBuffer(
             4 * align_words(rows + most), NUM_STAGING_BUFFERS, device
         )
@@ -123,6 +126,7 @@ class CudaWorker:
         self._generates = generates
         decodes = rows if generates else 0
         self._shapes = graph_shapes(max_tokens, decodes) if backend.supports_prefill_graphs else []
+        self._variants = find_variants(model)
         self._graphs = CudaGraphCache[GraphKey](self._launch, device)
         self._graph_bytes = 0
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -198,12 +202,16 @@ class CudaWorker:
             self._graphs.capture([key for group in groups for key in group], reserved_bytes)
 
     def graph_groups(self) -> list[list[GraphKey]]:
-        """Return all graphs that steps may run. Each group begins with its largest."""
+        """Return all graphs that steps may run, those of a variant together. Each group begins with
+        its largest."""
         groups: list[list[GraphKey]] = []
-        if self._generates:
-            groups += [[*group] for group in decode_graph_groups(len(self._last_token))]
-        if self._shapes:
-            groups.append([*reversed(self._shapes)])
+        for variant in self._variants:
+            if self._generates:
+                decodes = decode_graph_groups(len(self._last_token), variant)
+                groups += [[*group] for group in decodes]
+            shapes = [shape._replace(variant=variant.name) for shape in reversed(self._shapes)]
+            if shapes:
+                groups.append([*shapes])
         return groups
 
     def release_kv_memory(self) -> None:
@@ -244,8 +252,12 @@ class CudaWorker:
             with late_work.uncounted():
                 self.capture_graphs(self._graph_bytes)
         try:
-            alone = batch.decode_only and not parts
-            return self._decode(batch) if alone else self._mixed(batch, parts)
+            variant, others = split_variant(self._model, parts)
+            for part in parts:
+                part.write_inputs(self._model, batch)
+            if batch.decode_only and not others:
+                return self._decode(batch, variant)
+            return self._mixed(batch, others, variant)
         except BaseException:
             lazy_fusion.discard()
             raise
@@ -254,22 +266,23 @@ class CudaWorker:
 
     def _launch(self, graph: GraphKey) -> None:
         """Launch the kernels of a graph, whose integers are where the device reads them."""
+        variant = next(one for one in self._variants if one.name == graph.variant)
         if isinstance(graph, GraphShape):
-            self._store_hidden(self._mixed_forward(graph))
+            self._store_hidden(self._mixed_forward(graph, variant))
         elif graph.part == "sampling":
             assert self._hidden is not None
-            self._sample_decode(self._hidden[: graph.size], graph)
+            self._sample_decode(self._hidden[: graph.size], graph, variant)
         else:
-            hidden = self._decode_forward(graph.size)
+            hidden = self._decode_forward(graph.size, variant)
             if graph.part == "forward":
                 self._store_hidden(hidden)
             else:
-                self._sample_decode(hidden, graph)
+                self._sample_decode(hidden, graph, variant)
 
     def _upload_empty(self, graph: GraphKey) -> None:
         """Upload the integers of a step without rows: it reads and writes no slot."""
         if isinstance(graph, GraphShape):
-            self._upload_mixed(pad_to_shape(EMPTY_BATCH, graph), self._stored_rows(graph))
+            self._mixed_inputs.upload(pad_to_shape(EMPTY_BATCH, graph), self._stored_rows(graph))
         else:
             self._pinned_io.out_of_sync = True
             self._pinned_io.write_inputs(EMPTY_BATCH, graph.size)
@@ -286,21 +299,21 @@ class CudaWorker:
 
     # -- decode steps ---------------------------------------------------------------------------
 
-    def _decode(self, inputs: StepBatch) -> PendingStep:
+    def _decode(self, inputs: StepBatch, variant: StepVariant) -> PendingStep:
         try:
-            return self._enqueue_decode(inputs)
+            return self._enqueue_decode(inputs, variant)
         except BaseException:
             self._pinned_io.out_of_sync = True
             raise
 
-    def _enqueue_decode(self, inputs: StepBatch) -> PendingStep:
+    def _enqueue_decode(self, inputs: StepBatch, variant: StepVariant) -> PendingStep:
         kind = self._sampler.kind(inputs.sampled_slots)
         grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
         # masks arrive late from the host: then the sampling is in no graph
         outside = kind is None or (grammar_masks is not None and grammar_masks.needs_masks)
         rows = len(inputs.slots)
         size = rows if self._eager else self._sizes[bisect_left(self._sizes, rows)]
-        graphs = decode_graphs(size, None if outside else kind)
+        graphs = decode_graphs(size, None if outside else kind, variant)
         if graphs[0] not in self._graphs:
             self._pinned_io.out_of_sync = True  # a trace skips the kernel that counts steps
         with span("post"):
@@ -319,7 +332,7 @@ class CudaWorker:
         assert self._hidden is not None
         views, hidden = self._get_decode_device_inputs(size), self._hidden[:size]
         pending = self._sample(
-            hidden, views.row_slots, views.outputs, inputs, kind, grammar_masks, ()
+            hidden, views.row_slots, views.outputs, inputs, kind, grammar_masks, (), variant
         )
         self._pinned_io.output_view(pending.done)
         return pending
@@ -344,7 +357,7 @@ class CudaWorker:
             )
         return views
 
-    def _decode_forward(self, size: int) -> Tensor:
+    def _decode_forward(self, size: int, variant: StepVariant) -> Tensor:
         """Launch a decode step's forward pass, from the host's integers to hidden states [R, E]."""
         mail, views = self._pinned_io, self._get_decode_device_inputs(size)
         ids, kv_slots = self._empty_step_buffers(size)
@@ -359,12 +372,13 @@ class CudaWorker:
             mail.depth,
             self._block_size,
         )
-        return self._forward(views, ids, kv_slots, size, 1, self._width * self._block_size, 0)
+        longest = self._width * self._block_size
+        return self._forward(views, ids, kv_slots, size, 1, longest, 0, (), variant)
 
-    def _sample_decode(self, hidden: Tensor, graph: DecodeGraph) -> None:
+    def _sample_decode(self, hidden: Tensor, graph: DecodeGraph, variant: StepVariant) -> None:
         """Launch a decode step's logits, sampling and write-back."""
         mail, views = self._pinned_io, self._get_decode_device_inputs(graph.size)
-        logits = self._logits(hidden)
+        logits = self._logits(hidden, views.row_slots, variant)
         assert graph.kind is not None
         ids, tops = self._sampler.choose(logits, views.row_slots, views.outputs, graph.kind)
         lazy_fusion.flush()
@@ -374,7 +388,10 @@ class CudaWorker:
 
     # -- other steps ----------------------------------------------------------------------------
 
-    def _mixed(self, inputs: StepBatch, parts: Collection[StepPart]) -> PendingStep:
+    def _mixed(
+        self, inputs: StepBatch, parts: Collection[StepPart], variant: StepVariant
+    ) -> PendingStep:
+        """parts: those without the variant."""
         kind = self._sampler.kind(inputs.sampled_slots)
         grammar_masks = None
         if inputs.sampled_rows:
@@ -388,13 +405,13 @@ class CudaWorker:
         if shape is not None:
             with span("upload"):
                 padded = pad_to_shape(inputs, shape)
-                views = self._upload_mixed(padded, max(sampled, self._stored_rows(shape)))
+                views = self._mixed_inputs.upload(padded, max(sampled, self._stored_rows(shape)))
             with span("graph"):
-                self._graphs.run(shape)
+                self._graphs.run(shape._replace(variant=variant.name))
             hidden = self._hidden
         else:
             with span("upload"):
-                views = self._upload_mixed(inputs, sampled)
+                views = self._mixed_inputs.upload(inputs, sampled)
             with span("forward"):
                 bounds = (
                     inputs.num_decodes,
@@ -402,23 +419,27 @@ class CudaWorker:
                     inputs.max_context,
                     inputs.max_prior_context,
                 )
-                hidden = self._gather_and_forward(views, *bounds, parts)
+                hidden = self._gather_and_forward(views, *bounds, parts, variant)
         if parts:
             assert hidden is not None
-            forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler)
+            forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
             pending_parts = [part.apply(forward) for part in parts]
         if not inputs.sampled_rows:
             return self._build_pending_step(inputs, None, pending_parts, None)
         assert hidden is not None
         chosen = hidden[:sampled] if shape else hidden.index_select(0, views.sampled)
         row_slots, outputs = views.row_slots[:sampled], views.outputs[:sampled]
-        return self._sample(chosen, row_slots, outputs, inputs, kind, grammar_masks, pending_parts)
+        return self._sample(
+            chosen, row_slots, outputs, inputs, kind, grammar_masks, pending_parts, variant
+        )
 
-    def _mixed_forward(self, shape: GraphShape) -> Tensor:
+    def _mixed_forward(self, shape: GraphShape, variant: StepVariant) -> Tensor:
         """Launch the forward pass of a step of this shape, up to what _store_hidden() keeps."""
-        views = self._mixed_device_inputs(shape.tokens, shape.rows, self._stored_rows(shape))
+        views = self._mixed_inputs.views(shape.tokens, shape.rows, self._stored_rows(shape))
         longest = self._width * self._block_size
-        hidden = self._gather_and_forward(views, shape.decodes, shape.tokens, longest, None)
+        hidden = self._gather_and_forward(
+            views, shape.decodes, shape.tokens, longest, None, (), variant
+        )
         return hidden.index_select(0, views.sampled) if self._generates else hidden
 
     def _stored_rows(self, shape: GraphShape) -> int:
@@ -432,7 +453,8 @@ class CudaWorker:
         max_query: int,
         max_context: int,
         past: int | None,
-        parts: Collection[StepPart] = (),
+        parts: Collection[StepPart],
+        variant: StepVariant,
     ) -> Tensor:
         """Gather the inputs of an uploaded step, and run the model: [T, E]."""
         ids, kv_slots = self._empty_step_buffers(len(views.token_ids))
@@ -446,41 +468,11 @@ class CudaWorker:
             kv_slots,
             self._block_size,
         )
-        hidden = self._forward(views, ids, kv_slots, decodes, max_query, max_context, past, parts)
+        hidden = self._forward(
+            views, ids, kv_slots, decodes, max_query, max_context, past, parts, variant
+        )
         lazy_fusion.flush()
         return hidden
-
-    def _upload_mixed(self, inputs: StepBatch, sampled: int) -> DeviceInputs:
-        """Upload the step's integers. Sampled rows are padded with row 0, in no slot."""
-        parts: tuple[tuple[Ints | tuple[int, ...], int, int], ...] = (
-            (inputs.token_ids, len(inputs.token_ids), 0),
-            (inputs.token_slots, len(inputs.token_slots), 0),
-            (inputs.positions, len(inputs.positions), 0),
-            (inputs.q_starts, len(inputs.q_starts), 0),
-            (inputs.contexts, len(inputs.contexts), 0),
-            (inputs.slots, len(inputs.slots), 0),
-            (inputs.sampled_tokens, sampled, 0),
-            (inputs.sampled_slots, sampled, -1),
-            (inputs.num_outputs, sampled, 0),
-        )
-        words, at = (
-            self._mixed_staging.acquire(sum(align_words(length) for _, length, _ in parts)),
-            0,
-        )
-        for part, length, blank in parts:
-            words[at : at + len(part)] = part
-            words[at + len(part) : at + length] = blank
-            at += align_words(length)
-        self._mixed_staging.send(at)
-        return self._mixed_device_inputs(len(inputs.token_ids), len(inputs.slots), sampled)
-
-    def _mixed_device_inputs(self, tokens: int, rows: int, sampled: int) -> DeviceInputs:
-        """Return views of the integers that _upload_mixed() sends."""
-        sent, at, found = self._mixed_staging.on_device, 0, []
-        for length in (tokens, tokens, tokens, rows + 1, rows, rows, sampled, sampled, sampled):
-            found.append(sent[at : at + length])
-            at += align_words(length)
-        return DeviceInputs(*found)
 
     # -- both -----------------------------------------------------------------------------------
 
@@ -499,7 +491,8 @@ class CudaWorker:
         max_query: int,
         max_context: int,
         past: int | None,
-        parts: Collection[StepPart] = (),
+        parts: Collection[StepPart],
+        variant: StepVariant,
     ) -> Tensor:
         """Return hidden states of the step's tokens: [T, E]."""
         batch = AttentionMetadata(
@@ -517,7 +510,8 @@ class CudaWorker:
         step = StepInputs(ids, views.positions, self._backend.plan(batch))
         for part in parts:
             step = part.before_forward(self._model, step)
-        return self._model(step)
+        with variant.forward(views.token_slots):
+            return self._model(step)
 
     def _cross_metadata(self, token_slots: Tensor) -> CrossMetadata | None:
         """Return the source of each token of a step; padding tokens read that of some slot."""
@@ -532,8 +526,9 @@ class CudaWorker:
             rows=slots,
         )
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self._model.logits(hidden)
+    def _logits(self, hidden: Tensor, row_slots: Tensor, variant: StepVariant) -> Tensor:
+        with variant.logits(row_slots):
+            logits = self._model.logits(hidden)
         lazy_fusion.flush()
         return logits
 
@@ -546,9 +541,10 @@ class CudaWorker:
         kind: ChooserKind | None,
         grammar_masks: GrammarMasks | None,
         pending_parts: Sequence[PendingPart],
+        variant: StepVariant,
     ) -> PendingStep:
         """Sample rows from their last hidden states: [R or more, E], padded at the end."""
-        logits = self._logits(hidden)
+        logits = self._logits(hidden, row_slots, variant)
         if kind is not None:
             if grammar_masks is not None and grammar_masks.needs_masks:
                 with span("masks"):

@@ -31,6 +31,7 @@ class GraphShape(NamedTuple):
 
     tokens: int
     decodes: int
+    variant: str = ""
 
     @property
     def rows(self) -> int:

@@ -1,4 +1,4 @@
-"""Adapters part: the adapter of each token, and the weights of adapters that get a slot."""
+"""Adapters part: the adapter of each row, and the weights of adapters that get a slot."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import numpy as np
 
 from quire.core.scheduling.limits.adapters import AdapterSlots
 from quire.core.types import StepPlan
-from quire.models.base import LanguageModel, StepInputs
+from quire.models.base import LanguageModel
 from quire.runner.adapters.adapted_layer import SlotLoad
-from quire.runner.adapters.banks import banks_of
-from quire.runner.parts.base import StepPart
+from quire.runner.adapters.banks import find_banks
+from quire.runner.parts.base import StepPart, StepVariant
 from quire.runner.step_batch import StepBatch
-from quire.sampling.h2d import to_device
 from quire.weights.adapters.adapter import Adapter
 
 
 class AdaptersPart(StepPart, frozen=True, array_like=True):
-    """slots: int32 of each of the step's T tokens, -1: no adapter."""
+    """slots: int32 of each of the step's rows, -1: no adapter."""
 
     slots: bytes
     loads: tuple[SlotLoad, ...]
@@ -29,27 +28,27 @@ class AdaptersPart(StepPart, frozen=True, array_like=True):
         found = next((part for part in plan.parts if isinstance(part, AdapterSlots)), None)
         if found is None:
             return None
-        rows = [plan.rows[i] for i in batch.rows]
         slots = [
             -1 if (adapter := row.seq.request.adapter) is None else found.slots[adapter.digest]
-            for row in rows
+            for row in (plan.rows[i] for i in batch.rows)
         ]
-        each = np.repeat(np.array(slots, np.int32), [row.count for row in rows])
         loads = []
         for slot, weights in found.loads:
             read = cast(Adapter, weights)
             loads.append(SlotLoad(slot, read.deltas, read.packed))
-        return cls(each.tobytes(), tuple(loads))
+        return cls(np.array(slots, np.int32).tobytes(), tuple(loads))
 
-    def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
-        """Fill slots, and set the rows of the forward pass."""
-        banks = banks_of(model)
-        given = np.frombuffer(self.slots, np.int32)
-        banks.load({*given.tolist()}, self.loads)
-        slots = np.full(len(step.token_ids), -1, np.int32)  # tokens that pad a step have none
-        slots[: len(given)] = given
-        banks.begin_forward(to_device(slots, step.token_ids.device))
-        return step
+    @classmethod
+    def variant(cls, model: LanguageModel) -> StepVariant | None:
+        return find_banks(model)
+
+    def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
+        """Fill slots, and set the adapter of each row's sequence."""
+        banks = find_banks(model)
+        assert banks is not None, "a step with adapters, of a model without banks"
+        slots = np.frombuffer(self.slots, np.int32)
+        banks.load({*slots.tolist()}, self.loads)
+        banks.assign(batch.slots, slots)
 
 
 PART = AdaptersPart

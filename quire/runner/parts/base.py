@@ -4,10 +4,16 @@
 `before_forward` may replace inputs of the forward pass, and `apply` starts the feature's work after
 it; the results are fields of the StepResult. Each file in this folder sets `PART` to its StepPart,
 plain data that can be sent to another process. No other file names a part.
+
+A part that replaces inputs keeps its steps out of tapes and CUDA graphs. One whose forward pass
+reads buffers at fixed addresses has a variant instead: steps with it have tapes and graphs of their
+own. `write_inputs` fills the buffers before each step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -23,6 +29,48 @@ from quire.sampling.logprobs import Mode
 PARTS = PluginRegistry("quire.runner.parts")
 
 
+class StepVariant(Protocol):
+    """One way to run a model's forward pass and logits, with kernels of its own.
+
+    What runs within its contexts is recorded and captured, so it depends on the content of no
+    buffer. Slots are those of sequences, on the device; negative: padding.
+    """
+
+    @property
+    def name(self) -> str:
+        """Key of its tapes and graphs, and no other variant's; "": of steps without any."""
+        ...
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits have other kernels than without the variant."""
+        ...
+
+    def forward(self, token_slots: Tensor) -> AbstractContextManager[object]:
+        """The context of a forward pass. token_slots: int32 [T]."""
+        ...
+
+    def logits(self, row_slots: Tensor) -> AbstractContextManager[object]:
+        """The context of logits of hidden states [R, E]. row_slots: int32 [R]."""
+        ...
+
+
+class _PlainVariant:
+    """Of steps without a variant."""
+
+    name = ""
+    changes_logits = False
+
+    def forward(self, token_slots: Tensor) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def logits(self, row_slots: Tensor) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+PLAIN: StepVariant = _PlainVariant()
+
+
 class ForwardOutput(NamedTuple):
     """The results of a step's forward pass that parts read."""
 
@@ -30,6 +78,7 @@ class ForwardOutput(NamedTuple):
     hidden: Tensor  # [T, E] of every token in the step
     logprobs_mode: Mode
     pooler: Pooler | None = None  # None: the engine pools nothing
+    variant: StepVariant = PLAIN
 
 
 class PendingPart(Protocol):
@@ -63,6 +112,15 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
         """Whether the forward pass has other inputs than without the part."""
         return type(self).before_forward is not StepPart.before_forward
 
+    @classmethod
+    def variant(cls, model: LanguageModel) -> StepVariant | None:
+        """Return the variant that steps with this part run, on this model. None: the part has
+        none."""
+        return None
+
+    def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
+        """Write what the variant reads, before its forward pass, on the current stream."""
+
     def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
         """Return the inputs of the forward pass, from those that other parts returned."""
         return step
@@ -75,3 +133,20 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
 def load_part_types() -> dict[str, type[StepPart]]:
     """Return name -> class of every part."""
     return {name: PARTS.load(name).PART for name in PARTS.names()}
+
+
+def find_variants(model: LanguageModel) -> list[StepVariant]:
+    """Return all variants of steps of a model, the plain one first."""
+    found = [kind.variant(model) for kind in load_part_types().values()]
+    return [PLAIN, *(one for one in found if one is not None)]
+
+
+def split_variant(
+    model: LanguageModel, parts: Collection[StepPart]
+) -> tuple[StepVariant, Collection[StepPart]]:
+    """Return a step's variant, and the parts that have none."""
+    if not parts:
+        return PLAIN, parts
+    variants = [own for part in parts if (own := part.variant(model)) is not None]
+    assert len(variants) <= 1, f"a step of {len(variants)} variants"
+    return (variants or [PLAIN])[0], [part for part in parts if part.variant(model) is None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
+import torch
 
 from quire.core.types import StepPlan, TokenLogprobs
 from quire.kernels.framework import lazy_fusion
@@ -26,6 +27,7 @@ class PromptRow(msgspec.Struct, frozen=True, array_like=True):
 
     plan_row: int
     first_token: int  # index of the row's first token among the step's T tokens
+    slot: int  # of the sequence
     targets: tuple[int, ...]  # the tokens to score, one per position from `first_token`
     num_top: int  # how many of the best tokens to report; -1: all
 
@@ -49,7 +51,7 @@ class PromptLogprobsPart(StepPart, frozen=True, array_like=True):
             if top is None or row.start >= len(request.prompt) or row.seq.index != 0:
                 continue
             targets = tuple(request.prompt[row.start + 1 : row.start + row.count + 1])
-            rows.append(PromptRow(i, int(batch.q_starts[at]), targets, int(top)))
+            rows.append(PromptRow(i, int(batch.q_starts[at]), row.seq.slot, targets, int(top)))
         return cls(tuple(rows)) if rows else None
 
     def apply(self, forward: ForwardOutput) -> PendingPromptLogprobs:
@@ -79,7 +81,10 @@ def _score_row(forward: ForwardOutput, row: PromptRow) -> list[LogprobScores]:
     for at in range(0, len(row.targets), CHUNK_POSITIONS):
         targets = to_device(row.targets[at : at + CHUNK_POSITIONS], forward.hidden.device)
         first = row.first_token + at
-        logits = forward.model.logits(forward.hidden[first : first + len(targets)])
+        hidden = forward.hidden[first : first + len(targets)]
+        slots = torch.full((len(targets),), row.slot, dtype=torch.int32, device=hidden.device)
+        with forward.variant.logits(slots):
+            logits = forward.model.logits(hidden)
         lazy_fusion.flush()
         scores = prompt_scores(logits, targets, row.num_top, mode=forward.logprobs_mode)
         found.append(scores.copy_to_host())

@@ -1,0 +1,77 @@
+"""Steps with adapters on the GPU's worker, with fake graphs: captured at start, replayed for any mix."""
+
+import functools
+
+import pytest
+
+pytest.importorskip("triton")
+
+from quire import LLM
+from quire.engine.startup import executor_setup
+from quire.runner.gpu.cuda_graphs import DecodeGraph
+from quire.runner.gpu.mixed_batch_graphs import GraphShape
+from quire.sampling.sampler import Sampler
+from tests import tiers
+from tests.cpu.gpu_kernels.test_cuda_worker import acted, no_capture, replayed  # noqa: F401
+from tests.cpu.lora_steps import PATHS, SETTINGS, run, write_adapters
+
+pytestmark = pytest.mark.slow("two engines a case")
+EVERYDAY = ["chunked prompts"]
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    return write_adapters(tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture
+def gpu(acted, monkeypatch):  # noqa: F811
+    """Makes an engine with the CUDA worker over CPU tensors, in which no step may capture."""
+    worker = "quire.runner.gpu.cuda_worker", "CudaWorker"
+    monkeypatch.setitem(executor_setup._WORKERS, "cpu", worker)
+    monkeypatch.setattr(executor_setup, "Sampler", functools.partial(Sampler, asynchronous=True))
+
+    def make(**settings):
+        llm = LLM("embedded", **SETTINGS | settings)
+        llm.llm_engine.engine.executor.call("capture_graphs", 0)
+        llm.llm_engine.engine.executor.runner.worker._graphs._capture = no_capture
+        return llm
+
+    return make
+
+
+@pytest.mark.parametrize("path", [*EVERYDAY, *tiers.long(*(p for p in PATHS if p not in EVERYDAY))])
+def test_graphs_give_the_tokens_of_eager_steps(adapters, gpu, path, replayed):  # noqa: F811
+    alike = [*adapters[:4], adapters[0]]
+    want = run(gpu(enforce_eager=True, **PATHS[path]), alike)
+    replayed.clear()
+    llm = gpu(**PATHS[path])
+    assert run(llm, alike) == want
+    assert all(captured for _, captured in replayed)
+    keys = {key for key, _ in replayed}
+    decodes = {key for key in keys if isinstance(key, DecodeGraph)}
+    assert {key.part for key in decodes if key.variant} == {"whole"}
+    assert any(key.variant for key in keys if isinstance(key, GraphShape))
+    if path == "preempted":
+        assert llm.llm_engine.engine.stats().preemptions
+
+
+def test_graphs_of_adapters_are_captured_only_where_there_are_banks(gpu, adapters, replayed):  # noqa: F811
+    with_banks, without = (
+        set(gpu(**some).llm_engine.engine.executor.runner.worker._graphs._captured)
+        for some in ({}, {"enable_lora": False})
+    )
+    assert {key for key in with_banks if not key.variant} == without
+    more = {key._replace(variant="") for key in with_banks if key.variant}
+    assert more == {key for key in without if getattr(key, "part", "") != "sampling"}
+
+
+def test_what_has_no_graph_of_its_banks_is_launched_kernel_by_kernel(gpu, adapters, replayed):  # noqa: F811
+    """A bank that gets factors and shifts is not the one in the graphs."""
+    want = run(gpu(enforce_eager=True), adapters)
+    replayed.clear()
+    assert run(gpu(), adapters) == want
+    of_banks = [captured for key, captured in replayed if key.variant]
+    assert of_banks == sorted(of_banks, reverse=True)
+    assert set(of_banks) == {False, True}
+    assert all(captured for key, captured in replayed if not key.variant)
