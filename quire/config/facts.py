@@ -21,7 +21,7 @@ from quire.config.json_file import (
     read_json_object,
 )
 from quire.config.memory.kv_layout import LayerFacts
-from quire.config.memory.weight_facts import Header, MatrixFacts, WeightFacts, count_tensors
+from quire.config.memory.weight_facts import WeightFacts, count_tensors
 from quire.config.mistral_format import PARAMS_FILE, config_of_params, read_params
 from quire.config.model_identity import (
     TEXT_SECTIONS,
@@ -31,6 +31,7 @@ from quire.config.model_identity import (
 )
 from quire.config.pooling_facts import PoolingFacts, is_bidirectional, read_pooling_facts
 from quire.config.quant.facts import QuantFacts
+from quire.config.quant.held import Header, MatrixFacts
 from quire.config.quant.read import read_quantization
 from quire.config.quant.side_files import with_side_file
 from quire.errors import ConfigError
@@ -119,6 +120,11 @@ class DeviceFacts:
     count: int = 1
     capability: tuple[int, int] = (0, 0)  # of a CUDA device
     host_free_bytes: int | None = None  # of the host of a GPU; None: unknown, or it is the device
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether FP8 numbers are multiplied: not by GPUs before Ada. Unknown GPUs are newer."""
+        return not (0, 0) < self.capability < (8, 9)
 
 
 def read_json(path: Path) -> dict[str, Any]:

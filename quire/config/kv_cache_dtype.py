@@ -46,7 +46,7 @@ def resolve_cache_dtype(
             f"kv_cache_dtype={requested!r}: {model.model_type} caches latents (multi-head latent "
             f"attention), which quire keeps in the model's dtype; use auto or {dtype}"
         )
-    if form.dtype == "float8_e4m3fn" and (0, 0) < device.capability < (8, 9):
+    if form.dtype == "float8_e4m3fn" and not device.has_fp8:
         major, minor = device.capability
         lack = f"this GPU has compute capability {major}.{minor}, and e4m3 floats need 8.9"
         if requested == "auto":

@@ -175,6 +175,7 @@ def resolve_memory_plan(
         has_logits=_model_use(options, model).has_logits,
         adapter_ranks=adapter_ranks(options.lora),
         adapter_experts=allows_experts(options.lora, model.adapters, ITEMSIZE[dtype], device, why),
+        has_fp8=device.has_fp8,
     )
     shape = replace(
         shape,

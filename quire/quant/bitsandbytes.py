@@ -15,7 +15,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from quire.config.quant.bitsandbytes import BLOCK, LEAST_GROUP, TABLES, BitsAndBytesFormat
+from quire.config.quant.bitsandbytes import BLOCK, TABLES, BitsAndBytesFormat
+from quire.config.quant.held import LEAST_GROUP
 from quire.kernels import linear
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts

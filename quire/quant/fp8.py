@@ -32,7 +32,6 @@ from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes, e4m3_t
 from quire.kernels.gpu.runtime.target import gpu_target
 from quire.kernels.grouped_linear import pack, pack_experts
 from quire.kernels.quantize_fp8 import quantize_fp8
-from quire.quant._bit_fields import factors
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of, outputs_of
 from quire.weights.mapping import InitSpec
 
@@ -123,15 +122,14 @@ def _for_16_bit_rows(
 def e4m3_codes(data: Tensor, scale: Tensor, *, rows: int = 1, group: int = 0) -> WeightCodes:
     """Return e4m3 numbers [..., O, I] and their scales as codes.
 
-    scale: float32 or bfloat16 [..., O / rows, I / group]; group 0: one for all inputs.
+    scale: [..., O / rows, I / group] of any float dtype; group 0: one for all inputs.
     """
     outputs, inputs = data.shape[-2:]
     if rows > 1:
         scale = scale.repeat_interleave(rows, -2)[..., :outputs, :]
     return WeightCodes(
         q=data.view(torch.uint8), bits=8, group=group or inputs,
-        scale=factors(scale) if scale.dtype == torch.float32 else GroupFactors(scale),
-        table=e4m3_table(data.device), e4m3=True,
+        scale=GroupFactors(scale), table=e4m3_table(data.device), e4m3=True,
     )  # fmt: skip
 
 

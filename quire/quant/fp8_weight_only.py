@@ -17,6 +17,7 @@ from quire.config.quant.fp8 import Fp8WeightOnlyFormat
 from quire.kernels.formats.fp8_weight import E4M3
 from quire.kernels.formats.weight_codes import WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts
+from quire.quant._bit_fields import factors
 from quire.quant._e2m1 import E8M0_BIAS, e8m0_to_bfloat16
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
 from quire.quant.fp8 import DUMMY_WEIGHT_STD, e4m3_codes
@@ -56,8 +57,7 @@ class Method:
 
     def _codes(self, values: dict[str, Tensor]) -> WeightCodes:
         form, scale = self._form, values[SCALE]
-        if form.powers:
-            scale = e8m0_to_bfloat16(scale)
+        scale = e8m0_to_bfloat16(scale) if form.powers else factors(scale).values
         if form.group is None:
             return e4m3_codes(values["weight"], scale[..., None])
         return e4m3_codes(values["weight"], scale, rows=form.rows, group=form.group)

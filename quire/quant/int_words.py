@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from quire.config.quant.held import LEAST_GROUP
 from quire.errors import WeightError
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts
@@ -19,9 +20,6 @@ from quire.kernels.linear import pack as pack_plain
 from quire.quant.base import QuantizableLayer
 
 log = logging.getLogger(__name__)
-
-MIN_GROUP = 16
-"""Minimum of inputs that share a scale in memory."""
 
 
 def names_any(stored: Iterable[str], *names: str) -> bool:
@@ -66,7 +64,7 @@ def set_grouped_weight(
         order = own.argsort(dim=-1, stable=True)
         own = own.gather(-1, order)
         size = _group_size(own)
-    if size < MIN_GROUP and size != own.shape[-1]:
+    if size < LEAST_GROUP and size != own.shape[-1]:
         _set_plain(layer, matrix, dtype, q, scale, zero, groups)
         return
     perm = None

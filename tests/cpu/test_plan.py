@@ -15,8 +15,9 @@ from quire.cli import main
 from quire.cli.plan import weight_facts
 from quire.config.conventions import conventions_of
 from quire.config.facts import model_facts
-from quire.config.memory.weight_facts import MatrixFacts, WeightFacts
+from quire.config.memory.weight_facts import WeightFacts
 from quire.config.options import Options
+from quire.config.quant.held import MatrixFacts
 from quire.layers import Rope
 from quire.models.build import MODELS, read_model_config
 from quire.platform import cpu

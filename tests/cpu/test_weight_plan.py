@@ -4,14 +4,16 @@ import pytest
 import torch
 
 from quire.config.facts import count_weights_in_headers, model_facts
-from quire.config.quant.read import reconcile_quantization
+from quire.config.quant.held import BEFORE_FP8
+from quire.config.quant.read import read_quantization, reconcile_quantization
 from quire.distributed.mesh import Mesh
+from quire.kernels.gpu.runtime.target import GpuTarget, describe_target
 from quire.models._weight_report import model_bytes
 from quire.weights.files import read_headers
 from tests import tiers
 from tests.cpu.models.harness import Together
-from tests.cpu.quant import test_awq, test_gptq, test_hqq
 from tests.cpu.quant.oracle import build, tiny, tiny_tensors, write_folder, write_pair
+from tests.cpu.quant.stored_formats import ALL, SIDES, WITH_OUTLIERS
 from tests.cpu.quant.test_online import NAMES
 
 SIZES = {"unit": 256, "vocab_size": 512}
@@ -58,86 +60,66 @@ def test_each_rank_has_its_share(tmp_path):
     assert by_headers == pytest.approx(held(folder, quant="int4", **mesh), rel=NEAR)
 
 
-def bitsandbytes_nested():
-    from tests.cpu.quant import test_bitsandbytes as bnb
-
-    return bnb.four_bits(nested=True), bnb.config()
-
-
-def bitsandbytes_int8():
-    from tests.cpu.quant import test_bitsandbytes as bnb
-
-    return bnb.eight_bits, bnb.EIGHT
-
-
-def gptq_symmetric():
-    return test_gptq.quantizer(), test_gptq.CONFIG
-
-
-def gptq_with_zeros():
-    changes = {"bits": 8, "group_size": 64, "sym": False}
-    how = {"bits": 8, "group": 64, "symmetric": False}
-    return test_gptq.quantizer(**how), test_gptq.CONFIG | changes
-
-
-def awq():
-    return test_awq.quantizer(), test_awq.CONFIG
-
-
-def compressed(case):
-    from tests.cpu.quant import test_compressed_tensors as made
-
-    weights, fmt = made.CASES[case]
-
-    def quantize(name, weight):
-        return made.compress(weight.bfloat16(), weights, fmt, torch.bfloat16)
-
-    return quantize, made.settings(weights, fmt)
-
-
-def compressed_w4():
-    return compressed("w4 group asymmetric")
-
-
-def compressed_fp8():
-    return compressed("fp8 channel")
-
-
-def awq_of_8_bits():
-    return test_awq.quantizer(bits=8), test_awq.CONFIG | {"bits": 8}
-
-
-def hqq():
-    return test_hqq.quantizer(4, 64), test_hqq.config(4, 64)
-
-
-def hqq_of_3_bits():
-    return test_hqq.quantizer(3, 32), test_hqq.config(3, 32)
-
-
-def compressed_nvfp4():
-    return compressed("nvfp4")
-
-
-def compressed_mxfp4():
-    return compressed("mxfp4")
-
-
-@pytest.mark.slow("imports bitsandbytes")
-@pytest.mark.parametrize(
-    "case",
-    [
-        *(bitsandbytes_nested, bitsandbytes_int8, gptq_symmetric, gptq_with_zeros, awq),
-        *(compressed_w4, compressed_nvfp4, compressed_mxfp4, compressed_fp8),
-        *tiers.long(awq_of_8_bits, hqq, hqq_of_3_bits),
-    ],
+DEVICES = {"cpu": None, "cuda": (9, 0), BEFORE_FP8: (8, 0)}
+EVERYDAY = (
+    *("gptq in order of activations", "awq 8", "hqq", "bitsandbytes nf4 nested", "w8a8"),
+    *("compressed w4 group asymmetric", "compressed w7 group", "compressed nvfp4"),
+    *("compressed fp8 block", "compressed mxfp8", "fp8", "fp8 blocks"),
 )
-def test_stored_formats(tmp_path, case):
-    quantize, config = case()
-    for model in ("qwen3_moe", "deepseek_v2"):
-        (tmp_path / model).mkdir()
-        hf = tiny(model, **SIZES)
-        pair = write_pair(tmp_path / model, hf, quantize, config, dtype=torch.bfloat16)
-        said = hf | {"quantization_config": config}
-        by_headers, _ = planned(said, pair.folder)
-        assert by_headers == pytest.approx(held(pair.folder), rel=NEAR), model
+
+
+def in_model_dtype(tensors):
+    """Scales as compressed-tensors stores them."""
+    for name, value in tensors.items():
+        if name.endswith("weight_scale") and value.dtype == torch.float32:
+            tensors[name] = value.bfloat16()
+
+
+@pytest.mark.slow("imports bitsandbytes and compressed-tensors")
+@pytest.mark.parametrize("model", ["llama", *tiers.long("qwen3_moe", "deepseek_v2")])
+@pytest.mark.parametrize("name", [*EVERYDAY, *tiers.long(*(ALL.keys() - EVERYDAY))])
+def test_stored_formats(tmp_path, name, model):
+    """On a CPU, and as a GPU would hold them: the layouts of meta tensors have the same sizes."""
+    quantize, config = ALL[name]()
+    if model != "llama" and name in WITH_OUTLIERS:
+        pytest.skip("experts have no outliers")
+    if model == "deepseek_v2" and name == "gptq 3":
+        pytest.skip("32 codes in three words do not end where its heads do")
+    changes = {"num_hidden_layers": 1} if model == "llama" else {}
+    if model == "deepseek_v2" and name in SIDES:
+        changes |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 128}
+    hf = tiny(model, **SIZES, **changes)
+    edit = in_model_dtype if name.startswith("compressed") else None
+    pair = write_pair(tmp_path, hf, quantize, config, dtype=torch.bfloat16, edit=edit)
+    counted = count_weights_in_headers(read_headers(pair.folder), hf)
+    quantized = read_quantization(hf | {"quantization_config": config})
+    for device, capability in DEVICES.items():
+        if device != "cpu" and name in ("hqq 3", "hqq 5"):
+            continue  # their tensors do not state the inputs, and so not the padding of tiles
+        by_headers = counted.bytes(2, 1, quantized, device)
+        if capability is None:
+            real = held(pair.folder)
+        else:
+            describe_target(GpuTarget(capability, 100))
+            try:
+                real = held(pair.folder, device="meta")
+            finally:
+                describe_target(None)
+        assert by_headers == pytest.approx(real, rel=NEAR), device
+
+
+def test_scales_in_float32_are_counted_so(tmp_path):
+    quantize, config = ALL["compressed w4 group"]()
+    hf = tiny("llama", **SIZES, num_hidden_layers=1)
+    pair = write_pair(tmp_path, hf, quantize, config, dtype=torch.bfloat16)
+    by_headers, _ = planned(hf | {"quantization_config": config}, pair.folder)
+    assert by_headers == pytest.approx(held(pair.folder), rel=NEAR)
+
+
+@pytest.mark.parametrize("name", ["awq", "compressed fp8 channel", "fp8 blocks", "hqq"])
+def test_without_tensors_the_sizes_are_those_of_config_json(name):
+    _, config = ALL[name]()
+    hf = tiny("llama", **SIZES)
+    plain = model_facts(hf).weights.bytes(2)
+    facts = model_facts(hf | {"quantization_config": config})
+    assert facts.weights.bytes(2, 1, facts.quantization) < 0.8 * plain

@@ -22,6 +22,7 @@ from quire.config.memory.kv_layout import (
     group_layers,
     max_blocks_held,
 )
+from quire.config.quant.held import BEFORE_FP8
 from quire.config.quant.read import reconcile_quantization
 from quire.errors import ConfigError, NoRoom
 
@@ -62,6 +63,7 @@ class EngineShape:
     adapter_ranks: int = 0  # of all slots of adapters together
     adapter_experts: bool = False  # whether slots have room for adapters of experts
     has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
+    has_fp8: bool = True  # whether the device multiplies FP8 numbers
 
     @property
     def max_pass_tokens(self) -> int:
@@ -255,7 +257,8 @@ def plan_memory(
     form = KV_FORMATS[shape.cache_dtype]
     block = block_bytes(layers, groups, shape.block_size, form)
     quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
-    weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks, quantized, shape.device)
+    place = shape.device if shape.has_fp8 else BEFORE_FP8
+    weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks, quantized, place)
     weight_bits = 8 * weights * shape.ranks / max(model.weights.elements(quantized), 1)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
     numbers = model.adapters.layers + shape.adapter_experts * model.adapters.experts

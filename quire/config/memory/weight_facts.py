@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from quire.config.quant.facts import MIN_OUTPUTS, QuantFacts, WeightFormat
+from quire.config.quant.held import Header, MatrixFacts
 
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head", "shared.weight", "relative_attention_bias")
 """Parts of matrix names that mark matrices other than the decoder's linear layers."""
@@ -18,56 +18,8 @@ ROUTERS = ("gate", "router", "wg")
 ABSORBED = ("kv_b_proj",)
 """Last components of the names of matrices that are multiplied from both sides: held plain."""
 
-
-class Header(Protocol):
-    """The header of a tensor, as quire.weights reads it."""
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its numbers are floats of 16 or more bits, or positions: no quantized weight."""
-        ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixFacts:
-    """A linear layer, or a bank of experts. The sizes are over all ranks.
-
-    stored_bytes: of all tensors of a quantized matrix, codes_bytes: of the largest. 0: it is plain.
-    """
-
-    name: str
-    outputs: int
-    inputs: int
-    stored_bytes: int = 0
-    codes_bytes: int = 0
-
-    def count(self, form: WeightFormat | None) -> int:
-        """Elements. form: of a quantized matrix."""
-        if not self.codes_bytes:
-            return self.outputs * self.inputs
-        return int(self.codes_bytes * 8 / (8 if form is None else form.stored_bits))
-
-    def held_bytes(self, form: WeightFormat | None, itemsize: int, device: str) -> float:
-        """Bytes as a device ("cpu" or "cuda") holds the matrix. itemsize: of the model's dtype."""
-        plain = self.count(form) * itemsize
-        last = self.name.rpartition(".")[2]
-        if self.codes_bytes:
-            bits = None if form is None else form.held_bits(self.inputs, device)
-            if last in ABSORBED or last in ROUTERS:
-                return plain
-            return self.stored_bytes if bits is None else self.count(form) * bits / 8
-        if form is None or last in ABSORBED or self.outputs < MIN_OUTPUTS:
-            return plain
-        if form.only_experts and "experts" not in self.name.split("."):
-            return plain
-        bits = form.held_bits(self.inputs, device)
-        return plain if bits is None else self.count(form) * bits / 8
+PLAIN = WeightFormat()
+"""The format of an unquantized matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +38,46 @@ class WeightFacts:
         quantized: QuantFacts | None = None,
         device: str = "cpu",
     ) -> int:
-        """Bytes on one rank. itemsize: of the model's dtype. device: "cpu" or "cuda"."""
+        """Bytes on one rank. itemsize: of the model's dtype. device: as in quire.config.quant."""
         total = float(self.matrices * itemsize)
         if self.head is not None and quantized is not None and quantized.head is not None:
-            total += self.head.held_bytes(quantized.head, itemsize, device)
-            total -= self.head.count(quantized.head) * itemsize
+            total += _held_bytes(self.head, quantized.head, itemsize, device)
+            total -= self.head.outputs * self.head.inputs * itemsize
         for layer in self.layers:
             form = _format_of(layer, quantized)
-            total += layer.held_bytes(form, itemsize, device)
-            if not layer.codes_bytes:
-                total -= layer.count(form) * itemsize
+            found = form.sized(layer)
+            total += _held_bytes(found, form, itemsize, device)
+            if not layer.tensors:
+                total -= layer.outputs * layer.inputs * itemsize
         return math.ceil(total / ranks) + self.vectors * itemsize
 
     def elements(self, quantized: QuantFacts | None = None) -> int:
         """All numbers, over all ranks."""
-        stored = (layer for layer in self.layers if layer.codes_bytes)
-        counts = (one.count(_format_of(one, quantized)) for one in stored)
-        return self.matrices + self.vectors + sum(counts)
+        stored = (layer for layer in self.layers if layer.tensors)
+        found = (_format_of(one, quantized).sized(one) for one in stored)
+        return self.matrices + self.vectors + sum(one.outputs * one.inputs for one in found)
 
 
-def _format_of(layer: MatrixFacts, quantized: QuantFacts | None) -> WeightFormat | None:
-    return None if quantized is None else quantized.format_of([layer.name])
+def _format_of(layer: MatrixFacts, quantized: QuantFacts | None) -> WeightFormat:
+    """Return the format of a layer; PLAIN: it is unquantized, or loading will refuse it."""
+    found = None if quantized is None else quantized.format_of([layer.name])
+    return found or PLAIN
+
+
+def _held_bytes(matrix: MatrixFacts, form: WeightFormat, itemsize: int, device: str) -> float:
+    """Bytes as a device holds a matrix with sizes. itemsize: of the model's dtype."""
+    count, last = matrix.outputs * matrix.inputs, matrix.name.rpartition(".")[2]
+    plain = count * itemsize
+    if last in ABSORBED or (matrix.tensors and last in ROUTERS):
+        return plain
+    if matrix.tensors and form is PLAIN:
+        return sum(one.nbytes for one in matrix.tensors.values())
+    if not matrix.tensors:
+        spared = form.only_experts and "experts" not in matrix.name.split(".")
+        if matrix.outputs < MIN_OUTPUTS or spared:
+            return plain
+    bits = form.held_bits(matrix, device)
+    return plain if bits is None else count * bits / 8
 
 
 def count_tensors(headers: Iterable[tuple[str, Header]], *, tied: bool = False) -> WeightFacts:
@@ -149,15 +120,7 @@ def _stored_matrices(module: str, params: Mapping[str, Header]) -> list[MatrixFa
     for param, header in params.items():
         stem, found, _ = param.partition("_proj_")
         own.setdefault(f"{module}.{stem}_proj" if found else module, {})[param] = header
-    return [_stored_matrix(name, of) for name, of in own.items()]
-
-
-def _stored_matrix(module: str, params: Mapping[str, Header]) -> MatrixFacts:
-    codes = max(params.values(), key=lambda one: one.nbytes)
-    size = math.prod(codes.shape)
-    inputs = max(codes.shape[-2:], default=1)
-    total = sum(one.nbytes for one in params.values())
-    return MatrixFacts(module, size // max(inputs, 1), inputs, total, codes.nbytes)
+    return [MatrixFacts(name, 0, 0, tensors) for name, tensors in own.items()]
 
 
 def _is_router(module: str) -> bool:

@@ -5,12 +5,14 @@ Source: https://github.com/casper-hansen/AutoAWQ, https://arxiv.org/abs/2306.009
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits, unquantized
+from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
 from quire.config.quant.fields import Json, read_names, refuse_unknown, require_value
 from quire.config.quant.gptq import AUTO_ROUND_FIELDS, read_flag, read_group
+from quire.config.quant.held import MatrixFacts, group_bits
 from quire.errors import ConfigError
 
 LAYOUTS = {"gemm": "gemm", "exllama": "gemm", "ipex": "gemm", "gemv": "gemv"}
@@ -36,12 +38,15 @@ class AwqFormat(WeightFormat):
     symmetric: bool  # zeros may be absent, and are then in the middle
     head: bool = False  # the output head is quantized, too
 
-    @property
-    def stored_bits(self) -> float:
-        return self.bits
+    def stored_size(self, matrix: MatrixFacts) -> tuple[int, int]:
+        rows, columns = matrix.tensor("qweight").shape
+        per = 32 // self.bits
+        return (rows, columns * per) if self.layout == "gemv" else (columns * per, rows)
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        return group_bits(self.bits, self.group or inputs, 16, has_zeros=not self.symmetric)
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        group = math.gcd(self.group or matrix.inputs, matrix.inputs)
+        numbers = matrix.float_bits("scales") + 8 * (not self.symmetric)
+        return group_bits(self.bits, group, numbers, matrix.inputs, device)
 
 
 def read(found: Json) -> QuantFacts:

@@ -11,8 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits, unquantized
+from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
 from quire.config.quant.fields import Json, read_names, refuse_unknown, require_value
+from quire.config.quant.held import LEAST_GROUP, MatrixFacts, group_bits
 
 KNOWN = frozenset(
     (
@@ -23,8 +24,6 @@ KNOWN = frozenset(
     )
 )
 Type = Literal["nf4", "fp4", "int8"]
-LEAST_GROUP = 16
-"""Smaller groups than kernels have: a matrix that has them is widened."""
 BLOCK = 64
 """Weights that share a scale: neighbours of the flat matrix, so a block may cross rows."""
 
@@ -48,11 +47,16 @@ class BitsAndBytesFormat(WeightFormat):
     method: ClassVar[str] = "bitsandbytes"
     type: Type
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
+    def stored_size(self, matrix: MatrixFacts) -> tuple[int, int]:
+        outputs, inputs = matrix.tensor("bnb_codes").shape
+        return outputs, inputs
+
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        inputs = matrix.inputs
         if self.type == "int8":
-            return group_bits(8, inputs, 32)
+            return group_bits(8, inputs, 32, inputs, device)
         group = math.gcd(BLOCK, inputs)
-        return group_bits(4, group, 32) if group >= LEAST_GROUP else 16
+        return group_bits(4, group, 32, inputs, device) if group >= LEAST_GROUP else 16
 
 
 def read(found: Json) -> QuantFacts:

@@ -8,11 +8,12 @@ Source: https://github.com/vllm-project/compressed-tensors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, group_bits, unquantized
+from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, unquantized
 from quire.config.quant.fields import (
     Json,
     read_group_size,
@@ -23,6 +24,7 @@ from quire.config.quant.fields import (
 )
 from quire.config.quant.fp4 import MxFp4Format, NvFp4Format
 from quire.config.quant.fp8 import BLOCK, Fp8Format, Fp8WeightOnlyFormat
+from quire.config.quant.held import MatrixFacts, group_bits
 from quire.config.quant.int8 import Int8Format
 from quire.errors import ConfigError
 
@@ -72,14 +74,21 @@ class PackedIntFormat(WeightFormat):
     per_tensor: bool = False
     by_activation: bool = False  # actorder "group": weight_g_idx has the group of each input
 
-    @property
-    def stored_bits(self) -> float:
-        return self.bits if self.packed else 8
+    def stored_size(self, matrix: MatrixFacts) -> tuple[int, int]:
+        if not self.packed:
+            return WeightFormat.stored_size(self, matrix)
+        *outputs, words = matrix.tensor("weight_packed").shape
+        inputs = words * 32 // self.bits  # or fewer: fields may be padded
+        if self.group is not None:
+            inputs = min(inputs, matrix.tensor("weight_scale").shape[-1] * self.group)
+        return math.prod(outputs), inputs
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        if self.bits not in (4, 8):
-            return None
-        return group_bits(self.bits, self.group or inputs, 16, has_zeros=not self.symmetric)
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        bits = 8 if self.bits == 7 else self.bits
+        numbers = matrix.float_bits("weight_scale") + 8 * (not self.symmetric)
+        order = 32 / matrix.outputs if self.by_activation else 0
+        group = self.group or matrix.inputs
+        return group_bits(bits, group, numbers, matrix.inputs, device) + order
 
 
 KV_FORMAT_OF = {"float": "float8_e4m3fn", "int": "int8"}

@@ -6,10 +6,13 @@ config.json. quire.quant makes a method of each WeightFormat, which handles the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from quire.config.quant.held import MatrixFacts
 
 MIN_OUTPUTS = 16
 """Minimum of outputs of a layer that quire quantizes: a smaller gate gains too little."""
@@ -31,23 +34,28 @@ class WeightFormat:
     only_experts: bool = False
     """Whether layers that are no experts stay unquantized."""
 
-    @property
-    def stored_bits(self) -> float:
-        """Bits of a code in the checkpoint's largest tensor of a matrix."""
-        return 8
+    def stored_size(self, matrix: MatrixFacts) -> tuple[int, int]:
+        """Return outputs (over all experts of a bank) and inputs, by the checkpoint's tensors."""
+        *outputs, inputs = matrix.tensor("weight").shape
+        return math.prod(outputs), inputs
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        """Bits per weight of a matrix with so many inputs as its device holds it, with scales.
+    def sized(self, matrix: MatrixFacts) -> MatrixFacts:
+        """Return a matrix with its sizes, which of a quantized one the format reads."""
+        if not matrix.tensors:
+            return matrix
+        try:
+            outputs, inputs = self.stored_size(matrix)
+        except (ValueError, IndexError):  # loading will refuse such tensors by name
+            outputs, inputs = 0, 1
+        return replace(matrix, outputs=outputs, inputs=max(inputs, 1))
 
-        device: "cpu" or "cuda". None: as many as the checkpoint's tensors have; of a format that is
-        made on load: such a matrix is not quantized.
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        """Bits per weight of a matrix as a device holds it, with its scales.
+
+        matrix: with sizes. device: see quire.config.quant.held. None: of a format that is made on
+        load: such a matrix is not quantized.
         """
         return None
-
-
-def group_bits(bits: int, group: int, scale_bits: int, *, has_zeros: bool = False) -> float:
-    """Return bits per weight of codes with a scale per group, and a byte of zeros if there are."""
-    return bits + (scale_bits + 8 * has_zeros) / group
 
 
 @dataclass(frozen=True, slots=True)

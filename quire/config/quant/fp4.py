@@ -6,12 +6,14 @@ multiplies two such numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits, unquantized
+from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
 from quire.config.quant.fields import read_names, refuse_unknown
+from quire.config.quant.held import MatrixFacts, group_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +29,14 @@ class NvFp4Format(WeightFormat):
     divides: bool = True  # the scale of a tensor; False: it multiplies
     input_scale: str | None = None
 
-    @property
-    def stored_bits(self) -> float:
-        return 4
+    def stored_size(self, matrix: MatrixFacts) -> tuple[int, int]:
+        *outputs, pairs = matrix.tensor(self.codes).shape
+        return math.prod(outputs), 2 * pairs
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
         scale = 16 if device == "cpu" else 8
-        return group_bits(4, 16, scale) + 32 / inputs  # the tensor's, for each output
+        bits = group_bits(4, 16, scale, matrix.inputs, device)
+        return bits + 32 / matrix.inputs  # the tensor's, for each output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +48,14 @@ class MxFp4Format(WeightFormat):
     scale: str = "weight_scale"
     block_axis: bool = False  # codes are [O, I / 32, 16], as in GPT-OSS, not [O, I / 2]
 
-    @property
-    def stored_bits(self) -> float:
-        return 4
+    def stored_size(self, matrix: MatrixFacts) -> tuple[int, int]:
+        *outputs, inputs = matrix.tensor(self.codes).shape
+        if self.block_axis:
+            *outputs, inputs = (*outputs[:-1], outputs[-1] * inputs)
+        return math.prod(outputs), 2 * inputs
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        return group_bits(4, 32, 16)
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        return group_bits(4, 32, 16, matrix.inputs, device)
 
 
 GPT_OSS = MxFp4Format(codes="blocks", scale="scales", block_axis=True, only_experts=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits, unquantized
+from quire.config.quant.facts import QuantFacts, WeightFormat, unquantized
 from quire.config.quant.fields import Json, read_names, refuse_unknown, require_value
+from quire.config.quant.held import BEFORE_FP8, MatrixFacts, group_bits
 from quire.errors import ConfigError
 
 BLOCK = 128
@@ -32,10 +33,10 @@ class Fp8Format(WeightFormat):
     static_activations: bool = False
     """The checkpoint fixed the scale of activations, as `input_scale`."""
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        if self.is_stored:
-            return None
-        return group_bits(8, self.block * self.block or inputs, 32)
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        if device != BEFORE_FP8:
+            return 8 + 32 / (self.block * self.block or matrix.inputs)
+        return group_bits(8, self.block or matrix.inputs, 32, matrix.inputs, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +48,10 @@ class Fp8WeightOnlyFormat(WeightFormat):
     group: int | None = None  # inputs that share a scale; None: all of them
     powers: bool = False  # scales are e8m0: the exponents of powers of two
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        if self.rows == 1:
-            return None
-        return group_bits(8, self.group or inputs, 32)  # each output has its scales
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        scale = 16 if self.powers else matrix.float_bits("weight_scale")
+        group = self.group or matrix.inputs  # each output has its own scales
+        return group_bits(8, group, scale, matrix.inputs, device)
 
 
 def read(found: Json) -> QuantFacts:

@@ -5,10 +5,12 @@ Source: https://github.com/ggml-org/ggml/blob/master/include/ggml.h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from quire.config.quant.facts import WeightFormat
+from quire.config.quant.held import MatrixFacts, group_bits
 
 
 class GgmlType(NamedTuple):
@@ -78,28 +80,28 @@ REFUSED_TYPES = {
 """Types that ggml has removed, or that only its kernels use."""
 
 
-HELD_BITS = {
-    "Q4_0": 4.5,
-    "Q4_1": 5.0,
-    "Q5_0": 5.5,
-    "Q5_1": 6.0,
-    "Q8_0": 8.5,
-    "Q2_K": 3.125,
-    "Q3_K": 3.5625,
-    "Q4_K": 4.625,
-    "Q5_K": 5.625,
-    "Q6_K": 6.5625,
-    "IQ4_NL": 4.5,
-    "IQ4_XS": 4.3125,
-    "TQ1_0": 2.125,
-    "TQ2_0": 2.125,
-    "MXFP4": 4.5,
-    "NVFP4": 4.5,
-    "Q1_0": 2.125,
-    "Q2_0": 2.25,
+HELD = {
+    "Q4_0": (4, 32, 16),
+    "Q4_1": (4, 32, 32),
+    "Q5_0": (5, 32, 16),
+    "Q5_1": (5, 32, 32),
+    "Q8_0": (8, 32, 16),
+    "Q2_K": (2, 16, 18),
+    "Q3_K": (3, 16, 9),
+    "Q4_K": (4, 32, 20),
+    "Q5_K": (5, 32, 20),
+    "Q6_K": (6, 16, 9),
+    "IQ4_NL": (4, 32, 16),
+    "IQ4_XS": (4, 32, 10),
+    "TQ1_0": (2, 128, 16),
+    "TQ2_0": (2, 128, 16),
+    "MXFP4": (4, 32, 16),
+    "NVFP4": (4, 16, 8),
+    "Q1_0": (2, 128, 16),
+    "Q2_0": (2, 64, 16),
 }
-"""Bits per weight in memory, of the types that kernels multiply: codes, factors of K-quants in
-bytes, float16 per block. Other types are widened."""
+"""Bits of a code in memory, inputs of a group, bits of the group's numbers: factors of K-quants in
+bytes, and its share of float16 per block. Types that are not here are widened."""
 WIDER_ON_CPU = {
     "Q2_K": 2 / 16,
     "Q3_K": 1 / 16,
@@ -112,10 +114,12 @@ WIDER_ON_CPU = {
 """Further bits per weight: numbers of a block of 256 in float32; of NVFP4, scales in float16."""
 
 
-def held_bits(kind: str, device: str) -> float:
-    """Return bits per weight of a type in the memory of a device, "cpu" or "cuda"."""
+def held_bits(kind: str, inputs: int, device: str) -> float:
+    """Return bits per weight of a type in the memory of a device: see quire.config.quant.held."""
+    if kind not in HELD:
+        return 16.0
     wider = WIDER_ON_CPU.get(kind, 0.0) if device == "cpu" else 0.0
-    return HELD_BITS.get(kind, 16.0) + wider
+    return group_bits(*HELD[kind], inputs, device) + wider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +129,10 @@ class GgmlFormat(WeightFormat):
     method: ClassVar[str] = "gguf"
     type: str  # a name in TYPE_BY_NAME
 
-    @property
-    def stored_bits(self) -> float:
+    def stored_size(self, matrix: MatrixFacts) -> tuple[int, int]:
         kind = TYPE_BY_NAME[self.type]
-        return 8 * kind.nbytes / kind.values
+        *outputs, blocks, _ = max(matrix.tensors.values(), key=lambda one: one.nbytes).shape
+        return math.prod(outputs), blocks * kind.values
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        return held_bits(self.type, device)
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        return held_bits(self.type, matrix.inputs, device)

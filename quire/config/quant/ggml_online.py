@@ -12,6 +12,7 @@ from typing import ClassVar
 from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat
 from quire.config.quant.ggml import held_bits
 from quire.config.quant.ggml_mixes import MIXES, fitting_type, head_type, layers_with_more_bits
+from quire.config.quant.held import MatrixFacts
 from quire.errors import ConfigError
 
 PREFIX = "gguf:"
@@ -31,9 +32,9 @@ class GgmlOnlineFormat(WeightFormat):
         """Return a number if a matrix with so many inputs has blocks; None: it has none."""
         return None if fitting_type(self.type, inputs) is None else inputs
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        kind = fitting_type(self.type, inputs)
-        return None if kind is None else held_bits(kind, device)
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        kind = fitting_type(self.type, matrix.inputs)
+        return None if kind is None else held_bits(kind, matrix.inputs, device)
 
 
 def read_mix(name: str, layers: int) -> QuantFacts:

@@ -6,11 +6,12 @@ Source: https://github.com/ModelCloud/GPTQModel, https://arxiv.org/abs/2210.1732
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, group_bits
+from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat
 from quire.config.quant.fields import (
     Json,
     check_pattern,
@@ -18,6 +19,7 @@ from quire.config.quant.fields import (
     refuse_unknown,
     require_value,
 )
+from quire.config.quant.held import LEAST_GROUP, MatrixFacts, group_bits
 from quire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -59,12 +61,18 @@ class GptqFormat(WeightFormat):
     act_order: bool = False  # inputs of a group are not neighbours
     head: bool = False  # the output head is quantized, too
 
-    @property
-    def stored_bits(self) -> float:
-        return self.bits
+    def stored_size(self, matrix: MatrixFacts) -> tuple[int, int]:
+        words, outputs = matrix.tensor("qweight").shape
+        return outputs, words * 32 // self.bits
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        return group_bits(self.bits, self.group or inputs, 16, has_zeros=not self.symmetric)
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        inputs = matrix.inputs
+        group = math.gcd(self.group or inputs, inputs)
+        if group < min(LEAST_GROUP, inputs):
+            return 16
+        numbers = matrix.float_bits("scales") + 8 * (not self.symmetric)
+        order = 32 / matrix.outputs if self.act_order and matrix.has("g_idx") else 0
+        return group_bits(self.bits, group, numbers, inputs, device) + order
 
 
 def read(found: Json) -> QuantFacts:

@@ -5,10 +5,11 @@ Source: https://github.com/mobiusml/hqq, https://mobiusml.github.io/hqq_blog
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, group_bits, unquantized
+from quire.config.quant.facts import LayerRule, QuantFacts, WeightFormat, unquantized
 from quire.config.quant.fields import (
     Json,
     read_group_size,
@@ -17,6 +18,7 @@ from quire.config.quant.fields import (
     refuse_unknown,
     require_value,
 )
+from quire.config.quant.held import MatrixFacts, group_bits
 from quire.errors import ConfigError
 
 AT = "quantization_config"
@@ -32,6 +34,8 @@ WEIGHT_FIELDS = frozenset(
 )
 FIELDS_PER_WORD = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, 1: 8}
 """Bits -> codes that share a word: 32 bits wide for 3 bits, else a byte."""
+WHOLE_TILES = 512
+"""Inputs of tiles without padding, whatever the bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +46,19 @@ class HqqFormat(WeightFormat):
     bits: int
     group: int | None  # inputs that share a scale; None: all of them
 
-    @property
-    def stored_bits(self) -> float:
-        return (32 if self.bits == 3 else 8) / FIELDS_PER_WORD[self.bits]
+    def stored_size(self, matrix: MatrixFacts) -> tuple[int, int]:
+        width = matrix.tensor("W_q").shape[-1]
+        groups = math.prod(matrix.tensor("scale").shape)
+        if self.group is None:
+            return groups, width
+        count = groups * self.group  # as if the matrix were a square: only its tensors state more
+        inputs = -(-math.isqrt(count) // WHOLE_TILES) * WHOLE_TILES
+        return count // inputs, inputs
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        return group_bits(max(self.bits, 2), self.group or inputs, 16 + 32)  # and an offset
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        numbers = matrix.float_bits("scale") + 32  # and an offset
+        group = self.group or matrix.inputs
+        return group_bits(max(self.bits, 2), group, numbers, matrix.inputs, device)
 
 
 def read(found: Json) -> QuantFacts:

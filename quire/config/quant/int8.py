@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from quire.config.quant.facts import WeightFormat
+from quire.config.quant.held import MatrixFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,3 +19,6 @@ class Int8Format(WeightFormat):
     """The checkpoint fixed the scale of activations, as `input_scale`, and `input_zero_point`."""
     extra_zeros: bool = False
     """The writer may leave zero points also where they are all zero."""
+
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        return 8 + (32 if self.symmetric_inputs else 64) / matrix.inputs  # and sums of rows

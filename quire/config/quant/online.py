@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from quire.config.quant import ggml_online
-from quire.config.quant.facts import QuantFacts, WeightFormat, group_bits
+from quire.config.quant.facts import QuantFacts, WeightFormat
 from quire.config.quant.fp8 import BLOCK, Fp8Format
+from quire.config.quant.held import LEAST_GROUP, MatrixFacts, group_bits
 
 GROUP = 128
 GROUPS = (128, 64, 32, 16)
 """Sizes of groups that kernels are made for."""
-SMALLEST_GROUP = 16
 WITH_HEAD = "+lm_head"
 """Ends values of `quantization` that quantize the output head too."""
 
@@ -36,18 +36,18 @@ class OnlineFormat(WeightFormat):
     group: int = GROUP  # most inputs that share a scale; 0: a row
     symmetric: bool = True  # False: each group has its own code of zero
 
-    def held_bits(self, inputs: int, device: str) -> float | None:
-        group = self.group_of(inputs)
+    def held_bits(self, matrix: MatrixFacts, device: str) -> float | None:
+        group = self.group_of(matrix.inputs)
         if group is None:
             return None
-        scale = 32 if self.values == "nf4" else 16
-        return group_bits(self.bits, group, scale, has_zeros=not self.symmetric)
+        numbers = (32 if self.values == "nf4" else 16) + 8 * (not self.symmetric)
+        return group_bits(self.bits, group, numbers, matrix.inputs, device)
 
     def group_of(self, inputs: int) -> int | None:
         """Return how many inputs of a matrix share a scale; None: it cannot have this format."""
         if self.values == "mxfp4":
             return None if inputs % self.group else self.group
-        sizes = (*GROUPS, *range(self.group, SMALLEST_GROUP, -1))
+        sizes = (*GROUPS, *range(self.group, LEAST_GROUP, -1))
         return next((one for one in sizes if one <= self.group and inputs % one == 0), inputs)
 
 

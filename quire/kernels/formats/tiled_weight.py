@@ -22,17 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from quire.config.quant.held import TILE_GROUPS as GROUPS
+from quire.config.quant.held import TILE_PLANES as PLANES
 from quire.kernels.formats.weight import ExpertBank, StoredWeight
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes, e4m3_table
 
 TILE = 64
 """Outputs of a tile: the rows of Hopper's matrix instruction."""
-
-PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (4, 4)}
-"""Bits of a code -> bits of its low and of its high plane."""
-
-GROUPS = (128, 64, 32, 16)
-"""Inputs that may share a scale in the kernels; larger groups repeat theirs."""
 
 BYTE_FORMS = {"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu}
 """Floats of a byte, which kernels read as bytes."""

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_iter
 
 from quire.errors import QuireError
 from tests import tiers
-from tests.cpu.quant import test_awq, test_gptq, test_hqq, test_squeezellm
-from tests.cpu.quant import test_other_makers as makers
+from tests.cpu.quant import test_hqq
 from tests.cpu.quant.oracle import build, tiny, write_pair
+from tests.cpu.quant.stored_formats import ALL, SIDES
 
 LAYER = "model.layers.0.mlp.down_proj"
 SHARE = tiers.amount(5, 1)
@@ -24,87 +24,12 @@ SHARE = tiers.amount(5, 1)
 MAX_MESSAGE = 1500
 
 
-def gptq():
-    return test_gptq.quantizer(symmetric=False), test_gptq.CONFIG | {"sym": False}
-
-
-def gptq_in_order_of_activations():
-    return test_gptq.quantizer(shuffle=True), test_gptq.CONFIG | {"desc_act": True}
-
-
-def awq():
-    return test_awq.quantizer(), test_awq.CONFIG
-
-
-def awq_gemv():
-    return test_awq.quantizer(layout="gemv"), test_awq.CONFIG | {"version": "gemv"}
-
-
-def squeezellm():
-    return test_squeezellm.quantizer(), test_squeezellm.CONFIG
-
-
-def hqq():
-    return test_hqq.quantizer(), test_hqq.config()
-
-
-def hqq_of_3_bits():
-    return test_hqq.quantizer(3), test_hqq.config(3)
-
-
-def fp8():
-    return makers.fp8_rows, {"quant_method": "fp8"}
-
-
-def modelopt_fp8():
-    return makers.fp8_tensor, makers.MODELOPT
-
-
-def modelopt_nvfp4():
-    return makers.nvfp4, makers.MODELOPT | {"quant_algo": "NVFP4"}
-
-
-def fbgemm():
-    return makers.fp8_rows, {"quant_method": "fbgemm_fp8"}
-
-
-def quark_int8():
-    return makers.int8_rows, makers.quark(makers.INT8_SPEC, makers.INT8_FIXED)
-
-
-def quark_mxfp4():
-    return makers.mxfp4, makers.quark(makers.MX_SPEC, {**makers.MX_SPEC, "is_dynamic": True})
-
-
-def bitsandbytes():
-    bnb = pytest.importorskip("tests.cpu.quant.test_bitsandbytes", exc_type=ImportError)
-    return bnb.four_bits(nested=True), bnb.config(bnb_4bit_use_double_quant=True)
-
-
-def bitsandbytes_int8():
-    bnb = pytest.importorskip("tests.cpu.quant.test_bitsandbytes", exc_type=ImportError)
-    return bnb.eight_bits, bnb.EIGHT
-
-
-def compressed(case):
-    def make():
-        ct = pytest.importorskip("tests.cpu.quant.test_compressed_tensors", exc_type=ImportError)
-        weights, fmt = ct.CASES[case]
-        return (lambda name, w: ct.compress(w, weights, fmt)), ct.settings(weights, fmt)
-
-    make.__name__ = f"compressed_{case.replace(' ', '_')}"
-    return make
-
-
-EVERYDAY = [
-    *(gptq_in_order_of_activations, awq_gemv, squeezellm, hqq_of_3_bits, quark_int8),
-    *(modelopt_nvfp4, bitsandbytes, bitsandbytes_int8),
-    *map(compressed, ("w4 group asymmetric", "fp8 group", "mxfp4")),
-]
-OTHERS = [
-    *(gptq, awq, hqq, fp8, modelopt_fp8, fbgemm, quark_mxfp4),
-    *map(compressed, ("w3 group", "int4 unpacked group", "mxfp8", "nvfp4")),
-]
+EVERYDAY = (
+    *("gptq in order of activations", "awq gemv", "squeezellm", "hqq 3", "quark int8"),
+    *("modelopt nvfp4", "bitsandbytes nf4 nested", "bitsandbytes int8"),
+    *("compressed w4 group asymmetric", "compressed fp8 group", "compressed mxfp4"),
+)
+OTHERS = sorted(ALL.keys() - {*EVERYDAY, *SIDES})
 OTHER_DTYPE = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
 
@@ -169,12 +94,10 @@ def loaded(folder):
     return None, seen.nbytes
 
 
-@pytest.fixture(
-    scope="module", params=[*EVERYDAY, *tiers.long(*OTHERS)], ids=lambda make: make.__name__
-)
+@pytest.fixture(scope="module", params=[*EVERYDAY, *tiers.long(*OTHERS)])
 def checkpoint(request, tmp_path_factory):
     """(folder, its tensors, bytes of the largest tensor while it loads)."""
-    quantize, config = request.param()
+    quantize, config = ALL[request.param]()
     folder = tmp_path_factory.mktemp("whole")
     pair = write_pair(folder, tiny("llama", num_hidden_layers=1), quantize, config)
     error, nbytes = loaded(pair.folder)

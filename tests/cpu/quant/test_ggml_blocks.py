@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.config.quant.ggml import GGML_TYPES, REFUSED_TYPES, TYPE_BY_NAME, GgmlFormat, GgmlType
+from quire.config.quant.held import MatrixFacts
 from quire.errors import ConfigError
 from quire.kernels.formats.panel_codes import pack_panel_codes
 from quire.kernels.formats.tiled_weight import pack_tiles
@@ -73,7 +74,9 @@ def test_a_bank_is_its_experts(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(QUANTIZED))
 def test_the_plan_has_the_bits_in_memory(name: str) -> None:
     kind, form = QUANTIZED[name], GgmlFormat(type=name)
-    planned = {device: form.held_bits(4096, device) for device in ("cpu", "cuda")}
+    planned = {
+        device: form.held_bits(MatrixFacts("", 64, 4096), device) for device in ("cpu", "cuda")
+    }
     if not ggml_blocks.has_codes(name):
         assert planned == {"cpu": 16, "cuda": 16}
         return

@@ -5,6 +5,7 @@ import torch
 
 from quire.config.quant.ggml_mixes import MIXES, ggml_type
 from quire.config.quant.ggml_online import GgmlOnlineFormat
+from quire.config.quant.held import MatrixFacts
 from quire.config.quant.online import find_online
 from quire.errors import ConfigError
 from quire.kernels.formats.panel_codes import pack_panel_codes
@@ -33,7 +34,8 @@ def test_matrices_have_the_types_of_a_file(mix, layers):
 def test_bits_per_weight_are_those_of_the_type(kind):
     form, weight = GgmlOnlineFormat(type=kind), torch.randn(64, 512)
     made = pack_panel_codes(quantize(weight, form), torch.bfloat16)
-    assert made.nbytes * 8 / weight.numel() == pytest.approx(form.held_bits(512, "cpu"), rel=0.005)
+    planned = form.held_bits(MatrixFacts("", 64, 512), "cpu")
+    assert made.nbytes * 8 / weight.numel() == pytest.approx(planned, rel=0.005)
 
 
 def test_logits_are_those_of_the_quantized_values(tmp_path):

@@ -70,7 +70,9 @@ def settings(inputs, **changes):
     return found | {"config_groups": {"group_0": group}, "ignore": ["lm_head"]} | changes
 
 
-def pair_of(folder, inputs, model="llama", edit=None, **changes):
+def quantizer(inputs):
+    """A function for write_pair."""
+
     def quantize(name, weight):
         if name == "lm_head":
             return None
@@ -83,7 +85,12 @@ def pair_of(folder, inputs, model="llama", edit=None, **changes):
                 made["input_zero_point"] = torch.tensor([ZERO], dtype=torch.int8)
         return made, data * scale
 
-    return write_pair(folder, tiny(model, **changes), quantize, settings(inputs), edit=edit)
+    return quantize
+
+
+def pair_of(folder, inputs, model="llama", edit=None, **changes):
+    hf = tiny(model, **changes)
+    return write_pair(folder, hf, quantizer(inputs), settings(inputs), edit=edit)
 
 
 def fake_model(pair, inputs):
