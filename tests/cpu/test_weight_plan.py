@@ -108,6 +108,7 @@ def test_stored_formats(tmp_path, name, model):
         assert by_headers == pytest.approx(real, rel=NEAR), device
 
 
+@pytest.mark.slow("imports compressed-tensors")
 def test_scales_in_float32_are_counted_so(tmp_path):
     quantize, config = ALL["compressed w4 group"]()
     hf = tiny("llama", **SIZES, num_hidden_layers=1)
