@@ -96,6 +96,33 @@ def child_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+COLLECTIVE_VARIABLES = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+"""Variables of each rank: NVLink multicast stays off."""
+
+
+def rank_environment(threads: int) -> dict[str, str]:
+    """The environment of a rank's process, with so many CPU threads."""
+    return child_environment(OMP_NUM_THREADS=str(threads), **COLLECTIVE_VARIABLES)
+
+
+def set_collective_variables() -> None:
+    """Set the variables of ranks in this process, before torch.distributed reads them."""
+    os.environ.update(COLLECTIVE_VARIABLES)
+
+
+def launcher_rank() -> tuple[int, int, int] | None:
+    """RANK, LOCAL_RANK and WORLD_SIZE, as torchrun sets them; None: they are not set."""
+    found = [_text(name) or "" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
+    if not all(one.isdigit() for one in found):
+        return None
+    rank, local, size = map(int, found)
+    return rank, local, size
+
+
 def sandbox_environment() -> dict[str, str]:
     """The environment of a child that handles untrusted input: what Python needs, no secrets."""
     kept = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "PATH", "VIRTUAL_ENV", "SYSTEMROOT")

@@ -96,6 +96,8 @@ class DeviceSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSection:
     tensor: int
+    backend: Literal["mp", "uni", "external_launcher"] = "uni"
+    step_limit_s: float = 10.0  # seconds that any step of several ranks may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

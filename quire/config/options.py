@@ -264,10 +264,18 @@ class DeviceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelOptions:
-    """Several devices. Only one is supported for now."""
+    """Several devices."""
 
     tensor_parallel_size: int = option(1, low=1, short="-tp")
     """Number of devices over which each layer is sharded."""
+    distributed_executor_backend: Literal["mp", "uni", "external_launcher", "ray"] | None = None
+    """How the ranks of a model run. mp: rank 0 in the engine's process, each other in a process of
+    its own. uni: one rank. external_launcher: torchrun starts this program once for each rank, and
+    all make the same calls. ray: not supported yet. None: mp for several ranks, else uni."""
+    rank_timeout_seconds: float = option(10.0, above=0)
+    """A rank that has not finished a step after so many seconds, and 20 times the expected time of
+    the step, counts as hanging: the engine is restarted. Time in which a rank compiles a kernel or
+    captures a graph does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

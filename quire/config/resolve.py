@@ -22,7 +22,6 @@ from quire.config.engine_config import (
     LoadSection,
     ModelSection,
     ObserveSection,
-    ParallelSection,
     PoolingSection,
     RecoverySection,
     SamplingSection,
@@ -38,6 +37,7 @@ from quire.config.memory.kv_memory import (
 )
 from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
 from quire.config.options import CacheOptions, Options
+from quire.config.parallel import resolve_parallel, resolve_tensor_parallel_size
 from quire.config.pooling import ModelUse, choose_model_use, resolve_pooling
 from quire.config.quant.read import reconcile_quantization
 from quire.config.structured_outputs import resolve_structured
@@ -117,7 +117,7 @@ def resolve(
             enforce_eager=options.device.enforce_eager,
             capability=device.capability,
         ),
-        parallel=ParallelSection(tensor=plan.shape.ranks),
+        parallel=resolve_parallel(options, plan.shape.ranks, server=server),
         adapters=resolve_adapters(
             options.lora,
             plan.shape,
@@ -285,17 +285,6 @@ def resolve_block_size(options: Options, why: DecisionLog) -> int:
     if isinstance(requested, int):
         return int(why.record("cache.block_size", requested, "requested"))
     return int(why.record("cache.block_size", BLOCK_SIZE, "the default"))
-
-
-def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
-    ranks = options.parallel.tensor_parallel_size
-    if ranks > device.count:
-        message = f"tensor_parallel_size={ranks} needs as many devices; this engine can use"
-        hint = ""
-        if device.kind != "cpu":
-            hint = ": tensor parallelism over GPUs is not built yet, over CPU processes it is"
-        raise ConfigError(f"{message} {device.count}{hint}")
-    return ranks
 
 
 def resolve_max_num_seqs(

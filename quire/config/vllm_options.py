@@ -66,7 +66,7 @@ _NO_EFFECT = {
         expert_placement_strategy enable_expert_parallel enable_batch_sharded_sampling
         dbo_decode_token_threshold dbo_prefill_token_threshold enable_shm_tensor_arena
         enable_nccl_comm_suspend eplb_config fault_tolerance_config enable_hc_sp
-        placement_group distributed_executor_backend""",
+        placement_group""",
     "quire does this in its own way": """use_v2_block_manager num_scheduler_steps
         multi_step_stream_outputs num_lookahead_slots delay_factor scheduler_delay_factor
         disable_async_output_proc scheduler_reserve_full_isl prefill_schedule_interval
@@ -184,7 +184,6 @@ QUANTIZATION_LOADERS = ("bitsandbytes",)
 """Values of load_format that are those of `quantization`, for files of any format."""
 SUPPORTED_CHOICES = {
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
-    "distributed_executor_backend": ("uni", "mp", "ray"),
     "kv_offloading_backend": ("native",),
 }
 """Accepted values of options without effect."""

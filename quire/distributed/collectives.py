@@ -6,9 +6,10 @@ in quire.kernels.collectives.
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,8 +20,15 @@ from quire.errors import ConfigError
 from quire.kernels import collectives as ops
 from quire.kernels.formats.peer_memory import PeerMemory
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
 TIMEOUT_S = 600.0
 """A collective fails after this long: a rank may compile kernels while the others wait."""
+
+
+COUNTED_COLLECTIVES = ("none", "all_reduce", "all_gather", "broadcast")
+"""Names of the collectives that are counted."""
 
 
 class Collectives(Protocol):
@@ -58,33 +66,60 @@ class SingleProcessCollectives:
 class ProcessGroupCollectives:
     """Collectives of the tensor-parallel ranks, each in a process of its own."""
 
-    def __init__(self, group: ops.Group, peers: PeerMemory | None = None) -> None:
-        """peers: memory that the ranks' GPUs share; None: none."""
+    def __init__(
+        self,
+        group: ops.Group,
+        peers: PeerMemory | None = None,
+        counter: memoryview | None = None,
+    ) -> None:
+        """peers: memory that the ranks' GPUs share; None: none.
+
+        counter: two int64 words, in shared memory: how many collectives were begun, and the index
+        of the last one's name. They show where a rank hangs. None: words of this process.
+        """
         self._group, self._peers = group, peers
+        self._counter = memoryview(bytearray(16)).cast("q") if counter is None else counter
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        self._count(1)
         return ops.all_reduce(x, self._group, self._peers)
 
     def all_gather(self, x: Tensor, total: int) -> Tensor:
+        self._count(2)
         return ops.all_gather(x, total, self._group)
 
     def broadcast(self, x: Tensor) -> Tensor:
+        self._count(3)
         return ops.broadcast(x, self._group)
+
+    def _count(self, kind: int) -> None:
+        counter = self._counter
+        counter[1] = kind
+        counter[0] += 1
+
+    def abort_in_thread(self) -> None:
+        """End collectives that wait for a rank that is gone; no other may follow.
+
+        NCCL ends them when it is called in another thread, and may not return itself.
+        """
+        threading.Thread(target=self._group.abort, name="quire-abort", daemon=True).start()
 
 
 def connect(
     mesh: Mesh,
-    rendezvous: Path | None = None,
+    rendezvous: Path | Store | None = None,
     device: torch.device | str = "cpu",
     *,
     host: str = "127.0.0.1",
     timeout_s: float = TIMEOUT_S,
+    counter: memoryview | None = None,
 ) -> Collectives:
     """Join the other ranks of the mesh, and return the collectives of the tensor-parallel ones.
 
-    rendezvous: a file that does not exist yet, the same path for all ranks of one host, in a folder
-    that only this user may write. The ranks find each other's addresses in it.
+    rendezvous: an empty file, or one that does not exist yet, the same for all ranks of one host,
+    which only this user may write; or a store. The ranks find each other's addresses in it.
     host: the address that gloo's sockets listen on. They do not authenticate: keep it private.
+    counter: see ProcessGroupCollectives.
     Blocks until all ranks have joined. No object is pickled.
 
     Raises: ConfigError if the mesh has several ranks and no rendezvous is given.
@@ -102,11 +137,19 @@ def connect(
 
     device, timeout = torch.device(device), timedelta(seconds=timeout_s)
     first = mesh.rank - mesh.tp_rank
-    store = dist.PrefixStore(f"tp{first}", dist.FileStore(str(rendezvous), mesh.size))
+    if isinstance(rendezvous, Path):
+        rendezvous = dist.FileStore(str(rendezvous), mesh.size)
+    store = dist.PrefixStore(f"tp{first}", rendezvous)
     store.set_timeout(timeout)
     group = _create_group(mesh, store, device, host, timeout)
     peers = connect_peers(mesh, store, device) if device.type == "cuda" else None
-    return ProcessGroupCollectives(group, peers)
+    return ProcessGroupCollectives(group, peers, counter)
+
+
+def join_gloo_group(mesh: Mesh, store: Store) -> ops.Group:
+    """Join the tensor-parallel ranks in a group for tensors of the CPU. Blocks until all joined."""
+    cpu = torch.device("cpu")
+    return _create_group(mesh, store, cpu, "127.0.0.1", timedelta(seconds=TIMEOUT_S))
 
 
 def _create_group(

@@ -57,6 +57,7 @@ from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import Pooling, Request
+from quire.distributed.mesh import Mesh
 from quire.engine.core.adapter_store import AdapterStore
 from quire.engine.core.engine_core import Closeable, EngineCore
 from quire.engine.startup import gpu_startup
@@ -65,6 +66,7 @@ from quire.engine.startup.early_start import DRIVER, begin_startup
 from quire.engine.startup.executor_setup import (
     build_adapter_store,
     build_executor,
+    build_runner,
     load_model,
     load_pooler,
     register_modules,
@@ -75,6 +77,7 @@ from quire.engine.startup.kernel_builder import (
     build_task,
     stop_early_process,
 )
+from quire.engine.startup.launched_rank import LaunchedRank, join_launched_ranks
 from quire.engine.startup.model_setup import (
     ModelDescription,
     describe_model,
@@ -82,7 +85,7 @@ from quire.engine.startup.model_setup import (
     torch_device,
 )
 from quire.engine.startup.plain_config import plain_config
-from quire.engine.startup.rank_process import check_params, start_ranks
+from quire.engine.startup.rank_process import Ranks, check_params
 from quire.engine.startup.startup_timer import StartupTimer, format_table
 from quire.engine.startup.text_setup import ParamCheck, build_input_processor, load_engine_tokenizer
 from quire.engine.startup.warmup import SchedulerAndExecutor
@@ -235,9 +238,35 @@ def _assemble(
     *,
     prepare_grammars: bool,
 ) -> EngineCoreBundle:
-    """Build the parts, in the order in which slow ones can run concurrently."""
-    config, plan, why = resolved
+    """Build the parts. Other ranks start first: their processes import meanwhile."""
+    config = resolved.config
     backend_select.check_backend(config.structured.backend)
+    ranks = Ranks(config, options) if config.parallel.backend == "mp" else None
+    try:
+        return _assemble_rank(
+            found, resolved, options, environment, timer, texts, ranks, prepare_grammars
+        )
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+
+
+def _assemble_rank(
+    found: ModelDescription,
+    resolved: ResolvedConfig,
+    options: Options,
+    environment: env.Env,
+    timer: StartupTimer,
+    texts: StartTextSetup,
+    ranks: Ranks | None,
+    prepare_grammars: bool,
+) -> EngineCoreBundle:
+    """Build the parts of this process, in the order in which slow ones can run concurrently.
+
+    ranks: the other ranks of the model.
+    """
+    config, plan, why = resolved
     device = torch_device(config.device.kind)
     opening: list[Future[None]] = []
     if device.type == cuda.name:
@@ -255,12 +284,21 @@ def _assemble(
     if grammars is not None and prepare_grammars:  # while weights are read: it takes the lock
         grammars.prepare()
     held = torch.cuda.memory_allocated(device) if opening else 0
-    several = config.parallel.tensor > 1
-    if several:
-        ranks = start_ranks(config, options)
-    else:
-        model = load_model(found.model_type, found.config, found.folder, config, device)
-        pooler = load_pooler(model, found.folder, config, device)
+    mesh, comm = Mesh(), None
+    group: Ranks | LaunchedRank | None = None
+    if ranks is not None:
+        device, mesh, comm = ranks.join()
+        group = ranks
+    elif config.parallel.backend == "external_launcher":
+        launched = join_launched_ranks(config)
+        device, mesh, comm, group = launched.device, launched.mesh, launched.comm, launched
+    model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
+    pooler = load_pooler(model, found.folder, config, device)
+    if ranks is not None:
+        fixed = _has_fixed_blocks(options)
+        plan = ranks.fit_blocks(plan, fixed=fixed)
+        config = replace(config, cache=replace(config.cache, num_blocks=plan.num_blocks))
+        why = tuple(_with_measured_blocks(one, config) for one in why)
     timer.lap("weights")
     for one in opening:
         one.result()
@@ -269,8 +307,11 @@ def _assemble(
     processors = load_processors(config.model.logits_processors, config, device)
 
     def half(config: EngineConfig) -> SchedulerAndExecutor:
+        parts = (model, config, processors, grammars, pooler, device)
         executor: Executor = (
-            ranks if several else build_executor(model, config, processors, grammars, pooler)
+            build_executor(*parts)
+            if group is None
+            else group.build_executor(config, build_runner(*parts))
         )
         return build_scheduler(config, grammars, adapters), executor
 
@@ -288,7 +329,7 @@ def _assemble(
     if adapters is not None and config.adapters is not None:
         register_modules(adapters, config.adapters.modules)
     timer.lap("engine")
-    checks: list[ParamCheck] = [check_params] if several else []
+    checks: list[ParamCheck] = [] if ranks is None else [check_params]
     checks += [one.validate_params for one in processors if hasattr(one, "validate_params")]
     return EngineCoreBundle(engine, config, plan, why, tuple(checks), timer.seconds(), adapters)
 
@@ -304,15 +345,19 @@ def _with_measured_blocks(why: Decision, config: EngineConfig) -> Decision:
 def _memory_situation(options: Options, held: int) -> gpu_startup.MemorySituation:
     """Return memory options and memory in use. held: by torch, for other engines of this
     process."""
-    section = options.cache
-    fixed = section.num_gpu_blocks_override is not None or section.kv_cache_memory_bytes is not None
     before = cuda.device_properties()
     return gpu_startup.MemorySituation(
         held_by_others=before.total_bytes - before.free_bytes,
         held_by_torch=held,
-        has_fixed_blocks=fixed,
+        has_fixed_blocks=_has_fixed_blocks(options),
         can_shrink_max_len=options.model.max_model_len in ("auto", -1),
     )
+
+
+def _has_fixed_blocks(options: Options) -> bool:
+    """Whether the number of blocks was given, or follows from given bytes."""
+    section = options.cache
+    return section.num_gpu_blocks_override is not None or section.kv_cache_memory_bytes is not None
 
 
 def _compute_compiler_key() -> None:

@@ -72,5 +72,8 @@ class Executor:
     def recover(self) -> None:
         """Do nothing: no state can be inconsistent."""
 
+    def set_failure_callback(self, callback: Callable[[], None]) -> None:
+        """Do nothing: there is no other process that can end."""
+
     def shutdown(self) -> None:
         self._tokens.clear()

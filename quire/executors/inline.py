@@ -53,7 +53,10 @@ class Executor:
         self._step_failed = False  # a step raised in the thread: later ones do not run
 
     def submit(self, plan: StepPlan) -> StepFuture:
-        step = self._inputs.build(plan)
+        return self.launch(self._inputs.build(plan))
+
+    def launch(self, step: ModelInput) -> StepFuture:
+        """Run a step that was built elsewhere."""
         thread = self._own_thread()
         if thread is None:
             return self.runner.launch(step)
@@ -91,6 +94,9 @@ class Executor:
     def recover(self) -> None:
         self._step_failed = False
         self.runner.recover()
+
+    def set_failure_callback(self, callback: Callable[[], None]) -> None:
+        """Do nothing: there is no other process that can end."""
 
     def shutdown(self) -> None:
         if self._thread is not None and self._pid == os.getpid():

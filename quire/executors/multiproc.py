@@ -1,128 +1,80 @@
-"""Multi-process executor: runs each step on several ranks, one process per rank.
+"""Multi-process executor: runs each step on several ranks; rank 0 is in this process.
 
-Each rank holds its share of the model and gets the same ModelInput as msgpack through a socket.
-Every rank samples; rank 0 answers with the StepResult, the others with a checksum of their tokens,
-so ranks that diverge are found at once. A rank that ends, or fails alone, is EngineDead: the others
-would wait for it in a collective.
+Each rank holds its share of the model and gets the same ModelInput: rank 0 as it is, the others as
+msgpack through shared memory (rank_group). Every rank samples; the others answer with a checksum of
+their tokens, so ranks that diverge are found before a token is published. A rank that ends, hangs
+or fails alone is EngineDead: the others would wait for it in a collective.
 """
 
 from __future__ import annotations
 
-import contextlib
-import selectors
-import socket
-import subprocess
 import time
+import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from quire import errors
-from quire.config.engine_config import EngineConfig
+from quire.core.accounting.step_time import StepTimeEstimate, step_cost
 from quire.core.snapshot import LateWorkCounts
 from quire.core.types import StepPlan, StepResult
-from quire.errors import EngineDead, EngineError, QuireError, Unsupported
+from quire.errors import Unsupported
+from quire.executors.base import StepFuture
+from quire.executors.inline import Executor as Inline
+from quire.executors.rank_group import CallWorker, RankAnswer, RankError, RankGroup, RunStep
 from quire.runner import model_input
 from quire.runner.model_input import ModelInputBuilder
-from quire.sandbox.pipe import WorkerPipe
 
-START_TIMEOUT_S = 600.0
-"""Seconds for the ranks to load their weights."""
-FAILURE_GRACE_S = 5.0
-"""Seconds for the other ranks to fail as well, after one has failed a step."""
-STOP_GRACE_S = 5.0
-"""Seconds for a rank to end by itself before it is killed."""
-
-
-class StartRank(msgspec.Struct, tag=True, frozen=True):
-    """To a rank, the first message: what to build."""
-
-    options: dict[str, Any]  # of quire.config.options, flat
-    config: EngineConfig
-    rank: int
-    rendezvous: str  # file through which the ranks find each other
-
-
-class RunStep(msgspec.Struct, tag=True, frozen=True):
-    """To a rank: run this encoded ModelInput."""
-
-    number: int
-    step: bytes
-
-
-class CallWorker(msgspec.Struct, tag=True, frozen=True):
-    """To a rank: run a method of WorkerCalls."""
-
-    number: int
-    name: str
-    args: list[Any]
-
-
-class RankAnswer(msgspec.Struct, tag=True, frozen=True):
-    """From a rank: a step or a call is done."""
-
-    number: int
-    checksum: int = 0  # of a step's tokens
-    result: StepResult | None = None  # of a step, from rank 0
-    value: Any = None  # of a call
-    late_work: LateWorkCounts | None = None  # of the rank, if it has changed
-
-
-class RankError(msgspec.Struct, tag=True, frozen=True):
-    """From a rank: a step or a call raised. number 0: the rank could not start."""
-
-    number: int
-    kind: str
-    message: str
-
-
-ToRank = StartRank | RunStep | CallWorker
-FromRank = RankAnswer | RankError
-
-TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
-FROM_RANK: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
-
-RankProcess = tuple["subprocess.Popen[bytes]", socket.socket]
-"""A rank's process, and our end of its socket."""
+STEP_FACTOR = 20
+"""A step may take so many times the expected time before a rank counts as hanging."""
 
 
 class Executor:
-    """Runs plans on ranks in other processes."""
+    """Runs plans on rank 0 in this process, and on the ranks of a group."""
 
     def __init__(
-        self,
-        inputs: ModelInputBuilder,
-        ranks: Sequence[RankProcess],
-        orders: Sequence[StartRank],
+        self, inputs: ModelInputBuilder, local: Inline, group: RankGroup, step_limit_s: float
     ) -> None:
-        """Start the ranks and wait until all are ready. Raises what a rank's start raised."""
+        """step_limit_s: seconds that any step may take."""
+        self.group = group
         self._inputs = inputs
-        self._processes = [process for process, _ in ranks]
-        self._pipes = [WorkerPipe(end, FROM_RANK) for _, end in ranks]
-        self._selector = selectors.DefaultSelector()
-        for rank, (_, end) in enumerate(ranks):
-            self._selector.register(end, selectors.EVENT_READ, rank)
-        self._answers: dict[int, dict[int, FromRank]] = {0: {}}  # number -> rank -> answer
-        self._number = 0
+        self._local = local
+        self._step_limit_s = step_limit_s
+        self._step_time = StepTimeEstimate()
         self._late_work = LateWorkCounts()
-        self._rank_late_work = [LateWorkCounts()] * len(ranks)
-        self._death: str | None = None  # why no step can run any more
-        for pipe, one in zip(self._pipes, orders, strict=True):
-            pipe.send(one)  # type: ignore[arg-type]
-        try:
-            self._wait(0, time.monotonic() + START_TIMEOUT_S)
-        except BaseException:
-            self.shutdown()
-            raise
+        self._rank_late_work = [LateWorkCounts()] * group.size
+        self._end = weakref.finalize(self, group.close)
 
     def submit(self, plan: StepPlan) -> _PendingRanks:
-        step = model_input.encode(self._inputs.build(plan))
-        return _PendingRanks(self, self._send(lambda number: RunStep(number, step)))
+        step = self._inputs.build(plan)
+        cost = step_cost(plan)
+        expected_s = STEP_FACTOR * self._step_time.estimate_ns(cost) / 1e9
+        number = self.group.send(
+            RunStep(model_input.encode(step)),
+            f"step {plan.step}",
+            max(self._step_limit_s, expected_s),
+        )
+        status = self.group.status
+        status.begin(number)
+        try:
+            local: StepFuture = self._local.launch(step)
+        except Exception as error:  # noqa: BLE001 - wait() raises it
+            status.fail(number, error)
+            local = _RaisedStep(error)
+        except BaseException as error:
+            self.group.fail(f"{type(error).__name__} while step {plan.step} was launched")
+            raise
+        return _PendingRanks(self, number, local, cost)
 
     def call(self, name: str, *args: Any) -> list[Any]:
-        number = self._send(lambda number: CallWorker(number, name, list(args)))
-        return [one.value for one in self._wait(number)]
+        number = self.group.send(CallWorker(name, list(args)), f"call of {name}")
+        self.group.status.begin(number)
+        own = self._local.call(name, *args)
+        self.group.status.finish(number)
+        answers = self.group.wait_all(number)
+        self._sum_late_work(answers)
+        return [*own, *(one.value for one in answers)]
 
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
         raise Unsupported("functions cannot be sent to ranks in other processes: use one rank")
@@ -134,73 +86,60 @@ class Executor:
         self.call("release_kv_memory")
 
     def recover(self) -> None:
-        if self._death is not None:
-            raise EngineDead(self._death)
+        self.group.check()
+        self._local.recover()
         self.call("recover")
 
+    def set_failure_callback(self, callback: Callable[[], None]) -> None:
+        self.group.monitor.set_failure_callback(callback)
+
     def shutdown(self) -> None:
-        """End the ranks: each ends when its socket is closed."""
-        self._selector.close()
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            try:
-                process.wait(STOP_GRACE_S if self._death is None else 0.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        """End the ranks. Rank 0 ends its collective when the others are gone."""
+        self._end()
+        self._local.shutdown()
 
-    def step_result(self, number: int) -> StepResult:
-        """Block until every rank has run the step."""
-        answers = self._wait(number)
-        if len({one.checksum for one in answers}) > 1:
-            self._die(f"the ranks computed different tokens in step {number}")
-        assert answers[0].result is not None
-        return answers[0].result
-
-    def _send(self, message: Callable[[int], ToRank]) -> int:
-        if self._death is not None:
-            raise EngineDead(self._death)
-        self._number += 1
-        self._answers[self._number] = {}
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # wait() reports a rank that is gone
-                pipe.send(message(self._number))  # type: ignore[arg-type]
-        return self._number
-
-    def _wait(self, number: int, deadline: float | None = None) -> list[RankAnswer]:
-        """The answers of all ranks, in rank order. May be repeated after an interruption."""
-        answers = self._answers[number]
-        while len(answers) < len(self._pipes):
-            if self._death is not None:
-                raise EngineDead(self._death)
-            failed = next((one for one in answers.values() if isinstance(one, RankError)), None)
-            if failed is not None and deadline is None:
-                deadline = time.monotonic() + FAILURE_GRACE_S
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            events = self._selector.select(left)
-            if not events and left == 0.0:
-                lost = sorted(set(range(len(self._pipes))) - answers.keys())
-                if failed is not None and not number:
-                    raise _exception(failed)  # the others wait for the rank that cannot start
-                why = "" if failed is None else f" ({failed.kind}: {failed.message})"
-                self._die(f"ranks {lost} do not answer while the others have{why}")
-            for key, _ in events:
-                self._receive(key.data)
-        del self._answers[number]
-        done = [answers[rank] for rank in range(len(self._pipes))]
-        for one in done:
+    def finish_step(self, number: int, local: StepFuture, cost: int, began: float) -> StepResult:
+        """Block until every rank has run the step. May be repeated after an interruption."""
+        status = self.group.status
+        self.group.check()
+        error, result = None, None
+        try:
+            result = local.wait()
+            status.finish(number)
+        except Exception as raised:  # noqa: BLE001 - raised below, unless a rank has failed
+            error = raised
+            status.fail(number, raised)
+        answers = self.group.wait(number)
+        if error is not None:
+            raise error
+        for one in answers:
             if isinstance(one, RankError):
-                raise _exception(one)
-        answered = [one for one in done if isinstance(one, RankAnswer)]
-        self._sum_late_work([one.late_work for one in answered])
-        return answered
+                raise one.exception()
+        assert result is not None
+        answered = [one for one in answers if isinstance(one, RankAnswer)]
+        self._compare(number, result, answered)
+        self._sum_late_work(answered)
+        self._step_time.update(cost, int((time.perf_counter() - began) * 1e9))
+        return result
 
-    def _sum_late_work(self, reported: Sequence[LateWorkCounts | None]) -> None:
+    def _compare(self, number: int, result: StepResult, answers: Sequence[RankAnswer]) -> None:
+        """Raise EngineDead if a rank has other tokens than rank 0."""
+        own = checksum(result)
+        for rank, one in enumerate(answers, 1):
+            if one.checksum != own:
+                monitor = self.group.monitor
+                raise self.group.fail(
+                    f"{monitor.name_rank(rank)} computed different tokens than "
+                    f"{monitor.name_rank(0)} in message {number}"
+                )
+
+    def _sum_late_work(self, answers: Sequence[RankAnswer]) -> None:
         """Add what the ranks report with their answers to one message; None: nothing new."""
-        if not any(reported):
-            return
         ranks, longest = self._rank_late_work, 0.0
+        own = self._local.late_work()
+        reported = [None if own is ranks[0] else own, *(one.late_work for one in answers)]
+        if not any(one is not None for one in reported):
+            return
         for rank, now in enumerate(reported):
             if now is not None:
                 longest = max(longest, now.seconds - ranks[rank].seconds)
@@ -211,39 +150,31 @@ class Executor:
             self._late_work.seconds + longest,
         )
 
-    def _receive(self, rank: int) -> None:
-        message = self._pipes[rank].receive()
-        if message is not None:
-            self._answers.setdefault(message.number, {})[rank] = message
-            return
-        try:
-            status = self._processes[rank].wait(1.0)
-        except subprocess.TimeoutExpired:
-            status = None
-        end = f"was killed by signal {-status}" if status and status < 0 else f"ended ({status})"
-        self._die(f"rank {rank} (process {self._processes[rank].pid}) {end}")
-
-    def _die(self, why: str) -> None:
-        """No step can run any more: end the other ranks, which may hang in a collective."""
-        self._death = why
-        for process in self._processes:
-            process.kill()
-        raise EngineDead(why)
-
 
 class _PendingRanks:
     """A step that was sent to all ranks."""
 
-    def __init__(self, executor: Executor, number: int) -> None:
+    def __init__(self, executor: Executor, number: int, local: StepFuture, cost: int) -> None:
         self._executor = executor
         self._number = number
+        self._local = local
+        self._cost = cost
+        self._began = time.perf_counter()
 
     def wait(self) -> StepResult:
-        return self._executor.step_result(self._number)
+        return self._executor.finish_step(self._number, self._local, self._cost, self._began)
 
 
-def _exception(error: RankError) -> Exception:
-    kind = getattr(errors, error.kind, None)
-    if isinstance(kind, type) and issubclass(kind, QuireError):
-        return kind(error.message)
-    return EngineError(f"{error.kind}: {error.message}")
+class _RaisedStep:
+    """Rank 0's part of a step that could not be launched."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def wait(self) -> StepResult:
+        raise self._error
+
+
+def checksum(result: StepResult) -> int:
+    """Return what ranks with the same tokens share."""
+    return zlib.crc32(msgspec.msgpack.encode(result.token_ids))

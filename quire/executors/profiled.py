@@ -38,6 +38,9 @@ class Executor:
     def recover(self) -> None:
         self.inner.recover()
 
+    def set_failure_callback(self, callback: Callable[[], None]) -> None:
+        self.inner.set_failure_callback(callback)
+
     def shutdown(self) -> None:
         self._trace.stop()
         self.inner.shutdown()

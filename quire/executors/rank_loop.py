@@ -1,89 +1,151 @@
-"""Rank loop: the worker's side of the multi-process executor, one step or call after the other.
+"""Rank loop: the worker's side of the multi-process executor, one message after the other.
 
-A thread reads the socket, so that the engine never waits for a rank that computes. When the socket
-is closed the engine has ended, and this process exits at once, even in the middle of a collective.
+A thread reads the socket to the engine, which carries nothing after the start: when it is closed
+the engine has ended, and this process exits at once, even in the middle of a collective.
 """
 
 from __future__ import annotations
 
 import os
-import queue
+import socket
 import threading
-import zlib
+from collections.abc import Callable
 from typing import NoReturn
 
 import msgspec
 
+from quire.config.engine_config import EngineConfig
 from quire.core.snapshot import LateWorkCounts
-from quire.core.types import StepResult
 from quire.errors import EngineError
-from quire.executors.multiproc import CallWorker, FromRank, RankAnswer, RankError, RunStep, ToRank
+from quire.executors.multiproc import checksum
+from quire.executors.rank_group import (
+    JOIN,
+    TO_RANK,
+    BuildRunner,
+    CallWorker,
+    FromRank,
+    MeasureMemory,
+    RankAnswer,
+    RankError,
+    RankMemory,
+    RunStep,
+    ToRank,
+    spin_seconds,
+)
+from quire.executors.rank_status import RankStatusPage
+from quire.executors.shm_broadcast import RingReader, RingWriter
 from quire.kernels.framework import late_work
 from quire.runner import model_input
 from quire.runner.model_runner import ModelRunner
 from quire.runner.parts.base import load_part_types
 from quire.runner.worker_calls import WorkerCalls
-from quire.sandbox.pipe import WorkerPipe
+
+
+class RankLink:
+    """A rank's ends of what it shares with the engine."""
+
+    def __init__(self, end: socket.socket, memory: RankMemory, rank: int) -> None:
+        """From now on the process ends with the engine."""
+        size = 1 + len(memory.answers)
+        self.steps = RingReader(memory.steps, rank - 1, spin_seconds(size))
+        self.status = RankStatusPage(memory.status_fd, size).writer(rank)
+        self._answers = RingWriter(memory.answers[rank - 1])
+        self._end = end
+        self._phase = JOIN
+        self._thread = threading.Thread(target=self._watch, name="quire-rank", daemon=True)
+        self._thread.start()
+
+    def answer(self, number: int, message: FromRank) -> None:
+        self._answers.send(number, msgspec.msgpack.encode(message))
+
+    def finish_phase(self, number: int) -> None:
+        """A phase of the start is done: JOIN or LOAD."""
+        self.status.finish(number)
+        self.answer(number, RankAnswer())
+        self._phase = number + 1
+        self.status.begin(self._phase)
+
+    def fail_start(self, error: Exception) -> NoReturn:
+        """A phase of the start raised. Waits until the engine ends this process: it reads the
+        answer first."""
+        self.status.fail(self._phase, error)
+        self.answer(self._phase, RankError.of(error))
+        self._thread.join()
+        raise AssertionError("the process ends with its thread")
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                if not self._end.recv(1):
+                    break
+            except OSError:
+                break
+        os._exit(0)
 
 
 class RankLoop:
     """Serves one rank. `serve` never returns."""
 
-    def __init__(self, pipe: WorkerPipe[ToRank], runner: ModelRunner, rank: int) -> None:
-        self._pipe = pipe
-        self._runner = runner
-        self._calls = WorkerCalls(runner)
-        self._rank = rank
+    def __init__(
+        self,
+        link: RankLink,
+        build: Callable[[EngineConfig], ModelRunner],
+        measure: Callable[[], int],
+    ) -> None:
+        """build: makes the runner. measure: returns the bytes free for a KV cache."""
+        self._link = link
+        self._build = build
+        self._measure = measure
+        self._runner: ModelRunner | None = None
+        self._calls: WorkerCalls | None = None
         self._part_types = load_part_types()
-        self._inbox: queue.SimpleQueue[ToRank] = queue.SimpleQueue()
         self._late_work = late_work.counts()  # as reported
         self._step_failed = False  # later steps would run on inconsistent state
 
     def serve(self) -> NoReturn:
-        """Send that this rank is ready; then run each message."""
-        threading.Thread(target=self._read, name="quire-rank", daemon=True).start()
-        self._answer(RankAnswer(0))
+        """Run each message."""
+        link = self._link
         while True:
-            message = self._inbox.get()
-            assert isinstance(message, (RunStep, CallWorker))
+            number, data = link.steps.receive()
+            link.status.begin(number)
             done: FromRank
             try:
+                message = TO_RANK.decode(data)
                 done = self._run(message)
+                link.status.finish(number)
             except Exception as error:  # noqa: BLE001 - the border: it is sent to the engine
-                done = RankError(message.number, type(error).__name__, str(error))
-                self._step_failed = self._step_failed or isinstance(message, RunStep)
-            self._answer(done)
+                done = RankError.of(error)
+                link.status.fail(number, error)
+            link.answer(number, done)
 
-    def _read(self) -> None:
-        while (message := self._pipe.receive()) is not None:
-            self._inbox.put(message)
-        os._exit(0)
+    def _run(self, message: ToRank) -> RankAnswer:
+        if isinstance(message, RunStep):
+            return self._run_step(message)
+        if isinstance(message, BuildRunner):
+            self._runner = self._calls = None  # their memory is free before the next take any
+            self._runner = self._build(message.config)
+            self._calls = WorkerCalls(self._runner)
+            return RankAnswer()
+        if isinstance(message, MeasureMemory):
+            return RankAnswer(value=self._measure())
+        assert isinstance(message, CallWorker)
+        assert self._calls is not None, "a call before the runner is built"
+        value = getattr(self._calls, message.name)(*message.args)
+        self._step_failed = self._step_failed and message.name != "recover"
+        return RankAnswer(value=value, late_work=self._new_late_work())
 
-    def _run(self, message: RunStep | CallWorker) -> RankAnswer:
-        if isinstance(message, CallWorker):
-            value = getattr(self._calls, message.name)(*message.args)
-            self._step_failed = self._step_failed and message.name != "recover"
-            return RankAnswer(message.number, value=value, late_work=self._new_late_work())
+    def _run_step(self, message: RunStep) -> RankAnswer:
         if self._step_failed:
             raise EngineError("the previous step failed")
+        self._step_failed = True
+        assert self._runner is not None, "a step before the runner is built"
         step = model_input.decode(message.step, self._part_types)
         result = self._runner.launch(step).wait()
-        own = None if self._rank else result
-        late = self._new_late_work()
-        return RankAnswer(message.number, _checksum(result), own, late_work=late)
+        self._step_failed = False
+        return RankAnswer(checksum(result), late_work=self._new_late_work())
 
     def _new_late_work(self) -> LateWorkCounts | None:
         """Return the counts of this rank if they have changed since the last call."""
         now, before = late_work.counts(), self._late_work
         self._late_work = now
         return None if now is before else now
-
-    def _answer(self, message: FromRank) -> None:
-        try:
-            self._pipe.send(message)  # type: ignore[arg-type]
-        except OSError:
-            os._exit(0)
-
-
-def _checksum(result: StepResult) -> int:
-    return zlib.crc32(msgspec.msgpack.encode(result.token_ids))

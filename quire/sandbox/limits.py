@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
 from contextlib import suppress
 from pathlib import Path
+
+from quire.sandbox.parent_death import exit_with_parent
 
 OOM_SCORE_ADJ = b"800"
 """The OOM killer prefers this process."""
@@ -68,6 +69,5 @@ def setup_worker_process(name: str) -> None:
         Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE_ADJ)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    exit_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,14 +1,13 @@
 """One model on two ranks, each a process of its own: the same tokens as on one rank."""
 
-import os
-import signal
-
+import msgspec
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError, EngineDead, EngineError, RequestError
-from quire.executors.multiproc import RunStep
-from tests import tiers
+from quire.errors import ConfigError, EngineDead, RequestError
+from quire.executors import multiproc
+from quire.runner.model_input import ModelInputBuilder
+from quire.runner.slots import BlockTableUpdate
 from tests.cpu.tiny_models import write_model
 
 pytestmark = [pytest.mark.usefixtures("forked"), pytest.mark.slow("engines of two processes")]
@@ -65,9 +64,9 @@ def test_weights_with_biases_are_cut_too(folders):
     want = ids(LLM(folders["qwen2"], **SIZES, device="cpu"), temperature=0)
     llm = LLM(folders["qwen2"], **SIZES, device="cpu", tensor_parallel_size=2)
     assert ids(llm, temperature=0) == want
-    processes = llm.llm_engine.engine._executor._processes
+    processes = llm.llm_engine.engine._executor.group.monitor.processes
     llm.llm_engine.engine.shutdown()
-    assert [process.wait(5) for process in processes] == [0, 0], "ranks end with their engine"
+    assert [process.wait(5) for process in processes] == [0], "ranks end with their engine"
 
 
 def test_logprobs_and_those_of_prompts_come_from_the_first_rank(one, two):
@@ -93,38 +92,30 @@ def test_kv_memory_is_given_back_on_all_ranks_and_taken_again(one, two):
     assert ids(two, temperature=0) == ids(one, temperature=0)
 
 
-def test_a_step_that_fails_on_all_ranks_fails_its_request_alone(one, two):
-    executor = two.llm_engine.engine._executor
-    number = executor._send(lambda number: RunStep(number, b"?"))
-    with pytest.raises(EngineError, match=r"DecodeError|ValidationError"):
-        executor.step_result(number)
-    executor.recover()
+def test_a_step_that_fails_on_all_ranks_fails_its_request_alone(one, two, monkeypatch, caplog):
+    """An input that no rank can run: the ranks are as before."""
+    engine = two.llm_engine.engine
+    build = ModelInputBuilder.build
+    broken = []
+
+    def build_broken(self, plan):
+        step = build(self, plan)
+        if step.batch is None or broken:
+            return step
+        broken.append(1)
+        return msgspec.structs.replace(step, block_table_updates=[BlockTableUpdate(9, 0, 0, [1])])
+
+    monkeypatch.setattr(ModelInputBuilder, "build", build_broken)
     assert ids(two, temperature=0) == ids(one, temperature=0)
+    assert "IndexError" in caplog.text
+    assert engine._executor.group.monitor.failure is None
 
 
 def test_ranks_that_part_are_found(two, monkeypatch):
     """The last test of these ranks."""
-    engine = two.llm_engine.engine
-    receive = engine._executor._pipes[1].receive
-    monkeypatch.setattr(engine._executor._pipes[1], "receive", lambda: differing(receive()))
-    with pytest.raises(EngineDead, match="different tokens"):
+    monkeypatch.setattr(multiproc, "checksum", lambda result: 1)
+    with pytest.raises(EngineDead, match=r"rank 1 \(process \d+, cpu\) computed different tokens"):
         ids(two, temperature=0)
-
-
-def differing(answer):
-    return type(answer)(answer.number, answer.checksum + 1)
-
-
-@pytest.mark.parametrize("rank", [1, *tiers.long(0)])
-def test_the_death_of_a_rank_is_the_engine_s(folder, rank):
-    llm = LLM(folder, **SIZES, device="cpu", tensor_parallel_size=2)
-    executor = llm.llm_engine.engine._executor
-    ids(llm, temperature=0)
-    os.kill(executor._processes[rank].pid, signal.SIGKILL)
-    with pytest.raises(EngineDead, match=r"rank . .* (was killed by signal 9|ended)"):
-        ids(llm, temperature=0)
-    executor.shutdown()
-    assert {process.poll() is not None for process in executor._processes} == {True}
 
 
 @pytest.mark.parametrize("size", [3, 64])

@@ -60,7 +60,10 @@ class EngineCore:
         self._halted = False  # a step raised: no other may be submitted
         self._was_serialized = False
         self._work_ready = threading.Event()
+        self._ready_callback: Callable[[], None] = self._work_ready.set
+        self._executor_failed = False
         scheduler.set_ready_callback(self._work_ready.set)
+        executor.set_failure_callback(self._on_executor_failure)
 
     @property
     def idle(self) -> bool:
@@ -74,7 +77,15 @@ class EngineCore:
 
     def set_ready_callback(self, callback: Callable[[], None]) -> None:
         """Call callback(), from any thread, when an idle engine may have work, as wait() ends."""
+        self._ready_callback = callback
         self._scheduler.set_ready_callback(callback)
+        if self._executor_failed:
+            callback()
+
+    def _on_executor_failure(self) -> None:
+        """A rank is lost. Any thread: the engine's thread raises, in its next step, idle or not."""
+        self._executor_failed = True
+        self._ready_callback()
 
     def set_running_callback(self, callback: Callable[[list[str]], None]) -> None:
         """Call callback() with the ids of all running requests before each step that may fail."""
@@ -129,8 +140,10 @@ class EngineCore:
     def step(self) -> list[Update]:
         """Plan one step, apply the oldest in flight. Each accepted sequence ends in one update.
 
-        Raises EngineDead if steps fail with any request.
+        Raises EngineDead if steps fail with any request, or a rank is lost.
         """
+        if self._executor_failed:
+            self._executor.recover()  # raises
         self._time_accounting.enter_step()
         updates = self._apply_admission_changes() if self._scheduler.has_ready else []
         depth = 1 if self._scheduler.serialize_steps else self._max_in_flight

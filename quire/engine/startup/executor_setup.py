@@ -170,11 +170,19 @@ def build_executor(
     processors: Sequence[LogitsProcessor] = (),
     grammars: GrammarLookup | None = None,
     pooler: Pooler | None = None,
+    device: torch.device | None = None,
 ) -> Executor:
-    """Build an executor of one rank in this process."""
-    runner = build_runner(model, config, processors, grammars, pooler)
+    """Build an executor of one rank in this process. device: see build_runner()."""
+    runner = build_runner(model, config, processors, grammars, pooler, device)
+    return build_inline_executor(config, runner, ModelInputBuilder(table_shape(config)))
+
+
+def build_inline_executor(
+    config: EngineConfig, runner: ModelRunner, inputs: ModelInputBuilder
+) -> Inline:
+    """Build the executor of a runner in this process."""
     threaded = config.device.kind == "cpu" and config.scheduler.steps_in_flight > 1
-    return Inline(ModelInputBuilder(table_shape(config)), runner, threaded=threaded)
+    return Inline(inputs, runner, threaded=threaded)
 
 
 def table_shape(config: EngineConfig) -> TableShape:

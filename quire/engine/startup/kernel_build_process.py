@@ -31,11 +31,12 @@ from quire.engine.startup.model_setup import describe_model
 from quire.kernels.framework import kernel_precompile
 from quire.kernels.framework.kernel_spec import KernelSpec
 from quire.kernels.gpu.runtime.target import GpuTarget
+from quire.sandbox.parent_death import exit_with_parent
 
 
 def main() -> int:
     """Import all that compiling needs, wait for the task, and run it."""
-    kernel_precompile.exit_with_parent()
+    exit_with_parent()
     logs.setup(env.read().log_level)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not be taken for progress

@@ -42,9 +42,9 @@ class ModelDescription:
     facts: ModelFacts
 
 
-def torch_device(kind: str) -> torch.device:
-    """The device of the engine's tensors: the CPU, or the first visible GPU."""
-    return torch.device("cpu") if kind == cpu.name else torch.device(kind, 0)
+def torch_device(kind: str, local_rank: int = 0) -> torch.device:
+    """The device of a rank's tensors: the CPU, or that one of the visible GPUs."""
+    return torch.device("cpu") if kind == cpu.name else torch.device(kind, local_rank)
 
 
 def describe_model(options: Options, environment: env.Env) -> ModelDescription:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire.engine.heartbeat_page import EnginePhase, Heartbeat
+from quire.platform.processes import process_state
 
 READY_SILENCE_S = 3.0
 """A ready engine may be silent for so long, beyond the expected time of its step."""
@@ -64,17 +65,6 @@ def check_readiness(beat: Heartbeat, now: int, state: str | None = None) -> Unhe
             "stalled", f"the engine has work and makes no progress, {_for_seconds(silent)}"
         )
     return None
-
-
-def process_state(pid: int) -> str | None:
-    """The kernel's letter for a process's state: T stopped, t traced, X gone; None: unknown."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return "X" if Path("/proc/self/stat").exists() else None
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()[0]
 
 
 def runqueue_wait_ns(pid: int) -> int:

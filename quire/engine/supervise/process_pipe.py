@@ -282,8 +282,10 @@ def spawn_process(
     *,
     env: Mapping[str, str] | None = None,
     sockets: Sequence[HasFileno] = (),
+    fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Run `main(fd of the end, *args)` of a module in a process that inherits some sockets.
+    """Run `main(fd of the end, *args)` of a module in a process that inherits sockets and other
+    file descriptors.
 
     env: of the process; None: the environment of this one.
     """
@@ -291,7 +293,7 @@ def spawn_process(
     path = msgspec.json.encode(sys.path).decode()
     return subprocess.Popen(
         [sys.executable, "-c", _BOOTSTRAP, path, module, str(end.fileno()), *args],
-        pass_fds=[end.fileno(), *(one.fileno() for one in sockets)],
+        pass_fds=[end.fileno(), *(one.fileno() for one in sockets), *fds],
         env={**variables, **bytecode_cache.child_variables()},
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C in the terminal goes to this process alone

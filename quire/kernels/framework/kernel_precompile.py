@@ -7,13 +7,11 @@ lays out the folder of compiled kernels.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import logging
 import os
 import pkgutil
-import signal
 import struct
 import tempfile
 import time
@@ -28,10 +26,10 @@ from quire.kernels.framework.kernel_spec import KernelSpec
 from quire.kernels.framework.meta_device import set_triton_target
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.platform import cpu
+from quire.sandbox.parent_death import exit_with_parent
 
 log = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
 MAX_LAUNCHER_BUILDS = 16
 """Launchers that are built at a time."""
 _INDEX = struct.Struct("<I")
@@ -194,9 +192,3 @@ def _build_launcher(compiled: Any) -> None:
     from triton.backends.nvidia.driver import CudaLauncher
 
     CudaLauncher(compiled.src, compiled.metadata)
-
-
-def exit_with_parent() -> None:
-    """End this process when its parent ends."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

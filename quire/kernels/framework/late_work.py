@@ -68,6 +68,28 @@ class LateWorkRecorder:
 
 
 _recorder = LateWorkRecorder()
+_preparation_callback: Callable[[bool], None] | None = None
+
+
+def set_preparation_callback(callback: Callable[[bool], None]) -> None:
+    """Call callback(True) when this process begins to prepare a kernel or a graph, and
+    callback(False) when it has finished: a rank that compiles does not hang."""
+    global _preparation_callback
+    _preparation_callback = callback
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """Within, a kernel is compiled or a graph is captured."""
+    callback = _preparation_callback
+    if callback is None:
+        yield
+        return
+    callback(True)
+    try:
+        yield
+    finally:
+        callback(False)
 
 
 def set_ready(ready: bool) -> None:

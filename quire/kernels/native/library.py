@@ -78,6 +78,18 @@ def empty_product(x: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Ten
     return empty((x.shape[0], outputs), x.dtype)
 
 
+def limit_threads(threads: int) -> None:
+    """Load the library with at most so many threads: the other cores are for other ranks.
+
+    Without effect once a kernel has run in this process: its threads exist.
+    """
+    global _max_threads
+    _max_threads = threads
+
+
+_max_threads: int | None = None
+
+
 @functools.cache
 def load_library() -> NativeLibrary | None:
     """The library, built and loaded by the first call; None if it is unavailable."""
@@ -86,8 +98,10 @@ def load_library() -> NativeLibrary | None:
         return None
     began = time.perf_counter()
     try:
-        path = find_or_build(settings.cache_dir, settings.cpu_isa)
-        library = NativeLibrary(path, settings.num_threads or cpu.available_cores())
+        with late_work.preparing():
+            path = find_or_build(settings.cache_dir, settings.cpu_isa)
+        threads = settings.num_threads or cpu.available_cores()
+        library = NativeLibrary(path, min(threads, _max_threads or threads))
     except (NativeBuildError, OSError) as e:  # OSError: the loader refuses the file
         logger.warning(
             "no native CPU kernels: PyTorch references run instead, and decoding is many times "

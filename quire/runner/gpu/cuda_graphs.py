@@ -89,7 +89,8 @@ class CudaGraphCache(Generic[Key]):
                     began = time.perf_counter()
                     if self._pool is None:
                         self._reserve(reserved_bytes)
-                    self._captured[key] = self._capture(partial(self._launch, key))
+                    with late_work.preparing():
+                        self._captured[key] = self._capture(partial(self._launch, key))
                     late_work.note_graph_capture(str(key), time.perf_counter() - began)
                     break
                 except RuntimeError as error:

@@ -30,8 +30,8 @@ from quire.engine.supervise.liveness import (
     ALIVE_STEP_FACTOR,
     Unhealthy,
     check_readiness,
-    process_state,
 )
+from quire.platform.processes import process_state
 from quire.server.errors import redact_server_fault
 from quire.server.formats.sse import encode
 

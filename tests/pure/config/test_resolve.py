@@ -488,6 +488,31 @@ def test_ranks_on_gpus_are_refused_as_not_built():
         run(device=gpu(), tensor_parallel_size=2)
 
 
+def test_how_ranks_run_follows_their_number_unless_it_is_given():
+    two = {"device": replace(cpu(), count=2), "tensor_parallel_size": 2}
+
+    def backend(given=None, **more):
+        return run(distributed_executor_backend=given, **more).config.parallel.backend
+
+    assert (backend(), backend(**two)) == ("uni", "mp")
+    assert (backend("mp"), backend("mp", **two), backend("uni")) == ("uni", "mp", "uni")
+    launched = "external_launcher"
+    assert (backend(launched), backend(launched, **two)) == (launched, launched)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"distributed_executor_backend": "ray"}, "not supported yet.*use 'mp'"),
+        ({"distributed_executor_backend": "uni", "tensor_parallel_size": 2}, "one rank.*use 'mp'"),
+        ({"distributed_executor_backend": "external_launcher", "server": True}, "torchrun.*'mp'"),
+    ],
+)
+def test_ways_to_run_ranks_that_do_not_work_are_refused(given, says):
+    with pytest.raises(ConfigError, match=says):
+        run(device=replace(cpu(), count=2), **given)
+
+
 BERT = {
     "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 64, "vocab_size": 100,
     "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

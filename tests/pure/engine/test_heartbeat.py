@@ -4,16 +4,14 @@ import os
 
 import pytest
 
+from quire.core.accounting.step_time import TOKEN_BASE_COST, StepTimeEstimate, step_cost
 from quire.core.types import Row, StepPlan, Update, Wants
 from quire.engine.heartbeat_page import (
-    TOKEN_BASE_COST,
     EnginePhase,
     Heartbeat,
     HeartbeatReader,
     HeartbeatWriter,
-    StepTimeEstimate,
     create_page,
-    step_cost,
 )
 from quire.engine.supervise.liveness import (
     CHECK_INTERVAL_S,
@@ -21,10 +19,10 @@ from quire.engine.supervise.liveness import (
     READY_SILENCE_S,
     LivenessMonitor,
     check_readiness,
-    process_state,
     runqueue_wait_ns,
 )
 from quire.executors.fake import Executor
+from quire.platform.processes import process_state
 from tests.pure.engine.test_engine_core import drain, engine_over, next_token, request
 
 S = 1_000_000_000

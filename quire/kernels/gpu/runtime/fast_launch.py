@@ -115,7 +115,8 @@ class TritonKernel:
         options = {"num_warps": warps, "num_stages": stages, "launch_pdl": pdl}
         if maxnreg is not None:
             options["maxnreg"] = maxnreg
-        done = self._jit[grid](*args, **options)
+        with late_work.preparing():
+            done = self._jit[grid](*args, **options)
         if done is not None:  # None: a trace, which notes the kernel and skips its launch
             # a key has None at the same places: that tensor is given at each later launch
             self._compiled[key] = (*_launch_handle(done), given)

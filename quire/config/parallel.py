@@ -1,0 +1,48 @@
+"""Parallelism: resolves the options of several devices."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from quire.config.engine_config import ParallelSection
+from quire.config.facts import DeviceFacts
+from quire.config.options import Options
+from quire.errors import ConfigError
+
+
+def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
+    ranks = options.parallel.tensor_parallel_size
+    if ranks > device.count:
+        message = f"tensor_parallel_size={ranks} needs as many devices; this engine can use"
+        hint = ""
+        if device.kind != "cpu":
+            hint = ": tensor parallelism over GPUs is not built yet, over CPU processes it is"
+        raise ConfigError(f"{message} {device.count}{hint}")
+    return ranks
+
+
+def resolve_parallel(options: Options, ranks: int, *, server: bool) -> ParallelSection:
+    """Resolve how ranks run. Raises ConfigError."""
+    section = options.parallel
+    backend = section.distributed_executor_backend
+    if backend == "ray":
+        raise ConfigError(
+            "distributed_executor_backend='ray' is not supported yet: it comes with models on "
+            "several machines. On one host use 'mp'"
+        )
+    if backend == "uni" and ranks > 1:
+        raise ConfigError(
+            f"distributed_executor_backend='uni' is one rank, and tensor_parallel_size={ranks}: "
+            "use 'mp'"
+        )
+    if backend == "external_launcher" and server:
+        raise ConfigError(
+            "distributed_executor_backend='external_launcher' is for LLM() in programs that "
+            "torchrun starts, where all ranks make the same calls; a server uses 'mp'"
+        )
+    kind: Literal["mp", "uni", "external_launcher"] = "mp" if ranks > 1 else "uni"
+    return ParallelSection(
+        tensor=ranks,
+        backend="external_launcher" if backend == "external_launcher" else kind,
+        step_limit_s=section.rank_timeout_seconds,
+    )

@@ -1,0 +1,65 @@
+"""Launched rank: joins the ranks that torchrun started as programs of their own."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from quire import env
+from quire.config.engine_config import EngineConfig
+from quire.distributed.collectives import Collectives, connect, join_gloo_group
+from quire.distributed.mesh import Mesh
+from quire.engine.startup.executor_setup import build_inline_executor, table_shape
+from quire.engine.startup.model_setup import torch_device
+from quire.errors import ConfigError
+from quire.executors.external_launcher import Executor as ExternalLauncher
+from quire.kernels.collectives import Group
+from quire.kernels.native import library
+from quire.runner.model_input import ModelInputBuilder
+from quire.runner.model_runner import ModelRunner
+
+_engine_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedRank:
+    """The rank of this process, joined to the others."""
+
+    device: torch.device
+    mesh: Mesh
+    comm: Collectives
+    checks: Group
+
+    def build_executor(self, config: EngineConfig, runner: ModelRunner) -> ExternalLauncher:
+        """Build the executor. runner: of this rank."""
+        inputs = ModelInputBuilder(table_shape(config))
+        return ExternalLauncher(inputs, build_inline_executor(config, runner, inputs), self.checks)
+
+
+def join_launched_ranks(config: EngineConfig) -> LaunchedRank:
+    """Join the other ranks. Blocks until all have joined. Raises ConfigError."""
+    found = env.launcher_rank()
+    size = config.parallel.tensor
+    if found is None:
+        raise ConfigError(
+            "distributed_executor_backend='external_launcher' needs RANK, LOCAL_RANK and "
+            f"WORLD_SIZE in the environment: start with torchrun --nproc-per-node {size} PROGRAM"
+        )
+    rank, local_rank, world = found
+    if world != size:
+        raise ConfigError(
+            f"WORLD_SIZE is {world} and tensor_parallel_size={size}: they must be equal"
+        )
+    env.set_collective_variables()
+    library.limit_threads(max(1, config.device.threads // size))
+    import torch.distributed as dist
+
+    device = torch_device(config.device.kind, local_rank)
+    mesh = Mesh(tp=size, rank=rank)
+    store, _, _ = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"quire-{next(_engine_numbers)}", store)
+    comm = connect(mesh, store, device)
+    checks = join_gloo_group(mesh, dist.PrefixStore("checks", store))
+    return LaunchedRank(device, mesh, comm, checks)
