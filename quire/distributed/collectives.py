@@ -100,8 +100,11 @@ class ProcessGroupCollectives:
     def abort_in_thread(self) -> None:
         """End collectives that wait for a rank that is gone; no other may follow.
 
-        NCCL ends them when it is called in another thread, and may not return itself.
+        Kernels over shared memory read a word of the host. NCCL ends its own when it is called in
+        another thread, and may not return itself.
         """
+        if self._peers is not None:
+            self._peers.abort.fill_(1)
         threading.Thread(target=self._group.abort, name="quire-abort", daemon=True).start()
 
 
