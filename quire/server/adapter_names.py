@@ -113,7 +113,8 @@ class AdapterNames:
             return await self._load(wanted)
         except RequestError as error:
             failure = type(error)(str(error), param="model")
-            resolver.record_failure(name, failure)
+            if error.param != "lora_name":  # the files are wrong, not the moment
+                resolver.record_failure(name, failure)
             raise failure from None
 
     def _end_resolving(self, name: str, done: asyncio.Task[AdapterCard | None]) -> None:

@@ -6,6 +6,7 @@ A route file exports `router`. The engine's thread starts and ends with the app.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -48,6 +49,8 @@ from quire.server.routes import (
     unsupported,
 )
 from quire.server.telemetry import dashboard_stream, instrumentation
+
+log = logging.getLogger(__name__)
 
 ROUTES: tuple[ModuleType, ...] = (
     chat,
@@ -135,6 +138,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if state.adapters.enabled:
         await state.adapters.refresh()
         tasks.append(asyncio.create_task(state.adapters.follow()))
+    elif state.options.lora_resolver_folder or state.options.lora_resolver_repos:
+        log.warning("lora_resolver_folder and lora_resolver_repos have no effect: --enable-lora")
     try:
         yield
     finally:

@@ -144,6 +144,20 @@ def test_an_adapter_that_cannot_be_loaded_is_not_read_again_for_a_while(tmp_path
     run(go())
 
 
+def test_an_unload_meanwhile_is_no_failure_of_the_adapter(tmp_path):
+    async def go():
+        engine = FakeEngine()
+        names = new_names(engine, write(tmp_path, "one"))
+        engine.error = UnknownModel("was unloaded", param="lora_name")
+        with pytest.raises(UnknownModel):
+            await names.resolve("one", A)
+        engine.error = None
+        await names.resolve("one", A)
+        assert names.find("one", A) is not None
+
+    run(go())
+
+
 def test_an_engine_that_is_away_is_no_failure_of_the_adapter(tmp_path):
     async def go():
         engine = FakeEngine()

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,7 +18,8 @@ from quire.config.engine_config import StartupAdapter
 from quire.errors import ConfigError
 from quire.server.auth.api_keys import KeyOwner
 from tests.cpu.lora_folders import Peft, base_model, write_adapter
-from tests.server.running import SMALL, serving
+from tests.server.broken_adapters import write_broken
+from tests.server.running import SMALL, serving, wait_until
 
 COUNT = 6
 PROMPT = [7 + 3 * k % 90 for k in range(25)]
@@ -54,7 +56,7 @@ def running(case):
         json.dumps({"name": "org/second", "path": str(case.folders[1]), "base_model_name": "base"}),
     ]
     command = [str(case.base), *SMALL, *FLAGS.split(), "--served-model-name", "tiny"]
-    allowed = ["--lora-allowed-folders", str(case.root)]
+    allowed = ["--lora-allowed-folders", str(case.root), "--enable-dev-routes"]
     variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     with serving(*command, *allowed, "--lora-modules", *modules, **variables) as found:
         threading.Thread(target=found.process.stdout.read, daemon=True).start()
@@ -77,6 +79,12 @@ def tokens(http, model, **more):
 
 def load(http, name, path, **more):
     return http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path, **more})
+
+
+def number(http, name):
+    """A metric of quire."""
+    text = http.get("/metrics").text
+    return float(re.search(rf"^quire:{name}\{{.*\}} (\S+)", text, re.M)[1])
 
 
 def unload(http, name):
@@ -209,6 +217,76 @@ def test_two_loads_of_one_name_at_once(case, http):
     assert sorted(found) == [200, 400, 400, 400]
     assert tokens(http, "twice") == case.want[2]
     assert unload(http, "twice").status_code == 200
+
+
+def test_broken_adapters_are_refused_and_neighbours_keep_their_bits(case, http, tmp_path):
+    """Neighbours: answers of the model and of an adapter that run meanwhile, with logprobs."""
+
+    def answer(name):
+        body = ASK | {"model": name, "max_tokens": 60, "logprobs": 2}
+        (choice,) = http.post("/v1/completions", json=body).json()["choices"]
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+    want = {name: answer(name) for name in ("tiny", "first")}
+    count, done = 0, threading.Event()
+
+    def neighbour(name):
+        rounds = 0
+        while not done.is_set():
+            assert answer(name) == want[name], name
+            rounds += 1
+        return rounds
+
+    before = [one["id"] for one in http.get("/v1/models").json()["data"]]
+    with ThreadPoolExecutor(2) as threads:
+        neighbours = [threads.submit(neighbour, name) for name in want]
+        try:
+            for what, folder in write_broken(case.folders[0], case.root / "broken"):
+                refused = load(http, f"broken {count}", str(folder))
+                assert refused.status_code in (400, 404), (what, refused.text)
+                assert len(refused.json()["error"]["message"]) < 2500, what
+                count += 1
+        finally:
+            done.set()
+        assert min(one.result() for one in neighbours) > 0
+    assert count >= 30
+    assert not Path("this-code-ran").exists()
+    assert [one["id"] for one in http.get("/v1/models").json()["data"]] == before
+
+
+def test_a_request_that_waits_keeps_what_is_unloaded(case, http):
+    """All steps are paused: the request is in the queue when its adapter's name goes."""
+    assert load(http, "brief", case.copy(2, "brief")).status_code == 200
+    assert http.post("/pause", params={"mode": "keep"}).status_code == 200
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            waiting = threads.submit(tokens, http, "brief")
+            assert wait_until(lambda: number(http, "num_requests_waiting") == 1)
+            assert load(http, "brief", case.copy(1, "other"), load_inplace=True).status_code == 200
+            second = threads.submit(tokens, http, "brief")
+            assert wait_until(lambda: number(http, "num_requests_waiting") == 2)
+            assert unload(http, "brief").status_code == 200
+            assert http.post("/v1/completions", json=ASK | {"model": "brief"}).status_code == 404
+        finally:
+            http.post("/resume")
+        assert waiting.result() == case.want[2]
+        assert second.result() == case.want[1]
+
+
+@pytest.mark.parametrize("level", ["0", "1"])
+def test_adapters_are_loaded_while_the_engine_sleeps(case, http, level):
+    name = f"slept{level}"
+    assert tokens(http, "first") == case.want[0]
+    assert http.post("/sleep", params={"level": level}).status_code == 200
+    try:
+        assert load(http, name, case.copy(2, name)).status_code == 200
+        bad = load(http, "bad", str(case.root))
+        assert bad.status_code == 400
+    finally:
+        assert http.post("/wake_up").status_code == 200
+    assert tokens(http, name) == case.want[2]
+    assert tokens(http, "first") == case.want[0]
+    assert unload(http, name).status_code == 200
 
 
 def test_adapters_outlive_their_engine(case, http, running):

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.engine.messages import AdapterCard, AdapterLoad
-from quire.errors import RequestError
+from quire.errors import RequestError, UnknownModel
 
 if TYPE_CHECKING:
     from quire.engine.core.adapter_store import AdapterStore
@@ -118,4 +118,4 @@ class AdapterCalls:
 
 def _raise_unloaded(name: str) -> AdapterCard:
     message = f"the lora adapter {name!r} was unloaded while it was being loaded"
-    raise RequestError(message, param="lora_name")
+    raise UnknownModel(message, param="lora_name")

@@ -78,6 +78,8 @@ async def load_lora_adapter(http: Request) -> Response:
     )
     try:
         await state.adapters.load(wanted)
+    except UnknownModel:
+        raise
     except RequestError as error:
         if error.param == "lora_name":
             raise InvalidUserInput(str(error), param="lora_name") from None
