@@ -250,3 +250,32 @@ def test_routes_of_pooling_load_what_they_name(case):
             assert ask(http, "sql", "/pooling", input=PROMPT).json()["model"] == "sql"
             assert ask(http, "bad", "/v1/embeddings", input=PROMPT).status_code == 400
             assert ask(http, "none", "/v1/embeddings", input=PROMPT).status_code == 404
+
+
+@pytest.mark.long("two processes of an API")
+def test_all_processes_of_a_server_have_the_same_names(case):
+    command = [str(case.base), *SMALL, *FLAGS.split(), "--enable-lora", "--api-server-count", "2"]
+    more = ["--lora-resolver-folder", case.resolved, "--allow-runtime-lora-updating"]
+    with serving(*command, *more) as found:
+        threading.Thread(target=found.process.stdout.read, daemon=True).start()
+        assert len(found.api) == 2
+
+        def everywhere(name):
+            """The status of each of many connections, which both processes take."""
+            with ThreadPoolExecutor(16) as threads:
+                bodies = [ASK | {"model": name}] * 32
+                url = f"{found.url}/v1/completions"
+                answers = threads.map(lambda body: httpx.post(url, json=body, timeout=60), bodies)
+                return {one.status_code for one in answers}
+
+        assert everywhere("sql") == {200}
+        with httpx.Client(base_url=found.url, timeout=60) as http:
+            assert wait_until(lambda: metric(http, "lora_loads_total") == 1)
+            assert load(http, "x", str(case.folders[1])).status_code == 200
+            assert everywhere("x") == {200}
+            assert unload(http, "x").status_code == 200
+            assert everywhere("x") == {404}
+            assert load(http, "x", str(case.folders[1])).status_code == 200
+            found.engine.kill()
+            assert wait_until(lambda: everywhere("x") == {200}, 60)
+            assert wait_until(lambda: metric(http, "lora_names") == 2, 60)
