@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import AdapterSection, StartupAdapter
-from quire.config.facts import AdapterNumbers, DeviceFacts
-from quire.config.memory.memory_plan import EngineShape, gib
+from quire.config.facts import ITEMSIZE, AdapterNumbers, DeviceFacts, ModelFacts
+from quire.config.memory.memory_plan import EngineShape, adapter_bytes, gib
 from quire.config.options import LoRAOptions
 from quire.errors import ConfigError
 
@@ -22,26 +23,39 @@ EXPERTS_SHARE = 10
 """The part of the device's memory, one over it, that slots of experts may take by themselves."""
 
 
-def adapter_ranks(given: LoRAOptions) -> int:
-    """Return the ranks of all slots of the device together; 0: adapters are off."""
+def resolve_adapter_slots(
+    given: LoRAOptions, model: ModelFacts, shape: EngineShape, device: DeviceFacts, why: DecisionLog
+) -> EngineShape:
+    """Return the shape with what slots have room for. dtype and device are those of the shape."""
     if not is_on(given):
-        return 0
-    return given.max_loras * -(-given.max_lora_rank // ADAPTER_RANK_STEP) * ADAPTER_RANK_STEP
+        return shape
+    numbers = model.adapters
+    rank = -(-given.max_lora_rank // ADAPTER_RANK_STEP) * ADAPTER_RANK_STEP
+    shape = replace(shape, adapter_slots=given.max_loras, adapter_rank=rank)
+    tokens, memory = 0, given.lora_modules_to_save_memory
+    if memory and numbers.token:
+        token = given.max_loras * numbers.token * ITEMSIZE[shape.dtype]
+        tokens = int(min(memory // token, model.vocab))
+        reason = f"lora_modules_to_save_memory; {token} bytes for one token in all slots"
+        why.record("adapters.max_replaced_tokens", tokens, reason)
+    experts = bool(numbers.experts) and _has_room_for_experts(given, numbers, shape, device, why)
+    return replace(shape, adapter_tokens=tokens, adapter_experts=experts)
 
 
-def allows_experts(
+def _has_room_for_experts(
     given: LoRAOptions,
     numbers: AdapterNumbers,
-    itemsize: int,
+    shape: EngineShape,
     device: DeviceFacts,
     why: DecisionLog,
 ) -> bool:
     """Return whether slots have room for adapters of experts, which are many times larger."""
-    if not (is_on(given) and numbers.experts):
-        return False
     if (named := given.lora_target_modules) is not None:
         return bool(why.record("adapters.experts", EXPERTS in named, "lora_target_modules"))
-    size, most = adapter_ranks(given) * numbers.experts * itemsize, device.total_bytes
+    size = adapter_bytes(
+        AdapterNumbers(experts=numbers.experts), replace(shape, adapter_experts=True)
+    )
+    most = device.total_bytes
     reason = f"their slots take {gib(size)} of {gib(most)}; lora_target_modules may name experts"
     return bool(why.record("adapters.experts", size * EXPERTS_SHARE <= most, reason))
 
@@ -76,6 +90,7 @@ def resolve_adapters(
         max_host=int(why.record("adapters.max_host", host or given.max_loras, reason)),
         target_modules=given.lora_target_modules,
         experts=shape.adapter_experts,
+        max_replaced_tokens=shape.adapter_tokens,
         modules=_unique(parse_modules(given.lora_modules or ()), served_names),
     )
 

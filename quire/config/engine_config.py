@@ -139,6 +139,9 @@ class AdapterSection:
     max_host: int  # copies in host memory
     target_modules: tuple[str, ...] | None  # last components of names; None: all
     experts: bool  # whether slots have room for adapters of experts
+    max_replaced_tokens: (
+        int  # rows of a vocabulary that an adapter may have in place of the model's
+    )
     modules: tuple[StartupAdapter, ...] = ()  # loaded at the start
 
 

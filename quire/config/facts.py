@@ -78,6 +78,8 @@ class AdapterNumbers:
 
     layers: int = 0  # for each rank of a slot, of all layers but experts
     experts: int = 0  # for each rank of a slot
+    token: int = 0  # for each token of a slot whose row of embedding and output head is replaced
+    classifiers: int = 0  # for each slot, of heads that classify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -301,6 +301,10 @@ class LoRAOptions:
     """Last components of the names of modules that adapters may change, as q_proj, experts, or
     all-linear; memory is reserved for these alone, and an adapter that changes others is refused.
     None: all, and experts if their slots take at most a tenth of the device's memory."""
+    lora_modules_to_save_memory: int = option(0, low=0, parse="bytes")
+    """Bytes of each device, for all slots, of rows of embeddings and output heads that an adapter
+    has instead of the model's (modules_to_save, trainable_token_indices). One with more is
+    refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

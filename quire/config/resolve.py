@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from typing import NamedTuple
 
-from quire.config.adapters import adapter_ranks, allows_experts, resolve_adapters
+from quire.config.adapters import resolve_adapter_slots, resolve_adapters
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import (
     CacheSection,
@@ -27,7 +27,7 @@ from quire.config.engine_config import (
     SamplingSection,
     SchedulerSection,
 )
-from quire.config.facts import ITEMSIZE, DeviceFacts, ModelFacts
+from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.kv_cache_dtype import resolve_cache_dtype
 from quire.config.memory.kv_memory import (
     DEFAULT_MAX_LEN,
@@ -173,10 +173,9 @@ def resolve_memory_plan(
         and options.scheduler.enable_chunked_prefill is not False,
         max_encoder_len=0 if model.encoder is None else model.encoder.max_len,
         has_logits=_model_use(options, model).has_logits,
-        adapter_ranks=adapter_ranks(options.lora),
-        adapter_experts=allows_experts(options.lora, model.adapters, ITEMSIZE[dtype], device, why),
         has_fp8=device.has_fp8,
     )
+    shape = resolve_adapter_slots(options.lora, model, shape, device, why)
     shape = replace(
         shape,
         max_num_batched_tokens=resolve_max_num_batched_tokens(options, device, shape, server, why),

@@ -279,7 +279,7 @@ def _assemble_rank(
     _check_tokenizer(found.folder, config, options)
     tokenizer = lambda: _tokenizer_folder(found.folder, config, options, environment)  # noqa: E731
     texts(config, tokenizer)
-    adapters = build_adapter_store(found.model_type, found.config, config)
+    adapters = build_adapter_store(found.model_type, found.config, found.folder, config)
     grammars = None if missing_for_structured_output(config) else build_grammars(config, tokenizer)
     if grammars is not None and prepare_grammars:  # while weights are read: it takes the lock
         grammars.prepare()

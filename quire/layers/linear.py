@@ -53,6 +53,8 @@ class Linear(WeightModule):
 
     weight: StoredWeight
     bias: Tensor | None
+    adapter_refusal = ""
+    """Why no adapter can be added to its product; "": one can."""
 
     def __init__(
         self, inputs: int, outputs: int | tuple[OutputGroup, ...], bias: bool = False

@@ -83,6 +83,10 @@ class MLAUpProjection(Linear):
     """[H * (P + V), L]: per head, the rows that make its keys, then those that make its values."""
 
     weight: PlainWeight
+    adapter_refusal = (
+        "quire multiplies kv_b_proj into queries and outputs, where an adapter cannot be added; "
+        "train one without it"
+    )
 
     def __init__(self, sizes: MLASizes) -> None:
         self.sizes = sizes

@@ -9,14 +9,9 @@ from torch import nn
 
 from quire.layers import Embedding, Experts, LMHead, ParamModule
 from quire.layers.linear import ClassifierLinear, Linear
-from quire.layers.mla import MLAUpProjection
 from quire.weights.adapters.modules import AdapterModules, ModuleShape
 from quire.weights.mapping import Weights
 
-ABSORBED = (
-    "quire multiplies kv_b_proj into queries and outputs, where an adapter cannot be added; train "
-    "one without it"
-)
 OTHER = "quire does not serve adapters of this kind of module; train one without it"
 
 
@@ -50,7 +45,7 @@ def _shape(module: ParamModule) -> ModuleShape:
             interleaved=module.interleaved,
         )
     if isinstance(module, Embedding):
-        return ModuleShape("embedding", (module.size,), module.vocab)
+        return ModuleShape("embedding", (module.size,), module.vocab, scale=module.scale)
     if isinstance(module, Linear):
         outputs = tuple(out.rows for out in module.outputs)
         return ModuleShape(
@@ -60,7 +55,7 @@ def _shape(module: ParamModule) -> ModuleShape:
             order=_row_order(module, sum(outputs)),
             has_bias="bias" in module.param_names(),
             head_dim=getattr(module, "head_dim", 0),
-            refusal=ABSORBED if isinstance(module, MLAUpProjection) else "",
+            refusal=module.adapter_refusal,
         )
     return ModuleShape("linear", (), 0, refusal=OTHER)
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 from torch import nn
 
 from quire.config.adapters import ALL_LINEAR, EXPERTS
+from quire.config.engine_config import AdapterSection
 from quire.errors import WeightError
 from quire.models._decoder import Decoder
-from quire.models.base import ModelConfig
-from quire.weights.adapters.adapter import Adapter, ExpertsDelta, LinearDelta
+from quire.weights.adapters.adapter import (
+    Adapter,
+    EmbeddingDelta,
+    LinearDelta,
+    TokenRows,
+    WholeWeight,
+)
 from quire.weights.adapters.modules import AdapterModules, ModuleShape
-
-_UNSUPPORTED_KINDS = {
-    "embedding": "adapters of token embeddings are not supported yet",
-    "head": "adapters of output heads are not supported yet",
-}
-
 
 NO_ROOM_FOR_EXPERTS = (
     "no memory is reserved for adapters of experts, which would take more than a tenth of the "
@@ -27,13 +27,12 @@ NO_ROOM_FOR_EXPERTS = (
 )
 
 
-def refuse_adapters(model: nn.Module, config: ModelConfig) -> str | None:
+OUTPUT_HEAD = "lm_head"
+
+
+def refuse_adapters(model: nn.Module) -> str | None:
     """Return what the model is if no adapter can be added to it; None: some can."""
-    if not isinstance(model, Decoder):
-        return "models that run through transformers"
-    if any(layer.cross for layer in config.attention_layers()):
-        return "models with an encoder"
-    return "encoders" if config.bidirectional else None
+    return None if isinstance(model, Decoder) else "models that run through transformers"
 
 
 def restrict_targets(
@@ -60,10 +59,10 @@ def _refusal(
     targets: tuple[str, ...] | None,
     experts: bool,
 ) -> str:
-    if shape.kind in _UNSUPPORTED_KINDS:
-        return _UNSUPPORTED_KINDS[shape.kind]
-    if not name.startswith("layers."):
-        return "it is in no layer of the decoder"
+    if shape.kind == "head" and name != OUTPUT_HEAD:
+        return ""
+    if name.startswith("lm_transform."):
+        return "adapters of what is between the last layer and the output head are not supported"
     if targets is None:
         return "" if experts or shape.kind != "experts" else NO_ROOM_FOR_EXPERTS
     if shape.kind == "linear" and ALL_LINEAR in targets:
@@ -79,24 +78,64 @@ def adapted_layers(found: AdapterModules) -> tuple[str, ...]:
     return tuple(name for name, shape in found.layers.items() if not shape.refusal)
 
 
-def check_deltas(adapter: Adapter, ranks: int) -> None:
-    """Raise WeightError for a kind of delta that the engine does not add yet.
+def check_deltas(
+    adapter: Adapter, found: AdapterModules, section: AdapterSection, itemsize: int, ranks: int
+) -> None:
+    """Raise WeightError for what the engine does not add, or has no room for.
 
-    ranks: over which layers are cut.
+    itemsize: of the adapter's numbers. ranks: over which layers are cut.
     """
-    problems = [*dict.fromkeys(_unsupported(adapter, ranks))]
+    problems = [
+        *dict.fromkeys(_unsupported(adapter, ranks)),
+        *_replaced(adapter, found, section, itemsize, ranks),
+    ]
     if problems:
-        raise WeightError(f"the adapter has what is not supported yet: {'; '.join(problems[:8])}")
+        raise WeightError(f"the adapter has what is not supported: {'; '.join(problems[:8])}")
 
 
 def _unsupported(adapter: Adapter, ranks: int) -> Iterator[str]:
     for layer, parts in adapter.deltas.items():
         for delta in parts.values():
-            if isinstance(delta, ExpertsDelta):
-                continue
+            if isinstance(delta, EmbeddingDelta) and delta.magnitude is not None:
+                yield f"magnitudes (use_dora) of {layer}"
             if not isinstance(delta, LinearDelta):
-                yield f"{type(delta).__name__} of {layer}"
-            elif ranks > 1 and delta.magnitude is not None:
+                continue
+            if ranks > 1 and delta.magnitude is not None:
                 yield "magnitudes (use_dora) on several ranks"
             elif ranks > 1 and delta.bias is not None:
                 yield "biases of B (lora_bias) on several ranks"
+
+
+def _replaced(
+    adapter: Adapter, found: AdapterModules, section: AdapterSection, itemsize: int, ranks: int
+) -> Iterator[str]:
+    """Yield problems of weights in place of the model's."""
+    layers = {name: found.layers[name] for name in adapted_layers(found)}
+    token = sum(_numbers_of_token(name, shape) for name, shape in layers.items())
+    for layer, parts in adapter.deltas.items():
+        delta, shape = parts.get(0), layers[layer]
+        if shape.kind == "head" and layer != OUTPUT_HEAD:
+            if not isinstance(delta, WholeWeight):
+                yield f"{layer} is a head that classifies: train it whole (modules_to_save)"
+            continue
+        if not isinstance(delta, (WholeWeight, TokenRows)):
+            continue
+        if isinstance(delta, WholeWeight):
+            rows = -(-len(delta.weight) // ranks)
+        else:
+            rows = len(delta.rows)
+            if shape.has_bias:
+                yield f"{layer} has a bias, so its rows of tokens cannot be replaced"
+        if rows > (most := section.max_replaced_tokens):
+            size = rows * token * itemsize * section.max_adapters
+            yield (
+                f"it replaces {rows} rows of {layer}, and each slot has memory for {most}: "
+                f"{section.max_adapters} slots need lora_modules_to_save_memory={size}"
+            )
+
+
+def _numbers_of_token(name: str, shape: ModuleShape) -> int:
+    """Numbers of what an adapter may have in place of one token's row in a layer."""
+    if shape.kind == "embedding":
+        return shape.outputs[0]
+    return shape.inputs + shape.has_bias if name == OUTPUT_HEAD else 0

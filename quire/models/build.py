@@ -192,21 +192,30 @@ def _describe(model_type: str, config: ModelConfig) -> Any:
     return model
 
 
-def find_adapter_modules(model_type: str, config: ModelConfig) -> AdapterModules:
-    """Return what adapters can change in a model. Raises ConfigError if that is nothing."""
-    return adapter_modules(describe_adaptable(model_type, config), config.tied)
+def describe_adaptable(
+    model_type: str,
+    config: ModelConfig,
+    folder: Path | None = None,
+    load_format: str = "dummy",
+    ranks: int = 1,
+) -> tuple[nn.Module, AdapterModules]:
+    """Return the first rank's model with shapes only, and what adapters can change in it.
 
-
-def describe_adaptable(model_type: str, config: ModelConfig, ranks: int = 1) -> nn.Module:
-    """Return the first rank's model with shapes only. Raises ConfigError if adapters can change
-    nothing of it."""
+    folder: of its checkpoint; None: the head is the usual one. Raises ConfigError if adapters can
+    change nothing.
+    """
     model = _describe(model_type, config)
-    if (kind := refuse_adapters(model, config)) is not None:
+    if (kind := refuse_adapters(model)) is not None:
         raise ConfigError(f"LoRA adapters on {kind} are not supported yet: leave enable_lora out")
+    if config.head != "lm":
+        headers: Mapping[str, files.TensorHeader] = {}
+        if folder is not None and load_format != "dummy":
+            headers = _checkpoint_headers(folder, load_format)
+        model.set_head(config, list(headers))
     if ranks > 1:
         with torch.device("meta"):
             _shard_model(model, Mesh(tp=ranks), SingleProcessCollectives())
-    return cast(nn.Module, model)
+    return model, adapter_modules(model, config.tied)
 
 
 def load_weights(

@@ -105,6 +105,12 @@ def bucket_of(distance: int, buckets: int, max_distance: int, span: int) -> int:
     return min(max(distance + span, 0), 2 * span - 1)
 
 
+FOR_POSITIONS = (
+    "vectors of positions pass through it, and are computed once for all requests; train an "
+    "adapter without it"
+)
+
+
 class CountedQKV(QKVLinear):
     """Counts how often weights were loaded: what was made of them is made again."""
 
@@ -123,12 +129,16 @@ class SelfAttention(nn.Module):
         self.__dict__["vectors"] = vectors
         self.terms, self.shared = c.terms, c.shared
         self.qkv_proj = CountedQKV(c.hidden, c.heads, c.heads, c.head_dim, bias=True)
+        if c.shared:
+            self.qkv_proj.adapter_refusal = FOR_POSITIONS
         self.out_proj = RowLinear(c.heads * c.head_dim, c.hidden, bias=True)
         if not c.shared:
             if "c2p" in c.terms:
                 self.pos_key_proj = QueryLinear(c.hidden, c.heads, c.head_dim, bias=True)
+                self.pos_key_proj.adapter_refusal = FOR_POSITIONS
             if "p2c" in c.terms:
                 self.pos_query_proj = QueryLinear(c.hidden, c.heads, c.head_dim, bias=True)
+                self.pos_query_proj.adapter_refusal = FOR_POSITIONS
         self.attn = DisentangledAttention(
             c.heads,
             c.head_dim,

@@ -12,7 +12,8 @@ Axes: T tokens of the step, n rows of one kind, E hidden, D numbers of a result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,10 @@ SUM_MODES: dict[PoolingMethod, PoolMode] = {
     "splade": "max",
 }
 """Methods that read all tokens, and how these are reduced."""
+
+HeadContext = Callable[[Tensor], AbstractContextManager[object]]
+"""The context in which heads of the model run. Called with the slots of the sequences whose states
+they read: int32 [n]."""
 
 
 class Pooler:
@@ -81,13 +86,13 @@ class Pooler:
         """slot -> results and norms of the tokens in steps before. Written as results arrive."""
         self._column_indexes: dict[tuple[int, ...], Tensor] = {}
 
-    def start(self, hidden: Tensor, rows: PoolingRows) -> PendingPool:
+    def start(self, hidden: Tensor, rows: PoolingRows, heads: HeadContext) -> PendingPool:
         """Start the pooling of a step's hidden states [T, E], and the copy of the results."""
         pieces: list[_Piece] = []
         buffers: list[Tensor] = []
         whole = [i for i, k in enumerate(rows.kind_of) if rows.kinds[k].task in SEQUENCE_TASKS]
         done: list[int] = [i for i in whole if rows.is_last[i]]
-        states = self._pool_sequences(hidden, rows, whole) if whole else None
+        states = self._pool_sequences(hidden, rows, whole, heads) if whole else None
         for k, kind in enumerate(rows.kinds):
             if kind.task in SEQUENCE_TASKS:
                 places = [at for at, i in enumerate(done) if rows.kind_of[i] == k]
@@ -101,7 +106,9 @@ class Pooler:
                 indexes = [i for i, found in enumerate(rows.kind_of) if found == k]
                 tokens, counts = _token_indexes(rows, indexes)
                 own = hidden.index_select(0, to_device(tokens, hidden.device)).float()
-            results = self._head(own, kind) if len(own) else own
+            slots = np.array(rows.slots, np.int32)[indexes]
+            slots = slots if counts is None else slots.repeat(counts)
+            results = self._head(own, kind, slots, heads) if len(own) else own
             norms = torch.linalg.vector_norm(own, torch.inf, dim=-1)
             pieces.append(_Piece(indexes, results.shape[1], counts))
             buffers += [norms.flatten(), results.flatten()]
@@ -110,7 +117,9 @@ class Pooler:
 
     # -- states of sequences --------------------------------------------------------------------
 
-    def _pool_sequences(self, hidden: Tensor, rows: PoolingRows, which: list[int]) -> Tensor | None:
+    def _pool_sequences(
+        self, hidden: Tensor, rows: PoolingRows, which: list[int], heads: HeadContext
+    ) -> Tensor | None:
         """Return the pooled states of the sequences that end here: [n, E * methods] float32.
 
         None if none does. The sums of the others are kept.
@@ -128,12 +137,14 @@ class Pooler:
             slot=slot,
             is_last=np.array(rows.is_last)[which],
         )
-        found = [self._pool(method, hidden, batch) for method in self._section.methods]
+        found = [self._pool(method, hidden, batch, heads) for method in self._section.methods]
         if not batch.is_last.any():
             return None
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
-    def _pool(self, method: PoolingMethod, hidden: Tensor, batch: _Segments) -> Tensor:
+    def _pool(
+        self, method: PoolingMethod, hidden: Tensor, batch: _Segments, heads: HeadContext
+    ) -> Tensor:
         """Return the states of one method, of the sequences that end here: [n, E] float32."""
         device, last = hidden.device, batch.is_last
         if method == "last":
@@ -143,7 +154,7 @@ class Pooler:
             return self._over_steps(method, values, batch)
         mode = SUM_MODES[method]
         if method == "splade":
-            values = self._largest_logits(hidden, batch)
+            values = self._largest_logits(hidden, batch, heads)
         else:
             begin = batch.first + np.clip(batch.skip - batch.start, 0, batch.end - batch.first)
             offset = batch.start + begin - batch.first
@@ -193,13 +204,16 @@ class Pooler:
             values = values.index_select(0, to_device(np.flatnonzero(last), device))
         return values
 
-    def _largest_logits(self, hidden: Tensor, batch: _Segments) -> Tensor:
+    def _largest_logits(self, hidden: Tensor, batch: _Segments, heads: HeadContext) -> Tensor:
         """Return the largest logit of each vocabulary entry over each row: [n, V] float32."""
         found = []
-        for begin, end in zip(batch.first.tolist(), batch.end.tolist()):
+        for begin, end, slot in zip(batch.first.tolist(), batch.end.tolist(), batch.slot):
             tops = []
             for at in range(begin, end, MAX_LOGIT_TOKENS):
-                logits = self._model.logits(hidden[at : min(at + MAX_LOGIT_TOKENS, end)])
+                states = hidden[at : min(at + MAX_LOGIT_TOKENS, end)]
+                slots = np.full(len(states), slot, np.int32)
+                with heads(to_device(slots, states.device)):
+                    logits = self._model.logits(states)
                 lazy_fusion.flush()
                 tops.append(logits.amax(0).float())
             found.append(torch.stack(tops).amax(0))
@@ -207,13 +221,16 @@ class Pooler:
 
     # -- heads ----------------------------------------------------------------------------------
 
-    def _head(self, states: Tensor, kind: ResultKind) -> Tensor:
-        """[n, E] float32 -> [n, D] float32"""
+    def _head(
+        self, states: Tensor, kind: ResultKind, slots: np.ndarray, heads: HeadContext
+    ) -> Tensor:
+        """[n, E] float32 -> [n, D] float32. slots: int32 [n]"""
         x = states.to(self._dtype)
         if kind.task == "token_classify" and self._token_weight is not None:
             return self._token_weight(x).float()
         if kind.task in ("classify", "token_classify"):
-            logits = self._model.classify(x)
+            with heads(to_device(slots, x.device)):
+                logits = self._model.classify(x)
             lazy_fusion.flush()
             section = self._section
             x = (logits.float() - section.logit_mean) / section.logit_sigma

@@ -91,7 +91,7 @@ def every_source(config, every):
     """Every number of source tokens, as one source."""
     for count in numbers(config.encoder.max_batched_tokens, every):
         blocks = [0] * -(-count // config.cache.block_size)
-        yield EncoderPart((EncoderSource((0,) * count, blocks),))
+        yield EncoderPart((EncoderSource((0,) * count, blocks, 0),))
 
 
 def pooled_kinds(config):

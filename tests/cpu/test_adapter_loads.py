@@ -29,7 +29,7 @@ DELTAS = [
     EmbeddingDelta(random(4, 50), random(4, 8)),
     ExpertsDelta(random(3, 2, 8), random(3, 2, 6)),
     WholeWeight(random(6, 8)),
-    TokenRows(torch.tensor([2, 5]), random(2, 8)),
+    TokenRows(torch.tensor([2, 5]), random(2, 8), torch.tensor([-1, -1, 0, -1, -1, 1])),
 ]
 
 

@@ -324,16 +324,13 @@ def test_what_the_engine_was_not_started_for_is_refused(llama, settings, message
     check(llama, [output], [llama.requests[0]])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"targets": ["embed_tokens"]}, "token embeddings"),
-        ({"targets": ["lm_head"]}, "output heads"),
-        ({"targets": ["q_proj"], "modules_to_save": ["lm_head"]}, "output heads|lm_head"),
-    ],
-)
-def test_what_is_not_built_is_refused_by_name(llama, llm, tmp_path, settings, message):
-    folder = write_adapter(llama.base, tmp_path / "a", **{"targets": ["q_proj"]} | settings)
+def test_weights_without_memory_are_refused_with_the_bytes(llama, llm, tmp_path):
+    folder = write_adapter(llama.base, tmp_path / "a", 0, ["q_proj"], modules_to_save=["lm_head"])
+    vocab = llm.llm_engine.config.model.vocab
+    message = (
+        f"replaces {vocab} rows of lm_head, and each slot has memory for 0: 4 slots need "
+        f"lora_modules_to_save_memory={vocab * 64 * 4 * 4}$"
+    )
     with pytest.raises(RequestError, match=message):
         llm.generate("a", GREEDY, lora_request=LoRARequest("bad", 77, str(folder)))
     assert 77 not in llm.llm_engine.list_loras()
@@ -359,8 +356,7 @@ def test_options_that_contradict_are_refused(llama, given, message):
 
 def test_the_memory_plan_counts_the_slots(llama, llm):
     plan, model = llm.llm_engine.built.memory_plan, llm.llm_engine.engine.executor.runner.model
-    banks = [layer._weight.bank for layer in model.adapter_banks._layers.values()]
-    real = sum(one.a.nbytes + one.b.nbytes for one in banks)
+    real = 4 * model.adapter_banks.numel
     assert plan.adapter_bytes == real
     assert plan.weight_bytes > real
 

@@ -132,7 +132,8 @@ def test_memory_for_experts_is_reserved_where_it_is_allowed(qwen, monkeypatch):
     qwen.check_batch(llm, ["r4", "attention"])
     monkeypatch.setattr(adapters, "EXPERTS_SHARE", 10**12)  # as on a small device
     llm = qwen.llm()
-    assert planned_and_real_bytes(llm) == (planned, planned)
+    small, real = planned_and_real_bytes(llm)
+    assert small == real < more
     with pytest.raises(RequestError, match="name them, lora_target_modules=all-linear,experts"):
         llm.generate("a", GREEDY, lora_request=request, use_tqdm=False)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from quire.config.facts import ITEMSIZE, ModelFacts
+from quire.config.facts import ITEMSIZE, AdapterNumbers, ModelFacts
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import (
     KVCacheGroup,
@@ -60,8 +60,10 @@ class EngineShape:
     quantization: str | None = None
     chunked_prefill: bool = True  # steps may divide prompts; never those of a model without KV
     max_encoder_len: int = 0  # tokens of the longest source; 0: there is no encoder
-    adapter_ranks: int = 0  # of all slots of adapters together
+    adapter_slots: int = 0
+    adapter_rank: int = 0  # of each slot
     adapter_experts: bool = False  # whether slots have room for adapters of experts
+    adapter_tokens: int = 0  # of each slot, whose rows of the vocabulary are replaced
     has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
     has_fp8: bool = True  # whether the device multiplies FP8 numbers
 
@@ -261,8 +263,7 @@ def plan_memory(
     weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks, quantized, place)
     weight_bits = 8 * weights * shape.ranks / max(model.weights.elements(quantized), 1)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
-    numbers = model.adapters.layers + shape.adapter_experts * model.adapters.experts
-    adapters = shape.adapter_ranks * numbers * ITEMSIZE[shape.dtype]
+    adapters = adapter_bytes(model.adapters, shape)
     weights += adapters
     activations = activation_bytes(model, shape)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
@@ -290,6 +291,13 @@ def plan_memory(
         layers=layers,
         groups=groups,
     )
+
+
+def adapter_bytes(numbers: AdapterNumbers, shape: EngineShape) -> int:
+    """Bytes of the slots of adapters on one rank."""
+    ranked = numbers.layers + shape.adapter_experts * numbers.experts
+    slot = shape.adapter_rank * ranked + shape.adapter_tokens * numbers.token + numbers.classifiers
+    return shape.adapter_slots * slot * ITEMSIZE[shape.dtype]
 
 
 def _fitting_blocks(available: int, block: int, given: int | None) -> int:

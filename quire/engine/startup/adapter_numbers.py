@@ -9,10 +9,11 @@ import torch
 from quire.config.adapters import ADAPTER_RANK_STEP, is_on
 from quire.config.facts import AdapterNumbers
 from quire.config.options import Options
-from quire.models._adapter_modules import adapter_modules
+from quire.layers import ClassifierLinear
 from quire.models._adapter_targets import adapted_layers, restrict_targets
 from quire.models.base import HeadKind, Hf, ModelConfig
 from quire.models.build import describe_adaptable, read_model_config
+from quire.runner.adapters.adapted_layer import SlotSizes
 from quire.runner.adapters.banks import AdapterBanks
 
 
@@ -30,28 +31,31 @@ def plan_adapter_numbers(
     return count_adapter_numbers(options, *found)
 
 
-def count_adapter_numbers(options: Options, model_type: str, config: ModelConfig) -> AdapterNumbers:
-    """Return what one slot takes on a rank. Raises ConfigError if adapters can change nothing."""
+def count_adapter_numbers(
+    options: Options, model_type: str, config: ModelConfig, folder: Path | None = None
+) -> AdapterNumbers:
+    """Return what one slot takes on a rank. Raises ConfigError if adapters can change nothing.
+
+    folder: of the checkpoint.
+    """
     if not is_on(options.lora):
         return AdapterNumbers()
-    model = describe_adaptable(model_type, config, options.parallel.tensor_parallel_size)
-    modules = adapter_modules(model, config.tied)
+    form, ranks = options.load.load_format, options.parallel.tensor_parallel_size
+    model, modules = describe_adaptable(model_type, config, folder, form, ranks)
     modules = restrict_targets(modules, options.lora.lora_target_modules, experts=True)
-    names = adapted_layers(modules)
-    experts = {name for name in names if modules.layers[name].kind == "experts"}
+    names, kinds = adapted_layers(modules), dict(model.named_modules())
+    experts = [name for name in names if modules.layers[name].kind == "experts"]
+    heads = [name for name in names if isinstance(kinds[name], ClassifierLinear)]
+    others = [name for name in names if name not in {*experts, *heads}]
 
-    def per_rank(names: set[str]) -> int:
-        meta = torch.device("meta")
-        banks = AdapterBanks(
-            model,
-            names,
-            slots=1,
-            max_rank=1,
-            max_tokens=1,
-            max_seqs=1,
-            dtype=torch.float32,
-            device=meta,
-        )
-        return banks.numel // ADAPTER_RANK_STEP
+    def count(names: list[str], tokens: int = 0) -> int:
+        sizes = SlotSizes(1, ADAPTER_RANK_STEP, tokens, torch.float32, torch.device("meta"))
+        return AdapterBanks(model, names, sizes=sizes, max_tokens=1, max_seqs=1).numel
 
-    return AdapterNumbers(per_rank(set(names) - experts), per_rank(experts))
+    each = count(others)
+    return AdapterNumbers(
+        layers=each // ADAPTER_RANK_STEP,
+        experts=count(experts) // ADAPTER_RANK_STEP,
+        token=count(others, tokens=1) - each,
+        classifiers=count(heads),
+    )

@@ -29,8 +29,9 @@ from quire.executors.inline import Executor as Inline
 from quire.kernels.formats.kv_cache import split_memory
 from quire.models._adapter_targets import adapted_layers, check_deltas, restrict_targets
 from quire.models.base import LanguageModel, ModelConfig
-from quire.models.build import build_model, find_adapter_modules
+from quire.models.build import build_model, describe_adaptable
 from quire.pooling.pooler import Pooler
+from quire.runner.adapters.adapted_layer import SlotSizes
 from quire.runner.adapters.banks import AdapterBanks
 from quire.runner.cpu.tape_cache import padded_rows
 from quire.runner.device_worker import DeviceWorker
@@ -84,39 +85,46 @@ def load_model(
         assert isinstance(model, nn.Module)
         AdapterBanks(
             model,
-            adapted_layers(find_engine_adapter_modules(model_type, model_config, config)),
-            slots=section.max_adapters,
-            max_rank=section.max_rank,
-            max_tokens=max(scheduler.max_num_batched_tokens, padded_rows(scheduler.max_num_seqs)),
+            adapted_layers(find_adapter_modules(model_type, model_config, folder, config)),
+            sizes=SlotSizes(
+                section.max_adapters,
+                section.max_rank,
+                section.max_replaced_tokens,
+                DTYPES[config.model.dtype],
+                device,
+            ),
+            max_tokens=max(
+                scheduler.max_num_batched_tokens,
+                padded_rows(scheduler.max_num_seqs),
+                0 if config.encoder is None else config.encoder.max_batched_tokens,
+            ),
             max_seqs=scheduler.max_num_seqs,
-            dtype=DTYPES[config.model.dtype],
-            device=device,
         )
     return model
 
 
-def find_engine_adapter_modules(
-    model_type: str, model_config: ModelConfig, config: EngineConfig
+def find_adapter_modules(
+    model_type: str, model_config: ModelConfig, folder: Path, config: EngineConfig
 ) -> AdapterModules:
     """Return what adapters can change in the engine's model. Raises ConfigError."""
     assert config.adapters is not None
-    found = find_adapter_modules(model_type, model_config)
+    _, found = describe_adaptable(model_type, model_config, folder, config.load.format)
     return restrict_targets(found, config.adapters.target_modules, config.adapters.experts)
 
 
 def build_adapter_store(
-    model_type: str, model_config: ModelConfig, config: EngineConfig
+    model_type: str, model_config: ModelConfig, folder: Path, config: EngineConfig
 ) -> AdapterStore | None:
-    """Build what holds adapters in host memory; None: adapters are off."""
+    """Build what holds adapters in host memory; None: adapters are off. folder: the model's."""
     if config.adapters is None:
         return None
     section = config.adapters
-    modules = find_engine_adapter_modules(model_type, model_config, config)
+    modules = find_adapter_modules(model_type, model_config, folder, config)
     dtype, limits = DTYPES[config.model.dtype], AdapterLimits(max_rank=section.max_rank)
 
     def read(folder: Path) -> Adapter:
         adapter = read_adapter(folder, modules, dtype, limits)
-        check_deltas(adapter, config.parallel.tensor)
+        check_deltas(adapter, modules, section, dtype.itemsize, config.parallel.tensor)
         more = _differences(adapter, folder, config.model.name)
         adapter = replace(adapter, warnings=(*adapter.warnings, *more))
         in_process = config.parallel.tensor == 1  # other processes get copies, and pack those

@@ -28,7 +28,7 @@ from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooling_rows import PoolingRows, ResultKind
 from quire.runner.adapters.adapted_layer import SlotLoad
 from quire.runner.parts.adapters import AdaptersPart
-from quire.runner.parts.base import ForwardOutput, PendingPart, StepPart
+from quire.runner.parts.base import ForwardOutput, PendingPart, StepPart, StepVariant
 from quire.runner.parts.encoder import EncoderPart, EncoderSource
 from quire.runner.parts.pooling import PoolingPart
 from quire.runner.parts.prompt_embeds import PromptEmbedsPart
@@ -104,11 +104,11 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
         for count in sizes(min(CHUNK_POSITIONS, scheduler.max_model_len - 1)):
             part = PromptLogprobsPart((PromptRow(0, 0, 0, (0,) * count, 1),))
             worker.compute(prompt_batch(0, [count], 0), [part])
-        worker.compute(prompt_batch(1, [2], 0), [PromptEmbedsPart(())])
+        worker.compute(prompt_batch(1, [2], 0), [PromptEmbedsPart((), bytes(8))])
         if config.encoder is not None:
             for count in sizes(config.encoder.max_batched_tokens):
                 blocks = [0] * -(-count // config.cache.block_size)
-                encoder = EncoderPart((EncoderSource((0,) * count, blocks),))
+                encoder = EncoderPart((EncoderSource((0,) * count, blocks, 0),))
                 worker.compute(prompt_batch(1, [2], 0), [encoder])
         worker.warm_up_kernels()
         hidden = _HiddenStates()
@@ -184,7 +184,9 @@ class _HiddenStates:
     def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
         pass
 
-    def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
+    def before_forward(
+        self, model: LanguageModel, step: StepInputs, variant: StepVariant
+    ) -> StepInputs:
         return step
 
     def apply(self, forward: ForwardOutput) -> PendingPart:

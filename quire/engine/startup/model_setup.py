@@ -101,7 +101,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         facts,
         layers=layers,
         encoder=encoder,
-        adapters=count_adapter_numbers(options, model_type, model_config),
+        adapters=count_adapter_numbers(options, model_type, model_config, folder),
     )
     return ModelDescription(folder, model_type, model_config, facts)
 

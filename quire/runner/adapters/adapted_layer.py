@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import torch
+from torch import Tensor
 
-from quire.kernels.formats.lora_bank import LoraRows, SlotCopy
+from quire.kernels.formats.lora_bank import LoraBank, LoraRows, SlotCopy
+from quire.kernels.formats.weight import StoredWeight
 from quire.weights.adapters.adapter import Delta, Deltas, PackedTensors
 
 
@@ -33,6 +36,44 @@ class StepRows:
         self.rows: LoraRows | None = None
         self.sampled: LoraRows | None = None
         self.revision = 0
+
+
+class SlotSizes(NamedTuple):
+    """What all layers have room for."""
+
+    slots: int
+    max_rank: int
+    replaced_rows: int  # of a vocabulary, in each slot
+    dtype: torch.dtype
+    device: torch.device
+
+    def bank(self, inputs: int, parts: tuple[int, ...], experts: int = 1) -> LoraBank:
+        """An empty bank of one layer."""
+        return LoraBank.allocate(
+            self.slots, self.max_rank, inputs, parts, self.dtype, self.device, experts=experts
+        )
+
+
+class WrappedWeight(StoredWeight):
+    """A weight with what adapters change of it. Everything else about it is the inner weight's."""
+
+    __slots__ = ("inner", "step")
+    kind = "adapted"
+
+    def __init__(self, inner: StoredWeight, step: StepRows) -> None:
+        self.inner, self.step = inner, step
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.inner.product(x, bias)
+
+    def rows(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+        return self.inner.rows(ids, scale)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.inner.dequantize(dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 class AdaptedLayer(Protocol):

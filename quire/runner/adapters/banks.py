@@ -14,18 +14,27 @@ from torch import Tensor, nn
 
 from quire.kernels.formats.lora_bank import LoraRows, SlotCopy
 from quire.kernels.lora import assign_rows
-from quire.layers import Experts, Linear
-from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotLoad, StepRows
+from quire.layers import ClassifierLinear, Embedding, Experts, LMHead
+from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotLoad, SlotSizes, StepRows
+from quire.runner.adapters.embedding import AdaptedEmbedding
 from quire.runner.adapters.experts import AdaptedExperts
+from quire.runner.adapters.head import AdaptedHead
 from quire.runner.adapters.linear import AdaptedLinear
+from quire.runner.adapters.replaced import AdaptedClassifier, ReplacedEmbedding, ReplacedHead
 from quire.sampling.h2d import to_device
 from quire.weights.adapters.adapter import Deltas
 
-KINDS: tuple[tuple[type[nn.Module], Any], ...] = (
-    (Experts, AdaptedExperts),
-    (Linear, AdaptedLinear),
-)
-"""Class of layers -> class that adds adapters to them. The first that fits."""
+
+def _adapted_class(layer: nn.Module, replaced: bool) -> Any:
+    """Return the class that adds adapters to a layer. replaced: whether rows of a vocabulary are
+    replaced too."""
+    if isinstance(layer, Experts):
+        return AdaptedExperts
+    if isinstance(layer, Embedding):
+        return ReplacedEmbedding if replaced else AdaptedEmbedding
+    if isinstance(layer, LMHead):
+        return ReplacedHead if replaced else AdaptedHead
+    return AdaptedClassifier if isinstance(layer, ClassifierLinear) else AdaptedLinear
 
 
 class AdapterBanks:
@@ -36,26 +45,27 @@ class AdapterBanks:
         model: nn.Module,
         layers: Iterable[str],
         *,
-        slots: int,
-        max_rank: int,
+        sizes: SlotSizes,
         max_tokens: int,
         max_seqs: int,
-        dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
         """layers: names of those that adapters can change. max_tokens: of the largest step, padding
         included. max_seqs: slots of sequences."""
         self._step = StepRows()
-        self._rows, self._sampled = (LoraRows.allocate(max_tokens, slots, device) for _ in range(2))
+        self._rows, self._sampled = (
+            LoraRows.allocate(max_tokens, sizes.slots, sizes.device) for _ in range(2)
+        )
         self._slots = np.full(max_seqs, -1, np.int32)  # by slot of the sequence
-        self._device_slots = torch.full((max_seqs,), -1, dtype=torch.int32, device=device)
+        self._device_slots = torch.full((max_seqs,), -1, dtype=torch.int32, device=sizes.device)
         self._layers: dict[str, AdaptedLayer] = {}
-        self._device = device
+        self._changes_logits = False
+        self._device = sizes.device
         modules = dict(model.named_modules())
         for name in layers:
             layer = modules[name]
-            adapted = next(made for kind, made in KINDS if isinstance(layer, kind))
-            self._layers[name] = adapted(layer, slots, max_rank, dtype, device, self._step)
+            adapted = _adapted_class(layer, sizes.replaced_rows > 0)
+            self._layers[name] = adapted(layer, sizes, self._step)
+            self._changes_logits |= isinstance(layer, (LMHead, ClassifierLinear))
         model.adapter_banks = self  # type: ignore[assignment]  # for the step's part
 
     @property
@@ -101,7 +111,7 @@ class AdapterBanks:
 
     @property
     def changes_logits(self) -> bool:
-        return False
+        return self._changes_logits
 
     @contextmanager
     def forward(self, token_slots: Tensor) -> Iterator[None]:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.lora_bank import LoraBank, LoraPart, SlotCopy
+from quire.kernels.formats.lora_bank import LoraPart, SlotCopy
 from quire.kernels.formats.weight import StoredExperts
 from quire.kernels.lora_experts import ExpertsLora, lora_experts
 from quire.layers import Experts
-from quire.runner.adapters.adapted_layer import StepRows
+from quire.runner.adapters.adapted_layer import SlotSizes, StepRows
 from quire.weights.adapters.adapter import Delta, ExpertsDelta
 
 DOWN = 2
@@ -51,25 +51,13 @@ class LoraExperts(StoredExperts):
 class AdaptedExperts:
     """The experts of one layer, as one rank has them, and their banks."""
 
-    def __init__(
-        self,
-        layer: Experts,
-        slots: int,
-        max_rank: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        step: StepRows,
-    ) -> None:
+    def __init__(self, layer: Experts, sizes: SlotSizes, step: StepRows) -> None:
         (rows, _), width = layer.weight_layout("down_proj")[0].ranges, _width(layer)
-        sizes = (layer.hidden, (len(width),) * 2), (len(width), (len(rows),))
+        inner, experts = len(width), layer.experts
         self._layer = layer
         self.lora = ExpertsLora(
-            *(
-                LoraBank.allocate(
-                    slots, max_rank, inputs, parts, dtype, device, experts=layer.experts
-                )
-                for inputs, parts in sizes
-            )
+            sizes.bank(layer.hidden, (inner, inner), experts),
+            sizes.bank(inner, (len(rows),), experts),
         )
         layer.set_param("gate_up_proj", LoraExperts(layer.gate_up_proj, self.lora, step))
 

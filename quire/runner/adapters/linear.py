@@ -9,65 +9,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.lora_bank import LoraBank, LoraPart, SlotCopy
+from quire.kernels.formats.lora_bank import LoraBank, LoraPart, LoraRows, SlotCopy
 from quire.kernels.formats.weight import StoredWeight
 from quire.kernels.lora import lora_linear
 from quire.layers import Linear
-from quire.runner.adapters.adapted_layer import StepRows
+from quire.runner.adapters.adapted_layer import SlotSizes, StepRows, WrappedWeight
 from quire.weights.adapters.adapter import Delta, LinearDelta, dora_factor
 
 ROWS_AT_ONCE = 1024
 """Of a weight, in float32."""
 
 
-class LoraWeight(StoredWeight):
-    """A weight with a bank of deltas. Everything else about it is the inner weight's."""
+class LoraWeight(WrappedWeight):
+    """A weight with a bank of deltas."""
 
-    __slots__ = ("bank", "inner", "step")
-    kind = "lora"
+    __slots__ = ("bank",)
 
     def __init__(self, inner: StoredWeight, bank: LoraBank, step: StepRows) -> None:
-        self.inner, self.bank, self.step = inner, bank, step
+        super().__init__(inner, step)
+        self.bank = bank
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        y = self.inner.product(x, bias)
-        if self.step.rows is None:
-            return y
-        return lora_linear(y, x, self.bank, self.step.rows)
+        y, rows = self.inner.product(x, bias), self._rows()
+        return y if rows is None else lora_linear(y, x, self.bank, rows)
 
-    def rows(self, ids: Tensor, scale: float = 1.0) -> Tensor:
-        return self.inner.rows(ids, scale)
-
-    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self.inner.dequantize(dtype)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def _rows(self) -> LoraRows | None:
+        """The rows that the next product multiplies."""
+        return self.step.rows
 
 
 class AdaptedLinear:
     """A linear layer of one rank, and its bank."""
 
-    def __init__(
-        self,
-        layer: Linear,
-        slots: int,
-        max_rank: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        step: StepRows,
-    ) -> None:
+    weight_class: ClassVar[type[LoraWeight]] = LoraWeight
+
+    def __init__(self, layer: Linear, sizes: SlotSizes, step: StepRows) -> None:
         cut = layer.weight_layout("weight")
         parts = tuple(len(part.ranges[0]) for part in cut)
-        inputs = len(cut[0].ranges[1])
-        bank = LoraBank.allocate(slots, max_rank, inputs, parts, dtype, device)
+        bank = sizes.bank(len(cut[0].ranges[1]), parts)
         self._layer = layer
-        self._weight = LoraWeight(layer.weight, bank, step)
+        self._weight = self.weight_class(layer.weight, bank, step)
         layer.set_param("weight", self._weight)
 
     @property

@@ -125,7 +125,7 @@ class CpuWorker:
             attention=self._backend.plan(attention_metadata),
         )
         for part in parts:
-            step = part.before_forward(self._model, step)
+            step = part.before_forward(self._model, step, variant)
         with variant.forward(torch.from_numpy(inputs.token_slots)):
             hidden = self._model(step)
         forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)

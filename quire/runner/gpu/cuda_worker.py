@@ -509,7 +509,7 @@ class CudaWorker:
         )
         step = StepInputs(ids, views.positions, self._backend.plan(batch))
         for part in parts:
-            step = part.before_forward(self._model, step)
+            step = part.before_forward(self._model, step, variant)
         with variant.forward(views.token_slots):
             return self._model(step)
 

@@ -121,8 +121,13 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
     def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
         """Write what the variant reads, before its forward pass, on the current stream."""
 
-    def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
-        """Return the inputs of the forward pass, from those that other parts returned."""
+    def before_forward(
+        self, model: LanguageModel, step: StepInputs, variant: StepVariant
+    ) -> StepInputs:
+        """Return the inputs of the forward pass, from those that other parts returned.
+
+        variant: of the step. What runs of the model here runs in its context.
+        """
         return step
 
     def apply(self, forward: ForwardOutput) -> PendingPart:

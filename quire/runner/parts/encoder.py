@@ -14,7 +14,7 @@ from quire.attention.base import CrossAttentionStep
 from quire.core.types import StepPlan
 from quire.kernels.framework import lazy_fusion
 from quire.models.base import EncoderDecoderModel, LanguageModel, SourceInputs, StepInputs
-from quire.runner.parts.base import StepPart
+from quire.runner.parts.base import StepPart, StepVariant
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device
 
@@ -24,6 +24,7 @@ class EncoderSource(msgspec.Struct, frozen=True, array_like=True):
 
     token_ids: tuple[int, ...]
     blocks: list[int]
+    slot: int  # of the sequence
 
 
 class EncoderPart(StepPart, frozen=True, array_like=True):
@@ -39,11 +40,14 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
             return None
         return cls(
             tuple(
-                EncoderSource(seq.request.encoder_prompt, list(seq.cross_table)) for seq in starting
+                EncoderSource(seq.request.encoder_prompt, list(seq.cross_table), seq.slot)
+                for seq in starting
             )
         )
 
-    def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
+    def before_forward(
+        self, model: LanguageModel, step: StepInputs, variant: StepVariant
+    ) -> StepInputs:
         """Run the encoder, which fills the blocks."""
         attention = cast(CrossAttentionStep, step.attention)
         size, device = attention.block_size, step.token_ids.device
@@ -61,7 +65,9 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
             slots=to_device(blocks.astype(np.int64) * size + positions % size, device),
             attention=attention,
         )
-        cast(EncoderDecoderModel, model).encode(source)
+        slots = np.repeat(np.array([one.slot for one in self.sources], np.int32), lengths)
+        with variant.forward(to_device(slots, device)):
+            cast(EncoderDecoderModel, model).encode(source)
         lazy_fusion.flush()
         return step
 

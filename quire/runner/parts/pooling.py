@@ -44,7 +44,8 @@ class PoolingPart(StepPart, frozen=True, array_like=True):
     def apply(self, forward: ForwardOutput) -> PendingPoolingPart:
         """Start the pooling, and the copy of the results to the host."""
         assert forward.pooler is not None, "a pooled row in an engine without a pooler"
-        return PendingPoolingPart(self.plan_rows, forward.pooler.start(forward.hidden, self.rows))
+        started = forward.pooler.start(forward.hidden, self.rows, forward.variant.logits)
+        return PendingPoolingPart(self.plan_rows, started)
 
 
 def _tagged(seq: Sequence, start: int, count: int, tag: int) -> list[int]:

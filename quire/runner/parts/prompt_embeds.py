@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import torch
 
 from quire.core.types import StepPlan
 from quire.kernels.framework import lazy_fusion
 from quire.models.base import LanguageModel, StepInputs
-from quire.runner.parts.base import StepPart
+from quire.runner.parts.base import StepPart, StepVariant
 from quire.runner.step_batch import StepBatch
-from quire.sampling.h2d import move_tensor
+from quire.sampling.h2d import move_tensor, to_device
 
 
 class EmbedsPiece(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +32,7 @@ class PromptEmbedsPart(StepPart, frozen=True, array_like=True):
     """All vectors of one step."""
 
     pieces: tuple[EmbedsPiece, ...]
+    token_slots: bytes  # int32 [T], of each token's sequence
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> PromptEmbedsPart | None:
@@ -47,13 +49,17 @@ class PromptEmbedsPart(StepPart, frozen=True, array_like=True):
                 if start < end:
                     first = int(batch.q_starts[at]) + start - row.start
                     pieces.append(EmbedsPiece(first, embeds.dtype, embeds.rows(start, end)))
-        return cls(tuple(pieces)) if pieces else None
+        return cls(tuple(pieces), batch.token_slots.tobytes()) if pieces else None
 
-    def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
+    def before_forward(
+        self, model: LanguageModel, step: StepInputs, variant: StepVariant
+    ) -> StepInputs:
         """Write the vectors over the token embeddings."""
         vectors = step.inputs_embeds
         if vectors is None:
-            vectors = model.embed_tokens(step.token_ids)
+            slots = np.frombuffer(self.token_slots, np.int32)
+            with variant.forward(to_device(slots, step.token_ids.device)):
+                vectors = model.embed_tokens(step.token_ids)
             lazy_fusion.flush()
         for piece in self.pieces:
             data = torch.frombuffer(bytearray(piece.data), dtype=getattr(torch, piece.dtype))

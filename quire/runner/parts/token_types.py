@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.core.types import StepPlan
 from quire.models.base import LanguageModel, StepInputs
-from quire.runner.parts.base import StepPart
+from quire.runner.parts.base import StepPart, StepVariant
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device
 
@@ -30,7 +30,9 @@ class TokenTypesPart(StepPart, frozen=True, array_like=True):
             pieces.append(own.ljust(row.count, b"\0"))
         return cls(b"".join(pieces))
 
-    def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
+    def before_forward(
+        self, model: LanguageModel, step: StepInputs, variant: StepVariant
+    ) -> StepInputs:
         """Set the types; padding tokens at the end have type 0."""
         types = np.zeros(len(step.token_ids), np.int32)
         types[: len(self.types)] = np.frombuffer(self.types, np.uint8)

@@ -12,7 +12,7 @@ import numpy as np
 from quire.attention.packed import PackedAttentionStep
 from quire.core.types import StepPlan
 from quire.models.base import LanguageModel, StepInputs
-from quire.runner.parts.base import StepPart
+from quire.runner.parts.base import StepPart, StepVariant
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device
 
@@ -36,7 +36,9 @@ class UnattendedTokensPart(StepPart, frozen=True, array_like=True):
             some = some or unattended > 0
         return cls(counts) if some else None
 
-    def before_forward(self, model: LanguageModel, step: StepInputs) -> StepInputs:
+    def before_forward(
+        self, model: LanguageModel, step: StepInputs, variant: StepVariant
+    ) -> StepInputs:
         """Set the numbers of keys; of rows that pad the step, 0: all of them."""
         attention = step.attention
         assert isinstance(attention, PackedAttentionStep), "a model with a cache attends to all"

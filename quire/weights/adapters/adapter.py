@@ -35,7 +35,10 @@ class LinearDelta(_Delta, frozen=True, eq=False):
 
 
 class EmbeddingDelta(_Delta, frozen=True, eq=False):
-    """h += a[:, token] b. The scale is in b. With a magnitude h = f * (base row + that)."""
+    """h += a[:, token] b. The scale is in b, and so is that of the embedding.
+
+    With a magnitude h = f * (base row + that), f = dora_factor() of the scaled base rows.
+    """
 
     a: Tensor  # [r, V]
     b: Tensor  # [r, E]
@@ -62,8 +65,9 @@ class WholeWeight(_Delta, frozen=True, eq=False):
 class TokenRows(_Delta, frozen=True, eq=False):
     """Rows in place of those of an embedding or an output head."""
 
-    indices: Tensor  # [n] int64, ascending
+    indices: Tensor  # [n] int32, ascending
     rows: Tensor  # [n, E]
+    places: Tensor  # [V] int32: of each token in rows, -1: it is not replaced
 
 
 Delta = LinearDelta | EmbeddingDelta | ExpertsDelta | WholeWeight | TokenRows

@@ -201,8 +201,11 @@ class DeltaBuilder:
 
         def read() -> Parts:
             a = self._read(module, "embedding_A")
-            b = self._read(module, "embedding_B", self._config.scale_of(module.name))
-            return {0: EmbeddingDelta(a, transposed(b), self._read_magnitude(module))}
+            b = self._read(module, "embedding_B", self._config.scale_of(module.name) * shape.scale)
+            magnitude = self._read_magnitude(module)
+            if magnitude is not None:
+                magnitude = magnitude * shape.scale
+            return {0: EmbeddingDelta(a, transposed(b), magnitude)}
 
         return read
 
@@ -246,8 +249,10 @@ class DeltaBuilder:
         self._count(len(ids) * size)
 
         def read() -> Parts:
-            indices, order = torch.tensor(ids, dtype=torch.int64).sort()
-            return {0: TokenRows(indices, self._read(module, "tokens")[order])}
+            indices, order = torch.tensor(ids, dtype=torch.int32).sort()
+            places = torch.full((rows,), -1, dtype=torch.int32)
+            places[indices.long()] = torch.arange(len(ids), dtype=torch.int32)
+            return {0: TokenRows(indices, self._read(module, "tokens")[order], places)}
 
         return read
 

@@ -39,6 +39,7 @@ class ModuleShape:
         None  # of rows of a checkpoint's tensor of all parts; None: theirs is ours
     )
     has_bias: bool = False
+    scale: float = 1.0  # of an embedding: what its vectors are multiplied by
     head_dim: int = 0  # of layers whose outputs are heads
     refusal: str = ""  # why adapters cannot change the layer
 
@@ -98,6 +99,10 @@ class AdapterModules:
         if shard is None and len(shape.outputs) == 1:
             shard = 0
         return ModulePlace(layer, shape, shard, transposed=turn)
+
+    def is_left_out(self, module: str) -> bool:
+        """Whether checkpoints have a module that the served model has no use for: another head."""
+        return f"{self.weights.target(f'{module}.weight').layer}.".startswith(self.weights.absent)
 
     def near(self, module: str) -> str:
         """Say what a name that leads nowhere may have meant, for a message."""

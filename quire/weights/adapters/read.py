@@ -51,7 +51,7 @@ def read_adapter(
         raise WeightError(
             f"the adapter has rank {config.rank}; the maximum is {limits.max_rank} (max_lora_rank)"
         )
-    found = _group_by_module(source, modules)
+    found, warnings = _group_by_module(source, modules)
     builder = DeltaBuilder(source, config, modules, dtype, limits)
     deltas = builder.build(found)
     return Adapter(
@@ -65,13 +65,19 @@ def read_adapter(
         ),
         deltas=deltas,
         base_model=config.base_model,
-        warnings=config.warnings,
+        warnings=config.warnings + warnings,
     )
 
 
-def _group_by_module(source: AdapterTensors, modules: AdapterModules) -> list[AdapterModule]:
-    """Group the tensors by module. Raises WeightError for every name that leads nowhere."""
+def _group_by_module(
+    source: AdapterTensors, modules: AdapterModules
+) -> tuple[list[AdapterModule], tuple[str, ...]]:
+    """Group the tensors by module. Raises WeightError for every name that leads nowhere.
+
+    Also returns a warning for each module that is left out.
+    """
     found: dict[tuple[str, int], AdapterModule] = {}
+    left_out: dict[str, None] = {}
     places: dict[str, ModulePlace | None] = {}
     problems, adapters = AdapterProblems(), set()
     for name, header in source.headers.items():
@@ -82,6 +88,9 @@ def _group_by_module(source: AdapterTensors, modules: AdapterModules) -> list[Ad
         if parsed.module not in places:
             places[parsed.module] = modules.find(parsed.module)
         place = places[parsed.module]
+        if place is None and modules.is_left_out(parsed.module):
+            left_out[parsed.module] = None
+            continue
         if place is None or place.shape.refusal:
             problems.add(f"{short(name)}: {_no_place(parsed, place, modules)}")
             continue
@@ -101,7 +110,9 @@ def _group_by_module(source: AdapterTensors, modules: AdapterModules) -> list[Ad
     problems.raise_if_any()
     if not found:
         raise WeightError("the adapter has no tensors")
-    return list(found.values())
+    return list(found.values()), tuple(
+        f"it changes {short(one)}, which the engine does not use" for one in left_out
+    )
 
 
 def _no_place(parsed: AdapterTensorName, place: ModulePlace | None, modules: AdapterModules) -> str:

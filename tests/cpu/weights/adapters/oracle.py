@@ -68,7 +68,7 @@ def applied(delta, weight):
     if isinstance(delta, WholeWeight):
         return delta.weight
     if isinstance(delta, TokenRows):
-        weight[delta.indices] = delta.rows
+        weight[delta.indices.long()] = delta.rows
         return weight
     if isinstance(delta, EmbeddingDelta):
         made = weight + delta.a.t() @ delta.b

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from quire.config.model_identity import resolve_identity
+from quire.layers.mla import MLAUpProjection
 from quire.models import fallback
-from quire.models._adapter_modules import ABSORBED, OTHER, adapter_modules
+from quire.models._adapter_modules import OTHER, adapter_modules
 from quire.models.build import MODELS, read_model_config
 from quire.weights.adapters.deltas import whole_shape
 from quire.weights.adapters.names import parse_tensor_name
@@ -53,7 +54,7 @@ def test_every_module_has_a_place(variant, impl):
         assert place is not None, name
         if place.shape.refusal:
             assert any(part in name for part in REFUSED), (name, place.shape.refusal)
-            assert place.shape.refusal in (ABSORBED, OTHER)
+            assert place.shape.refusal in (MLAUpProjection.adapter_refusal, OTHER)
             continue
         shape = tuple(module.weight.shape)
         shape = shape[::-1] if isinstance(module, Conv1D) else shape

@@ -1,0 +1,54 @@
+"""Token embeddings with adapters.
+
+The table is wrapped: rows of adapters get their delta added to the vector that was looked up. Ranks
+cut the vocabulary: each adds the deltas of its own tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from quire.kernels.formats.lora_bank import LoraPart, SlotCopy
+from quire.kernels.lora import lora_embedding
+from quire.layers import Embedding
+from quire.runner.adapters.adapted_layer import SlotSizes, StepRows
+from quire.runner.adapters.linear import LoraWeight
+from quire.weights.adapters.adapter import Delta, EmbeddingDelta
+
+
+class LoraTable(LoraWeight):
+    """A table with a bank of deltas. As the weight of an output head it is the inner one."""
+
+    __slots__ = ()
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.inner.product(x, bias)
+
+    def rows(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+        y = self.inner.rows(ids, scale)
+        if self.step.rows is None:
+            return y
+        return lora_embedding(y, ids, self.bank, self.step.rows)
+
+
+class AdaptedEmbedding:
+    """The token embedding of one rank, and its bank."""
+
+    def __init__(self, layer: Embedding, sizes: SlotSizes, step: StepRows) -> None:
+        tokens, columns = layer.weight_layout("weight")[0].ranges
+        self._tokens = slice(tokens.start, tokens.stop)
+        self.bank = sizes.bank(len(tokens), (len(columns),))
+        layer.set_param("weight", LoraTable(layer.weight, self.bank, step))
+
+    @property
+    def numel(self) -> int:
+        return self.bank.numel
+
+    def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
+        delta = parts.get(0)
+        if delta is None:
+            return self.bank.copies([None])
+        assert isinstance(delta, EmbeddingDelta), "an embedding takes deltas of embeddings"
+        return self.bank.copies([LoraPart(delta.a[:, self._tokens], delta.b)])
