@@ -45,7 +45,7 @@ struct AttentionArgs {
 };
 
 struct Shape {  // sizes that follow from the arguments
-  long group, queries, rows, steps, width, bytes, widened;
+  long group, queries, rows, steps, width, bytes;
   explicit Shape(const AttentionArgs& a) {
     group = a.heads / a.kv_heads;
     queries = TILE_ROWS / group > 0 ? TILE_ROWS / group : 1;
@@ -53,7 +53,6 @@ struct Shape {  // sizes that follow from the arguments
     steps = steps_of(a.size, a.dtype);
     width = (a.size + PANEL - 1) / PANEL * PANEL;
     bytes = a.dtype ? 2 : 4;
-    widened = a.code ? 2 * CHUNK * a.size : 0;
   }
 };
 
@@ -123,13 +122,13 @@ struct State {
 
 template <class T>
 struct Buffers {  // one rank's working memory
-  T *q, *k, *v, *weights, *widened;  // widened: keys and values of a chunk, of codes
+  T *q, *k, *v, *weights;
   float* scores;
   State part, whole;
   static long bytes(const Shape& s) {
     const long own = s.bytes < 4 ? s.bytes : 0;  // float weights take the place of the scores
     long n = s.rows * (s.steps * 4 + CHUNK * (4 + own) + 2 * (s.width + 2) * 4);
-    n += CHUNK * (s.steps * 4 + s.width * s.bytes) + s.widened * s.bytes;
+    n += CHUNK * (s.steps * 4 + s.width * s.bytes);
     return (n + 16 * 64 + 4095) / 4096 * 4096;
   }
   Buffers(char* at, const Shape& s) {
@@ -141,7 +140,6 @@ struct Buffers {  // one rank's working memory
     q = (T*)cut(s.rows * s.steps * 4);
     k = (T*)cut(CHUNK * s.steps * 4);
     v = (T*)cut(CHUNK * s.width * s.bytes);
-    widened = (T*)cut(s.widened * s.bytes);
     scores = (float*)cut(s.rows * CHUNK * 4);
     weights = sizeof(T) == 4 ? (T*)scores : (T*)cut(s.rows * CHUNK * s.bytes);
     for (State* state : {&part, &whole}) {
@@ -164,13 +162,13 @@ struct Rows {
   const char *at[CHUNK], *values[CHUNK];
   float key_scales[CHUNK], value_scales[CHUNK];  // of codes; 0 where there is none to see
 
+  void none(long i) { at[i] = values[i] = NOTHING, key_scales[i] = value_scales[i] = 0; }
+
   // Rows of positions [from, to) of the chunk that begins at `start`.
   void find(const AttentionArgs& a, long sequence, long kv_head, long start, long from, long to) {
     const long row = a.row_bytes(), plane = a.kv_heads * a.head;
     const int32_t* table = a.tables + sequence * a.table_row;
-    if (!a.k || to - from < CHUNK)
-      for (long i = 0; i < CHUNK; i++)
-        at[i] = values[i] = NOTHING, key_scales[i] = value_scales[i] = 0;
+    for (long i = 0; i < CHUNK && to - from < CHUNK; i++) none(i);
     if (a.k) {
       const char* k = a.k + (a.starts[sequence] + start) * a.k_token + kv_head * a.k_head;
       const char* v = a.v + (a.starts[sequence] + start) * a.v_token + kv_head * a.v_head;
@@ -189,10 +187,12 @@ struct Rows {
           at[p - start + i] = first + i * row;
           values[p - start + i] = first + plane + i * row;
         }
-        for (long i = 0; i < n && a.scales.first; i++) {
-          key_scales[p - start + i] = *a.scales.at(id, kv_head, offset + i);
-          value_scales[p - start + i] = *a.scales.at(id, a.kv_heads + kv_head, offset + i);
+        if (a.scales.first) {
+          a.scales.copy(id, kv_head, offset, n, key_scales + p - start);
+          a.scales.copy(id, a.kv_heads + kv_head, offset, n, value_scales + p - start);
         }
+      } else {
+        for (long i = 0; i < n; i++) none(p - start + i);
       }
       p += n;
     }
@@ -218,17 +218,6 @@ struct Feed {
   }
 };
 
-// Codes of the chunk become numbers at `out`, and these the rows; their scales come later.
-template <class T>
-void widen_codes(long code, Rows& keys, long size, T* out) {
-  for (const char** rows : {keys.at, keys.values})
-    for (long i = 0; i < CHUNK; i++, out += size)
-      if (rows[i] != NOTHING) {
-        decode_head(code, rows[i], out, size);
-        rows[i] = (const char*)out;
-      }
-}
-
 // Keys as panels of [steps][32] dwords.
 template <class T>
 void pack_keys(const Rows& keys, Feed& feed, long count, long size, long steps, T* out) {
@@ -248,6 +237,33 @@ void pack_keys(const Rows& keys, Feed& feed, long count, long size, long steps, 
   }
 }
 
+// Keys in codes as the same panels of numbers; their scales come later. Steps of codes that are not
+// there end in the next panel, which is written after, or in the values.
+template <int CODE, class T>
+void pack_key_codes(const Rows& keys, Feed& feed, long count, long size, long steps, T* out) {
+  constexpr long per = 4 / sizeof(T);  // numbers in a dword
+  const long columns = (count + PANEL - 1) / PANEL * PANEL;
+  for (long c = 0; c < columns; c += 16)
+    for (long k = 0; k < size; k += 64) {
+      const long n = size - k < 64 ? size - k : 64;
+      uint32_t turned[16 * 16], last[16][16];
+      const uint32_t* rows[16];
+      for (long i = 0; i < 16; i++) {
+        rows[i] = (const uint32_t*)(keys.at[c + i] + k);
+        if (n < 64) rows[i] = (const uint32_t*)memcpy(last[i], rows[i], n);
+      }
+      transpose16(rows, turned, 16);
+      feed.prefetch(16);
+      T* to = out + ((c / PANEL * steps + k / per) * PANEL + c % PANEL) * per;
+      for (long i = 0; i < n; i += 4, to += 4 * PANEL)
+        for (long j = 0; j < 16; j += W) {
+          vu raw;
+          memcpy(&raw, turned + i * 4 + j, sizeof raw);
+          store_four<CODE>(raw, to + j * per, PANEL);
+        }
+    }
+}
+
 // Values of the chunk as panels of [CHUNK / per][32] dwords over the head's channels.
 INLINE void pair_values(const bf16* a, const bf16* b, bf16* out, long n) {
 #if defined(__AVX512BW__)
@@ -264,6 +280,16 @@ INLINE void pair_values(const bf16* a, const bf16* b, bf16* out, long n) {
     } order;
     _mm512_storeu_si512(out, _mm512_permutex2var_epi16(x, _mm512_load_si512(order.low), y));
     _mm512_storeu_si512(out + 32, _mm512_permutex2var_epi16(x, _mm512_load_si512(order.high), y));
+    return;
+  }
+#elif defined(__SSE2__)
+  if (n == PANEL) {
+    UNROLL for (long i = 0; i < PANEL; i += 8) {
+      const __m128i x = _mm_loadu_si128((const __m128i*)(a + i));
+      const __m128i y = _mm_loadu_si128((const __m128i*)(b + i));
+      _mm_storeu_si128((__m128i*)(out + 2 * i), _mm_unpacklo_epi16(x, y));
+      _mm_storeu_si128((__m128i*)(out + 2 * i) + 1, _mm_unpackhi_epi16(x, y));
+    }
     return;
   }
 #endif
@@ -296,6 +322,28 @@ void pack_values(const Rows& keys, Feed& feed, long count, long size, T* out) {
       feed.prefetch(2);
       panel_values(keys, step * per, column, n,
                    out + (column * CHUNK / per + step * PANEL) * per);
+    }
+  }
+}
+
+// Values in codes as the same panels.
+template <int CODE, class T>
+void pack_value_codes(const Rows& keys, Feed& feed, long count, long size, T* out) {
+  constexpr long per = 4 / sizeof(T);
+  for (long column = 0; column < size; column += PANEL) {
+    const long n = size - column < PANEL ? size - column : PANEL;
+    T* to = out + column * CHUNK;
+    for (long p = 0; p < count; p += 4, to += 4 * PANEL) {
+      const char* rows[4];
+      char last[4][PANEL] = {};
+      for (long i = 0; i < 4; i++) {
+        rows[i] = keys.values[p + i] + column;
+        if (n < PANEL) rows[i] = (const char*)memcpy(last[i], rows[i], n);
+      }
+      feed.prefetch(2);
+      vu raw[PV];
+      interleave(rows, raw);
+      UNROLL for (int j = 0; j < PV; j++) store_four<CODE>(raw[j], to + j * W * per, PANEL);
     }
   }
 }
@@ -421,6 +469,12 @@ struct Worker {
     return true;
   }
 
+  template <int CODE>
+  void pack_codes(Feed& feed, long count) {
+    pack_key_codes<CODE>(keys, feed, count, a.size, s.steps, buffers.k);
+    pack_value_codes<CODE>(keys, feed, count, a.size, buffers.v);
+  }
+
   void chunk(const Item& item, const Span& span, long start) {
     const long from = span.low > start ? span.low : start;
     const long to = span.high < start + CHUNK ? span.high : start + CHUNK;
@@ -435,9 +489,14 @@ struct Worker {
     const long bytes = a.k ? a.size * (long)sizeof(T) : a.row_bytes();
     const bool wanted = rows <= (bytes >= 128 ? 64 : 16) && find_later(item, span, start + CHUNK);
     Feed feed(later, bytes, wanted);
-    if (a.code) widen_codes(a.code, keys, a.size, buffers.widened);
-    pack_keys(keys, feed, to - start, a.size, s.steps, buffers.k);
-    pack_values(keys, feed, to - start, a.size, buffers.v);
+    switch (a.code) {
+      case INT8: pack_codes<INT8>(feed, to - start); break;
+      case E4M3: pack_codes<E4M3>(feed, to - start); break;
+      case E5M2: pack_codes<E5M2>(feed, to - start); break;
+      default:
+        pack_keys(keys, feed, to - start, a.size, s.steps, buffers.k);
+        pack_values(keys, feed, to - start, a.size, buffers.v);
+    }
     feed.prefetch(2 * CHUNK * bytes);  // what a short chunk had no time for
     product<T>((const char*)buffers.q + skip * s.steps * 4, s.steps * 4, rows - skip,
                (const char*)buffers.k, s.steps * PANEL * 4, panels, s.steps,

@@ -135,7 +135,10 @@ def attention_of_last(case, count):
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize(("window", "features"), [(None, ""), (70, ""), (None, "alibi")])
+@pytest.mark.parametrize(
+    ("window", "features"),
+    [(None, ""), (70, ""), (None, "alibi"), (None, "int8_token"), (70, "fp8_token")],
+)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 1), (14, 2)])
 def test_attention_gives_a_row_the_same_bits_in_any_chunk_of_its_prompt(
@@ -150,9 +153,10 @@ def test_attention_gives_a_row_the_same_bits_in_any_chunk_of_its_prompt(
 
 
 @pytest.mark.usefixtures("native")
-def test_attention_gives_a_row_the_same_bits_alone_and_in_a_batch():
+@pytest.mark.parametrize("features", ["", "int8_token", "e5m2"])
+def test_attention_gives_a_row_the_same_bits_alone_and_in_a_batch(features):
     rows = [(1, 3000), (1, 5), (1, 1024), (1, 1025), (1, 64), (1, 65)]
-    case = paged_attention._case(CPU, (4, 2, 64, 16), rows, BF16)
+    case = paged_attention._case(CPU, (4, 2, 64, 16), rows, BF16, features=features)
     whole = paged_attention.paged_attention(**case)
     for s in range(len(rows)):
         alone = {

@@ -416,7 +416,7 @@ def below(tensors, name):
 
 
 def other(tensors, name):
-    tensors[name + "qscales"] = tensors[name + "scales"].clone()
+    tensors[name + "qscales"] = tensors[name + "scales"].clone().clone()
 
 
 def floats(tensors, name):
