@@ -111,8 +111,13 @@ class Method:
 
 def unpack_outputs(words: Tensor, bits: int) -> Tensor:
     """int32 [..., O * bits / 32, n] -> uint8 [..., O, n], in the order of outputs."""
-    shape = (*words.shape[:-1], 32 // bits, words.shape[-1])
+    count = words.shape[-1]
+    octets = words.contiguous().view(torch.uint8).unflatten(-1, (count, 4))
+    shape = (*words.shape[:-1], 32 // bits, count)
     out = torch.empty(shape, dtype=torch.uint8, device=words.device)
+    planes = [octets[..., i].contiguous() for i in range(4)]  # of 32 bits only one has a field
     for output, place in enumerate(ORDER[bits]):
-        out[..., output, :] = words >> bits * place & (1 << bits) - 1
+        at = bits * place
+        torch.bitwise_right_shift(planes[at // 8], at % 8, out=out[..., output, :])
+        out[..., output, :] &= (1 << bits) - 1
     return out.flatten(-3, -2)

@@ -100,6 +100,11 @@ def pack_plane(values: Tensor, bits: int) -> Tensor:
 
 def unpack_plane(plane: Tensor, bits: int) -> Tensor:
     """The inverse of pack_plane, with the values of padding at the end."""
-    each = 8 // bits
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=plane.device)
-    return (plane[..., None] >> shifts & (1 << bits) - 1).flatten(-2) if each > 1 else plane
+    width = 8
+    while width > bits:  # the upper half of each byte moves to a byte of its own
+        width //= 2
+        words = plane.to(torch.int16)
+        words |= words << 8 - width
+        words &= ((1 << width) - 1) * 0x0101
+        plane = words.view(torch.uint8)
+    return plane
