@@ -272,6 +272,9 @@ class Executor:
     def recover(self):
         """Nothing is half done."""
 
+    def set_failure_callback(self, callback):
+        pass
+
     def shutdown(self):
         self._tokens.clear()
 

@@ -61,6 +61,9 @@ class Device:
     def recover(self):
         pass
 
+    def set_failure_callback(self, callback):
+        pass
+
     def shutdown(self):
         pass
 
