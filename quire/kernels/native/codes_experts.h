@@ -164,14 +164,12 @@ inline long multiply_experts(const CodesExpertsArgs& a, const ExpertPairs& p, co
     if (!count) continue;
     const CodesMatrix& m = bank[e];
     const CodesLinearArgs call{nullptr, 0, &m, bias ? bias + e * m.outputs : nullptr, y, count, 1};
-    const long panels = m.panels(), grain = panel_grain(m, count);
-    const long parts = (count + TALL_BLOCK - 1) / TALL_BLOCK, items = (parts * panels + grain - 1) / grain;
-    for (; mine < base + items; mine = team.take(1))
-      for (long i = (mine - base) * grain; i < (mine - base + 1) * grain && i < parts * panels; i++) {
-        const long part = i / panels, row = count * part / parts;
-        multiply_panel(call, rows, 0, i % panels, start + row, count * (part + 1) / parts - row,
-                       unpacks(m, count), own);
-      }
+    const long panels = row_parts(count) * m.panels(), grain = panel_grain(m, count);
+    const long items = (panels + grain - 1) / grain;
+    for (; mine < base + items; mine = team.take(1)) {
+      const long at = (mine - base) * grain;
+      multiply_items(call, rows, 0, start, count, at, at + grain < panels ? at + grain : panels, own);
+    }
     base += items;
   }
   return base;

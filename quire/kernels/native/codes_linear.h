@@ -59,6 +59,8 @@ INLINE long quantized_rows(const CodesLinearArgs& a) {
   return a.rows < QUANT_ROWS ? a.rows : QUANT_ROWS;
 }
 
+INLINE long row_parts(long rows) { return (rows + TALL_BLOCK - 1) / TALL_BLOCK; }
+
 INLINE bool unpacks(const CodesMatrix& m, long rows) {  // a panel to bytes, before it is multiplied
   return m.bits != 8 && (rows > FUSED_ROWS || (m.bits != 4 && m.levels));
 }
@@ -68,9 +70,9 @@ INLINE long widened_rows(const CodesLinearArgs& a) {
   return a.dtype || a.w->perm ? (a.rows * a.w->inputs * 4 + 64) / 64 * 64 : 0;
 }
 
-// Bytes that a thread has for a panel: its factors, and its codes in bytes.
+// Bytes that a thread has: for codes of a panel in bytes, and for the factors of two.
 INLINE long panel_scratch(const CodesMatrix& m) {
-  return GroupMeaning::floats(m.groups) * 4 + m.blocks() * BLOCK * PANEL;
+  return m.blocks() * BLOCK * PANEL + 2 * GroupMeaning::floats(m.groups) * 4;
 }
 
 inline Plan plan(const CodesLinearArgs& a, int threads) {
@@ -148,30 +150,40 @@ constexpr int plane_bits(Source s) {
   return s == PLANES_2 ? 2 : s == PLANES_3 ? 3 : s == PLANES_5 ? 5 : s == PLANES_6 ? 6 : 0;
 }
 
+// Panels of bytes that one row is multiplied by at a time, where there are registers: two streams from
+// memory are read faster than one. Codes of fewer bits need the registers.
+constexpr int ROW_PANELS = PV > 4 ? 1 : 2;
+
 struct TileArgs {
   const CodesMatrix& m;
   const QuantizedRows& rows;
   const CodesLinearArgs& a;
   const char* codes;   // of the panel, as the tile reads them
-  const GroupMeaning& means;
+  const GroupMeaning* means;  // of the panel, and of the next one
   long panel, first;  // first: the row of the call with which `rows` begins
+  long next;          // from the panel to the other one of ROW_PANELS: 1, or 0 where there is none
 };
 
+// Vector j of a tile, in panels that are `next` bytes apart.
+INLINE long vector_at(int j, long next) { return j / PV * next + j % PV * (W * 4); }
+
 // acc += products of R rows and NV vectors of codes, over 8 inputs times `pairs`. Moves both on.
+// next: bytes from a panel to the other one of a tile.
 template <Source FROM, Sums S, int R, int NV>
-INLINE void add_products(vi (&acc)[R][NV], const char*& at, const char*& x, long x_row, long pairs,
-                         const int8_t* levels) {
+INLINE void add_products(vi (&acc)[R][NV], const char*& at, long next, const char*& x, long x_row,
+                         long pairs, const int8_t* levels) {
   constexpr long bytes = FROM == BYTES ? 2 * PANEL * 4 : PANEL * 4, x_bytes = splits<S>() ? 16 : 8;
   for (long p = 0; p < pairs; p++, at += bytes, x += x_bytes) {
-    UNROLL for (int line = 0; line < (R == 1 ? bytes : 128); line += 64)
-      if (line < bytes) __builtin_prefetch(at + CODES_AHEAD + line);
+    UNROLL for (int panel = 0; panel < (NV + PV - 1) / PV; panel++)
+      UNROLL for (int line = 0; line < (R == 1 ? bytes : 128); line += 64)
+        if (line < bytes) __builtin_prefetch(at + panel * next + CODES_AHEAD + line);
     vb a[NV], b[NV];
     UNROLL for (int j = 0; j < NV; j++) {
       if (FROM == BYTES) {
-        a[j] = load_bytes(at + j * W * 4);
-        b[j] = load_bytes(at + PANEL * 4 + j * W * 4);
+        a[j] = load_bytes(at + vector_at(j, next));
+        b[j] = load_bytes(at + PANEL * 4 + vector_at(j, next));
       } else {
-        const vb v = load_bytes(at + j * W * 4);
+        const vb v = load_bytes(at + vector_at(j, next));
         a[j] = v & 15;
         b[j] = shift_right(v, 4) & 15;
         if (FROM == LEVELS) {
@@ -239,8 +251,8 @@ INLINE void add_planes(vi (&acc)[R][NV], const char* codes, const char*& x, long
   }
 }
 
-// y of R rows from `row` on and NV vectors of outputs from `column` of the panel on. ALONE: a group
-// is one unit.
+// y of R rows from `row` on and NV vectors of outputs from `column` of the panel on, or of two panels.
+// ALONE: a group is one unit.
 template <class T, Source FROM, Sums S, int R, int NV, bool ALONE>
 __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long column) {
   const CodesMatrix& m = t.m;
@@ -250,6 +262,8 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
   const float *scales = t.rows.scale + row * s_row, *shifts = t.rows.scaled_sum + row * s_row;
   const int32_t* starts = t.rows.start + row * s_row;
   const char* at = t.codes + column * 4;
+  const long next = t.next * m.panel_bytes();
+  const GroupMeaning* const means[] = {t.means, t.means + t.next};
   vf y[R][NV] = {};
   for (long g = 0, u = 0; g < m.groups; g++) {
     const long end = ALONE ? u + 1 : g + 1 == m.groups ? units : u + per_group;
@@ -260,7 +274,7 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
       if constexpr (plane_bits(FROM) != 0)
         add_planes<plane_bits(FROM), S, R, NV>(acc, at, x, x_row, u * pairs / 2, pairs / 2);
       else
-        add_products<FROM, S, R, NV>(acc, at, x, x_row, pairs, m.levels);
+        add_products<FROM, S, R, NV>(acc, at, next, x, x_row, pairs, m.levels);
       UNROLL for (int i = 0; i < R; i++) {
         const vi start = broadcast<float>((const char*)(starts + i * s_row));
         const vf scale = splat(scales[i * s_row]);
@@ -271,18 +285,21 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
         shift[i] = ALONE ? shifts[i * s_row] : shift[i] + shifts[i * s_row];
       }
     }
-    const float* scale = t.means.scale + g * PANEL + column;
-    UNROLL for (int j = 0; j < NV; j++) UNROLL for (int i = 0; i < R; i++)
-      y[i][j] += rounded(f[i][j] * load(scale + j * W));
-    if (t.means.offset) {
-      const float* offset = t.means.offset + g * PANEL + column;
-      UNROLL for (int j = 0; j < NV; j++) UNROLL for (int i = 0; i < R; i++)
-        y[i][j] += rounded(load(offset + j * W) * shift[i]);
+    const long factor = g * PANEL + column;
+    UNROLL for (int j = 0; j < NV; j++) {
+      const vf scale = load(means[j / PV]->scale + factor + j % PV * W);
+      UNROLL for (int i = 0; i < R; i++) y[i][j] += rounded(f[i][j] * scale);
     }
+    if (t.means->offset)
+      UNROLL for (int j = 0; j < NV; j++) {
+        const vf offset = load(means[j / PV]->offset + factor + j % PV * W);
+        UNROLL for (int i = 0; i < R; i++) y[i][j] += rounded(offset * shift[i]);
+      }
   }
   const long outputs = m.outputs;
   UNROLL for (int j = 0; j < NV; j++) {
-    const long o = t.panel * PANEL + column + j * W, n = outputs - o < W ? outputs - o : W;
+    const long o = (t.panel + j / PV * t.next) * PANEL + column + j % PV * W;
+    const long n = outputs - o < W ? outputs - o : W;
     if (n <= 0) break;
     const vf bias = t.a.bias ? get((const T*)t.a.bias + o, n) : vf{};
     UNROLL for (int i = 0; i < R; i++)
@@ -294,6 +311,7 @@ template <Source FROM, Sums S>
 struct CodesTiles {
   const TileArgs& t;
   static constexpr int ROWS = FROM == BYTES && S == LONG ? 5 : FUSED_ROWS;
+  static constexpr int PANELS = FROM == BYTES && S == SIGNED ? ROW_PANELS : 1;  // of one row
   template <int R, int NV>
   void tile(long row, long column) const {
     if (t.m.groups == t.rows.units)
@@ -305,17 +323,17 @@ struct CodesTiles {
 
 template <int R, class F>
 void call_tile(const F& f, long rows, long row, long column) {
-  if constexpr (R > 0) {
+  if constexpr (R > 1) {
     if (rows != R) return call_tile<R - 1>(f, rows, row, column);
     f.template tile<R, 2>(row, column);
   }
 }
 
 // Tiles of `count` rows from `row` on, times a panel: of up to F::ROWS rows and two vectors, or of
-// one row and all vectors.
+// one row and all vectors of F::PANELS.
 template <class F>
 void cover_panel(const F& f, long row, long count) {
-  if (count == 1) return f.template tile<1, PV>(row, 0);
+  if (count == 1) return f.template tile<1, F::PANELS * PV>(row, 0);
   const long tiles = (count + F::ROWS - 1) / F::ROWS;
   for (long column = 0; column < PANEL; column += 2 * W)
     for (long i = 0; i < tiles; i++) {
@@ -361,15 +379,18 @@ inline void quantize_row_unit(const CodesMatrix& m, const bf16* x, const Quantiz
                 rows.scale + i, rows.start + i, rows.scaled_sum + i);
 }
 
-// Products of `count` of the quantized rows, from `row` on, and one panel. own: panel_scratch bytes.
+// Products of `count` of the quantized rows, from `row` on, and one panel, of one row also of the
+// `next` (0 or 1) panel. own: panel_scratch bytes.
 inline void multiply_panel(const CodesLinearArgs& a, const QuantizedRows& rows, long first, long panel,
-                           long row, long count, bool unpacked, char* own) {
+                           long next, long row, long count, bool unpacked, char* own) {
   const CodesMatrix& m = *a.w;
-  char* bytes = own + GroupMeaning::floats(m.groups) * 4;
+  float* factors = (float*)own + m.blocks() * BLOCK * PANEL / 4;
   const char* codes = m.codes + panel * m.panel_bytes();
-  if (unpacked) unpack_panel(m, codes, bytes);
-  const GroupMeaning means(m, panel, 0, m.groups, (float)m.unit, (float*)own);
-  const TileArgs t{m, rows, a, unpacked ? bytes : codes, means, panel, first};
+  if (unpacked) unpack_panel(m, codes, own);
+  const GroupMeaning means[] = {
+      {m, panel, 0, m.groups, (float)m.unit, factors},
+      {m, panel + next, 0, next ? m.groups : 0, (float)m.unit, factors + GroupMeaning::floats(m.groups)}};
+  const TileArgs t{m, rows, a, unpacked ? own : codes, means, panel, first, next};
   if (m.levels && !unpacked)
     cover_panel(CodesTiles<LEVELS, SIGNED>{t}, row, count);
   else if (m.levels || m.bits == 8)
@@ -389,9 +410,25 @@ inline void multiply_panel(const CodesLinearArgs& a, const QuantizedRows& rows, 
     cover_panel(CodesTiles<BYTES, SHORT>{t}, row, count);
 }
 
+// Products of rows of one part of `parts` and the panels of items [item, end): panels of the first
+// part, then of the next.
+inline void multiply_items(const CodesLinearArgs& a, const QuantizedRows& rows, long first, long start,
+                           long count, long item, long end, char* own) {
+  const long panels = a.w->panels(), parts = row_parts(count);
+  const bool unpacked = unpacks(*a.w, count);
+  const long most = count == 1 && a.w->bits == 8 ? ROW_PANELS : 1;
+  for (long i = item; i < end;) {
+    const long part = i / panels, panel = i % panels, row = count * part / parts;
+    const long next = most > 1 && i + 1 < end && panel + 1 < panels;
+    multiply_panel(a, rows, first, panel, next, start + row, count * (part + 1) / parts - row, unpacked,
+                   own);
+    i += 1 + next;
+  }
+}
+
 // Panels that a thread takes at a time.
 INLINE long panel_grain(const CodesMatrix& m, long rows) {
-  return rows > FUSED_ROWS ? 1 : 65536 / m.panel_bytes() + 1;
+  return rows > FUSED_ROWS ? 1 : (65536 / m.panel_bytes() + 2) / 2 * 2;
 }
 
 inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
@@ -413,14 +450,9 @@ inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
       quantize_row_unit(m, (const bf16*)(a.x + (first + row) * a.x_row), rows, row, i % rows.units);
     }
     team.barrier();
-    const long parts = (count + TALL_BLOCK - 1) / TALL_BLOCK, items = parts * panels;
-    const long grain = panel_grain(m, count);
-    const bool unpacked = unpacks(m, count);
+    const long items = row_parts(count) * panels, grain = panel_grain(m, count);
     for (long item; (item = team.take(grain)) < items;)
-      for (long i = item; i < item + grain && i < items; i++) {
-        const long part = i / panels, row = count * part / parts;
-        multiply_panel(a, rows, first, i % panels, row, count * (part + 1) / parts - row, unpacked, own);
-      }
+      multiply_items(a, rows, first, 0, count, item, item + grain < items ? item + grain : items, own);
   }
 }
 

@@ -84,22 +84,25 @@ struct Int8Tiles {
   const char* q;          // of the rows, and what belongs to each
   const Int8Row* given;
   long panel, first;  // first: the row of the call with which they begin
-  static constexpr int ROWS = 4;
+  long next;          // as in TileArgs
+  static constexpr int ROWS = 4, PANELS = ROW_PANELS;
 
   template <int R, int NV>
   __attribute__((noinline)) void tile(long row, long column) const {
-    const char* at = a.codes + (panel * a.blocks() * BLOCK * PANEL + column * 4);
+    const long panel_bytes = a.blocks() * BLOCK * PANEL;
+    const char* at = a.codes + (panel * panel_bytes + column * 4);
     const long x_row = a.row_bytes();
     const char* x = q + row * x_row;
     vi all[R][NV] = {};
     for (long block = a.blocks(); block > 0; block--) {
       vi acc[R][NV] = {};
-      add_products<BYTES, SIGNED, R, NV>(acc, at, x, x_row, BLOCK / 8, nullptr);
+      add_products<BYTES, SIGNED, R, NV>(acc, at, next * panel_bytes, x, x_row, BLOCK / 8, nullptr);
       UNROLL for (int i = 0; i < R; i++) UNROLL for (int j = 0; j < NV; j++)
         all[i][j] += total<SIGNED>(acc[i][j]);
     }
     UNROLL for (int j = 0; j < NV; j++) {
-      const long o = panel * PANEL + column + j * W, n = a.outputs - o < W ? a.outputs - o : W;
+      const long o = (panel + j / PV * next) * PANEL + column + j % PV * W;
+      const long n = a.outputs - o < W ? a.outputs - o : W;
       if (n <= 0) break;
       const vf scale = load(a.scale + o), bias = a.bias ? get((const T*)a.bias + o, n) : vf{};
       vi sums{};
@@ -131,13 +134,15 @@ void int8_product(const Int8LinearArgs& a, const Team& team) {
     for (long i = from; i < to; i++)
       quantize_row(a, (const T*)(a.x + (first + i) * a.x_row), q + i * a.row_bytes(), given[i]);
     team.barrier();
-    const long parts = (count + TALL_BLOCK - 1) / TALL_BLOCK, items = parts * panels;
-    const long grain = count > FUSED_ROWS ? 1 : 65536 / (a.blocks() * BLOCK * PANEL) + 1;
+    const long parts = row_parts(count), items = parts * panels, most = count == 1 ? ROW_PANELS : 1;
+    const long grain = count > FUSED_ROWS ? 1 : (65536 / (a.blocks() * BLOCK * PANEL) + 2) / 2 * 2;
     for (long item; (item = team.take(grain)) < items;)
-      for (long i = item; i < item + grain && i < items; i++) {
+      for (long i = item; i < item + grain && i < items;) {
         const long part = i / panels, row = count * part / parts;
-        const Int8Tiles<T> tiles{a, q, given, i % panels, first};
+        const long next = most > 1 && i + 1 < item + grain && i % panels + 1 < panels;
+        const Int8Tiles<T> tiles{a, q, given, i % panels, first, next};
         cover_panel(tiles, row, count * (part + 1) / parts - row);
+        i += 1 + next;
       }
   }
 }
