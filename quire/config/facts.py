@@ -80,6 +80,7 @@ class AdapterNumbers:
     experts: int = 0  # for each rank of a slot
     token: int = 0  # for each token of a slot whose row of embedding and output head is replaced
     classifiers: int = 0  # for each slot, of heads that classify
+    scales: int = 0  # float32 numbers of each slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -58,6 +59,7 @@ from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import Pooling, Request
 from quire.distributed.mesh import Mesh
+from quire.engine.core.adapter_scaling import AdapterScaling
 from quire.engine.core.adapter_store import AdapterStore
 from quire.engine.core.engine_core import Closeable, EngineCore
 from quire.engine.startup import gpu_startup
@@ -69,6 +71,7 @@ from quire.engine.startup.executor_setup import (
     build_runner,
     load_model,
     load_pooler,
+    pack_for,
     register_modules,
 )
 from quire.engine.startup.grammar_setup import build_grammars
@@ -327,6 +330,8 @@ def _assemble_rank(
     background = [one for one in (grammars, adapters) if one is not None]
     engine = build_core(config, *parts, check=environment.check, background=background)
     if adapters is not None and config.adapters is not None:
+        scaling = AdapterScaling(engine.executor, partial(pack_for, config))
+        adapters.set_scaling(scaling.start)
         register_modules(adapters, config.adapters.modules)
     timer.lap("engine")
     checks: list[ParamCheck] = [] if ranks is None else [check_params]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.lora_bank import LoraBank, LoraRows, lora_part
+from quire.kernels.formats.lora_bank import LoraBank, LoraPart, LoraRows, lora_part
 from quire.kernels.framework.op import op
 from quire.kernels.native.library import DTYPES, LORA, LORA_ROWS, NativeOp
 
@@ -98,14 +98,15 @@ def random_bank(
         if tensor is not None:
             tensor.fill_(float("nan"))  # what no adapter wrote must not be read
     for slot, some in enumerate(ranks):
-        made = []
+        made: list[LoraPart | None] = []
         for rank, size in zip(some, parts, strict=True):
             a, b = torch.randn(rank, inputs) / inputs**0.5, torch.randn(size, rank)
             part = lora_part(a.to(device), b.to(device) / max(rank, 1) ** 0.5, dtype)
+            if dora and slot % 2 == 0:
+                factor, shift = torch.rand(2, size, device=device) + 0.5
+                part = part._replace(factor=factor, shift=shift)
             made.append(part if rank else None)
-        outputs = sum(parts)
-        row = torch.rand(2, outputs, device=device) + 0.5 if dora and slot % 2 == 0 else None
-        bank.write(slot, made, *(row if row is not None else ()))
+        bank.write(slot, made)
     return bank
 
 

@@ -14,7 +14,6 @@ from quire.models._decoder import Decoder
 from quire.weights.adapters.adapter import (
     Adapter,
     EmbeddingDelta,
-    LinearDelta,
     TokenRows,
     WholeWeight,
 )
@@ -86,24 +85,18 @@ def check_deltas(
     itemsize: of the adapter's numbers. ranks: over which layers are cut.
     """
     problems = [
-        *dict.fromkeys(_unsupported(adapter, ranks)),
+        *_unsupported(adapter),
         *_replaced(adapter, found, section, itemsize, ranks),
     ]
     if problems:
         raise WeightError(f"the adapter has what is not supported: {'; '.join(problems[:8])}")
 
 
-def _unsupported(adapter: Adapter, ranks: int) -> Iterator[str]:
+def _unsupported(adapter: Adapter) -> Iterator[str]:
     for layer, parts in adapter.deltas.items():
         for delta in parts.values():
             if isinstance(delta, EmbeddingDelta) and delta.magnitude is not None:
                 yield f"magnitudes (use_dora) of {layer}"
-            if not isinstance(delta, LinearDelta):
-                continue
-            if ranks > 1 and delta.magnitude is not None:
-                yield "magnitudes (use_dora) on several ranks"
-            elif ranks > 1 and delta.bias is not None:
-                yield "biases of B (lora_bias) on several ranks"
 
 
 def _replaced(

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
-import torch
 
 from quire.core.types import BlockCopy, StepPlan
+from quire.runner import plain_data
 from quire.runner.parts.base import StepPart, load_part_types
 from quire.runner.profiler import span
 from quire.runner.slots import BlockTableUpdate, SlotTables, TableShape
@@ -77,38 +76,12 @@ class ModelInputBuilder:
 
 def encode(value: ModelInput) -> bytes:
     """Encode as msgpack. Raises TypeError for values that cannot leave the process."""
-    return _encoder.encode(value)
+    return plain_data.encode(value)
 
 
 def decode(data: bytes, part_types: Mapping[str, type[StepPart]]) -> ModelInput:
     """Decode the result of `encode`."""
-    decoded = _decoder.decode(data)
+    decoded = plain_data.decode_as(data, ModelInput)
     for name, part in decoded.parts.items():
-        decoded.parts[name] = msgspec.convert(part, part_types[name], dec_hook=_from_plain)
+        decoded.parts[name] = plain_data.convert(part, part_types[name])
     return decoded
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    if isinstance(value, torch.Tensor):
-        data = value.contiguous().view(torch.uint8).numpy().tobytes()
-        return [str(value.dtype).removeprefix("torch."), list(value.shape), data]
-    if isinstance(value, (range, frozenset)):
-        return list(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"a {type(value).__name__} cannot be sent to another process")
-
-
-def _from_plain(kind: type, value: Any) -> Any:
-    """Arrays are int32 and writable: a worker fills in the tokens that only it has."""
-    if kind is torch.Tensor:
-        dtype, shape, data = value
-        return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).view(shape)
-    assert issubclass(getattr(kind, "__origin__", kind), np.ndarray), kind
-    return np.frombuffer(value, np.int32).copy()
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_to_plain)
-_decoder = msgspec.msgpack.Decoder(ModelInput, dec_hook=_from_plain)

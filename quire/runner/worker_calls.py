@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from quire.kernels.framework import late_work
 from quire.kernels.framework.op import LIBRARY_GEMMS
 from quire.runner.model_runner import ModelRunner
+from quire.runner.parts.base import PARTS
 
 SKIPPED_FUNCTIONS = frozenset(getattr(torch, name) for name in LIBRARY_GEMMS)
 """Half a second of a large model's step, which allocates nothing else."""
@@ -85,6 +86,12 @@ class WorkerCalls:
             int(torch.cuda.max_memory_allocated()) - used,
             int(torch.cuda.max_memory_reserved()) - reserved,
         )
+
+    @torch.inference_mode()
+    def call_part(self, name: str, request: bytes) -> bytes:
+        """Return a part's answer to a request that concerns no step."""
+        with self._worker.execution_context():
+            return PARTS.load(name).PART.call(self._runner.model, request)
 
     def set_ready(self, ready: bool) -> None:
         """Count kernel compilations and graph captures of this rank from now on, or no more."""

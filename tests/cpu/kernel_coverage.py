@@ -112,7 +112,8 @@ def coverage(hf, options, rounds, every):
         def run(batch):
             runner.worker.compute(batch, ())
             if config.adapters is not None:
-                runner.worker.compute(batch, [enumeration.adapted_rows(batch)])
+                load = draw.choice([*enumeration.adapter_loads(runner.model)])
+                runner.worker.compute(batch, [enumeration.adapted_rows(batch, load)])
 
         with torch.inference_mode(), with_two_layers_per_kind(runner.model):
             for kind in pooled_kinds(config):

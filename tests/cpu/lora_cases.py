@@ -128,8 +128,9 @@ class LoraCase:
 
 def planned_and_real_bytes(llm):
     """Bytes of the slots of adapters by the memory plan, and as they are."""
-    model = llm.llm_engine.engine.executor.runner.model
-    return llm.llm_engine.built.memory_plan.adapter_bytes, 4 * model.adapter_banks.numel
+    banks = llm.llm_engine.engine.executor.runner.model.adapter_banks
+    real = 4 * (banks.numel + (len(banks._rows.starts) - 1) * banks.scales)
+    return llm.llm_engine.built.memory_plan.adapter_bytes, real
 
 
 def dequantize(model):

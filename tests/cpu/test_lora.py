@@ -356,7 +356,7 @@ def test_options_that_contradict_are_refused(llama, given, message):
 
 def test_the_memory_plan_counts_the_slots(llama, llm):
     plan, model = llm.llm_engine.built.memory_plan, llm.llm_engine.engine.executor.runner.model
-    real = 4 * model.adapter_banks.numel
+    real = 4 * (model.adapter_banks.numel + 4 * model.adapter_banks.scales)
     assert plan.adapter_bytes == real
     assert plan.weight_bytes > real
 
@@ -384,12 +384,21 @@ def test_magnitudes_and_biases(cases, tmp_path, model_type):
 
 
 @pytest.mark.slow("two processes that import torch")
-def test_two_ranks(llama):
-    llm = llama.llm(tensor_parallel_size=2, max_loras=2)
-    requests = mixed(llama)
+@pytest.mark.parametrize("model_type", ["qwen2", *tiers.long("llama")])
+def test_two_ranks(cases, tmp_path, model_type):
+    """Of magnitudes: norms of layers cut by outputs and by inputs, with biases of the model."""
+    case = cases(model_type)
+    kinds = [{"use_dora": True}, {"lora_bias": True}, {"use_dora": True, "targets": ["down_proj"]}]
+    folders = [
+        write_adapter(case.base, tmp_path / f"k{i}", i, **kind) for i, kind in enumerate(kinds)
+    ]
+    scaled = [LoRARequest(one.name, 9 - i, str(one)) for i, one in enumerate(folders)]
+    llm = case.llm(tensor_parallel_size=2, max_loras=2)
     given = [{"prompt_token_ids": one} for one in PROMPTS]
     try:
-        check(llama, llm.generate(given, GREEDY, lora_request=requests, use_tqdm=False), requests)
+        for requests in (mixed(case), [*scaled, None, case.requests[1], scaled[0]], mixed(case)):
+            outputs = llm.generate(given, GREEDY, lora_request=requests, use_tqdm=False)
+            check(case, outputs, requests)
     finally:
         llm.llm_engine.engine.shutdown()
 

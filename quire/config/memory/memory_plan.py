@@ -297,7 +297,7 @@ def adapter_bytes(numbers: AdapterNumbers, shape: EngineShape) -> int:
     """Bytes of the slots of adapters on one rank."""
     ranked = numbers.layers + shape.adapter_experts * numbers.experts
     slot = shape.adapter_rank * ranked + shape.adapter_tokens * numbers.token + numbers.classifiers
-    return shape.adapter_slots * slot * ITEMSIZE[shape.dtype]
+    return shape.adapter_slots * (slot * ITEMSIZE[shape.dtype] + 4 * numbers.scales)
 
 
 def _fitting_blocks(available: int, block: int, given: int | None) -> int:

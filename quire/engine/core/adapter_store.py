@@ -28,7 +28,14 @@ from quire.core.scheduling.limits.adapters import LoadOutcome
 from quire.core.snapshot import AdapterStats
 from quire.core.types import AdapterRef
 from quire.engine.messages import AdapterCard, AdapterLoad
-from quire.errors import ConfigError, EngineError, RequestError, UnknownAdapter, UnknownModel
+from quire.errors import (
+    ConfigError,
+    EngineDead,
+    EngineError,
+    RequestError,
+    UnknownAdapter,
+    UnknownModel,
+)
 from quire.weights.adapters.adapter import Adapter
 from quire.weights.adapters.folder import resolve_adapter_folder
 
@@ -36,6 +43,8 @@ log = logging.getLogger(__name__)
 
 ReadAdapter = Callable[[Path], Adapter]
 LOAD_THREADS = 2
+StartScaling = Callable[[Adapter], Iterator[Adapter | None] | None]
+"""Of quire.engine.core.adapter_scaling.AdapterScaling."""
 FindFolder = Callable[..., Path]
 """Of quire.weights.adapters.folder.resolve_adapter_folder."""
 
@@ -59,6 +68,8 @@ class AdapterStore:
         self._read_results: queue.SimpleQueue[tuple[AdapterRef, Adapter | Exception]] = (
             queue.SimpleQueue()
         )
+        self._scaling: OrderedDict[bytes, Iterator[Adapter | None]] = OrderedDict()  # of `_reading`
+        self._start_scaling: StartScaling = lambda _: None
         self._on_outcome: Callable[[], None] = lambda: None
         self._lock = threading.Lock()  # of counts, which threads that read change
         self._loads, self._load_seconds, self._failures, self._evictions = 0, 0.0, 0, 0
@@ -196,17 +207,29 @@ class AdapterStore:
 
     @property
     def has_outcomes(self) -> bool:
-        return not self._read_results.empty()
+        return bool(self._scaling) or not self._read_results.empty()
 
     def outcomes(self) -> Iterator[tuple[bytes, LoadOutcome]]:
+        """Also does a piece of the scaling of an adapter, if some wait for that."""
         while not self._read_results.empty():
             ref, result = self._read_results.get()
             self._reading.discard(ref.digest)
-            yield ref.digest, self._accept(ref, result)
+            outcome = self._accept(ref, result)
+            if ref.digest not in self._scaling:
+                yield ref.digest, outcome
+        if self._scaling:
+            digest, pieces = next(iter(self._scaling.items()))
+            ended, outcome = self._scale(digest, pieces)
+            if ended:
+                yield digest, outcome
         self._read_wanted()
 
     def set_outcome_callback(self, callback: Callable[[], None]) -> None:
         self._on_outcome = callback
+
+    def set_scaling(self, start: StartScaling) -> None:
+        """Let what is read be scaled before requests get it."""
+        self._start_scaling = start
 
     def close(self) -> None:
         """Read no more."""
@@ -217,6 +240,7 @@ class AdapterStore:
         """Raise AssertionError if an invariant is broken."""
         assert len(self._copies) <= self._capacity, "too many copies"
         assert not self._reading & self._copies.keys(), "a copy is read again"
+        assert self._scaling.keys() <= self._reading, "an adapter is scaled that is there"
         for digest in self._holds:
             there = digest in self._copies or digest in self._reading or digest in self._wanted
             assert there, "a held adapter is neither there nor wanted"
@@ -303,10 +327,35 @@ class AdapterStore:
         if digest in self._copies or digest in self._reading or self._num_pinned >= self._capacity:
             return
         self._drop_excess(self._capacity - len(self._reading) - 1)
+        pieces = self._start_scaling(adapter)
+        if pieces is not None:
+            self._reading.add(digest)
+            self._scaling[digest] = pieces
+            self._wanted.pop(digest, None)
+            self._on_outcome()
+            return
         self._copies[digest] = adapter
         if (ref := self._wanted.pop(digest, None)) is not None:
             self._read_results.put((ref, adapter))
             self._on_outcome()
+
+    def _scale(self, digest: bytes, pieces: Iterator[Adapter | None]) -> tuple[bool, LoadOutcome]:
+        """Do the next piece. Returns whether it was the last, and its outcome then."""
+        outcome: LoadOutcome = None
+        try:
+            scaled = next(pieces)
+        except EngineDead:
+            raise
+        except Exception as error:  # noqa: BLE001 - it ends the wait of the adapter's requests
+            outcome = EngineError(f"an adapter could not be scaled: {error}")
+        else:
+            if scaled is None:
+                return False, None
+            self._copies[digest] = scaled
+        del self._scaling[digest]
+        self._reading.discard(digest)
+        self._drop_unnamed(digest)
+        return True, outcome
 
     def _drop_excess(self, most: int) -> None:
         """Drop copies until there are at most so many, or the others are kept."""

@@ -48,14 +48,15 @@ def count_adapter_numbers(
     heads = [name for name in names if isinstance(kinds[name], ClassifierLinear)]
     others = [name for name in names if name not in {*experts, *heads}]
 
-    def count(names: list[str], tokens: int = 0) -> int:
+    def banks_of(names: list[str], tokens: int = 0) -> AdapterBanks:
         sizes = SlotSizes(1, ADAPTER_RANK_STEP, tokens, torch.float32, torch.device("meta"))
-        return AdapterBanks(model, names, sizes=sizes, max_tokens=1, max_seqs=1).numel
+        return AdapterBanks(model, names, sizes=sizes, max_tokens=1, max_seqs=1)
 
-    each = count(others)
+    each = banks_of(others)
     return AdapterNumbers(
-        layers=each // ADAPTER_RANK_STEP,
-        experts=count(experts) // ADAPTER_RANK_STEP,
-        token=count(others, tokens=1) - each,
-        classifiers=count(heads),
+        layers=each.numel // ADAPTER_RANK_STEP,
+        experts=banks_of(experts).numel // ADAPTER_RANK_STEP,
+        token=banks_of(others, tokens=1).numel - each.numel,
+        classifiers=banks_of(heads).numel,
+        scales=each.scales,
     )

@@ -22,6 +22,7 @@ from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import place_layers
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh
+from quire.engine.core.adapter_scaling import needs_scaling
 from quire.engine.core.adapter_store import AdapterStore
 from quire.errors import ConfigError, RequestError
 from quire.executors.base import Executor
@@ -127,9 +128,7 @@ def build_adapter_store(
         check_deltas(adapter, modules, section, dtype.itemsize, config.parallel.tensor)
         more = _differences(adapter, folder, config.model.name)
         adapter = replace(adapter, warnings=(*adapter.warnings, *more))
-        in_process = config.parallel.tensor == 1  # other processes get copies, and pack those
-        is_gpu = config.device.kind == "cuda"
-        return pack_adapter(adapter, pinned_bytes) if is_gpu and in_process else adapter
+        return adapter if needs_scaling(adapter) else pack_for(config, adapter)
 
     return AdapterStore(read, section.max_host)
 
@@ -141,6 +140,12 @@ def _differences(adapter: Adapter, folder: Path, model: str) -> Iterator[str]:
         yield f"its config names the model {base!r:.200}, and this one is {model!r}"
     if (folder / "added_tokens.json").is_file():
         yield "its added_tokens.json has no effect: the tokenizer is the model's"
+
+
+def pack_for(config: EngineConfig, adapter: Adapter) -> Adapter:
+    """Return an adapter as loads of slots read it: of a GPU of this process, from pinned memory."""
+    on_gpu = config.device.kind == "cuda" and config.parallel.tensor == 1
+    return pack_adapter(adapter, pinned_bytes) if on_gpu else adapter
 
 
 def register_modules(store: AdapterStore, modules: Sequence[StartupAdapter]) -> None:

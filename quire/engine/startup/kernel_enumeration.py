@@ -24,9 +24,11 @@ from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.kernel_spec import KernelSpec
 from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
+from quire.layers import Linear
 from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooling_rows import PoolingRows, ResultKind
 from quire.runner.adapters.adapted_layer import SlotLoad
+from quire.runner.adapters.banks import find_banks
 from quire.runner.parts.adapters import AdaptersPart
 from quire.runner.parts.base import ForwardOutput, PendingPart, StepPart, StepVariant
 from quire.runner.parts.encoder import EncoderPart, EncoderSource
@@ -39,6 +41,7 @@ from quire.runner.slots import BlockTableUpdate
 from quire.runner.step_batch import StepBatch
 from quire.runner.worker_calls import with_two_layers_per_kind
 from quire.sampling.slot_join import SlotJoin
+from quire.weights.adapters.adapter import LinearDelta
 
 META = torch.device("meta")
 
@@ -97,9 +100,12 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             worker.capture_graphs(0)
             return
         _join(sampler, GREEDY)
-        for batch in step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len):
+        batches = [*step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len)]
+        for batch in batches:
             worker.compute(batch, ())
-            if config.adapters is not None:
+        for load in () if config.adapters is None else adapter_loads(model):
+            worker.compute(batches[0], [adapted_rows(batches[0], load)])
+            for batch in batches:
                 worker.compute(batch, [adapted_rows(batch)])
         for count in sizes(min(CHUNK_POSITIONS, scheduler.max_model_len - 1)):
             part = PromptLogprobsPart((PromptRow(0, 0, 0, (0,) * count, 1),))
@@ -141,9 +147,24 @@ def _run_pooled_steps(
                     worker.compute(without_samples(batch), [*parts, pooled_rows(batch, kind)])
 
 
-def adapted_rows(batch: StepBatch) -> AdaptersPart:
-    """Return the part of a step whose every row has the adapter of slot 0, which is loaded."""
-    return AdaptersPart(bytes(4 * len(batch.rows)), (SlotLoad(0, {}),))
+def adapted_rows(batch: StepBatch, *loads: SlotLoad) -> AdaptersPart:
+    """Return the part of a step whose every row has the adapter of slot 0."""
+    return AdaptersPart(bytes(4 * len(batch.rows)), loads)
+
+
+def adapter_loads(model: nn.Module) -> Iterator[SlotLoad]:
+    """Yield loads of an adapter that changes nothing, and of one with a factor in some layer."""
+    yield SlotLoad(0, {})
+    banks = find_banks(model)
+    assert banks is not None
+    for name, layer in model.named_modules():
+        if name in banks.layers and isinstance(layer, Linear):
+            rows = layer.outputs[0].rows
+            a, b, factor = (
+                torch.empty(n, device=META) for n in ((1, layer.inputs), (1, rows), rows)
+            )
+            yield SlotLoad(0, {name: {0: LinearDelta(a, b, factor=factor)}})
+            return
 
 
 def pooled_rows(batch: StepBatch, kind: ResultKind) -> PoolingPart:

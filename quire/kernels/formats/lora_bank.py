@@ -31,11 +31,13 @@ RANK_STEP = 16
 class LoraPart(NamedTuple):
     """The adapter of one part: a [r, I], b [r, O of the part], in the dtype of the bank.
 
-    Of experts: [X, r, I] and [X, r, O].
+    Of experts: [X, r, I] and [X, r, O]. factor, shift: float32 [O of the part]; None: 1, 0.
     """
 
     a: Tensor
     b: Tensor
+    factor: Tensor | None = None
+    shift: Tensor | None = None
 
 
 class SlotCopy(NamedTuple):
@@ -90,9 +92,8 @@ class LoraBank:
         rank, outputs = -(-rank // RANK_STEP) * RANK_STEP, sum(parts)
         slots *= experts
 
-        def rows(wanted: bool) -> Tensor | None:
-            size = (slots, outputs)
-            return torch.empty(size, dtype=torch.float32, device=device) if wanted else None
+        def rows(wanted: bool, value: float) -> Tensor | None:
+            return torch.full((slots, outputs), value, device=device) if wanted else None
 
         return cls(
             a=torch.empty(slots, len(parts), rank, inputs, dtype=dtype, device=device),
@@ -103,8 +104,8 @@ class LoraBank:
             ),
             parts=tuple(parts),
             experts=experts,
-            factor=rows(factors),
-            shift=rows(shifts),
+            factor=rows(factors, 1.0),
+            shift=rows(shifts, 0.0),
         )
 
     @property
@@ -127,40 +128,35 @@ class LoraBank:
         starts = accumulate(self.parts, initial=0)
         return (slice(start, start + size) for start, size in zip(starts, self.parts, strict=False))
 
-    def write(
-        self,
-        slot: int,
-        parts: Sequence[LoraPart | None],
-        factor: Tensor | None = None,
-        shift: Tensor | None = None,
-    ) -> None:
+    def write(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
         """Replace the adapter of a slot, as copies() says. No kernel may read it meanwhile."""
-        for place, source in self.copies(parts, factor, shift):
+        for place, source in self.copies(parts):
             place[slot].copy_(source, non_blocking=True)
 
-    def copies(
-        self,
-        parts: Sequence[LoraPart | None],
-        factor: Tensor | None = None,
-        shift: Tensor | None = None,
-    ) -> Iterator[SlotCopy]:
+    def copies(self, parts: Sequence[LoraPart | None]) -> Iterator[SlotCopy]:
         """Yield the copies that replace the adapter of a slot. None: this part has none.
 
-        factor, shift: [O]; None: 1, 0. A slot of a bank of experts is that of all.
+        A slot of a bank of experts is that of all.
         """
         assert len(parts) == len(self.parts), f"{len(parts)} parts for a layer of {self.parts}"
         ranks = [0 if part is None else part.a.shape[-2] for part in parts]
         assert max(ranks) <= self.rank, f"ranks {ranks} do not fit a bank of rank {self.rank}"
         for p, (part, columns) in enumerate(zip(parts, self.columns(), strict=True)):
-            if part is not None:
-                yield SlotCopy(self._by_slot(self.a)[..., p, : ranks[p], :], part.a)
-                yield SlotCopy(self._by_slot(self.b)[..., : ranks[p], columns], part.b)
+            if part is None:
+                continue
+            yield SlotCopy(self._by_slot(self.a)[..., p, : ranks[p], :], part.a)
+            yield SlotCopy(self._by_slot(self.b)[..., : ranks[p], columns], part.b)
+            for rows, row, default in (
+                (self.factor, part.factor, 1.0),
+                (self.shift, part.shift, 0.0),
+            ):
+                assert rows is not None or row is None, "a bank without factors or shifts"
+                if rows is not None:
+                    place = self._by_slot(rows)[..., columns]
+                    default_row = torch.tensor(default).expand(place.shape[1:])
+                    yield SlotCopy(place, default_row if row is None else row)
         place = self._by_slot(self.ranks)
         yield SlotCopy(place, torch.tensor(ranks, dtype=torch.int32).expand(place.shape[1:]))
-        for rows, row, default in ((self.factor, factor, 1.0), (self.shift, shift, 0.0)):
-            assert rows is not None or row is None, "a bank without factors or shifts"
-            if rows is not None:
-                yield SlotCopy(rows, torch.full(rows.shape[1:], default) if row is None else row)
 
     def _by_slot(self, tensor: Tensor) -> Tensor:
         """Experts on an axis of their own."""

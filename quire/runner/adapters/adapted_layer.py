@@ -26,16 +26,17 @@ class StepRows:
     """The rows of adapters in what runs now; None: it has none.
 
     rows: the tokens of the forward pass. sampled: the hidden states of which logits are computed.
-    Tapes and graphs keep what a layer reads here, so its tensors have fixed addresses. A layer that
-    replaces a tensor of its bank counts it in `revision`: what was captured has the old one.
+    is_scaled: some adapter of the step changes products (is_scaled of a delta). Tapes and graphs
+    keep what a layer reads here, so its tensors have fixed addresses; those of steps with is_scaled
+    are others.
     """
 
-    __slots__ = ("revision", "rows", "sampled")
+    __slots__ = ("is_scaled", "rows", "sampled")
 
     def __init__(self) -> None:
         self.rows: LoraRows | None = None
         self.sampled: LoraRows | None = None
-        self.revision = 0
+        self.is_scaled = False
 
 
 class SlotSizes(NamedTuple):
@@ -47,11 +48,12 @@ class SlotSizes(NamedTuple):
     dtype: torch.dtype
     device: torch.device
 
-    def bank(self, inputs: int, parts: tuple[int, ...], experts: int = 1) -> LoraBank:
-        """An empty bank of one layer."""
-        return LoraBank.allocate(
-            self.slots, self.max_rank, inputs, parts, self.dtype, self.device, experts=experts
-        )
+    def bank(
+        self, inputs: int, parts: tuple[int, ...], experts: int = 1, *, scaled: bool = False
+    ) -> LoraBank:
+        """An empty bank of one layer. scaled: with factors and shifts."""
+        given = self.slots, self.max_rank, inputs, parts, self.dtype, self.device
+        return LoraBank.allocate(*given, experts=experts, factors=scaled, shifts=scaled)
 
 
 class WrappedWeight(StoredWeight):
@@ -84,6 +86,11 @@ class AdaptedLayer(Protocol):
         """Numbers of its banks, in the model's dtype."""
         ...
 
+    @property
+    def scales(self) -> int:
+        """Numbers of factors and shifts of a slot, in float32."""
+        return 0
+
     def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
         """Yield what a slot gets for an adapter, in which a part that is absent is as in the model.
 
@@ -92,3 +99,7 @@ class AdaptedLayer(Protocol):
         follow from the shapes of those alone.
         """
         ...
+
+    def reset_scale(self, slot: int) -> None:
+        """Forget factors and shifts (is_scaled) that an adapter has left in a slot."""
+        return

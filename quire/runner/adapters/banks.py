@@ -14,15 +14,16 @@ from torch import Tensor, nn
 
 from quire.kernels.formats.lora_bank import LoraRows, SlotCopy
 from quire.kernels.lora import assign_rows
-from quire.layers import ClassifierLinear, Embedding, Experts, LMHead
+from quire.layers import ClassifierLinear, Embedding, Experts, LMHead, Linear
 from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotLoad, SlotSizes, StepRows
 from quire.runner.adapters.embedding import AdaptedEmbedding
 from quire.runner.adapters.experts import AdaptedExperts
 from quire.runner.adapters.head import AdaptedHead
 from quire.runner.adapters.linear import AdaptedLinear
 from quire.runner.adapters.replaced import AdaptedClassifier, ReplacedEmbedding, ReplacedHead
+from quire.runner.adapters.row_norms import NormsRequest, RankNorms, rank_norms
 from quire.sampling.h2d import to_device
-from quire.weights.adapters.adapter import Deltas
+from quire.weights.adapters.adapter import Deltas, is_scaled
 
 
 def _adapted_class(layer: nn.Module, replaced: bool) -> Any:
@@ -57,33 +58,58 @@ class AdapterBanks:
         )
         self._slots = np.full(max_seqs, -1, np.int32)  # by slot of the sequence
         self._device_slots = torch.full((max_seqs,), -1, dtype=torch.int32, device=sizes.device)
-        self._layers: dict[str, AdaptedLayer] = {}
+        self.layers: dict[str, AdaptedLayer] = {}
         self._changes_logits = False
-        self._device = sizes.device
+        self._device, self._model = sizes.device, model
+        self._scaled: set[int] = set()  # slots whose adapters have factors or biases
         modules = dict(model.named_modules())
         for name in layers:
             layer = modules[name]
             adapted = _adapted_class(layer, sizes.replaced_rows > 0)
-            self._layers[name] = adapted(layer, sizes, self._step)
+            self.layers[name] = adapted(layer, sizes, self._step)
             self._changes_logits |= isinstance(layer, (LMHead, ClassifierLinear))
         model.adapter_banks = self  # type: ignore[assignment]  # for the step's part
 
     @property
     def numel(self) -> int:
         """Numbers of all banks."""
-        return sum(layer.numel for layer in self._layers.values())
+        return sum(layer.numel for layer in self.layers.values())
+
+    @property
+    def scales(self) -> int:
+        """Numbers of factors and shifts of a slot, in float32."""
+        return sum(layer.scales for layer in self.layers.values())
 
     def load(self, slots: Collection[int], loads: Iterable[SlotLoad]) -> None:
         """Fill slots for the step that is launched next, whose tokens have `slots`."""
         loads = tuple(loads)
-        if self._device.type == "cpu":
-            for one in loads:
-                for place, source in self._copies(one.deltas):
-                    place[one.slot].copy_(source)
-            return
-        self._loader.begin_step(slots, [one.slot for one in loads])
+        on_gpu = self._device.type != "cpu"
+        if on_gpu:
+            self._loader.begin_step(slots, [one.slot for one in loads])
         for one in loads:
-            self._loader.load(one.slot, partial(self._copies, one.deltas), one.packed)
+            copies = partial(self._copies, one.deltas)
+            reset = self._reset_scale if one.slot in self._scaled else None
+            if on_gpu:
+                self._loader.load(one.slot, copies, one.packed, reset)
+            else:
+                if reset is not None:
+                    reset(one.slot)
+                for place, source in copies():
+                    place[one.slot].copy_(source)
+            self._scaled.discard(one.slot)
+            if any(is_scaled(delta) for parts in one.deltas.values() for delta in parts.values()):
+                self._scaled.add(one.slot)
+        self._step.is_scaled = not self._scaled.isdisjoint(slots)
+
+    def norms(self, request: NormsRequest) -> dict[int, RankNorms]:
+        """Return what this rank has of the norms of a layer's rows."""
+        layer = self._model.get_submodule(request.layer)
+        assert isinstance(layer, Linear), request.layer
+        return rank_norms(layer, request.deltas)
+
+    def _reset_scale(self, slot: int) -> None:
+        for layer in self.layers.values():
+            layer.reset_scale(slot)
 
     @cached_property
     def _loader(self) -> Any:
@@ -92,8 +118,10 @@ class AdapterBanks:
         return module.SlotLoader(self._device)
 
     def _copies(self, deltas: Deltas) -> Iterator[SlotCopy]:
-        for name, layer in self._layers.items():
-            yield from layer.copies(deltas.get(name, {}))
+        for name, layer in self.layers.items():
+            for copy in layer.copies(deltas.get(name, {})):
+                assert copy.place.dtype == copy.source.dtype, f"{name}: a copy does not convert"
+                yield copy
 
     def assign(self, sequences: np.ndarray, slots: np.ndarray) -> None:
         """Set the adapters of sequences, both int32 slots; -1: none. On the current stream."""
@@ -106,8 +134,10 @@ class AdapterBanks:
 
     @property
     def name(self) -> str:
-        """Tapes and graphs are of one revision of the banks: they hold their addresses."""
-        return f"adapters {self._step.revision}"
+        return "scaled adapters" if self._step.is_scaled else "adapters"
+
+    def reset(self) -> None:
+        self._step.is_scaled = False
 
     @property
     def changes_logits(self) -> bool:

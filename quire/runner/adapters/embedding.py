@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.kernels.formats.lora_bank import LoraPart, SlotCopy
 from quire.kernels.lora import lora_embedding
 from quire.layers import Embedding
-from quire.runner.adapters.adapted_layer import SlotSizes, StepRows
+from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotSizes, StepRows
 from quire.runner.adapters.linear import LoraWeight
 from quire.weights.adapters.adapter import Delta, EmbeddingDelta
 
@@ -33,7 +33,7 @@ class LoraTable(LoraWeight):
         return lora_embedding(y, ids, self.bank, self.step.rows)
 
 
-class AdaptedEmbedding:
+class AdaptedEmbedding(AdaptedLayer):
     """The token embedding of one rank, and its bank."""
 
     def __init__(self, layer: Embedding, sizes: SlotSizes, step: StepRows) -> None:

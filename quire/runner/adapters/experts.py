@@ -17,7 +17,7 @@ from quire.kernels.formats.lora_bank import LoraPart, SlotCopy
 from quire.kernels.formats.weight import StoredExperts
 from quire.kernels.lora_experts import ExpertsLora, lora_experts
 from quire.layers import Experts
-from quire.runner.adapters.adapted_layer import SlotSizes, StepRows
+from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotSizes, StepRows
 from quire.weights.adapters.adapter import Delta, ExpertsDelta
 
 DOWN = 2
@@ -48,7 +48,7 @@ class LoraExperts(StoredExperts):
         return getattr(self.inner, name)
 
 
-class AdaptedExperts:
+class AdaptedExperts(AdaptedLayer):
     """The experts of one layer, as one rank has them, and their banks."""
 
     def __init__(self, layer: Experts, sizes: SlotSizes, step: StepRows) -> None:

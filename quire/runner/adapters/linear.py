@@ -11,39 +11,38 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from quire.kernels.formats.lora_bank import LoraBank, LoraPart, LoraRows, SlotCopy
 from quire.kernels.formats.weight import StoredWeight
 from quire.kernels.lora import lora_linear
 from quire.layers import Linear
-from quire.runner.adapters.adapted_layer import SlotSizes, StepRows, WrappedWeight
-from quire.weights.adapters.adapter import Delta, LinearDelta, dora_factor
-
-ROWS_AT_ONCE = 1024
-"""Of a weight, in float32."""
+from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotSizes, StepRows, WrappedWeight
+from quire.weights.adapters.adapter import Delta, LinearDelta, is_scaled
 
 
 class LoraWeight(WrappedWeight):
     """A weight with a bank of deltas."""
 
-    __slots__ = ("bank",)
+    __slots__ = ("bank", "scaled")
 
     def __init__(self, inner: StoredWeight, bank: LoraBank, step: StepRows) -> None:
+        """bank: may have factors and shifts; steps without a scaled adapter do not read them."""
         super().__init__(inner, step)
-        self.bank = bank
+        self.scaled, self.bank = bank, replace(bank, factor=None, shift=None)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         y, rows = self.inner.product(x, bias), self._rows()
-        return y if rows is None else lora_linear(y, x, self.bank, rows)
+        if rows is None:
+            return y
+        return lora_linear(y, x, self.scaled if self.step.is_scaled else self.bank, rows)
 
     def _rows(self) -> LoraRows | None:
         """The rows that the next product multiplies."""
         return self.step.rows
 
 
-class AdaptedLinear:
+class AdaptedLinear(AdaptedLayer):
     """A linear layer of one rank, and its bank."""
 
     weight_class: ClassVar[type[LoraWeight]] = LoraWeight
@@ -51,7 +50,7 @@ class AdaptedLinear:
     def __init__(self, layer: Linear, sizes: SlotSizes, step: StepRows) -> None:
         cut = layer.weight_layout("weight")
         parts = tuple(len(part.ranges[0]) for part in cut)
-        bank = sizes.bank(len(cut[0].ranges[1]), parts)
+        bank = sizes.bank(len(cut[0].ranges[1]), parts, scaled=True)
         self._layer = layer
         self._weight = self.weight_class(layer.weight, bank, step)
         layer.set_param("weight", self._weight)
@@ -60,59 +59,35 @@ class AdaptedLinear:
     def numel(self) -> int:
         return self._weight.bank.numel
 
+    @property
+    def scales(self) -> int:
+        return 2 * sum(self._weight.bank.parts)
+
     def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
-        found = {part: one for part, one in parts.items() if isinstance(one, LinearDelta)}
-        assert len(found) == len(parts), "a linear layer takes linear deltas"
-        if any(one.bias is not None or one.magnitude is not None for one in found.values()):
-            return _scaled_copies(self._layer, self._weight, found)
-        return self._weight.bank.copies(_cut(self._layer, found))
+        found: list[LoraPart | None] = []
+        cut = self._layer.weight_layout("weight")
+        for part, place in enumerate(cut):
+            delta = parts.get(part)
+            assert delta is None or isinstance(delta, LinearDelta), "not a delta of a linear layer"
+            found.append(None if delta is None else self._cut(delta, *place.ranges))
+        bank = self._weight.scaled if any(map(is_scaled, parts.values())) else self._weight.bank
+        return bank.copies(found)
 
+    def _cut(self, delta: LinearDelta, rows: range, columns: range) -> LoraPart:
+        """Return what this rank has of a delta. A shift is in the sum over ranks once."""
+        outputs = slice(rows.start, rows.stop)
+        first = len(columns) == self._layer.inputs or self._layer.mesh.tp_rank == 0
+        return LoraPart(
+            delta.a[:, columns.start : columns.stop],
+            delta.b[:, outputs],
+            None if delta.factor is None else delta.factor[outputs],
+            None if delta.bias is None or not first else delta.bias[outputs],
+        )
 
-def _cut(layer: Linear, deltas: Mapping[int, LinearDelta]) -> list[LoraPart | None]:
-    """Return what this rank has of the deltas of a layer, one of each part."""
-    found: list[LoraPart | None] = []
-    for part, place in enumerate(layer.weight_layout("weight")):
-        rows, columns = place.ranges
-        if part in deltas:
-            a, b = deltas[part].a, deltas[part].b
-            a, b = a[:, columns.start : columns.stop], b[:, rows.start : rows.stop]
-            found.append(LoraPart(a, b))
-        else:
-            found.append(None)
-    return found
-
-
-def _scaled_copies(
-    layer: Linear, weight: LoraWeight, deltas: Mapping[int, LinearDelta]
-) -> Iterator[SlotCopy]:
-    """Copies of biases of B, or of DoRA's y = f * (x W^T + x a^T b) + bias.
-
-    f is magnitude / norm of each row of W + b^T a. A layer gets memory for f at its first adapter
-    that needs it. Of one rank.
-    """
-    bank = weight.bank
-    if bank.factor is None:
-        factors = torch.ones((bank.slots, sum(bank.parts)), device=bank.b.device)
-        shifts = torch.zeros_like(factors)
-        bank = weight.bank = replace(bank, factor=factors, shift=shifts)
-        weight.step.revision += 1
-    outputs = sum(bank.parts)
-    factor, shift = torch.ones(outputs), torch.zeros(outputs)
-    parts: list[LoraPart | None] = []
-    for part, columns in enumerate(bank.columns()):
-        if part not in deltas:
-            parts.append(None)
-            continue
-        delta = deltas[part]
-        b = delta.b
-        if delta.bias is not None:
-            shift[columns] += delta.bias.float()
-        if delta.magnitude is not None:
-            rows = weight.dequantize()[columns].cpu().split(ROWS_AT_ONCE)
-            own = dora_factor(delta, rows)
-            factor[columns] = own
-            if layer.bias is not None:
-                shift[columns] += layer.bias[columns].cpu().float() * (1 - own)
-            b = (b.float() * own).to(b.dtype)
-        parts.append(LoraPart(delta.a, b))
-    return bank.copies(parts, factor, shift)
+    def reset_scale(self, slot: int) -> None:
+        """Set factors and shifts of a slot as in the model."""
+        bank = self._weight.scaled
+        assert bank.factor is not None
+        assert bank.shift is not None
+        bank.factor[slot].fill_(1)
+        bank.shift[slot].fill_(0)

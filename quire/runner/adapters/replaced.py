@@ -15,7 +15,7 @@ from quire.kernels.formats.lora_bank import SlotCopy
 from quire.kernels.formats.weight import StoredWeight
 from quire.kernels.replaced_rows import ReplacedRows, replace_outputs, replace_vectors
 from quire.layers import Embedding, Linear
-from quire.runner.adapters.adapted_layer import SlotSizes, StepRows, WrappedWeight
+from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotSizes, StepRows, WrappedWeight
 from quire.runner.adapters.embedding import AdaptedEmbedding
 from quire.runner.adapters.head import AdaptedHead
 from quire.weights.adapters.adapter import Delta, TokenRows, WholeWeight
@@ -53,7 +53,7 @@ class ReplacedTable(WrappedWeight):
         return replace_vectors(y, ids, self.replaced.rows, self.places, rows.slots, scale)
 
 
-class AdaptedClassifier:
+class AdaptedClassifier(AdaptedLayer):
     """A layer of a head that classifies."""
 
     def __init__(self, layer: Linear, sizes: SlotSizes, step: StepRows) -> None:
@@ -67,7 +67,7 @@ class AdaptedClassifier:
         return _output_copies(self._replaced, self._tokens, parts.get(0))
 
 
-class ReplacedHead:
+class ReplacedHead(AdaptedLayer):
     """The output head of one rank, with deltas and with rows in place of its own."""
 
     def __init__(self, layer: Linear, sizes: SlotSizes, step: StepRows) -> None:
@@ -78,12 +78,19 @@ class ReplacedHead:
     def numel(self) -> int:
         return self._adapted.numel + self._replaced.numel
 
+    @property
+    def scales(self) -> int:
+        return self._adapted.scales
+
+    def reset_scale(self, slot: int) -> None:
+        self._adapted.reset_scale(slot)
+
     def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
         yield from self._adapted.copies(_deltas_only(parts))
         yield from _output_copies(self._replaced, self._tokens, parts.get(0))
 
 
-class ReplacedEmbedding:
+class ReplacedEmbedding(AdaptedLayer):
     """The token embedding of one rank, with deltas and with rows in place of its own."""
 
     def __init__(self, layer: Embedding, sizes: SlotSizes, step: StepRows) -> None:

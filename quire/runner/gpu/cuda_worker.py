@@ -197,6 +197,8 @@ class CudaWorker:
         reserved_bytes: of memory that the graphs share.
         """
         self._graph_bytes = reserved_bytes
+        for variant in self._variants:
+            variant.reset()
         groups = [] if self._eager else self.launch_graph_bodies()
         with self.execution_context():
             self._graphs.capture([key for group in groups for key in group], reserved_bytes)

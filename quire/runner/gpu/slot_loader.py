@@ -54,11 +54,15 @@ class SlotLoader:
         self._read_by_step = frozenset(slots)
 
     def load(
-        self, slot: int, copies: Callable[[], Iterable[SlotCopy]], packed: PackedTensors | None
+        self,
+        slot: int,
+        copies: Callable[[], Iterable[SlotCopy]],
+        packed: PackedTensors | None,
+        reset: Callable[[int], None] | None = None,
     ) -> None:
         """Fill a slot; kernels that the current stream launches from now on find it filled.
 
-        copies: of the adapter, called if its layout is new.
+        copies: of the adapter, called if its layout is new. reset: launches what comes before.
         """
         steps = torch.cuda.current_stream(self._device)
         done = torch.cuda.Event()
@@ -67,6 +71,8 @@ class SlotLoader:
             last_use = self._unused_since.pop(slot, None)
             if last_use is not None:
                 self._stream.wait_event(last_use)
+            if reset is not None:
+                reset(slot)
             buffers = []
             for own, table in plan:
                 buffer = own if own is not None else packed.buffer  # type: ignore[union-attr]

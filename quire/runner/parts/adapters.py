@@ -11,7 +11,9 @@ from quire.core.types import StepPlan
 from quire.models.base import LanguageModel
 from quire.runner.adapters.adapted_layer import SlotLoad
 from quire.runner.adapters.banks import find_banks
+from quire.runner.adapters.row_norms import NormsRequest
 from quire.runner.parts.base import StepPart, StepVariant
+from quire.runner.plain_data import decode_as, encode
 from quire.runner.step_batch import StepBatch
 from quire.weights.adapters.adapter import Adapter
 
@@ -49,6 +51,13 @@ class AdaptersPart(StepPart, frozen=True, array_like=True):
         slots = np.frombuffer(self.slots, np.int32)
         banks.load({*slots.tolist()}, self.loads)
         banks.assign(batch.slots, slots)
+
+    @classmethod
+    def call(cls, model: LanguageModel, request: bytes) -> bytes:
+        """Return the norms of rows of one layer, which DoRA needs before a load."""
+        banks = find_banks(model)
+        assert banks is not None, "norms for adapters, of a model without banks"
+        return encode(banks.norms(decode_as(request, NormsRequest)))
 
 
 PART = AdaptersPart

@@ -46,6 +46,10 @@ class StepVariant(Protocol):
         """Whether logits have other kernels than without the variant."""
         ...
 
+    def reset(self) -> None:
+        """Take the usual form and name, which graphs are captured of, until inputs are written."""
+        ...
+
     def forward(self, token_slots: Tensor) -> AbstractContextManager[object]:
         """The context of a forward pass. token_slots: int32 [T]."""
         ...
@@ -60,6 +64,9 @@ class _PlainVariant:
 
     name = ""
     changes_logits = False
+
+    def reset(self) -> None:
+        pass
 
     def forward(self, token_slots: Tensor) -> AbstractContextManager[object]:
         return nullcontext()
@@ -129,6 +136,11 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
         variant: of the step. What runs of the model here runs in its context.
         """
         return step
+
+    @classmethod
+    def call(cls, model: LanguageModel, request: bytes) -> bytes:
+        """Answer a request that concerns no step, on each rank, between steps."""
+        raise NotImplementedError
 
     def apply(self, forward: ForwardOutput) -> PendingPart:
         """Start the work, and the copies of its results to the host."""

@@ -25,13 +25,16 @@ class _Delta(msgspec.Struct, frozen=True, eq=False, tag=True, array_like=True):
 class LinearDelta(_Delta, frozen=True, eq=False):
     """y += (x a^T) b + bias. The scale is in b and bias.
 
-    With a magnitude (DoRA) then y = f * (x W^T + x a^T b) + the layer's bias, f = dora_factor().
+    With a magnitude (DoRA) y = f * (x W^T + x a^T b) + the layer's bias, f = magnitude / norm of
+    each row of W + b^T a. Once f is known it is the factor: y = factor * y + (x a^T) b + bias. Then
+    b contains it, and there is no magnitude.
     """
 
     a: Tensor  # [r, I]
     b: Tensor  # [r, O]
-    bias: Tensor | None = None  # [O]
+    bias: Tensor | None = None  # [O] float32
     magnitude: Tensor | None = None  # [O] float32
+    factor: Tensor | None = None  # [O] float32
 
 
 class EmbeddingDelta(_Delta, frozen=True, eq=False):
@@ -111,6 +114,11 @@ def tensors_of(delta: Delta) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
+def is_scaled(delta: Delta) -> bool:
+    """Whether the product itself is changed, too: it has a factor or a bias."""
+    return isinstance(delta, LinearDelta) and not (delta.factor is None and delta.bias is None)
+
+
 def dora_factor(delta: LinearDelta | EmbeddingDelta, rows: Iterable[Tensor]) -> Tensor:
     """magnitude / ||W + b^T a|| of each output: [O] float32.
 
@@ -127,9 +135,17 @@ def dora_factor(delta: LinearDelta | EmbeddingDelta, rows: Iterable[Tensor]) -> 
             squares += (piece.float() + low).square_().sum(0)
             at += len(piece)
         return delta.magnitude / squares.sqrt_()
-    norms = []
+    return delta.magnitude / row_squares(a, b, rows).sqrt_()
+
+
+def row_squares(a: Tensor, b: Tensor, rows: Iterable[Tensor]) -> Tensor:
+    """The sum of squares of each row of W + b^T a: [O] float32. a, b: float32.
+
+    rows: W [O, I] in pieces [n, I], in order.
+    """
+    found, at = [], 0
     for piece in rows:
         low = b[:, at : at + len(piece)].t() @ a
-        norms.append((piece.float() + low).square_().sum(1).sqrt_())
+        found.append((piece.float() + low).square_().sum(1))
         at += len(piece)
-    return delta.magnitude / torch.cat(norms)
+    return torch.cat(found)

@@ -178,7 +178,7 @@ class DeltaBuilder:
                 a, b = transposed(self._read(module, "B")), self._read(module, "A", scale)
             else:
                 a, b = self._read(module, "A"), transposed(self._read(module, "B", scale))
-            bias = self._read_if_there(module, "bias", scale)
+            bias = self._read_if_there(module, "bias", scale, torch.float32)
             magnitude = self._read_magnitude(module)
             rows = [_split(module, one, sizes) for one in (b, bias, magnitude)]
             return {part: LinearDelta(a, *cut) for part, *cut in zip(parts, *rows, strict=True)}
@@ -440,9 +440,13 @@ class DeltaBuilder:
         return made
 
     def _read_if_there(
-        self, module: AdapterModule, slot: Slot, scale: float | None = None
+        self,
+        module: AdapterModule,
+        slot: Slot,
+        scale: float | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Tensor | None:
-        return self._read(module, slot, scale) if slot in module.tensors else None
+        return self._read(module, slot, scale, dtype) if slot in module.tensors else None
 
     def _read_magnitude(self, module: AdapterModule) -> Tensor | None:
         if "magnitude" not in module.tensors:

@@ -41,17 +41,18 @@ def test_a_slot_is_as_separate_copies_make_it(inputs, parts, ranks, experts, dty
     torch.manual_seed(0)
     lead = (experts,) if experts > 1 else ()
     scaled = experts == 1
-    made = [
-        LoraPart(random(*lead, r, inputs, dtype=dtype), random(*lead, r, o, dtype=dtype))
-        if r
-        else None
-        for r, o in zip(ranks, parts)
-    ]
-    rows = (torch.rand(sum(parts)), torch.rand(sum(parts))) if scaled else ()
+    made = [None] * len(parts)
+    for i, (r, o) in enumerate(zip(ranks, parts)):
+        if r:
+            made[i] = LoraPart(
+                random(*lead, r, inputs, dtype=dtype), random(*lead, r, o, dtype=dtype)
+            )
+            if scaled and i != 1:
+                made[i] = made[i]._replace(factor=torch.rand(o), shift=torch.rand(o))
     banks = [new_bank(3, 16, inputs, parts, dtype, experts, scaled) for _ in range(2)]
-    banks[0].write(1, made, *rows)
+    banks[0].write(1, made)
     places, sources, at = [], [], 0
-    for place, source in banks[1].copies(made, *rows):
+    for place, source in banks[1].copies(made):
         places.append((at, place))
         sources.append((at, source.contiguous()))
         at += -(-source.nbytes // ALIGNMENT) * ALIGNMENT

@@ -180,7 +180,8 @@ def test_a_slot_is_its_last_adapter():
     x, y, rows = torch.randn(3, 24), torch.randn(3, 24), rows_of([1, 1, 0], 2)
     assert torch.equal(lora_linear(y.clone(), x, bank, rows), y)  # no slot has an adapter
     large = [lora_part(torch.randn(40, 24), torch.randn(n, 40), torch.float32) for n in (16, 8)]
-    bank.write(1, large, torch.rand(24), torch.rand(24))
+    scales = [dict(zip(("factor", "shift"), torch.rand(2, n))) for n in (16, 8)]
+    bank.write(1, [one._replace(**scale) for one, scale in zip(large, scales)])
     small = lora_part(torch.randn(3, 24), torch.randn(8, 3), torch.float32)
     bank.write(1, [None, small])
     got = lora_linear(y.clone(), x, bank, rows)
