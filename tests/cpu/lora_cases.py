@@ -126,11 +126,16 @@ class LoraCase:
         self.check(self.run(llm, prompts, names), names, atol)
 
 
+def bank_bytes(model):
+    """Of all slots of a float32 model."""
+    banks = model.adapter_banks
+    return 4 * (banks.numel + (len(banks._rows.starts) - 1) * banks.scales)
+
+
 def planned_and_real_bytes(llm):
     """Bytes of the slots of adapters by the memory plan, and as they are."""
-    banks = llm.llm_engine.engine.executor.runner.model.adapter_banks
-    real = 4 * (banks.numel + (len(banks._rows.starts) - 1) * banks.scales)
-    return llm.llm_engine.built.memory_plan.adapter_bytes, real
+    model = llm.llm_engine.engine.executor.runner.model
+    return llm.llm_engine.built.memory_plan.adapter_bytes, bank_bytes(model)
 
 
 def dequantize(model):

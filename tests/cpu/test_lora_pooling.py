@@ -8,6 +8,7 @@ import torch
 from quire import LLM, LoRARequest, PoolingParams
 from tests import tiers
 from tests.cpu.encoders.tiny_encoders import VARIANTS, texts_of
+from tests.cpu.lora_cases import bank_bytes
 from tests.cpu.models.peers import prompt_of
 from tests.cpu.pooling.folders import VOCAB, encoder_folder
 from tests.cpu.pooling.test_converted import classifier
@@ -74,7 +75,7 @@ def test_embeddings(tmp_path, variant):
         torch.testing.assert_close(found, want, rtol=0, atol=2e-5)
         assert name == 3 or (found - wanted[3][i % 3]).abs().max() > 1e-2
     plan, model = llm.llm_engine.built.memory_plan, llm.llm_engine.engine.executor.runner.model
-    assert plan.adapter_bytes == 4 * model.adapter_banks.numel
+    assert plan.adapter_bytes == bank_bytes(model)
     assert VARIANTS[variant]
 
 
@@ -134,4 +135,4 @@ def test_labels(tmp_path, variant):
         torch.testing.assert_close(output.outputs.data, want, rtol=0, atol=1e-4)
         assert name is None or (want - wanted[None][i % 3]).abs().max() > 1e-2
     plan, model = llm.llm_engine.built.memory_plan, llm.llm_engine.engine.executor.runner.model
-    assert plan.adapter_bytes == 4 * model.adapter_banks.numel
+    assert plan.adapter_bytes == bank_bytes(model)

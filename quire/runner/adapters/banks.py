@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quire.kernels.formats.lora_bank import LoraRows, SlotCopy
 from quire.kernels.lora import assign_rows
-from quire.layers import ClassifierLinear, Embedding, Experts, LMHead, Linear
+from quire.layers import ClassifierLinear, Embedding, Experts, Linear, LMHead
 from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotLoad, SlotSizes, StepRows
 from quire.runner.adapters.embedding import AdaptedEmbedding
 from quire.runner.adapters.experts import AdaptedExperts
