@@ -1,8 +1,16 @@
-"""SchedulerStats: the state of a scheduler at one moment, and its counters since the start."""
+"""The state of a scheduler at one moment: its load, and all of it with counters since the start."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class EngineLoad(NamedTuple):
+    """What an engine has to do."""
+
+    queued_tokens: int = 0  # of prompts, that no step has computed
+    sequences: int = 0  # that run or wait
 
 
 @dataclass(frozen=True, slots=True)

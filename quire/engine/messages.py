@@ -27,6 +27,7 @@ from quire import errors
 from quire.core.constraint import Constraint
 from quire.core.params import RepetitionDetectionParams as Repetition
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from quire.core.scheduler_stats import EngineLoad
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import (
     AdapterRef,
@@ -47,7 +48,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 
@@ -180,10 +181,11 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class OutputBatch(EngineMessage, frozen=True):
-    """All outputs of one step for one client."""
+    """All outputs of one step for one client. load: after the step."""
 
     updates: list[Update]
     replies: list[CallReply]
+    load: EngineLoad = EngineLoad()
 
 
 class HeartbeatMessage(EngineMessage, frozen=True):

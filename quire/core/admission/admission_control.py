@@ -217,6 +217,10 @@ class AdmissionControl(StepBudget, Admission, StepListener):
         message = f"{message}: try again in {after:.0f} s"
         raise Overloaded(message, retry_after_s=after, reason=reason, numbers=numbers)
 
+    @property
+    def queued_tokens(self) -> int:
+        return self.backlog.total.tokens
+
     # -- steps --------------------------------------------------------------------------------
 
     def begin_step(self, sequences: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from quire.core.admission.request_blocklist import RequestBlocklist
-from quire.core.scheduler_stats import SchedulerStats
+from quire.core.scheduler_stats import EngineLoad, SchedulerStats
 from quire.core.sequence_timing import SequenceTiming
 from quire.core.snapshot import Snapshot
 from quire.core.types import Request, Update
@@ -56,6 +56,8 @@ MAX_WAITING_REQUESTS = 1024
 """Requests that may wait here while the engine is being restarted."""
 KEEPALIVE_S = 2.0
 """Interval at which streams yield an empty list meanwhile."""
+
+TakeOver = Callable[["RequestStream"], bool]
 
 T = TypeVar("T")
 
@@ -132,6 +134,13 @@ class EngineClient:
         """Why the engine is being restarted; None while there is one."""
         self.restarts = 0
         """How many engines have replaced the first."""
+        self.on_load: Callable[[EngineLoad], None] = lambda load: None
+        """Called with the load of the engine after each of its steps."""
+        self.on_engine_lost: Callable[[], None] = lambda: None
+        """Called when the engine is gone, before take_over."""
+        self.take_over: TakeOver | None = None
+        """Called with each stream whose engine is gone. True: another client continues it, by
+        adopt(). None: its requests wait here for the next engine."""
         self.restart_wait_s = RESTART_WAIT_S
         """How long a new request waits for an engine that is being restarted."""
         self._restored: asyncio.Future[None] | None = None  # while there is no engine
@@ -334,10 +343,45 @@ class EngineClient:
                 )
         for found, count in blocked:
             self._fail_same_input(found, count)
+        self.on_engine_lost()
+        if self.take_over is not None:
+            self._hand_over_streams(self.take_over)
         self._opening_streams = {
             n: one for n, one in self._opening_streams.items() if not one.closed
         }
         self._prune_observer()
+
+    def request_ids(self) -> Iterable[str]:
+        """The ids of all requests of open streams."""
+        return self._streams.keys()
+
+    def holds(self, request_id: str) -> bool:
+        """Whether the engine keeps the KV of this request for others."""
+        return request_id in self._held_requests
+
+    @property
+    def restore_expected_at(self) -> float:
+        """When another engine should be ready, by time.monotonic(); 0: there is one."""
+        return 0.0 if self.restart_reason is None else self._restore_expected_at
+
+    def _hand_over_streams(self, take_over: TakeOver) -> None:
+        """Move streams to other clients. Requests that are not accepted yet fail: EngineAway."""
+        for stream in sorted(self._all_streams(), key=lambda one: one._max_crash_count):
+            if stream._add_call_id is not None:
+                self._fail_stream(stream, self._unavailable_error("and has not read the request"))
+            elif take_over(stream):
+                for request_id in stream.request_ids:
+                    del self._streams[request_id]
+
+    def adopt(self, stream: RequestStream) -> None:
+        """Continue a stream of another client, whose engine is gone."""
+        for request_id in stream.request_ids:
+            self._streams[request_id] = stream
+        stream._owner = self
+        for place, delivered in stream._unfinished.items():
+            if delivered.timing is not None:
+                self._prior_timings[place] = delivered.timing
+        self._resubmit(stream)
 
     def _prune_observer(self) -> None:
         """Remove requests that will get no last update from the observer."""
@@ -520,6 +564,7 @@ class EngineClient:
         if isinstance(message, OutputBatch):
             for answer in message.replies:
                 self._resolve_reply(answer)
+            self.on_load(message.load)
             updates = message.updates
             self._dispatch(
                 [self._with_prior_timing(u) for u in updates] if self._prior_timings else updates
@@ -566,6 +611,10 @@ class EngineClient:
     def _on_engine_dead(self, dead: EngineDead) -> None:
         if self._dead_error is not None:
             return
+        if self.take_over is not None:
+            self.restart_reason = self.restart_reason or str(dead)  # this one takes none of them
+            self.on_engine_lost()
+            self._hand_over_streams(self.take_over)
         self._fail_all(dead)
         if self.on_engine_dead is not None:
             self.on_engine_dead(dead)

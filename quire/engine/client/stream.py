@@ -76,6 +76,12 @@ class RequestStream:
         return [one[0] if len(one) == 1 else coalesce(one) for one in pending.values()]
 
     @property
+    def unfinished_requests(self) -> tuple[Request, ...]:
+        """Requests with sequences that have not ended."""
+        ids = {request_id for request_id, _ in self._unfinished}
+        return tuple(one for one in self._requests if one.id in ids)
+
+    @property
     def unfinished_ids(self) -> tuple[str, ...]:
         """Ids of requests with sequences that have not ended."""
         return tuple({request_id for request_id, _ in self._unfinished})

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from quire.core.accounting.snapshot_builder import build_snapshot
 from quire.core.accounting.time_accounting import TimeAccounting
+from quire.core.scheduler_stats import EngineLoad
 from quire.core.scheduling.scheduler import FailedStep, Scheduler, SchedulerStats
 from quire.core.snapshot import LateWorkCounts, Snapshot
 from quire.core.types import Request, StepPlan, Update
@@ -207,6 +208,10 @@ class EngineCore:
     def available_blocks(self) -> int:
         """Blocks that could be allocated now without a preemption."""
         return self._scheduler.available_blocks
+
+    @property
+    def load(self) -> EngineLoad:
+        return self._scheduler.load
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()

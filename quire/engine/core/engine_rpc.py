@@ -261,9 +261,10 @@ class EngineRpc:
             if self._pending_sleep is not None and self.engine.empty:
                 self._finish_pending_sleep(self._pending_sleep)
         batches = []
+        load = self.engine.load
         for box in self._outboxes.values():
             if box.updates or box.replies:
-                batches.append((box.client_id, OutputBatch(box.updates, box.replies)))
+                batches.append((box.client_id, OutputBatch(box.updates, box.replies, load)))
                 box.updates, box.replies = [], []
         return batches
 

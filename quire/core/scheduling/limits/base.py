@@ -69,6 +69,11 @@ class StepBudget:
 class Admission:
     """Accepts or refuses requests, and follows those it accepted to their end."""
 
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens of accepted requests that no step has computed, if it counts them."""
+        return 0
+
     def check_batch(self, requests: Seq[Request]) -> None:
         """Raise RequestError or Overloaded to refuse requests of one tenant that come together."""
 
