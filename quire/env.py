@@ -36,6 +36,8 @@ class Env:
     cpu_isa: str
     """QUIRE_CPU_ISA: what the C++ kernels are built for: native (this CPU; the default), avx512,
     avx2, sse2; with none the PyTorch references run."""
+    visible_gpus: tuple[str, ...] | None
+    """CUDA_VISIBLE_DEVICES: the GPUs of this process, with commas. Unset: all."""
     num_threads: int | None
     """OMP_NUM_THREADS: CPU threads of the kernels. Unset: every core this process may run on."""
 
@@ -60,6 +62,7 @@ def read() -> Env:
     """Read the environment now. Called by main() and LLM(), never at import."""
     threads = _text("OMP_NUM_THREADS") or ""
     triton = _text("TRITON_CACHE_DIR")
+    gpus = _text("CUDA_VISIBLE_DEVICES")
     return Env(
         check=_flag("QUIRE_CHECK"),
         log_level=(_text("QUIRE_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL") or "INFO").upper(),
@@ -70,6 +73,7 @@ def read() -> Env:
         bytecode_cache=_flag("QUIRE_BYTECODE_CACHE", default=True),
         triton_cache=Path(triton) if triton else None,
         cpu_isa=(_text("QUIRE_CPU_ISA") or "native").strip().lower(),
+        visible_gpus=None if gpus is None else tuple(gpus.split(",")),
         num_threads=int(threads) if threads.isdigit() else None,
     )
 

@@ -112,6 +112,7 @@ async def _run_on_server(
 async def _run_locally(args: argparse.Namespace, lines: IO[str], into: IO[str]) -> tuple[int, int]:
     from quire.engine.build import build_engine
     from quire.engine.client.engine_client import EngineClient
+    from quire.engine.client.engine_pool import EnginePool
     from quire.engine.client.thread_transport import ThreadTransport
     from quire.engine.supervise.process_pipe import RunApiProcess
     from quire.server.app import create_app
@@ -125,8 +126,8 @@ async def _run_locally(args: argparse.Namespace, lines: IO[str], into: IO[str]) 
         vllm_environment.apply_environment(options_from(argparse.Namespace(**rest)))
     )
     orders = RunApiProcess(options={}, folder="", index=0, count=1, socket_fds=[], log_level="INFO")
-    client = EngineClient(ThreadTransport(built.engine))
-    services = build_app_state(built.config, built.tokenizer, options, client, orders=orders)
+    engines = EnginePool([EngineClient(ThreadTransport(built.engine))])
+    services = build_app_state(built.config, built.tokenizer, options, engines, orders=orders)
     app = create_app(dataclasses.replace(services, inputs=built.input_processor))
     async with app.router.lifespan_context(app):
         at_once = args.max_inflight or MAX_CONCURRENCY["here"]

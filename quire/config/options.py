@@ -276,6 +276,9 @@ class ParallelOptions:
     """A rank that has not finished a step after so many seconds, and 20 times the expected time of
     the step, counts as hanging: the engine is restarted. Time in which a rank compiles a kernel or
     captures a graph does not count."""
+    data_parallel_size: int = option(1, low=1, high=1024, short="-dp")
+    """Number of engines of a server: each has the whole model, on devices of its own, and requests
+    are spread over them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,11 @@ from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.pooling_params import PoolingParams
 from quire.core.types import AdapterRef
-from quire.engine.client.engine_client import EngineClient, Transport
+from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.generation import OutputGeneration, start_output_generation
 from quire.engine.client.pooling import pool
-from quire.engine.client.zmq_transport import ZmqTransport
+from quire.engine.client.transport import Transport
+from quire.engine.client.zmq_transport import EngineEvents, ZmqTransport
 from quire.engine.startup.text_setup import (
     build_input_processor,
     build_pooling_processor,
@@ -465,7 +466,8 @@ class EngineConnector:
 
     def __call__(self) -> Transport:
         engine = self._engine
-        return ZmqTransport(engine.folder, f"llm-{next(self._numbers)}", engine.pipe)
+        name = f"llm-{next(self._numbers)}"
+        return ZmqTransport(engine.folder, name, EngineEvents(engine.pipe))
 
 
 AsyncLLMEngine = AsyncLLM

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable
 
 from quire.core.types import AdapterRef
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.engine.messages import AdapterCard, AdapterLoad
 from quire.errors import QuireError, RequestError
 from quire.server.adapter_resolver import AdapterResolver
@@ -32,7 +32,7 @@ class AdapterNames:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: EnginePool,
         *,
         enabled: bool,
         shared: bool,
@@ -125,7 +125,8 @@ class AdapterNames:
     async def _load_again(self) -> None:
         """Load what an engine that died had and its successor has not."""
         restarts, before = self._engine.restarts, dict(self._cards)
-        known = {(card.tenant, card.name) for card in await self._read()}
+        lists = await self._engine.call_each(list[AdapterCard], "adapters")
+        known = set.intersection(*({(card.tenant, card.name) for card in one} for one in lists))
         for key, card in before.items():
             if key in known or key not in self._cards:  # it was unloaded meanwhile
                 continue

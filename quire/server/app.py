@@ -90,7 +90,7 @@ def create_app(state: AppState) -> FastAPI:
         for path in ("/docs", "/redoc"):
             app.add_route(path, _offline_docs, include_in_schema=False)
     app.state.app_state = state
-    app.state.live = dashboard_stream.SnapshotFeed(state.engine)
+    app.state.live = dashboard_stream.build_feeds(state.engine)
     app.state.health = health.HealthState(state.engine)
     app.state.responses = responses.build_response_store(state.options)
     app.state.body_budget = body_reader.build_body_budget(state.options.max_body_bytes)

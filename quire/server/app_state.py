@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 import quire
 from quire.core.types import AdapterRef
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.errors import RequestError
 from quire.grammar.frontends.from_params import StructuredDefaults
 from quire.server.adapter_names import AdapterNames
@@ -48,7 +48,7 @@ VERSION = str(quire.__version__)
 class AppState:
     """One served model. The first name is shown; all are answered."""
 
-    engine: EngineClient
+    engine: EnginePool
     inputs: InputProcessor
     tokenizer: Tokenizer | None
     chat_template: str | None

@@ -52,7 +52,7 @@ class Site:
     @property
     def watched(self):
         """Somebody follows the live view."""
-        return bool(self.server.app.state.live._watchers)
+        return bool(self.server.app.state.live[0]._watchers)
 
 
 @pytest.fixture(scope="session")

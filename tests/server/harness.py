@@ -34,6 +34,7 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import GrammarStats
 from quire.core.types import UNKNOWN, Pooled, StepResult, TokenLogprobs, Wants
 from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.engine.client.thread_transport import ThreadTransport
 from quire.engine.core.engine_core import EngineCore
 from quire.kernels.framework import late_work
@@ -371,7 +372,7 @@ class Server:
         self.client = EngineClient(transport(self.engine))
         inputs = InputProcessor(tokenizer, max_model_len=MAX_LEN, vocab_size=self.model.vocab)
         self.services = AppState(
-            self.client,
+            EnginePool([self.client]),
             inputs,
             tokenizer,
             None,

@@ -240,7 +240,7 @@ def test_the_server_says_what_runs_but_no_secrets(operate):
     got = operate.get("/server_info")
     body = got.json()
     assert body["model"]["names"] == ["tiny", "alias"]
-    assert body["engine"]["blocks"] > 0
+    assert body["engines"][0]["blocks"] > 0
     assert body["server_options"]["enable_dev_routes"] is True
     assert "secret" not in got.text
 

@@ -157,7 +157,9 @@ class FakeEngine:
         self.snapshots = list(snapshots)
         self.calls = 0
 
-    async def snapshot(self, rows, blocks):
+    clients = (None,)
+
+    async def snapshot(self, rows, blocks, *, engine):
         assert blocks
         self.calls += 1
         await asyncio.sleep(0)

@@ -20,7 +20,13 @@ from tests.server.running import SMALL, start, wait_until
 
 def engine(**more):
     """As a client sees one that works."""
-    known = {"dead_error": None, "restart_reason": None, "is_sleeping": False, "is_paused": False}
+    known = {
+        "usable": [0],
+        "dead_error": None,
+        "restart_reason": None,
+        "is_sleeping": False,
+        "is_paused": False,
+    }
     return SimpleNamespace(**{**known, "last_heartbeat_at": time.monotonic(), **more})
 
 
@@ -52,7 +58,7 @@ def nobody_is_looked_up(monkeypatch):
     ],
 )
 def test_ready_says_why_not(client, page, reason):
-    found = HealthState(engine(**client), lambda: beat(**page)).readiness_problem()
+    found = HealthState(engine(**client), [lambda: beat(**page)]).readiness_problem()
     assert (None if found is None else found.code) == reason
     assert found is None or "/home" not in found.message
 
@@ -72,11 +78,13 @@ def test_ready_says_why_not(client, page, reason):
     ],
 )
 def test_health_forgives_what_ready_does_not(client, page, healthy):
-    assert (HealthState(engine(**client), lambda: beat(**page)).health_problem() is None) == healthy
+    assert (
+        HealthState(engine(**client), [lambda: beat(**page)]).health_problem() is None
+    ) == healthy
 
 
 def test_who_drains_is_healthy_and_not_ready():
-    made = HealthState(engine(), beat)
+    made = HealthState(engine(), [beat])
     made.draining = True
     assert made.health_problem() is None
     assert made.readiness_problem().code == "draining"
@@ -84,7 +92,7 @@ def test_who_drains_is_healthy_and_not_ready():
 
 def test_who_has_started_has_started_for_ever():
     now = beat(phase=EnginePhase.STARTING)
-    made = HealthState(engine(), lambda: now)
+    made = HealthState(engine(), [lambda: now])
     assert made.startup_problem().code == "starting"
     now = beat()
     assert made.startup_problem() is None

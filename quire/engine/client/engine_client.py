@@ -11,9 +11,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,7 +23,9 @@ from quire.core.sequence_timing import SequenceTiming
 from quire.core.snapshot import Snapshot
 from quire.core.types import Request, Update
 from quire.engine.client.delivered_tokens import MAX_CRASHES_ALONE
+from quire.engine.client.observer import ClientObserver
 from quire.engine.client.stream import RequestStream
+from quire.engine.client.transport import Transport
 from quire.engine.messages import (
     AbortRequests,
     AbortSequence,
@@ -60,58 +62,6 @@ KEEPALIVE_S = 2.0
 TakeOver = Callable[["RequestStream"], bool]
 
 T = TypeVar("T")
-
-
-class Transport(Protocol):
-    """Carries messages to an engine and back."""
-
-    def start(
-        self,
-        deliver: Callable[[MessageFromEngine], None],
-        die: Callable[[EngineDead], None],
-        away: Callable[[EngineUnavailable], None],
-        back: Callable[[], None],
-    ) -> None:
-        """Start, on the event loop that will use it: all four callbacks are called there.
-
-        away: the engine's process has ended. back: another engine is ready. die: there will be
-        none.
-        """
-        ...
-
-    def send(self, message: MessageToEngine) -> None: ...
-
-    def restart(self, reason: str) -> None:
-        """Kill the engine, whatever it does, and start another."""
-        ...
-
-    async def stop(self) -> None:
-        """Stop the transport, and the engine if the transport owns it."""
-        ...
-
-    def close(self) -> None:
-        """Disconnect without waiting."""
-        ...
-
-
-class ClientObserver(Protocol):
-    """Observes the messages of a client, synchronously."""
-
-    def on_requests_accepted(self, requests: Sequence[Request]) -> None:
-        """The engine has accepted these requests; none of their updates was delivered yet."""
-        ...
-
-    def on_updates(self, updates: Sequence[Update]) -> None:
-        """All updates for this process, those of closed streams included."""
-        ...
-
-    def on_sequence_ended(self, request_id: str, index: int) -> None:
-        """A stop string ended a sequence here: no update follows."""
-        ...
-
-    def retain_requests(self, request_ids: Container[str]) -> None:
-        """Only these requests will have updates: the engine of all others has died."""
-        ...
 
 
 class EngineClient:

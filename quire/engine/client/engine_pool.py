@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from quire.core.scheduler_stats import SchedulerStats
 from quire.core.snapshot import Snapshot
 from quire.core.types import Request
-from quire.engine.client.engine_client import ClientObserver, EngineClient
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.observer import ClientObserver
 from quire.engine.client.placement import Placement
 from quire.engine.client.stream import RequestStream
 from quire.errors import EngineAway, EngineDead, EngineError
@@ -91,7 +92,7 @@ class EnginePool:
         self, requests: tuple[Request, ...], tried: Container[int]
     ) -> tuple[int, tuple[Request, ...]]:
         """Return an engine, and the requests as it can take them."""
-        usable = [i for i in self._usable() if i not in tried]
+        usable = [i for i in self.usable if i not in tried]
         if not usable:  # wait for the engine that is expected first
             left = [i for i, one in enumerate(self.clients) if i not in tried]
             usable = [min(left, key=lambda i: self.clients[i].restore_expected_at)]
@@ -105,8 +106,9 @@ class EnginePool:
         )
         return self._placement.choose(requests, usable), requests
 
-    def _usable(self) -> list[int]:
-        """Engines that answer."""
+    @property
+    def usable(self) -> list[int]:
+        """Numbers of the engines that answer."""
         return [
             i
             for i, one in enumerate(self.clients)
@@ -115,7 +117,7 @@ class EnginePool:
 
     def _take_over(self, stream: RequestStream) -> bool:
         """Continue a stream whose engine is gone on another. False: there is none."""
-        usable = self._usable()
+        usable = self.usable
         requests = stream.unfinished_requests
         if not usable or not requests:
             return False
@@ -174,7 +176,7 @@ class EnginePool:
 
     def _on_engine_dead(self, dead: EngineDead) -> None:
         if self.dead_error is None:
-            log.error("an engine is lost, %d are left: %s", len(self._usable()), dead)
+            log.error("an engine is lost, %d are left: %s", len(self.usable), dead)
         elif self._on_death is not None:
             self._on_death(dead)
 
@@ -198,7 +200,7 @@ class EnginePool:
     @property
     def last_heartbeat_at(self) -> float:
         """When the last message of the engine that has been silent for longest arrived."""
-        alive = [self.clients[i] for i in self._usable()] or self.clients
+        alive = [self.clients[i] for i in self.usable] or self.clients
         return min(client.last_heartbeat_at for client in alive)
 
     def restart(self, reason: str) -> None:
@@ -213,15 +215,19 @@ class EnginePool:
 
         Raises what the first that fails raises, EngineAway.
         """
-        return (await self._all(lambda one: one.call(kind, name, *args)))[0]
+        return (await self.call_each(kind, name, *args))[0]
+
+    async def call_each(self, kind: type[T], name: str, *args: Any) -> list[T]:
+        """The same; returns the result of each engine that lives."""
+        return await self._all(lambda one: one.call(kind, name, *args))
 
     async def stats(self) -> list[SchedulerStats]:
         """Counters of each engine's scheduler, between two steps."""
         return await self._all(lambda one: one.stats())
 
-    async def snapshots(self, rows: int = 0, blocks: bool = False) -> list[Snapshot]:
-        """The state of each engine: at most so many rows, with or without the block map."""
-        return await self._all(lambda one: one.snapshot(rows, blocks))
+    async def snapshot(self, rows: int = 0, blocks: bool = False, *, engine: int = 0) -> Snapshot:
+        """The state of one engine: at most so many rows, with or without the block map."""
+        return await self.clients[engine].snapshot(rows, blocks)
 
     async def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
         """Empty the prefix caches. False if blocks are in use. reset_running: abort all first."""

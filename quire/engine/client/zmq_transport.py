@@ -43,8 +43,8 @@ def engine_address(folder: str | Path) -> str:
     return f"ipc://{folder}/engine"
 
 
-class ZmqTransport:
-    """Carries messages between an EngineClient and an engine's process.
+class EngineEvents:
+    """What the process that watches the engines reports, for the transport of each.
 
     pipe: brings EngineUnavailable, EngineRestored and EngineTerminated; its end means that the
     process at the other end is gone. on_message: called with all other messages of the pipe.
@@ -52,18 +52,74 @@ class ZmqTransport:
 
     def __init__(
         self,
-        folder: str | Path,
-        name: str,
-        pipe: ProcessPipe | None = None,
+        pipe: ProcessPipe,
         *,
         on_message: Callable[[AnyControlMessage], None] | None = None,
         gone: str = "the engine's process is gone",
     ) -> None:
+        self.pipe = pipe
+        self._on_message = on_message
+        self._gone_reason = gone
+        self._transports: dict[int, ZmqTransport] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def attach(self, engine: int, transport: ZmqTransport) -> None:
+        """Report events of an engine to its transport, on the running event loop."""
+        self._transports[engine] = transport
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self.pipe.fileno(), self._read)
+            if self.pipe.has_message:
+                self._loop.call_soon(self._read)
+
+    def detach(self, engine: int) -> None:
+        """Report nothing to it any longer."""
+        self._transports.pop(engine, None)
+        if not self._transports and self._loop is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self.pipe.fileno())
+            self._loop = None
+
+    def restart(self, engine: int, reason: str) -> None:
+        """Have the engine killed and another started."""
+        self.pipe.send(RestartEngine(reason=reason, engine=engine))
+
+    def _read(self) -> None:
+        """Handle the messages of the pipe, or its end."""
+        if self._loop is None:
+            return
+        message = self.pipe.receive()
+        while message is not None:
+            if isinstance(message, (EngineTerminated, EngineUnavailable, EngineRestored)):
+                if (transport := self._transports.get(message.engine)) is not None:
+                    transport.handle_event(message)
+            elif self._on_message is not None:
+                self._on_message(message)
+            if not self.pipe.has_message:
+                return
+            message = self.pipe.receive()
+        self._loop.remove_reader(self.pipe.fileno())
+        for engine, transport in list(self._transports.items()):
+            transport.handle_event(EngineTerminated(reason=self._gone_reason, engine=engine))
+
+
+class ZmqTransport:
+    """Carries messages between an EngineClient and an engine's process.
+
+    events: of the process that watches the engine; None: it is not replaced. engine: its number
+    there.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str,
+        events: EngineEvents | None = None,
+        engine: int = 0,
+    ) -> None:
         self._address = engine_address(folder)
         self._name = name
-        self._pipe = pipe
-        self._on_control_message = on_message
-        self._gone_reason = gone
+        self._events, self._engine = events, engine
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None  # while there is an engine
 
@@ -85,10 +141,8 @@ class ZmqTransport:
         )
         self._context = zmq.Context()
         self._connect()
-        if self._pipe is not None:
-            self._loop.add_reader(self._pipe.fileno(), self._read_pipe)
-            if self._pipe.has_message:
-                self._loop.call_soon(self._read_pipe)
+        if self._events is not None:
+            self._events.attach(self._engine, self)
 
     def _connect(self) -> None:
         """Open a new socket: no message for one engine reaches another."""
@@ -111,9 +165,9 @@ class ZmqTransport:
 
     def restart(self, reason: str) -> None:
         """Kill the engine, whatever it does, and start another."""
-        if self._pipe is None:
+        if self._events is None:
             raise EngineError(f"this process cannot restart the engine ({reason})")
-        self._pipe.send(RestartEngine(reason=reason))
+        self._events.restart(self._engine, reason)
 
     def send(self, message: MessageToEngine) -> None:
         """Send a message, if there is an engine. Raises RequestError if it cannot be encoded."""
@@ -133,8 +187,8 @@ class ZmqTransport:
         if self._context is None:
             return
         self._disconnect()
-        if self._pipe is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._pipe.fileno())
+        if self._events is not None:
+            self._events.detach(self._engine)
         self._context.term()
         self._context = None
 
@@ -160,10 +214,10 @@ class ZmqTransport:
             return False
         if (
             not isinstance(message, EngineDeadMessage)
-            or self._pipe is None
+            or self._events is None
             or message.version_mismatch
         ):
-            self._deliver(message)  # otherwise the pipe reports the death
+            self._deliver(message)  # otherwise an event reports the death
         return True
 
     def _handle_unavailable(self, message: EngineUnavailable) -> None:
@@ -173,23 +227,13 @@ class ZmqTransport:
         self._disconnect()
         self._on_unavailable(message)
 
-    def _read_pipe(self) -> None:
-        """Handle the messages of the pipe, or its end."""
-        assert self._pipe is not None
-        message = self._pipe.receive()
-        while message is not None:
-            if isinstance(message, EngineTerminated):
-                self._on_dead(EngineDead(message.reason))
-            elif isinstance(message, EngineUnavailable):
-                self._handle_unavailable(message)
-            elif isinstance(message, EngineRestored):
-                self._address = engine_address(message.folder)
-                self._connect()
-                self._on_restored()
-            elif self._on_control_message is not None:
-                self._on_control_message(message)
-            if not self._pipe.has_message:
-                return
-            message = self._pipe.receive()
-        self._loop.remove_reader(self._pipe.fileno())
-        self._on_dead(EngineDead(self._gone_reason))
+    def handle_event(self, event: EngineUnavailable | EngineRestored | EngineTerminated) -> None:
+        """The engine is gone, for good or not, or another is ready."""
+        if isinstance(event, EngineTerminated):
+            self._on_dead(EngineDead(event.reason))
+        elif isinstance(event, EngineUnavailable):
+            self._handle_unavailable(event)
+        else:
+            self._address = engine_address(event.folder)
+            self._connect()
+            self._on_restored()

@@ -24,7 +24,8 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
             host_free_bytes=cpu.memory().free,
         )
     memory = cpu.memory()
-    ranks = options.parallel.tensor_parallel_size  # they share the machine's memory
+    parallel = options.parallel  # engines and their ranks share the machine's memory
+    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
     return DeviceFacts(
         kind=cpu.name,
         total_bytes=memory.total // ranks,

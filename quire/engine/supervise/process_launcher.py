@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from typing import IO
 
 from quire.config.options import Options
@@ -23,6 +24,7 @@ from quire.engine.supervise.process_pipe import (
     ProcessFailed,
     RunEngine,
 )
+from quire.env import child_environment
 from quire.errors import ConfigError, EngineDead
 
 ENGINE_STOP_S = 10.0
@@ -106,8 +108,11 @@ class EngineChildProcess(ChildProcess):
     Running list, heartbeat, stacks and recording are in files that this process shares.
     """
 
-    def __init__(self, beat: int | None = None) -> None:
-        """beat: the heartbeat page of earlier engines, which has its readers."""
+    def __init__(self, beat: int | None = None, variables: Mapping[str, str] | None = None) -> None:
+        """beat: the heartbeat page of earlier engines, which has its readers.
+
+        variables: of its environment, beside those of this process.
+        """
         self.running_list_file = create_running_list()
         self.heartbeat_file = _open_file(
             heartbeat_page.create_page() if beat is None else os.dup(beat)
@@ -115,7 +120,8 @@ class EngineChildProcess(ChildProcess):
         self.stacks_file = _open_file(os.memfd_create("quire-stacks"))
         self.recorder_file = _open_file(os.memfd_create("quire-ring"))
         files = [self.running_list_file, self.heartbeat_file, self.stacks_file, self.recorder_file]
-        super().__init__("quire.engine.core.process_main", sockets=files)
+        environment = child_environment(**(variables or {}))
+        super().__init__("quire.engine.core.process_main", env=environment, sockets=files)
 
     def running_ids(self) -> list[str] | None:
         """Ids of the requests that it ran last. None: any request may have run."""

@@ -81,11 +81,11 @@ class RunApiProcess(ControlMessage, frozen=True):
     count: int
     socket_fds: list[int]
     log_level: str
-    engine_folder: str = ""  # the engine's folder
+    engine_folders: tuple[str, ...] = ()  # one of each engine
     client_name: str = ""  # unique at the engine
     incarnation: int = 0  # how many processes had this index before
-    engine_restarts: int = 0  # how many engines have replaced the first
-    engine_heartbeat_fd: int | None = None  # the engine's page: quire.engine.heartbeat_page
+    engine_restarts: tuple[int, ...] = ()  # how many engines have replaced each of the first
+    engine_heartbeat_fds: tuple[int, ...] = ()  # their pages: quire.engine.heartbeat_page
     heartbeat_fd: int | None = None  # the page of this process
     stacks_fd: int | None = None  # a file for stacks, when it hangs or dies
     blocked_inputs: tuple[tuple[bytes, float], ...] = ()  # fingerprints, and seconds left
@@ -112,12 +112,14 @@ class EngineUnavailable(ControlMessage, frozen=True):
     reason: str
     expected_restart_s: float  # the time of the last start
     running_ids: list[str] | None = None
+    engine: int = 0  # of the server
 
 
 class EngineRestored(ControlMessage, frozen=True):
     """To an API process: another engine accepts requests, at a socket in this folder."""
 
     folder: str
+    engine: int = 0
 
 
 class ClientGone(ControlMessage, frozen=True):
@@ -130,6 +132,7 @@ class RestartEngine(ControlMessage, frozen=True):
     """From any process: kill the engine, and start another."""
 
     reason: str
+    engine: int = 0
 
 
 class InputBlocked(ControlMessage, frozen=True):
@@ -144,6 +147,7 @@ class EngineTerminated(ControlMessage, frozen=True):
     """To an API process: the engine is gone for good, or another part of the server is."""
 
     reason: str
+    engine: int = 0
 
 
 class StopProcess(ControlMessage, frozen=True):

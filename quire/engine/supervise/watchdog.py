@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -31,8 +32,14 @@ RECORDING_WRITE_S = 10.0
 class Watchdog:
     """Watches one engine after the other. The caller must call close()."""
 
-    def __init__(self, options: HealthOptions, cache: Path) -> None:
-        """cache: parent of the folder for recordings, if the options name none."""
+    def __init__(
+        self, options: HealthOptions, cache: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """cache: parent of the folder for recordings, if the options name none.
+
+        variables: of the engines' environment, beside those of this process.
+        """
+        self._variables = dict(variables or {})
         folder = options.flight_recorder_dir
         self._folder = cache / "recordings" if folder is None else Path(folder)
         self._recording_enabled = options.flight_recorder
@@ -50,7 +57,7 @@ class Watchdog:
 
     def create_child(self) -> EngineChildProcess:
         """Start a process for an engine, which is watched."""
-        return EngineChildProcess(self.heartbeat_file.fileno())
+        return EngineChildProcess(self.heartbeat_file.fileno(), self._variables)
 
     def set_start_time(self, seconds: float) -> None:
         """The first engine has started in this time: the limit of others is a multiple of it."""

@@ -395,9 +395,9 @@ class AbortRequestsResponse(ResponseModel):
 
 
 class ProfileResponse(ResponseModel):
-    """The path of the trace."""
+    """The path of each engine's trace."""
 
-    path: str
+    paths: list[str]
 
 
 class DeletedResponse(ResponseModel):
@@ -440,7 +440,7 @@ class ServerInfoResponse(ResponseModel):
     version: str
     model: JsonDict
     server_options: JsonDict
-    engine: JsonDict
+    engines: list[JsonDict]
 
 
 class InvocationsResponse(

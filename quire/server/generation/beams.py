@@ -14,7 +14,7 @@ from dataclasses import replace
 from quire.core.params import BeamSearchParams
 from quire.core.types import Request, Update
 from quire.engine.client.beam_search import Beam, BeamSearch
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.engine.client.stream import RequestStream
 from quire.server.app_state import AppState
 from quire.server.generation.build_requests import PreparedGeneration
@@ -69,7 +69,7 @@ def _with_beam_width(one: PreparedRequest, width: int) -> PreparedRequest:
 class BeamSearchStream:
     """An UpdateSource that yields one batch of updates, when all searches are over."""
 
-    def __init__(self, client: EngineClient, searches: Sequence[BeamSearch]) -> None:
+    def __init__(self, client: EnginePool, searches: Sequence[BeamSearch]) -> None:
         self._client = client
         self._searches = searches
         self._search_by_request: dict[str, BeamSearch] = {}

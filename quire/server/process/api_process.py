@@ -31,7 +31,8 @@ import quire
 from quire.config.engine_config import EngineConfig
 from quire.config.vllm_environment import start_process
 from quire.engine.client.engine_client import EngineClient
-from quire.engine.client.zmq_transport import ZmqTransport
+from quire.engine.client.engine_pool import EnginePool
+from quire.engine.client.zmq_transport import EngineEvents, ZmqTransport
 from quire.engine.core import gc_control
 from quire.engine.heartbeat_page import HeartbeatReader
 from quire.engine.messages import error_to_wire
@@ -149,35 +150,35 @@ class ApiServer:
         self._pipe = link
         self._tokenizer = tokenizer
         self._listener = listener
-        self._read_heartbeat = (
-            None
-            if orders.engine_heartbeat_fd is None
-            else HeartbeatReader(orders.engine_heartbeat_fd).read
-        )
+        self._read_heartbeats = [HeartbeatReader(fd).read for fd in orders.engine_heartbeat_fds]
         self._dead: EngineDead | None = None
 
     def prepare(self, config: EngineConfig) -> None:
         """Make the app for an engine of this config. Raises ConfigError."""
-        transport = ZmqTransport(
-            self._orders.engine_folder,
-            self._orders.client_name,
-            self._pipe,
-            on_message=self._handle_message,
-            gone="the server's first process is gone",
+        orders = self._orders
+        events = EngineEvents(
+            self._pipe, on_message=self._handle_message, gone="the server's first process is gone"
         )
-        client = EngineClient(transport, on_death=self._on_engine_death)
-        client.restart_wait_s = config.recovery.wait_s
-        client.restarts = self._orders.engine_restarts
-        for fingerprint, left_s in self._orders.blocked_inputs:
-            client.blocklist.add(fingerprint, left_s)
-        client.on_input_blocked = self._report_blocked_input
-        self._client = client
+        clients = []
+        for index, folder in enumerate(orders.engine_folders):
+            client = EngineClient(ZmqTransport(folder, orders.client_name, events, index))
+            client.restart_wait_s = config.recovery.wait_s
+            client.restarts = orders.engine_restarts[index]
+            for fingerprint, left_s in orders.blocked_inputs:
+                client.blocklist.add(fingerprint, left_s)
+            clients.append(client)
+        self._engines = EnginePool(
+            clients,
+            cache_tokens=config.cache.num_blocks * config.cache.block_size,
+            on_death=self._on_engine_death,
+        )
+        self._engines.on_input_blocked = self._report_blocked_input
         self._app_state = build_app_state(
-            config, self._tokenizer, self._options, client, orders=self._orders
+            config, self._tokenizer, self._options, self._engines, orders=orders
         )
         self._app = create_app(self._app_state)
-        self._health = self._app.state.health = HealthState(client, self._read_heartbeat)
-        self._health.started = self._orders.incarnation > 0 or self._orders.engine_restarts > 0
+        self._health = self._app.state.health = HealthState(self._engines, self._read_heartbeats)
+        self._health.started = orders.incarnation > 0 or any(orders.engine_restarts)
         self._server = UvicornServer(
             uvicorn_config(self._options, self._app),
             ready=self._announce_ready,
@@ -195,7 +196,7 @@ class ApiServer:
         if isinstance(word, StopProcess):
             self._server.should_exit = True
         elif isinstance(word, InputBlocked):
-            self._client.block_fingerprint(word.fingerprint)
+            self._engines.block_fingerprint(word.fingerprint)
 
     def _report_blocked_input(self, fingerprint: bytes) -> None:
         self._pipe.try_send(InputBlocked(fingerprint=fingerprint))
@@ -209,7 +210,8 @@ class ApiServer:
         an error: no stream just breaks off.
         """
         self._health.draining = True
-        self._app.state.live.shut_down()
+        for feed in self._app.state.live:
+            feed.shut_down()
         active, most = self._app_state.active_requests, self._options.shutdown_timeout
         end = time.monotonic() + most
         while (left := end - time.monotonic()) > 0:
@@ -325,13 +327,13 @@ def build_app_state(
     config: EngineConfig,
     tokenizer: Tokenizer | None,
     options: ServerOptions,
-    client: EngineClient,
+    engines: EnginePool,
     *,
     orders: RunApiProcess,
 ) -> AppState:
     """Build the state of the routes, for an engine that is ready."""
     return AppState(
-        engine=client,
+        engine=engines,
         inputs=build_input_processor(
             config, tokenizer, process=orders.index + orders.count * orders.incarnation
         ),

@@ -1,4 +1,4 @@
-"""Supervisor of `quire serve`: starts one engine process and one or more API processes.
+"""Supervisor of `quire serve`: starts one or more engine processes and API processes.
 
 It handles signals, and ends all of them together. It imports neither torch nor the server, so that
 the others start at once, side by side. It holds a pipe to each of them. A pipe that closes means
@@ -26,18 +26,14 @@ from quire.config.options import Options
 from quire.core.admission.request_blocklist import RequestBlocklist
 from quire.engine.messages import error_from_wire
 from quire.engine.startup.startup_timer import format_server_start, process_age
-from quire.engine.supervise.engine_restarter import EngineRestarter, RestartBudget
+from quire.engine.supervise.engine_restarter import RestartBudget
 from quire.engine.supervise.liveness import CHECK_INTERVAL_S
 from quire.engine.supervise.process_launcher import (
-    EngineChildProcess,
-    EngineProcessHandle,
     describe_exit,
 )
 from quire.engine.supervise.process_pipe import (
     AnyControlMessage,
     ChildProcess,
-    ClientGone,
-    EngineStarted,
     EngineTerminated,
     InputBlocked,
     ProcessFailed,
@@ -46,10 +42,10 @@ from quire.engine.supervise.process_pipe import (
     ServerListening,
     StopProcess,
 )
-from quire.engine.supervise.watchdog import Watchdog
 from quire.log import BestEffortStream
 from quire.server.options import ServerOptions
 from quire.server.process.api_process_monitor import ApiChildProcess
+from quire.server.process.engine_group import EngineGroup
 
 log = logging.getLogger(__name__)
 
@@ -81,19 +77,23 @@ class Supervisor:
         self._killed: set[ChildProcess] = set()
         self._ready_messages: dict[ChildProcess, str] = {}
         self._is_announced = False
-        self._restarter: EngineRestarter | None = None
-        self._watchdog = Watchdog(options.health, env.read().cache_dir)
         self._next_check_at = 0.0
-        self._started_at = time.monotonic()
-        self._engine_started_at = self._started_at
         self._api_processes: list[ApiChildProcess] = []
         self._api_start_s: float | None = None  # what the slowest of the first took
         self._blocklist = RequestBlocklist()  # what any of them has put into its own
         self._names: list[str] = []  # of the API processes
         self._replacements = 0  # of API processes in place of others
-        said = options.recovery
-        self._recovery = said
-        self._api_restarts = RestartBudget(said.max_engine_restarts, said.engine_restart_window)
+        recovery = options.recovery
+        window = recovery.engine_restart_window
+        self._api_restarts = RestartBudget(recovery.max_engine_restarts, window)
+        once = len(listeners) == 1 and not recovery.max_engine_restarts
+        self._engines = EngineGroup(
+            options,
+            env.read().cache_dir,
+            log_level=log_level,
+            log_style=server_options.log_format,
+            clients=1 if once else None,
+        )
 
     def run(self) -> int:
         """Until all has ended; the exit status. Raises what kept the server from starting."""
@@ -109,44 +109,28 @@ class Supervisor:
         return self._status
 
     def _start(self) -> None:
-        """The engine first: it takes longest."""
-        said = self._recovery
-        restarts = RestartBudget(said.max_engine_restarts, said.engine_restart_window)
-        make = self._watchdog.create_child
-        standby = make if said.engine_standby and said.max_engine_restarts else None
-        self._restarter = EngineRestarter(self._start_engine, restarts, standby)
-        self._register(self._restarter.engine.child)
+        """The engines first: they take longest."""
+        self._engines.start()
+        for engine in self._engines.children:
+            self._register(engine)
         for index in range(len(self._listeners)):
             self._names.append(f"api-{index}")
-            self._api_processes.append(self._start_api(self._restarter, index, 0))
+            self._api_processes.append(self._start_api(index, 0))
 
-    def _start_engine(self, child: EngineChildProcess | None) -> EngineProcessHandle:
-        return EngineProcessHandle(
-            self._engine_options,
-            log_level=self._log_level,
-            log_style=self._options.log_format,
-            server=True,
-            clients=1
-            if len(self._listeners) == 1 and not self._recovery.max_engine_restarts
-            else None,
-            child=child or self._watchdog.create_child(),
-        )
-
-    def _start_api(self, keeper: EngineRestarter, index: int, birth: int) -> ApiChildProcess:
+    def _start_api(self, index: int, birth: int) -> ApiChildProcess:
         listener = self._listeners[index]  # stays ours, too: a dead one's goes to the next
-        page = self._watchdog.heartbeat_file
-        limit_s = self._options.api_watchdog_seconds
-        child = ApiChildProcess([listener, page], limit_s, self._api_start_s)
+        engines, limit_s = self._engines, self._options.api_watchdog_seconds
+        child = ApiChildProcess([listener, *engines.heartbeat_files], limit_s, self._api_start_s)
         orders = RunApiProcess(
             options=dataclasses.asdict(self._options),
-            folder=keeper.folder,
-            engine_folder=keeper.engine.folder,
+            folder=engines.folder,
+            engine_folders=tuple(engines.folders),
             client_name=self._names[index],
             index=index,
             count=self._options.api_server_count,
             incarnation=birth,
-            engine_restarts=keeper.restart_count,
-            engine_heartbeat_fd=page.fileno(),
+            engine_restarts=tuple(engines.restart_counts),
+            engine_heartbeat_fds=tuple(page.fileno() for page in engines.heartbeat_files),
             heartbeat_fd=child.heartbeat_file.fileno(),
             stacks_fd=child.stacks_file.fileno(),
             blocked_inputs=tuple(self._blocklist.entries()),
@@ -189,10 +173,8 @@ class Supervisor:
 
     def _check_liveness(self) -> None:
         """End the processes that nothing else ends."""
-        if self._restarter is not None and self._watchdog.check_interval_s is not None:
-            why = self._watchdog.check(self._restarter.engine.child)
-            if why is not None:
-                self.restart(why)
+        for engine, why in self._engines.check_liveness():
+            self.restart(engine, why)
         for (
             child
         ) in self._api_processes:  # one that hangs gets its share of connections, and answers none
@@ -201,7 +183,7 @@ class Supervisor:
 
     @property
     def _checks_liveness(self) -> bool:
-        return self._watchdog.check_interval_s is not None or self._options.api_watchdog_seconds > 0
+        return self._engines.check_interval_s is not None or self._options.api_watchdog_seconds > 0
 
     def _handle_message(self, child: ChildProcess) -> None:
         word = child.pipe.receive()
@@ -209,12 +191,8 @@ class Supervisor:
             self._selector.unregister(child.pipe.fileno())
             self._on_child_exit(child)
             return
-        if self._is_engine(child):
-            assert self._restarter is not None, "an engine without a keeper"
-            if isinstance(word, EngineStarted) and self._restarter.engine_started is None:
-                self._engine_started_at = time.monotonic()
-                self._watchdog.set_start_time(self._engine_started_at - self._started_at)
-            told = self._restarter.handle(word)
+        if self._engines.owns(child):
+            told = self._engines.handle(child, word)
             if told is not None:
                 self._broadcast(told)
         elif isinstance(word, InputBlocked):
@@ -222,7 +200,7 @@ class Supervisor:
         elif isinstance(word, ServerListening):
             self._on_api_ready(child, word.banner)
         elif isinstance(word, RestartEngine):
-            self.restart(word.reason)
+            self.restart(word.engine, word.reason)
         elif isinstance(word, ProcessFailed) and not self._replacements:
             raise error_from_wire(word.error)
         if child.pipe.has_message:
@@ -237,10 +215,9 @@ class Supervisor:
             print(welcome, file=BestEffortStream(sys.stdout), flush=True)  # what people wait for
 
     def _log_start(self) -> None:
-        assert self._restarter is not None, "ready without an engine"
-        built = self._restarter.engine_started
+        built = self._engines.all_started
         assert built is not None, "ready without an engine"
-        opening = time.monotonic() - self._engine_started_at
+        opening = time.monotonic() - self._engines.started_at
         log.info("%s", format_server_start(process_age(), built.startup_seconds, opening))
 
     def _broadcast_blocked_input(self, who: ChildProcess, word: InputBlocked) -> None:
@@ -250,11 +227,11 @@ class Supervisor:
             if child is not who:
                 child.pipe.try_send(word)  # one that does not read hangs, and is soon ended
 
-    def restart(self, reason: str) -> None:
-        """End the engine at once and start another, which continues the streams."""
-        if self._restarter is not None and not self._stopping:
-            log.error("the engine is ended: %s", reason)
-            self._restarter.restart(reason)
+    def restart(self, engine: int, reason: str) -> None:
+        """End an engine at once and start another. Its streams continue."""
+        if not self._stopping:
+            log.error("engine %d is ended: %s", engine, reason)
+            self._engines.restart(engine, reason)
 
     def _broadcast(self, word: AnyControlMessage) -> None:
         for child in self._api_processes:
@@ -289,9 +266,6 @@ class Supervisor:
         for child in self._ready_messages:  # others have just read them
             child.process.send_signal(signal.SIGHUP)
 
-    def _is_engine(self, child: ChildProcess) -> bool:
-        return self._restarter is not None and child is self._restarter.engine.child
-
     def _on_child_exit(self, child: ChildProcess) -> None:
         """A process is gone. That of itself is right only when all are ending."""
         status = child.process.wait()
@@ -300,8 +274,7 @@ class Supervisor:
         if isinstance(child, ApiChildProcess):
             why = self._on_api_exit(child, f"an API process ended: {describe_exit(status)}")
         else:
-            self._collect_crash_artifacts(describe_exit(status))
-            why = self._on_engine_exit(f"the engine's process ended: {describe_exit(status)}")
+            why = self._on_engine_exit(child, f"an engine's process ended: {describe_exit(status)}")
         if why is None:
             return
         if not self._status:
@@ -309,42 +282,37 @@ class Supervisor:
         self._status = 1
         self._begin_shutdown()
 
-    def _collect_crash_artifacts(self, why: str) -> None:
-        keeper = self._restarter
-        if keeper is not None and not self._stopping:
-            config = None if keeper.engine_started is None else keeper.engine_started.config
-            self._watchdog.record_death(keeper.engine.child, why, config)
-
-    def _on_engine_exit(self, why: str) -> str | None:
-        """Start another, if that may be; else why all is over."""
-        assert self._restarter is not None, "an engine without a keeper"
+    def _on_engine_exit(self, child: ChildProcess, why: str) -> str | None:
+        """Start another, if that may be; else why all is over, None if other engines live."""
         if self._stopping:
             return why
-        told = self._restarter.on_engine_exit()
+        told, successor = self._engines.on_exit(child)
         self._broadcast(told)
-        if isinstance(told, EngineTerminated):
-            return told.reason
-        self._register(self._restarter.engine.child)
+        if successor is not None:
+            self._register(successor)
+        elif isinstance(told, EngineTerminated):
+            if self._engines.is_lost:
+                return told.reason
+            log.error("engine %d is not replaced: %s", told.engine, told.reason)
         return None
 
     def _on_api_exit(self, child: ApiChildProcess, why: str) -> str | None:
         """Start another in its place, if it has served."""
-        keeper, index = self._restarter, self._api_processes.index(child)
+        index = self._api_processes.index(child)
         child.log_crash_stacks()
         served = self._ready_messages.pop(child, None) is not None
-        if keeper is None or self._stopping or not served:
+        if self._stopping or not served:
             return why
         if not self._api_restarts.try_take():
             return why
         log.error("%s; its connections are lost, and another is being started", why)
-        keeper.engine.child.pipe.send(ClientGone(client_name=self._names[index]))
+        self._engines.remove_client(self._names[index])
         child.close()
         self._replacements += 1
         self._names[index] = f"api-{index}.{self._replacements}"
-        self._api_processes[index] = self._start_api(keeper, index, self._replacements)
-        for word in (keeper.model_located, keeper.engine_started, keeper.unavailable):
-            if word is not None:
-                self._api_processes[index].pipe.send(word)
+        self._api_processes[index] = self._start_api(index, self._replacements)
+        for word in self._engines.current_state():
+            self._api_processes[index].pipe.send(word)
         return None
 
     def _begin_shutdown(self) -> None:
@@ -354,11 +322,7 @@ class Supervisor:
         self._deadline = time.monotonic() + self._options.shutdown_timeout + GRACE_S
         self._close_listeners()
         self._broadcast(StopProcess())
-        keeper = self._restarter
-        if keeper is not None and (keeper.engine_started is None or keeper.unavailable is not None):
-            self._kill_processes(
-                keeper.engine.child
-            )  # nothing runs there yet, and a start takes long
+        self._kill_processes(*self._engines.starting_children)  # nothing runs there yet
 
     def _kill_processes(self, *children: ChildProcess) -> None:
         for child in children:
@@ -369,9 +333,7 @@ class Supervisor:
         """Whatever happened: no process stays, nor the folder. The engine ends last."""
         for child in self._api_processes:
             child.stop(0.0 if child in self._live_api_processes() else GRACE_S)
-        if self._restarter is not None:
-            self._restarter.stop()
-        self._watchdog.close()
+        self._engines.stop()
         self._close_listeners()
         if self._options.uds is not None:
             Path(self._options.uds).unlink(missing_ok=True)

@@ -235,7 +235,7 @@ async def server_info(http: Request) -> Response:
                 "generation_defaults": dict(state.defaults),
             },
             "server_options": _without_secrets(asdict(state.options)),
-            "engine": asdict(await state.engine.stats()),
+            "engines": [asdict(one) for one in await state.engine.stats()],
         }
     )
 
@@ -268,7 +268,7 @@ async def stop_profile(http: Request) -> Response:
     """Write the trace."""
     with _conflicts_as_409():
         return build_json_response(
-            {"path": await _require_profiler_routes(http).engine.stop_profile()}
+            {"paths": await _require_profiler_routes(http).engine.stop_profile()}
         )
 
 

@@ -16,7 +16,7 @@ balancer would leave its share to the others, which are as busy.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -24,7 +24,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.engine.heartbeat_page import Heartbeat
 from quire.engine.supervise.liveness import (
     ALIVE_STEP_FACTOR,
@@ -44,14 +44,14 @@ NO_PROGRESS_TIMEOUT_S = 60.0
 class HealthState:
     """State of the server as this process knows it. Written by the event loop."""
 
-    def __init__(self, engine: EngineClient, read: Callable[[], Heartbeat] | None = None) -> None:
-        """read: reads the engine's page; None: the engine is in this process and has none."""
+    def __init__(self, engine: EnginePool, read: Sequence[Callable[[], Heartbeat]] = ()) -> None:
+        """read: read the engines' pages; (): the engine is in this process and has none."""
         self.draining = False
         """It is about to end."""
         self.started = False
         """It has been ready once."""
         self._engine = engine
-        self._read_heartbeat = read
+        self._read_heartbeats = tuple(read)
 
     def readiness_problem(self) -> Unhealthy | None:
         """Why a request that comes now would not be worked on."""
@@ -63,32 +63,30 @@ class HealthState:
         if found is None and self._engine.is_sleeping:
             message = "the engine is asleep or paused: POST /wake_up or /resume"
             found = Unhealthy("paused" if self._engine.is_paused else "asleep", message)
-        if found is None and self._read_heartbeat is not None:
-            beat = self._read_heartbeat()
-            found = check_readiness(beat, time.monotonic_ns(), process_state(beat.pid))
+        if found is None:
+            now = time.monotonic_ns()
+            found = self._shared_problem(lambda b: check_readiness(b, now, process_state(b.pid)))
         self.started |= found is None
         return found
 
     def health_problem(self) -> Unhealthy | None:
         """Why nothing will come of this engine."""
         found = self._engine_problem()
-        if (
-            found is None
-            and self._engine.restart_reason is None
-            and self._read_heartbeat is not None
-        ):
-            beat = self._read_heartbeat()
-            silent = time.monotonic_ns() - beat.progress_at
-            if (
-                silent > NO_PROGRESS_TIMEOUT_S * 1e9 + ALIVE_STEP_FACTOR * beat.expected_ns
-                and not beat.unbounded_since
-            ):
-                found = _no_progress_problem(silent / 1e9)
+        if found is None and self._engine.restart_reason is None:
+            found = self._shared_problem(_progress_problem)
         return found
 
     def startup_problem(self) -> Unhealthy | None:
         """Why the server has not started."""
         return None if self.started else self.readiness_problem()
+
+    def _shared_problem(self, check: Callable[[Heartbeat], Unhealthy | None]) -> Unhealthy | None:
+        """What is wrong with all engines that answer; None: one of them is well."""
+        pages = (
+            [self._read_heartbeats[i] for i in self._engine.usable] if self._read_heartbeats else []
+        )
+        problems = [check(read()) for read in pages]
+        return problems[0] if problems and all(problems) else None
 
     def _engine_problem(self) -> Unhealthy | None:
         engine = self._engine
@@ -96,12 +94,20 @@ class HealthState:
             return Unhealthy("dead", redact_server_fault(str(engine.dead_error)))
         silent_s = time.monotonic() - engine.last_heartbeat_at
         if (
-            self._read_heartbeat is None
+            not self._read_heartbeats
             and engine.restart_reason is None
             and silent_s > NO_PROGRESS_TIMEOUT_S
         ):
             return _no_progress_problem(silent_s)
         return None
+
+
+def _progress_problem(beat: Heartbeat) -> Unhealthy | None:
+    silent = time.monotonic_ns() - beat.progress_at
+    limit = NO_PROGRESS_TIMEOUT_S * 1e9 + ALIVE_STEP_FACTOR * beat.expected_ns
+    if silent > limit and not beat.unbounded_since:
+        return _no_progress_problem(silent / 1e9)
+    return None
 
 
 def _no_progress_problem(seconds: float) -> Unhealthy:

@@ -54,6 +54,12 @@ export class EngineView {
     }).observe($("engine"));
     document.addEventListener("visibilitychange", () => this.#decide());
     $("map-all").addEventListener("click", () => this.#showAll(!this.map.all));
+    $("live-engine").addEventListener("change", () => {
+      this.following?.abort(); // one event stream shows one engine
+      this.following = null;
+      this.history.frames = [];
+      this.#decide();
+    });
     $("pause").addEventListener("click", () => {
       this.paused = !this.paused;
       $("pause").setAttribute("aria-pressed", String(this.paused));
@@ -78,7 +84,7 @@ export class EngineView {
     this.following = control;
     while (!control.signal.aborted) {
       try {
-        const response = await ask("quire/live", { signal: control.signal });
+        const response = await ask(`quire/live?engine=${$("live-engine").value || 0}`, { signal: control.signal });
         for await (const data of events(response)) {
           if (data === "[DONE]") break;
           await this.#take(JSON.parse(data));
@@ -97,10 +103,19 @@ export class EngineView {
   async #take(frame) {
     if (frame.error) throw new Error(frame.error.message);
     this.failures = 0;
+    this.#offer(frame.engines);
     const map = frame.map === undefined ? null : await unpack(frame.map);
     this.history.add(frame);
     this.show(frame, map);
     this.#state("live", "good");
+  }
+
+  /** Offer a choice among several engines. */
+  #offer(count) {
+    const choice = $("live-engine");
+    if (choice.length === count) return;
+    choice.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`Engine ${i}`, i)));
+    choice.hidden = count < 2;
   }
 
   // -- showing --------------------------------------------------------------------------------------

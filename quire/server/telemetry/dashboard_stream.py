@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from quire.core.kv.block_pool import BlockState
 from quire.core.sequence_timing import BREAKDOWN_FIELDS
 from quire.core.snapshot import EngineCounters, Snapshot, percentiles
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.server.formats.sse import encode_sse, encode_sse_error
 
 router = APIRouter(include_in_schema=False)
@@ -39,8 +39,11 @@ LARGE_MAP_BLOCKS = 1 << 14
 
 @router.get("/quire/live")
 async def show_live(http: Request) -> Response:
-    """Frames as events, until the reader goes away or the server ends."""
-    feed = http.app.state.live
+    """Frames of one engine as events, until the reader goes away or the server ends."""
+    feeds, wanted = http.app.state.live, http.query_params.get("engine", "0")
+    if not wanted.isdecimal() or int(wanted) >= len(feeds):
+        raise HTTPException(404, f"there is no engine {wanted[:9]!r}: there are {len(feeds)}")
+    feed = feeds[int(wanted)]
     assert isinstance(feed, SnapshotFeed), feed
     return _DashboardResponse(feed.subscribe())
 
@@ -84,12 +87,17 @@ class DashboardFrame(NamedTuple):
     """Counts the maps that differ."""
 
 
+def build_feeds(engines: EnginePool) -> list[SnapshotFeed]:
+    """Return a feed of each engine."""
+    return [SnapshotFeed(engines, index) for index in range(len(engines.clients))]
+
+
 class SnapshotFeed:
     """All watchers of one engine. Runs on the event loop."""
 
-    def __init__(self, engine: EngineClient, period_s: float = PERIOD_S) -> None:
+    def __init__(self, engines: EnginePool, index: int = 0, period_s: float = PERIOD_S) -> None:
         self.frame: DashboardFrame | None = None
-        self._engine = engine
+        self._engines, self._index = engines, index
         self._period_s = period_s
         self._watchers: set[SnapshotWatcher] = set()
         self._task: asyncio.Task[None] | None = None
@@ -135,7 +143,7 @@ class SnapshotFeed:
             self._task = None
 
     async def _take_frame(self) -> DashboardFrame:
-        snapshot = await self._engine.snapshot(rows=MAX_ROWS, blocks=True)
+        snapshot = await self._engines.snapshot(MAX_ROWS, True, engine=self._index)
         found = (snapshot.block_states, snapshot.block_owners)
         if found != self._block_map:
             self._block_map, self._block_map_version = found, self._block_map_version + 1
@@ -147,6 +155,7 @@ class SnapshotFeed:
     def _describe_now(self, snapshot: Snapshot) -> dict[str, Any]:
         before = self._counters_before(snapshot)
         shown = describe_snapshot(snapshot)
+        shown["engines"] = len(self._engines.clients)
         now = snapshot.counters
         shown["first"] = percentiles(now.first_token_times, before.first_token_times, QUANTILES)
         shown["gap"] = percentiles(now.inter_token_times, before.inter_token_times, QUANTILES)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -131,31 +132,49 @@ class Telemetry:
     async def collect(self) -> list[Family]:
         """Everything, now."""
         state, totals = self._app_state, self.counters.totals()
-        labels = {"model_name": state.served_model_names[0], "engine": "0"}
+        model = {"model_name": state.served_model_names[0]}
+        labels = {**model, "engine": "0" if self.num_engines == 1 else "all"}
         found = list(self.http.collect(totals))
         if not state.log_stats:
             return found
-        now = await self.fetch_snapshot()
         for prefix in self.prefixes:
             found += metrics.collect_request_metrics(
                 self.counters, totals, state.max_model_len, labels, prefix
             )
+        for engine, now in enumerate(await self.fetch_snapshots()):
             if now is not None:
-                sleep_state = sleep_state_label(state.engine.sleeping_tags)
-                found += metrics.collect_engine_metrics(
-                    now, sleep_state, state.engine.restarts, labels, prefix
-                )
+                found += self._collect_engine(engine, now, {**model, "engine": str(engine)})
         if "vllm" in self.prefixes:
             found += metrics.collect_planned_metrics(labels)
-        if now is not None:
-            found += metrics.collect_key_metrics(now, self._keys.names, labels)
-        return _drop_duplicate_names(found)
+        return _merge_families(found)
 
-    async def fetch_snapshot(self, within_s: float | None = None) -> Snapshot | None:
-        """The engine's own; None if it does not answer."""
+    def _collect_engine(
+        self, engine: int, now: Snapshot, labels: metrics.Labels
+    ) -> Iterator[Family]:
+        client = self._app_state.engine.clients[engine]
+        for prefix in self.prefixes:
+            yield from metrics.collect_engine_metrics(
+                now, sleep_state_label(client.sleeping_tags), client.restarts, labels, prefix
+            )
+        yield from metrics.collect_key_metrics(now, self._keys.names, labels)
+
+    @property
+    def num_engines(self) -> int:
+        return len(self._app_state.engine.clients)
+
+    async def fetch_snapshots(self, within_s: float | None = None) -> list[Snapshot | None]:
+        """Each engine's own; None of one that does not answer."""
+        each = (self.fetch_snapshot(engine, within_s) for engine in range(self.num_engines))
+        return list(await asyncio.gather(*each))
+
+    async def fetch_snapshot(
+        self, engine: int = 0, within_s: float | None = None
+    ) -> Snapshot | None:
+        """One engine's own; None if it does not answer."""
         try:
             return await asyncio.wait_for(
-                self._app_state.engine.snapshot(0, False), within_s or SNAPSHOT_TIMEOUT_S
+                self._app_state.engine.snapshot(0, False, engine=engine),
+                within_s or SNAPSHOT_TIMEOUT_S,
             )
         except (QuireError, TimeoutError):
             return None
@@ -165,15 +184,18 @@ class Telemetry:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """While the app does."""
-        task = None
+        tasks = []
         interval = self._app_state.options.log_stats_interval
         if self._app_state.log_stats and self._app_state.process_index == 0 and interval:
-            statistics = StatsLogger(self.counters, self.fetch_snapshot)
-            task = asyncio.create_task(statistics.log_every(interval))
+            for engine in range(self.num_engines):
+                name = f"Engine {engine:03}: " if self.num_engines > 1 else ""
+                look = partial(self.fetch_snapshot, engine)
+                statistics = StatsLogger(self.counters, look, name=name)
+                tasks.append(asyncio.create_task(statistics.log_every(interval)))
         try:
             yield
         finally:
-            if task is not None:
+            for task in tasks:
                 task.cancel()
             if self.tracing is not None:
                 await asyncio.to_thread(self.tracing.shut_down)
@@ -184,9 +206,17 @@ def sleep_state_label(sleeping: frozenset[str]) -> str:
     return "weights_offloaded" if "weights" in sleeping else "awake"
 
 
-def _drop_duplicate_names(families: Iterable[Family]) -> list[Family]:
-    """Ours have one name whatever the prefix, and so come twice with two."""
-    return list({family.name: family for family in families}.values())
+def _merge_families(families: Iterable[Family]) -> list[Family]:
+    """One family of each name, with the samples of all engines.
+
+    Ours have one name whatever the prefix, and so come twice with two.
+    """
+    found: dict[str, Family] = {}
+    for family in families:
+        first = found.setdefault(family.name, family)
+        if first is not family:
+            first.samples += [one for one in family.samples if one not in first.samples]
+    return list(found.values())
 
 
 class MetricsMiddleware:
@@ -262,18 +292,17 @@ async def show_load(http: Request) -> Response:
         raise HTTPException(404, "load is not tracked here (--no-enable-server-load-tracking)")
     telemetry = get_telemetry(http)
     body: dict[str, float] = {"server_load": telemetry.requests_in_progress}
-    now = await telemetry.fetch_snapshot(LOAD_TIMEOUT_S)
-    if now is not None:
-        admission = now.admission
+    found = await telemetry.fetch_snapshots(LOAD_TIMEOUT_S)
+    admissions = [now.admission for now in found if now is not None]
+    if admissions:
         body |= {
-            "queued_requests": admission.requests,
-            "queued_tokens": admission.queued_tokens,
-            "predicted_ttft_s": round(admission.predicted_ttft_s, 4),
+            "queued_requests": sum(one.requests for one in admissions),
+            "queued_tokens": sum(one.queued_tokens for one in admissions),
+            "predicted_ttft_s": round(min(one.predicted_ttft_s for one in admissions), 4),
         }
-        if admission.max_requests:
-            body["max_queued_requests"] = admission.max_requests
-        if admission.max_queued_tokens:
-            body["max_queued_tokens"] = admission.max_queued_tokens
+        for name in ("max_requests", "max_queued_tokens"):
+            if most := sum(getattr(one, name) for one in admissions):
+                body["max_queued_requests" if name == "max_requests" else name] = most
     return build_json_response(body)
 
 

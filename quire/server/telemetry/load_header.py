@@ -20,12 +20,14 @@ async def build_load_header(http: Request) -> dict[str, str]:
     wanted = http.headers.get(REQUEST_HEADER, "").upper()
     if wanted not in ("TEXT", "JSON"):
         return {}
-    now = await get_telemetry(http).fetch_snapshot(LOAD_TIMEOUT_S)
-    if now is None:
+    found = await get_telemetry(http).fetch_snapshots(LOAD_TIMEOUT_S)
+    engines = [now.stats for now in found if now is not None]
+    if not engines:
         return {}
+    usage = sum(one.usage for one in engines) / len(engines)
     metrics = {
-        "kv_cache_usage_perc": round(now.stats.usage, 6),
-        "num_requests_waiting": now.stats.waiting,
+        "kv_cache_usage_perc": round(usage, 6),
+        "num_requests_waiting": sum(one.waiting for one in engines),
     }
     if wanted == "JSON":
         return {RESPONSE_HEADER: f"JSON {json.dumps({'named_metrics': metrics})}"}

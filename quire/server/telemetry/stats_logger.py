@@ -31,7 +31,10 @@ class StatsLogger:
         board: SharedCounters,
         look: FetchSnapshot,
         clock: Callable[[], float] = time.monotonic,
+        name: str = "",
     ) -> None:
+        """name: of the engine, at the start of each line."""
+        self._name = name
         self._counters = board
         self._fetch_snapshot = look
         self._clock = clock
@@ -55,10 +58,10 @@ class StatsLogger:
             return None
         before, now = self._last_snapshot, await self._fetch_snapshot()
         if now is None:
-            return "the engine does not answer", {}
+            return f"{self._name}the engine does not answer", {}
         self._last_snapshot = now
         rates = compute_rates(before, now, max(self._last_at - since, 1e-9))
-        return LINE_FORMAT.format(**rates), rates
+        return self._name + LINE_FORMAT.format(**rates), rates
 
     def _load_and_finished(self) -> tuple[float, float]:
         """Requests under way, and sequences that have ended, in all API processes."""

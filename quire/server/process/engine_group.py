@@ -1,0 +1,219 @@
+"""Engine group: the engines of one server, each with its restarter, watchdog and devices.
+
+They are alike and independent: requests run on any of them (quire.engine.client.engine_pool). The
+group is ready when all have started, and lives as long as one of them can be replaced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from quire.config.options import Options
+from quire.engine.supervise.engine_devices import engine_environments
+from quire.engine.supervise.engine_restarter import EngineRestarter, RestartBudget
+from quire.engine.supervise.process_launcher import (
+    EngineChildProcess,
+    EngineProcessHandle,
+    describe_exit,
+)
+from quire.engine.supervise.process_pipe import (
+    AnyControlMessage,
+    ChildProcess,
+    ClientGone,
+    EngineRestored,
+    EngineStarted,
+    EngineTerminated,
+    EngineUnavailable,
+    ModelLocated,
+)
+from quire.engine.supervise.watchdog import Watchdog
+
+
+class EngineGroup:
+    """Starts the engines, and others in their places. The caller reads their pipes."""
+
+    def __init__(
+        self, options: Options, cache: Path, *, log_level: str, log_style: str, clients: int | None
+    ) -> None:
+        """clients: how many processes will connect to each engine, once; None: any number."""
+        self._options = options
+        self._log = {"log_level": log_level, "log_style": log_style}
+        self._clients = clients
+        self._began_at = time.monotonic()
+        self.started_at = self._began_at
+        """When the last of the first engines was ready."""
+        variables = engine_environments(options)
+        self._watchdogs = [Watchdog(options.health, cache, one) for one in variables]
+        self._restarters: list[EngineRestarter] = []
+        self._lost: set[int] = set()  # engines that are not replaced any longer
+
+    def start(self) -> None:
+        """Start all engines."""
+        recovery = self._options.recovery
+        for watchdog in self._watchdogs:
+            budget = RestartBudget(recovery.max_engine_restarts, recovery.engine_restart_window)
+            standby = recovery.engine_standby and recovery.max_engine_restarts > 0
+            self._restarters.append(
+                EngineRestarter(
+                    lambda child, watchdog=watchdog: self._start_engine(child, watchdog),  # type: ignore[misc]
+                    budget,
+                    watchdog.create_child if standby else None,
+                )
+            )
+
+    def _start_engine(
+        self, child: EngineChildProcess | None, watchdog: Watchdog
+    ) -> EngineProcessHandle:
+        return EngineProcessHandle(
+            self._options,
+            **self._log,
+            server=True,
+            clients=self._clients,
+            child=child or watchdog.create_child(),
+        )
+
+    def __len__(self) -> int:
+        return len(self._watchdogs)
+
+    @property
+    def folder(self) -> str:
+        """The shared folder, kept until stop()."""
+        return self._restarters[0].folder
+
+    @property
+    def folders(self) -> list[str]:
+        """The folder of each engine's socket."""
+        return [one.engine.folder for one in self._restarters]
+
+    @property
+    def heartbeat_files(self) -> list[IO[bytes]]:
+        """The heartbeat page of each engine."""
+        return [one.heartbeat_file for one in self._watchdogs]
+
+    @property
+    def restart_counts(self) -> list[int]:
+        """How many engines have replaced each of the first."""
+        return [one.restart_count for one in self._restarters]
+
+    @property
+    def children(self) -> Iterator[EngineChildProcess]:
+        """The process of each engine."""
+        return (one.engine.child for one in self._restarters)
+
+    @property
+    def all_started(self) -> EngineStarted | None:
+        """What the first engine has reported, once all have started; None: not all have."""
+        reported = [one.engine_started for one in self._restarters]
+        return reported[0] if reported and all(reported) else None
+
+    def owns(self, child: ChildProcess) -> bool:
+        return any(one is child for one in self.children)
+
+    def _index(self, child: ChildProcess) -> int:
+        return next(i for i, one in enumerate(self.children) if one is child)
+
+    def handle(self, child: ChildProcess, message: AnyControlMessage) -> AnyControlMessage | None:
+        """Handle a message of an engine's process. Returns the message for all clients.
+
+        Raises the error of a first engine's start.
+        """
+        index = self._index(child)
+        restarter = self._restarters[index]
+        first = isinstance(message, EngineStarted) and restarter.engine_started is None
+        answer = restarter.handle(message)
+        if first:
+            self.started_at = time.monotonic()
+            self._watchdogs[index].set_start_time(self.started_at - self._began_at)
+            return self.all_started
+        if isinstance(answer, ModelLocated):
+            return answer if not index else None
+        return None if answer is None else _of_engine(answer, index)
+
+    def on_exit(self, child: ChildProcess) -> tuple[AnyControlMessage, EngineChildProcess | None]:
+        """An engine's process is gone. Returns the message for all clients, and its successor.
+
+        None: there is none. The message is then that of the group if no engine is left.
+        """
+        index = self._index(child)
+        restarter, watchdog = self._restarters[index], self._watchdogs[index]
+        started = restarter.engine_started
+        watchdog.record_death(
+            restarter.engine.child,
+            describe_exit(child.process.wait()),
+            None if started is None else started.config,
+        )
+        answer = restarter.on_engine_exit()
+        if isinstance(answer, EngineTerminated):
+            self._lost.add(index)
+            return _of_engine(answer, index), None
+        return _of_engine(answer, index), restarter.engine.child
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no engine is left, or one could not start."""
+        return len(self._lost) == len(self) or self.all_started is None
+
+    def current_state(self) -> list[AnyControlMessage]:
+        """Return the messages that a client needs which starts now."""
+        first = self._restarters[0]
+        found: list[AnyControlMessage | None] = [first.model_located, self.all_started]
+        for index, one in enumerate(self._restarters):
+            if one.unavailable is not None:
+                found.append(_of_engine(one.unavailable, index))
+            elif index in self._lost:
+                found.append(EngineTerminated(reason="it was not replaced", engine=index))
+        return [one for one in found if one is not None]
+
+    def remove_client(self, name: str) -> None:
+        """The client of this name is gone."""
+        for child in self.children:
+            child.pipe.try_send(ClientGone(client_name=name))
+
+    # -- liveness -------------------------------------------------------------------------------
+
+    @property
+    def check_interval_s(self) -> float | None:
+        """How often to call check_liveness(). None: never."""
+        return self._watchdogs[0].check_interval_s
+
+    def check_liveness(self) -> Iterator[tuple[int, str]]:
+        """Yield each engine that makes no progress, and why."""
+        for index, (restarter, watchdog) in enumerate(zip(self._restarters, self._watchdogs)):
+            if index not in self._lost and watchdog.check_interval_s is not None:
+                why = watchdog.check(restarter.engine.child)
+                if why is not None:
+                    yield index, why
+
+    def restart(self, engine: int, reason: str) -> None:
+        """Kill an engine. Its successor continues, or the others."""
+        if engine not in self._lost:
+            self._restarters[engine].restart(reason)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    @property
+    def starting_children(self) -> list[EngineChildProcess]:
+        """Processes of engines that are not ready: they read no messages."""
+        return [
+            one.engine.child
+            for one in self._restarters
+            if one.engine_started is None or one.unavailable is not None
+        ]
+
+    def stop(self) -> None:
+        """Stop all processes and remove their files. Harmless when called again."""
+        for restarter in self._restarters:
+            restarter.stop()
+        for watchdog in self._watchdogs:
+            watchdog.close()
+
+
+def _of_engine(message: AnyControlMessage, index: int) -> AnyControlMessage:
+    """Return the message with the number of the engine that it is about."""
+    assert isinstance(message, (EngineUnavailable, EngineRestored, EngineTerminated)), message
+    return msgspec.structs.replace(message, engine=index)

@@ -1,0 +1,89 @@
+"""Several engines behind one front: requests are spread, and streams continue on another engine."""
+
+import asyncio
+import collections
+import random
+import threading
+
+import httpx
+import psutil
+import pytest
+
+from tests import tiers
+from tests.server.running import SMALL, serving, wait_until
+from tests.server.test_survive import Scene, asked, ready
+
+ROUNDS = tiers.amount(2, 50)
+STREAMS = 24
+
+
+def engines_of(server):
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return [child for child in children if child.name() == "quire-engine"]
+
+
+@pytest.fixture(scope="module")
+def running():
+    more = ("--max-engine-restarts", 100_000, "--enable-prompt-embeds", "--data-parallel-size", 2)
+    with serving("embedded", *SMALL, *more) as made:
+        reader = threading.Thread(target=collections.deque, args=(made.process.stdout, 0))
+        reader.start()  # what nobody reads stops who writes it
+        yield made
+        made.process.kill()
+        reader.join(10)
+
+
+def counts(url, name):
+    """A metric of each engine."""
+    lines = httpx.get(f"{url}/metrics", timeout=20).text.splitlines()
+    found = [one for one in lines if one.startswith(f"vllm:{name}{{")]
+    return {one.split('engine="')[1].split('"')[0]: float(one.split()[-1]) for one in found}
+
+
+@pytest.mark.slow("two engines, ended and started again")
+@pytest.mark.timeout(120 + 60 * ROUNDS)
+def test_streams_continue_on_the_other_engine(running):
+    rng, bodies = random.Random(2), [asked(i) for i in range(STREAMS)]
+    want, _ = asyncio.run(Scene(running.url).all(bodies))
+    work = counts(running.url, "prompt_tokens_total")
+    assert sorted(work) == ["0", "1"]
+    assert min(work.values()) > max(work.values()) / 4
+
+    async def disturb(scene):
+        before, after = scene.chunks, rng.randrange(1, STREAMS * 30)
+        while scene.chunks - before < after:
+            await asyncio.sleep(0.001)
+        rng.choice(engines_of(running)).kill()
+
+    for number in range(ROUNDS):
+        assert wait_until(lambda: len(engines_of(running)) == 2 and ready(running), 60)
+        found, _ = asyncio.run(Scene(running.url).all(bodies, disturb))
+        for i, (one, other) in enumerate(zip(found, want)):
+            assert one == other, (number, asked(i))
+
+
+@pytest.mark.slow("uses the server of two engines")
+def test_views_and_calls_reach_each_engine(running):
+    with httpx.Client(base_url=running.url, timeout=30) as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/quire/live?engine=2").status_code == 404
+        for engine in (0, 1):
+            with client.stream("GET", f"/quire/live?engine={engine}") as frames:
+                assert '"engines":2' in next(frames.iter_lines())
+        assert "queued_requests" in client.get("/load").json()
+
+
+@pytest.mark.slow("starts a server of two engines, of which none may be replaced")
+def test_the_server_lives_as_long_as_an_engine():
+    more = ("--max-engine-restarts", 0, "--data-parallel-size", 2)
+    with serving("embedded", *SMALL, *more) as made:
+        url, body = made.url, {"prompt": "a", "max_tokens": 5, "temperature": 0}
+        want = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+        first, second = engines_of(made)
+        first.kill()
+        for _ in range(3):
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            assert answer.json()["choices"] == want
+        assert ready(made)
+        second.kill()
+        assert made.gone(20)
