@@ -31,6 +31,9 @@ class FakeEngine:
     async def call(self, kind, method, *args):
         return await getattr(self, method)(*args)
 
+    async def call_each(self, kind, method, *args):
+        return [await self.call(kind, method, *args)]
+
     async def adapters(self):
         return list(self.cards.values())
 

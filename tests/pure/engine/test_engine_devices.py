@@ -39,7 +39,7 @@ def test_each_engine_has_gpus_of_its_own(monkeypatch):
 
 @pytest.mark.usefixtures("gpus")
 def test_too_few_gpus_are_refused_with_the_numbers():
-    with pytest.raises(ConfigError, match="needs 6 GPUs, and 4 are visible; use at most .*=2"):
+    with pytest.raises(ConfigError, match=r"needs 6 GPUs, and 4 are visible; use at most .*=2"):
         environments(data_parallel_size=3, tensor_parallel_size=2)
 
 

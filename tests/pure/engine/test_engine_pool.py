@@ -127,7 +127,7 @@ def test_a_refusal_is_the_answer():
 
 def test_without_another_engine_streams_wait_for_the_next():
     async def body(pool, wires):
-        stream, first = await opened(pool, wires, request("a"))
+        stream, _ = await opened(pool, wires, request("a"))
         for wire in wires:
             wire.lose(aboard=[])
         assert pool.restart_reason == "it was killed"
@@ -137,7 +137,7 @@ def test_without_another_engine_streams_wait_for_the_next():
         for wire in wires:
             wire.back()
         await soon()
-        assert [one.id for one in last.added()][0] == "a"
+        assert last.added()[0].id == "a"
         wire_of(wires, "b").accept()
         await waiting
         last.say(says("a", 4, finish="stop"))
