@@ -16,6 +16,7 @@ from typing import NamedTuple
 from quire.core.admission.prefill_backlog import PrefillBacklog
 from quire.core.admission.tenant_usage import TenantUsageTable
 from quire.core.admission.ttft_estimator import TTFTEstimator
+from quire.core.scheduler_stats import EngineLoad
 from quire.core.scheduling.limits.base import NO_BOUND, Admission, StepBudget, StepListener
 from quire.core.snapshot import AdmissionStats
 from quire.core.tenant_limits import TenantLimits
@@ -218,8 +219,8 @@ class AdmissionControl(StepBudget, Admission, StepListener):
         raise Overloaded(message, retry_after_s=after, reason=reason, numbers=numbers)
 
     @property
-    def queued_tokens(self) -> int:
-        return self.backlog.total.tokens
+    def load(self) -> EngineLoad:
+        return EngineLoad(self.backlog.total.tokens, self.backlog.total.requests)
 
     # -- steps --------------------------------------------------------------------------------
 

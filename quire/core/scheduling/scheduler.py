@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from quire.core.admission.request_checks import check_length, check_request
 from quire.core.kv.kv_cache import KVCache
-from quire.core.scheduler_stats import EngineLoad
 from quire.core.scheduler_stats import SchedulerStats as SchedulerStats
 from quire.core.scheduling.block_allocation import BlockAllocator
 from quire.core.scheduling.dummy_step import (
@@ -127,14 +126,6 @@ class Scheduler:
         Requests that only hold their blocks do not count, nor those that wait for resources.
         """
         return not self._running and not len(self._waiting_queue)
-
-    @property
-    def load(self) -> EngineLoad:
-        """What is to be done now."""
-        return EngineLoad(
-            max((one.queued_tokens for one in self.admissions), default=0),
-            self._registry.num_live,
-        )
 
     @property
     def any_waiting_for_resources(self) -> bool:

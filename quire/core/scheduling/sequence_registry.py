@@ -40,12 +40,6 @@ class SequenceRegistry:
         self.num_followers = 0
 
     @property
-    def num_live(self) -> int:
-        """Number of live sequences."""
-        waiting = len(self.waiting_queue) + len(self.waiting_for_resources) + self.num_followers
-        return len(self.running) + waiting
-
-    @property
     def has_slot(self) -> bool:
         return bool(self._slots)
 

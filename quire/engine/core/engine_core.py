@@ -211,7 +211,9 @@ class EngineCore:
 
     @property
     def load(self) -> EngineLoad:
-        return self._scheduler.load
+        """What it has to do."""
+        loads = (one.load for one in self._scheduler.admissions)
+        return next((load for load in loads if load is not None), EngineLoad())
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import TypedDict
 
+from quire.core.scheduler_stats import EngineLoad
 from quire.core.scheduling.waiting import ResourceProvider
 from quire.core.types import Request, Row, Sequence
 
@@ -70,9 +71,9 @@ class Admission:
     """Accepts or refuses requests, and follows those it accepted to their end."""
 
     @property
-    def queued_tokens(self) -> int:
-        """Prompt tokens of accepted requests that no step has computed, if it counts them."""
-        return 0
+    def load(self) -> EngineLoad | None:
+        """What is to be done of the requests that it follows; None: it does not count that."""
+        return None
 
     def check_batch(self, requests: Seq[Request]) -> None:
         """Raise RequestError or Overloaded to refuse requests of one tenant that come together."""
