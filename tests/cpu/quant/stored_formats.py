@@ -55,7 +55,7 @@ def llm_int8():
 def compressed(case):
     ct = pytest.importorskip("tests.cpu.quant.test_compressed_tensors", exc_type=ImportError)
     weights, fmt = ct.CASES[case]
-    return (lambda name, w: ct.compress(w, weights, fmt)), ct.settings(weights, fmt)
+    return ct.quantizer(weights, fmt), ct.settings(weights, fmt)
 
 
 def w8a8():

@@ -117,10 +117,8 @@ def settings(weights, fmt, **changes):
     return found | {"config_groups": {"group_0": group}} | changes
 
 
-def pair_of(folder, case, model="llama", **changes):
-    weights, fmt = CASES[case]
-    if "block" in case:
-        changes.setdefault("unit", 128)
+def quantizer(weights, fmt):
+    """A function for write_pair."""
 
     def quantize(name, weight):
         if fmt.startswith("nvfp4"):
@@ -128,7 +126,15 @@ def pair_of(folder, case, model="llama", **changes):
             return made, dequantize_nvfp4(made)
         return compress(weight, weights, fmt)
 
-    return write_pair(folder, tiny(model, **changes), quantize, settings(weights, fmt))
+    return quantize
+
+
+def pair_of(folder, case, model="llama", **changes):
+    weights, fmt = CASES[case]
+    if "block" in case:
+        changes.setdefault("unit", 128)
+    hf = tiny(model, **changes)
+    return write_pair(folder, hf, quantizer(weights, fmt), settings(weights, fmt))
 
 
 def dequantize_nvfp4(made):
