@@ -139,7 +139,8 @@ class AsyncAdapterRequests:
         if name is None:
             return False
         del self._known[name], self._loads[name]
-        return await client.call(bool, "unload_adapter", name)
+        await client.call(bool, "unload_adapter", name)
+        return True
 
     async def pin(self, client: EngineClient, number: int) -> bool:
         """As AdapterRequests.pin()."""

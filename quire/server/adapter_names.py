@@ -16,12 +16,16 @@ from collections.abc import Iterable
 from quire.core.types import AdapterRef
 from quire.engine.client.engine_pool import EnginePool
 from quire.engine.messages import AdapterCard, AdapterLoad
-from quire.errors import QuireError, RequestError
+from quire.errors import Overloaded, QuireError, RequestError
 from quire.server.adapter_resolver import AdapterResolver
 
 log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
+MAX_RESOLVING = 64
+"""Adapters that are loaded at once because requests name them: clients choose the names, and each
+may cost a call of the hub."""
+RETRY_S = 1.0
 
 
 class AdapterNames:
@@ -71,6 +75,9 @@ class AdapterNames:
             return
         task = self._resolving.get(name)
         if task is None:
+            if len(self._resolving) >= MAX_RESOLVING:
+                message = f"{MAX_RESOLVING} adapters are being loaded for other requests"
+                raise Overloaded(f"{message}: try again", retry_after_s=RETRY_S)
             task = self._resolving[name] = asyncio.create_task(self._resolve(self._resolver, name))
             task.add_done_callback(lambda done: self._end_resolving(name, done))
         await asyncio.shield(task)

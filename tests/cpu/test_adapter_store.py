@@ -241,6 +241,7 @@ def test_a_pinned_name_keeps_its_copy_through_reloads_until_it_is_removed():
     with pytest.raises(RequestError, match="2 adapters cannot be pinned: host memory holds 2"):
         store.pin("b")
     store.pin("a")
+    store.check()
     files.content["a"] = 9
     store.register("a", "a")
     for name in "bcd":

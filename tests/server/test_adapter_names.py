@@ -6,8 +6,8 @@ import time
 import pytest
 
 from quire.engine.messages import AdapterCard
-from quire.errors import EngineAway, RequestError, UnknownModel
-from quire.server.adapter_names import AdapterNames
+from quire.errors import EngineAway, Overloaded, RequestError, UnknownModel
+from quire.server.adapter_names import MAX_RESOLVING, AdapterNames
 from quire.server.adapter_resolver import FAILURE_MEMORY_S, MAX_FAILURES, AdapterResolver
 
 A, B = b"a" * 16, b"b" * 16
@@ -197,6 +197,27 @@ def test_repositories_of_the_list_alone_are_asked():
         assert engine.loads == ["org/x", "org/x"]
         found = await AdapterResolver(None, ["org/x"]).locate("org/x/a/b")
         assert (found.subfolder, found.allowed, found.remote) == ("a/b", [], True)
+
+    run(go())
+
+
+def test_loads_for_requests_are_bounded():
+    async def go():
+        engine = FakeEngine()
+        engine.gate.clear()
+        names = new_names(engine, None, ["org/x"])
+        waiting = [
+            asyncio.create_task(names.resolve(f"org/x/{i}", b"")) for i in range(MAX_RESOLVING)
+        ]
+        await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded, match="try again"):
+            await names.resolve("org/x/more", b"")
+        joined = asyncio.create_task(names.resolve("org/x/0", b""))
+        engine.gate.set()
+        await asyncio.gather(*waiting, joined)
+        await names.resolve("org/x/more", b"")
+        assert len(engine.loads) == MAX_RESOLVING + 1
+        assert not names._resolving
 
     run(go())
 

@@ -23,6 +23,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from quire.core.scheduling.limits.adapters import LoadOutcome
 from quire.core.snapshot import AdapterStats
@@ -47,6 +48,14 @@ StartScaling = Callable[[Adapter], Iterator[Adapter | None] | None]
 """Of quire.engine.core.adapter_scaling.AdapterScaling."""
 FindFolder = Callable[..., Path]
 """Of quire.weights.adapters.folder.resolve_adapter_folder."""
+
+
+class ReadResult(NamedTuple):
+    """An adapter that was read, and how long that took."""
+
+    folder: Path
+    adapter: Adapter
+    seconds: float
 
 
 class AdapterStore:
@@ -92,7 +101,7 @@ class AdapterStore:
         """Return what every name means, in the order of registration."""
         return list(self._names.values())
 
-    def start_reading(self, wanted: AdapterLoad) -> Future[tuple[Path, Adapter]]:
+    def start_reading(self, wanted: AdapterLoad) -> Future[ReadResult]:
         """Find and read an adapter in a thread, for register(). Its end is an outcome."""
         future = self._loader.submit(self._find_and_read, wanted)
         future.add_done_callback(lambda _: self._on_outcome())
@@ -103,7 +112,7 @@ class AdapterStore:
         name: str,
         given: str,
         base_model_name: str | None = None,
-        found: tuple[Path, Adapter] | None = None,
+        found: ReadResult | None = None,
         *,
         tenant: bytes = b"",
     ) -> AdapterRef:
@@ -113,7 +122,7 @@ class AdapterStore:
         found: what start_reading() has read; None: it is read now. tenant: the only one that may
         use it; b"": all may. Raises RequestError.
         """
-        folder, adapter = found or self._find_and_read(AdapterLoad(name, given))
+        folder, adapter, seconds = found or self._find_and_read(AdapterLoad(name, given))
         digest = bytes.fromhex(adapter.digest)
         before = self._names.pop((tenant, name), None)
         card = AdapterCard(name, digest, str(folder), base_model_name, int(time.time()), tenant)
@@ -123,11 +132,12 @@ class AdapterStore:
         if before is not None:
             self._drop_unnamed(before.digest)
         log.info(
-            "adapter %r: rank %d, %d layers, %.1f MB, from %s",
+            "adapter %r: rank %d, %d layers, %.1f MB, read in %.3f s from %s",
             name,
             adapter.rank,
             len(adapter.deltas),
             adapter.nbytes / 1e6,
+            seconds,
             folder,
         )
         for warning in adapter.warnings:
@@ -147,14 +157,14 @@ class AdapterStore:
         card = self.card(name)
         if card is None:
             raise RequestError(f"the adapter {name!r} is not loaded", param="lora_id")
-        digests = self.pinned_digests() | {card.digest}
-        if len(digests) >= self._capacity:
+        pinned = self._pinned | {(card.tenant, name)}
+        if len(pinned) >= self._capacity:
             raise RequestError(
-                f"{len(digests)} adapters cannot be pinned: host memory holds {self._capacity}, "
+                f"{len(pinned)} adapters cannot be pinned: host memory holds {self._capacity}, "
                 "and others need a place; raise max_cpu_loras",
                 param="lora_id",
             )
-        self._pinned.add((card.tenant, name))
+        self._pinned = pinned
         if card.digest not in self._copies and card.digest not in self._reading:
             self._wanted[card.digest] = card.ref
             self._read_wanted()
@@ -283,7 +293,7 @@ class AdapterStore:
         self._read_results.put((ref, done.result() if error is None else error))
         self._on_outcome()
 
-    def _find_and_read(self, wanted: AdapterLoad) -> tuple[Path, Adapter]:
+    def _find_and_read(self, wanted: AdapterLoad) -> ReadResult:
         allowed = wanted.allowed
         try:
             folder = self._find(
@@ -296,7 +306,9 @@ class AdapterStore:
             raise UnknownModel(str(error), param="lora_path") from error
         except ConfigError as error:
             raise RequestError(str(error), param="lora_path") from error
-        return folder, self._timed_read(folder)
+        began = time.perf_counter()
+        adapter = self._timed_read(folder)
+        return ReadResult(folder, adapter, time.perf_counter() - began)
 
     def _timed_read(self, folder: Path) -> Adapter:
         began = time.perf_counter()
