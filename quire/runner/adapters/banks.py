@@ -89,6 +89,8 @@ class AdapterBanks:
         for one in loads:
             copies = partial(self._copies, one.deltas)
             reset = self._reset_scale if one.slot in self._scaled else None
+            if scaled := any(is_scaled(d) for parts in one.deltas.values() for d in parts.values()):
+                self._scaled.add(one.slot)  # also if the load fails halfway
             if on_gpu:
                 self._loader.load(one.slot, copies, one.packed, reset)
             else:
@@ -96,9 +98,8 @@ class AdapterBanks:
                     reset(one.slot)
                 for place, source in copies():
                     place[one.slot].copy_(source)
-            self._scaled.discard(one.slot)
-            if any(is_scaled(delta) for parts in one.deltas.values() for delta in parts.values()):
-                self._scaled.add(one.slot)
+            if not scaled:
+                self._scaled.discard(one.slot)
         self._step.is_scaled = not self._scaled.isdisjoint(slots)
 
     def norms(self, request: NormsRequest) -> dict[int, RankNorms]:
