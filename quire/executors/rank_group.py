@@ -249,6 +249,8 @@ class RankGroup:
         self.monitor.close()
         if not self._closed:
             self._closed = True
+            for ring in (self._writer, *self._readers):
+                ring.close()
             for fd in self.memory.fds:
                 os.close(fd)
 

@@ -125,6 +125,9 @@ class RankMonitor:
         self._thread.join()
         self._thread = None
         os.close(self._wake_fd)
+        with self._lock:
+            self.failure = self.failure or "the engine was shut down"
+            self._on_failure.clear()
 
     def name_rank(self, rank: int) -> str:
         """Return rank, process and device, for messages."""
@@ -226,14 +229,19 @@ class RankMonitor:
     def _describe_hang(
         self, message: WatchedMessage, statuses: Sequence[RankStatus], waiting: Sequence[int]
     ) -> str:
-        """The rank that is behind the others is named; its stacks go to the log."""
+        """The rank that is behind the others comes first; its stacks go to the log."""
         for rank in waiting:
             if rank:
                 with suppress(OSError):
                     self.processes[rank - 1].send_signal(STACK_SIGNAL)
         time.sleep(STACK_DUMP_S)
-        last = min(waiting, key=lambda rank: (statuses[rank].begun, statuses[rank].collectives))
-        return (
+        last, *others = sorted(
+            waiting, key=lambda rank: (statuses[rank].begun, statuses[rank].collectives, -rank)
+        )
+        why = (
             f"{self.name_rank(last)} has not finished {message.what} after {message.limit_s:.0f} s "
             f"(see --rank-timeout-seconds); {self._describe_progress(last)}"
+        )
+        return "; ".join(
+            [why, *(f"of rank {rank}: {self._describe_progress(rank)}" for rank in others)]
         )

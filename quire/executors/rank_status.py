@@ -40,7 +40,7 @@ _COLLECTIVES = _FIELDS["collectives"]
 
 def create_status_page(ranks: int) -> int:
     """Return the descriptor of a new page, a file without a name. The caller must close it."""
-    descriptor = os.memfd_create("quire-ranks")
+    descriptor = os.memfd_create("quire-status")
     os.truncate(descriptor, ranks * (8 * _ROW_WORDS + _ERROR_BYTES))
     return descriptor
 

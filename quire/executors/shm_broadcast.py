@@ -91,12 +91,19 @@ def create_ring(readers: int, blocks: int) -> RingHandle:
 class _Ring:
     def __init__(self, handle: RingHandle) -> None:
         self._handle = handle
-        self._memory = memoryview(mmap.mmap(handle.memory_fd, handle.total_bytes))
+        self._mapping = mmap.mmap(handle.memory_fd, handle.total_bytes)
+        self._memory = memoryview(self._mapping)
         self._counters = self._memory[: handle.counter_bytes].cast("q")
         self._blocks = [
             self._memory[at : at + BLOCK_BYTES]
             for at in range(handle.counter_bytes, handle.total_bytes, BLOCK_BYTES)
         ]
+
+    def close(self) -> None:
+        """Unmap the memory, also where an object still refers to this one."""
+        for view in (*self._blocks, self._counters, self._memory):
+            view.release()
+        self._mapping.close()
 
 
 class RingWriter(_Ring):

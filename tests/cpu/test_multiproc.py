@@ -1,9 +1,16 @@
 """One model on two ranks, each a process of its own: the same tokens as on one rank."""
 
+import re
+import signal
+import time
+from pathlib import Path
+
 import msgspec
+import psutil
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.engine.startup import rank_process
 from quire.errors import ConfigError, EngineDead, RequestError
 from quire.executors import multiproc
 from quire.runner.model_input import ModelInputBuilder
@@ -84,6 +91,34 @@ def test_values_of_this_process_alone_are_refused(two):
         two.generate("a", SamplingParams(logits_processors=[lambda ids, row: row]))
     with pytest.raises(RequestError, match="use one rank"):
         two.apply_model(repr)
+
+
+def test_a_rank_leaves_signals_to_the_engine_and_uses_no_processor_while_idle(two):
+    (process,) = two.llm_engine.engine.executor.group.monitor.processes
+    (ignored,) = re.findall(r"SigIgn:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    assert int(ignored, 16) & 1 << signal.SIGINT - 1
+    assert int(ignored, 16) & 1 << signal.SIGTERM - 1
+    rank = psutil.Process(process.pid)
+    time.sleep(0.1)  # readers spin for less
+    before = sum(rank.cpu_times()[:2])
+    time.sleep(1)
+    assert sum(rank.cpu_times()[:2]) - before < 0.05
+
+
+def test_blocks_fit_on_the_tightest_rank(folder, monkeypatch):
+    """As measured when weights are loaded; a number that was given stays."""
+    sizes = {name: value for name, value in SIZES.items() if name != "num_gpu_blocks_override"}
+    plan = {}
+
+    def little(config, device):
+        plan["blocks"], plan["bytes"] = config.cache.num_blocks, config.cache.block_bytes
+        return 40 * config.cache.block_bytes
+
+    monkeypatch.setattr(rank_process, "free_bytes", little)
+    llm = LLM(folder, **sizes, device="cpu", tensor_parallel_size=2)
+    assert plan["blocks"] > 40 == llm.llm_engine.config.cache.num_blocks
+    assert ids(llm, temperature=0)
+    llm.llm_engine.engine.shutdown()
 
 
 def test_kv_memory_is_given_back_on_all_ranks_and_taken_again(one, two):

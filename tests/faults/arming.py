@@ -31,7 +31,8 @@ class Injected(Exception):
 class Fault:
     """point: a name of tests.faults.points.
 
-    do      raise | sleep (seconds) | hang | kill (SIGKILL) | exit | nan | inf | nothing_allowed
+    do      raise | sleep (seconds) | hang | kill (SIGKILL) | stop (SIGSTOP) | exit |
+            nan | inf | nothing_allowed
             The last three: of "sample" only; the row's logits become NaN, +inf, all -inf.
             count: nothing happens, and `Faults.calls` tells how often it could have
     at      the so-many-th call counts first, since it was armed, in each process anew
@@ -166,6 +167,8 @@ def happen(fault):
             time.sleep(3600)
     elif fault.do == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.do == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif fault.do == "exit":
         os._exit(3)
 

@@ -11,7 +11,7 @@ import sys
 from contextlib import contextmanager
 
 from quire.engine.supervise import process_pipe
-from tests.faults import points
+from tests.faults import points, ranks
 from tests.faults.arming import Faults, install
 from tests.server import running
 
@@ -39,7 +39,10 @@ def serve(folder, words):
 def main(fd, module, folder, *args):
     """A child."""
     real = importlib.import_module(module)
-    install(Faults(folder), CHILDREN[module])
+    faults = Faults(folder)
+    install(faults, CHILDREN[module])
+    if CHILDREN[module] is points.ENGINE:
+        ranks.install_in_engine(faults)
     return real.main(fd, *args)
 
 
