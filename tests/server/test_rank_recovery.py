@@ -16,7 +16,7 @@ from tests.faults.serve import serving
 from tests.server.running import SMALL, wait_until
 from tests.server.test_survive import Scene
 
-ROUNDS = tiers.amount(1, 4)
+ROUNDS = tiers.amount(1, 2)
 TWO = ("--device", "cpu", "-tp", "2", "--max-engine-restarts", 1000, "--max-model-len", 512)
 BODIES = [
     {
