@@ -19,7 +19,7 @@ from quire.core.snapshot import Snapshot
 from quire.core.types import Request
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.observer import ClientObserver
-from quire.engine.client.placement import Placement
+from quire.engine.client.placement import Placement, Sent
 from quire.engine.client.stream import RequestStream
 from quire.errors import EngineAway, EngineDead, EngineError
 
@@ -77,12 +77,11 @@ class EnginePool:
             return await self.clients[0].generate(given)
         tried: set[int] = set()
         while True:
-            index, placed = self._place(given, tried)
-            sent = self._placement.begin(placed, index)
+            sent, placed = self._place(given, tried)
             try:
-                return await self.clients[index].generate(placed)
+                return await self.clients[sent.engine].generate(placed)
             except (EngineAway, EngineDead):
-                tried.add(index)  # it was lost before it had accepted them
+                tried.add(sent.engine)  # it was lost before it had accepted them
                 if len(tried) == len(self.clients):
                     raise
             finally:
@@ -90,8 +89,8 @@ class EnginePool:
 
     def _place(
         self, requests: tuple[Request, ...], tried: Container[int]
-    ) -> tuple[int, tuple[Request, ...]]:
-        """Return an engine, and the requests as it can take them."""
+    ) -> tuple[Sent, tuple[Request, ...]]:
+        """Choose an engine. Returns what is sent to it, and the requests as it can take them."""
         usable = [i for i in self.usable if i not in tried]
         if not usable:  # wait for the engine that is expected first
             left = [i for i, one in enumerate(self.clients) if i not in tried]
@@ -100,11 +99,11 @@ class EnginePool:
             if one.parent is not None:
                 at = next((i for i in usable if self.clients[i].holds(one.parent)), None)
                 if at is not None:
-                    return at, requests
+                    return self._placement.begin(requests, at), requests
         requests = tuple(
             one if one.parent is None else replace(one, parent=None) for one in requests
         )
-        return self._placement.choose(requests, usable), requests
+        return self._placement.place(requests, usable), requests
 
     @property
     def usable(self) -> list[int]:
@@ -121,9 +120,9 @@ class EnginePool:
         requests = stream.unfinished_requests
         if not usable or not requests:
             return False
-        index = self._placement.choose(requests, usable)
-        self.clients[index].adopt(stream)
-        self._placement.end(self._placement.begin(requests, index))
+        sent = self._placement.place(requests, usable)
+        self.clients[sent.engine].adopt(stream)
+        self._placement.end(sent)
         return True
 
     def fail_streams(self, error: EngineError) -> None:

@@ -42,23 +42,26 @@ class Placement:
         self._sent: list[dict[int, Sent]] = [{} for _ in range(engines)]  # by id()
         self._last = engines - 1
 
-    def choose(self, requests: Sequence[Request], candidates: Iterable[int]) -> int:
-        """Return the engine of least cost for requests that go together."""
+    def place(self, requests: Sequence[Request], candidates: Iterable[int]) -> Sent:
+        """Choose the engine of least cost for requests that go together, as begin() with it."""
         keys = [chunk_keys(one) for one in requests]
         turns = len(self._loads)  # engines of one cost take turns
-        best = min(
+        self._last = min(
             candidates,
             key=lambda engine: (
                 self._waiting(engine) - self._prompts[engine].num_cached(keys),
                 (engine - self._last - 1) % turns,
             ),
         )
-        self._last = best
-        return best
+        return self._begin(requests, keys, self._last)
 
     def begin(self, requests: Sequence[Request], engine: int) -> Sent:
         """Count requests that are being sent to an engine. end() must follow."""
-        keys = [chunk_keys(one) for one in requests]
+        return self._begin(requests, [chunk_keys(one) for one in requests], engine)
+
+    def _begin(
+        self, requests: Sequence[Request], keys: Sequence[Sequence[int]], engine: int
+    ) -> Sent:
         prompts = self._prompts[engine]
         tokens = sum(one.num_prompt_tokens for one in requests) - prompts.num_cached(keys)
         sent = Sent(engine, tokens, sum(one.num_answers for one in requests))

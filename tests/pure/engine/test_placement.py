@@ -16,9 +16,14 @@ def request(name, prompt, n=1, **more):
 
 def place(placement, one, engines=range(4)):
     """Place a request and send it; it is not answered."""
-    engine = placement.choose([one], engines)
-    placement.begin([one], engine)
-    return engine
+    return placement.place([one], engines).engine
+
+
+def answered(placement, one, engines):
+    """Place a request; it is answered at once."""
+    sent = placement.place([one], engines)
+    placement.end(sent)
+    return sent.engine
 
 
 def prompts(rng, count, length):
@@ -51,9 +56,7 @@ def test_a_prompt_goes_where_its_beginning_was_sent():
             placement.end(sent)
     for i in rng.sample(range(40), 40):
         more = request(f"{i}b", chats[i] + [1] * 100)
-        engine = placement.choose([more], range(4))
-        assert engine == where[i]
-        placement.end(placement.begin([more], engine))
+        assert answered(placement, more, range(4)) == where[i]
 
 
 def test_a_shared_beginning_does_not_overload_one_engine():
@@ -69,10 +72,10 @@ def test_other_salts_are_other_prompts():
     prompt = range(CHUNK_TOKENS * 4)
     a, b = request("a", prompt, salt=b"x"), request("b", prompt, salt=b"y")
     placement.end(placement.begin([a], 0))
-    assert placement.choose([a], range(2)) == 0
+    assert answered(placement, a, range(2)) == 0
     placement.report(0, EngineLoad(0, 1))
-    assert placement.choose([a], range(2)) == 0
-    assert placement.choose([b], range(2)) == 1
+    assert answered(placement, a, range(2)) == 0
+    assert answered(placement, b, range(2)) == 1
 
 
 def test_an_answer_and_a_report_count_a_request_once():
