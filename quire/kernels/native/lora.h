@@ -24,11 +24,13 @@ constexpr long ROWS_AT_ONCE = 64;
 constexpr long COLUMNS_AT_ONCE = 256;
 constexpr int RANKS = 4;                    // rows of A multiplied by a vector of x
 constexpr int TALL = W == 16 ? 4 : 2;       // rows of x or y in registers
+constexpr int SPAN_VECTORS = 4;                  // of columns whose sums are in registers
+constexpr long SPAN = SPAN_VECTORS * W;
 constexpr long RUN_AHEAD = 1024;            // bytes of a row of A to prefetch
 
-inline Plan plan(const LoraArgs& a, int) {
+inline Plan plan(const LoraArgs& a, int threads) {
   const long work = a.rows * a.rank * (a.parts * a.inputs * (a.x != nullptr) + a.outputs);
-  return {work > 32768, a.rows * a.parts * a.rank * 4};
+  return {work > 12288, (a.rows * a.parts + threads * SPAN) * a.rank * 4};
 }
 
 // v[i][j] = x[i] . a[j] for MR rows of x and `count` rows of A.
@@ -56,47 +58,69 @@ void shrink(const char* const* x, const char* a, long a_row, int count, long byt
     for (int j = 0; j < count; j++) v[i][j] = sum(acc[i][j]);
 }
 
-typedef float DeltaSums[COLUMNS_AT_ONCE + W];
-
-// sums[i] += v[i][r + j] * b[r + j] for NR ranks. b: at the first column. Few rows of B at a time:
-// many lie a power of two apart, and would push one another out of a cache.
-template <class T, int MR, int NR>
-INLINE void add_ranks(const T* b, long b_row, const float* const* v, long r, DeltaSums* sums,
-                      long columns) {
-  const T* row = b + r * b_row;
-  const auto step = [&](auto&& read, long c) {
-    vf acc[MR];
-    UNROLL for (int i = 0; i < MR; i++) acc[i] = load(sums[i] + c);
-    UNROLL for (int j = 0; j < NR; j++) {
-      const vf part = read(row + j * b_row + c);
-      __builtin_prefetch(row + (j + NR) * b_row + c);
-      UNROLL for (int i = 0; i < MR; i++) acc[i] = multiply_add(splat(v[i][r + j]), part, acc[i]);
-    }
-    UNROLL for (int i = 0; i < MR; i++) store(sums[i] + c, acc[i]);
-  };
-  long c = 0;
-  for (; c + W <= columns; c += W) step([](const T* p) { return load(p); }, c);
-  if (c < columns) step([&](const T* p) { return load(p, columns - c); }, c);
+// SPAN columns in the order of their sums: of bf16 the even ones of 2 W, then the odd ones, and so
+// again, because a dword is two of them.
+INLINE void load_span(const float* p, vf (&to)[SPAN_VECTORS]) {
+  UNROLL for (int u = 0; u < SPAN_VECTORS; u++) to[u] = load(p + u * W);
+}
+INLINE void load_span(const bf16* p, vf (&to)[SPAN_VECTORS]) {
+  UNROLL for (int u = 0; u < SPAN_VECTORS; u += 2) {
+    vi pairs;
+    memcpy(&pairs, p + u * W, sizeof pairs);
+    to[u] = (vf)(pairs << 16);
+    to[u + 1] = (vf)(pairs & (int32_t)0xffff0000);
+  }
+}
+INLINE void store_span(float* p, const vf (&from)[SPAN_VECTORS]) {
+  UNROLL for (int u = 0; u < SPAN_VECTORS; u++) store(p + u * W, from[u]);
+}
+INLINE void store_span(bf16* p, const vf (&from)[SPAN_VECTORS]) {
+  UNROLL for (int u = 0; u < SPAN_VECTORS; u += 2) {
+    const vu pairs = round_bf16(from[u]) >> 16 | (round_bf16(from[u + 1]) & 0xffff0000u);
+    memcpy(p + u * W, &pairs, sizeof pairs);
+  }
 }
 
-template <class T, int MR>
-void expand_columns(const LoraArgs& a, long slot, long rank, const float* const* v, T* const* y,
-                    long from, long to) {
-  const T* b = (const T*)a.b + slot * a.rank * a.outputs + from;
-  DeltaSums sums[MR] = {};
-  long r = 0;
-  for (; r + RANKS <= rank; r += RANKS)
-    add_ranks<T, MR, RANKS>(b, a.outputs, v, r, sums, to - from);
-  for (; r < rank; r++) add_ranks<T, MR, 1>(b, a.outputs, v, r, sums, to - from);
-  const float* factor = a.factor ? a.factor + slot * a.outputs + from : nullptr;
-  const float* shift = a.shift ? a.shift + slot * a.outputs + from : nullptr;
-  for (int i = 0; i < MR; i++)
-    each(to - from, [&](long c, long n) {
-      const vf times = factor ? get(factor + c, n) : splat(1.0f);
-      const vf plus = shift ? get(shift + c, n) : vf{};
-      T* out = y[i] + from + c;
-      put(out, multiply_add(get(out, n), times, plus) + load(sums[i] + c), n);
-    });
+INLINE void order_span(const float*, const vf (&from)[SPAN_VECTORS], float* to) { store_span(to, from); }
+INLINE void order_span(const bf16*, const vf (&from)[SPAN_VECTORS], float* to) {
+  for (int c = 0; c < SPAN; c++) to[c] = from[c / (2 * W) * 2 + c % 2][c % (2 * W) / 2];
+}
+
+// y = y * factor + shift + sums for SPAN columns, or for fewer. factor, shift: null, or of these.
+template <class T>
+INLINE void add_sums(T* y, const float* factor, const float* shift, const vf (&sums)[SPAN_VECTORS],
+                     long columns) {
+  if (columns == SPAN && !factor && !shift) {
+    vf base[SPAN_VECTORS];
+    load_span(y, base);
+    UNROLL for (int u = 0; u < SPAN_VECTORS; u++) base[u] = base[u] + sums[u];
+    return store_span(y, base);
+  }
+  float delta[SPAN];
+  order_span(y, sums, delta);
+  each(columns, [&](long c, long n) {
+    const vf times = factor ? get(factor + c, n) : splat(1.0f);
+    const vf plus = shift ? get(shift + c, n) : vf{};
+    put(y + c, multiply_add(get(y + c, n), times, plus) + load(delta + c), n);
+  });
+}
+
+// v[i] . b for MR rows and SPAN columns, added to y. B: T, or float as store_span() of floats.
+template <class T, class B, int MR>
+void expand_span(const B* b, long b_row, long rank, const float* const* v,
+                 T* const* y, const float* factor, const float* shift, long columns) {
+  vf sums[MR][SPAN_VECTORS] = {};
+  for (long r = 0; r < rank; r++, b += b_row) {
+    __builtin_prefetch(b + 2 * SPAN);
+    vf part[SPAN_VECTORS];
+    load_span(b, part);
+    UNROLL for (int i = 0; i < MR; i++) {
+      const vf times = splat(v[i][r]);
+      UNROLL for (int u = 0; u < SPAN_VECTORS; u++)
+        sums[i][u] = multiply_add(times, part[u], sums[i][u]);
+    }
+  }
+  UNROLL for (int i = 0; i < MR; i++) add_sums(y[i], factor, shift, sums[i], columns);
 }
 
 // f(MR, first) over n rows, TALL of them at a time.
@@ -131,20 +155,39 @@ void shrink_rows(const LoraArgs& a, float* v, long slot, long p, long from, long
   });
 }
 
+// wide: of this thread, for SPAN columns of B in floats. Several rows read those: many rows of B lie
+// a power of two apart, and would push one another out of a cache.
 template <class T>
-void expand_rows(const LoraArgs& a, const float* v, long slot, long p, long from, long to,
-                 long column, long end) {
+void expand_rows(const LoraArgs& a, const float* v, float* wide, long slot, long p, long from,
+                 long to, long column, long end) {
   const long rank = a.ranks[slot * a.parts + p], width = a.parts * a.rank;
-  in_tiles(to - from, [&](auto tall, long at) {
-    constexpr int MR = decltype(tall)::value;
-    const float* in[MR];
-    T* y[MR];
-    for (int i = 0; i < MR; i++) {
-      in[i] = v + (from + at + i) * width + p * a.rank;
-      y[i] = (T*)(a.y + a.order[from + at + i] * a.y_row);
+  for (; column < end; column += SPAN) {
+    const long columns = end - column < SPAN ? end - column : SPAN, at = slot * a.outputs + column;
+    const T* b = (const T*)a.b + slot * a.rank * a.outputs + column;
+    const float* factor = a.factor ? a.factor + at : nullptr;
+    const float* shift = a.shift ? a.shift + at : nullptr;
+    const bool direct = to - from == 1 && columns == SPAN;
+    for (long r = 0; r < rank && !direct; r++) {
+      T pad[SPAN] = {};
+      if (columns < SPAN) memcpy(pad, b + r * a.outputs, columns * sizeof(T));
+      vf part[SPAN_VECTORS];
+      load_span(columns < SPAN ? pad : b + r * a.outputs, part);
+      store_span(wide + r * SPAN, part);
     }
-    expand_columns<T, MR>(a, slot, rank, in, y, column, end);
-  });
+    in_tiles(to - from, [&](auto tall, long row) {
+      constexpr int MR = decltype(tall)::value;
+      const float* in[MR];
+      T* y[MR];
+      for (int i = 0; i < MR; i++) {
+        in[i] = v + (from + row + i) * width + p * a.rank;
+        y[i] = (T*)(a.y + a.order[from + row + i] * a.y_row) + column;
+      }
+      if (MR == 1 && direct)
+        expand_span<T, T, 1>(b, a.outputs, rank, in, y, factor, shift, columns);
+      else
+        expand_span<T, float, MR>(wide, SPAN, rank, in, y, factor, shift, columns);
+    });
+  }
 }
 
 // f(slot, part, first row, end of rows) for every part with an adapter and up to ROWS_AT_ONCE rows.
@@ -161,6 +204,7 @@ void for_each_part(const LoraArgs& a, F&& f) {
 template <class T>
 void lora(const LoraArgs& a, const Team& team) {
   float* v = (float*)team.scratch;
+  float* wide = v + (a.rows * a.parts + team.rank * SPAN) * a.rank;
   long item = 0, mine = team.take(1);
   for_each_part(a, [&](long s, long p, long from, long to) {
     for (long r = 0; r < a.ranks[s * a.parts + p]; r += RANKS)
@@ -175,7 +219,7 @@ void lora(const LoraArgs& a, const Team& team) {
     for (long c = a.bounds[p]; c < last; c += COLUMNS_AT_ONCE)
       if (item++ == mine) {
         const long end = c + COLUMNS_AT_ONCE < last ? c + COLUMNS_AT_ONCE : last;
-        expand_rows<T>(a, v, s, p, from, to, c, end);
+        expand_rows<T>(a, v, wide, s, p, from, to, c, end);
         mine = team.take(1);
       }
   });

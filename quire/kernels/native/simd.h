@@ -58,17 +58,31 @@ INLINE vf vmin(vf a, vf b) {
 #endif
 }
 
-INLINE vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
+INLINE vf widen(vh h) {
+#if defined(__AVX2__) && !defined(__AVX512F__)  // a compiler would widen halves
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)h), 16);
+#else
+  return (vf)(__builtin_convertvector(h, vu) << 16);
+#endif
+}
 
-INLINE vh narrow(vf x) {  // round to nearest even, NaN stays NaN
+INLINE vu round_bf16(vf x) {  // to nearest even, in the upper half; NaN stays NaN
+  const vu u = (vu)x;
+  const vi nan = (vi)(u & 0x7fffffffu) > 0x7f800000;
+  return nan ? (vu{} + 0x7fc00000u) : u + 0x7fffu + ((u >> 16) & 1u);
+}
+
+INLINE vh narrow(vf x) {
 #if defined(__AVX512BF16__)
   return (vh)_mm512_cvtneps_pbh((__m512)x);
 #else
-  vu u = (vu)x;
-  vu r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  vi nan = (vi)(u & 0x7fffffffu) > 0x7f800000;
-  r = nan ? (vu{} + 0x7fc0u) : r;
+  const vu r = round_bf16(x) >> 16;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (vh)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)r),
+                              _mm256_extracti128_si256((__m256i)r, 1));
+#else
   return __builtin_convertvector(r, vh);
+#endif
 #endif
 }
 
