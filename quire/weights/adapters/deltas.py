@@ -96,11 +96,14 @@ class DeltaBuilder:
         self._nbytes = 0  # of what the tensors will be converted to
         self._filled: dict[tuple[str, int, int | None], str] = {}  # layer, part, expert -> module
         self._digests: dict[tuple[str, int], bytes] = {}  # layer, part -> of the delta
+        self._named: set[str] = set()  # layers that the file has tensors of
         self.rank = 0
 
     def build(self, found: Iterable[AdapterModule]) -> dict[str, Parts]:
         """Return the deltas of each layer. Raises WeightError."""
         plans: list[tuple[str, Callable[[], Parts]]] = []
+        found = tuple(found)
+        self._named = {module.place.layer for module in found}
         experts: dict[tuple[str, int], list[AdapterModule]] = {}
         for module in found:
             place = module.place
@@ -148,7 +151,8 @@ class DeltaBuilder:
                 return [(layer, self._plan_whole(module))]
             if slots == {"tokens"}:
                 plan = self._plan_tokens(module)
-                ties = [ours for ours, of in self._modules.tied.items() if of == layer]
+                tied = self._modules.tied.items()
+                ties = [ours for ours, of in tied if of == layer and ours not in self._named]
                 self._claim(module, [(one, 0, None) for one in ties])
                 return [(one, plan) for one in (layer, *ties)]
         names = ", ".join(short(name) for name in module.tensors.values())
