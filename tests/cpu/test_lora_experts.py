@@ -11,6 +11,7 @@ from quire.config import adapters
 from tests import tiers
 from tests.cpu.lora_cases import (
     GREEDY,
+    TIGHT,
     LoraCase,
     dequantize,
     give_weights,
@@ -68,7 +69,10 @@ def mixed(case):
         {},
         *tiers.long(
             {"max_num_batched_tokens": 9},
-            {"max_loras": 1, "block_size": 4, "num_gpu_blocks_override": 60},
+            {"max_loras": 1, "steps_in_flight": 2},
+            TIGHT,
+            TIGHT | {"enable_prefix_caching": True, "kv_offloading_size": 0.01},
+            {"enforce_eager": True},
         ),
     ],
     ids=str,

@@ -7,7 +7,7 @@ import torch
 
 from quire import RequestError, SamplingParams
 from tests import tiers
-from tests.cpu.lora_cases import GREEDY, LoraCase, planned_and_real_bytes
+from tests.cpu.lora_cases import GREEDY, TIGHT, LoraCase, planned_and_real_bytes
 
 TIED = "llama_bias_tied_head_dim"
 TARGETS = {
@@ -53,7 +53,9 @@ def cases(tmp_path_factory):
         {},
         *tiers.long(
             {"max_num_batched_tokens": 9},
-            {"max_loras": 1, "block_size": 4, "num_gpu_blocks_override": 60},
+            {"max_loras": 1, "steps_in_flight": 2},
+            TIGHT,
+            TIGHT | {"enable_prefix_caching": True, "kv_offloading_size": 0.01},
             {"enforce_eager": True},
         ),
     ],
