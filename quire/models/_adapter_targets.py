@@ -11,12 +11,7 @@ from quire.config.adapters import ALL_LINEAR, EXPERTS
 from quire.config.engine_config import AdapterSection
 from quire.errors import WeightError
 from quire.models._decoder import Decoder
-from quire.weights.adapters.adapter import (
-    Adapter,
-    EmbeddingDelta,
-    TokenRows,
-    WholeWeight,
-)
+from quire.weights.adapters.adapter import Adapter, TokenRows, WholeWeight
 from quire.weights.adapters.modules import AdapterModules, ModuleShape
 
 NO_ROOM_FOR_EXPERTS = (
@@ -84,19 +79,9 @@ def check_deltas(
 
     itemsize: of the adapter's numbers. ranks: over which layers are cut.
     """
-    problems = [
-        *_unsupported(adapter),
-        *_replaced(adapter, found, section, itemsize, ranks),
-    ]
+    problems = [*_replaced(adapter, found, section, itemsize, ranks)]
     if problems:
         raise WeightError(f"the adapter has what is not supported: {'; '.join(problems[:8])}")
-
-
-def _unsupported(adapter: Adapter) -> Iterator[str]:
-    for layer, parts in adapter.deltas.items():
-        for delta in parts.values():
-            if isinstance(delta, EmbeddingDelta) and delta.magnitude is not None:
-                yield f"magnitudes (use_dora) of {layer}"
 
 
 def _replaced(

@@ -27,6 +27,7 @@ def heads_case(root, variant):
     case.add("table", r=1, target_modules=[table])
     case.add("both", r=8, target_modules=[table, other])
     case.add("linear", r=4, target_modules=[other])
+    case.add("dora", r=5, target_modules=[table, *([head] * (head is not None))], use_dora=True)
     if head is not None:
         case.add("head", r=16, target_modules=[head])
         case.add("all", r=33, lora_alpha=33, target_modules=[table, head, other])

@@ -19,7 +19,12 @@ def write(root, head, task, **lora):
     labels = {} if head == "none" else {"num_labels": 1}
     torch.manual_seed(3)
     model = adapted(
-        encoder_folder(base, "bert", head, **labels), root / "tuned", task, change_heads, r=4, **lora
+        encoder_folder(base, "bert", head, **labels),
+        root / "tuned",
+        task,
+        change_heads,
+        r=4,
+        **lora,
     )
     return {"tuned": model, "base": encoder_folder(base, "bert", head, **labels)}
 

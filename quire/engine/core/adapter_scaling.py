@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from quire.executors.base import Executor
-from quire.runner.adapters.row_norms import NormsRequest, RankNorms, scale_delta
+from quire.runner.adapters.row_norms import NormsRequest, RankNorms, ScaledDelta, scale_delta
 from quire.runner.plain_data import decode_as, encode
-from quire.weights.adapters.adapter import Adapter, Delta, LinearDelta
+from quire.weights.adapters.adapter import Adapter, Delta, EmbeddingDelta, LinearDelta
 
 Norms = dict[int, RankNorms]
 
@@ -31,7 +31,7 @@ class AdapterScaling:
         return self._scale(adapter, wanted) if wanted else None
 
     def _scale(
-        self, adapter: Adapter, wanted: Mapping[str, Mapping[int, LinearDelta]]
+        self, adapter: Adapter, wanted: Mapping[str, Mapping[int, ScaledDelta]]
     ) -> Iterator[Adapter | None]:
         deltas = dict(adapter.deltas)
         for layer, parts in wanted.items():
@@ -50,9 +50,9 @@ def needs_scaling(adapter: Adapter) -> bool:
     return any(_with_magnitude(parts) for parts in adapter.deltas.values())
 
 
-def _with_magnitude(parts: Mapping[int, Delta]) -> dict[int, LinearDelta]:
+def _with_magnitude(parts: Mapping[int, Delta]) -> dict[int, ScaledDelta]:
     return {
         part: delta
         for part, delta in parts.items()
-        if isinstance(delta, LinearDelta) and delta.magnitude is not None
+        if isinstance(delta, (LinearDelta, EmbeddingDelta)) and delta.magnitude is not None
     }

@@ -105,7 +105,7 @@ class AdapterBanks:
     def norms(self, request: NormsRequest) -> dict[int, RankNorms]:
         """Return what this rank has of the norms of a layer's rows."""
         layer = self._model.get_submodule(request.layer)
-        assert isinstance(layer, Linear), request.layer
+        assert isinstance(layer, (Linear, Embedding)), request.layer
         return rank_norms(layer, request.deltas)
 
     def _reset_scale(self, slot: int) -> None:

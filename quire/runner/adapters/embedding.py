@@ -15,7 +15,7 @@ from quire.kernels.lora import lora_embedding
 from quire.layers import Embedding
 from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotSizes, StepRows
 from quire.runner.adapters.linear import LoraWeight
-from quire.weights.adapters.adapter import Delta, EmbeddingDelta
+from quire.weights.adapters.adapter import Delta, EmbeddingDelta, is_scaled
 
 
 class LoraTable(LoraWeight):
@@ -30,7 +30,8 @@ class LoraTable(LoraWeight):
         y = self.inner.rows(ids, scale)
         if self.step.rows is None:
             return y
-        return lora_embedding(y, ids, self.bank, self.step.rows)
+        bank = self.scaled if self.step.is_scaled else self.bank
+        return lora_embedding(y, ids, bank, self.step.rows)
 
 
 class AdaptedEmbedding(AdaptedLayer):
@@ -39,16 +40,26 @@ class AdaptedEmbedding(AdaptedLayer):
     def __init__(self, layer: Embedding, sizes: SlotSizes, step: StepRows) -> None:
         tokens, columns = layer.weight_layout("weight")[0].ranges
         self._tokens = slice(tokens.start, tokens.stop)
-        self.bank = sizes.bank(len(tokens), (len(columns),))
-        layer.set_param("weight", LoraTable(layer.weight, self.bank, step))
+        self._weight = LoraTable(
+            layer.weight, sizes.bank(len(tokens), (len(columns),), scaled=True), step
+        )
+        layer.set_param("weight", self._weight)
 
     @property
     def numel(self) -> int:
-        return self.bank.numel
+        return self._weight.bank.numel
+
+    @property
+    def scales(self) -> int:
+        return 2 * sum(self._weight.bank.parts)
 
     def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
         delta = parts.get(0)
         if delta is None:
-            return self.bank.copies([None])
+            return self._weight.bank.copies([None])
         assert isinstance(delta, EmbeddingDelta), "an embedding takes deltas of embeddings"
-        return self.bank.copies([LoraPart(delta.a[:, self._tokens], delta.b)])
+        bank = self._weight.scaled if is_scaled(delta) else self._weight.bank
+        return bank.copies([LoraPart(delta.a[:, self._tokens], delta.b, delta.factor)])
+
+    def reset_scale(self, slot: int) -> None:
+        self._weight.reset_scale(slot)

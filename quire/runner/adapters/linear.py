@@ -37,6 +37,14 @@ class LoraWeight(WrappedWeight):
             return y
         return lora_linear(y, x, self.scaled if self.step.is_scaled else self.bank, rows)
 
+    def reset_scale(self, slot: int) -> None:
+        """Set factors and shifts of a slot as in the model."""
+        bank = self.scaled
+        assert bank.factor is not None
+        assert bank.shift is not None
+        bank.factor[slot].fill_(1)
+        bank.shift[slot].fill_(0)
+
     def _rows(self) -> LoraRows | None:
         """The rows that the next product multiplies."""
         return self.step.rows
@@ -85,9 +93,4 @@ class AdaptedLinear(AdaptedLayer):
         )
 
     def reset_scale(self, slot: int) -> None:
-        """Set factors and shifts of a slot as in the model."""
-        bank = self._weight.scaled
-        assert bank.factor is not None
-        assert bank.shift is not None
-        bank.factor[slot].fill_(1)
-        bank.shift[slot].fill_(0)
+        self._weight.reset_scale(slot)

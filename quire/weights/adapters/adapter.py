@@ -40,12 +40,14 @@ class LinearDelta(_Delta, frozen=True, eq=False):
 class EmbeddingDelta(_Delta, frozen=True, eq=False):
     """h += a[:, token] b. The scale is in b, and so is that of the embedding.
 
-    With a magnitude h = f * (base row + that), f = dora_factor() of the scaled base rows.
+    With a magnitude h = f * (base row + that), f = magnitude / norm of each column of all scaled
+    rows with their deltas. Once f is known it is the factor, as of a LinearDelta.
     """
 
     a: Tensor  # [r, V]
     b: Tensor  # [r, E]
     magnitude: Tensor | None = None  # [E] float32
+    factor: Tensor | None = None  # [E] float32
 
 
 class ExpertsDelta(_Delta, frozen=True, eq=False):
@@ -116,26 +118,9 @@ def tensors_of(delta: Delta) -> Iterator[tuple[str, Tensor]]:
 
 def is_scaled(delta: Delta) -> bool:
     """Whether the product itself is changed, too: it has a factor or a bias."""
-    return isinstance(delta, LinearDelta) and not (delta.factor is None and delta.bias is None)
-
-
-def dora_factor(delta: LinearDelta | EmbeddingDelta, rows: Iterable[Tensor]) -> Tensor:
-    """magnitude / ||W + b^T a|| of each output: [O] float32.
-
-    rows: W [O, I] of the model in pieces [n, I], in order; of an embedding its [V, E] in pieces
-    [n, E]. One piece at a time is widened to float32.
-    """
-    assert delta.magnitude is not None
-    a, b = delta.a.float(), delta.b.float()
-    at = 0
     if isinstance(delta, EmbeddingDelta):
-        squares = torch.zeros(b.shape[1])
-        for piece in rows:
-            low = a[:, at : at + len(piece)].t() @ b
-            squares += (piece.float() + low).square_().sum(0)
-            at += len(piece)
-        return delta.magnitude / squares.sqrt_()
-    return delta.magnitude / row_squares(a, b, rows).sqrt_()
+        return delta.factor is not None
+    return isinstance(delta, LinearDelta) and not (delta.factor is None and delta.bias is None)
 
 
 def row_squares(a: Tensor, b: Tensor, rows: Iterable[Tensor]) -> Tensor:

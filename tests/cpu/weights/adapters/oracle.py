@@ -11,7 +11,6 @@ from quire.weights.adapters.adapter import (
     LinearDelta,
     TokenRows,
     WholeWeight,
-    dora_factor,
 )
 from quire.weights.file_listing import load_json
 from tests.cpu.models.peers import peer
@@ -72,12 +71,14 @@ def applied(delta, weight):
         return weight
     if isinstance(delta, EmbeddingDelta):
         made = weight + delta.a.t() @ delta.b
-        return made if delta.magnitude is None else made * dora_factor(delta, weight.split(7))
+        return made if delta.magnitude is None else made * delta.magnitude / made.norm(dim=0)
     if isinstance(delta, ExpertsDelta):
         return weight + delta.b.mT @ delta.a
     assert isinstance(delta, LinearDelta)
     made = weight + delta.b.mT @ delta.a
-    return made if delta.magnitude is None else made * dora_factor(delta, weight.split(7))[:, None]
+    if delta.magnitude is None:
+        return made
+    return made * (delta.magnitude / made.norm(dim=1))[:, None]
 
 
 def every_part(model, modules):
