@@ -146,6 +146,7 @@ def replaced(tmp_path_factory):
         tokens = {table: tokens} | ({} if head is None else {head: tokens[::2]})
         case.add("tokens", change_all, r=1, target_modules=[other], trainable_token_indices=tokens)
         case.add("linear", target_modules=[other])
+        case.add("dora", target_modules=[table], use_dora=True)
         return case
 
     return case
@@ -161,7 +162,7 @@ def replaced(tmp_path_factory):
 def test_replaced_weights_and_tokens_are_those_of_peft(replaced, variant, settings):
     case = replaced(variant)
     llm = case.llm(lora_modules_to_save_memory=1 << 22, **settings)
-    names = ["whole", None, "tokens", "table", "linear", "tokens", "whole"]
+    names = ["dora", None, "tokens", "table", "linear", "whole", "tokens"]
     answers = {str(case.greedy(case.prompts[1], name)) for name in {*names}}
     assert len(answers) == len({*names})
     given = [{"prompt_token_ids": case.prompts[1]} for _ in names]

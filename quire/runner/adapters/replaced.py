@@ -67,12 +67,11 @@ class AdaptedClassifier(AdaptedLayer):
         return _output_copies(self._replaced, self._tokens, parts.get(0))
 
 
-class ReplacedHead(AdaptedLayer):
-    """The output head of one rank, with deltas and with rows in place of its own."""
+class _ReplacedLayer(AdaptedLayer):
+    """A layer of a vocabulary, with deltas and with rows in place of its own."""
 
-    def __init__(self, layer: Linear, sizes: SlotSizes, step: StepRows) -> None:
-        self._adapted = AdaptedHead(layer, sizes, step)
-        self._tokens, self._replaced = _replace_outputs_of(layer, sizes.replaced_rows, sizes, step)
+    _adapted: AdaptedLayer
+    _replaced: ReplacedRows
 
     @property
     def numel(self) -> int:
@@ -85,13 +84,21 @@ class ReplacedHead(AdaptedLayer):
     def reset_scale(self, slot: int) -> None:
         self._adapted.reset_scale(slot)
 
+
+class ReplacedHead(_ReplacedLayer):
+    """The output head of one rank."""
+
+    def __init__(self, layer: Linear, sizes: SlotSizes, step: StepRows) -> None:
+        self._adapted = AdaptedHead(layer, sizes, step)
+        self._tokens, self._replaced = _replace_outputs_of(layer, sizes.replaced_rows, sizes, step)
+
     def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
         yield from self._adapted.copies(_deltas_only(parts))
         yield from _output_copies(self._replaced, self._tokens, parts.get(0))
 
 
-class ReplacedEmbedding(AdaptedLayer):
-    """The token embedding of one rank, with deltas and with rows in place of its own."""
+class ReplacedEmbedding(_ReplacedLayer):
+    """The token embedding of one rank."""
 
     def __init__(self, layer: Embedding, sizes: SlotSizes, step: StepRows) -> None:
         self._adapted = AdaptedEmbedding(layer, sizes, step)
@@ -108,10 +115,6 @@ class ReplacedEmbedding(AdaptedLayer):
             (sizes.slots, len(tokens)), -1, dtype=torch.int32, device=sizes.device
         )
         layer.set_param("weight", ReplacedTable(layer.weight, self._replaced, self._places, step))
-
-    @property
-    def numel(self) -> int:
-        return self._adapted.numel + self._replaced.numel
 
     def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
         yield from self._adapted.copies(_deltas_only(parts))
