@@ -96,6 +96,7 @@ class DeviceSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSection:
     tensor: int
+    engines: int = 1  # of this model on this host
     backend: Literal["mp", "uni", "external_launcher"] = "uni"
     step_limit_s: float = 10.0  # seconds that any step of several ranks may take
 

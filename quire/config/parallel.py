@@ -43,6 +43,7 @@ def resolve_parallel(options: Options, ranks: int, *, server: bool) -> ParallelS
     kind: Literal["mp", "uni", "external_launcher"] = "mp" if ranks > 1 else "uni"
     return ParallelSection(
         tensor=ranks,
+        engines=section.data_parallel_size,
         backend="external_launcher" if backend == "external_launcher" else kind,
         step_limit_s=section.rank_timeout_seconds,
     )

@@ -70,7 +70,12 @@ class Executor:
     def call(self, name: str, *args: Any) -> list[Any]:
         number = self.group.send(CallWorker(name, list(args)), f"call of {name}")
         self.group.status.begin(number)
-        own = self._local.call(name, *args)
+        try:
+            own = self._local.call(name, *args)
+        except Exception as error:
+            self.group.status.fail(number, error)
+            self.group.wait(number)
+            raise
         self.group.status.finish(number)
         answers = self.group.wait_all(number)
         self._sum_late_work(answers)

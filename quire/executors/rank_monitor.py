@@ -8,6 +8,9 @@ is to be started again.
     stopped     a signal has stopped the process, for MAX_STOPPED_S
     alone       one rank raised, and others did not finish the step within FAILURE_GRACE_S
     hang        the oldest message was not finished within its limit, while no rank prepares kernels
+
+Rank 0 alone does not hang here: an interrupted wait leaves its step unfinished, and the engine's
+watchdog watches its process.
 """
 
 from __future__ import annotations
@@ -222,7 +225,7 @@ class RankMonitor:
             )
         if any(one.preparing_since for one in statuses):
             self._waited[f"late {number}"] = before.get(f"late {number}", 0.0)
-        elif waiting and lasts(f"late {number}", message.limit_s):
+        elif max(waiting, default=0) > 0 and lasts(f"late {number}", message.limit_s):
             return self._describe_hang(message, statuses, waiting)
         return None
 

@@ -121,6 +121,14 @@ def test_blocks_fit_on_the_tightest_rank(folder, monkeypatch):
     llm.llm_engine.engine.shutdown()
 
 
+def test_a_call_that_raises_is_answered_by_all(one, two):
+    executor = two.llm_engine.engine.executor
+    with pytest.raises(AttributeError):
+        executor.call("nothing")
+    assert executor.group._oldest() is None, "the monitor would wait for it"
+    assert ids(two, temperature=0) == ids(one, temperature=0)
+
+
 def test_kv_memory_is_given_back_on_all_ranks_and_taken_again(one, two):
     two.sleep(level=1)
     two.wake_up()

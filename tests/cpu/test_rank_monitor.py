@@ -89,6 +89,14 @@ def test_a_rank_that_has_finished_is_not_blamed(scene):
     assert scene.passes(1000)[0].startswith("rank 2 (process 22, cpu) has not finished")
 
 
+def test_an_engine_that_does_not_wait_for_its_step_is_no_hanging_rank(scene):
+    """A wait was interrupted by Ctrl-C, or the engine itself hangs: its watchdog looks at it."""
+    scene.send(4)
+    scene.ranks[1].finish(4)
+    scene.ranks[2].finish(4)
+    assert scene.passes(1000) is None
+
+
 def test_a_step_that_finishes_in_time_starts_no_clock_for_the_next(scene):
     for number in range(1, 20):
         scene.send(number)

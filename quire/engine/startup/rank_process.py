@@ -156,9 +156,9 @@ def rendezvous_path(fd: int) -> Path:
 
 
 def free_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Return the bytes free on a rank's device; ranks on the CPU share those of the machine."""
+    """Return the bytes free for a rank; on a CPU engines and ranks share those of the machine."""
     if device.type == cpu.name:
-        return cpu.memory().free // config.parallel.tensor
+        return cpu.memory().free // (config.parallel.tensor * config.parallel.engines)
     return torch.cuda.mem_get_info(device)[0]
 
 
