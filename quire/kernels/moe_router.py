@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, ROUTER, NativeOp, address_of, empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,34 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {**case, "bias": torch.randn(x, device=device).to(dtype)}
 
 
-@op(cases=_cases, gpu="moe.moe_router")
+_run = NativeOp(ROUTER, "qqqqqqqqqqqqqqqqqd")
+
+
+def _native(
+    x: Tensor,
+    weight: Tensor,
+    routing: RoutingMethod,
+    bias: Tensor | None = None,
+    correction: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    if x.dtype not in DTYPES or x.stride(1) != 1 or weight.dtype != x.dtype:
+        return NotImplemented
+    if not weight.is_contiguous() or (bias is not None and bias.dtype != x.dtype):
+        return NotImplemented
+    if correction is not None and correction.dtype != torch.float32:
+        return NotImplemented
+    ids = empty((len(x), routing.top_k), torch.int32)
+    weights = empty(ids.shape, torch.float32)
+    _run(
+        x.data_ptr(), x.stride(0) * x.element_size(), weight.data_ptr(), address_of(bias),
+        address_of(correction), ids.data_ptr(), weights.data_ptr(), *x.shape, len(weight),
+        routing.top_k, routing.score == "sigmoid", routing.renormalise, routing.groups,
+        routing.top_groups, routing.group_score == "top2", DTYPES[x.dtype], routing.scale,
+    )  # fmt: skip
+    return ids, weights
+
+
+@op(cases=_cases, native=_native, gpu="moe.moe_router")
 def moe_router(
     x: Tensor,
     weight: Tensor,

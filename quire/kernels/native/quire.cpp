@@ -11,7 +11,7 @@
 #include "attention.h"
 #include "codes_experts.h"
 #include "int8_linear.h"
-#include "lora.h"
+#include "router.h"
 
 namespace {
 
@@ -32,7 +32,7 @@ const Op OPS[] = {
     OP(LinearArgs), OP(PackArgs), OP(EmbeddingArgs), OP(NormArgs),
     OP(RopeArgs),   OP(MapArgs),  OP(WriteArgs),     OP(AttentionArgs),
     OP(MaskArgs),   OP(CodesLinearArgs), OP(CodesEmbeddingArgs), OP(LoraArgs),
-    OP(Int8LinearArgs), OP(CodesExpertsArgs), OP(LoraRowsArgs),
+    OP(Int8LinearArgs), OP(CodesExpertsArgs), OP(LoraRowsArgs), OP(RouterArgs),
 };
 constexpr long OP_COUNT = sizeof OPS / sizeof *OPS;
 

@@ -7,29 +7,21 @@ import torch
 
 from quire.kernels import (
     act,
-    add,
     copy_blocks,
     embedding,
     encoder_attention,
-    kv_write,
-    layer_norm,
     linear,
-    lora,
-    moe_experts,
+    moe_router,
     paged_attention,
     rms_norm,
-    rope,
-    token_mask,
 )
 from quire.kernels.formats.packed_weight import PackedWeight, pack_panels
 from quire.kernels.framework.op import OPS
-from tests.op_cases import copied, written_cache
+from tests.op_cases import all_ops, copied, written_cache
 
-FILES = (act, add, copy_blocks, embedding, kv_write, layer_norm, linear, paged_attention)
-FILES += (encoder_attention, lora, moe_experts, rms_norm, rope, token_mask)
 CPU = torch.device("cpu")
 BF16, FP32 = torch.bfloat16, torch.float32
-NATIVE = sorted(name for name, op in OPS.items() if op.native)
+NATIVE = [name for name in all_ops() if OPS[name].native]
 
 pytestmark = pytest.mark.usefixtures("seeded", "poisoned")
 
@@ -67,6 +59,7 @@ def test_a_kernel_agrees_with_its_reference(name):
     assert agree(OPS[name]) >= 2
 
 
+@pytest.mark.slow("compiles the library for a lesser CPU")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
 @pytest.mark.parametrize("narrow", ["avx512", "avx2", "sse2"], indirect=True)
 def test_kernels_for_lesser_cpus_agree_too(narrow, request):
@@ -98,6 +91,30 @@ def test_linear_gives_a_row_the_same_bits_whatever_the_rows_beside_it(inputs, ou
     torch.testing.assert_close(alone.float(), x.float() @ want.T, atol=tol, rtol=tol)
     for rows in range(1, 71):
         assert torch.equal(linear.linear(x[:rows], weight), alone[:rows]), rows
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_a_row_is_routed_alike_whatever_the_rows_beside_it(dtype):
+    x, weight = torch.randn(70, 101).to(dtype), (torch.randn(30, 101) / 10).to(dtype)
+    routing = moe_router.RoutingMethod(4, renormalise=True, groups=5, top_groups=2)
+    whole = moe_router.moe_router(x, weight, routing)
+    for rows in (x[:1], x[3:4], x[:7], x[5:64]):
+        at = (rows.data_ptr() - x.data_ptr()) // (x.stride(0) * x.element_size())
+        for got, want in zip(moe_router.moe_router(rows, weight, routing), whole, strict=True):
+            assert torch.equal(got, want[at : at + len(rows)])
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_equal_scores_and_nan_choose_the_first_experts(score):
+    routing = moe_router.RoutingMethod(3, score)
+    x = torch.zeros(2, 16)
+    x[1, 0] = torch.nan
+    ids, weights = moe_router.moe_router(x, torch.randn(9, 16), routing)
+    assert ids.tolist() == [[0, 1, 2]] * 2
+    assert weights[1].isnan().all()
+    assert weights[0].isfinite().all()
 
 
 @pytest.mark.usefixtures("native")
