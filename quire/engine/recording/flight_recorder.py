@@ -80,6 +80,13 @@ def _source_facts(request: Request) -> dict[str, Any]:
     return {"source": (len(request.encoder_prompt), int.from_bytes(digest[:4]) >> 1)}
 
 
+def _adapter_facts(request: Request) -> dict[str, Any]:
+    """A number that distinguishes the adapter; {} without one."""
+    if request.adapter is None:
+        return {}
+    return {"adapter": int.from_bytes(sha256(request.adapter.digest).digest()[:4]) >> 1}
+
+
 class RecordRing:
     """Shared memory of two halves, filled in turn. Each begins with a state record, or a plan and
     a state record, so that the other half may be overwritten.
@@ -324,6 +331,7 @@ class FlightRecorder(StepObserver):
             "digest": request_digest(request.id),
             "prompt": len(request.prompt),
             **_source_facts(request),
+            **_adapter_facts(request),
             "resumed": [None if one is None else len(one) for one in request.resumed_tokens],
             "parent": self._numbers.get(request.parent or ""),
             "kept": kept,

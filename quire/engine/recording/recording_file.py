@@ -127,7 +127,8 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def redact_config(config: EngineConfig) -> EngineConfig:
-    """The config without private values: paths, tokens, templates, the owner of the model."""
+    """The config without private values: paths, names of adapters, tokens, templates, the owner of
+    the model."""
     model = replace(
         config.model,
         name=Path(config.model.name).name,
@@ -138,7 +139,10 @@ def redact_config(config: EngineConfig) -> EngineConfig:
     )
     load = replace(config.load, download_dir=None, hf_token=None)
     observe = replace(config.observe, profile=None)
-    return replace(config, model=model, load=load, observe=observe, health=HealthSection())
+    adapters = None if config.adapters is None else replace(config.adapters, modules=())
+    return replace(
+        config, model=model, load=load, observe=observe, adapters=adapters, health=HealthSection()
+    )
 
 
 def _anonymize(records: list[list[Any]]) -> Iterator[list[Any]]:

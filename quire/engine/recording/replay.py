@@ -19,10 +19,11 @@ from quire.config.engine_config import EngineConfig
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
 from quire.core.scheduling.grammar_wait import CompileOutcome, GrammarProvider
+from quire.core.scheduling.limits.adapters import AdapterProvider, LoadOutcome
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.snapshot import GrammarStats
+from quire.core.snapshot import AdapterStats, GrammarStats
 from quire.core.tenant_limits import UNRESTRICTED, TenantLimits
-from quire.core.types import Pooled, Request, StepPlan, StepResult, Wants
+from quire.core.types import AdapterRef, Pooled, Request, StepPlan, StepResult, Wants
 from quire.engine.recording.flight_recorder import PLAIN_FIELDS
 from quire.engine.recording.recording_file import Recording
 from quire.errors import EngineError
@@ -165,6 +166,37 @@ class RecordedGrammars:
         pass
 
 
+class RecordedAdapters:
+    """Adapter provider that has all weights: waits for them are those of the recording."""
+
+    has_outcomes = False
+
+    def acquire(self, adapter: AdapterRef, tenant: bytes) -> bool:
+        return True
+
+    def release(self, adapter: AdapterRef) -> None:
+        pass
+
+    def weights(self, adapter: AdapterRef) -> object:
+        return None
+
+    def pinned_digests(self) -> tuple[bytes, ...]:
+        return ()
+
+    def stats(self) -> AdapterStats:
+        raise NotImplementedError("a replay has no statistics")
+
+    def outcomes(self) -> Iterator[tuple[bytes, LoadOutcome]]:
+        return iter(())
+
+    def set_outcome_callback(self, callback: Callable[[], None]) -> None:
+        pass
+
+
+def _adapter_for(number: int | None) -> AdapterRef | None:
+    return None if number is None else AdapterRef(str(number), number.to_bytes(4))
+
+
 def constraint_for(number: int) -> Constraint:
     """A placeholder for the grammar of a request."""
     return Constraint(str(number))
@@ -176,7 +208,7 @@ class RecordingReplay:
     def __init__(
         self,
         recording: Recording,
-        build_scheduler: Callable[[EngineConfig, GrammarProvider], Scheduler],
+        build_scheduler: Callable[[EngineConfig, GrammarProvider, AdapterProvider], Scheduler],
     ) -> None:
         config = without_queue_limits(recording.config)
         self._records = recording.records
@@ -187,7 +219,7 @@ class RecordingReplay:
             self._known_blocks, self._block_size, config.model.vocab, never
         )
         self._grammars = RecordedGrammars()
-        self._scheduler = build_scheduler(config, self._grammars)
+        self._scheduler = build_scheduler(config, self._grammars, RecordedAdapters())
         self._in_flight: deque[tuple[StepPlan, RecordedStep]] = deque()
         self._last_rows: tuple[int, ...] = ()
         self._starts_empty = True  # the recording begins without requests
@@ -314,6 +346,7 @@ class RecordingReplay:
             tenant=repr(facts["tenant"]).encode(),
             parent=None if parent is None else str(parent),
             constraint=constraint_for(number) if facts["kept"] else None,
+            adapter=_adapter_for(facts.get("adapter")),
             resumed_tokens=tokens,
             encoder_prompt=_synthetic_source(*facts.get("source", (0, 0))),
             **plain,

@@ -160,9 +160,9 @@ def adapter_loads(model: nn.Module) -> Iterator[SlotLoad]:
     for name, layer in model.named_modules():
         if name in banks.layers and isinstance(layer, Linear):
             rows = layer.outputs[0].rows
-            a, b, factor = (
-                torch.empty(n, device=META) for n in ((1, layer.inputs), (1, rows), rows)
-            )
+            a = torch.empty((1, layer.inputs), dtype=banks.dtype, device=META)
+            b = torch.empty((1, rows), dtype=banks.dtype, device=META)
+            factor = torch.empty(rows, device=META)
             yield SlotLoad(0, {name: {0: LinearDelta(a, b, factor=factor)}})
             return
 

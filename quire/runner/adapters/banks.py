@@ -61,6 +61,7 @@ class AdapterBanks:
         self.layers: dict[str, AdaptedLayer] = {}
         self._changes_logits = False
         self._device, self._model = sizes.device, model
+        self.dtype = sizes.dtype
         self._scaled: set[int] = set()  # slots whose adapters have factors or biases
         modules = dict(model.named_modules())
         for name in layers:

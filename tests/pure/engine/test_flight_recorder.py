@@ -20,15 +20,16 @@ from quire.config.engine_config import (
     SchedulerSection,
 )
 from quire.core.params import SamplingParams
+from quire.core.scheduling.limits.adapters import AdapterLimit
 from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
 from quire.core.tenant_limits import TenantLimits
-from quire.core.types import Request, SequenceState, StopConditions
+from quire.core.types import AdapterRef, Request, SequenceState, StopConditions
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.step_observer import StepObserver
 from quire.engine.heartbeat_page import Heartbeat
 from quire.engine.recording import flight_recorder, recording_file
 from quire.engine.recording.flight_recorder import FlightRecorder, RecordRing, request_digest
-from quire.engine.recording.replay import RecordingReplay
+from quire.engine.recording.replay import RecordedAdapters, RecordingReplay
 from quire.errors import ConfigError
 from quire.executors.fake import Executor
 from tests import tiers
@@ -107,6 +108,10 @@ class Flight:
         """Some hundred steps with all that may happen."""
         rng, todo = random.Random(seed), list(made(seed, requests, self.setup.grammars))
         todo = with_pooling(rng, todo, self.setup.pooled)
+        if self.setup.adapters:
+            names = [None, "a", "b", "c", "d"]
+            refs = [one and AdapterRef(one, one.encode()) for one in names]
+            todo = [replace(one, adapter=rng.choice(refs)) for one in todo]
         alive = []
         while todo or not self.engine.empty:
             for request in todo[: rng.randrange(3)]:
@@ -143,14 +148,16 @@ class Again(Setup):
 
     pace: float = 0.0
     pooled: float = 0.0  # share of requests for pooled results
+    adapters: int = 0  # of a step
 
     def limits(self, order, kv):
         return [
             *super().limits(order, kv),
+            *([AdapterLimit(self.adapters, RecordedAdapters())] if self.adapters else []),
             *([InterTokenLatencyLimit(self.pace)] if self.pace else []),
         ]
 
-    def again(self, config, grammars):
+    def again(self, config, grammars, adapters):
         kept, self.grammars = self.grammars, grammars
         scheduler, _, _ = self.build()
         self.grammars = kept
@@ -188,6 +195,7 @@ SETUPS = {
     "no prefix cache": {"blocks": 80, "budget": 40, "prefix_caching": False},
     "fair": {"blocks": 70, "budget": 50, "fair": True, "short_first": True, "depth": 2},
     "grammars": {"blocks": 90, "depth": 2},
+    "adapters": {"blocks": 60, "budget": 40, "max_rows": 9, "slots": 9, "adapters": 2, "depth": 2},
     "paced": {"pace": 1e-5, "budget": 400, "depth": 2},
     "pooled": {"blocks": 60, "budget": 40, "slots": 9, "depth": 2, "pooled": 0.5},
     "no KV": {
