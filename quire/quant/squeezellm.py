@@ -124,6 +124,10 @@ class Method:
                 f"{name}: the layer has {', '.join(sorted(found))}; outliers are "
                 f"{', '.join(_CSR)}, or {', '.join(_FULL)}, or both"
             )
+        for one in sorted(given):
+            wanted = "floats" if one in ("vals", "full_rows") else "integers"
+            if found[one].dtype.is_floating_point != (wanted == "floats"):
+                raise WeightError(f"{name}: {one} is {found[one].dtype}; it must have {wanted}")
         if "rows" in given:
             rows, cols, vals = (found[one].flatten() for one in _CSR)
             counts = rows.long().diff()

@@ -132,6 +132,14 @@ BROKEN = {
         edit_of("full_rows", lambda t: t[:-1]),
         r"full_rows is \[63, 2\]; it must be \[64, 2\]",
     ),
+    "whole rows of integers": (
+        edit_of("full_rows", lambda t: t.long()),
+        r"full_rows is torch.int64; it must have floats",
+    ),
+    "columns that are floats": (
+        edit_of("cols", lambda t: t.float()),
+        r"cols is torch.float32; it must have integers",
+    ),
     "an output beyond": (
         edit_of("full_row_indices", lambda t: t + 1),
         r"full_row_indices has numbers from 4 to 128; they must be below 128",
