@@ -5,6 +5,7 @@ import torch
 
 from quire.config.engine_config import PoolingSection
 from quire.core.types import Pooling, Request, StopConditions
+from tests import tiers
 from tests.cpu.engine_of import TINY, WINDOWED, engine_of, model_of, request, run
 
 
@@ -41,8 +42,17 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("hf", [TINY, WINDOWED], ids=["full", "windowed"])
-@pytest.mark.parametrize("name", SETTINGS)
+EASY = ("together", "overlap", "eager")
+
+
+@pytest.mark.parametrize(
+    ("hf", "name"),
+    [
+        *((TINY, name) for name in SETTINGS),
+        *((WINDOWED, name) for name in SETTINGS if name not in EASY),
+        *tiers.long(*((WINDOWED, name) for name in EASY)),
+    ],
+)
 def test_tokens_with_drafts_are_those_without(hf, name):
     want, before = run(engine_of(hf), workload())
     engine = engine_of(hf, drafts=4, propose=ngram, **SETTINGS[name])

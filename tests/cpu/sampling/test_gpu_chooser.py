@@ -7,6 +7,7 @@ import torch
 
 from quire.core.params import SamplingParams
 from quire.sampling.slot_join import SlotJoin
+from tests import tiers
 from tests.cpu.sampling.cases import filled, normal, sequence
 from tests.cpu.sampling.test_independence import KINDS, company
 
@@ -21,8 +22,12 @@ def assert_same_logprobs(found, want):
         assert found[row].values == pytest.approx(one.values, abs=2e-5)
 
 
-@pytest.mark.parametrize("vocab", [333, 20_011])
-@pytest.mark.parametrize("mode", MODES)
+LARGE = [(20_011, mode) for mode in MODES]
+
+
+@pytest.mark.parametrize(
+    ("vocab", "mode"), [*((333, mode) for mode in MODES), LARGE[0], *tiers.long(*LARGE[1:])]
+)
 def test_any_company_gets_the_tokens_and_logprobs_of_the_host(vocab, mode):
     seqs = company(random.Random(vocab), 48)
     host = filled(vocab, seqs, logprobs_mode=mode)
