@@ -87,7 +87,7 @@ def test_a_start_compiles_and_captures_all_that_adapters_need(adapters):
 
 
 @pytest.mark.slow("an engine")
-def test_banks_that_change_are_not_those_of_the_graphs(adapters):
+def test_scaled_adapters_run_without_graphs(adapters):
     llm, eager = gpu(), gpu(enforce_eager=True)
     found, want = ([tokens for tokens, _ in lora_steps.run(one, adapters)] for one in (llm, eager))
     assert found == want
