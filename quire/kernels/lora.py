@@ -219,16 +219,16 @@ def _adapted(y: Tensor, bank: LoraBank, slot: int, v: Tensor) -> Tensor:
 
 
 def _embedding_cases(device: torch.device) -> Iterator[dict[str, Any]]:
-    for t, v, e, ranks, dtype in [
-        (1, 50, 64, [8], torch.float32),
-        (9, 101, 40, [16, 3, 0], torch.bfloat16),
-        (70, 64, 33, [5, 20], torch.float16),
-        (300, 700, 512, [16] * 5, torch.bfloat16),
+    for t, v, e, ranks, dtype, dora in [
+        (1, 50, 64, [8], torch.float32, True),
+        (9, 101, 40, [16, 3, 0], torch.bfloat16, False),
+        (70, 64, 33, [5, 20], torch.float16, True),
+        (300, 700, 512, [16] * 5, torch.bfloat16, False),
     ]:
         yield {
             "y": torch.randn(t, e, device=device).to(dtype),
             "ids": torch.randint(0, v, (t,), device=device, dtype=torch.int32),
-            "bank": random_bank([[rank] for rank in ranks], v, (e,), dtype, device),
+            "bank": random_bank([[rank] for rank in ranks], v, (e,), dtype, device, dora=dora),
             "rows": random_rows(t, len(ranks), device),
         }
 

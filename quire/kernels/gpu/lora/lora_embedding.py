@@ -22,6 +22,8 @@ def _add(
     a_ptr,  # [S, 1, R, V]
     b_ptr,  # [S, R, E]
     rank_ptr,  # [S, 1]
+    factor_ptr,  # [S, E] or None
+    shift_ptr,  # [S, E] or None
     y_ptr,  # [T, E], in place
     Y_T: tl.constexpr,
     V: tl.constexpr,
@@ -54,12 +56,16 @@ def _add(
         sums += tl.sum(v[:, None] * b.to(tl.float32), 0)
     y_at = y_ptr + t.to(tl.int64) * Y_T + e
     y = tl.load(y_at, e < E, 0.0).to(tl.float32)
+    if factor_ptr is not None:
+        y *= tl.load(factor_ptr + slot * E + e, e < E, 0.0)
+    if shift_ptr is not None:
+        y += tl.load(shift_ptr + slot * E + e, e < E, 0.0)
     tl.store(y_at, (y + sums).to(y_ptr.dtype.element_ty), e < E)
 
 
 def outputs(y: Tensor, ids: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
     fits = y.dtype == bank.a.dtype and y.stride(1) == 1 and ids.is_contiguous()
-    return y if fits and bank.factor is None and bank.shift is None else NotImplemented
+    return y if fits else NotImplemented
 
 
 def launch(out: Tensor, y: Tensor, ids: Tensor, bank: LoraBank, rows: LoraRows) -> None:
@@ -69,7 +75,7 @@ def launch(out: Tensor, y: Tensor, ids: Tensor, bank: LoraBank, rows: LoraRows) 
     _, _, rank, vocab = bank.a.shape
     _add(
         (len(y), cdiv(y.shape[1], COLUMNS), 1),
-        (ids, rows.slots, bank.a, bank.b, bank.ranks, y),
+        (ids, rows.slots, bank.a, bank.b, bank.ranks, bank.factor, bank.shift, y),
         (),
         (y.stride(0), vocab, y.shape[1], rank, RANKS, COLUMNS, PDL_ENABLED),
         warps=4,
