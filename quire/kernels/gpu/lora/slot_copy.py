@@ -46,16 +46,23 @@ def build_copy_table(places: Sequence[tuple[int, Tensor]], device: torch.device)
         made.append((scaled, sizes[1]))
         bytes_of += scaled
     unit = math.gcd(4, *bytes_of)
-    copies, blocks = [], []
-    for i, ((at, total, columns, address, *gaps), rows) in enumerate(made):
+    copies, counts = [], []
+    for (at, total, columns, address, *gaps), rows in made:
         slot, group, row = (gap // unit for gap in gaps)
         copies.append((at // unit, total // unit, columns // unit, rows, address, slot, group, row))
-        blocks += [(i, block) for block in range(-(-total // unit // BLOCK))]
+        counts.append(-(-total // unit // BLOCK))
     return CopyTable(
         torch.tensor(copies, dtype=torch.int64).view(-1, 8).to(device),
-        torch.tensor(blocks, dtype=torch.int32).view(-1, 2).to(device),
+        _blocks_of(torch.tensor(counts, dtype=torch.int64)).to(device),
         UNITS[unit],
     )
+
+
+def _blocks_of(counts: Tensor) -> Tensor:
+    """Number all blocks of all copies. counts: [n] int64. Returns int32 [m, 2]."""
+    copy = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    first = counts.cumsum(0) - counts
+    return torch.stack((copy, torch.arange(len(copy)) - first[copy]), 1).int()
 
 
 def _merge_axes(tensor: Tensor) -> tuple[list[int], list[int]]:
