@@ -63,6 +63,15 @@ CASES = {
         SHAPES["llama-8b"],
         {"enable_lora": True, "max_lora_rank": 64, "quantization": "fp8"},
     ),
+    "adapters of experts": (SHAPES["qwen3-30b-a3b"], {"enable_lora": True, "max_loras": 2}),
+    "adapters of an encoder": (
+        BERT,
+        {"enable_lora": True, "runner": "pooling", "max_model_len": 128},
+    ),
+    "adapters with rows in place of others": (
+        SHAPES["qwen3-0.6b"],
+        {"enable_lora": True, "lora_modules_to_save_memory": 1 << 31},
+    ),
     "awq experts": (SHAPES["qwen3-30b-a3b"] | {"quantization_config": AWQ}, {}),
     "windows": (tiny("gemma2"), {"max_model_len": 512}),
     "norms of heads": (tiny("cohere_qk_norm_untied_bias"), {"max_model_len": 512}),
