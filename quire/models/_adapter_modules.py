@@ -31,6 +31,7 @@ def adapter_modules(model: nn.Module, tied: bool) -> AdapterModules:
         weights,
         layers,
         {ours: of for ours, of in tie.items() if ours in layers and of in layers},
+        labels_are_rows=getattr(model, "label_rows", None) is not None,
     )
 
 

@@ -14,7 +14,7 @@ from quire.weights.adapters.adapter import Adapter, LinearDelta, tensors_of
 from tests import tiers
 from tests.cpu.lora_folders import base_model, write_adapter
 
-ROUNDS = tiers.amount(300, 10_000)
+ROUNDS = tiers.amount(100, 10_000)
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 SETTINGS = {
     "dtype": "float32", "enable_lora": True, "max_loras": 2, "max_cpu_loras": 3,

@@ -99,7 +99,7 @@ CASES = {
     ),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }
-EVERYDAY = ("experts", "latent", "a bidirectional encoder")
+EVERYDAY = ("adapters of experts", "latent", "a bidirectional encoder")
 
 
 @pytest.fixture(scope="module")

@@ -162,10 +162,6 @@ class LoraBank:
         """Experts on an axis of their own."""
         return tensor if self.experts == 1 else tensor.unflatten(0, (-1, self.experts))
 
-    def clear(self, slot: int) -> None:
-        """Remove the adapter of a slot."""
-        self.ranks[slot * self.experts : (slot + 1) * self.experts].zero_()
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraRows:

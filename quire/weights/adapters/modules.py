@@ -65,6 +65,7 @@ class AdapterModules:
     weights: Weights
     layers: Mapping[str, ModuleShape]  # by the model's names
     tied: Mapping[str, str] = field(default_factory=dict)  # layer -> the layer with its weight
+    labels_are_rows: bool = False  # its labels are rows of the output head of the checkpoint
 
     def find(self, module: str) -> ModulePlace | None:
         """Return the place of a module by its name in a checkpoint; None: there is none.
@@ -102,10 +103,14 @@ class AdapterModules:
 
     def is_left_out(self, module: str) -> bool:
         """Whether checkpoints have a module that the served model has no use for: another head."""
+        if self.labels_are_rows:
+            return False
         return f"{self.weights.target(f'{module}.weight').layer}.".startswith(self.weights.absent)
 
     def near(self, module: str) -> str:
         """Say what a name that leads nowhere may have meant, for a message."""
+        if self.labels_are_rows and module.endswith("lm_head"):
+            return "its rows became labels (classifier_from_token), which adapters cannot change"
         if is_tower_tensor(module):
             return "it belongs to a tower, and the text half of the model is served"
         known = list(self._names())

@@ -97,7 +97,8 @@ def test_tapes_replay_decode_steps(folders):
     llm = llm_of(folders["t5"])
     assert tokens(llm.generate(SOURCES, FREE)) == want
     tapes = llm.llm_engine.engine._executor.runner.worker._tapes
-    assert tapes._recordable
+    assert any(tapes._tapes.values())
+    assert not tapes._not_recordable
     assert tapes._tapes
 
 

@@ -171,7 +171,7 @@ def test_a_tape_reads_the_rows_and_adapters_of_each_replay():
         want = lora_linear(kept.clone(), x, bank, rows)
         y.copy_(kept)
         assert torch.equal(tape.replay(), want)
-        bank.clear(1)
+        bank.ranks[1] = 0
 
 
 def test_a_slot_is_its_last_adapter():
@@ -189,7 +189,7 @@ def test_a_slot_is_its_last_adapter():
     want[:2, 16:] += x[:2] @ small.a.t() @ small.b
     torch.testing.assert_close(got, want)
     assert torch.equal(got[:, :16], y[:, :16])
-    bank.clear(1)
+    bank.ranks[1] = 0
     assert torch.equal(lora_linear(y.clone(), x, bank, rows), y)
 
 

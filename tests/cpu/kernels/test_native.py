@@ -17,6 +17,7 @@ from quire.kernels import (
 )
 from quire.kernels.formats.packed_weight import PackedWeight, pack_panels
 from quire.kernels.framework.op import OPS
+from tests import tiers
 from tests.op_cases import all_ops, copied, written_cache
 
 CPU = torch.device("cpu")
@@ -61,7 +62,7 @@ def test_a_kernel_agrees_with_its_reference(name):
 
 @pytest.mark.slow("compiles the library for a lesser CPU")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
-@pytest.mark.parametrize("narrow", ["avx512", "avx2", "sse2"], indirect=True)
+@pytest.mark.parametrize("narrow", ["sse2", *tiers.long("avx2", "avx512")], indirect=True)
 def test_kernels_for_lesser_cpus_agree_too(narrow, request):
     wanted = request.node.callspec.params["narrow"]
     assert narrow.features == {"sse2": "generic"}.get(wanted, wanted)

@@ -1,5 +1,7 @@
 """Every linear layer and embedding of transformers' models has a place in quire's, of its shape."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -102,3 +104,14 @@ def test_copies_of_base_weights_are_marked():
 def test_other_names_are_none():
     for name in ("", ".", "token_adapter", "weight", "lora_A.weight", "a", "a.lora_A.x.y.weight"):
         assert parse_tensor_name(name) is None
+
+
+@pytest.mark.parametrize("labels_are_rows", [False, True])
+def test_a_head_is_left_out_unless_its_rows_became_labels(labels_are_rows):
+    modules = modules_of(tiny("phi")[0])
+    head = replace(modules.weights, absent=("lm_head.",))
+    modules = replace(modules, layers={}, weights=head, labels_are_rows=labels_are_rows)
+    assert modules.find("lm_head") is None
+    assert modules.is_left_out("lm_head") is not labels_are_rows
+    if labels_are_rows:
+        assert "classifier_from_token" in modules.near("lm_head")
