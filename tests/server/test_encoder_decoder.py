@@ -51,8 +51,9 @@ class TestCompletions:
         assert body["usage"]["prompt_tokens"] == 5
 
     def test_an_answer_streams(self, http):
-        whole = complete(http, prompt="w9 w8 w7").json()["choices"][0]["text"]
-        body = {"prompt": "w9 w8 w7", "max_tokens": 8, "temperature": 0, "stream": True}
+        long = {"prompt": "w9 w8 w7", "max_tokens": 48, "ignore_eos": True, "temperature": 0}
+        whole = complete(http, **long).json()["choices"][0]["text"]
+        body = {**long, "stream": True}
         for _ in range(5):  # a busy machine may send in one piece what was written in several
             found = []
             with http.stream("POST", "/v1/completions", json=body) as answer:
@@ -60,9 +61,9 @@ class TestCompletions:
                     if line.startswith("data: {"):
                         found += [c["text"] for c in json.loads(line[6:])["choices"]]
             assert "".join(found) == whole
-            if len(found) > 2:
+            if len(found) > 1:
                 break
-        assert len(found) > 2
+        assert len(found) > 1
 
     def test_samples_and_beams(self, http, theirs):
         body = complete(http, prompt=SOURCES[1], n=3, temperature=1.0, seed=1).json()

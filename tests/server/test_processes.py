@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -120,12 +119,10 @@ def test_an_api_process_that_hangs_is_replaced_and_one_too_many_ends_the_server(
 @pytest.mark.parametrize("number", [signal.SIGTERM, *tiers.long(signal.SIGINT)])
 def test_a_start_can_be_given_up(number, folder):
     process = start("embedded", *SMALL, folder=folder)
-    assert wait_until(lambda: list(folder.iterdir()))  # the engine's process is being started
+    assert wait_until(lambda: list(folder.iterdir()), 60)  # the engine's process is being started
     process.send_signal(number)
-    began = time.monotonic()
-    process.communicate(timeout=10)
+    process.communicate(timeout=25)  # requests would have 30 s
     assert process.returncode == 0
-    assert time.monotonic() - began < 8
 
 
 def test_what_is_wrong_with_the_options_is_said_in_one_line(folder):

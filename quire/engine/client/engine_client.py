@@ -320,8 +320,7 @@ class EngineClient:
             if stream._add_call_id is not None:
                 self._fail_stream(stream, self._unavailable_error("and has not read the request"))
             elif take_over(stream):
-                for request_id in stream.request_ids:
-                    del self._streams[request_id]
+                self._forget(stream)
 
     def adopt(self, stream: RequestStream) -> None:
         """Continue a stream of another client, whose engine is gone."""
@@ -494,13 +493,16 @@ class EngineClient:
         if self._dead_error is None and self.restart_reason is None:
             self.transport.send(message)
 
-    def remove_stream(self, stream: RequestStream, unfinished: tuple[str, ...]) -> None:
+    def _forget(self, stream: RequestStream) -> None:
         for request_id in stream.request_ids:
             self._streams.pop(request_id, None)
         if self._prior_timings:
             for one in stream._requests:
                 for index in range(one.n):
                     self._prior_timings.pop((one.id, index), None)
+
+    def remove_stream(self, stream: RequestStream, unfinished: tuple[str, ...]) -> None:
+        self._forget(stream)
         if not unfinished:
             return
         self._send(AbortRequests(list(unfinished)))

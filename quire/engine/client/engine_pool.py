@@ -77,12 +77,14 @@ class EnginePool:
             return await self.clients[0].generate(given)
         tried: set[int] = set()
         while True:
+            none_answers = not self.usable
             sent, placed = self._place(given, tried)
             try:
                 return await self.clients[sent.engine].generate(placed)
-            except (EngineAway, EngineDead):
+            except (EngineAway, EngineDead) as error:
                 tried.add(sent.engine)  # it was lost before it had accepted them
-                if len(tried) == len(self.clients):
+                waited = none_answers and isinstance(error, EngineAway)
+                if waited or len(tried) == len(self.clients):
                     raise
             finally:
                 self._placement.end(sent)
@@ -142,7 +144,8 @@ class EnginePool:
         tenant: only requests of this tenant; None: of any. Their streams get the terminal updates.
         """
         wanted = list(names)
-        return sum(await self._all(lambda one: one.abort_named(wanted, tenant)))
+        clients = [self.clients[i] for i in self.usable] or self.clients
+        return sum([await one.abort_named(wanted, tenant) for one in clients])
 
     def block_fingerprint(self, found: bytes) -> None:
         """Refuse inputs with this fingerprint, which break steps or engines as others found."""

@@ -202,6 +202,42 @@ def test_a_request_with_a_parent_goes_where_the_parent_is():
     run(body)
 
 
+def test_a_request_waits_for_one_engine_only_if_none_answers():
+    async def body(pool, wires):
+        for wire in wires:
+            wire.lose(aboard=[])
+        waits = []
+        for client in pool.clients:
+            client.restart_wait_s = 0.01
+            real = client._wait_for_engine
+            client._wait_for_engine = lambda count, real=real: waits.append(count) or real(count)
+        with pytest.raises(EngineAway):
+            await pool.generate([request("a")])
+        assert waits == [1]
+        assert not pool.request_ids()
+
+    run(body)
+
+
+def test_requests_are_cancelled_while_an_engine_is_away():
+    async def body(pool, wires):
+        stream, first = await opened(pool, wires, request("cmpl-1-0"))
+        first.say(says("cmpl-1-0", 4))
+        first.lose(aboard=[])
+        assert not pool.clients[wires.index(first)]._prior_timings
+        heir = wire_of(wires, "cmpl-1-0")
+        task = asyncio.create_task(pool.abort_named(["cmpl-1"]))
+        for wire in wires:
+            await soon()
+            for call in [m for m in wire.sent if isinstance(m, UtilityCall)]:
+                wire.say(answers=[CallReply(call.call_id, int(wire is heir))])
+        await soon()
+        assert await task == 1
+        stream.close()
+
+    run(body)
+
+
 def test_calls_reach_every_engine():
     async def body(pool, wires):
         task = asyncio.create_task(pool.sleep(1))
