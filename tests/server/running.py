@@ -7,8 +7,9 @@ them: tests/fork_server.py.
 import re
 import subprocess
 import sys
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -30,6 +31,15 @@ class Running:
         self.engine = next(p for p in children if "quire.engine.core.process_main" in p.cmdline())
         self.api = [p for p in children if "quire.server.process.api_process" in p.cmdline()]
         self.family = [psutil.Process(process.pid), *children]
+
+    def read_log(self, lines):
+        """Append what it prints, until it ends. What nobody reads stops who writes it."""
+
+        def read():
+            with suppress(ValueError):  # the pipe is closed when the server has been killed
+                lines.extend(self.process.stdout)
+
+        threading.Thread(target=read, daemon=True).start()
 
     def gone(self, within_s=8.0):
         """Whether all of them have ended."""

@@ -302,7 +302,7 @@ def test_each_answer_is_of_the_right_adapter_and_nothing_is_left(tmp_path):
     more = ["--lora-resolver-folder", soak.resolved, "--enable-lora"]
     with serving(soak.generations.base, *SMALL, *FLAGS.split(), *more, QUIRE_CHECK="1") as running:
         lines = []
-        threading.Thread(target=lines.extend, args=(running.process.stdout,), daemon=True).start()
+        running.read_log(lines)
         with ThreadPoolExecutor(CLIENTS + 1) as threads:
             each = OPERATIONS // CLIENTS
             killer = threads.submit(soak.kill, running, OPERATIONS // (2 * (KILLS + 1)))

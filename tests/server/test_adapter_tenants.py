@@ -79,7 +79,7 @@ def clients(case, lines):
         "VLLM_LORA_RESOLVER_CACHE_DIR": str(case.resolved),
     }
     with serving(*command, *keys, **variables) as found:
-        threading.Thread(target=lines.extend, args=(found.process.stdout,), daemon=True).start()
+        found.read_log(lines)
         made = {}
         for name in ("a", "b", "user", "root"):
             head = {"Authorization": f"Bearer key of {name}"}
