@@ -24,6 +24,12 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
 def resolve_parallel(options: Options, ranks: int, *, server: bool) -> ParallelSection:
     """Resolve how ranks run. Raises ConfigError."""
     section = options.parallel
+    engines = section.data_parallel_size
+    if engines > 1 and not server:
+        raise ConfigError(
+            f"data_parallel_size={engines}: only `quire serve` runs several engines; here start "
+            "one on each device (CUDA_VISIBLE_DEVICES)"
+        )
     backend = section.distributed_executor_backend
     if backend == "ray":
         raise ConfigError(
@@ -43,7 +49,7 @@ def resolve_parallel(options: Options, ranks: int, *, server: bool) -> ParallelS
     kind: Literal["mp", "uni", "external_launcher"] = "mp" if ranks > 1 else "uni"
     return ParallelSection(
         tensor=ranks,
-        engines=section.data_parallel_size,
+        engines=engines,
         backend="external_launcher" if backend == "external_launcher" else kind,
         step_limit_s=section.rank_timeout_seconds,
     )

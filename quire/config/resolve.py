@@ -81,12 +81,6 @@ def resolve(
     Raises ConfigError for invalid options, NoRoom if memory does not suffice.
     """
     why = DecisionLog([])
-    engines = options.parallel.data_parallel_size
-    if engines > 1 and not server:
-        raise ConfigError(
-            f"data_parallel_size={engines}: only `quire serve` runs several engines; here start "
-            "one on each device (CUDA_VISIBLE_DEVICES)"
-        )
     plan = resolve_memory_plan(options, model, device, server=server, why=why)
     require_memory(plan)
     if plan.max_fitting_len < plan.shape.max_model_len:

@@ -9,6 +9,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, LoRARequest, SamplingParams
+from tests import tiers
 from tests.cpu.models.peers import TINY, peer, prompt_of
 from tests.cpu.tiny_models import write_ascii_tokenizer
 
@@ -21,6 +22,17 @@ SETTINGS = {
 }  # fmt: skip
 TIGHT = {"block_size": 2, "num_gpu_blocks_override": 92, "enable_prefix_caching": False}
 """So few blocks that sequences of models without windows are preempted."""
+PATHS = (
+    {},
+    *tiers.long(
+        {"max_num_batched_tokens": 9},
+        {"max_loras": 1, "steps_in_flight": 2},
+        TIGHT,
+        TIGHT | {"enable_prefix_caching": True, "kv_offloading_size": 0.01},
+        {"enforce_eager": True},
+    ),
+)
+"""Settings of engines in which answers must be those of peft."""
 LENGTHS = (3, 41, 18, 70, 25, 9, 12)
 
 

@@ -11,7 +11,7 @@ from quire.config import adapters
 from tests import tiers
 from tests.cpu.lora_cases import (
     GREEDY,
-    TIGHT,
+    PATHS,
     LoraCase,
     dequantize,
     give_weights,
@@ -63,20 +63,7 @@ def mixed(case):
 
 @pytest.mark.slow("peft and engines of several models")
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        *tiers.long(
-            {"max_num_batched_tokens": 9},
-            {"max_loras": 1, "steps_in_flight": 2},
-            TIGHT,
-            TIGHT | {"enable_prefix_caching": True, "kv_offloading_size": 0.01},
-            {"enforce_eager": True},
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", PATHS, ids=str)
 def test_a_mixed_batch_is_as_peft_computes_each_alone(cases, variant, settings):
     case = cases(variant)
     llm = case.llm(**settings)

@@ -7,7 +7,7 @@ import torch
 
 from quire import RequestError, SamplingParams
 from tests import tiers
-from tests.cpu.lora_cases import GREEDY, TIGHT, LoraCase, planned_and_real_bytes
+from tests.cpu.lora_cases import GREEDY, PATHS, LoraCase, planned_and_real_bytes
 
 TIED = "llama_bias_tied_head_dim"
 TARGETS = {
@@ -48,20 +48,7 @@ def cases(tmp_path_factory):
 
 @pytest.mark.slow("peft and engines of several models")
 @pytest.mark.parametrize("variant", ["llama", *VARIANTS])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        *tiers.long(
-            {"max_num_batched_tokens": 9},
-            {"max_loras": 1, "steps_in_flight": 2},
-            TIGHT,
-            TIGHT | {"enable_prefix_caching": True, "kv_offloading_size": 0.01},
-            {"enforce_eager": True},
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", PATHS, ids=str)
 def test_a_mixed_batch_is_as_peft_computes_each_alone(cases, variant, settings):
     case = cases(variant)
     llm = case.llm(**settings)

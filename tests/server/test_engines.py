@@ -1,9 +1,7 @@
 """Several engines behind one front: requests are spread, and streams continue on another engine."""
 
 import asyncio
-import collections
 import random
-import threading
 
 import httpx
 import psutil
@@ -26,11 +24,8 @@ def engines_of(server):
 def running():
     more = ("--max-engine-restarts", 100_000, "--enable-prompt-embeds", "--data-parallel-size", 2)
     with serving("embedded", *SMALL, *more) as made:
-        reader = threading.Thread(target=collections.deque, args=(made.process.stdout, 0))
-        reader.start()  # what nobody reads stops who writes it
+        made.read_log([])
         yield made
-        made.process.kill()
-        reader.join(10)
 
 
 def counts(url, name):
