@@ -254,7 +254,7 @@ def as_json(name: str, plan: MemoryPlan, source: str, problem: str | None) -> di
         "max_model_len": shape.max_model_len,
         "max_num_batched_tokens": shape.max_num_batched_tokens,
         "max_num_seqs": shape.max_num_seqs,
-        "tensor_parallel_size": shape.ranks,
+        "tensor_parallel_size": shape.tensor,
         "weights_from": source,
         "fits": problem is None,
         "problem": problem,

@@ -95,10 +95,16 @@ class DeviceSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSection:
-    tensor: int
+    tensor: int  # ranks over which each layer is sharded
+    stages: int = 1  # pipeline stages, each with its own layers
     engines: int = 1  # of this model on this host
     backend: Literal["mp", "uni", "external_launcher"] = "uni"
     step_limit_s: float = 10.0  # seconds that any step of several ranks may take
+
+    @property
+    def ranks(self) -> int:
+        """Processes of an engine, each with one device."""
+        return self.tensor * self.stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

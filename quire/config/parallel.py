@@ -6,6 +6,7 @@ from typing import Literal
 
 from quire.config.engine_config import ParallelSection
 from quire.config.facts import DeviceFacts
+from quire.config.memory.memory_plan import EngineShape
 from quire.config.options import Options
 from quire.errors import ConfigError
 
@@ -21,7 +22,7 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
     return ranks
 
 
-def resolve_parallel(options: Options, ranks: int, *, server: bool) -> ParallelSection:
+def resolve_parallel(options: Options, shape: EngineShape, *, server: bool) -> ParallelSection:
     """Resolve how ranks run. Raises ConfigError."""
     section = options.parallel
     engines = section.data_parallel_size
@@ -36,19 +37,20 @@ def resolve_parallel(options: Options, ranks: int, *, server: bool) -> ParallelS
             "distributed_executor_backend='ray' is not supported yet: it comes with models on "
             "several machines. On one host use 'mp'"
         )
-    if backend == "uni" and ranks > 1:
+    if backend == "uni" and shape.ranks > 1:
         raise ConfigError(
-            f"distributed_executor_backend='uni' is one rank, and tensor_parallel_size={ranks}: "
-            "use 'mp'"
+            f"distributed_executor_backend='uni' is one rank, and "
+            f"tensor_parallel_size={shape.tensor}: use 'mp'"
         )
     if backend == "external_launcher" and server:
         raise ConfigError(
             "distributed_executor_backend='external_launcher' is for LLM() in programs that "
             "torchrun starts, where all ranks make the same calls; a server uses 'mp'"
         )
-    kind: Literal["mp", "uni", "external_launcher"] = "mp" if ranks > 1 else "uni"
+    kind: Literal["mp", "uni", "external_launcher"] = "mp" if shape.ranks > 1 else "uni"
     return ParallelSection(
-        tensor=ranks,
+        tensor=shape.tensor,
+        stages=shape.stages,
         engines=engines,
         backend="external_launcher" if backend == "external_launcher" else kind,
         step_limit_s=section.rank_timeout_seconds,

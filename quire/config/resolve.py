@@ -117,7 +117,7 @@ def resolve(
             enforce_eager=options.device.enforce_eager,
             capability=device.capability,
         ),
-        parallel=resolve_parallel(options, plan.shape.ranks, server=server),
+        parallel=resolve_parallel(options, plan.shape, server=server),
         adapters=resolve_adapters(
             options.lora,
             plan.shape,
@@ -165,7 +165,7 @@ def resolve_memory_plan(
         max_model_len=asked_len or model.max_len or DEFAULT_MAX_LEN,
         max_num_batched_tokens=1,
         max_num_seqs=resolve_max_num_seqs(options, device, server, why),
-        ranks=resolve_tensor_parallel_size(options, device),
+        tensor=resolve_tensor_parallel_size(options, device),
         hybrid=not options.cache.disable_hybrid_kv_cache_manager,
         device=device.kind,
         quantization=resolve_quantization(options, model, why),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.config.engine_config import ParallelSection
 from quire.errors import ConfigError
 
 
@@ -37,6 +38,16 @@ class Mesh:
     @property
     def tp_rank(self) -> int:
         return self.rank % self.tp
+
+    @property
+    def pp_rank(self) -> int:
+        """Number of the pipeline stage."""
+        return self.rank // self.tp % self.pp
+
+
+def mesh_of(section: ParallelSection, rank: int) -> Mesh:
+    """Return the place of a rank of an engine."""
+    return Mesh(tp=section.tensor, pp=section.stages, rank=rank)
 
 
 def shard_range(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:

@@ -438,7 +438,7 @@ def missing_for_structured_output(config: EngineConfig) -> str | None:
     """Return what structured output needs and this engine lacks; None: nothing."""
     if skips_tokenizer(config):
         return "a tokenizer"
-    if config.parallel.tensor > 1:
+    if config.parallel.ranks > 1:
         return "tensor_parallel_size=1"
     return None if config.sampling.eos_ids else "a token that ends the text"
 

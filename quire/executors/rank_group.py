@@ -143,7 +143,7 @@ class RankGroup:
         devices: Sequence[str],
     ) -> None:
         """Start the ranks' processes; they begin to load. devices: of all ranks, for messages."""
-        self.size = config.parallel.tensor
+        self.size = config.parallel.ranks
         others = range(1, self.size)
         self.memory = RankMemory(
             create_ring(len(others), STEP_BLOCKS),

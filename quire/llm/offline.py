@@ -462,7 +462,7 @@ class LLM(PoolingMethods):
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Devices in use."""
-        return self.llm_engine.config.parallel.tensor
+        return self.llm_engine.config.parallel.ranks
 
     def get_metrics(self) -> list[metrics.Metric]:
         """Return counters and gauges of this moment, under the names of dashboards."""

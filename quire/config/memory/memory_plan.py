@@ -54,7 +54,8 @@ class EngineShape:
     max_model_len: int
     max_num_batched_tokens: int
     max_num_seqs: int
-    ranks: int = 1
+    tensor: int = 1  # ranks over which each layer is sharded
+    stages: int = 1  # pipeline stages
     hybrid: bool = True
     device: str = "cpu"
     quantization: str | None = None
@@ -66,6 +67,11 @@ class EngineShape:
     adapter_tokens: int = 0  # of each slot, whose rows of the vocabulary are replaced
     has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
     has_fp8: bool = True  # whether the device multiplies FP8 numbers
+
+    @property
+    def ranks(self) -> int:
+        """Processes of an engine, each with one device."""
+        return self.tensor * self.stages
 
     @property
     def max_pass_tokens(self) -> int:
@@ -170,7 +176,7 @@ def _layer_bytes(model: ModelFacts, shape: EngineShape, tokens: int) -> int:
     inner = 3 * model.mlp
     if model.top_k:
         inner = model.top_k * (model.hidden + model.expert_mlp)
-    return tokens * ITEMSIZE[shape.dtype] * (5 * model.hidden + inner // shape.ranks)
+    return tokens * ITEMSIZE[shape.dtype] * (5 * model.hidden + inner // shape.tensor)
 
 
 def gpu_decode_bytes(model: ModelFacts, shape: EngineShape) -> int:
@@ -203,12 +209,12 @@ def _cpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
     Logits count twice: as computed, and as sampled from. Without KV, queries, keys, values and
     output are taken to be as wide as the hidden states.
     """
-    tokens, ranks = shape.max_pass_tokens, shape.ranks
+    tokens = shape.max_pass_tokens
     attention = max(
         ((2 * model.heads + 2 * one.kv_heads) * one.head_dim for one in model.layers),
         default=4 * model.hidden,
     )
-    inner = max(attention, 3 * model.mlp) // ranks
+    inner = max(attention, 3 * model.mlp) // shape.tensor
     states = tokens * (3 * model.hidden + inner) * ITEMSIZE[shape.dtype]
     return states + 2 * shape.logit_rows * model.vocab * 4
 
@@ -254,14 +260,14 @@ def plan_memory(
 
     Does not raise if too little is free: `require_kv_memory` does.
     """
-    layers = rank_layers(model.layers, shape.ranks)
+    layers = rank_layers(model.layers, shape.tensor)
     groups = group_layers(layers, hybrid=shape.hybrid)
     form = KV_FORMATS[shape.cache_dtype]
     block = block_bytes(layers, groups, shape.block_size, form)
     quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
     place = shape.device if shape.has_fp8 else BEFORE_FP8
-    weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks, quantized, place)
-    weight_bits = 8 * weights * shape.ranks / max(model.weights.elements(quantized), 1)
+    weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.tensor, quantized, place)
+    weight_bits = 8 * weights * shape.tensor / max(model.weights.elements(quantized), 1)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
     adapters = adapter_bytes(model.adapters, shape)
     weights += adapters

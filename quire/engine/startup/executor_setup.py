@@ -144,7 +144,7 @@ def _differences(adapter: Adapter, folder: Path, model: str) -> Iterator[str]:
 
 def pack_for(config: EngineConfig, adapter: Adapter) -> Adapter:
     """Return an adapter as loads of slots read it: of a GPU of this process, from pinned memory."""
-    on_gpu = config.device.kind == "cuda" and config.parallel.tensor == 1
+    on_gpu = config.device.kind == "cuda" and config.parallel.ranks == 1
     return pack_adapter(adapter, pinned_bytes) if on_gpu else adapter
 
 

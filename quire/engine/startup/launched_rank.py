@@ -10,7 +10,7 @@ import torch
 from quire import env
 from quire.config.engine_config import EngineConfig
 from quire.distributed.collectives import Collectives, connect, join_gloo_group
-from quire.distributed.mesh import Mesh
+from quire.distributed.mesh import Mesh, mesh_of
 from quire.engine.startup.executor_setup import build_inline_executor, table_shape
 from quire.engine.startup.model_setup import torch_device
 from quire.errors import ConfigError
@@ -41,7 +41,7 @@ class LaunchedRank:
 def join_launched_ranks(config: EngineConfig) -> LaunchedRank:
     """Join the other ranks. Blocks until all have joined. Raises ConfigError."""
     found = env.launcher_rank()
-    size = config.parallel.tensor
+    size = config.parallel.ranks
     if found is None:
         raise ConfigError(
             "distributed_executor_backend='external_launcher' needs RANK, LOCAL_RANK and "
@@ -57,7 +57,7 @@ def join_launched_ranks(config: EngineConfig) -> LaunchedRank:
     import torch.distributed as dist
 
     device = torch_device(config.device.kind, local_rank)
-    mesh = Mesh(tp=size, rank=rank)
+    mesh = mesh_of(config.parallel, rank)
     store, _, _ = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(f"quire-{next(_engine_numbers)}", store)
     comm = connect(mesh, store, device)

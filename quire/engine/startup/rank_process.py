@@ -24,7 +24,7 @@ from quire.config.memory.memory_plan import MemoryPlan, require_memory
 from quire.config.options import Options
 from quire.config.vllm_environment import start_process
 from quire.distributed.collectives import Collectives, ProcessGroupCollectives, connect
-from quire.distributed.mesh import Mesh
+from quire.distributed.mesh import Mesh, mesh_of
 from quire.engine.startup.executor_setup import (
     build_inline_executor,
     build_runner,
@@ -68,7 +68,7 @@ class Ranks:
         Raises: ConfigError (an option cannot be sent to another process, no shared memory).
         """
         plain, flat = plain_config(config, options)
-        size = config.parallel.tensor
+        size = config.parallel.ranks
         threads = rank_threads(config)
         self._config = config
         self._devices = [torch_device(config.device.kind, rank) for rank in range(size)]
@@ -91,7 +91,7 @@ class Ranks:
         group.status.finish(JOIN)
         group.wait_all(JOIN)
         group.status.begin(LOAD)
-        mesh = Mesh(tp=group.size, rank=0)
+        mesh = mesh_of(self._config.parallel, 0)
         comm = connect(
             mesh,
             rendezvous_path(group.memory.rendezvous_fd),
@@ -147,7 +147,7 @@ class Ranks:
 
 def rank_threads(config: EngineConfig) -> int:
     """Return the CPU threads of each rank."""
-    return max(1, config.device.threads // config.parallel.tensor)
+    return max(1, config.device.threads // config.parallel.ranks)
 
 
 def rendezvous_path(fd: int) -> Path:
@@ -158,7 +158,7 @@ def rendezvous_path(fd: int) -> Path:
 def free_bytes(config: EngineConfig, device: torch.device) -> int:
     """Return the bytes free for a rank; on a CPU engines and ranks share those of the machine."""
     if device.type == cpu.name:
-        return cpu.memory().free // (config.parallel.tensor * config.parallel.engines)
+        return cpu.memory().free // (config.parallel.ranks * config.parallel.engines)
     return torch.cuda.mem_get_info(device)[0]
 
 
@@ -201,7 +201,7 @@ def _load(link: RankLink, orders: StartRank) -> RankLoop:
         torch.cuda.set_device(device)
     late_work.set_preparation_callback(link.status.mark_preparing)
     found = describe_model(Options.from_flat(orders.options), env.read())
-    mesh = Mesh(tp=config.parallel.tensor, rank=orders.rank)
+    mesh = mesh_of(config.parallel, orders.rank)
     link.finish_phase(JOIN)
     comm = connect(
         mesh,

@@ -171,7 +171,7 @@ def test_several_ranks_are_refused_until_there_are_processes():
 
 def test_the_mesh_has_sizes_and_ranks():
     mesh = Mesh(tp=2, pp=3, dp=2, rank=9)
-    assert (mesh.size, mesh.tp_rank) == (12, 1)
+    assert (mesh.size, mesh.tp_rank, mesh.pp_rank) == (12, 1, 1)
     for wrong in ({"tp": 0}, {"rank": 1}, {"tp": 2, "rank": -1}):
         with pytest.raises(ConfigError):
             Mesh(**wrong)

@@ -33,10 +33,10 @@ HF = {
 QWEN = model_facts(HF | {"tie_word_embeddings": False}, name="Qwen/Qwen2.5-7B")
 
 
-def plan(length, ranks=1, model=QWEN, **more):
+def plan(length, tensor=1, model=QWEN, **more):
     shape = EngineShape(
         dtype="bfloat16", cache_dtype="bfloat16", block_size=16, max_model_len=length,
-        max_num_batched_tokens=2048, max_num_seqs=256, ranks=ranks,
+        max_num_batched_tokens=2048, max_num_seqs=256, tensor=tensor,
     )  # fmt: skip
     return plan_memory(model, shape, device_bytes=24 * GIB, allowed_bytes=22 * GIB, **more)
 
@@ -52,10 +52,10 @@ def test_qwen_7b_weighs_what_is_known():
 
 
 def test_ranks_share_weights_and_kv():
-    one, two = plan(4096), plan(4096, ranks=2)
+    one, two = plan(4096), plan(4096, tensor=2)
     assert two.token_bytes == one.token_bytes // 2
     assert two.weight_bytes == pytest.approx(one.weight_bytes / 2, rel=1e-3)
-    assert plan(4096, ranks=8).token_bytes == one.token_bytes // 4  # 4 KV heads, each kept twice
+    assert plan(4096, tensor=8).token_bytes == one.token_bytes // 4  # 4 KV heads, each kept twice
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         rank_layers(QWEN.layers, 3)
 
