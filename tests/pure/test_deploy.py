@@ -152,9 +152,13 @@ def test_base_images_are_pinned_and_caches_are_not_kept():
 
 def test_the_extras_that_the_image_installs_exist():
     project = (ROOT / "pyproject.toml").read_text()
-    for _, word, rest in DOCKERFILE:
-        for extra in re.findall(r"'\.\[(\w+)\]'", rest) if word == "RUN" else ():
-            assert re.search(rf"^{extra} = \[", project, re.M), extra
+    shown = re.findall(r"EXTRAS=([\w,]+)", (DEPLOY / "Dockerfile").read_text())
+    assert shown == ["otel,ray", "otel"]
+    for extra in ",".join(shown).split(","):
+        assert re.search(rf"^{extra} = \[", project, re.M), extra
+    installs = [rest for _, word, rest in DOCKERFILE if word == "RUN" and ".[" in rest]
+    assert all('".[$EXTRAS]"' in one for one in installs)
+    assert len(installs) == 2
 
 
 def test_the_image_checks_its_health_at_an_existing_route():
