@@ -38,6 +38,7 @@ FORMATS = {  # bits, group (0: all inputs), kind
     "q4_k": (4, 32, "offsets"),
     "q6_k": (6, 16, "factored"),
     "w8g128": (8, 128, "symmetric"),
+    "q8_0": (8, 32, "symmetric"),
     "w8": (8, 0, "symmetric"),
     "w5g32": (5, 32, "symmetric"),
     "w3g128": (3, 128, "symmetric"),

@@ -11,7 +11,7 @@ from quire.kernels.linear import linear
 from quire.kernels.quantize_fp8 import quantize_fp8
 from quire.kernels.rms_norm import rms_norm
 from quire.models.build import read_model_config
-from quire.quant.fp8 import with_kernel_buffers
+from quire.quant.fp8 import _with_kernel_buffers
 from tests.cpu.models.harness import Stepper
 from tests.cpu.quant import test_fp8_experts as experts
 from tests.cpu.quant.checkpoints import BLOCKS, CHANNELS, LLAMA, load, plain, quantized
@@ -19,8 +19,8 @@ from tests.cpu.quant.test_fp8 import same, small
 
 CUDA = torch.device("cuda", 0)
 MAKE = {
-    "channels": lambda weight: with_kernel_buffers(quantize_channels(weight)),
-    "blocks": lambda weight: with_kernel_buffers(quantize_blocks(weight)),
+    "channels": lambda weight: _with_kernel_buffers(quantize_channels(weight)),
+    "blocks": lambda weight: _with_kernel_buffers(quantize_blocks(weight)),
 }
 SCALES = pytest.mark.parametrize("scales", MAKE)
 

@@ -1,0 +1,273 @@
+"""Runs the steps of one script of this folder within a number of seconds. See the tables below.
+
+    python bench/gpu/run_steps.py quant [--seconds 540]
+
+Each step is a process group of its own, and is killed at its limit. JSON lines of all steps go to
+$OUT/NAME.jsonl with date, machine, commit, step and command; all output to $OUT/NAME.log. At the end
+each goal has a line with its measured value. The exit status is the number of steps that failed.
+"""
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from table import CEILING  # noqa: E402
+
+MODELS = os.environ.get("MODELS", "/tmp/quire-models")
+OUT = Path(os.environ.get("OUT", ROOT / "build" / "gpu"))
+PY = sys.executable
+AWQ, W8A8 = "/tmp/quire-llama-8b-awq", "/tmp/quire-llama-8b-w8a8"
+TESTS = [PY, "-m", "pytest", "-p", "bench.gpu.json_report", "-p", "no:cacheprovider",
+         "-p", "no:benchmark", "--dist", "worksteal"]  # fmt: skip
+# HEAVY takes longest. ALONE is alone on the card: it measures memory and seconds.
+HEAVY = ["tests/gpu/test_models.py", "tests/gpu/test_fallback.py"]
+ALONE = ["tests/gpu/test_memory.py", "tests/gpu/test_start.py", "tests/gpu/test_fault_isolation.py"]
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    command: list[str]
+    limit_s: float
+    is_test: bool = False
+
+
+def offline(name, model, cases, limit_s, repeat=1, **kw):
+    """A step of bench/offline.py. kw: options of the engine."""
+    load = kw.pop("load_format", "dummy")
+    command = [PY, "bench/offline.py", "--engine", "quire", "--model", model, "--cases", cases,
+               "--repeat", str(repeat), "--load-format", load, "--kw", json.dumps(kw)]  # fmt: skip
+    return Step(name, command, limit_s)
+
+
+def tests_of(*names):
+    return [f"tests/gpu/test_{name}.py" for name in names]
+
+
+def test_steps():
+    """Every file of tests/gpu; those that take longest come last."""
+    others = [
+        str(file.relative_to(ROOT))
+        for file in sorted((ROOT / "tests/gpu").glob("test_*.py"))
+        if str(file.relative_to(ROOT)) not in (*HEAVY, *ALONE)
+    ]
+    return [
+        Step("tests", [*TESTS, "-n", "7", *others], 330, True),
+        Step("tests alone", [*TESTS, "-n", "0", *ALONE], 120, True),
+        Step("tests of models", [*TESTS, "-n", "7", *HEAVY], 400, True),
+    ]
+
+
+def quant_steps():
+    llama, moe = f"{MODELS}/llama-8b", f"{MODELS}/qwen3-30b-a3b"
+    most = "decode1,rows8,rows32,mixed512,prefill"
+    some = "decode1,mixed512,prefill"
+    size = {"max_model_len": 8192}
+    files = tests_of("quant", "fp8", "kv_quant", "moe")
+    return [
+        Step("tests", [*TESTS, "-n", "7", *files], 150, True),
+        Step("write AWQ", [PY, "bench/gpu/checkpoints.py", "awq", llama, AWQ], 60),
+        offline("llama-8b awq", AWQ, most, 110, load_format="auto", **size),
+        offline("llama-8b bf16", llama, most, 110, **size),
+        offline("llama-8b awq, again", AWQ, "decode1", 40, load_format="auto", **size),
+        offline("llama-8b fp8", llama, some, 90, quantization="fp8", **size),
+        Step("write W8A8", [PY, "bench/gpu/checkpoints.py", "w8a8", llama, W8A8], 20),
+        offline("llama-8b w8a8", W8A8, some, 90, **size),
+        Step("gguf types", [PY, "bench/quant_gpu.py", "--rows", "1", "--models", "llama-8b",
+                            "--formats", "w4g128,w4g32,q8_0,q4_k,q6_k,nf4,mxfp4"], 90),
+        offline("30b-a3b int4", moe, "decode1,mixed512", 90, quantization="int4", **size),
+        offline("30b-a3b bf16", moe, "decode1,mixed512", 90, **size),
+    ]  # fmt: skip
+
+
+def lora_steps():
+    llama = f"{MODELS}/llama-8b"
+    engine = [PY, "bench/lora.py", llama, "--load-format", "dummy", "--repeat", "2", "--host", "40",
+              "--cases"]  # fmt: skip
+    return [
+        Step("tests", [*TESTS, "-n", "7", *tests_of("lora", "lora_engine", "lora_load")], 120, True),
+        Step("engine", [*engine, "1x0,32x0,1x1,8x1,32x1,8x8,32x8,64x32,32h8,1r64,mixed512,first"],
+             330),
+        Step("layers", [PY, "bench/lora_gpu.py", "--rows", "1,8,32,64", "--adapters", "1,8,32",
+                        "--ranks", "16"], 120),
+    ]  # fmt: skip
+
+
+STEPS = {"tests": test_steps, "quant": quant_steps, "lora": lora_steps}
+
+
+def value(found, step, key, **where):
+    """Return what the last line of a step says under a key, or None."""
+    for line in reversed(found):
+        if line["step"] == step and all(line.get(k) == v for k, v in where.items()) and key in line:
+            return line[key]
+    return None
+
+
+def ratio(a, b):
+    return a / b if a and b else None
+
+
+def quant_goals(found):
+    """Yield (what, measured or None, goal)."""
+    rate = lambda step, case, key="out_tok_s": value(found, step, key, case=case)  # noqa: E731
+    four = [("decode1", 600), ("rows8", 3800), ("rows32", 9500), ("mixed512", 11500)]
+    for case, goal in four:
+        yield f"8B AWQ {case}, tok/s", rate("llama-8b awq", case), goal
+        over = ratio(rate("llama-8b awq", case), rate("llama-8b bf16", case))
+        yield f"8B AWQ {case} over bf16", over, None
+    yield "8B AWQ prefill, tok/s", rate("llama-8b awq", "prefill", "total_tok_s"), 40000
+    for case, goal in (("decode1", 0.97), ("mixed512", 0.97), ("prefill", 0.95)):
+        two = (rate(f"llama-8b {kind}", case, "total_tok_s") for kind in ("w8a8", "fp8"))
+        yield f"8B W8A8 over fp8, {case}", ratio(*two), goal
+    for case, goal in (("decode1", 1.3), ("mixed512", 1.25)):
+        two = (rate(f"30b-a3b {kind}", case) for kind in ("int4", "bf16"))
+        yield f"30B-A3B int4 over bf16, {case}", ratio(*two), goal
+    for name in ("w4g32", "q8_0", "q4_k", "q6_k"):
+        lines = [one for one in found if one["step"] == "gguf types" and one.get("format") == name]
+        shares = [one["TB/s"] / one["of TB/s"] for one in lines if "TB/s" in one]
+        yield f"{name} at one row, least share of bandwidth", min(shares, default=None), 0.7
+    again = value(found, "llama-8b awq, again", "stages", case="startup") or {}
+    yield "8B AWQ, load from the page cache, s (at most)", again.get("weights"), 5.0
+
+
+def lora_goals(found):
+    goals = {"1x0": 0.995, "32x0": 0.995, "1x1": 0.93, "8x1": 0.93, "32x1": 0.93, "8x8": 0.9,
+             "32x8": 0.9, "mixed512": 0.92, "64x32": 0.8, "1r64": 0.9}  # fmt: skip
+    for case, goal in goals.items():
+        yield f"LoRA {case} (rows x adapters)", value(found, "engine", "ratio", case=case), goal
+    mixed = value(found, "engine", "ratio", case="32h8")
+    yield "time between tokens, half of 32 rows without (at most)", ratio(1, mixed), 1.08
+    for place, goal in (("slot ms", None), ("host ms", 6.0), ("disk ms", 80.0)):
+        first = value(found, "engine", place, case="first")
+        slot = value(found, "engine", "slot ms", case="first")
+        more = None if first is None else first - (slot if goal else 0)
+        yield (
+            f"first token, adapter in {place[:-3]}, ms{' more (at most)' if goal else ''}",
+            more,
+            goal,
+        )
+
+
+GOALS = {"quant": quant_goals, "lora": lora_goals}
+
+
+class Report:
+    """Writes $OUT/NAME.jsonl and $OUT/NAME.log."""
+
+    def __init__(self, name):
+        OUT.mkdir(parents=True, exist_ok=True)
+        self.lines, self.base = [], {"date": time.strftime("%Y-%m-%d"), "commit": commit()}
+        self._json = (OUT / f"{name}.jsonl").open("a", encoding="utf-8")
+        self.log = (OUT / f"{name}.log").open("ab")
+
+    def add(self, line):
+        line = self.base | line
+        self.lines.append(line)
+        self._json.write(json.dumps(line) + "\n")
+        self._json.flush()
+        print(
+            json.dumps({k: v for k, v in line.items() if k not in ("command", *self.base)}),
+            flush=True,
+        )
+
+
+def commit():
+    kept = ROOT / ".whl" / "commit"
+    if kept.exists():
+        return kept.read_text().strip()
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True,
+                           text=True, check=False)  # fmt: skip
+    return found.stdout.strip() or "?"
+
+
+def run(step, limit_s, report):
+    """Run a step. Returns its exit status, or "time" if it was killed at its limit."""
+    print(f"--- {step.name}, at most {limit_s:.0f} s", flush=True)
+    report.log.write(f"--- {step.name}: {' '.join(step.command)}\n".encode())
+    began, rest, status = time.monotonic(), b"", None
+    process = subprocess.Popen(step.command, cwd=ROOT, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    with selectors.DefaultSelector() as ready:
+        ready.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            left = limit_s - (time.monotonic() - began)
+            if left <= 0:
+                status = "time"
+                break
+            if not ready.select(left):
+                continue
+            data = os.read(process.stdout.fileno(), 1 << 16)
+            if not data:
+                break
+            report.log.write(data)
+            *whole, rest = (rest + data).split(b"\n")
+            for text in whole:
+                take(text, step, report)
+    if status is None:
+        status = process.wait()
+    with_children(process)
+    report.log.flush()
+    if status:
+        print(Path(report.log.name).read_bytes()[-2000:].decode(errors="replace"), flush=True)
+    return status, time.monotonic() - began
+
+
+def take(text, step, report):
+    if text.startswith(b"{"):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            return
+        report.add({"step": step.name, "command": " ".join(step.command)} | line)
+
+
+def with_children(process):
+    """End what the step has left, and wait for the process."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=STEPS)
+    parser.add_argument("--seconds", type=float, default=540)
+    a = parser.parse_args()
+    began, failed = time.monotonic(), 0
+    report = Report(a.name)
+    card = subprocess.run([PY, "-c", CEILING], capture_output=True, text=True, check=False)
+    for text in card.stdout.splitlines():
+        if text.startswith("{"):
+            report.base["machine"] = json.loads(text)["machine"]
+            report.add({"step": "card"} | json.loads(text))
+    for step in STEPS[a.name]():
+        left = a.seconds - (time.monotonic() - began)
+        if left < min(20, step.limit_s):
+            report.add({"step": step.name, "status": "not run: no time is left"})
+            continue
+        status, seconds = run(step, min(left, step.limit_s), report)
+        report.add({"step": step.name, "status": status, "s": round(seconds, 1)})
+        failed += status != 0
+    for what, measured, goal in GOALS.get(a.name, lambda found: ())(report.lines):
+        figure = None if measured is None else round(measured, 3)
+        met = None
+        if goal is not None and measured is not None:
+            met = measured <= goal if "at most" in what else measured >= goal
+        report.add({"step": "goals", "what": what, "measured": figure, "goal": goal, "met": met})
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
