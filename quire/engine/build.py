@@ -314,7 +314,7 @@ def _assemble_rank(
         executor: Executor = (
             build_executor(*parts)
             if group is None
-            else group.build_executor(config, build_runner(*parts))
+            else group.build_executor(config, build_runner(*parts, comm))
         )
         return build_scheduler(config, grammars, adapters), executor
 
@@ -438,8 +438,8 @@ def missing_for_structured_output(config: EngineConfig) -> str | None:
     """Return what structured output needs and this engine lacks; None: nothing."""
     if skips_tokenizer(config):
         return "a tokenizer"
-    if config.parallel.ranks > 1:
-        return "tensor_parallel_size=1"
+    if config.parallel.backend == "external_launcher":  # each program would compile at its own time
+        return "distributed_executor_backend='mp'"
     return None if config.sampling.eos_ids else "a token that ends the text"
 
 

@@ -12,6 +12,10 @@ A `BatchSamplingPlan` holds what a batch of slots needs and is reused while the 
 back, so a parameter that no row sets costs nothing and an all-greedy batch is one argmax. Rows do
 not affect each other: a row's token and logprobs are the same bits in any batch.
 
+Every rank of a model samples every row, from the same bits. Rows with a constraint are the
+exception: only rank 0 has their grammars, and the others take its tokens (8 bytes a row, where a
+mask has as many bits as the vocabulary has tokens).
+
 Source: the order is that of vLLM V1's sampler, which users rely on.
 """
 
@@ -25,6 +29,7 @@ import torch
 from torch import Tensor
 
 from quire.core.params import SamplingParams
+from quire.distributed.collectives import Collectives, SingleProcessCollectives
 from quire.kernels.argmax import argmax
 from quire.kernels.penalties import update_token_counts
 from quire.kernels.sample import sample
@@ -73,19 +78,23 @@ class Sampler:
         processors: Sequence[LogitsProcessor] = (),
         grammars: GrammarLookup | None = None,
         asynchronous: bool | None = None,
+        comm: Collectives | None = None,
     ) -> None:
         """`processors`: engine-wide ones (quire.sampling.processors.load_processors).
-        grammars: of the requests with a constraint; None: no request has one.
+        grammars: of the requests with a constraint; None: no request has one, or rank 0 has them.
         asynchronous: nothing waits for results, as a GPU needs; None: True on a GPU.
+        comm: of the ranks that sample the same rows, rank 0 with the grammars; None: only this one.
         """
         self.vocab = vocab
         self.device = torch.device(device)
         self._mode = logprobs_mode
+        self._comm = None if isinstance(comm, SingleProcessCollectives) else comm
         self._params: dict[int, SamplingParams] = {}
         self._join_errors: dict[int, str] = {}  # slots whose sequences could not be joined, and why
         self._general_slots: set[int] = set()  # slots that only `sample` can serve
         self._maskable_slots: set[int] = set()  # slots that may leave no token
         self._random_slots: set[int] = set()
+        self._rank0_slots: set[int] = set()  # constrained: rank 0's tokens count on every rank
         self._penalized_slots: set[int] = set()
         self._processors = EngineLogitsProcessors(processors)
         if asynchronous is None:
@@ -112,6 +121,7 @@ class Sampler:
             self._penalties,
             *self._masking_steps[4:],  # what is forced is so whatever the penalties
         ]
+        self._has_grammars = grammars is not None or self._comm is None
         self._constrained_slots = ConstrainedSlots(vocab, self.device, grammars)
         self._plan: BatchSamplingPlan | None = None
 
@@ -132,12 +142,15 @@ class Sampler:
             self._processors.join(joined)
             self._general_slots.add(slot)
             self._join_errors[slot] = f"{type(error).__name__}: {error}"
+        if self._comm is not None and joined.constraint is not None:  # also if rank 0 alone raised
+            self._rank0_slots.add(slot)
 
     def _join(self, joined: SlotJoin) -> None:
         slot, params = joined.slot, joined.params
         self._params[slot] = params
         self._chooser.join(slot, params, joined.seed)
-        self._constrained_slots.join(joined)
+        if joined.constraint is None or self._has_grammars:
+            self._constrained_slots.join(joined)
         for step in self._steps:
             step.join(joined)
         if any(step.applies_to(slot) for step in self._masking_steps):
@@ -157,6 +170,7 @@ class Sampler:
         self._general_slots.discard(slot)
         self._maskable_slots.discard(slot)
         self._random_slots.discard(slot)
+        self._rank0_slots.discard(slot)
         self._penalized_slots.discard(slot)
         self._constrained_slots.leave(slot)
         for step in self._steps:
@@ -193,7 +207,7 @@ class Sampler:
         """
         if self._gpu_chooser is not None:
             self._gpu_chooser.table.flush()
-        if not self._general_slots.isdisjoint(slots):
+        if not (self._general_slots | self._rank0_slots).isdisjoint(slots):
             return None
         if not self._penalized_slots.isdisjoint(slots):
             return "penalised"
@@ -263,6 +277,9 @@ class Sampler:
                 at = again.rows.long()
                 drawn = self._cpu_chooser.redraw_masked(work, plan.chooser_rows, positions, again)
                 ids[at], tops[at] = drawn
+        if plan.rank0_rows is not None:
+            assert self._comm is not None
+            ids[plan.rank0_rows] = self._comm.broadcast(ids[plan.rank0_rows])
         for edit in plan.edits:
             edit.on_sampled(ids)
         made = SamplerOutput(ids, tops, faults, maskable_rows=plan.maskable_rows)
@@ -302,7 +319,12 @@ class Sampler:
                 row: self._join_errors[slot] for row, slot in batch.rows_in(self._join_errors)
             },
             maskable_rows=frozenset(row for row, _ in batch.rows_in(self._maskable_slots)),
+            rank0_rows=self._find_rank0_rows(batch),
         )
+
+    def _find_rank0_rows(self, batch: SlotBatch) -> Tensor | None:
+        rows = [row for row, _ in batch.rows_in(self._rank0_slots)]
+        return batch.tensor(rows) if rows else None
 
     def _optimistic_rows(
         self, slots: Sequence[int], params: Sequence[SamplingParams]

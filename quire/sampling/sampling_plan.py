@@ -82,9 +82,12 @@ class BatchSamplingPlan:
     scale: Tensor | None  # [R, 1] temperatures, if processors must see scaled logits
     row_errors: dict[int, str]  # rows that could not be joined
     maskable_rows: frozenset[int]  # rows that may leave no token
+    rank0_rows: Tensor | None  # rows of which all ranks take rank 0's token
 
     @property
     def is_all_greedy(self) -> bool:
+        if self.rank0_rows is not None:
+            return False
         return not (self.edits or self.has_random or self.logprob_groups or self.row_errors)
 
 

@@ -220,10 +220,11 @@ def build_runner(
     grammars: GrammarLookup | None = None,
     pooler: Pooler | None = None,
     device: torch.device | None = None,
+    comm: Collectives | None = None,
 ) -> ModelRunner:
     """Build one rank: KV tensors, attention backend, sampler and worker around a model.
 
-    device: of the tensors; None: the config's.
+    device: of the tensors; None: the config's. comm: of the ranks that sample the same rows.
     """
     cache, scheduler = config.cache, config.scheduler
     device = device or torch.device(config.device.kind)
@@ -246,6 +247,7 @@ def build_runner(
         logprobs_mode=config.model.logprobs_mode,
         processors=processors,
         grammars=grammars,
+        comm=comm,
     )
     worker = _worker_class(config.device.kind)(
         model,

@@ -215,6 +215,6 @@ def _load(link: RankLink, orders: StartRank) -> RankLoop:
     link.finish_phase(LOAD)
 
     def build(config: EngineConfig) -> ModelRunner:
-        return build_runner(model, config, processors, pooler=pooler, device=device)
+        return build_runner(model, config, processors, None, pooler, device, comm)
 
     return RankLoop(link, build, lambda: free_bytes(config, device))
