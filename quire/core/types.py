@@ -223,6 +223,7 @@ class Sequence:
     """Proposed next tokens: of its row in flight, or of its next row. Never part of `tokens`."""
     cross_table: list[int] = field(default_factory=list)  # blocks of the encoder's output
     encoder_step: int = -1  # step that writes these; -1: they were found, or there are none
+    dp_rank: int = 0  # data-parallel rank that has its slot and its blocks
 
     @property
     def prompt_len(self) -> int:
@@ -297,6 +298,18 @@ class StepPlan:
     num_drafts: int = 0  # draft tokens of all rows
     parts: tuple[object, ...] = ()
     """What step budgets add for parts of the worker (quire.runner.parts), each of its own type."""
+    dp_plans: tuple[StepPlan, ...] = ()
+    """Of several data-parallel ranks: what each does. Slots and blocks are numbered by rank, and
+    `rows` has the rows of all, in rank order."""
+
+
+class DataParallelTokens(NamedTuple):
+    """A part of each rank's plan: how many tokens every data-parallel rank computes in the step.
+
+    A rank without any runs the step too: it has experts that the tokens of the others go to.
+    """
+
+    counts: tuple[int, ...]
 
 
 class TokenLogprobs(NamedTuple):

@@ -170,17 +170,23 @@ class KVCache:
         assert not seq.planned, "match_prefix() needs a sequence without blocks"
         if seq.request.encoder_prompt:
             self._cross.match(seq)
-        if not prefix or not self.prefix_caching or not seq.request.read_prefix_cache:
-            return
-        keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
-        hit = self._longest_hit(keys, self._is_available)
+        hit = self.find_prefix(seq) // self.block_size if prefix else 0
         seq.computed = seq.planned = hit * self.block_size
+        keys = seq.keys
         for g in range(len(self.specs)):
             first = self._first_block(g, hit)
             seq.tables[g].extend([NO_BLOCK] * first)
             for key in keys[first:hit]:
                 block = self.pool.acquire_cached(key + self._group_suffixes[g])
                 seq.tables[g].append(NO_BLOCK if block is None else block)
+
+    def find_prefix(self, seq: Sequence) -> int:
+        """Number of leading tokens that match_prefix() would find now for a sequence without
+        blocks."""
+        if not self.prefix_caching or not seq.request.read_prefix_cache:
+            return 0
+        keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
+        return self._longest_hit(keys, self._is_available) * self.block_size
 
     def load_prefix(self, seq: Sequence, step: int) -> int:
         """Load what match_prefix() found in the host tier, with `step`, which is being planned.

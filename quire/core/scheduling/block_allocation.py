@@ -1,5 +1,6 @@
 """Block allocator: finds blocks for a sequence, and frees those of others where needed.
 
+Each data-parallel rank has its own: "running", "available" and so on are those of the rank.
 A running sequence gets blocks by preemption if necessary; the queue's order chooses the victim.
 A waiting sequence preempts nothing. Without running ones it gets all blocks that can be freed; else
 it waits until there are more blocks than at its last attempt.
@@ -19,8 +20,14 @@ class BlockAllocator:
     """Helper of the scheduler. watermark: share of the pool kept free beside running rows."""
 
     def __init__(
-        self, kv: KVCache, registry: SequenceRegistry, inflight: InflightSteps, watermark: float
+        self,
+        rank: int,
+        kv: KVCache,
+        registry: SequenceRegistry,
+        inflight: InflightSteps,
+        watermark: float,
     ) -> None:
+        self._rank = rank
         self._kv = kv
         self._registry = registry
         self._inflight = inflight
@@ -43,9 +50,9 @@ class BlockAllocator:
         while not kv.allocate(seq, n):
             if kv.blocks_to_allocate(seq, n) <= kv.pool.available + kv.deferred_free.num_pending:
                 return 0
-            if registry.reclaim():
+            if registry.reclaim(self._rank):
                 continue
-            victim = registry.waiting_queue.choose_victim(registry.running)
+            victim = registry.waiting_queue.choose_victim(registry.running_on(self._rank))
             if victim is not seq:
                 preempt(victim)
             elif kv.token_capacity(seq) > 0:
@@ -70,9 +77,9 @@ class BlockAllocator:
 
     def ensure_blocks(self, seq: Sequence) -> bool:
         """Whether there are blocks for all its tokens; frees reclaimable ones if nothing runs."""
-        pool, reserved = self._kv.pool, self._watermark_blocks if self._registry.running else 0
+        pool, reserved = self._kv.pool, self._watermark_blocks if self._any_running else 0
         while self._kv.blocks_needed(seq) > pool.available - reserved:
-            if self._may_gain_blocks or not self._registry.reclaim(sparing=seq):
+            if self._may_gain_blocks or not self._registry.reclaim(self._rank, sparing=seq):
                 self._last_shortage = (seq, pool.available)
                 return False
         self._last_shortage = None
@@ -83,15 +90,19 @@ class BlockAllocator:
 
         Copying shared blocks takes more blocks than recomputing from the start.
         """
-        if self._may_gain_blocks or not self._registry.reclaimable.discard(seq):
+        if self._may_gain_blocks or not self._registry.reclaimable[self._rank].discard(seq):
             return False
-        self._kv.release(seq, self._inflight.last_step)
+        self._registry.free_blocks(seq)
         return True
 
     @property
     def _may_gain_blocks(self) -> bool:
         """Whether more blocks may become free without a preemption."""
-        return bool(self._registry.running) or self._awaits_step
+        return self._any_running or self._awaits_step
+
+    @property
+    def _any_running(self) -> bool:
+        return self._registry.num_running(self._rank) > 0
 
     @property
     def _awaits_step(self) -> bool:

@@ -1,17 +1,22 @@
 """Plan builder: collects the rows of the step that is being planned.
 
-Adding a row and removing it again are exact opposites, budgets included.
+Adding a row and removing it again are exact opposites, budgets included. With several data-parallel
+ranks each gets a plan of its own, with its rows, slots and blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
 
-from quire.core.kv.tiers.host import TierCopies
+from quire.core.kv.tiers.host import NO_COPIES, TierCopies
 from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.types import (
     UNKNOWN,
     BlockCopy,
+    DataParallelTokens,
     Row,
     Sequence,
     SequenceState,
@@ -37,13 +42,15 @@ class StepBudgets:
 
 
 class PlanBuilder:
-    """rows: in order; a sequence has at most one."""
+    """rows: in order; a sequence has at most one. copies: of each rank."""
 
-    def __init__(self, budgets: StepBudgets, sequences: int, *, speculative: bool = False) -> None:
+    def __init__(
+        self, budgets: StepBudgets, sequences: int, *, speculative: bool = False, ranks: int = 1
+    ) -> None:
         self.rows: list[Row] = []
         self.joins: list[Sequence] = []
         self.changed_tables: list[Sequence] = []
-        self.copies: list[BlockCopy] = []
+        self.copies: list[list[BlockCopy]] = [[] for _ in range(ranks)]
         self.preempted: list[str] = []
         self._num_drafts = 0
         self._speculative = speculative
@@ -120,20 +127,68 @@ class PlanBuilder:
                     budget.undo(seq, row.count)
                 return
 
-    def build(self, step: int, leaves: tuple[int, ...], tier: TierCopies) -> StepPlan:
+    def build(self, step: int, moves: Seq[RankMoves]) -> StepPlan:
+        """moves: of each rank."""
         sent = [one.plan_part() for one in self._budgets.sending]
-        return StepPlan(
+        plan = StepPlan(
             step=step,
             rows=tuple(self.rows),
             joins=tuple(self.joins),
-            leaves=leaves,
+            leaves=moves[0].leaves,
             changed_tables=tuple(
                 seq for seq in self.changed_tables if seq.state is SequenceState.RUNNING
             ),
-            swap_out=tier.stores,
-            swap_in=tier.loads,
-            copies=tuple(self.copies),
+            swap_out=moves[0].tier.stores,
+            swap_in=moves[0].tier.loads,
+            copies=tuple(self.copies[0]),
             preempted=tuple(self.preempted),
             num_drafts=self._num_drafts,
             parts=tuple([part for part in sent if part is not None]),
         )
+        return plan if len(moves) == 1 else divide_plan(plan, moves, self.copies)
+
+
+class RankMoves(NamedTuple):
+    """Slots that were emptied on a rank, and copies between its device and the host."""
+
+    leaves: tuple[int, ...]
+    tier: TierCopies = NO_COPIES
+
+
+def divide_plan(
+    plan: StepPlan, moves: Seq[RankMoves], copies: Seq[Seq[BlockCopy]] = ()
+) -> StepPlan:
+    """Return the plan of several ranks, with what each does.
+
+    plan: has the sequences of all ranks. copies: within the device, of each rank; (): none.
+    """
+    rows_of: list[list[Row]] = [[] for _ in moves]
+    for row in plan.rows:
+        rows_of[row.seq.dp_rank].append(row)
+    parts = plan.parts
+    if plan.rows:
+        counts = tuple([sum([row.count for row in rows]) for rows in rows_of])
+        parts = (*parts, DataParallelTokens(counts))
+    plans = tuple(
+        StepPlan(
+            plan.step,
+            tuple(rows),
+            joins=tuple([seq for seq in plan.joins if seq.dp_rank == rank]),
+            leaves=moved.leaves,
+            changed_tables=tuple([seq for seq in plan.changed_tables if seq.dp_rank == rank]),
+            swap_out=moved.tier.stores,
+            swap_in=moved.tier.loads,
+            copies=tuple(copies[rank]) if copies else (),
+            parts=parts,
+        )
+        for rank, (rows, moved) in enumerate(zip(rows_of, moves, strict=True))
+    )
+    return replace(
+        plan,
+        rows=tuple(chain.from_iterable(one.rows for one in plans)),
+        leaves=tuple(chain.from_iterable(one.leaves for one in plans)),
+        swap_out=tuple(chain.from_iterable(one.swap_out for one in plans)),
+        swap_in=tuple(chain.from_iterable(one.swap_in for one in plans)),
+        copies=tuple(chain.from_iterable(one.copies for one in plans)),
+        dp_plans=plans,
+    )

@@ -30,11 +30,12 @@ from quire.core.scheduling.dummy_step import (
 from quire.core.scheduling.inflight_steps import InflightStep, InflightSteps
 from quire.core.scheduling.limits.base import Admission, StepBudget, StepListener
 from quire.core.scheduling.order.base import WaitingQueue
-from quire.core.scheduling.plan_builder import PlanBuilder, StepBudgets
+from quire.core.scheduling.plan_builder import PlanBuilder, RankMoves, StepBudgets
 from quire.core.scheduling.prompt_logprobs_buffer import PromptLogprobsBuffer
 from quire.core.scheduling.replay_state import ReplayState
 from quire.core.scheduling.scheduler_counters import SchedulerCounters
 from quire.core.scheduling.sequence_registry import SequenceRegistry
+from quire.core.scheduling.sequence_starter import SequenceStarter
 from quire.core.scheduling.stop_check import StopResult, append_tokens
 from quire.core.scheduling.waiting import ResourceProvider, ResourceWaits
 from quire.core.types import (
@@ -93,25 +94,39 @@ class Scheduler:
         max_drafts: int = 0,
         propose: Callable[[Sequence], Seq[int]] | None = None,
         dummy_request: Request = DUMMY_REQUEST,
+        other_ranks: Seq[KVCache] = (),
     ) -> None:
         """max_drafts: maximum per row; 0: no speculation, and results have no proposals.
 
         propose: returns draft tokens for a sequence whose result had no proposals. dummy_request:
-        of one token, that any step of the model can compute.
+        of one token, that any step of the model can compute. other_ranks: the caches of further
+        data-parallel ranks, as large as `kv`; max_seqs is then that of each rank.
         """
-        self._kv = kv
+        self._kvs = kvs = (kv, *other_ranks)
+        self._block_size = kv.block_size
         self._budgets = StepBudgets(budgets)
         self.admissions = list(admissions)
         self._listeners = list(listeners)
         self._resources = ResourceWaits(resources)
         self._max_len = max_len
         self._inflight = InflightSteps(steps_in_flight)
-        self._registry = SequenceRegistry(kv, order, self._inflight, max_seqs)
-        self._block_allocator = BlockAllocator(kv, self._registry, self._inflight, watermark)
+        self._registry = SequenceRegistry(kvs, order, self._inflight, max_seqs)
+        self._allocators = [
+            BlockAllocator(rank, one, self._registry, self._inflight, watermark)
+            for rank, one in enumerate(kvs)
+        ]
         self._running = self._registry.running
         self._waiting_queue = order
         self._prompt_logprobs = PromptLogprobsBuffer()
         self._counters = SchedulerCounters()
+        self._starter = SequenceStarter(
+            kvs,
+            self._allocators,
+            self._registry,
+            self._inflight,
+            self._prompt_logprobs,
+            self._counters,
+        )
         self._max_drafts = max_drafts
         self._propose_drafts = propose
         self._dummy_request = dummy_request
@@ -144,7 +159,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
         check_request(request, self._registry.groups)
-        check_length(request, self._kv, self._max_len)
+        check_length(request, self._kvs[0], self._max_len)
         for admission in self.admissions:
             admission.check_request(request)
         self._resources.check_request(request)
@@ -224,7 +239,9 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. Returns False, without a change, while blocks are in use."""
-        return self._kv.pool.reset()
+        if any(kv.pool.available < kv.pool.size for kv in self._kvs):
+            return False
+        return all(kv.pool.reset() for kv in self._kvs)
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -235,11 +252,14 @@ class Scheduler:
             self._budgets,
             len(self._running) + len(self._waiting_queue),
             speculative=self._max_drafts > 0,
+            ranks=len(self._kvs),
         )
         self._schedule_running(draft)
         if not draft.preempted:
             self._schedule_waiting(draft)
-        plan = draft.build(step, self._registry.take_leaves(), self._kv.take_copies(step))
+        leaves = self._registry.take_leaves()
+        moves = [RankMoves(one, kv.take_copies(step)) for one, kv in zip(leaves, self._kvs)]
+        plan = draft.build(step, moves)
         self._inflight.push(plan)
         return plan
 
@@ -249,7 +269,7 @@ class Scheduler:
         The branch in this loop is the fast path: decoding, with space in the last block, while no
         budget can bind. It does what _schedule_sequence(), the general rule, would do.
         """
-        running, size, token = SequenceState.RUNNING, self._kv.block_size, Wants.TOKEN
+        running, size, token = SequenceState.RUNNING, self._block_size, Wants.TOKEN
         new_tuple = tuple.__new__  # makes a Row without the call of its constructor
         rows, slack, ones = draft.rows, draft.free_decode_rows(), 0
         for seq in list(self._running):
@@ -281,13 +301,12 @@ class Scheduler:
         n = draft.allowed_tokens(seq, self._choose_drafts(seq) if self._max_drafts else 0)
         if not n:
             return
-        if self._kv.blocks_to_allocate(seq, n) and self._kv.free_out_of_window(
-            seq, self._inflight.last_step
-        ):
+        kv = self._kvs[seq.dp_rank]
+        if kv.blocks_to_allocate(seq, n) and kv.free_out_of_window(seq, self._inflight.last_step):
             draft.changed_tables.append(seq)
-        if not self._kv.allocate(seq, n):
+        if not kv.allocate(seq, n):
             n = min(n, seq.pending)  # drafts take no blocks from others
-            n = self._block_allocator.allocate_for_running(
+            n = self._allocators[seq.dp_rank].allocate_for_running(
                 seq, n, lambda victim: self._preempt(victim, draft)
             )
         if n:
@@ -313,6 +332,8 @@ class Scheduler:
     def _schedule_waiting(self, draft: PlanBuilder) -> None:
         """Start waiting sequences in order, as long as slots, budgets and blocks suffice."""
         refused: list[Sequence] = []
+        if len(self._waiting_queue):
+            self._starter.begin_plan()
         while (
             self._registry.has_slot
             and len(self._waiting_queue)
@@ -321,52 +342,17 @@ class Scheduler:
         ):
             seq = self._waiting_queue.pop()
             try:
-                if self._try_start(seq, draft) or (
-                    self._block_allocator.drop_shared_prefix(seq) and self._try_start(seq, draft)
-                ):
+                if self._starter.start(seq, draft):
                     continue
             except Exception as error:  # noqa: BLE001 isolates an error in one request's data
                 self._waiting_queue.requeue(seq)
                 self._planning_failures.append(self._fail_sequence(seq, error))
                 continue
             refused.append(seq)
-            if not draft.may_be_overtaken(seq):
+            if not draft.may_be_overtaken(seq) and not self._starter.reserve_rank(seq):
                 break
         for seq in reversed(refused):
             self._waiting_queue.requeue(seq)
-
-    def _try_start(self, seq: Sequence, draft: PlanBuilder) -> bool:
-        """Start a waiting sequence. Returns False, and changes nothing, if it cannot run."""
-        kv = self._kv
-        fresh = not seq.planned
-        if self._block_allocator.still_lacks_blocks(seq):
-            return False
-        if fresh:
-            kv.match_prefix(seq, prefix=not self._prompt_logprobs.needs_full_prompt(seq))
-        n = draft.allowed_tokens(seq)
-        if not n or not self._block_allocator.ensure_blocks(seq):
-            if fresh:
-                kv.release(seq, 0)
-            return False
-        loaded = kv.load_prefix(seq, self._inflight.next_step) if fresh else 0
-        if fresh and not seq.preemptions and seq.request.read_prefix_cache:
-            seq.cached, seq.loaded = seq.computed, loaded
-            self._counters.count_lookup(seq, tiers=kv.host is not None)
-        self._assign_slot(seq, draft)
-        n = min(n, kv.token_capacity(seq))
-        allocated = kv.allocate(seq, n)
-        assert allocated, f"{seq.request.id} was admitted without blocks for {n} tokens"
-        draft.add(seq, n)
-        self._registry.fork_followers(seq)
-        return True
-
-    def _assign_slot(self, seq: Sequence, draft: PlanBuilder) -> None:
-        """Assign a slot, and allocate its own blocks for shared ones."""
-        copies = self._kv.copy_on_write(seq, self._inflight.next_step)
-        assert copies is not None, f"{seq.request.id} was admitted without blocks to copy"
-        draft.copies += copies
-        self._registry.start_running(seq)
-        draft.joins.append(seq)
 
     # -- results ------------------------------------------------------------------------------
 
@@ -384,7 +370,7 @@ class Scheduler:
         inflight = self._pop_inflight(plan)
         updates, self._planning_failures = self._planning_failures, []
         slow = self._slow_rows(inflight, result)
-        size, wants_token, new_tuple = self._kv.block_size, Wants.TOKEN, tuple.__new__
+        size, wants_token, new_tuple = self._block_size, Wants.TOKEN, tuple.__new__
         for i, (row, ids) in enumerate(zip(plan.rows, result.token_ids, strict=True)):
             seq, start, count, wants, _ = row
             if wants is wants_token and count == 1 == len(ids) and not (slow and i in slow):
@@ -416,7 +402,7 @@ class Scheduler:
         The device state of every slot is in doubt, so all running sequences return to the queue and
         are recomputed from their tokens, which are unchanged. Limits choose which are tried when.
         """
-        copies_lost = self._kv.step_failed()
+        copies_lost = [kv.step_failed() for kv in self._kvs]
         inflight = self._pop_inflight(plan)
         rows = [row.seq for row in plan.rows if row.seq not in inflight.stale]
         culprit = None
@@ -427,8 +413,9 @@ class Scheduler:
             culprits = [listener.observe_step_failure(rows) for listener in self._listeners]
             culprit = next((one for one in culprits if one is not None), None)
         back = self._registry.requeue_all()
-        while copies_lost and self._registry.reclaim():
-            pass  # sequences that share blocks with those
+        for rank, lost in enumerate(copies_lost):
+            while lost and self._registry.reclaim(rank):
+                pass  # sequences that share blocks with those
         return FailedStep([seq.request.id for seq in back], culprit)
 
     def plan_dummy_step(self) -> StepPlan | None:
@@ -438,20 +425,21 @@ class Scheduler:
         """
         assert not self._running, "sequences are running"
         return build_dummy_step(
-            self._kv, self._registry, self._inflight.last_step, self._dummy_request
+            self._kvs, self._registry, self._inflight.last_step, self._dummy_request
         )
 
     def finish_dummy_step(self, plan: StepPlan) -> None:
         """Free what the dummy step used."""
-        release_dummy_step(plan, self._kv, self._registry)
+        release_dummy_step(plan, self._kvs, self._registry)
 
     def replay_state(self) -> ReplayState:
         """Return the object with which replays set the scheduler's state."""
-        return ReplayState(self._kv, self._registry)
+        return ReplayState(self._kvs[0], self._registry)
 
     def _pop_inflight(self, plan: StepPlan) -> InflightStep:
         inflight = self._inflight.pop_oldest(plan)
-        self._kv.step_finished(plan.step)
+        for kv in self._kvs:
+            kv.step_finished(plan.step)
         return inflight
 
     def _slow_rows(self, inflight: InflightStep, result: StepResult) -> set[int]:
@@ -468,13 +456,13 @@ class Scheduler:
         if (error := result.row_error(i)) is not None:
             if error.fault == "numbers":
                 self._counters.corrupt_rows += 1
-                self._kv.invalidate(seq)
+                self._kvs[seq.dp_rank].invalidate(seq)
             updates.append(self._finish_with_update(seq, "error")._replace(**error._asdict()))
             return
         if i in result.prompt_logprobs:
             self._prompt_logprobs.add(row, result.prompt_logprobs[i])
         kept, done = self._append_tokens(row, result.token_ids[i])
-        self._kv.cache_full_blocks(seq, row.start)
+        self._kvs[seq.dp_rank].cache_full_blocks(seq, row.start)
         self._registry.fork_followers(seq)
         if row.wants is Wants.POOLED:
             self._finish(seq)
@@ -551,11 +539,11 @@ class Scheduler:
     @property
     def available_blocks(self) -> int:
         """Number of blocks that could be allocated now without preemption."""
-        return self._kv.pool.available
+        return sum([kv.pool.available for kv in self._kvs])
 
     def stats(self) -> SchedulerStats:
         acquitted = sum(one.unattributed_failures for one in self._listeners)
-        return self._counters.stats(self._kv, self._registry, unattributed_failures=acquitted)
+        return self._counters.stats(self._kvs, self._registry, unattributed_failures=acquitted)
 
     def sequences(self) -> Iterator[Sequence]:
         """Live sequences: running ones in order of admission, waiting ones in the queue or outside,
@@ -587,11 +575,11 @@ class Scheduler:
     @property
     def block_size(self) -> int:
         """Number of tokens in a block."""
-        return self._kv.block_size
+        return self._block_size
 
     def block_map(self) -> bytes:
         """Return one BlockState per block of the KV cache, for display."""
-        return self._kv.pool.usage_map()
+        return b"".join([kv.pool.usage_map() for kv in self._kvs])
 
     def check(self) -> None:
         """Raise AssertionError if an invariant of scheduler, cache or pools is broken."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence as Seq
 
+from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache import KVCache
 from quire.core.scheduler_stats import SchedulerStats
 from quire.core.scheduling.sequence_registry import SequenceRegistry
@@ -62,27 +64,30 @@ class SchedulerCounters:
             )
 
     def stats(
-        self, kv: KVCache, registry: SequenceRegistry, unattributed_failures: int
+        self, kvs: Seq[KVCache], registry: SequenceRegistry, unattributed_failures: int
     ) -> SchedulerStats:
-        """Return the counters with the current state."""
-        pool, host, in_resource_wait = kv.pool, kv.host, len(registry.waiting_for_resources)
+        """Return the counters with the current state. kvs: of each data-parallel rank."""
+        in_resource_wait = len(registry.waiting_for_resources)
+        hosts = [kv.host for kv in kvs if kv.host is not None]
+        blocks, available, cached = _count([kv.pool for kv in kvs])
+        host_blocks, host_available, host_cached = _count([host.pool for host in hosts])
         return SchedulerStats(
             running=len(registry.running),
             waiting=len(registry.waiting_queue) + registry.num_followers + in_resource_wait,
-            blocks=pool.size,
-            held_blocks=pool.size - pool.available,
-            cached_blocks=pool.cached,
-            free_blocks=pool.available - pool.cached,
+            blocks=blocks,
+            held_blocks=blocks - available,
+            cached_blocks=cached,
+            free_blocks=available - cached,
             preemptions=self.preemptions,
             prefix_query_tokens=self.query_tokens,
             prefix_hit_tokens=self.hit_tokens,
             tier_query_tokens=self.tier_query_tokens,
             tier_hit_tokens=self.tier_hit_tokens,
-            host_blocks=host.pool.size if host else 0,
-            held_host_blocks=host.pool.size - host.pool.available if host else 0,
-            cached_host_blocks=host.pool.cached if host else 0,
-            host_stored_blocks=host.stored_blocks if host else 0,
-            host_loaded_blocks=host.loaded_blocks if host else 0,
+            host_blocks=host_blocks,
+            held_host_blocks=host_blocks - host_available,
+            cached_host_blocks=host_cached,
+            host_stored_blocks=sum([host.stored_blocks for host in hosts]),
+            host_loaded_blocks=sum([host.loaded_blocks for host in hosts]),
             following=registry.num_followers,
             waiting_for_resources=in_resource_wait,
             failed_steps=self.failed_steps,
@@ -90,3 +95,10 @@ class SchedulerCounters:
             failed_requests=self.failed_requests,
             corrupt_rows=self.corrupt_rows,
         )
+
+
+def _count(pools: Seq[BlockPool]) -> tuple[int, int, int]:
+    """Return the blocks of some pools: all, available ones, and the cached ones of those."""
+    sizes = [(pool.size, pool.available, pool.cached) for pool in pools]
+    size, available, cached = map(sum, zip(*sizes)) if sizes else (0, 0, 0)
+    return size, available, cached

@@ -3,13 +3,15 @@
     followers, waiting for resources -> queue -> running -> (queue -> running)* -> held -> removed
 
 A live sequence is in exactly one of the first four. The scheduler decides which sequences move;
-the registry keeps slots, shared blocks and request groups consistent with the moves. It is a
+the registry keeps slots, shared blocks and request groups consistent with the moves. Each
+data-parallel rank has slots and blocks of its own; the other places are those of all ranks. It is a
 private helper of the scheduler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.reclaimable_blocks import ReclaimableBlocks
@@ -20,37 +22,56 @@ from quire.core.types import UNKNOWN, Request, Sequence, SequenceState
 
 
 class SequenceRegistry:
-    """running: in the order of admission. reclaimable: sequences that can lose their blocks.
-    waiting_for_resources: sequences outside of the queue until their resources are ready."""
+    """running: in the order of admission. reclaimable: of each rank, sequences that can lose their
+    blocks. waiting_for_resources: sequences outside of the queue until their resources are
+    ready."""
 
     def __init__(
-        self, kv: KVCache, order: WaitingQueue, inflight: InflightSteps, max_seqs: int
+        self, kvs: Seq[KVCache], order: WaitingQueue, inflight: InflightSteps, max_seqs: int
     ) -> None:
+        """kvs, max_seqs: of each data-parallel rank."""
         assert max_seqs > 0, max_seqs
-        self.max_seqs = max_seqs
-        self._kv = kv
+        self._max_seqs = max_seqs
+        self._kvs = kvs
         self._inflight = inflight
-        self._slots = list(range(max_seqs - 1, -1, -1))  # free ones
-        self._leaves: list[int] = []
+        self._slots = [list(range(max_seqs - 1, -1, -1)) for _ in kvs]  # free ones
+        self._leaves: list[list[int]] = [[] for _ in kvs]
         self.waiting_queue = order
         self.groups: dict[str, RequestGroup] = {}
         self.running: dict[Sequence, None] = {}
         self.waiting_for_resources: dict[Sequence, None] = {}
-        self.reclaimable = ReclaimableBlocks()
+        self.reclaimable = [ReclaimableBlocks() for _ in kvs]
         self.num_followers = 0
 
     @property
-    def has_slot(self) -> bool:
-        return bool(self._slots)
+    def max_seqs(self) -> int:
+        """Maximum of running sequences, on all ranks."""
+        return self._max_seqs * len(self._slots)
 
     @property
-    def unused_slot(self) -> int:
-        """A free slot, which stays free. The caller passes it to empty_slot() afterwards."""
-        return self._slots[-1]
+    def has_slot(self) -> bool:
+        """Whether any rank has a free slot."""
+        return any(self._slots)
 
-    def empty_slot(self, slot: int) -> None:
-        """Have the device empty a slot that no sequence has."""
-        self._leaves.append(slot)
+    def num_free_slots(self, rank: int) -> int:
+        return len(self._slots[rank])
+
+    def num_running(self, rank: int) -> int:
+        return self._max_seqs - len(self._slots[rank])
+
+    def running_on(self, rank: int) -> dict[Sequence, None]:
+        """The running sequences of a rank, in the order of admission."""
+        if len(self._slots) == 1:
+            return self.running
+        return {seq: None for seq in self.running if seq.dp_rank == rank}
+
+    def unused_slot(self, rank: int) -> int:
+        """A free slot, which stays free. The caller passes it to empty_slot() afterwards."""
+        return self._slots[rank][-1]
+
+    def empty_slot(self, seq: Sequence) -> None:
+        """Have the device empty the slot of a sequence that the registry does not contain."""
+        self._leaves[seq.dp_rank].append(seq.slot)
 
     def live_sequences(self) -> Iterator[Sequence]:
         """All live sequences, place by place."""
@@ -60,10 +81,12 @@ class SequenceRegistry:
         for group in self.groups.values():
             yield from group.followers
 
-    def take_leaves(self) -> tuple[int, ...]:
-        """Return the slots emptied since the last call."""
-        leaves, self._leaves = tuple(self._leaves), []
-        return leaves
+    def take_leaves(self) -> list[tuple[int, ...]]:
+        """Return the slots of each rank emptied since the last call."""
+        taken = [tuple(leaves) for leaves in self._leaves]
+        for leaves in self._leaves:
+            leaves.clear()
+        return taken
 
     # -- adding -------------------------------------------------------------------------------
 
@@ -72,7 +95,7 @@ class SequenceRegistry:
 
         waits: they stay out of the queue until enqueue_ready().
         """
-        group = RequestGroup.create(request, max_len, self._kv.new_tables)
+        group = RequestGroup.create(request, max_len, self._kvs[0].new_tables)
         group.waits_for_resources = waits
         self.groups[request.id] = group
         leader = group.leader
@@ -118,15 +141,16 @@ class SequenceRegistry:
 
     def _fork(self, parent: Sequence, child: Sequence, length: int) -> None:
         if length:
-            self._kv.fork(parent, child, length)
+            child.dp_rank = parent.dp_rank
+            self._kvs[child.dp_rank].fork(parent, child, length)
         if child.planned:
-            self.reclaimable.sharing[child] = None
+            self.reclaimable[child.dp_rank].sharing[child] = None
 
     def start_running(self, seq: Sequence) -> None:
-        """Assign a slot to a sequence; the caller has removed it from its waiting place."""
-        self.reclaimable.discard(seq)
+        """Assign a slot of its rank; the caller has removed the sequence from its waiting place."""
+        self.reclaimable[seq.dp_rank].discard(seq)
         seq.state = SequenceState.RUNNING
-        seq.slot = self._slots.pop()
+        seq.slot = self._slots[seq.dp_rank].pop()
         self.running[seq] = None
 
     # -- leaving ------------------------------------------------------------------------------
@@ -134,8 +158,8 @@ class SequenceRegistry:
     def stop_running(self, seq: Sequence) -> None:
         """Stop running: empty the slot. Rows in flight become stale."""
         del self.running[seq]
-        self._slots.append(seq.slot)
-        self._leaves.append(seq.slot)
+        self._slots[seq.dp_rank].append(seq.slot)
+        self._leaves[seq.dp_rank].append(seq.slot)
         seq.slot = -1
         self._inflight.invalidate_rows(seq)
         while seq.tokens[-1] == UNKNOWN:
@@ -145,7 +169,7 @@ class SequenceRegistry:
     def requeue(self, seq: Sequence) -> None:
         """Return a running sequence to the queue, without its blocks."""
         seq.state = SequenceState.WAITING
-        self._kv.release(seq, self._inflight.last_step)
+        self.free_blocks(seq)
         self.waiting_queue.requeue(seq)
 
     def requeue_all(self) -> list[Sequence]:
@@ -168,9 +192,9 @@ class SequenceRegistry:
         seq.state = SequenceState.FINISHED
         group.num_unfinished -= 1
         if held:
-            self.reclaimable.held[seq] = None
+            self.reclaimable[seq.dp_rank].held[seq] = None
         else:
-            self._kv.release(seq, self._inflight.last_step)
+            self.free_blocks(seq)
         if seq is group.leader and group.followers:
             group.leader = next(iter(group.followers))
             del group.followers[group.leader]
@@ -192,7 +216,7 @@ class SequenceRegistry:
             del self.waiting_for_resources[seq]
         else:
             self.waiting_queue.remove(seq)
-        self.reclaimable.discard(seq)
+        self.reclaimable[seq.dp_rank].discard(seq)
 
     def release(self, request_id: str) -> None:
         """Free the blocks of a held request once its sequences have ended."""
@@ -201,17 +225,23 @@ class SequenceRegistry:
             return
         group.hold = False
         for seq in group.sequences:
-            if seq.state is SequenceState.FINISHED and self.reclaimable.discard(seq):
-                self._kv.release(seq, self._inflight.last_step)
+            reclaimable = self.reclaimable[seq.dp_rank]
+            if seq.state is SequenceState.FINISHED and reclaimable.discard(seq):
+                self.free_blocks(seq)
         self._drop_if_finished(group)
 
-    def reclaim(self, sparing: Sequence | None = None) -> bool:
-        """Free the blocks of one sequence that can lose them. Returns False if there is none."""
-        seq = self.reclaimable.pop(sparing)
+    def reclaim(self, rank: int, sparing: Sequence | None = None) -> bool:
+        """Free a rank's blocks of one sequence that can lose them. Returns False if there is
+        none."""
+        seq = self.reclaimable[rank].pop(sparing)
         if seq is None:
             return False
-        self._kv.release(seq, self._inflight.last_step)
+        self.free_blocks(seq)
         return True
+
+    def free_blocks(self, seq: Sequence) -> None:
+        """Free all its blocks when the last planned step has finished."""
+        self._kvs[seq.dp_rank].release(seq, self._inflight.last_step)
 
     def _drop_if_finished(self, group: RequestGroup) -> None:
         if not group.hold and not group.num_unfinished:
@@ -230,9 +260,10 @@ class SequenceRegistry:
             assert (seq.state is SequenceState.RUNNING) == runs == (seq.slot >= 0), (
                 f"misplaced: {seq}"
             )
-        used = [seq.slot for seq in self.running]
-        assert len({*used, *self._slots}) == len(used) + len(self._slots), "a slot is duplicated"
-        assert len(used) + len(self._slots) == self.max_seqs, "a slot is lost"
+        for rank, free in enumerate(self._slots):
+            used = [seq.slot for seq in self.running if seq.dp_rank == rank]
+            assert len({*used, *free}) == len(used) + len(free), "a slot is duplicated"
+            assert len(used) + len(free) == self._max_seqs, "a slot is lost"
         groups = self.groups.values()
         for group in groups:
             outside = sum(seq in self.waiting_for_resources for seq in group.sequences)
@@ -245,4 +276,7 @@ class SequenceRegistry:
         assert len(live) + self.num_followers == live_sequences, (
             f"{live_sequences} live, {len(live)} in their places"
         )
-        self._kv.check([*live, *self.reclaimable.held])
+        for rank, kv in enumerate(self._kvs):
+            held = self.reclaimable[rank].held
+            kv.check([*(seq for seq in live if seq.dp_rank == rank), *held])
+            assert all(seq.dp_rank == rank for seq in held), "held on another rank"

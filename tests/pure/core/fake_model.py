@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from quire.core.step_results import combine_results
 from quire.core.types import NO_BLOCK, UNKNOWN, Pooled, StepResult, TokenLogprobs, Wants
 
 VOCAB = 6
@@ -59,6 +60,24 @@ def reference_output(prompt, length, *, windows=(None,), seed=0, salt=b"", sourc
                 state = (state * 43 + fold(seen)) % MOD
             tokens.append(draw(state, seed, len(tokens) - len(prompt)))
     return tokens[len(prompt) : len(prompt) + length]
+
+
+class FakeRanks:
+    """The models of several data-parallel ranks."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def submit(self, plan):
+        for model, own in zip(self.ranks, plan.dp_plans, strict=True):
+            model.submit(own)
+
+    def wait(self):
+        return combine_results([model.wait() for model in self.ranks])
+
+    def lose(self):
+        for model in self.ranks:
+            model.lose()
 
 
 class FakeModel:

@@ -32,6 +32,18 @@ class Bug(NamedTuple):
 
 BUGS = (
     Bug(
+        "a fork starts on another rank than its parent",
+        "scheduling/sequence_registry.py",
+        "            child.dp_rank = parent.dp_rank\n",
+        "            child.dp_rank = 0\n",
+    ),
+    Bug(
+        "a rank's blocks are copied on another",
+        "scheduling/sequence_starter.py",
+        "draft.copies[seq.dp_rank] += copies",
+        "draft.copies[0] += copies",
+    ),
+    Bug(
         "the whole prompt may be taken from the cache",
         "kv/kv_cache.py",
         "keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)",
@@ -46,7 +58,7 @@ BUGS = (
     Bug(
         "the salt is ignored",
         "kv/cross_blocks.py",
-        "digest = sha256(request.salt).digest()",
+        "digest = sha256(request.cache_root).digest()",
         'digest = sha256(b"").digest()',
     ),
     Bug(
@@ -178,8 +190,8 @@ BUGS = (
     Bug(
         "siblings keep blocks that a failed step did not load",
         "scheduling/scheduler.py",
-        "        while copies_lost and self._registry.reclaim():\n",
-        "        while False:\n",
+        "            while lost and self._registry.reclaim(rank):\n",
+        "            while False:\n",
     ),
     Bug(
         "a loaded block is not charged to the tenant",
@@ -262,8 +274,8 @@ BUGS = (
     Bug(
         "a finished sequence keeps its slot",
         "scheduling/sequence_registry.py",
-        "        self._leaves.append(seq.slot)\n",
-        "",
+        "        self._leaves[seq.dp_rank].append(seq.slot)\n        seq.slot = -1\n",
+        "        seq.slot = -1\n",
     ),
     Bug(
         "a sequence with a changed table is not in the plan",
@@ -381,7 +393,12 @@ def find_failure(seeds: int) -> str | None:
         test_limits,
         test_scheduler,
     )
-    from tests.pure.core.workload import random_beams, random_run, random_squeeze
+    from tests.pure.core.workload import (
+        random_beams,
+        random_run,
+        random_squeeze,
+        random_squeeze_of_ranks,
+    )
 
     searches = [
         test_block_pool.test_the_tail_of_a_sequence_is_evicted_first,
@@ -402,7 +419,7 @@ def find_failure(seeds: int) -> str | None:
     for seed in range(seeds):
         searches += [
             partial(run, seed, most_steps=1500)
-            for run in (random_run, random_squeeze, random_beams)
+            for run in (random_run, random_squeeze, random_beams, random_squeeze_of_ranks)
         ]
     for search in searches:
         try:

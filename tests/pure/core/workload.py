@@ -19,6 +19,7 @@ from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.encoder_budget import EncoderBudget
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.per_rank import PerRankBudget
 from quire.core.scheduling.limits.prefill_limits import (
     LongPrefillLimit,
     PartialPrefillLimit,
@@ -32,9 +33,15 @@ from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.tenant_limits import TenantLimits
-from quire.core.types import Pooling, Request, StopConditions
+from quire.core.types import DataParallelTokens, Pooling, Request, StopConditions
 from tests.pure.core.builders import FakeGrammars, fake_constraint
-from tests.pure.core.fake_model import VOCAB, FakeModel, reference_output, source_cells
+from tests.pure.core.fake_model import (
+    VOCAB,
+    FakeModel,
+    FakeRanks,
+    reference_output,
+    source_cells,
+)
 
 
 class VaryingMaxSeqsLimit(MaxSeqsLimit):
@@ -76,6 +83,7 @@ class Setup:
     proposer: object = None  # (sequence, tokens) -> drafts
     model_proposes: bool = False  # else the scheduler proposes
     skips: object = None  # random.Random: a tenth of the rows yields no token
+    ranks: int = 1  # data-parallel ones, each with blocks and slots as above
 
     def limits(self, order, kv):
         limits = [
@@ -84,7 +92,20 @@ class Setup:
             AdmissionControl(clock=lambda: 0.0),
         ]
         if self.fair:
-            limits.append(TenantKVQuota(order, self.blocks, kv.max_blocks))
+            limits.append(TenantKVQuota(order, self.ranks * self.blocks, kv.max_blocks))
+        if self.ranks == 1:
+            limits += self.rank_limits(order)
+        else:
+            of_ranks = zip(*(self.rank_limits(order) for _ in range(self.ranks)))
+            limits += [PerRankBudget(one) for one in of_ranks]
+        if self.encoder:
+            limits.append(EncoderBudget(*self.encoder))
+        if self.grammars is not None:
+            limits.append(GrammarWait(self.grammars, 10_000))
+        return limits
+
+    def rank_limits(self, order):
+        limits = []
         if self.chunk_cap:
             limits.append(PrefillChunkLimit(self.chunk_cap))
         budget = TokenBudget(self.budget)
@@ -99,20 +120,21 @@ class Setup:
             limits.append(VaryingMaxSeqsLimit(1))
         if self.long:
             limits.append(LongPrefillLimit(*self.long))
-        if self.encoder:
-            limits.append(EncoderBudget(*self.encoder))
-        if self.grammars is not None:
-            limits.append(GrammarWait(self.grammars, 10_000))
         return limits
 
     def build(self, max_len=10_000):
-        kv = KVCache(
-            BlockPool(self.blocks),
-            self.block_size,
-            tuple(FullAttentionSpec() if w is None else SlidingWindowSpec(w) for w in self.windows),
-            prefix_caching=self.prefix_caching,
-            host=HostTier(self.host) if self.host and self.prefix_caching else None,
-        )
+        kv, *others = [
+            KVCache(
+                BlockPool(self.blocks),
+                self.block_size,
+                tuple(
+                    FullAttentionSpec() if w is None else SlidingWindowSpec(w) for w in self.windows
+                ),
+                prefix_caching=self.prefix_caching,
+                host=HostTier(self.host) if self.host and self.prefix_caching else None,
+            )
+            for _ in range(self.ranks)
+        ]
         inner = Priority if self.priority else Fifo
         order = FairQueue(inner) if self.fair else inner()
         scheduler = Scheduler(
@@ -127,13 +149,17 @@ class Setup:
             propose=None
             if self.model_proposes or self.proposer is None
             else lambda seq: self.proposer(seq, seq.tokens),
+            other_ranks=others,
         )
-        model = FakeModel(self.blocks, self.block_size, self.windows, self.host, self.slots)
-        if self.model_proposes:
-            model.proposer = self.proposer
-        if self.skips is not None:
-            model.skips = lambda: self.skips.random() < 0.1
-        return scheduler, kv, model
+        models = []
+        for _ in range(self.ranks):
+            model = FakeModel(self.blocks, self.block_size, self.windows, self.host, self.slots)
+            if self.model_proposes:
+                model.proposer = self.proposer
+            if self.skips is not None:
+                model.skips = lambda: self.skips.random() < 0.1
+            models.append(model)
+        return scheduler, kv, models[0] if self.ranks == 1 else FakeRanks(models)
 
 
 @dataclass
@@ -238,8 +264,10 @@ class Run:
         return self.scheduler.apply(plan, result)
 
     def _check_plan(self, plan):
-        assert sum(row.count for row in plan.rows) <= self.setup.budget
-        assert len(plan.rows) <= self.setup.max_rows
+        self._check_ranks(plan)
+        for own in plan.dp_plans or (plan,):
+            assert sum(row.count for row in own.rows) <= self.setup.budget
+            assert len(own.rows) <= self.setup.max_rows
         idle = not plan.rows and not plan.leaves and not self.in_flight
         assert not idle, "a plan does nothing, and nothing is in flight"
         for row in plan.rows:
@@ -250,6 +278,14 @@ class Run:
         self.out.loads += len(plan.swap_in)
         self.out.stores += len(plan.swap_out)
         self.out.copies += len(plan.copies)
+
+    def _check_ranks(self, plan):
+        assert len(plan.dp_plans) == (0 if self.setup.ranks == 1 else self.setup.ranks)
+        counts = tuple(sum(row.count for row in own.rows) for own in plan.dp_plans)
+        for rank, own in enumerate(plan.dp_plans):
+            seqs = [*own.joins, *own.changed_tables, *(row.seq for row in own.rows)]
+            assert all(seq.dp_rank == rank for seq in seqs)
+            assert (DataParallelTokens(counts) in own.parts) == bool(plan.rows)
 
     def _record(self, updates):
         for u in updates:
@@ -278,9 +314,10 @@ class Run:
                 self.scheduler.check()
 
     def close(self):
-        assert self.kv.pool.available == self.kv.pool.size, "blocks leaked"
-        host = self.kv.host
-        assert host is None or host.pool.available == host.pool.size, "host blocks leaked"
+        for kv in self.scheduler._kvs:
+            assert kv.pool.available == kv.pool.size, "blocks leaked"
+            host = kv.host
+            assert host is None or host.pool.available == host.pool.size, "host blocks leaked"
         stats = self.scheduler.stats()
         assert (stats.running, stats.waiting, stats.held_host_blocks) == (0, 0, 0)
         assert self.scheduler.reset_prefix_cache()
@@ -523,7 +560,12 @@ def with_grammars(rng, requests, setup):
     return [replace(one, constraint=rng.choice([None, *kinds])) for one in requests]
 
 
-def random_squeeze(seed, most_steps=20_000):
+def random_squeeze_of_ranks(seed, most_steps=20_000):
+    """As random_squeeze(), on several data-parallel ranks."""
+    return random_squeeze(seed, most_steps, ranks=2 + seed % 2)
+
+
+def random_squeeze(seed, most_steps=20_000, *, ranks=1):
     """Run with little memory, long outputs and rising priorities, so that all are preempted."""
     rng = random.Random(seed)
     heads = [tuple(rng.randrange(VOCAB) for _ in range(16)) for _ in range(2)]
@@ -546,6 +588,7 @@ def random_squeeze(seed, most_steps=20_000):
     setup.chunked, setup.watermark, setup.priority = True, 0.0, rng.random() < 0.7
     setup.depth = rng.choice([1, 2, 2])
     setup.fails = frozenset(rng.sample(range(2, 90), rng.choice([0, 0, 4, 12])))
+    setup.ranks = ranks
     rng2 = random.Random(f"drafts {seed}")
     if rng2.random() < 0.3:
         with_drafts(rng2, setup)
@@ -555,10 +598,11 @@ def random_squeeze(seed, most_steps=20_000):
     return out
 
 
-def random_beams(seed, most_steps=20_000):
+def random_beams(seed, most_steps=20_000, *, ranks=1):
     """Run a beam search as a client does: held parents, children that continue them, releases."""
     rng = random.Random(seed)
     setup = random_setup(rng, [Request("x", (1,) * 40, StopConditions(8))])
+    setup.ranks = ranks
     run = Run(setup, [])
     prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 24)))
     roots = [
