@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +20,7 @@ from quire.distributed.peer_memory import connect_peers
 from quire.errors import ConfigError
 from quire.kernels import collectives as ops
 from quire.kernels.formats.peer_memory import PeerMemory
+from quire.kernels.native.op_tape import on_replay
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -81,10 +83,16 @@ class ProcessGroupCollectives:
         self._counter = memoryview(bytearray(16)).cast("q") if counter is None else counter
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        return on_replay(self._all_reduce, x)
+
+    def _all_reduce(self, x: Tensor) -> Tensor:
         self._count(1)
         return ops.all_reduce(x, self._group, self._peers)
 
     def all_gather(self, x: Tensor, total: int) -> Tensor:
+        return on_replay(partial(self._all_gather, total), x, shape=(*x.shape[:-1], total))
+
+    def _all_gather(self, total: int, x: Tensor) -> Tensor:
         self._count(2)
         return ops.all_gather(x, total, self._group)
 

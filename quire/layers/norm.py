@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from quire.distributed.mesh import shard_range
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.layer_norm import layer_norm
+from quire.kernels.native.op_tape import on_replay
 from quire.kernels.rms_norm import rms_norm
 from quire.layers.param_module import ParamModule, VectorModule
 from quire.weights.mapping import InitSpec, WeightShard
@@ -82,10 +83,12 @@ class AllHeadsRMSNorm(ParamModule):
     def _norm_sharded(self, x: Tensor) -> Tensor:
         """The squares are summed over ranks; a head that several ranks have counts on each."""
         lazy_fusion.flush()  # x is read by torch
-        wide = x.float()
-        squares = self.comm.all_reduce(wide.square().sum(-1, keepdim=True))
+        squares = on_replay(_sum_squares, x, shape=(x.shape[0], 1), dtype=torch.float32)
+        return on_replay(self._scale_sharded, x, self.comm.all_reduce(squares))
+
+    def _scale_sharded(self, x: Tensor, squares: Tensor) -> Tensor:
         scale = torch.rsqrt(squares / (x.shape[1] * self.mesh.tp) + self.eps)
-        return (wide * scale * self.weight.float()).to(x.dtype)
+        return (x.float() * scale * self.weight.float()).to(x.dtype)
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
         heads = shard_range(self.heads, self.mesh, what="heads", repeat=self.repeat)
@@ -94,6 +97,10 @@ class AllHeadsRMSNorm(ParamModule):
 
     def init_spec(self, param: str) -> InitSpec:
         return InitSpec(1.0, 0.02)
+
+
+def _sum_squares(x: Tensor) -> Tensor:
+    return x.float().square().sum(-1, keepdim=True)
 
 
 class LayerNorm(VectorModule):

@@ -161,6 +161,17 @@ def test_two_ranks_answer_as_one_does(engines, feature):
         engine.check()
 
 
+def test_tapes_replay_decode_steps(engines):
+    eager = engines[0].llm_engine.config.device.enforce_eager
+    for llm in engines:
+        tapes = llm.llm_engine.engine.executor._local if llm is engines[1] else None
+        tapes = (tapes or llm.llm_engine.engine.executor).runner.worker._tapes
+        assert (tapes is None) == eager
+        if tapes is not None:
+            assert not tapes._not_recordable
+            assert set(tapes._tapes) >= {"", "adapters"}, "variants"
+
+
 def test_what_no_text_can_match_is_refused_and_the_ranks_stay(engines):
     form = StructuredOutputsParams(regex="[a-z]{9}")
     nothing = SamplingParams(

@@ -13,7 +13,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -60,6 +60,14 @@ class OpRecording(Protocol):
     thread: int
 
     def append(self, step: bytes) -> None: ...
+
+    def call(
+        self,
+        function: Callable[..., Tensor],
+        inputs: Sequence[Tensor],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> Tensor: ...
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
 

@@ -9,7 +9,9 @@ and each native call is also kept as bytes with raw pointers. So:
     between   intermediate results are in an arena, reused as tensors die, shared by all tapes
 
 Any torch op that computes would be missing from the tape: recording then fails, naming it, and
-leaves nothing behind. Only the recording thread is recorded. One tape runs at a time.
+leaves nothing behind. What a native op cannot do (a collective among ranks) is a Python function
+that replays call between native ops: `on_replay`. Only the recording thread is recorded. One tape
+runs at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -159,10 +163,23 @@ class _TapeRecording:
     def __init__(self, arena: Arena) -> None:
         self.thread = threading.get_ident()
         self.arena = arena
-        self.steps: list[bytes] = []
+        self.steps: list[bytes | Callable[[], object]] = []
 
     def append(self, step: bytes) -> None:
         self.steps.append(step)
+
+    def call(
+        self,
+        function: Callable[..., Tensor],
+        inputs: Sequence[Tensor],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        out = self.empty(shape, dtype)
+        with torch.utils._python_dispatch._disable_current_modes():
+            views = [_unowned_view(one) for one in (out, *inputs)]
+        self.steps.append(partial(_call_into, function, *views))
+        return out
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         with torch.utils._python_dispatch._disable_current_modes():
@@ -175,20 +192,31 @@ class OpTape(Generic[R]):
     Keeps the function, and with it the weights, caches and inputs it closes over, alive.
     """
 
-    def __init__(self, function: Callable[[], R], steps: Sequence[bytes], result: R) -> None:
+    def __init__(
+        self,
+        function: Callable[[], R],
+        steps: Sequence[bytes | Callable[[], object]],
+        result: R,
+    ) -> None:
         self.function = function
         self._result = result
         self.num_ops = len(steps)
-        self._program = b"".join(steps)
+        self._calls: list[Callable[[], object]] = []  # programs of native ops, and what is between
         found = library.load_library()
         assert found is not None
-        self._run = found.run
-        bad = found.check(self._program, len(self._program))
-        assert bad == 0, f"step {bad - 1} of the tape is malformed"
+        for is_native, run in groupby(steps, lambda step: isinstance(step, bytes)):
+            if not is_native:
+                self._calls += run  # type: ignore[arg-type]
+                continue
+            program = b"".join(run)  # type: ignore[arg-type]
+            bad = found.check(program, len(program))
+            assert bad == 0, f"step {bad - 1} of a program of the tape is malformed"
+            self._calls.append(partial(found.run, program, len(program)))
 
     def replay(self) -> R:
         """Run the recorded ops on the current values of their inputs."""
-        self._run(self._program, len(self._program))
+        for call in self._calls:
+            call()
         return self._result
 
 
@@ -210,6 +238,40 @@ class TapeRecorder:
         with _recording_installed(recording), _ComputeOpGuard():
             result = function()
         return OpTape(function, recording.steps, result)
+
+
+def on_replay(
+    function: Callable[..., Tensor],
+    *inputs: Tensor,
+    shape: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return function(*inputs). While this thread records: have each replay of the tape call it.
+
+    shape, dtype: of the result; None: those of the first input. It is copied, so it may share
+    memory with an input.
+    """
+    tape = library.thread_recording()
+    if tape is None:
+        return function(*inputs)
+    first = inputs[0]
+    return tape.call(
+        function, inputs, first.shape if shape is None else shape, dtype or first.dtype
+    )
+
+
+def _call_into(function: Callable[..., Tensor], out: Tensor, *inputs: Tensor) -> None:
+    out.copy_(function(*inputs))
+
+
+def _unowned_view(tensor: Tensor) -> Tensor:
+    """Return the same memory without a hold on it, so that the arena reuses it as usual."""
+    if tensor.numel() == 0:
+        return tensor
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
+    memory = (ctypes.c_char * (span * tensor.itemsize)).from_address(tensor.data_ptr())
+    flat = torch.frombuffer(memory, dtype=tensor.dtype, count=span)
+    return flat.as_strided(tensor.shape, tensor.stride())
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Collectives between real processes over gloo are exact, and no tape swallows one."""
+"""Collectives between real processes over gloo are exact, and tapes repeat them."""
 
 import subprocess
 import sys
@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quire.distributed.collectives import ProcessGroupCollectives
+from quire.distributed.collectives import COUNTED_COLLECTIVES, ProcessGroupCollectives
+from quire.kernels.add import add
 from quire.kernels.native.op_tape import NotRecordableError, TapeRecorder
 from tests import tiers
 
@@ -28,9 +29,38 @@ def test_sums_gathers_and_copies_between_processes_are_exact(ranks, tmp_path):
             process.kill()
 
 
+class Twins:
+    """A group of two ranks with the same values."""
+
+    def size(self):
+        return 2
+
+    def _allgather_base(self, out, x):
+        out.view(2, -1).copy_(x)
+        return SimpleNamespace(wait=lambda: None)
+
+
 @pytest.mark.usefixtures("native_one")
-def test_a_tape_refuses_a_collective():
-    x, comm = torch.zeros(2, 64), ProcessGroupCollectives(SimpleNamespace(size=lambda: 2))
-    for collective in (comm.all_reduce, comm.broadcast, lambda x: comm.all_gather(x, 128)):
-        with pytest.raises(NotRecordableError):
-            TapeRecorder().record(lambda collective=collective: collective(x))
+def test_a_tape_repeats_and_counts_collectives_in_their_place():
+    counter = memoryview(bytearray(16)).cast("q")
+    x, comm = torch.randn(2, 64), ProcessGroupCollectives(Twins(), counter=counter)
+
+    def run():
+        total = comm.all_reduce(add(x, x))
+        return add(total, total), comm.all_gather(total, 128)
+
+    tape = TapeRecorder().record(run)
+    assert counter[0] == 0
+    for times in (1, 2, 3):
+        x.normal_()
+        doubled, gathered = tape.replay()
+        assert torch.equal(doubled, 8 * x)
+        assert torch.equal(gathered, torch.cat([4 * x, 4 * x], 1))
+        assert counter.tolist() == [2 * times, COUNTED_COLLECTIVES.index("all_gather")]
+
+
+@pytest.mark.usefixtures("native_one")
+def test_a_tape_refuses_a_broadcast():
+    x, comm = torch.zeros(2, 64), ProcessGroupCollectives(Twins())
+    with pytest.raises(NotRecordableError):
+        TapeRecorder().record(lambda: comm.broadcast(x))

@@ -13,11 +13,12 @@ from quire.kernels.add import add
 from quire.kernels.embedding import embedding
 from quire.kernels.linear import linear, pack
 from quire.kernels.native import library
-from quire.kernels.native.op_tape import Arena, NotRecordableError, TapeRecorder
+from quire.kernels.native.op_tape import Arena, NotRecordableError, TapeRecorder, on_replay
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
 
 pytestmark = pytest.mark.usefixtures("seeded", "native", "inference")
+F64 = torch.float64
 H, K, D, E, V, B = 4, 2, 32, 64, 70, 16
 
 
@@ -112,6 +113,38 @@ def test_tapes_of_one_recorder_share_their_memory():
         recorder.record(model.forward)
     assert recorder.arena.reserved_bytes == bytes_of_one
     assert recorder.arena.allocated_bytes == 0
+
+
+def test_functions_run_in_their_place_and_read_views():
+    x = torch.randn(4, 8)
+
+    def run():
+        y = add(x, x)
+        left = on_replay(lambda half: half * 3, y[:, :4], shape=(4, 4))
+        return add(left, left), on_replay(lambda y: y[:, 0].double(), y, shape=(4,), dtype=F64)
+
+    recorder = TapeRecorder()
+    tape = recorder.record(run)
+    for _ in range(3):
+        x.normal_()
+        six, first = tape.replay()
+        assert torch.equal(six, 12 * x[:, :4])
+        assert torch.equal(first, 2 * x[:, 0].double())
+    assert torch.equal(on_replay(torch.neg, x), -x), "nothing is recorded"
+
+
+def test_what_a_function_reads_is_not_held():
+    x, recorder = torch.randn(64, 64), TapeRecorder()
+
+    def layers(count):
+        y = x
+        for _ in range(count):
+            y = add(on_replay(torch.neg, y), x)
+        return y
+
+    tape = recorder.record(lambda: layers(30))
+    assert recorder.arena.allocated_bytes <= 3 * x.nbytes
+    assert torch.equal(tape.replay().clone(), layers(30))
 
 
 def test_a_torch_op_that_computes_makes_recording_refuse_and_name_it():
