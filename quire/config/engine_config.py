@@ -93,10 +93,15 @@ class DeviceSection:
     capability: tuple[int, int] = (0, 0)  # of a CUDA device
 
 
+ExpertPlacement = Literal["linear", "round_robin"]
+"""Which experts each rank has: neighbours, or every n-th."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSection:
     tensor: int  # ranks over which each layer is sharded
     stages: int = 1  # pipeline stages, each with its own layers
+    expert_placement: ExpertPlacement | None = None  # None: ranks have slices of every expert
     engines: int = 1  # of this model on this host
     backend: Literal["mp", "uni", "external_launcher"] = "uni"
     step_limit_s: float = 10.0  # seconds that any step of several ranks may take

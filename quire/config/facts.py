@@ -103,6 +103,7 @@ class ModelFacts:
     generation: Json
     quantization: QuantFacts | None = None  # of the checkpoint
     rotary: int = 0  # angles kept per position, in float32; 0: no rotary positions
+    experts: int = 0  # of a layer
     top_k: int = 0  # experts a token goes to; 0: no mixture of experts
     expert_mlp: int = 0
     encoder: EncoderFacts | None = None  # None: a decoder alone
@@ -308,8 +309,9 @@ def _model_facts(
         generation=dict(generation or {}),
         quantization=read_quantization(hf),
         rotary=_rotary(hf, layers),
-        top_k=_top_k(hf),
-        expert_mlp=int(hf.get("moe_intermediate_size") or _mlp(hf)) if _top_k(hf) else 0,
+        experts=_experts(hf)[0],
+        top_k=(top_k := _experts(hf)[1]),
+        expert_mlp=int(hf.get("moe_intermediate_size") or _mlp(hf)) if top_k else 0,
         fits_float16=conventions_of(hf).fits_float16,
         encoder=_encoder(hf, forced) if hf.get("is_encoder_decoder") else None,
     )
@@ -359,10 +361,11 @@ def _rope_tables(hf: Json, rope: Json) -> int:
     return 2 if unscaled or own else 1
 
 
-def _top_k(hf: Json) -> int:
-    """Experts per token, under any of the names that mixture models use."""
-    names = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
-    return next((int(hf[name]) for name in names if hf.get(name)), 0)
+def _experts(hf: Json) -> list[int]:
+    """[experts of a layer, experts per token], under any of the names that models use."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    per_token = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
+    return [next((int(hf[n]) for n in some if hf.get(n)), 0) for some in (names, per_token)]
 
 
 def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
@@ -448,8 +451,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
         positions = _int(hf, "max_position_embeddings", "n_positions") + 2
         matrices += size * positions * (2 if has_encoder else 1)
     tables = matrices
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((int(hf[name]) for name in names if hf.get(name)), 0)
+    experts, _ = _experts(hf)
     each, shared = int(hf.get("moe_intermediate_size") or mlp), int(hf.get("n_shared_experts") or 0)
     gated = int(hf.get("shared_expert_intermediate_size") or 0)  # a shared expert with a gate
     width = each * (experts + shared) + gated

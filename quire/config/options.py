@@ -268,6 +268,12 @@ class ParallelOptions:
 
     tensor_parallel_size: int = option(1, low=1, short="-tp")
     """Number of devices over which each layer is sharded."""
+    enable_expert_parallel: bool = option(False, short="-ep")
+    """Ranks have some experts each, whole, in place of a slice of every expert."""
+    expert_placement_strategy: Literal["linear", "round_robin"] = "linear"
+    """Which experts a rank has with enable_expert_parallel. linear: neighbours. round_robin: every
+    n-th of n ranks, which is more even where a token's experts are chosen from groups of
+    neighbours."""
     distributed_executor_backend: Literal["mp", "uni", "external_launcher", "ray"] | None = None
     """How the ranks of a model run. mp: rank 0 in the engine's process, each other in a process of
     its own. uni: one rank. external_launcher: torchrun starts this program once for each rank, and

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from quire.config.engine_config import ParallelSection
-from quire.config.facts import DeviceFacts
+from quire.config.decisions import DecisionLog
+from quire.config.engine_config import ExpertPlacement, ParallelSection
+from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.memory.memory_plan import EngineShape
 from quire.config.options import Options
 from quire.errors import ConfigError
@@ -22,7 +23,35 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
     return ranks
 
 
-def resolve_parallel(options: Options, shape: EngineShape, *, server: bool) -> ParallelSection:
+def resolve_expert_placement(
+    options: Options, model: ModelFacts, ranks: int, why: DecisionLog
+) -> ExpertPlacement | None:
+    """Return which of the experts each rank has; None: slices of all. Raises ConfigError.
+
+    ranks: those that share the experts.
+    """
+    section = options.parallel
+    if not section.enable_expert_parallel:
+        return None
+    if not model.top_k:
+        raise ConfigError(
+            f"enable_expert_parallel: {model.model_type} has no experts to spread over ranks; "
+            "leave it out"
+        )
+    if ranks > model.experts:
+        raise ConfigError(
+            f"enable_expert_parallel: {ranks} ranks share {model.experts} experts, so some would "
+            f"have none; use at most {model.experts} ranks, or leave it out"
+        )
+    if ranks == 1:
+        why.record("parallel.expert_placement", None, "one rank has all experts")
+        return None
+    return section.expert_placement_strategy
+
+
+def resolve_parallel(
+    options: Options, shape: EngineShape, experts: ExpertPlacement | None, *, server: bool
+) -> ParallelSection:
     """Resolve how ranks run. Raises ConfigError."""
     section = options.parallel
     engines = section.data_parallel_size
@@ -51,6 +80,7 @@ def resolve_parallel(options: Options, shape: EngineShape, *, server: bool) -> P
     return ParallelSection(
         tensor=shape.tensor,
         stages=shape.stages,
+        expert_placement=experts,
         engines=engines,
         backend="external_launcher" if backend == "external_launcher" else kind,
         step_limit_s=section.rank_timeout_seconds,

@@ -37,7 +37,11 @@ from quire.config.memory.kv_memory import (
 )
 from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
 from quire.config.options import CacheOptions, Options
-from quire.config.parallel import resolve_parallel, resolve_tensor_parallel_size
+from quire.config.parallel import (
+    resolve_expert_placement,
+    resolve_parallel,
+    resolve_tensor_parallel_size,
+)
 from quire.config.pooling import ModelUse, choose_model_use, resolve_pooling
 from quire.config.quant.read import reconcile_quantization
 from quire.config.structured_outputs import resolve_structured
@@ -117,7 +121,12 @@ def resolve(
             enforce_eager=options.device.enforce_eager,
             capability=device.capability,
         ),
-        parallel=resolve_parallel(options, plan.shape, server=server),
+        parallel=resolve_parallel(
+            options,
+            plan.shape,
+            resolve_expert_placement(options, model, plan.shape.tensor, why),
+            server=server,
+        ),
         adapters=resolve_adapters(
             options.lora,
             plan.shape,

@@ -63,7 +63,7 @@ _NO_EFFECT = {
         distributed_timeout_seconds cpu_distributed_timeout_seconds data_parallel_backend
         data_parallel_address data_parallel_rpc_port data_parallel_size_local dp_sync_interval
         dcp_kv_cache_interleave_size cp_kv_cache_interleave_size enable_ep_weight_filter
-        expert_placement_strategy enable_expert_parallel enable_batch_sharded_sampling
+        enable_batch_sharded_sampling
         dbo_decode_token_threshold dbo_prefill_token_threshold enable_shm_tensor_arena
         enable_nccl_comm_suspend eplb_config fault_tolerance_config enable_hc_sp
         placement_group""",
@@ -202,7 +202,7 @@ ATTENTION_BACKENDS = frozenset(_ATTENTION_BACKENDS.split())
 """Attention backends of another engine: quire chooses among its own."""
 _BOOLEAN_OPTIONS = """
     disable_custom_all_reduce use_v2_block_manager worker_use_ray
-    enable_eplb enable_expert_parallel disable_log_requests
+    enable_eplb disable_log_requests
     enable_log_requests enable_return_routed_experts return_sampling_mask enable_trace_replay
     disable_cascade_attn multi_step_stream_outputs ray_workers_use_nsight numa_bind
     enable_mm_embeds mm_encoder_only interleave_mm_strings skip_mm_profiling kv_cache_metrics
@@ -236,7 +236,7 @@ decode_context_parallel_size:-dcp
     data_parallel_start_rank:-dpr data_parallel_size_local:-dpl data_parallel_address:-dpa
     data_parallel_rpc_port:-dpp data_parallel_backend:-dpb data_parallel_hybrid_lb:-dph
     data_parallel_external_lb:-dpe data_parallel_multi_port_external_lb:-dpm
-    enable_expert_parallel:-ep speculative_config:-sc diffusion_config:-dc compilation_config:-cc
+    speculative_config:-sc diffusion_config:-dc compilation_config:-cc
     attention_config:-ac"""
 _LIST_OPTIONS = """cudagraph_capture_sizes cuda_graph_sizes prompt_adapters device_ids
     numa_bind_nodes numa_bind_cpus allowed_media_domains ignore_patterns

@@ -2,7 +2,8 @@
 
     rank = ((dp_rank * pp) + pp_rank) * tp + tp_rank        neighbours share tensors
 
-Experts (ep) are spread over the same processes as tp and dp, so ep adds no axis of its own.
+Experts (ep) are spread over the same processes as tp and dp, so ep adds no axis of its own: it is
+1, where each rank has a slice of every expert, or tp * dp, where each has some experts whole.
 """
 
 from __future__ import annotations
@@ -44,10 +45,16 @@ class Mesh:
         """Number of the pipeline stage."""
         return self.rank // self.tp % self.pp
 
+    @property
+    def ep_rank(self) -> int:
+        """This rank's place among the `ep` that share experts: those of all tp and dp ranks."""
+        return (self.rank // (self.tp * self.pp) * self.tp + self.tp_rank) % self.ep
+
 
 def mesh_of(section: ParallelSection, rank: int) -> Mesh:
     """Return the place of a rank of an engine."""
-    return Mesh(tp=section.tensor, pp=section.stages, rank=rank)
+    ep = 1 if section.expert_placement is None else section.tensor
+    return Mesh(tp=section.tensor, pp=section.stages, ep=ep, rank=rank)
 
 
 def shard_range(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:

@@ -63,6 +63,7 @@ def lora_experts(
     rows: LoraRows,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    absent: bool = False,
 ) -> Tensor:
     """Replace the rows of y [T, E], the result of moe_experts, whose adapter changes the experts.
 
@@ -76,10 +77,12 @@ def lora_experts(
     own.slots.copy_(rows.slots[at])
     sort_rows(own)
     x, ids, experts = x[at], ids[at], len(gate_up)
-    pairs = lora_pairs(own, ids, experts)
+    here = ids >= 0
+    pairs = lora_pairs(own, ids.clamp(min=0), experts)
     h = gate(lora_linear(_multiply(x, ids, gate_up, gate_up_bias), x, lora.gate_up, pairs))
     out = lora_linear(_multiply(h, ids, down, down_bias), h, lora.down, pairs)
-    total = (out.view(*ids.shape, -1).float() * weights[at][:, :, None]).sum(1)
+    terms = out.view(*ids.shape, -1).float() * weights[at][:, :, None]
+    total = torch.where(here[:, :, None], terms, 0).sum(1)
     y[at] = total.to(y.dtype)
     return y
 
@@ -94,9 +97,9 @@ def adapted_rows(rows: LoraRows, lora: ExpertsLora) -> Tensor:
 def _multiply(x: Tensor, ids: Tensor, bank: Any, bias: Tensor | None) -> Tensor:
     """The product of each pair's row and its expert's matrix: [T * k, O], by pair."""
     order, top = ids.flatten().argsort(stable=True), ids.numel() // len(x)
-    counts = torch.bincount(ids.flatten(), minlength=len(bank)).tolist()
-    out = x.new_empty(ids.numel(), bank.shape[1])
-    for i, some in enumerate(order.split(counts)):
+    counts = torch.bincount(ids.flatten() + 1, minlength=len(bank) + 1).tolist()
+    out = x.new_zeros(ids.numel(), bank.shape[1])
+    for i, some in enumerate(order.split(counts)[1:]):
         if len(some):
             out[some] = product_of(x[some // top], bank[i], bias_of(bias, i))
     return out

@@ -86,16 +86,32 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             "gate": gate,
         }
         yield case
+        if t in (1, 7, 33, 40):
+            yield _absent_case(case)
         if f == 128 or t == 40:
             yield _fp8_case(case, f == 128)
         if t in (1, 9):
             yield _int8_case(case)
+        if t == 9:
+            yield _absent_case(_fp8_case(case, True))
         if dtype == bf16 and device.type == "cpu":
             yield _codes_case(case, 4 if t > 7 else 8)
+            yield _absent_case(_codes_case(case, 8))
         if gate.kind == "clamped":
             first = torch.randn(x, 2 * f, device=device).to(dtype)
             second = torch.randn(x, e, device=device).to(dtype)
-            yield {**case, "gate_up_bias": first, "down_bias": second}
+            case = {**case, "gate_up_bias": first, "down_bias": second}
+            yield case
+            for some in (3, t):
+                rows = {name: case[name][:some] for name in ("x", "ids", "weights")}
+                yield _absent_case({**case, **rows})
+
+
+def _absent_case(case: dict[str, Any]) -> dict[str, Any]:
+    """The same case where other ranks have some experts; one row has none here."""
+    absent = torch.rand(case["ids"].shape, device=case["ids"].device) < 0.4
+    absent[0] = True
+    return {**case, "ids": case["ids"].masked_fill(absent, -1), "absent": True}
 
 
 def _fp8_case(case: dict[str, Any], block: bool) -> dict[str, Any]:
@@ -152,6 +168,7 @@ def _native(
     gate: ExpertActivation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    absent: bool = False,
 ) -> Tensor:
     for bank, bias in ((gate_up, gate_up_bias), (down, down_bias)):
         if not isinstance(bank, PanelExperts) or not bank[0].in_integers:
@@ -183,10 +200,12 @@ def moe_experts(
     gate: ExpertActivation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    absent: bool = False,
 ) -> Tensor:
     """Send every row of x through its experts and sum the results.
 
     x: [T, E]. ids: [T, k] int32, no expert twice in a row. weights: [T, k] float32.
+    absent: some ids are -1, of experts that are not in these banks: they add nothing.
     gate_up: [X, 2F, E], down: [X, E, F], gate_up_bias: [X, 2F], down_bias: [X, E], of x's dtype;
     the products of other banks are those of their experts: `fp8_linear`, `int8_linear`...
     Returns a new [T, E].
@@ -196,9 +215,10 @@ def moe_experts(
         return multiply_all_experts(x, ids, weights, gate_up, down, gate, biases)
     tokens, k = ids.shape
     order = ids.flatten().argsort(stable=True)
-    counts = torch.bincount(ids.flatten(), minlength=len(gate_up)).tolist()
+    counts = torch.bincount(ids.flatten() + 1, minlength=len(gate_up) + 1).tolist()
     outputs = x.new_empty(tokens * k, x.shape[1])
-    pairs_of = order.split(counts)
+    elsewhere, *pairs_of = order.split(counts)
+    outputs[elsewhere] = 0
     for i, pairs in enumerate(pairs_of):
         if len(pairs):
             h = gate(product_of(x[pairs // k], gate_up[i], bias_of(gate_up_bias, i)))

@@ -7,7 +7,8 @@ A bank is two stacked parameters, gate_up_proj [X, 2F, E] (gate rows first) and 
 of `Weights.experts`), or as one tensor for all experts. Shared experts are an ordinary MLP of the
 model file, added with `add`, or with `gated_add` if they have a gate.
 
-Ranks cut F, so each has a slice of every expert; the sum over ranks is whole.
+Ranks cut F, so each has a slice of every expert; or each has some experts whole (expert
+parallelism). The sum over ranks is whole either way.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.distributed.mesh import shard_range
+from quire.distributed.collectives import Collectives
+from quire.distributed.expert_exchange import ExpertExchange, TensorParallelExchange
+from quire.distributed.mesh import Mesh, shard_range
 from quire.kernels.formats.weight import PlainExperts, PlainWeight, StoredExperts
+from quire.kernels.local_experts import local_experts
 from quire.kernels.moe_experts import ExpertActivation
 from quire.kernels.moe_router import RoutingMethod, moe_router
 from quire.layers.weight_module import PLAIN, WeightModule
@@ -84,6 +88,8 @@ class Experts(WeightModule):
 
     turned: a checkpoint that holds all experts in one tensor has them as [X, inputs, outputs].
     interleaved: gate and up rows take turns in it. (GPT-OSS: both; Qwen3-VL: turned)
+
+    `local` are the experts of this rank, by their numbers in the layer; parameters have these only.
     """
 
     role = "experts"
@@ -108,6 +114,9 @@ class Experts(WeightModule):
         super().__init__()
         self.hidden, self.mlp, self.experts = hidden, mlp, experts
         self.gate, self.transposed, self.interleaved = gate, turned, interleaved
+        self.local: Sequence[int] = range(experts)
+        self.exchange: ExpertExchange = TensorParallelExchange(self.comm)
+        self._places: tuple[Tensor, Tensor] | None = None  # see local_experts; None: all are here
         self.gate_up_proj_bias = self.down_proj_bias = None
         self.set_quant_method(PLAIN)
         if bias:
@@ -115,7 +124,11 @@ class Experts(WeightModule):
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, E], ids and weights [T, k] of the router -> [T, E]."""
-        first = self.mesh.tp_rank == 0  # the sum over ranks must have the last bias once
+        x, ids, weights = self.exchange.gather(x, ids, weights)
+        if self._places is not None:
+            ids = local_experts(ids, *self._places)
+        # where ranks have slices of one expert, the sum over them must have its last bias once
+        first = self.mesh.ep > 1 or self.mesh.tp_rank == 0
         y = self.gate_up_proj.mlp(
             x,
             ids,
@@ -124,12 +137,50 @@ class Experts(WeightModule):
             self.gate,
             self.gate_up_proj_bias,
             self.down_proj_bias if first else None,
+            self._places is not None,
         )
-        return self.comm.all_reduce(y)
+        return self.exchange.combine(y)
+
+    def shard(self, mesh: Mesh, comm: Collectives) -> None:
+        self.exchange = TensorParallelExchange(comm)
+        super().shard(mesh, comm)
+
+    def keep_experts(self, local: Sequence[int]) -> None:
+        """Keep only these experts on this rank, whole. It comes before `shard`."""
+        self.local = tuple(local)
+
+    def place_constants(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Put the table of this rank's experts on the device."""
+        if self.mesh.ep > 1:
+            place = torch.full((self.experts, 1), -1, dtype=torch.int32, device=device)
+            place[list(self.local), 0] = torch.arange(
+                len(self.local), dtype=torch.int32, device=device
+            )
+            self._places = place, torch.ones(self.experts, dtype=torch.int32, device=device)
+
+    def local_part(self, param: str, part: int) -> int | None:
+        each = self._parts_each(param)
+        expert, projection = divmod(part, each)
+        if expert >= self.experts:
+            return part  # one too many, which the loader refuses
+        if expert not in self.local:
+            return None
+        return self.local.index(expert) * each + projection
+
+    def stored_as(self, param: str, part: int) -> tuple[str, int]:
+        param, part = super().stored_as(param, part)
+        each = self._parts_each(param)
+        return param, self.local[part // each] * each + part % each
+
+    def _parts_each(self, param: str) -> int:
+        """Parts of one expert: gate and up, or down."""
+        return 2 if param.startswith("gate") else 1
 
     def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
-        """A part per expert and projection; the rows of all experts follow one another."""
-        mine = shard_range(self.mlp, self.mesh, what="expert widths")
+        """A part per local expert and projection; the rows of the experts follow one another."""
+        mine = range(self.mlp)
+        if self.mesh.ep == 1:
+            mine = shard_range(self.mlp, self.mesh, what="expert widths")
         every = range(self.hidden)
         if matrix == "gate_up_proj":
             return self._parts((self.mlp, self.hidden), (mine, every), 2)
@@ -140,13 +191,13 @@ class Experts(WeightModule):
             (part := self.weight_layout(param.removesuffix("_bias"))[0]).shape,
             part.ranges,
         )
-        return self._parts((size,), (cut,), 2 if param.startswith("gate") else 1)
+        return self._parts((size,), (cut,), self._parts_each(param))
 
     def _parts(
         self, shape: tuple[int, ...], cut: tuple[range, ...], each: int
     ) -> tuple[WeightShard, ...]:
         rows = len(cut[0])
-        return tuple(WeightShard(shape, cut, i * rows) for i in range(each * self.experts))
+        return tuple(WeightShard(shape, cut, i * rows) for i in range(each * len(self.local)))
 
     def weight_init(self, matrix: str) -> InitSpec:
         return InitSpec(0.0, (self.mlp if matrix == "down_proj" else self.hidden) ** -0.5)
@@ -154,24 +205,25 @@ class Experts(WeightModule):
     def fused_shape(self, param: str) -> tuple[int, ...]:
         """The shape of a checkpoint tensor that holds a parameter of all experts."""
         parts = self.layout(param)
-        rows = parts[0].shape[0] * len(parts) // self.experts
+        rows = parts[0].shape[0] * self._parts_each(param)
         rest = parts[0].shape[1:]
         turned = self.transposed and param in self.matrices and rest
         return (self.experts, *rest, rows) if turned else (self.experts, rows, *rest)
 
     def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
-        """Such a tensor as views, one per part of the layout."""
+        """Such a tensor of all experts as views, one per part of the layout."""
+        own = [tensor[expert] for expert in self.local]
         if self.transposed and param in self.matrices:
-            tensor = tensor.transpose(1, 2)
+            own = [one.t() for one in own]
         if param.startswith("down"):
-            return tensor.unbind()
+            return own
         if self.interleaved:
-            return [half for one in tensor for half in (one[0::2], one[1::2])]
-        return [half for one in tensor for half in one.chunk(2)]
+            return [half for one in own for half in (one[0::2], one[1::2])]
+        return [half for one in own for half in one.chunk(2)]
 
     def set_param(self, param: str, value: Any) -> None:
         """Take a parameter as the loader stacks it, and give it its expert axis."""
         stacked = isinstance(value, Tensor) and param in self.param_names()
         if stacked and value.dim() == len(self.layout(param)[0].shape):
-            value = value.view(self.experts, -1, *value.shape[1:])
+            value = value.view(len(self.local), -1, *value.shape[1:])
         super().set_param(param, value)

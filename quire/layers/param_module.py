@@ -45,13 +45,17 @@ class ParamModule(nn.Module):
         """How checkpoint tensors fill a parameter."""
         raise NotImplementedError
 
+    def local_part(self, param: str, part: int) -> int | None:
+        """Return this rank's number of a part of a checkpoint's parameter; None: others have it."""
+        return part
+
     def owner_of(self, param: str, part: int) -> tuple[str, int]:
         """Return the parameter, and the part of it, that a part of a checkpoint's parameter
         fills."""
         return param, part
 
     def stored_as(self, param: str, part: int) -> tuple[str, int]:
-        """Return what a checkpoint calls a part of a parameter: the inverse of owner_of."""
+        """Return what a checkpoint calls a part: the inverse of local_part and owner_of."""
         return param, part
 
     def init_spec(self, param: str) -> InitSpec:

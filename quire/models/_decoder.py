@@ -23,6 +23,7 @@ from quire.layers import (
     Attention,
     ColumnLinear,
     Embedding,
+    Experts,
     GatedActivation,
     LMHead,
     Rope,
@@ -163,12 +164,13 @@ class Decoder(nn.Module):
         replace_head(self, c, names, head=head, inputs=self.lm_head.inputs, gone=(head,))
 
     def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Make what comes from no checkpoint: rotary tables, slopes of positions, unit weights."""
+        """Make what comes from no checkpoint: rotary tables, slopes of positions, unit weights,
+        where experts are."""
         tables: dict[Any, Tensor] = {}
         for module in self.modules():
             if isinstance(module, Rope):
                 module.set_table(tables, device)
-            elif isinstance(module, (Attention, SinusoidalEmbedding, UnitRMSNorm)):
+            elif isinstance(module, (Attention, Experts, SinusoidalEmbedding, UnitRMSNorm)):
                 module.place_constants(dtype, device)
 
     def keep_stage(self, stage: range) -> None:

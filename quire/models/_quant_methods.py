@@ -41,17 +41,21 @@ def set_quant_methods(
     if facts is None:
         return
     weights = cast(Weights, model.weights)
+    modules = {name: m for name, m in model.named_modules() if isinstance(m, WeightModule)}
     found: dict[str, StoredParts] = {}
     for name, header in headers.items():
         target = weights.target(name)
-        own = found.setdefault(target.layer, {}).setdefault(target.shard, {})
+        part, module = target.shard, modules.get(target.layer)
+        if part is not None and module is not None:
+            part = module.local_part(target.param, part)
+            if part is None:
+                continue
+        own = found.setdefault(target.layer, {}).setdefault(part, {})
         for param in {target.param, OTHER_NAMES.get(target.param, target.param)}:
             own.setdefault(param, []).append(header)
     methods = _MethodsOfFormats(facts)
     plain, quantized = [], 0
-    for name, module in model.named_modules():
-        if not isinstance(module, WeightModule):
-            continue
+    for name, module in modules.items():
         stored = found.get(name, {}) if headers else None
         try:
             method = _layer_method(module, name, weights, methods, stored)

@@ -21,11 +21,13 @@ import torch
 from torch import nn
 
 from quire.config.conventions import fill_defaults
+from quire.config.engine_config import ExpertPlacement
 from quire.config.json_file import raise_as_config_error
 from quire.config.memory.kv_layout import KVCacheGroup, group_layers
 from quire.config.quant.fp4 import GPT_OSS
 from quire.config.quant.read import read_quantization, reconcile_quantization
 from quire.distributed.collectives import Collectives, SingleProcessCollectives, connect
+from quire.distributed.expert_placement import place_experts
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
 from quire.layers import Attention, Experts, ParamModule, WeightModule
@@ -137,6 +139,7 @@ def build_model(
     device: torch.device | str = "cpu",
     mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
     comm: Collectives | None = None,
+    experts: ExpertPlacement | None = None,
     quant: str | None = None,
     stage: range | None = None,
     groups: Sequence[KVCacheGroup] | None = None,
@@ -147,6 +150,7 @@ def build_model(
 
     folder: where the checkpoint is; None only with load_format "dummy", which draws from `seed`.
     comm: the collectives among the ranks of the mesh; None: the usual ones.
+    experts: which experts each rank has, if mesh.ep > 1.
     quant: how to quantize a plain checkpoint, e.g. "fp8"; a quantized checkpoint needs none.
     stage: numbers of the layers of this pipeline stage; None: all.
     groups: the KV layout, if the engine has decided on one.
@@ -163,8 +167,8 @@ def build_model(
         raise ConfigError(f"{model_type} has an encoder: it cannot be cut into pipeline stages")
     if stage is not None:
         model.keep_stage(stage)
-    if mesh.tp > 1:
-        _shard_model(model, mesh, comm or connect(mesh))
+    if max(mesh.tp, mesh.ep) > 1:
+        _shard_model(model, mesh, comm or connect(mesh), experts)
     quantized = reconcile_quantization(config.quantized, quant, len(config.attention_layers()))
     if _is_tied(model, config, folder, load_format):
         for source in cast(Weights, model.weights).tie.values():
@@ -197,9 +201,10 @@ def describe_adaptable(
     config: ModelConfig,
     folder: Path | None = None,
     load_format: str = "dummy",
-    ranks: int = 1,
+    mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
+    experts: ExpertPlacement | None = None,
 ) -> tuple[nn.Module, AdapterModules]:
-    """Return the first rank's model with shapes only, and what adapters can change in it.
+    """Return a rank's model with shapes only, and what adapters can change in it.
 
     folder: of its checkpoint; None: the head is the usual one. Raises ConfigError if adapters can
     change nothing.
@@ -212,9 +217,9 @@ def describe_adaptable(
         if folder is not None and load_format != "dummy":
             headers = _checkpoint_headers(folder, load_format)
         model.set_head(config, list(headers))
-    if ranks > 1:
+    if mesh.size > 1:
         with torch.device("meta"):
-            _shard_model(model, Mesh(tp=ranks), SingleProcessCollectives())
+            _shard_model(model, mesh, SingleProcessCollectives(), experts)
     return model, adapter_modules(model, config.tied)
 
 
@@ -310,8 +315,13 @@ def _checkpoint_headers(folder: Path, load_format: str) -> Mapping[str, files.Te
     }
 
 
-def _shard_model(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
+def _shard_model(
+    model: nn.Module, mesh: Mesh, comm: Collectives, experts: ExpertPlacement | None = None
+) -> None:
     for module in model.modules():
+        if isinstance(module, Experts) and mesh.ep > 1:
+            assert experts is not None, "whole experts on each rank need a placement"
+            module.keep_experts(place_experts(module.experts, mesh.ep, experts)[mesh.ep_rank])
         if isinstance(module, ParamModule):
             module.shard(mesh, comm)
         elif isinstance(module, Attention):

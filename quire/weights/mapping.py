@@ -82,13 +82,17 @@ class ParamOwner(Protocol):
 
     def layout(self, param: str) -> tuple[WeightShard, ...]: ...
 
+    def local_part(self, param: str, part: int) -> int | None:
+        """Return this rank's number of a part of a checkpoint's parameter; None: others have it."""
+        ...
+
     def owner_of(self, param: str, part: int) -> tuple[str, int]:
         """Return the parameter, and the part of it, that a part of a checkpoint's parameter
         fills."""
         ...
 
     def stored_as(self, param: str, part: int) -> tuple[str, int]:
-        """Return what a checkpoint calls a part of a parameter: the inverse of owner_of."""
+        """Return what a checkpoint calls a part: the inverse of local_part and owner_of."""
         ...
 
     def init_spec(self, param: str) -> InitSpec: ...
@@ -270,6 +274,11 @@ def assign_tensors(
     for name, shape in shapes:
         target = weights.target(name)
         holder = holders.get(target.layer)
+        if holder is not None and target.shard is not None:
+            part = holder.local_part(target.param, target.shard)
+            if part is None:
+                continue
+            target = target._replace(shard=part)
         if holder is not None:
             target = _find_param(holder, target)
         if target.layer in skipped or weights.ignores(name, target.layer):

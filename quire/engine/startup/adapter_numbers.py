@@ -9,6 +9,7 @@ import torch
 from quire.config.adapters import ADAPTER_RANK_STEP, is_on
 from quire.config.facts import AdapterNumbers
 from quire.config.options import Options
+from quire.distributed.mesh import Mesh
 from quire.layers import ClassifierLinear
 from quire.models._adapter_targets import adapted_layers, restrict_targets
 from quire.models.base import HeadKind, Hf, ModelConfig
@@ -40,13 +41,16 @@ def count_adapter_numbers(
     """
     if not is_on(options.lora):
         return AdapterNumbers()
-    form, ranks = options.load.load_format, options.parallel.tensor_parallel_size
-    model, modules = describe_adaptable(model_type, config, folder, form, ranks)
+    form, parallel = options.load.load_format, options.parallel
+    ranks = parallel.tensor_parallel_size
+    mesh = Mesh(tp=ranks, ep=ranks if parallel.enable_expert_parallel else 1)
+    experts = parallel.expert_placement_strategy
+    model, modules = describe_adaptable(model_type, config, folder, form, mesh, experts)
     modules = restrict_targets(modules, options.lora.lora_target_modules, experts=True)
     names, kinds = adapted_layers(modules), dict(model.named_modules())
-    experts = [name for name in names if modules.layers[name].kind == "experts"]
+    banks = [name for name in names if modules.layers[name].kind == "experts"]
     heads = [name for name in names if isinstance(kinds[name], ClassifierLinear)]
-    others = [name for name in names if name not in {*experts, *heads}]
+    others = [name for name in names if name not in {*banks, *heads}]
 
     def banks_of(names: list[str], tokens: int = 0) -> AdapterBanks:
         sizes = SlotSizes(1, ADAPTER_RANK_STEP, tokens, torch.float32, torch.device("meta"))
@@ -55,7 +59,7 @@ def count_adapter_numbers(
     each = banks_of(others)
     return AdapterNumbers(
         layers=each.numel // ADAPTER_RANK_STEP,
-        experts=banks_of(experts).numel // ADAPTER_RANK_STEP,
+        experts=banks_of(banks).numel // ADAPTER_RANK_STEP,
         token=banks_of(others, tokens=1).numel - each.numel,
         classifiers=banks_of(heads).numel,
         scales=each.scales,

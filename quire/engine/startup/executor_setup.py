@@ -76,6 +76,7 @@ def load_model(
         device=device,
         mesh=mesh,
         comm=comm,
+        experts=config.parallel.expert_placement,
         quant=config.model.quantization,
         groups=config.cache.groups,
         progress=config.load.progress and not mesh.rank,

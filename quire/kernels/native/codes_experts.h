@@ -5,6 +5,8 @@
 //     v = h @ down[e].T + bias        rounded
 //     y = sum over k of weights[k] * v, in the order of k
 //
+// An id of -1 is of an expert that another rank has, and adds nothing; any other without an expert
+// makes its row NaN.
 // Pairs are sorted by expert, so that an expert's panels are read once for all of its rows. A pair
 // has the same sums in the same order whatever the rows beside it.
 #pragma once
@@ -185,6 +187,7 @@ inline void add_experts(const CodesExpertsArgs& a, const ExpertPairs& p, long fi
     vf y{};
     for (long k = 0; k < a.top; k++) {
       const long place = p.place[t * a.top + k];
+      if (a.ids[(first + t) * a.top + k] == -1) continue;
       const vf v = place < 0 ? splat(NAN) : get(p.v + place * a.hidden() + at, n);
       y += rounded(v * a.weights[(first + t) * a.top + k]);
     }

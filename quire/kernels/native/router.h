@@ -104,3 +104,22 @@ void route(const RouterArgs& a, const Team& team) {
 inline void run(const RouterArgs& a, const Team& team) {
   a.dtype ? route<bf16>(a, team) : route<float>(a, team);
 }
+
+// Where on this rank the chosen experts are. A table has a place for each of an expert's copies,
+// which take turns by row; -1: on another rank.
+struct LocalExpertsArgs {
+  const int32_t *ids, *place, *copies;  // [rows, top], [experts, most], [experts]
+  int64_t* load;                        // [experts] or null: counts are added
+  int32_t* y;                           // [rows, top]
+  long rows, top, most;
+};
+
+inline Plan plan(const LocalExpertsArgs&, int) { return {false, 0}; }
+
+inline void run(const LocalExpertsArgs& a, const Team&) {
+  for (long i = 0; i < a.rows * a.top; i++) {
+    const long id = a.ids[i];
+    a.y[i] = id < 0 ? -1 : a.place[id * a.most + i / a.top % a.copies[id]];
+    if (a.load && id >= 0) a.load[id]++;
+  }
+}

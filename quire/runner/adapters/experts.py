@@ -2,7 +2,7 @@
 
 The bank of gate and up is wrapped: rows of adapters are computed again, with the deltas before and
 after the activation. Ranks cut the width of each expert: B of gate and up by outputs, A of down by
-inputs.
+inputs. With expert parallelism they have the adapters of their own experts, whole.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AdaptedExperts(AdaptedLayer):
 
     def __init__(self, layer: Experts, sizes: SlotSizes, step: StepRows) -> None:
         (rows, _), width = layer.weight_layout("down_proj")[0].ranges, _width(layer)
-        inner, experts = len(width), layer.experts
+        inner, experts = len(width), len(layer.local)
         self._layer = layer
         self.lora = ExpertsLora(
             sizes.bank(layer.hidden, (inner, inner), experts),
@@ -67,11 +67,11 @@ class AdaptedExperts(AdaptedLayer):
 
     def copies(self, parts: Mapping[int, Delta]) -> Iterator[SlotCopy]:
         width = _width(self._layer)
-        mine = slice(width.start, width.stop)
+        mine, own = slice(width.start, width.stop), list(self._layer.local)
         found: dict[int, LoraPart] = {}
         for part, delta in parts.items():
             assert isinstance(delta, ExpertsDelta), "a bank of experts takes deltas of experts"
-            a, b = delta.a, delta.b
+            a, b = delta.a[own], delta.b[own]
             cut = (a[..., mine], b) if part == DOWN else (a, b[..., mine])
             found[part] = LoraPart(*cut)
         yield from self.lora.gate_up.copies([found.get(0), found.get(1)])

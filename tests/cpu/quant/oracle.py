@@ -259,15 +259,16 @@ def _on_paths(pair, built, requests, **common):
         yield name, out
 
 
-def check_ranks(pair, tp=2):
-    """Equal logits on every rank of a mesh."""
+def check_ranks(pair, tp=2, experts=None):
+    """Equal logits on every rank of a mesh. experts: the placement of whole experts, if any."""
     ids = prompt_of(50, pair.hf["vocab_size"])
     want = Stepper(*build(pair.dense)).logits(ids)
     together = Together(tp)
 
     def rank_main(rank):
         try:
-            built = pair.build(pair.folder, mesh=Mesh(tp=tp, rank=rank), comm=together.of(rank))
+            mesh = Mesh(tp=tp, ep=tp if experts else 1, rank=rank)
+            built = pair.build(pair.folder, mesh=mesh, comm=together.of(rank), experts=experts)
             return Stepper(*built).logits(ids)
         except Exception:
             together.abort()

@@ -61,3 +61,14 @@ def test_rounded_rows_give_the_same_tokens_on_every_path(tmp_path, name, model):
     check_paths(itself)
     if name in SHARED_SCALE:
         check_ranks(itself)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("quark mxfp4", "qwen3_moe"),
+        *tiers.long(*(cell for cell in CELLS if cell[1] != "llama" and cell[0] != "quark mxfp4")),
+    ],
+)
+def test_ranks_with_whole_experts_give_the_logits_of_one(tmp_path, name, model):
+    check_ranks(pair_of(tmp_path, name, model), tp=2, experts="round_robin")

@@ -44,6 +44,7 @@ def outputs(
     rows: LoraRows,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    absent: bool = False,
 ) -> Tensor:
     fits = ids.is_contiguous() and weights.is_contiguous() and x.stride(1) == 1
     return y if fits and _supports(x, gate_up) and _supports(x, down) else NotImplemented
@@ -62,12 +63,16 @@ def launch(
     rows: LoraRows,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    absent: bool = False,
 ) -> None:
     if not len(x):
         return
     experts, top, adapted = len(gate_up), ids.shape[1], adapted_rows(rows, lora)[:, None]
-    pairs = _sort_pairs(rows, ids, experts)
+    # an absent pair is computed with the adapter of expert 0, and left out of the sum
+    pairs = _sort_pairs(rows, ids.clamp(min=0) if absent else ids, experts)
     order, starts = sort_by_expert(torch.where(adapted, ids, experts), experts + 1)
+    if absent:
+        order = order.clamp(0, ids.numel() - 1)  # undefined outside of the experts' places
     u = x.new_empty((ids.numel(), gate_up.shape[1]))
     _multiply(u, x[order.long() // top], order, starts, gate_up, gate_up_bias)
     lora_linear.launch(u, u, x, lora.gate_up, pairs)
@@ -76,7 +81,7 @@ def launch(
     _multiply(z, h[order.long()], order, starts, down, down_bias)
     lora_linear.launch(z, z, h, lora.down, pairs)
     total = torch.empty_like(x)
-    weighted_sum(total, z, weights)
+    weighted_sum(total, z, weights, ids if absent else None)
     y.copy_(torch.where(adapted, total, y))
 
 

@@ -36,6 +36,7 @@ MAX_SMALL_M = 4  # rows up to which pairs share too few experts for sorting to p
 def _sum(
     y_ptr,  # [T, TOP, E]
     weight_ptr,  # [T, TOP]
+    id_ptr,  # [T, TOP], of which some are -1 and have no outputs; None: all have
     out_ptr,  # [T, E] out
     E: tl.constexpr,
     TOP: tl.constexpr,
@@ -49,7 +50,10 @@ def _sum(
     es = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(TOP):
-        y = tl.load(y_ptr + (t * TOP + k) * E + es, es < E, 0.0).to(tl.float32)
+        live = es < E
+        if id_ptr is not None:
+            live &= tl.load(id_ptr + t * TOP + k) >= 0
+        y = tl.load(y_ptr + (t * TOP + k) * E + es, live, 0.0).to(tl.float32)
         sums += tl.load(weight_ptr + t * TOP + k) * y
     tl.store(out_ptr + t * E + es, sums.to(out_ptr.dtype.element_ty), es < E)
 
@@ -105,6 +109,7 @@ def outputs(
     gate: ExpertActivation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    absent: bool = False,
 ) -> Any:
     if body := _body_of(gate_up):
         fits = body.supports(x, gate_up, down) and ids.is_contiguous() and weights.is_contiguous()
@@ -127,15 +132,16 @@ def launch(
     gate: ExpertActivation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    absent: bool = False,
 ) -> None:
     if body := _body_of(gate_up):
         if len(x):
             pairs = body.expert_outputs(x, ids, gate_up, down, gate, gate_up_bias, down_bias)
-            weighted_sum(out, pairs, weights)
+            weighted_sum(out, pairs, weights, ids if absent else None)
     elif 0 < len(x) <= MAX_SMALL_M:
-        experts_small_m(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias)
+        experts_small_m(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias, absent)
     elif len(x):
-        experts_sorted(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias)
+        experts_sorted(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias, absent)
 
 
 def experts_sorted(
@@ -148,6 +154,7 @@ def experts_sorted(
     gate: ExpertActivation,
     first_bias: Tensor | None,
     second_bias: Tensor | None,
+    absent: bool = False,
 ) -> None:
     """moe_experts over many rows."""
     (tokens, top), (experts, size, width) = ids.shape, second.shape
@@ -168,13 +175,16 @@ def experts_sorted(
         _grouped_hopper_module().down(y, h, order, tiles, second, second_bias)
     else:
         down(y, h, order, starts, second, second_bias, two)
-    weighted_sum(out, y, weights)
+    weighted_sum(out, y, weights, ids if absent else None)
 
 
-def weighted_sum(out: Tensor, y: Tensor, weights: Tensor) -> None:
-    """out [T, E] = the outputs of each token's experts, y [T * k, E], by its weights [T, k]."""
+def weighted_sum(out: Tensor, y: Tensor, weights: Tensor, ids: Tensor | None) -> None:
+    """out [T, E] = the outputs of each token's experts, y [T * k, E], by its weights [T, k].
+
+    ids: where they are -1, y has nothing; None: nowhere.
+    """
     (tokens, size), top = out.shape, weights.shape[1]
     wide = min(next_power_of_2(size), 1024)
     grid = (tokens, cdiv(size, wide), 1)
     pdl = not _sum.interpreted
-    _sum(grid, (y, weights, out), (), (size, top, wide, pdl), pdl=pdl)
+    _sum(grid, (y, weights, ids, out), (), (size, top, wide, pdl), pdl=pdl)

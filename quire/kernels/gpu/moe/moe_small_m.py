@@ -39,6 +39,7 @@ def _up(
     BLOCK_F: tl.constexpr,
     BLOCK_E: tl.constexpr,
     TIMES: tl.constexpr,
+    ABSENT: tl.constexpr,  # ids may be -1: such pairs have no h
     PDL: tl.constexpr,
 ):
     pair = tl.program_id(1)
@@ -51,6 +52,9 @@ def _up(
         launch_dependents()
     xs = load_vector(x_ptr + t * X_T, k, E, BLOCK_E, C)
     expert = tl.load(id_ptr + pair).to(tl.int64)  # X * 2F * E can pass 2**31
+    if ABSENT:
+        if expert < 0:
+            return
     gate_ptr = w_ptr + expert * (2 * F * E)
     n = start + tl.arange(0, BLOCK_F)
     gates = load_weight_rows(gate_ptr, n, k, F, E, BLOCK_E, C)
@@ -86,6 +90,7 @@ def _down(
     BLOCK_E: tl.constexpr,
     BLOCK_F: tl.constexpr,
     AHEAD: tl.constexpr,
+    ABSENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     t = tl.program_id(1)
@@ -100,7 +105,10 @@ def _down(
         expert = tl.load(id_ptr + t * TOP + c // CHUNKS).to(tl.int64)  # X * E * F can pass 2**31
         f = (c % CHUNKS) * BLOCK_F + fs
         w_at = w_ptr + (expert * E + row)[:, None] * F + f[None]
-        ahead = ahead + (tl.load(w_at, (f < F)[None], 0.0),)  # type: ignore[assignment]
+        live = f < F
+        if ABSENT:
+            live &= expert >= 0
+        ahead = ahead + (tl.load(w_at, live[None], 0.0),)  # type: ignore[assignment]
     if PDL:
         wait_for_previous_kernel()
     sums = tl.zeros((BLOCK_E, BLOCK_F), tl.float32)
@@ -109,16 +117,21 @@ def _down(
         pair = t * TOP + c // CHUNKS
         f = (c % CHUNKS) * BLOCK_F + fs
         weight = tl.load(weight_ptr + pair)
-        h = tl.load(h_ptr + pair * F + f, f < F, 0.0).to(tl.float32) * weight
+        live = f < F
+        here = tl.full((BLOCK_E,), True, tl.int1)
+        if ABSENT:
+            live &= tl.load(id_ptr + pair) >= 0
+            here &= tl.load(id_ptr + pair) >= 0
+        h = tl.load(h_ptr + pair * F + f, live, 0.0).to(tl.float32) * weight
         if c < AHEAD:
             w = ahead[c]  # type: ignore[var-annotated]
         else:
             expert = tl.load(id_ptr + pair).to(tl.int64)
-            w = tl.load(w_ptr + (expert * E + row)[:, None] * F + f[None], (f < F)[None], 0.0)
+            w = tl.load(w_ptr + (expert * E + row)[:, None] * F + f[None], live[None], 0.0)
         sums += w.to(tl.float32) * h[None]
         if bias_ptr is not None and c % CHUNKS == 0:
             expert = tl.load(id_ptr + pair).to(tl.int64)
-            y += weight * tl.load(bias_ptr + expert * E + row).to(tl.float32)
+            y += weight * tl.load(bias_ptr + expert * E + row, here, 0.0).to(tl.float32)
     y += tl.sum(sums, 1)
     tl.store(y_ptr + t * E + es, y.to(y_ptr.dtype.element_ty), es < E)
 
@@ -160,6 +173,7 @@ def experts_small_m(
     gate: ExpertActivation,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
+    absent: bool = False,
     cut: SmallMMoEPlan | None = None,
 ) -> None:
     """moe_experts over few rows. cut: another split than the usual, for tuning."""
@@ -167,11 +181,12 @@ def experts_small_m(
     cut = cut or (PLAN_ONE_ROW if tokens == 1 else PLAN_FEW_ROWS)
     h = x.new_empty((tokens * top, width))
     consts: tuple[Any, ...] = (x.stride(0), size, width, gate.kind, gate.alpha, gate.limit, top)
-    consts += (cut.rows, min(next_power_of_2(size), cut.columns), cut.repeats, PDL_ENABLED)
+    consts += (cut.rows, min(next_power_of_2(size), cut.columns), cut.repeats)
+    consts += (absent, PDL_ENABLED)
     grid = (cdiv(width, cut.rows * cut.repeats), tokens * top, 1)
     _up(grid, (x, ids, gate_up, gate_up_bias, h), (), consts, cut.warps[0], pdl=PDL_ENABLED)
     wide = chunk_width(width)
     ahead = min(top * cdiv(width, wide), cut.prefetch // wide)
     grid = (cdiv(size, cut.outputs), tokens, 1)
-    consts = (size, width, top, cut.outputs, wide, ahead, PDL_ENABLED)
+    consts = (size, width, top, cut.outputs, wide, ahead, absent, PDL_ENABLED)
     _down(grid, (h, ids, weights, down, down_bias, out), (), consts, cut.warps[1], pdl=PDL_ENABLED)

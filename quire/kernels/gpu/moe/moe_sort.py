@@ -3,6 +3,9 @@
     starts [X + 1]    expert i has the sorted positions [starts[i], starts[i + 1])
     order  [P]        sorted position -> pair; pair p is token p // k
 
+Pairs with an id of -1 have no expert here, and no place: order is undefined outside of
+[starts[0], starts[X]).
+
 Some thousand pairs: one block per expert reads all of them twice, which costs less than a second
 launch. More: each pair takes its position from one of its expert's counters. The pairs of one
 expert are then in any order; the result of a row does not depend on its position.
@@ -65,7 +68,8 @@ def _count(
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = at < pairs
-    expert = tl.load(id_ptr + at, live, 0)
+    expert = tl.load(id_ptr + at, live, -1)
+    live = expert >= 0
     mine = count_ptr + tl.program_id(0) % SHARES * X
     tl.store(rank_ptr + at, tl.atomic_add(mine + expert, 1, live, sem="relaxed"), live)
 
@@ -91,12 +95,13 @@ def _place(
     starts = tl.cumsum(totals, 0) - totals
     if tl.program_id(0) == 0:
         tl.store(start_ptr + xs, starts, xs <= X)
-        tl.store(start_ptr + X, pairs)
+        tl.store(start_ptr + X, tl.sum(totals, 0))
     share = tl.program_id(0) * BLOCK // COUNTED % SHARES
     starts += tl.sum(tl.where(shares < share, counts, 0), 0)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = at < pairs
-    expert = tl.load(id_ptr + at, live, 0)
+    expert = tl.load(id_ptr + at, live, -1)
+    live = expert >= 0
     start = tl.sum(tl.where(expert[:, None] == xs[None], starts[None], 0), 1)
     tl.store(order_ptr + start + tl.load(rank_ptr + at, live, 0), at, live)
 
