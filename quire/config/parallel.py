@@ -55,11 +55,6 @@ def resolve_parallel(
     """Resolve how ranks run. Raises ConfigError."""
     section = options.parallel
     engines = section.data_parallel_size
-    if engines > 1 and not server:
-        raise ConfigError(
-            f"data_parallel_size={engines}: only `quire serve` runs several engines; here start "
-            "one on each device (CUDA_VISIBLE_DEVICES)"
-        )
     backend = section.distributed_executor_backend
     if backend == "ray":
         raise ConfigError(
@@ -70,6 +65,11 @@ def resolve_parallel(
         raise ConfigError(
             f"distributed_executor_backend='uni' is one rank, and "
             f"tensor_parallel_size={shape.tensor}: use 'mp'"
+        )
+    if backend == "external_launcher" and engines > 1:
+        raise ConfigError(
+            f"data_parallel_size={engines} cannot be combined with "
+            "distributed_executor_backend='external_launcher': use 'mp'"
         )
     if backend == "external_launcher" and server:
         raise ConfigError(

@@ -92,6 +92,7 @@ from quire.engine.startup.rank_process import Ranks, check_params
 from quire.engine.startup.startup_timer import StartupTimer, format_table
 from quire.engine.startup.text_setup import ParamCheck, build_input_processor, load_engine_tokenizer
 from quire.engine.startup.warmup import SchedulerAndExecutor
+from quire.errors import ConfigError
 from quire.executors.base import Executor
 from quire.executors.profiled import Executor as Profiled
 from quire.grammar.backends import backend_select
@@ -144,6 +145,12 @@ def build_engine(
 
     timer: of begin_startup(), if the start began before this module was imported.
     """
+    engines = options.parallel.data_parallel_size
+    if engines > 1:
+        raise ConfigError(
+            f"data_parallel_size={engines}: this runs one engine; `quire serve`, LLM and AsyncLLM "
+            "run several"
+        )
     with _startup(options, timer) as timer:
         loading: list[Future[Tokenizer | None]] = []
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from quire.core.params import LoRARequest
 from quire.core.types import AdapterRef
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.engine.messages import AdapterCard, AdapterLoad
 from quire.errors import QuireError, RequestError, Unsupported
 
@@ -106,7 +106,7 @@ class AsyncAdapterRequests:
         self._known: dict[str, LoRARequest] = {}
         self._loads: dict[str, asyncio.Task[AdapterCard]] = {}  # of each name the latest
 
-    async def resolve(self, client: EngineClient, given: object) -> AdapterRef | None:
+    async def resolve(self, client: EnginePool, given: object) -> AdapterRef | None:
         """Return the adapter that a LoRARequest means, loading it if it is not loaded.
 
         Raises RequestError.
@@ -133,7 +133,7 @@ class AsyncAdapterRequests:
                 del self._known[name], self._loads[name]
             raise
 
-    async def remove(self, client: EngineClient, number: int) -> bool:
+    async def remove(self, client: EnginePool, number: int) -> bool:
         """Unload an adapter. Running requests keep it. Returns whether it was loaded."""
         name = name_of(number, self._known)
         if name is None:
@@ -142,7 +142,7 @@ class AsyncAdapterRequests:
         await client.call(bool, "unload_adapter", name)
         return True
 
-    async def pin(self, client: EngineClient, number: int) -> bool:
+    async def pin(self, client: EnginePool, number: int) -> bool:
         """As AdapterRequests.pin()."""
         name = _known_name(number, self._known)
         await asyncio.shield(self._loads[name])

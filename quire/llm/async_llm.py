@@ -1,8 +1,9 @@
 """AsyncLLM: the API for programs with an event loop. Takes requests and streams their outputs.
 
-The engine runs in its own process, which ends with this object, or with this process. This
-process converts prompts to tokens and tokens to text. An object belongs to one event loop at a
-time; another loop may use it after the first is closed (asyncio.run twice).
+The engines (one; several with data_parallel_size) run in processes of their own, which end with
+this object, or with this process. This process converts prompts to tokens and tokens to text. An
+object belongs to one event loop at a time; another loop may use it after the first is closed
+(asyncio.run twice).
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import itertools
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from quire import env
 from quire.config import vllm_environment
 from quire.config.engine_args import options_of
 from quire.config.engine_config import EngineConfig
@@ -25,26 +25,19 @@ from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.pooling_params import PoolingParams
 from quire.core.types import AdapterRef
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.engine.client.generation import OutputGeneration, start_output_generation
 from quire.engine.client.pooling import pool
-from quire.engine.client.transport import Transport
-from quire.engine.client.zmq_transport import EngineEvents, ZmqTransport
 from quire.engine.startup.text_setup import (
     build_input_processor,
     build_pooling_processor,
     load_engine_tokenizer,
 )
-from quire.engine.supervise.engine_restarter import (
-    EngineRestarter,
-    EngineRestarterThread,
-    RestartBudget,
-)
-from quire.engine.supervise.process_launcher import EngineProcessHandle
-from quire.engine.supervise.watchdog import Watchdog
+from quire.engine.supervise.engine_group_thread import EngineGroupThread
 from quire.errors import EngineDead, EngineError, Unsupported
 from quire.llm.adapters import AsyncAdapterRequests
 from quire.llm.compat import ModelConfigView, check_priority
+from quire.llm.engine_processes import PoolConnector
 from quire.llm.pooling import make_outputs, read_settings, require_processor
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.text.input_processor import PreparedRequest
@@ -77,9 +70,9 @@ class AsyncLLM:
         self,
         config: EngineConfig,
         tokenizer: Tokenizer | None,
-        connect: EngineConnector,
+        connect: Callable[[], EnginePool],
         *,
-        engine: EngineRestarterThread | None = None,
+        engines: EngineGroupThread | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -89,10 +82,10 @@ class AsyncLLM:
         self._pooling_inputs = build_pooling_processor(config, tokenizer)
         self._adapters = AsyncAdapterRequests(enabled=config.adapters is not None)
         self._running: dict[str, list[OutputGeneration | RunningPool]] = {}  # by the user's id
-        self._client: EngineClient | None = None
+        self._client: EnginePool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
-        self._end = weakref.finalize(self, engine.stop) if engine is not None else None
+        self._end = weakref.finalize(self, engines.stop) if engines is not None else None
 
     @classmethod
     def from_engine_args(
@@ -114,31 +107,16 @@ class AsyncLLM:
         vllm_environment.log_notes(strict=options.observe.fail_on_environ_validation)
         level = options.observe.log_level or logging.getLevelName(logging.getLogger("quire").level)
         start_process(level=level)
-        recovery = options.recovery
-        watchdog, began_at = Watchdog(options.health, env.read().cache_dir), time.monotonic()
-        keeper = EngineRestarter(
-            lambda one: EngineProcessHandle(
-                options, log_level=level, child=one or watchdog.create_child()
-            ),
-            RestartBudget(recovery.max_engine_restarts, recovery.engine_restart_window),
-            watchdog.create_child
-            if recovery.engine_standby and recovery.max_engine_restarts
-            else None,
-        )
+        engines = EngineGroupThread.for_options(options, log_level=level)
         try:
-            found = keeper.engine.wait_model_located()
+            found = engines.wait_model_located()
             folder = None if found.tokenizer_folder is None else Path(found.tokenizer_folder)
             tokenizer = load_engine_tokenizer(found.config, folder)
-            built = keeper.engine.wait_started()
+            built = engines.wait_started()
         except BaseException:
-            keeper.stop(0.0)
-            watchdog.close()
+            engines.stop()
             raise
-        for word in (found, built):
-            keeper.handle(word)
-        watchdog.set_start_time(time.monotonic() - began_at)
-        engine = EngineRestarterThread(keeper, watchdog)
-        return cls(built.config, tokenizer, EngineConnector(engine), engine=engine)
+        return cls(built.config, tokenizer, PoolConnector(engines, built.config), engines=engines)
 
     def __getattr__(self, name: str) -> NoReturn:
         feature = UNSUPPORTED_METHODS.get(name)
@@ -164,9 +142,8 @@ class AsyncLLM:
 
         Raises RequestError before anything runs, EngineError if the request fails, EngineDead.
         Leaving the loop early aborts the request. request_id: may be in use; None: generated.
+        data_parallel_rank: of the engine that runs it; None: where it is soonest.
         """
-        if data_parallel_rank:
-            raise Unsupported("data_parallel_rank: there is one engine", param="data_parallel_rank")
         number = next(self._request_numbers)
         name = f"request-{number}" if request_id is None else str(request_id)
         client = self._on_this_loop()
@@ -175,7 +152,12 @@ class AsyncLLM:
             prompt, sampling_params, f"{name}-{number}", tokenization_kwargs, priority, adapter
         )
         generation = await start_output_generation(
-            client, [prepared], self.tokenizer, clock=self._clock, lora_request=lora_request
+            client,
+            [prepared],
+            self.tokenizer,
+            clock=self._clock,
+            lora_request=lora_request,
+            rank=data_parallel_rank,
         )
         self._running.setdefault(name, []).append(generation)
         try:
@@ -273,6 +255,8 @@ class AsyncLLM:
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, object] | None = None,
+        *,
+        data_parallel_rank: int | None = None,
     ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
         """Give one output: the vector, labels or rows of a prompt, as the task of the params is.
 
@@ -297,7 +281,7 @@ class AsyncLLM:
         running = RunningPool([request.id for request in inputs[0].requests])
         self._running.setdefault(name, []).append(running)
         try:
-            updates = await pool(client, inputs[0].requests)
+            updates = await pool(client, inputs[0].requests, data_parallel_rank)
         finally:
             self._forget(name, running)
         arrays, cached = make_outputs(inputs, updates)
@@ -360,13 +344,13 @@ class AsyncLLM:
         return dead or EngineDead("the engine was shut down")
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine and its process; requests fail with EngineDead. timeout: unused."""
+        """End the engines and their processes; requests fail with EngineDead. timeout: unused."""
         if self._stopped:
             return
         self._stopped = True
         if self._client is not None and self._loop is not None and not self._loop.is_closed():
             self._client.fail_streams(EngineDead("the engine was shut down"))
-            self._client.transport.close()
+            self._client.close()
         if self._end is not None:
             self._end()
 
@@ -423,8 +407,8 @@ class AsyncLLM:
     def _clock(self) -> Any:
         return time.monotonic if self.config.observe.log_stats else None
 
-    def _on_this_loop(self) -> EngineClient:
-        """The client, begun on the running loop. Raises EngineDead, EngineError."""
+    def _on_this_loop(self) -> EnginePool:
+        """The engines, begun on the running loop. Raises EngineDead, EngineError."""
         if self._stopped:
             raise EngineDead("the engine was shut down")
         loop = asyncio.get_running_loop()
@@ -434,10 +418,9 @@ class AsyncLLM:
             assert self._loop is not None
             if not self._loop.is_closed():
                 raise EngineError("this engine is in use on another event loop, which is open")
-            self._client.transport.close()
+            self._client.close()
             self._running.clear()
-        self._client, self._loop = EngineClient(self._connect()), loop
-        self._client.restart_wait_s = self.config.recovery.wait_s
+        self._client, self._loop = self._connect(), loop
         self._client.start()
         return self._client
 
@@ -455,19 +438,6 @@ def _is_long(prompt: Prompt) -> bool:
     text = fields.get("prompt")
     is_long = isinstance(text, str) and len(text) > LONG_CHARS
     return is_long or fields.get("prompt_embeds") is not None
-
-
-class EngineConnector:
-    """Makes a new connection to an engine's process each time it is called."""
-
-    def __init__(self, engine: EngineRestarterThread) -> None:
-        self._engine = engine
-        self._numbers = itertools.count()
-
-    def __call__(self) -> Transport:
-        engine = self._engine
-        name = f"llm-{next(self._numbers)}"
-        return ZmqTransport(engine.folder, name, EngineEvents(engine.pipe))
 
 
 AsyncLLMEngine = AsyncLLM

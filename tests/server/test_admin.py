@@ -17,6 +17,8 @@ OPERATING = [
     ("POST", "/pause"),
     ("POST", "/resume"),
     ("GET", "/is_paused"),
+    ("POST", "/drain_engine?engine=0"),
+    ("POST", "/undrain_engine?engine=0"),
     ("POST", "/reset_prefix_cache"),
     ("POST", "/abort_requests"),
     ("GET", "/server_info"),

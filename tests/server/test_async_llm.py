@@ -21,6 +21,8 @@ from quire.config.engine_config import (
     SchedulerSection,
 )
 from quire.core.params import LoRARequest, RequestOutputKind
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.engine.client.thread_transport import ThreadTransport
 from quire.errors import EngineDead, EngineError, RequestError, Unsupported
 from tests.server.harness import MAX_LEN, Executor, Reciter, make_engine
@@ -98,7 +100,7 @@ class Engine:
         self.threads.append(
             ThreadTransport(make_engine(Executor(self.model, self.step_s), check=True))
         )
-        return self.threads[-1]
+        return EnginePool([EngineClient(self.threads[-1])])
 
     def speech(self, prompt=PROMPT):
         return self.model.text(self.model.tokenizer.encode(prompt))
@@ -122,7 +124,7 @@ def run(tokenizer, body, **how):
 
 async def idle(llm):
     for _ in range(1000):
-        stats = await llm._on_this_loop().stats()
+        (stats,) = await llm._on_this_loop().stats()
         if stats.running == stats.waiting == stats.held_blocks == 0:
             return
         await asyncio.sleep(0.002)
@@ -192,7 +194,7 @@ def test_what_cannot_run_is_refused_before_it_does(tokenizer):
             (RequestError, "", {}),
             (RequestError, "x" * MAX_LEN, {}),
             (Unsupported, PROMPT, {"lora_request": LoRARequest("a", 1, "x")}),
-            (Unsupported, PROMPT, {"data_parallel_rank": 1}),
+            (RequestError, PROMPT, {"data_parallel_rank": 1}),
         ):
             with pytest.raises(error):
                 await anext(llm.generate(prompt, SamplingParams(), **named))
@@ -274,7 +276,10 @@ import numpy
 from quire import AsyncEngineArgs, AsyncLLMEngine, PoolingParams, RequestError, SamplingParams
 
 args = AsyncEngineArgs(
-    model="embedded", kv_cache_memory_bytes="64MiB", enable_prompt_embeds=True
+    model="embedded",
+    kv_cache_memory_bytes="64MiB",
+    enable_prompt_embeds=True,
+    data_parallel_size=2,
 )
 engine = AsyncLLMEngine.from_engine_args(args)
 assert "torch" not in sys.modules
@@ -282,13 +287,17 @@ assert "torch" not in sys.modules
 params = SamplingParams(temperature=0, max_tokens=8, logprobs=2, logit_bias={3: -100})
 
 async def ask(i):
-    async for output in engine.generate("The capital of France is", params, str(i)):
+    rank = None if i < 6 else i - 6
+    prompt = "The capital of France is"
+    async for output in engine.generate(prompt, params, str(i), data_parallel_rank=rank):
         last = output
     return last.outputs[0].text, len(last.outputs[0].logprobs[0])
 
 async def main():
     found = await asyncio.gather(*map(ask, range(8)))
     assert len(set(found)) == 1, found
+    queried = [one.prefix_query_tokens for one in await engine._on_this_loop().stats()]
+    assert len(queried) == 2 and all(queried), queried
     async for output in engine.generate({"prompt_embeds": numpy.ones((5, 256))}, params):
         last = output
     assert len(last.outputs[0].token_ids) == 8 and len(last.prompt_token_ids) == 5
@@ -304,7 +313,8 @@ async def main():
 
 asyncio.run(main())
 asyncio.run(main())
-print(engine._end.peek()[1].__self__._restarter.engine.child.process.pid, flush=True)
+pids = [one.process.pid for one in engine._end.peek()[1].__self__._group.children]
+print(*pids, flush=True)
 sys.stdin.readline()
 """
 
@@ -316,7 +326,9 @@ def test_the_real_one_has_a_process_which_ends_with_this_one():
     assert first == second != ""
     assert "Paris" in first
     assert "('generate', 'embed')" in first
-    engine = psutil.Process(int(pid))
+    engines = [psutil.Process(int(one)) for one in pid.split()]
+    assert len(engines) == 2
     process.kill()
     process.communicate()
-    assert wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+    ended = lambda one: not one.is_running() or one.status() == psutil.STATUS_ZOMBIE  # noqa: E731
+    assert wait_until(lambda: all(map(ended, engines)))

@@ -408,7 +408,7 @@ def test_whatever_it_waits_for_it_is_ended(staged, stage, way):
             await other.end()
         if scene.server.client.restart_reason is not None:
             scene.follow()
-        await scene.server.client.resume()
+        await scene.server.client.wake_up()
         await scene.rest()
 
     scene.on_loop(main())

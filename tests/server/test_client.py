@@ -343,19 +343,19 @@ def test_all_who_ask_one_engine_know_that_it_sleeps(tokenizer):
     async def main():
         async with started(tokenizer) as (client, _):
             await client.sleep(1)
-            assert client.is_sleeping
+            assert client.sleeping_tags
             with pytest.raises(Overloaded):
                 await client.generate([request("a")])
             assert not await client.wake_up(["weights"])
             assert await client.wake_up(["kv_cache"])
-            assert not client.is_sleeping
+            assert not client.sleeping_tags
             await client.pause()
-            assert client.is_paused
-            await client.resume()
+            assert "scheduling" in client.sleeping_tags
+            await client.wake_up()
             client._deliver(
                 HeartbeatMessage(("kv_cache", "scheduling", "weights"))
             )  # another sent it there
-            assert client.is_sleeping
+            assert client.sleeping_tags
             stream = await client.generate([request("a")])
             assert [u async for batch in stream for u in batch]
 

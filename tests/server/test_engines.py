@@ -23,6 +23,7 @@ def engines_of(server):
 @pytest.fixture(scope="module")
 def running():
     more = ("--max-engine-restarts", 100_000, "--enable-prompt-embeds", "--data-parallel-size", 2)
+    more += ("--enable-dev-routes",)
     with serving("embedded", *SMALL, *more) as made:
         made.read_log([])
         yield made
@@ -55,6 +56,55 @@ def test_streams_continue_on_the_other_engine(running):
         found, _ = asyncio.run(Scene(running.url).all(bodies, disturb))
         for i, (one, other) in enumerate(zip(found, want)):
             assert one == other, (number, asked(i))
+
+
+@pytest.mark.slow("uses the server of two engines")
+def test_a_header_pins_and_a_list_is_spread(running):
+    with httpx.Client(base_url=running.url, timeout=30) as client:
+        body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 4, "seed": 3, "n": 2}
+
+        def rise(**headers):
+            """The answer, and the prompts that each engine has got for it."""
+            before = counts(running.url, "prompt_tokens_total")
+            answer = client.post("/v1/completions", json=body, headers=headers).json()
+            after = counts(running.url, "prompt_tokens_total")
+            return answer["choices"], [after[one] > before[one] for one in sorted(after)]
+
+        choices, grown = rise()
+        assert grown == [True, True]
+        for rank in (0, 1):
+            assert rise(**{"X-data-parallel-rank": str(rank)}) == (choices, [not rank, bool(rank)])
+        for bad in ("2", "-1", "x", "9" * 10):
+            answer = client.post(
+                "/v1/completions", json=body, headers={"X-data-parallel-rank": bad}
+            )
+            assert (answer.status_code, answer.json()["error"]["param"]) == (
+                400,
+                "X-data-parallel-rank",
+            )
+            assert "must be in [0, 1]" in answer.json()["error"]["message"]
+
+
+@pytest.mark.slow("uses the server of two engines")
+def test_a_drained_engine_ends_no_stream(running):
+    bodies = [asked(i) for i in range(8)]
+    want, _ = asyncio.run(Scene(running.url).all(bodies))
+    with httpx.Client(base_url=running.url, timeout=30) as client:
+
+        async def drain(scene):
+            while scene.chunks < 8:
+                await asyncio.sleep(0.001)
+            client.post("/drain_engine?engine=1&timeout=0").raise_for_status()
+
+        assert asyncio.run(Scene(running.url).all(bodies, drain))[0] == want
+        work = counts(running.url, "prompt_tokens_total")
+        assert counts(running.url, "num_requests_running")["1"] == 0
+        assert asyncio.run(Scene(running.url).all(bodies))[0] == want
+        assert counts(running.url, "prompt_tokens_total")["1"] == work["1"]
+        client.post("/undrain_engine?engine=1").raise_for_status()
+        assert asyncio.run(Scene(running.url).all(bodies))[0] == want
+        assert counts(running.url, "prompt_tokens_total")["1"] > work["1"]
+        assert client.post("/drain_engine?engine=2").status_code == 400
 
 
 @pytest.mark.slow("uses the server of two engines")

@@ -12,6 +12,7 @@ from numpy import frombuffer
 
 from quire.core.types import Pooling, Request, StopConditions
 from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.engine.client.pooling import pool
 from quire.engine.client.thread_transport import ThreadTransport
 from quire.engine.core.engine_core import EngineCore
@@ -44,7 +45,8 @@ class FailingExecutor(Executor):
 @contextlib.asynccontextmanager
 async def started(max_len=100, **setup):
     scheduler, _, _ = Setup(**setup).build(max_len)
-    client = EngineClient(ThreadTransport(EngineCore(scheduler, FailingExecutor(), check=True)))
+    engine = EngineCore(scheduler, FailingExecutor(), check=True)
+    client = EnginePool([EngineClient(ThreadTransport(engine))])
     client.start()
     try:
         yield client
@@ -54,7 +56,7 @@ async def started(max_len=100, **setup):
 
 async def wait_idle(client):
     for _ in range(2000):
-        stats = await client.stats()
+        (stats,) = await client.stats()
         if stats.running == stats.waiting == stats.held_blocks == 0:
             return
         await asyncio.sleep(0.002)
@@ -80,7 +82,7 @@ def test_one_refused_request_keeps_all_from_running():
         async with started(max_len=10) as client:
             with pytest.raises(TooLong):
                 await pool(client, [pooled("a"), pooled("long", range(11)), pooled("b")])
-            stats = await client.stats()
+            (stats,) = await client.stats()
             assert stats.running == stats.waiting == 0
 
     asyncio.run(main())
@@ -129,13 +131,12 @@ def test_requests_of_a_killed_engine_are_answered_by_the_next_and_equal():
         try:
             client = engine._on_this_loop()
             want = await pool(client, work)
-            process = psutil.Process(
-                engine._end.peek()[1].__self__._restarter.engine.child.process.pid
-            )
+            (child,) = engine._end.peek()[1].__self__._group.children
+            process = psutil.Process(child.process.pid)
             task = asyncio.create_task(
                 pool(client, [replace(one, id=f"b{one.id}") for one in work])
             )
-            while not 0 < (await client.stats()).waiting < 60:
+            while not 0 < (await client.stats())[0].waiting < 60:
                 assert not task.done()
             process.send_signal(signal.SIGKILL)
             got = await task

@@ -7,11 +7,11 @@ Written by the event loop of the client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from quire.core.sequence_timing import SequenceTiming
-from quire.core.types import Request
+from quire.core.types import Request, Update
 
 MAX_CRASHES_ALONE = 2
 """A request is faulty after so many engines died while they ran it, the last one running it
@@ -52,3 +52,31 @@ def resumed_request(
     sequences = [live.get((request.id, index)) for index in range(request.n)]
     resumed = tuple(None if one is None else tuple(one.tokens) for one in sequences)
     return replace(request, resumed_tokens=resumed, parent=None, engine_crashes=deaths)
+
+
+class MovedSequences:
+    """Sequences that another engine continues: of this one, which still aborts them, no update
+    is delivered.
+    """
+
+    def __init__(self) -> None:
+        self._places: set[tuple[str, int]] = set()
+
+    def add(self, places: Iterable[tuple[str, int]]) -> None:
+        self._places.update(places)
+
+    def clear(self) -> None:
+        self._places.clear()
+
+    def drop(self, updates: list[Update]) -> list[Update]:
+        """Return the updates without theirs, up to the last update of each."""
+        if not self._places:
+            return updates
+        kept = []
+        for update in updates:
+            place = (update.request_id, update.index)
+            if place not in self._places:
+                kept.append(update)
+            elif update.finish is not None:
+                self._places.discard(place)
+        return kept

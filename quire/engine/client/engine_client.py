@@ -22,7 +22,7 @@ from quire.core.scheduler_stats import EngineLoad, SchedulerStats
 from quire.core.sequence_timing import SequenceTiming
 from quire.core.snapshot import Snapshot
 from quire.core.types import Request, Update
-from quire.engine.client.delivered_tokens import MAX_CRASHES_ALONE
+from quire.engine.client.delivered_tokens import MAX_CRASHES_ALONE, MovedSequences
 from quire.engine.client.observer import ClientObserver
 from quire.engine.client.stream import RequestStream
 from quire.engine.client.transport import Transport
@@ -100,6 +100,7 @@ class EngineClient:
         self._prior_timings: dict[tuple[str, int], SequenceTiming] = {}
         self._resubmitted: dict[int, RequestStream] = {}  # by the call id of AddRequests
         self._held_requests: set[str] = set()  # this engine keeps their KV for other requests
+        self._moved = MovedSequences()
         self._pending_calls: dict[int, asyncio.Future[Any]] = {}
         self._opening_streams: dict[int, RequestStream] = {}  # by the call id of AddRequests
         self._call_ids = itertools.count()
@@ -280,6 +281,7 @@ class EngineClient:
                 reply.set_exception(self._unavailable_error(f"and cannot be called: {loss.reason}"))
         self._held_requests.clear()
         self._resubmitted.clear()
+        self._moved.clear()
         running = None if loss.running_ids is None else frozenset(loss.running_ids)
         blocked = []
         for stream in self._all_streams():
@@ -322,8 +324,24 @@ class EngineClient:
             elif take_over(stream):
                 self._forget(stream)
 
+    def move_streams(self, take_over: TakeOver) -> int:
+        """Move accepted streams to other clients while the engine lives. Returns their number."""
+        moved = 0
+        for stream in self._all_streams():
+            unfinished = stream.unfinished_ids
+            if stream._add_call_id is not None:
+                continue
+            for delivered in stream._unfinished.values():
+                delivered.close_timing(stream._accepted_at, time.monotonic())
+            if take_over(stream):
+                self._moved.add(stream._unfinished)
+                self._forget(stream)
+                self._send(AbortRequests(list(unfinished)))
+                moved += 1
+        return moved
+
     def adopt(self, stream: RequestStream) -> None:
-        """Continue a stream of another client, whose engine is gone."""
+        """Continue a stream of another client, whose engine is gone or drained."""
         for request_id in stream.request_ids:
             self._streams[request_id] = stream
         stream._owner = self
@@ -415,19 +433,9 @@ class EngineClient:
         await self.call(type(None), "check")
 
     @property
-    def is_sleeping(self) -> bool:
-        """Whether the engine sleeps or is paused."""
-        return bool(self._sleeping_tags)
-
-    @property
     def sleeping_tags(self) -> frozenset[str]:
         """What sleeps: any of weights, kv_cache, scheduling."""
         return self._sleeping_tags
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether steps are paused: new requests are accepted and wait."""
-        return "scheduling" in self._sleeping_tags
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Pause steps. Level 1 also frees the KV cache; requests are refused until wake_up().
@@ -444,12 +452,8 @@ class EngineClient:
         return not left
 
     async def pause(self, mode: str = "abort", *, clear_cache: bool = False) -> None:
-        """Pause steps until resume(). New requests wait. mode: as for sleep()."""
+        """Pause steps until wake_up(). New requests wait. mode: as for sleep()."""
         await self._enter_sleep(0, mode, clear_cache=clear_cache)
-
-    async def resume(self) -> None:
-        """Run steps again after pause()."""
-        await self.wake_up()
 
     async def start_profile(self) -> None:
         """Record a trace in the engine's process until stop_profile()."""
@@ -517,7 +521,7 @@ class EngineClient:
             for answer in message.replies:
                 self._resolve_reply(answer)
             self.on_load(message.load)
-            updates = message.updates
+            updates = self._moved.drop(message.updates)
             self._dispatch(
                 [self._with_prior_timing(u) for u in updates] if self._prior_timings else updates
             )
@@ -544,7 +548,7 @@ class EngineClient:
 
     def _resolve_reply(self, answer: CallReply) -> None:
         stream = self._resubmitted.pop(answer.call_id, None)
-        if stream is not None and answer.error is not None:
+        if stream is not None and stream._owner is self and answer.error is not None:
             self._fail_stream(stream, error_from_wire(answer.error))
         opened = self._opening_streams.pop(answer.call_id, None)
         if opened is not None:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from quire.core.scheduler_stats import SchedulerStats
 from quire.core.snapshot import Snapshot
@@ -20,8 +20,8 @@ from quire.core.types import Request
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.observer import ClientObserver
 from quire.engine.client.placement import Placement, Sent
-from quire.engine.client.stream import RequestStream
-from quire.errors import EngineAway, EngineDead, EngineError
+from quire.engine.client.stream import RequestStream, StreamGroup
+from quire.errors import EngineAway, EngineDead, EngineError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,16 @@ class EnginePool:
         *,
         cache_tokens: int = 0,
         on_death: Callable[[EngineDead], None] | None = None,
+        first_rank: int = 0,
     ) -> None:
         """cache_tokens: of one engine's KV cache. on_death: called when no engine is left."""
         assert clients, "a pool without engines"
         self.clients = tuple(clients)
+        self.ranks = range(first_rank, first_rank + len(clients))
+        """The rank of each engine: those of several pools of one model are distinct."""
+        self._draining: set[int] = set()
+        self.on_draining: Callable[[int, float | None], None] | None = None
+        """Called with the arguments of each drain(): other pools should call set_draining()."""
         self._placement = Placement(len(clients), cache_tokens)
         self._on_death = on_death
         self.on_input_blocked: Callable[[bytes], None] | None = None
@@ -65,47 +71,96 @@ class EnginePool:
             client.take_over = None
         await asyncio.gather(*(client.stop() for client in self.clients))
 
+    def close(self) -> None:
+        """Disconnect without waiting, also when the event loop is closed."""
+        for client in self.clients:
+            client.transport.close()
+
     # -- requests -------------------------------------------------------------------------------
 
-    async def generate(self, requests: Iterable[Request]) -> RequestStream:
-        """Submit requests to one engine, all or none. Returns the stream once they are accepted.
+    async def generate(
+        self, requests: Iterable[Request], rank: int | None = None
+    ) -> RequestStream | StreamGroup:
+        """Submit requests, all or none. Returns their stream once they are accepted.
 
-        Raises RequestError (TooLong ...), EngineDead, EngineAway.
+        rank: of the engine that runs all of them; others continue if it dies. None: placement
+        chooses one for each request. Raises RequestError (TooLong ...), EngineDead, EngineAway.
         """
         given = tuple(requests)
+        pinned = None if rank is None else self.engine_of(rank)
         if len(self.clients) == 1:
             return await self.clients[0].generate(given)
+        if pinned is not None:
+            return await self._submit([self._placement.begin(given, pinned)], given, moves=False)
+        parts: dict[int, _Part] = {}
+        for one in given:
+            sent, placed = self._place(one)
+            part = parts.setdefault(sent.engine, _Part([], []))
+            part.sent.append(sent)
+            part.requests.append(placed)
+        if len(parts) == 1:
+            return await self._submit(*parts.popitem()[1])
+        return await self._submit_parts(parts.values(), [one.id for one in given])
+
+    def engine_of(self, rank: int) -> int:
+        """Return the number of the engine with this rank. Raises RequestError."""
+        if rank not in self.ranks:
+            allowed = f"in [{self.ranks[0]}, {self.ranks[-1]}]"
+            message = f"data_parallel_rank must be {allowed}, got {rank!r:.40}"
+            raise RequestError(message, param="data_parallel_rank")
+        return rank - self.ranks[0]
+
+    async def _submit_parts(
+        self, parts: Iterable[_Part], request_ids: Sequence[str]
+    ) -> StreamGroup:
+        """Submit a part of the requests to each of several engines, all or none."""
+        tasks = [asyncio.ensure_future(self._submit(*part)) for part in parts]
+        try:
+            return StreamGroup(await asyncio.gather(*tasks), request_ids)
+        except BaseException:  # also when the caller was cancelled
+            for task in tasks:
+                task.cancel()
+            for found in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(found, RequestStream):
+                    found.close()
+            raise
+
+    async def _submit(
+        self, sent: Sequence[Sent], requests: Sequence[Request], *, moves: bool = True
+    ) -> RequestStream:
+        """Submit requests that are sent to one engine. moves: to others if it is lost meanwhile."""
         tried: set[int] = set()
         while True:
             none_answers = not self.usable
-            sent, placed = self._place(given, tried)
             try:
-                return await self.clients[sent.engine].generate(placed)
+                return await self.clients[sent[0].engine].generate(requests)
             except (EngineAway, EngineDead) as error:
-                tried.add(sent.engine)  # it was lost before it had accepted them
+                tried.add(sent[0].engine)  # it was lost before it had accepted them
                 waited = none_answers and isinstance(error, EngineAway)
-                if waited or len(tried) == len(self.clients):
+                if not moves or waited or len(tried) == len(self.clients):
                     raise
             finally:
-                self._placement.end(sent)
+                for one in sent:
+                    self._placement.end(one)
+            requests = [_without_parent(one) for one in requests]  # the KV is lost
+            sent = [self._placement.place(requests, self._candidates(tried))]
 
-    def _place(
-        self, requests: tuple[Request, ...], tried: Container[int]
-    ) -> tuple[Sent, tuple[Request, ...]]:
-        """Choose an engine. Returns what is sent to it, and the requests as it can take them."""
-        usable = [i for i in self.usable if i not in tried]
-        if not usable:  # wait for the engine that is expected first
-            left = [i for i, one in enumerate(self.clients) if i not in tried]
-            usable = [min(left, key=lambda i: self.clients[i].restore_expected_at)]
-        for one in requests:
-            if one.parent is not None:
-                at = next((i for i in usable if self.clients[i].holds(one.parent)), None)
-                if at is not None:
-                    return self._placement.begin(requests, at), requests
-        requests = tuple(
-            one if one.parent is None else replace(one, parent=None) for one in requests
-        )
-        return self._placement.place(requests, usable), requests
+    def _place(self, request: Request) -> tuple[Sent, Request]:
+        """Choose an engine. Returns what is sent to it, and the request as it can take it."""
+        if request.parent is not None:
+            for engine in self.usable:
+                if self.clients[engine].holds(request.parent):
+                    return self._placement.begin([request], engine), request
+            request = _without_parent(request)
+        return self._placement.place([request], self._candidates()), request
+
+    def _candidates(self, without: Container[int] = ()) -> list[int]:
+        """Numbers of the engines that may get new requests, except those in `without`."""
+        usable = [i for i in self.usable if i not in without]
+        if usable:
+            return [i for i in usable if i not in self._draining] or usable
+        left = [i for i in range(len(self.clients)) if i not in without]
+        return [min(left, key=lambda i: self.clients[i].restore_expected_at)]  # expected first
 
     @property
     def usable(self) -> list[int]:
@@ -116,13 +171,42 @@ class EnginePool:
             if one.dead_error is None and one.restart_reason is None
         ]
 
+    # -- draining -------------------------------------------------------------------------------
+
+    def is_draining(self, engine: int) -> bool:
+        """Whether an engine gets no new requests."""
+        return engine in self._draining
+
+    def drain(self, engine: int, move_after_s: float | None) -> None:
+        """As set_draining(), in all pools."""
+        self.set_draining(engine, move_after_s)
+        if self.on_draining is not None:
+            self.on_draining(engine, move_after_s)
+
+    def set_draining(self, engine: int, move_after_s: float | None) -> None:
+        """Send an engine no new requests while another answers. None: send it requests again.
+
+        Streams that are open after so many seconds continue on others.
+        """
+        if move_after_s is None:
+            self._draining.discard(engine)
+        else:
+            self._draining.add(engine)
+            asyncio.get_running_loop().call_later(move_after_s, self._move_streams, engine)
+
+    def _move_streams(self, engine: int) -> None:
+        """Continue the streams of a draining engine on others, from their delivered tokens."""
+        others = [i for i in self.usable if i not in self._draining]
+        if engine in self._draining and engine in self.usable and others:
+            moved = self.clients[engine].move_streams(self._take_over)
+            log.info("engine %d is drained: %d streams were moved", self.ranks[engine], moved)
+
     def _take_over(self, stream: RequestStream) -> bool:
         """Continue a stream whose engine is gone on another. False: there is none."""
-        usable = self.usable
         requests = stream.unfinished_requests
-        if not usable or not requests:
+        if not self.usable or not requests:
             return False
-        sent = self._placement.place(requests, usable)
+        sent = self._placement.place(requests, self._candidates())
         self.clients[sent.engine].adopt(stream)
         self._placement.end(sent)
         return True
@@ -285,6 +369,17 @@ class EnginePool:
             raise dead
         alive = [client for client in self.clients if client.dead_error is None]
         return list(await asyncio.gather(*(call(client) for client in alive)))
+
+
+class _Part(NamedTuple):
+    """Requests of a call that one engine gets."""
+
+    sent: list[Sent]
+    requests: list[Request]
+
+
+def _without_parent(request: Request) -> Request:
+    return request if request.parent is None else replace(request, parent=None)
 
 
 class _PoolObserver:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from quire.core.types import Update
-from quire.engine.client.engine_client import EngineClient
-from quire.engine.client.stream import RequestStream
+from quire.engine.client.engine_pool import EnginePool
+from quire.engine.client.stream import RequestStream, StreamGroup
 from quire.outputs import RequestOutput
 from quire.text.input_processor import PreparedRequest
 from quire.text.output.output_processor import Clock, RequestOutputProcessor
@@ -30,7 +30,7 @@ class OutputGeneration:
 
     def __init__(
         self,
-        stream: RequestStream,
+        stream: RequestStream | StreamGroup,
         prepared: Sequence[PreparedRequest],
         tokenizer: Tokenizer | None,
         clock: Clock | None = None,
@@ -70,16 +70,17 @@ class OutputGeneration:
 
 
 async def start_output_generation(
-    engine: EngineClient,
+    engine: EnginePool,
     prepared: Sequence[PreparedRequest],
     tokenizer: Tokenizer | None,
     *,
     clock: Clock | None = None,
     lora_request: object | None = None,
+    rank: int | None = None,
 ) -> OutputGeneration:
     """Submit the requests. Raises RequestError if the engine refuses one: then none runs.
 
-    lora_request: what their outputs show.
+    lora_request: what their outputs show. rank: of the engine that runs them; None: any.
     """
-    stream = await engine.generate([p.request for p in prepared])
+    stream = await engine.generate([p.request for p in prepared], rank)
     return OutputGeneration(stream, prepared, tokenizer, clock, lora_request)

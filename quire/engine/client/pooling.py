@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quire.core.types import Request, Update
-from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.engine_pool import EnginePool
 from quire.errors import RequestError
 
 
-async def pool(client: EngineClient, requests: Iterable[Request]) -> list[Update]:
+async def pool(
+    client: EnginePool, requests: Iterable[Request], rank: int | None = None
+) -> list[Update]:
     """Run pooling requests to their ends; return the last update of each, in order.
 
-    If one fails, the others are aborted. Raises its error, and what EngineClient.generate() raises.
+    If one fails, the others are aborted. Raises its error, and what EnginePool.generate() raises.
+    rank: of the engine that runs them; None: any.
     """
-    stream = await client.generate(requests)
+    stream = await client.generate(requests, rank)
     found: dict[str, Update] = {}
     try:
         async for updates in stream:

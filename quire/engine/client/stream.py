@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from quire.core.types import Request, Update
@@ -62,18 +63,27 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> list[Update]:
-        while not self._pending:
-            if self._keepalive_due:
-                self._keepalive_due = False
-                return []
-            if self._error is not None:
-                raise self._error
-            if self.closed or not self._unfinished:
-                raise StopAsyncIteration
+        while (found := self._take()) is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        pending, self._pending = self._pending, {}
-        return [one[0] if len(one) == 1 else coalesce(one) for one in pending.values()]
+        return found
+
+    def _take(self) -> list[Update] | None:
+        """Return the updates since the last call, [] for a keepalive; None: there are none.
+
+        Raises the error of the stream, and StopAsyncIteration at its end.
+        """
+        if self._pending:
+            pending, self._pending = self._pending, {}
+            return [one[0] if len(one) == 1 else coalesce(one) for one in pending.values()]
+        if self._keepalive_due:
+            self._keepalive_due = False
+            return []
+        if self._error is not None:
+            raise self._error
+        if self.closed or not self._unfinished:
+            raise StopAsyncIteration
+        return None
 
     @property
     def unfinished_requests(self) -> tuple[Request, ...]:
@@ -173,3 +183,46 @@ class RequestStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class StreamGroup:
+    """Streams of one call, whose requests run on several engines, as one RequestStream."""
+
+    def __init__(self, streams: Iterable[RequestStream], request_ids: Sequence[str]) -> None:
+        """request_ids: of all streams, in the order of the call."""
+        self._open = list(streams)
+        self._stream_by_id = {one: stream for stream in self._open for one in stream.request_ids}
+        self.request_ids = tuple(request_ids)
+        self.closed = False
+
+    def __aiter__(self) -> StreamGroup:
+        return self
+
+    async def __anext__(self) -> list[Update]:
+        while True:
+            batches = []
+            for stream in list(self._open):
+                try:
+                    found = stream._take()
+                except StopAsyncIteration:
+                    self._open.remove(stream)
+                else:
+                    batches += [] if found is None else [found]
+            if batches:
+                return [update for batch in batches for update in batch]
+            if not self._open:
+                raise StopAsyncIteration
+            waiter = asyncio.get_running_loop().create_future()
+            for stream in self._open:
+                stream._waiter = waiter
+            await waiter
+
+    def end_sequence(self, request_id: str, index: int) -> None:
+        """As RequestStream.end_sequence()."""
+        self._stream_by_id[request_id].end_sequence(request_id, index)
+
+    def close(self) -> None:
+        """Abort what has not ended, and end the iteration. Harmless when called again."""
+        self.closed = True
+        for stream in set(self._stream_by_id.values()):
+            stream.close()

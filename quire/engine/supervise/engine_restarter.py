@@ -1,15 +1,13 @@
 """Engine restarter: starts another engine when the process of one is gone, within a budget.
 
-quire.server.process.supervisor reads the pipes, or EngineRestarterThread where there is no
-supervisor. quire.engine.client.engine_client resumes the requests. Clients get three messages:
-EngineUnavailable, EngineRestored, EngineTerminated.
+quire.engine.supervise.engine_group has one for each engine. quire.engine.client.engine_client
+resumes the requests. Clients get three messages: EngineUnavailable, EngineRestored,
+EngineTerminated.
 """
 
 from __future__ import annotations
 
 import logging
-import selectors
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,11 +27,8 @@ from quire.engine.supervise.process_pipe import (
     EngineUnavailable,
     ModelLocated,
     ProcessFailed,
-    ProcessPipe,
     RestartEngine,
-    StopProcess,
 )
-from quire.engine.supervise.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -166,76 +161,3 @@ class EngineRestarter:
             one.stop(timeout)
         if self._standby is not None:
             self._standby.stop(0.0)
-
-
-class EngineRestarterThread:
-    """A thread that handles the messages of an engine, and sends those for clients to `pipe`."""
-
-    def __init__(self, restarter: EngineRestarter, watchdog: Watchdog | None = None) -> None:
-        """The engine must be started, and EngineStarted handled. watchdog: watches it."""
-        self._restarter = restarter
-        self._watchdog = watchdog
-        self.pipe, theirs = ProcessPipe.create_pair()
-        self._peer_pipe = ProcessPipe(theirs)
-        self._thread = threading.Thread(target=self._run, name="quire-keeper", daemon=True)
-        self._thread.start()
-
-    @property
-    def folder(self) -> str:
-        """The folder of the engine's socket."""
-        return self._restarter.engine.folder
-
-    def stop(self) -> None:
-        """Stop the engine."""
-        self.pipe.send(StopProcess())
-        self._thread.join()
-        self._restarter.stop()
-        if self._watchdog is not None:
-            self._watchdog.close()
-        self.pipe.close()
-
-    def _run(self) -> None:
-        try:
-            while self._run_once():
-                pass
-        finally:
-            self._peer_pipe.close()
-
-    def _run_once(self) -> bool:
-        """Wait for messages and handle them. Returns False to stop."""
-        pipe = self._restarter.engine.child.pipe
-        with selectors.DefaultSelector() as both:
-            both.register(self._peer_pipe.fileno(), selectors.EVENT_READ, self._handle_peer)
-            both.register(pipe.fileno(), selectors.EVENT_READ, self._handle_engine)
-            dog = self._watchdog
-            timeout = None if dog is None else dog.check_interval_s
-            results = [key.data() for key, _ in both.select(timeout)]
-        if dog is not None and all(results):
-            why = dog.check(self._restarter.engine.child)
-            if why is not None:
-                self._restarter.restart(why)
-        return all(results)
-
-    def _handle_peer(self) -> bool:
-        message = self._peer_pipe.receive()
-        if isinstance(message, RestartEngine):
-            self._restarter.restart(message.reason)
-        return isinstance(message, RestartEngine)
-
-    def _record_death(self) -> None:
-        child, built = self._restarter.engine.child, self._restarter.engine_started
-        if self._watchdog is not None and built is not None:
-            self._watchdog.record_death(child, describe_exit(child.process.wait()), built.config)
-
-    def _handle_engine(self) -> bool:
-        pipe = self._restarter.engine.child.pipe
-        message = pipe.receive()
-        if message is None:
-            self._record_death()
-        restarter = self._restarter
-        answer = restarter.on_engine_exit() if message is None else restarter.handle(message)
-        if answer is not None:
-            self._peer_pipe.send(answer)
-        if message is not None and pipe.has_message:
-            return self._handle_engine()
-        return not isinstance(answer, EngineTerminated)

@@ -143,6 +143,16 @@ class InputBlocked(ControlMessage, frozen=True):
     fingerprint: bytes
 
 
+class EngineDraining(ControlMessage, frozen=True):
+    """From an API process, forwarded to the others: an engine gets no new requests.
+
+    move_after_s: its streams continue on other engines then; None: it gets requests again.
+    """
+
+    engine: int
+    move_after_s: float | None
+
+
 class EngineTerminated(ControlMessage, frozen=True):
     """To an API process: the engine is gone for good, or another part of the server is."""
 
@@ -166,6 +176,7 @@ AnyControlMessage = (
     | ClientGone
     | RestartEngine
     | InputBlocked
+    | EngineDraining
     | EngineTerminated
     | StopProcess
 )

@@ -429,9 +429,9 @@ class IsPausedResponse(ResponseModel):
 
 
 class PauseResponse(ResponseModel):
-    """The state after a pause or a resumption."""
+    """The state of the engine after the call."""
 
-    status: Literal["paused", "resumed"]
+    status: Literal["paused", "resumed", "draining", "serving"]
 
 
 class ServerInfoResponse(ResponseModel):
@@ -488,6 +488,8 @@ RESPONSE_MODELS: Mapping[str, type[BaseModel]] = {
     "get /is_paused": IsPausedResponse,
     "post /pause": PauseResponse,
     "post /resume": PauseResponse,
+    "post /drain_engine": PauseResponse,
+    "post /undrain_engine": PauseResponse,
     "get /server_info": ServerInfoResponse,
 }
 """Method and path -> the JSON of a good answer. Others have no body to describe."""

@@ -15,7 +15,7 @@ from quire.core.params import BeamSearchParams
 from quire.core.types import Request, Update
 from quire.engine.client.beam_search import Beam, BeamSearch
 from quire.engine.client.engine_pool import EnginePool
-from quire.engine.client.stream import RequestStream
+from quire.engine.client.stream import RequestStream, StreamGroup
 from quire.server.app_state import AppState
 from quire.server.generation.build_requests import PreparedGeneration
 from quire.server.generation.client_watch import RequestCancelled
@@ -24,15 +24,21 @@ from quire.text.input_processor import InputProcessor, PreparedRequest
 
 
 async def start_beam_search(
-    state: AppState, request: GenerationRequest, prepared: PreparedGeneration
+    state: AppState,
+    request: GenerationRequest,
+    prepared: PreparedGeneration,
+    rank: int | None,
 ) -> tuple[PreparedGeneration, BeamSearchStream]:
-    """Start a search for each prompt. Returns its requests with one sequence for each beam."""
+    """Start a search for each prompt. Returns its requests with one sequence for each beam.
+
+    rank: of the engine that runs them; None: any.
+    """
     assert request.beams is not None
     searches = [
         _build_search(state.inputs, one, request.n, request.beams.length_penalty)
         for one in prepared.requests
     ]
-    stream = BeamSearchStream(state.engine, searches)
+    stream = BeamSearchStream(state.engine, searches, rank)
     await stream.start()
     widened = [_with_beam_width(one, request.n) for one in prepared.requests]
     return prepared._replace(requests=widened), stream
@@ -69,12 +75,14 @@ def _with_beam_width(one: PreparedRequest, width: int) -> PreparedRequest:
 class BeamSearchStream:
     """An UpdateSource that yields one batch of updates, when all searches are over."""
 
-    def __init__(self, client: EnginePool, searches: Sequence[BeamSearch]) -> None:
-        self._client = client
+    def __init__(
+        self, client: EnginePool, searches: Sequence[BeamSearch], rank: int | None
+    ) -> None:
+        self._client, self._rank = client, rank
         self._searches = searches
         self._search_by_request: dict[str, BeamSearch] = {}
         self._cached_tokens: dict[str, int] = {}  # of each search's prompt
-        self._round_stream: RequestStream | None = None
+        self._round_stream: RequestStream | StreamGroup | None = None
         self._is_read = False
         self._release_task: asyncio.Task[None] | None = None
         self.closed = False
@@ -115,7 +123,7 @@ class BeamSearchStream:
             self._release_task = asyncio.get_running_loop().create_task(self._release_held())
         self.closed = True
 
-    async def _next_round(self) -> RequestStream | None:
+    async def _next_round(self) -> RequestStream | StreamGroup | None:
         """Request one more token of every live beam; None when all searches are over."""
         live = [one for one in self._searches if not one.is_finished]
         requests: list[Request] = []
@@ -125,11 +133,11 @@ class BeamSearchStream:
             requests += request
         if not requests:
             return None
-        stream = await self._client.generate(requests)
+        stream = await self._client.generate(requests, self._rank)
         await self._client.abort([parent for one in live for parent in one.take_releasable()])
         return stream
 
-    async def _apply_round(self, stream: RequestStream) -> None:
+    async def _apply_round(self, stream: RequestStream | StreamGroup) -> None:
         try:
             async for updates in stream:
                 for update in updates:

@@ -88,9 +88,10 @@ async def start_generation(
             timer.record_submitted(context.public_id, prepared.requests)
             updates: UpdateSource
             if request.beams is None:
-                updates = await state.engine.generate([one.request for one in prepared.requests])
+                requests = [one.request for one in prepared.requests]
+                updates = await state.engine.generate(requests, context.rank)
             else:
-                prepared, updates = await start_beam_search(state, request, prepared)
+                prepared, updates = await start_beam_search(state, request, prepared, context.rank)
     except BaseException:
         client_watch.stop()
         raise

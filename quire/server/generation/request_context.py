@@ -17,6 +17,7 @@ from quire.server.auth.api_keys import OPERATOR_OWNER, KeyOwner
 MAX_TIMEOUT_S = 24 * 3600.0
 TIMEOUT_HEADER = "x-request-timeout"
 PRIORITY_HEADER = "x-vllm-priority"
+RANK_HEADER = "x-data-parallel-rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class RequestContext:
     """When the client gives up."""
     timeout_s: float | None = None
     """Seconds from its arrival to then."""
+    rank: int | None = None
+    """Of the engine that must run it; None: any."""
 
 
 def read_request_context(
@@ -59,7 +62,20 @@ def read_request_context(
         get_key_owner(http),
         None if timeout_s is None else arrived_at + timeout_s,
         timeout_s,
+        _rank(state, http.headers),
     )
+
+
+def _rank(state: AppState, headers: Mapping[str, str]) -> int | None:
+    """The header X-data-parallel-rank."""
+    given = headers.get(RANK_HEADER)
+    if given is None:
+        return None
+    ranks = state.engine.ranks
+    if not (given.isascii() and given.isdecimal() and len(given) <= 6 and int(given) in ranks):
+        message = f"X-data-parallel-rank must be in [{ranks[0]}, {ranks[-1]}], got {given!r:.40}"
+        raise RequestError(message, param="X-data-parallel-rank")
+    return int(given)
 
 
 def _timeout_s(headers: Mapping[str, str]) -> float | None:

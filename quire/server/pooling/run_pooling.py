@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request as HTTPRequest
 
 from quire.core.types import Update
-from quire.engine.client.stream import RequestStream
+from quire.engine.client.stream import RequestStream, StreamGroup
 from quire.errors import RequestError
 from quire.server.app_state import AppState, get_key_owner, get_tenant
 from quire.server.formats.ignored_fields import IgnoredField
@@ -85,7 +85,7 @@ async def run_pooling(
         with watch.raise_when_ended():
             prepared = await build_inputs(state, request, context)
             timer.record_pooling_submitted(context.public_id, prepared.requests)
-            stream = await state.engine.generate(prepared.requests)
+            stream = await state.engine.generate(prepared.requests, context.rank)
         found = await _collect(stream, prepared, watch, timer)
         vectors, scores = await prepared.finish(found)
     except RequestError as error:
@@ -114,7 +114,10 @@ def _ignored_fields(state: AppState, request: PoolingRequest) -> list[IgnoredFie
 
 
 async def _collect(
-    stream: RequestStream, prepared: PreparedPooling, watch: ClientWatch, timer: RequestTimer
+    stream: RequestStream | StreamGroup,
+    prepared: PreparedPooling,
+    watch: ClientWatch,
+    timer: RequestTimer,
 ) -> dict[str, Update]:
     """The last update of each request, by its id. Raises the error of the first that fails."""
     found: dict[str, Update] = {}

@@ -44,6 +44,7 @@ from quire.engine.startup.text_setup import (
 )
 from quire.engine.supervise.process_pipe import (
     AnyControlMessage,
+    EngineDraining,
     EngineStarted,
     InputBlocked,
     ModelLocated,
@@ -173,6 +174,7 @@ class ApiServer:
             on_death=self._on_engine_death,
         )
         self._engines.on_input_blocked = self._report_blocked_input
+        self._engines.on_draining = self._report_draining
         self._app_state = build_app_state(
             config, self._tokenizer, self._options, self._engines, orders=orders
         )
@@ -197,9 +199,14 @@ class ApiServer:
             self._server.should_exit = True
         elif isinstance(word, InputBlocked):
             self._engines.block_fingerprint(word.fingerprint)
+        elif isinstance(word, EngineDraining):
+            self._engines.set_draining(word.engine, word.move_after_s)
 
     def _report_blocked_input(self, fingerprint: bytes) -> None:
         self._pipe.try_send(InputBlocked(fingerprint=fingerprint))
+
+    def _report_draining(self, engine: int, move_after_s: float | None) -> None:
+        self._pipe.try_send(EngineDraining(engine=engine, move_after_s=move_after_s))
 
     def _on_engine_death(self, dead: EngineDead) -> None:
         self._dead = dead

@@ -26,6 +26,7 @@ from quire.config.options import Options
 from quire.core.admission.request_blocklist import RequestBlocklist
 from quire.engine.messages import error_from_wire
 from quire.engine.startup.startup_timer import format_server_start, process_age
+from quire.engine.supervise.engine_group import EngineGroup
 from quire.engine.supervise.engine_restarter import RestartBudget
 from quire.engine.supervise.liveness import CHECK_INTERVAL_S
 from quire.engine.supervise.process_launcher import (
@@ -34,6 +35,7 @@ from quire.engine.supervise.process_launcher import (
 from quire.engine.supervise.process_pipe import (
     AnyControlMessage,
     ChildProcess,
+    EngineDraining,
     EngineTerminated,
     InputBlocked,
     ProcessFailed,
@@ -45,7 +47,6 @@ from quire.engine.supervise.process_pipe import (
 from quire.log import BestEffortStream
 from quire.server.options import ServerOptions
 from quire.server.process.api_process_monitor import ApiChildProcess
-from quire.server.process.engine_group import EngineGroup
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +197,11 @@ class Supervisor:
             if told is not None:
                 self._broadcast(told)
         elif isinstance(word, InputBlocked):
-            self._broadcast_blocked_input(child, word)
+            self._blocklist.add(word.fingerprint)  # for those that are yet to be started
+            self._forward(child, word)
+        elif isinstance(word, EngineDraining):
+            self._engines.set_draining(word)
+            self._forward(child, word)
         elif isinstance(word, ServerListening):
             self._on_api_ready(child, word.banner)
         elif isinstance(word, RestartEngine):
@@ -220,9 +225,8 @@ class Supervisor:
         opening = time.monotonic() - self._engines.started_at
         log.info("%s", format_server_start(process_age(), built.startup_seconds, opening))
 
-    def _broadcast_blocked_input(self, who: ChildProcess, word: InputBlocked) -> None:
-        """All shall know, those included that are yet to be started."""
-        self._blocklist.add(word.fingerprint)
+    def _forward(self, who: ChildProcess, word: InputBlocked | EngineDraining) -> None:
+        """Send a message of an API process to the others."""
         for child in self._api_processes:
             if child is not who:
                 child.pipe.try_send(word)  # one that does not read hangs, and is soon ended

@@ -194,6 +194,27 @@ async def is_paused(http: Request) -> Response:
     return build_json_response({"is_paused": _require_dev_routes(http).engine.is_paused})
 
 
+@router.post("/drain_engine", tags=["operating"])
+async def drain_engine(
+    http: Request, engine: int = 0, timeout: Annotated[float, Query(ge=0, le=86400)] = 30.0
+) -> Response:
+    """Send an engine no new requests. Its streams continue on others after so many seconds.
+
+    engine: its rank, as in /metrics. Without another engine that answers, it still gets requests.
+    """
+    engines = _require_dev_routes(http).engine
+    engines.drain(engines.engine_of(engine), timeout)
+    return build_json_response({"status": "draining"})
+
+
+@router.post("/undrain_engine", tags=["operating"])
+async def undrain_engine(http: Request, engine: int = 0) -> Response:
+    """Undo /drain_engine."""
+    engines = _require_dev_routes(http).engine
+    engines.drain(engines.engine_of(engine), None)
+    return build_json_response({"status": "serving"})
+
+
 @router.post("/reset_prefix_cache", tags=["operating"])
 async def reset_prefix_cache(
     http: Request, reset_running_requests: bool = False, reset_external: bool = False

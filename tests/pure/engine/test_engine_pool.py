@@ -7,7 +7,14 @@ import pytest
 from quire.core.scheduler_stats import EngineLoad
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.engine_pool import EnginePool
-from quire.engine.messages import AbortRequests, AddRequests, CallReply, OutputBatch, UtilityCall
+from quire.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    CallReply,
+    OutputBatch,
+    UtilityCall,
+    error_to_wire,
+)
 from quire.errors import EngineAway, EngineDead, RequestError
 from tests.pure.engine.test_recovery import Watcher, Wire, another, request, rest, says, soon
 
@@ -98,12 +105,16 @@ def test_a_request_that_was_not_accepted_is_sent_to_another_engine():
     async def body(pool, wires):
         task = asyncio.create_task(pool.generate([request("a"), request("b")]))
         await soon()
-        wire_of(wires, "a").lose()
+        second = wire_of(wires, "b")
+        second.accept()
+        first = wire_of(wires, "a")
+        first.lose()
         await soon()
-        heir = wire_of(wires, "a")
+        heir = wire_of([wire for wire in wires if wire is not first], "a")
         heir.accept()
         stream = await task
-        heir.say(says("a", 1, finish="stop"), says("b", 2, finish="stop"))
+        heir.say(says("a", 1, finish="stop"))
+        second.say(says("b", 2, finish="stop"))
         assert len(await rest(stream)) == 2
 
     run(body)
@@ -111,8 +122,6 @@ def test_a_request_that_was_not_accepted_is_sent_to_another_engine():
 
 def test_a_refusal_is_the_answer():
     async def body(pool, wires):
-        from quire.engine.messages import error_to_wire
-
         task = asyncio.create_task(pool.generate([request("a")]))
         await soon()
         wire = wire_of(wires, "a")
@@ -251,5 +260,114 @@ def test_calls_reach_every_engine():
         wires[0].lose()
         with pytest.raises(EngineAway):
             await pool.reset_prefix_cache()
+
+    run(body)
+
+
+def test_requests_of_one_call_are_spread_and_read_as_one_stream():
+    async def body(pool, wires):
+        task = asyncio.create_task(pool.generate([request("a"), another("b"), another("c")]))
+        await soon()
+        assert [len(wire.added()) for wire in wires] == [1, 1, 1]
+        for wire in wires:
+            wire.accept()
+        stream = await task
+        assert stream.request_ids == ("a", "b", "c")
+        for name in "cab":
+            wire_of(wires, name).say(says(name, 1), says(name, 2, finish="stop"))
+        told = await rest(stream)
+        assert sorted((u.request_id, tuple(u.token_ids)) for u in told) == [
+            (name, (1, 2)) for name in "abc"
+        ]
+
+    run(body)
+
+
+def test_none_of_a_spread_call_runs_if_one_is_refused():
+    async def body(pool, wires):
+        task = asyncio.create_task(pool.generate([request("a"), another("b"), another("c")]))
+        await soon()
+        for name in "ac":
+            wire_of(wires, name).accept()
+        wire = wire_of(wires, "b")
+        (number,) = [m.call_id for m in wire.sent if isinstance(m, AddRequests)]
+        wire.say(answers=[CallReply(number, error=error_to_wire(RequestError("no")))])
+        with pytest.raises(RequestError, match="no"):
+            await task
+        for name in "ac":
+            assert wire_of(wires, name).sent[-1] == AbortRequests([name])
+        assert not pool.request_ids()
+
+    run(body)
+
+
+def test_a_spread_call_that_is_cancelled_leaves_nothing():
+    async def body(pool, wires):
+        task = asyncio.create_task(pool.generate([request("a"), another("b")]))
+        await soon()
+        wire_of(wires, "a").accept()
+        await soon()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for name in "ab":
+            assert wire_of(wires, name).sent[-1] == AbortRequests([name])
+        assert not pool.request_ids()
+
+    run(body)
+
+
+def test_a_rank_pins_requests():
+    async def body(pool, wires):
+        for i in range(3):
+            task = asyncio.create_task(pool.generate([request(f"r{i}"), another(f"s{i}")], 2))
+            await soon()
+            wires[2].accept()
+            await task
+        assert len(wires[2].added()) == 6
+        with pytest.raises(RequestError, match=r"must be in \[0, 2\], got 3"):
+            await pool.generate([request("x")], 3)
+
+    run(body)
+
+
+def test_streams_of_a_drained_engine_move_and_lose_nothing():
+    async def body(pool, wires):
+        pool.observer = watcher = Watcher()
+        published = []
+        pool.on_draining = lambda *given: published.append(given)
+        stream, first = await opened(pool, wires, request("a", n=2))
+        first.say(says("a", 5, 6), says("a", 7, index=1, finish="stop"))
+        engine = wires.index(first)
+        pool.drain(engine, 0.0)
+        await soon()
+        heir = wire_of([wire for wire in wires if wire is not first], "a")
+        (again,) = [one for one in heir.added() if one.id == "a"]
+        assert (again.resumed_tokens, again.engine_crashes) == (((5, 6), None), 0)
+        assert first.sent[-1] == AbortRequests(["a"])
+        first.say(says("a", 8), says("a", finish="abort"))  # it had gone on meanwhile
+        heir.say(says("a", 8, finish="stop"))
+        told = await rest(stream)
+        assert [u.token_ids for u in told if u[:2] == ("a", 0)] == [[5, 6, 8]]
+        assert [u.finish for u in watcher.said if u.finish] == ["stop", "stop"]
+        for i in range(4):
+            await opened(pool, [wire for wire in wires if wire is not first], request(f"r{i}"))
+        assert len(first.added()) == 1
+        pool.drain(engine, None)
+        assert published == [(engine, 0.0), (engine, None)]
+
+    run(body)
+
+
+def test_the_last_engine_cannot_be_drained_of_its_streams():
+    async def body(pool, wires):
+        stream, wire = await opened(pool, wires, request("a"))
+        for engine in range(3):
+            pool.set_draining(engine, 0.0)
+        await soon()
+        assert len(wire.added()) == 1
+        await opened(pool, wires, another("b"))
+        wire.say(says("a", 8, finish="stop"))
+        assert [u.token_ids for u in await rest(stream)] == [[8]]
 
     run(body)

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
+from quire.config.options import Options
 from quire.engine.messages import WireError
-from quire.engine.supervise.engine_restarter import (
-    EngineRestarter,
-    EngineRestarterThread,
-    RestartBudget,
-)
+from quire.engine.supervise import engine_group
+from quire.engine.supervise.engine_group import EngineGroup
+from quire.engine.supervise.engine_group_thread import EngineGroupThread
+from quire.engine.supervise.engine_restarter import EngineRestarter, RestartBudget
 from quire.engine.supervise.process_pipe import (
     EngineRestored,
     EngineStarted,
@@ -20,7 +20,7 @@ from quire.engine.supervise.process_pipe import (
     ProcessPipe,
     RestartEngine,
 )
-from quire.errors import NoRoom
+from quire.errors import EngineDead, NoRoom
 from tests.pure.config.test_resolve import run
 
 
@@ -169,23 +169,90 @@ def test_what_cannot_be_started_is_dead():
     engines.end()
 
 
-def test_without_a_supervisor_a_thread_handles_the_messages(engines):
-    keeper = kept(engines, most=1)
-    tended = EngineRestarterThread(keeper)
-    engines.made[0].die()
-    assert isinstance(tended.pipe.receive(5), EngineUnavailable)
-    engines.made[1].mouth.send(FOUND)
-    engines.made[1].mouth.send(BUILT)
-    assert tended.pipe.receive(5) == EngineRestored(folder="folder 1")
-    assert tended.folder == "folder 1"
-    tended.pipe.send(RestartEngine(reason="it hangs"))
-    while engines.made[1].process.status is None:
-        threading.Event().wait(0.001)
-    engines.made[1].mouth.close()
-    assert tended.pipe.receive(5) == EngineTerminated(reason="it hangs")
+class Dog:
+    """In place of a watchdog."""
+
+    check_interval_s = None
+
+    def __init__(self, *given):
+        self.records = []
+
+    def create_child(self):
+        return None
+
+    def set_start_time(self, seconds):
+        pass
+
+    def record_death(self, *given):
+        self.records.append(given)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def group(engines, monkeypatch, tmp_path):
+    """A group of engines in the fixture's place."""
+
+    def make(count, most=1):
+        monkeypatch.setattr(engine_group, "Watchdog", Dog)
+        monkeypatch.setattr(
+            engine_group, "EngineProcessHandle", lambda options, child, **more: engines(child)
+        )
+        options = Options.from_flat(
+            {"data_parallel_size": count, "max_engine_restarts": most, "device": "cpu"}
+        )
+        return EngineGroup(options, tmp_path, log_level="INFO")
+
+    return make
+
+
+def test_without_a_supervisor_a_thread_handles_the_messages(engines, group):
+    tended = EngineGroupThread(group(2))
+    for one in engines.made:
+        one.mouth.send(FOUND)
+    for one in engines.made:
+        one.mouth.send(BUILT)
+    assert (tended.wait_model_located(), tended.wait_started()) == (FOUND, BUILT)
+    engines.made[1].die()
+    assert tended.pipe.receive(5).engine == 1
+    engines.made[2].mouth.send(FOUND)
+    engines.made[2].mouth.send(BUILT)
+    assert tended.pipe.receive(5) == EngineRestored(folder="folder 2", engine=1)
+    assert tended.folders == ["folder 0", "folder 2"]
+    for engine, number in ((1, 2), (0, 0)):  # the budget of the other is its own
+        tended.pipe.send(RestartEngine(reason="it hangs", engine=engine))
+        while engines.made[number].process.status is None:
+            threading.Event().wait(0.001)
+        engines.made[number].mouth.close()
+        found = tended.pipe.receive(5)
+        assert (type(found), found.engine, found.reason) == (
+            (EngineTerminated, EngineUnavailable)[engine == 0],
+            engine,
+            "it hangs",
+        )
+    engines.made[3].die()
+    assert tended.pipe.receive(5).engine == 0
     assert tended.pipe.receive(5) is None
     tended.stop()
-    assert engines.made[1].stops == 1
+    assert [one.stops for one in engines.made] == [1, 1, 1, 1]
+
+
+def test_an_engine_that_cannot_start_is_the_error_of_the_start(engines, group):
+    tended = EngineGroupThread(group(2))
+    engines.made[0].mouth.send(FOUND)
+    engines.made[1].mouth.send(ProcessFailed(error=WireError("NoRoom", "too big")))
+    with pytest.raises(NoRoom, match="too big"):
+        (tended.wait_model_located(), tended.wait_started())
+    tended.stop()
+
+
+def test_an_engine_that_ends_in_its_start_is_the_error_of_the_start(engines, group):
+    tended = EngineGroupThread(group(2))
+    engines.made[0].die()
+    with pytest.raises(EngineDead, match=r"did not start.*signal 9"):
+        tended.wait_model_located()
+    tended.stop()
 
 
 class Standing:
@@ -223,7 +290,7 @@ def test_a_standby_process_is_used_and_replaced(engines):
     assert [one.stops for one in standing] == [0, 0, 1]
 
 
-def test_its_end_ends_the_engine(engines):
-    tended = EngineRestarterThread(kept(engines))
+def test_its_end_ends_the_engine(engines, group):
+    tended = EngineGroupThread(group(1))
     tended.stop()
     assert engines.made[0].stops == 1

@@ -1,4 +1,4 @@
-"""Engine group: the engines of one server, each with its restarter, watchdog and devices.
+"""Engine group: engines of one model, each with its restarter, watchdog and devices.
 
 They are alike and independent: requests run on any of them (quire.engine.client.engine_pool). The
 group is ready when all have started, and lives as long as one of them can be replaced.
@@ -25,6 +25,7 @@ from quire.engine.supervise.process_pipe import (
     AnyControlMessage,
     ChildProcess,
     ClientGone,
+    EngineDraining,
     EngineRestored,
     EngineStarted,
     EngineTerminated,
@@ -38,10 +39,20 @@ class EngineGroup:
     """Starts the engines, and others in their places. The caller reads their pipes."""
 
     def __init__(
-        self, options: Options, cache: Path, *, log_level: str, log_style: str, clients: int | None
+        self,
+        options: Options,
+        cache: Path,
+        *,
+        log_level: str,
+        log_style: str = "text",
+        server: bool = True,
+        clients: int | None = None,
     ) -> None:
-        """clients: how many processes will connect to each engine, once; None: any number."""
+        """server: requests come over HTTP. clients: how many processes will connect to each engine,
+        once; None: any number.
+        """
         self._options = options
+        self._server = server
         self._log = {"log_level": log_level, "log_style": log_style}
         self._clients = clients
         self._began_at = time.monotonic()
@@ -51,6 +62,7 @@ class EngineGroup:
         self._watchdogs = [Watchdog(options.health, cache, one) for one in variables]
         self._restarters: list[EngineRestarter] = []
         self._lost: set[int] = set()  # engines that are not replaced any longer
+        self._draining: set[int] = set()
 
     def start(self) -> None:
         """Start all engines."""
@@ -72,7 +84,7 @@ class EngineGroup:
         return EngineProcessHandle(
             self._options,
             **self._log,
-            server=True,
+            server=self._server,
             clients=self._clients,
             child=child or watchdog.create_child(),
         )
@@ -167,7 +179,15 @@ class EngineGroup:
                 found.append(_of_engine(one.unavailable, index))
             elif index in self._lost:
                 found.append(EngineTerminated(reason="it was not replaced", engine=index))
+        found += [EngineDraining(engine=one, move_after_s=0.0) for one in self._draining]
         return [one for one in found if one is not None]
+
+    def set_draining(self, message: EngineDraining) -> None:
+        """An engine gets no new requests, or gets them again."""
+        if message.move_after_s is None:
+            self._draining.discard(message.engine)
+        else:
+            self._draining.add(message.engine)
 
     def remove_client(self, name: str) -> None:
         """The client of this name is gone."""
