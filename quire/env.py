@@ -26,6 +26,9 @@ class Env:
     """QUIRE_API_KEY (or VLLM_API_KEY): keys of the server, with commas, if --api-key gives none."""
     use_modelscope: bool
     """QUIRE_USE_MODELSCOPE (or VLLM_USE_MODELSCOPE): fetch models from ModelScope."""
+    cluster_secret: str | None
+    """QUIRE_CLUSTER_SECRET: what the machines of one deployment share, if --cluster-secret-file
+    names no file."""
     cache_dir: Path
     """QUIRE_CACHE: where compiled kernels are kept. Default ~/.cache/quire."""
     bytecode_cache: bool
@@ -42,7 +45,7 @@ class Env:
     """OMP_NUM_THREADS: CPU threads of the kernels. Unset: every core this process may run on."""
 
 
-SECRETS = ("api_key",)
+SECRETS = ("api_key", "cluster_secret")
 """Fields that are shown without their values."""
 
 
@@ -69,6 +72,7 @@ def read() -> Env:
         trace_function=_flag("QUIRE_TRACE_FUNCTION", "VLLM_TRACE_FUNCTION"),
         api_key=_text("QUIRE_API_KEY", "VLLM_API_KEY"),
         use_modelscope=_flag("QUIRE_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE"),
+        cluster_secret=_text("QUIRE_CLUSTER_SECRET"),
         cache_dir=Path(_text("QUIRE_CACHE") or Path.home() / ".cache" / "quire"),
         bytecode_cache=_flag("QUIRE_BYTECODE_CACHE", default=True),
         triton_cache=Path(triton) if triton else None,

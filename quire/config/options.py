@@ -285,6 +285,9 @@ class ParallelOptions:
     data_parallel_size: int = option(1, low=1, high=1024, short="-dp")
     """Number of engines of a server: each has the whole model, on devices of its own, and requests
     are spread over them."""
+    cluster_secret_file: str | None = None
+    """File with the secret that the machines of one deployment share, at least 16 bytes. Without a
+    secret nothing listens on an address that is not loopback. None: QUIRE_CLUSTER_SECRET."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
