@@ -158,19 +158,32 @@ class Experts(WeightModule):
             )
             self._places = place, torch.ones(self.experts, dtype=torch.int32, device=device)
 
+    def _experts_of(self, param: str) -> Sequence[int]:
+        """The experts whose numbers a parameter has: of activations, which share one scale, all."""
+        if param in self._specs:
+            _, _, spec = self._specs[param]
+            if spec.outputs_per is None and spec.inputs_per is None and spec.parts is None:
+                return range(self.experts)
+        return self.local
+
+    def _build_layout(self, param: str) -> tuple[WeightShard, ...]:
+        if param not in self._specs:
+            return super()._build_layout(param)
+        matrix, _, spec = self._specs[param]
+        return spec.layout(self._bank_layout(matrix, len(self._experts_of(param))))
+
     def local_part(self, param: str, part: int) -> int | None:
         each = self._parts_each(param)
         expert, projection = divmod(part, each)
         if expert >= self.experts:
             return part  # one too many, which the loader refuses
-        if expert not in self.local:
-            return None
-        return self.local.index(expert) * each + projection
+        own = self._experts_of(param)
+        return own.index(expert) * each + projection if expert in own else None
 
     def stored_as(self, param: str, part: int) -> tuple[str, int]:
+        own, each = self._experts_of(param), self._parts_each(param)
         param, part = super().stored_as(param, part)
-        each = self._parts_each(param)
-        return param, self.local[part // each] * each + part % each
+        return param, own[part // each] * each + part % each
 
     def _parts_each(self, param: str) -> int:
         """Parts of one expert: gate and up, or down."""
@@ -178,26 +191,24 @@ class Experts(WeightModule):
 
     def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
         """A part per local expert and projection; the rows of the experts follow one another."""
+        return self._bank_layout(matrix, len(self.local))
+
+    def _bank_layout(self, matrix: str, experts: int) -> tuple[WeightShard, ...]:
+        """The layout of a matrix of so many experts."""
         mine = range(self.mlp)
         if self.mesh.ep == 1:
             mine = shard_range(self.mlp, self.mesh, what="expert widths")
         every = range(self.hidden)
         if matrix == "gate_up_proj":
-            return self._parts((self.mlp, self.hidden), (mine, every), 2)
-        return self._parts((self.hidden, self.mlp), (every, mine), 1)
+            return _parts((self.mlp, self.hidden), (mine, every), 2 * experts)
+        return _parts((self.hidden, self.mlp), (every, mine), experts)
 
     def vector_layout(self, param: str) -> tuple[WeightShard, ...]:
         (size, *_), (cut, *_) = (
             (part := self.weight_layout(param.removesuffix("_bias"))[0]).shape,
             part.ranges,
         )
-        return self._parts((size,), (cut,), self._parts_each(param))
-
-    def _parts(
-        self, shape: tuple[int, ...], cut: tuple[range, ...], each: int
-    ) -> tuple[WeightShard, ...]:
-        rows = len(cut[0])
-        return tuple(WeightShard(shape, cut, i * rows) for i in range(each * len(self.local)))
+        return _parts((size,), (cut,), self._parts_each(param) * len(self.local))
 
     def weight_init(self, matrix: str) -> InitSpec:
         return InitSpec(0.0, (self.mlp if matrix == "down_proj" else self.hidden) ** -0.5)
@@ -212,7 +223,7 @@ class Experts(WeightModule):
 
     def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
         """Such a tensor of all experts as views, one per part of the layout."""
-        own = [tensor[expert] for expert in self.local]
+        own = [tensor[expert] for expert in self._experts_of(param)]
         if self.transposed and param in self.matrices:
             own = [one.t() for one in own]
         if param.startswith("down"):
@@ -225,5 +236,10 @@ class Experts(WeightModule):
         """Take a parameter as the loader stacks it, and give it its expert axis."""
         stacked = isinstance(value, Tensor) and param in self.param_names()
         if stacked and value.dim() == len(self.layout(param)[0].shape):
-            value = value.view(len(self.local), -1, *value.shape[1:])
+            value = value.view(len(self._experts_of(param)), -1, *value.shape[1:])
         super().set_param(param, value)
+
+
+def _parts(shape: tuple[int, ...], cut: tuple[range, ...], count: int) -> tuple[WeightShard, ...]:
+    rows = len(cut[0])
+    return tuple(WeightShard(shape, cut, i * rows) for i in range(count))

@@ -20,7 +20,7 @@ from quire.quant.base import AdaptsToCheckpoint, Method
 from quire.quant.parts import PartGroup, PartsMethod, group_parts
 from quire.registry import PluginRegistry
 from quire.weights import files
-from quire.weights.mapping import OTHER_NAMES, Weights
+from quire.weights.mapping import OTHER_NAMES, Weights, local_target
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,11 @@ def set_quant_methods(
     found: dict[str, StoredParts] = {}
     for name, header in headers.items():
         target = weights.target(name)
-        part, module = target.shard, modules.get(target.layer)
-        if part is not None and module is not None:
-            part = module.local_part(target.param, part)
-            if part is None:
-                continue
-        own = found.setdefault(target.layer, {}).setdefault(part, {})
+        module = modules.get(target.layer)
+        local = target if module is None else local_target(module, target)
+        if local is None:
+            continue
+        own = found.setdefault(target.layer, {}).setdefault(local.shard, {})
         for param in {target.param, OTHER_NAMES.get(target.param, target.param)}:
             own.setdefault(param, []).append(header)
     methods = _MethodsOfFormats(facts)

@@ -18,7 +18,7 @@ from torch import Tensor
 from quire.errors import WeightError
 from quire.quant.base import Method
 from quire.quant.parts import PartsMethod
-from quire.weights.mapping import ParamOwner, ParamTarget, Weights, checkpoint_shape
+from quire.weights.mapping import ParamOwner, ParamTarget, Weights, checkpoint_shape, local_target
 
 
 class MergingMethod(Protocol):
@@ -32,7 +32,8 @@ class MergingMethod(Protocol):
 
 
 class ExtraTensors:
-    """Takes zero biases out of a stream of tensors, and merges those that belong together."""
+    """Takes zero biases, and what other ranks have, out of a stream of tensors; merges those that
+    belong together."""
 
     def __init__(self, layers: Mapping[str, ParamOwner], weights: Weights) -> None:
         self._layers, self._weights = layers, weights
@@ -44,7 +45,7 @@ class ExtraTensors:
         """Return (name, shape) of the tensors that `tensors` yields. It comes first."""
         found: dict[str, Sequence[int]] = {}
         for name, shape in shapes:
-            if self._is_extra_bias(name):
+            if self._target(name) is None or self._is_extra_bias(name):
                 continue
             if (merged := self._merged_name(name)) is None:
                 found[name] = shape
@@ -57,6 +58,8 @@ class ExtraTensors:
         """Yield the tensors of a checkpoint. Raises WeightError for a bias that is not zero."""
         waiting: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors:
+            if self._target(name) is None:
+                continue
             if self._is_extra_bias(name):
                 if bool(tensor.any()):
                     raise WeightError(
@@ -70,27 +73,30 @@ class ExtraTensors:
             parts = waiting.setdefault(merged, {})
             parts[name.rpartition(".")[2]] = tensor
             if parts.keys() == self._parts[merged]:
-                method = cast(MergingMethod, self._method(self._weights.target(name)))
+                method = cast(MergingMethod, self._method(self._target(name)))
                 yield merged, method.merge(merged, waiting.pop(merged), self._shape(merged))
 
     def _is_extra_bias(self, name: str) -> bool:
         """Whether a tensor is the bias of a quantized layer that has none."""
         if not name.endswith("bias"):
             return False
-        target = self._weights.target(name)
+        target = self._target(name)
         method = self._method(target)
-        if method is None or not method.is_stored or not target.param.endswith("bias"):
+        if target is None or method is None or not method.is_stored:
+            return False
+        if not target.param.endswith("bias"):
             return False
         return target.param not in self._layers[target.layer].param_names()
 
     def _merged_name(self, name: str) -> str | None:
         """The checkpoint's name of the parameter that a tensor is a part of."""
         path, _, suffix = name.rpartition(".")
-        merged = getattr(self._method(self._weights.target(name)), "merged", {})
+        merged = getattr(self._method(self._target(name)), "merged", {})
         return next((f"{path}.{one}" for one, parts in merged.items() if suffix in parts), None)
 
     def _shape(self, merged: str) -> tuple[int, ...]:
-        target = self._weights.target(merged)
+        target = self._target(merged)
+        assert target is not None, "a tensor of another rank"
         holder = self._layers[target.layer]
         if target.shard is not None:
             param, part = holder.owner_of(target.param, target.shard)
@@ -99,8 +105,16 @@ class ExtraTensors:
             return tuple(checkpoint_shape(holder, target))
         return ()  # unexpected there
 
-    def _method(self, target: ParamTarget) -> Method | None:
+    def _target(self, name: str) -> ParamTarget | None:
+        """The target of a tensor on this rank; None: another rank has it."""
+        target = self._weights.target(name)
+        holder = self._layers.get(target.layer)
+        return target if holder is None else local_target(holder, target)
+
+    def _method(self, target: ParamTarget | None) -> Method | None:
         """The method of a layer, or of the part of it that a tensor fills."""
+        if target is None:
+            return None
         method: Method | None = getattr(self._layers.get(target.layer), "method", None)
         if isinstance(method, PartsMethod):
             return method.method_of(target.param, target.shard)

@@ -274,13 +274,11 @@ def assign_tensors(
     for name, shape in shapes:
         target = weights.target(name)
         holder = holders.get(target.layer)
-        if holder is not None and target.shard is not None:
-            part = holder.local_part(target.param, target.shard)
-            if part is None:
-                continue
-            target = target._replace(shard=part)
         if holder is not None:
-            target = _find_param(holder, target)
+            local = local_target(holder, target)
+            if local is None:
+                continue
+            target = _find_param(holder, local)
         if target.layer in skipped or weights.ignores(name, target.layer):
             continue
         if holder is None or target.param not in holder.param_names():
@@ -303,6 +301,14 @@ def assign_tensors(
     problems.missing = list(dict.fromkeys(name for name, slot in slots_of if slot not in filled))
     problems.raise_if_any()
     return targets
+
+
+def local_target(holder: ParamOwner, target: ParamTarget) -> ParamTarget | None:
+    """Return the target with this rank's number of the part; None: another rank has it."""
+    if target.shard is None:
+        return target
+    part = holder.local_part(target.param, target.shard)
+    return None if part is None else target._replace(shard=part)
 
 
 def _find_param(holder: ParamOwner, target: ParamTarget) -> ParamTarget:
