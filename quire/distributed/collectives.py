@@ -17,14 +17,17 @@ from torch import Tensor
 
 from quire.distributed.mesh import Mesh
 from quire.distributed.peer_memory import connect_peers
-from quire.errors import ConfigError
+from quire.errors import ConfigError, EngineError
 from quire.kernels import collectives as ops
 from quire.kernels.formats.peer_memory import PeerMemory
+from quire.kernels.framework import lazy_fusion
 from quire.kernels.native.op_tape import on_replay
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+CONNECT_TIMEOUT_S = 120.0
+"""Seconds for ranks to find each other's addresses."""
 TIMEOUT_S = 600.0
 """A collective fails after this long: a rank may compile kernels while the others wait."""
 
@@ -155,6 +158,38 @@ def connect(
     group = _create_group(mesh, store, device, host, timeout)
     peers = connect_peers(mesh, store, device) if device.type == "cuda" else None
     return ProcessGroupCollectives(group, peers, counter)
+
+
+def open_store(address: str, port: int, listener: int | None = None) -> Store:
+    """Return the store in which the ranks of several hosts meet. It does not authenticate.
+
+    listener: descriptor of a socket that listens there, which this process takes over: it holds
+    the store. None: another process does.
+    """
+    import torch.distributed as dist
+
+    more: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener}
+    return dist.TCPStore(
+        address,
+        port,
+        is_master=listener is not None,
+        timeout=timedelta(seconds=CONNECT_TIMEOUT_S),
+        wait_for_workers=False,
+        **more,
+    )
+
+
+def check_sum(mesh: Mesh, comm: Collectives, device: torch.device) -> None:
+    """Add up 1 MiB of known numbers over the tensor-parallel ranks. Raises EngineError."""
+    own = torch.full((1 << 18,), float(1 + mesh.tp_rank), device=device)
+    want = mesh.tp * (mesh.tp + 1) / 2
+    found = comm.all_reduce(own)
+    lazy_fusion.flush()
+    if not bool((found == want).all()):
+        raise EngineError(
+            f"a sum of known numbers over {mesh.tp} ranks is wrong at rank {mesh.rank}: "
+            f"{found.min().item()} to {found.max().item()}, not {want}"
+        )
 
 
 def join_gloo_group(mesh: Mesh, store: Store) -> ops.Group:

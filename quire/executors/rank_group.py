@@ -1,19 +1,17 @@
 """Rank group: the processes of a model's ranks, and the numbered messages to and from them.
 
-Rank 0 is in this process; each other rank is a process. Messages go through one ring to all ranks,
-and each rank answers through a ring of its own, in the order of the messages. Rank 0 sends and
-receives on the engine's thread. A rank that fails raises EngineDead here: see rank_monitor.
+Rank 0 is in this process; each other rank is a process, of this host or of another node. Messages
+go to all ranks, and each answers in the order of the messages: on this host through shared memory
+(local_ranks), elsewhere through sockets (quire.engine.nodes). Rank 0 sends and receives on the
+engine's thread. A rank that fails raises EngineDead here: see rank_monitor.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -21,49 +19,14 @@ from quire import errors
 from quire.config.engine_config import EngineConfig
 from quire.core.snapshot import LateWorkCounts
 from quire.errors import EngineDead, EngineError, QuireError
-from quire.executors.rank_monitor import RankMonitor, WatchedMessage
-from quire.executors.rank_status import RankStatusPage, RankStatusWriter, create_status_page
-from quire.executors.shm_broadcast import (
-    ANSWER_BLOCKS,
-    SPIN_S,
-    STEP_BLOCKS,
-    RingHandle,
-    RingReader,
-    RingWriter,
-    create_ring,
-)
-from quire.platform import cpu
-from quire.sandbox.pipe import WorkerPipe
+from quire.executors.local_ranks import CONNECT, JOIN, LOAD, LocalRanks, Meeting, SpawnRank
+from quire.executors.rank_monitor import OtherNodes, RankMonitor, WatchedMessage
+from quire.executors.rank_status import RankStatusPage, RankStatusWriter
 
 CALL_LIMIT_S = 600.0
 """Seconds for a start or a call: ranks load their weights in it."""
-JOIN, LOAD = 1, 2
-"""Numbers of the answers that a rank sends unasked: it will join the others; it has its weights."""
-
-
-class RankMemory(msgspec.Struct, frozen=True):
-    """What the processes of a group share: file descriptors, the same in each."""
-
-    steps: RingHandle
-    answers: tuple[RingHandle, ...]  # of ranks 1 and up
-    status_fd: int
-    rendezvous_fd: int  # a file in which the ranks find each other's addresses
-
-    @property
-    def fds(self) -> list[int]:
-        rings = [fd for ring in (self.steps, *self.answers) for fd in ring.fds]
-        return [*rings, self.status_fd, self.rendezvous_fd]
-
-
-class StartRank(msgspec.Struct, tag=True, frozen=True):
-    """To a rank, through its socket: what to load. The socket carries nothing else: its end means
-    that the engine is gone."""
-
-    options: dict[str, Any]  # of quire.config.options, flat
-    config: EngineConfig
-    rank: int
-    engine_pid: int
-    memory: RankMemory
+CONNECT_LIMIT_S = 120.0
+"""Seconds for the ranks to connect to each other, and to add up some numbers."""
 
 
 class BuildRunner(msgspec.Struct, tag=True, frozen=True):
@@ -107,29 +70,56 @@ class RankError(msgspec.Struct, tag=True, frozen=True):
     def of(cls, error: BaseException) -> RankError:
         return cls(type(error).__name__, str(error))
 
-    def exception(self) -> Exception:
-        """Return the error of quire of that name, or an EngineError."""
+    def exception(self, where: str | None = None) -> Exception:
+        """Return the error of quire of that name, or an EngineError. where: to be named."""
         kind = getattr(errors, self.kind, None)
-        if isinstance(kind, type) and issubclass(kind, QuireError):
-            return kind(self.message)
-        return EngineError(f"{self.kind}: {self.message}")
+        message = self.message
+        if not (isinstance(kind, type) and issubclass(kind, QuireError)):
+            kind, message = EngineError, f"{self.kind}: {message}"
+        return kind(message if where is None else f"{where}: {message}")
 
 
 ToRank = BuildRunner | MeasureMemory | RunStep | CallWorker
 FromRank = RankAnswer | RankError
 
 _encode = msgspec.msgpack.Encoder().encode
-START_RANK: msgspec.msgpack.Decoder[StartRank] = msgspec.msgpack.Decoder(StartRank)
 TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
 FROM_RANK: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
-
-SpawnRank = Callable[[socket.socket, Sequence[int]], "subprocess.Popen[bytes]"]
-"""Starts a process that inherits its end of the socket, and these descriptors."""
 
 
 class _Sent(NamedTuple):
     message: WatchedMessage
     answers: list[FromRank]  # of ranks 1 and up, so far
+
+
+class AnswerReader(Protocol):
+    """The answers of one rank."""
+
+    def receive(self, check: Callable[[], None] | None = None) -> tuple[int, bytes]:
+        """Wait for the next. Returns its number and content. check: may raise to end the wait."""
+        ...
+
+
+class NodeRanks(OtherNodes, Protocol):
+    """The ranks on other nodes."""
+
+    ranks: range
+    meeting: Meeting
+    readers: Sequence[AnswerReader]
+
+    def start(self, page: RankStatusPage, options: dict[str, Any], config: EngineConfig) -> None:
+        """Have the nodes start their ranks. page: gets their status."""
+        ...
+
+    def send(self, number: int, data: bytes, check: Callable[[], None]) -> None:
+        """Send a message to each of them."""
+        ...
+
+    def wake(self) -> None:
+        """End the wait of a reader: it calls its check."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class RankGroup:
@@ -141,48 +131,42 @@ class RankGroup:
         options: dict[str, Any],
         config: EngineConfig,
         devices: Sequence[str],
+        nodes: NodeRanks | None = None,
     ) -> None:
-        """Start the ranks' processes; they begin to load. devices: of all ranks, for messages."""
+        """Start the ranks' processes; they begin to load. devices: of all ranks, for messages.
+
+        nodes: those that have the last ranks; they are closed with this. None: there is one.
+        """
         self.size = config.parallel.ranks
-        others = range(1, self.size)
-        self.memory = RankMemory(
-            create_ring(len(others), STEP_BLOCKS),
-            tuple(create_ring(1, ANSWER_BLOCKS) for _ in others),
-            create_status_page(self.size),
-            os.memfd_create("quire-rendezvous"),
-        )
-        page = RankStatusPage(self.memory.status_fd, self.size)
-        self.status: RankStatusWriter = page.writer(0)
-        """Of rank 0."""
-        self._writer = RingWriter(self.memory.steps)
-        self._readers = [
-            RingReader(ring, 0, spin_seconds(self.size)) for ring in self.memory.answers
-        ]
+        here = range(1, self.size if nodes is None else nodes.ranks.start)
+        self._nodes = nodes
         self._sent: deque[_Sent] = deque()
         self._number = 0
         self._owner_pid = os.getpid()
-        self._closed = False
-        self._sockets: list[socket.socket] = []
-        self.monitor = RankMonitor(page, devices, self._oldest)
-        for reader in self._readers:
-            self.monitor.on_failure(reader.wake)
+        self._local = LocalRanks(here, self.size)
+        self.memory = self._local.memory
+        page = self._local.page
+        self.status: RankStatusWriter = page.writer(0)
+        """Of rank 0."""
+        self._readers: list[AnswerReader] = [*self._local.readers]
+        self.monitor = RankMonitor(page, devices, self._oldest, nodes=nodes)
         try:
-            self.monitor.start(lambda: [self._spawn(spawn) for _ in others])
-            for rank, end in enumerate(self._sockets, 1):
-                orders = StartRank(options, config, rank, os.getpid(), self.memory)
-                with suppress(OSError):  # it has died: the monitor reports it
-                    WorkerPipe(end, START_RANK).send(orders)
+            meeting = None
+            if nodes is not None:
+                self._readers += nodes.readers
+                nodes.start(page, options, config)
+                self.monitor.on_failure(nodes.wake)
+                meeting = nodes.meeting
+            self._local.start(self.monitor, spawn, options, config, first_device=1, meeting=meeting)
         except BaseException:
             self.close()
             raise
-        for number, what in ((JOIN, "its imports"), (LOAD, "loading its weights")):
-            self._expect(number, what, CALL_LIMIT_S)
-
-    def _spawn(self, spawn: SpawnRank) -> subprocess.Popen[bytes]:
-        ours, theirs = socket.socketpair()
-        self._sockets.append(ours)
-        with theirs:
-            return spawn(theirs, self.memory.fds)
+        for number, what, limit_s in (
+            (JOIN, "its imports", CALL_LIMIT_S),
+            (CONNECT, "connecting to the other ranks", CONNECT_LIMIT_S),
+            (LOAD, "loading its weights", CALL_LIMIT_S),
+        ):
+            self._expect(number, what, limit_s)
 
     def check(self) -> None:
         """Raise EngineDead if a rank has failed."""
@@ -199,7 +183,11 @@ class RankGroup:
         is_step = limit_s is not None
         self._expect(number, f"{what} (message {number})", limit_s or CALL_LIMIT_S, is_step)
         try:
-            self._writer.send(number, _encode(message), self.check)
+            data = _encode(message)
+            if self._local.ranks:
+                self._local.writer.send(number, data, self.check)
+            if self._nodes is not None:
+                self._nodes.send(number, data, self.check)
         except EngineDead:
             raise
         except BaseException as error:
@@ -230,9 +218,10 @@ class RankGroup:
     def wait_all(self, number: int) -> list[RankAnswer]:
         """As wait(); raises the error of a rank."""
         answers = self.wait(number)
-        for one in answers:
+        for rank, one in enumerate(answers, 1):
             if isinstance(one, RankError):
-                raise one.exception()
+                elsewhere = self._nodes is not None and rank in self._nodes.ranks
+                raise one.exception(self.monitor.name_rank(rank) if elsewhere else None)
         return [one for one in answers if isinstance(one, RankAnswer)]
 
     def fail(self, reason: str) -> EngineDead:
@@ -241,18 +230,14 @@ class RankGroup:
         return EngineDead(self.monitor.failure or reason)
 
     def close(self) -> None:
-        """End the ranks: each ends when its socket is closed. Harmless when called again."""
+        """End the ranks. Harmless when called again."""
         if os.getpid() != self._owner_pid:
             return  # a fork of the engine's process: the ranks are not its own
-        for end in self._sockets:
-            end.close()
+        self._local.end()
         self.monitor.close()
-        if not self._closed:
-            self._closed = True
-            for ring in (self._writer, *self._readers):
-                ring.close()
-            for fd in self.memory.fds:
-                os.close(fd)
+        if self._nodes is not None:
+            self._nodes.close()
+        self._local.close()
 
     def _expect(self, number: int, what: str, limit_s: float, is_step: bool = False) -> None:
         self._number = number
@@ -263,8 +248,3 @@ class RankGroup:
             return self._sent[0].message
         except IndexError:
             return None
-
-
-def spin_seconds(ranks: int) -> float:
-    """Return for how long readers spin: not at all where they share cores with the engine."""
-    return SPIN_S if cpu.available_cores() > ranks else 0.0

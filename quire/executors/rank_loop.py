@@ -17,9 +17,9 @@ import msgspec
 from quire.config.engine_config import EngineConfig
 from quire.core.snapshot import LateWorkCounts
 from quire.errors import EngineError
+from quire.executors.local_ranks import JOIN, RankMemory, spin_seconds
 from quire.executors.multiproc import checksum
 from quire.executors.rank_group import (
-    JOIN,
     TO_RANK,
     BuildRunner,
     CallWorker,
@@ -27,10 +27,8 @@ from quire.executors.rank_group import (
     MeasureMemory,
     RankAnswer,
     RankError,
-    RankMemory,
     RunStep,
     ToRank,
-    spin_seconds,
 )
 from quire.executors.rank_status import RankStatusPage
 from quire.executors.shm_broadcast import RingReader, RingWriter
@@ -46,10 +44,10 @@ class RankLink:
 
     def __init__(self, end: socket.socket, memory: RankMemory, rank: int) -> None:
         """From now on the process ends with the engine."""
-        size = 1 + len(memory.answers)
-        self.steps = RingReader(memory.steps, rank - 1, spin_seconds(size))
-        self.status = RankStatusPage(memory.status_fd, size).writer(rank)
-        self._answers = RingWriter(memory.answers[rank - 1])
+        own = rank - memory.first_rank
+        self.steps = RingReader(memory.steps, own, spin_seconds(1 + len(memory.answers)))
+        self.status = RankStatusPage(memory.status_fd, memory.ranks).writer(rank)
+        self._answers = RingWriter(memory.answers[own])
         self._end = end
         self._phase = JOIN
         self._thread = threading.Thread(target=self._watch, name="quire-rank", daemon=True)
@@ -59,7 +57,7 @@ class RankLink:
         self._answers.send(number, msgspec.msgpack.encode(message))
 
     def finish_phase(self, number: int) -> None:
-        """A phase of the start is done: JOIN or LOAD."""
+        """A phase of the start is done: JOIN, CONNECT or LOAD."""
         self.status.finish(number)
         self.answer(number, RankAnswer())
         self._phase = number + 1

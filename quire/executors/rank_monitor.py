@@ -8,6 +8,7 @@ is to be started again.
     stopped     a signal has stopped the process, for MAX_STOPPED_S
     alone       one rank raised, and others did not finish the step within FAILURE_GRACE_S
     hang        the oldest message was not finished within its limit, while no rank prepares kernels
+    node        the agent of another node reports one of these, or is gone
 
 Rank 0 alone does not hang here: an interrupted wait leaves its step unfinished, and the engine's
 watchdog watches its process.
@@ -24,7 +25,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from quire.executors.rank_status import RankStatus, RankStatusPage
 from quire.platform.processes import process_state
@@ -51,19 +52,54 @@ class WatchedMessage(NamedTuple):
     is_step: bool  # all ranks run its collectives: one that raises leaves the others waiting
 
 
+class OtherNodes(Protocol):
+    """The nodes beside this one, whose agents watch their ranks. The monitor's thread calls it."""
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when poll() should be called."""
+        ...
+
+    def poll(self) -> str | None:
+        """Read what the agents report; copy the status of their ranks to the page.
+
+        Returns why the ranks of a node have failed.
+        """
+        ...
+
+    def pid(self, rank: int) -> int:
+        """Return the process of a rank, as its node counts them."""
+        ...
+
+    def write_stacks(self) -> None:
+        """Have all ranks write their Python stacks to the logs of their nodes."""
+        ...
+
+    def end_ranks(self, reason: str) -> None:
+        """Have all ranks killed."""
+        ...
+
+
 class RankMonitor:
-    """Watches ranks 1 and up, which are processes; rank 0 is in this process."""
+    """Watches the ranks of this host that are processes; rank 0 is in the engine's process."""
 
     def __init__(
         self,
         page: RankStatusPage,
         devices: Sequence[str],
         oldest_message: Callable[[], WatchedMessage | None],
+        *,
+        first_rank: int = 1,
+        nodes: OtherNodes | None = None,
     ) -> None:
-        """devices: of all ranks. oldest_message: returns the oldest unanswered message."""
+        """devices: of all ranks. oldest_message: returns the oldest unanswered message.
+
+        first_rank: of the processes. nodes: None: there are no others, or they are not watched.
+        """
         self.processes: list[subprocess.Popen[bytes]] = []
         self.failure: str | None = None
         """Why no rank can run any more."""
+        self._first_rank = first_rank
+        self._nodes = nodes
         self._page = page
         self._devices = devices
         self._oldest_message = oldest_message
@@ -109,6 +145,8 @@ class RankMonitor:
                 return
             self.failure = reason
             actions = list(self._on_failure)
+            if self._thread is not None:
+                os.eventfd_write(self._wake_fd, 1)
         for process in self.processes:
             process.kill()
         for action in actions:
@@ -126,16 +164,27 @@ class RankMonitor:
         if self._thread is threading.current_thread():
             return  # garbage collection on this thread: it ends by itself
         self._thread.join()
-        self._thread = None
-        os.close(self._wake_fd)
         with self._lock:
+            self._thread = None
+            os.close(self._wake_fd)
             self.failure = self.failure or "the engine was shut down"
             self._on_failure.clear()
 
     def name_rank(self, rank: int) -> str:
         """Return rank, process and device, for messages."""
-        pid = os.getpid() if rank == 0 else self.processes[rank - 1].pid
+        if rank == 0:
+            pid = os.getpid()
+        elif (process := self._process(rank)) is not None:
+            pid = process.pid
+        else:
+            assert self._nodes is not None
+            pid = self._nodes.pid(rank)
         return f"rank {rank} (process {pid}, {self._devices[rank]})"
+
+    def _process(self, rank: int) -> subprocess.Popen[bytes] | None:
+        """The process of a rank on this host."""
+        i = rank - self._first_rank
+        return self.processes[i] if 0 <= i < len(self.processes) else None
 
     # -- on the thread --------------------------------------------------------------------------
 
@@ -150,12 +199,16 @@ class RankMonitor:
         try:
             self._watch()
         finally:
+            if self.failure is not None and self._nodes is not None:
+                self._nodes.end_ranks(self.failure)
             self._reap()
 
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
-        pidfds = {os.pidfd_open(one.pid): i + 1 for i, one in enumerate(self.processes)}
+        if self._nodes is not None:
+            poll.register(self._nodes.fileno(), select.POLLIN)
+        pidfds = {os.pidfd_open(one.pid): i for i, one in enumerate(self.processes)}
         try:
             for fd in pidfds:
                 poll.register(fd, select.POLLIN)
@@ -165,7 +218,11 @@ class RankMonitor:
                 if self._closing:
                     return
                 ended = [pidfds[fd] for fd, _ in events if fd in pidfds]
-                reason = self._describe_end(ended[0]) if ended else self._find_fault()
+                reason = None if self._nodes is None else self._nodes.poll()
+                if ended:
+                    reason = self._describe_end(ended[0])
+                elif reason is None:
+                    reason = self._find_fault()
                 if reason is not None:
                     self.fail(reason)
         finally:
@@ -181,8 +238,8 @@ class RankMonitor:
                 process.kill()
                 process.wait()
 
-    def _describe_end(self, rank: int) -> str:
-        status = self.processes[rank - 1].wait()
+    def _describe_end(self, index: int) -> str:
+        rank, status = self._first_rank + index, self.processes[index].wait()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return f"{self.name_rank(rank)} {how}; {self._describe_progress(rank)}"
 
@@ -206,7 +263,7 @@ class RankMonitor:
             self._waited[condition] = before.get(condition, 0.0) + passed
             return self._waited[condition] > limit_s
 
-        for rank, process in enumerate(self.processes, 1):
+        for rank, process in enumerate(self.processes, self._first_rank):
             stopped = process_state(process.pid) == "T"
             if stopped and lasts(f"rank {rank} is stopped", MAX_STOPPED_S):
                 why = f"{self.name_rank(rank)} was stopped by a signal"
@@ -234,9 +291,11 @@ class RankMonitor:
     ) -> str:
         """The rank that is behind the others comes first; its stacks go to the log."""
         for rank in waiting:
-            if rank:
+            if (process := self._process(rank)) is not None:
                 with suppress(OSError):
-                    self.processes[rank - 1].send_signal(STACK_SIGNAL)
+                    process.send_signal(STACK_SIGNAL)
+        if self._nodes is not None:
+            self._nodes.write_stacks()
         time.sleep(STACK_DUMP_S)
         last, *others = sorted(
             waiting, key=lambda rank: (statuses[rank].begun, statuses[rank].collectives, -rank)

@@ -65,6 +65,21 @@ class RankStatusPage:
         """Return what the last message that raised on a rank raised there."""
         return bytes(self._errors[rank]).rstrip(b"\0").decode(errors="replace")
 
+    def export(self, ranks: range) -> list[tuple[bytes, bytes]]:
+        """Return the rows of some ranks, for another host's page."""
+        words = self._words.cast("B")
+        size = 8 * _ROW_WORDS
+        return [
+            (bytes(words[size * rank : size * (rank + 1)]), bytes(self._errors[rank]).rstrip(b"\0"))
+            for rank in ranks
+        ]
+
+    def put(self, rank: int, row: bytes, error: bytes) -> None:
+        """Overwrite the row of a rank with one that export() returned elsewhere."""
+        self._errors[rank][:] = error[:_ERROR_BYTES].ljust(_ERROR_BYTES, b"\0")
+        at = rank * _ROW_WORDS
+        self._words[at : at + _ROW_WORDS] = memoryview(row).cast("q")
+
     def writer(self, rank: int) -> RankStatusWriter:
         at = rank * _ROW_WORDS
         return RankStatusWriter(self._words[at : at + _ROW_WORDS], self._errors[rank])

@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import Store
 
 from quire import env
 from quire.config.engine_config import EngineConfig
 from quire.config.memory.memory_plan import MemoryPlan, require_memory
 from quire.config.options import Options
 from quire.config.vllm_environment import start_process
-from quire.distributed.collectives import Collectives, ProcessGroupCollectives, connect
+from quire.distributed.collectives import (
+    Collectives,
+    ProcessGroupCollectives,
+    check_sum,
+    connect,
+    open_store,
+)
 from quire.distributed.mesh import Mesh, mesh_of
 from quire.engine.startup.executor_setup import (
     build_inline_executor,
@@ -36,18 +43,20 @@ from quire.engine.startup.model_setup import describe_model, torch_device
 from quire.engine.startup.plain_config import plain_config
 from quire.engine.supervise.process_pipe import ignore_signals, spawn_process
 from quire.errors import QuireError, RequestError
-from quire.executors.multiproc import Executor as MultiProcess
-from quire.executors.rank_group import (
+from quire.executors.local_ranks import (
+    CONNECT,
     JOIN,
     LOAD,
     START_RANK,
-    BuildRunner,
-    MeasureMemory,
-    RankGroup,
+    Meeting,
+    RankMemory,
     StartRank,
 )
+from quire.executors.multiproc import Executor as MultiProcess
+from quire.executors.rank_group import BuildRunner, MeasureMemory, NodeRanks, RankGroup
 from quire.executors.rank_loop import RankLink, RankLoop
 from quire.executors.rank_monitor import STACK_SIGNAL
+from quire.executors.rank_status import RankStatusWriter
 from quire.kernels.framework import late_work
 from quire.kernels.native import library
 from quire.platform import cpu
@@ -62,14 +71,16 @@ log = logging.getLogger(__name__)
 class Ranks:
     """The ranks of a model while its engine starts. The caller must close() it on an error."""
 
-    def __init__(self, config: EngineConfig, options: Options) -> None:
-        """Start the processes of ranks 1 and up; they begin to load.
+    def __init__(
+        self, config: EngineConfig, options: Options, nodes: NodeRanks | None = None
+    ) -> None:
+        """Start the processes of ranks 1 and up; they begin to load. nodes: of the last ones.
 
         Raises: ConfigError (an option cannot be sent to another process, no shared memory).
         """
         plain, flat = plain_config(config, options)
         size = config.parallel.ranks
-        threads = rank_threads(config)
+        threads = rank_threads(config, nodes)
         self._config = config
         self._devices = [torch_device(config.device.kind, rank) for rank in range(size)]
         env.set_collective_variables()
@@ -78,7 +89,8 @@ class Ranks:
         def spawn(end: socket.socket, fds: Sequence[int]) -> subprocess.Popen[bytes]:
             return spawn_process(__name__, end, env=env.rank_environment(threads), fds=fds)
 
-        self._group = RankGroup(spawn, flat, plain, [str(one) for one in self._devices])
+        self._nodes = nodes
+        self._group = RankGroup(spawn, flat, plain, [str(one) for one in self._devices], nodes)
         log.info("%d ranks, %d threads each", size, threads)
         if config.device.kind == cpu.name:
             log.info("ranks on CPUs save memory; they are slower than one rank")
@@ -90,14 +102,18 @@ class Ranks:
         group.status.begin(JOIN)
         group.status.finish(JOIN)
         group.wait_all(JOIN)
+        group.status.begin(CONNECT)
+        meeting = None if self._nodes is None else self._nodes.meeting
+        try:
+            mesh, comm = connect_rank(
+                self._config, 0, self._devices[0], group.memory, meeting, group.status
+            )
+        except Exception:
+            group.check()  # a rank that has failed is the reason
+            raise
+        group.status.finish(CONNECT)
+        group.wait_all(CONNECT)
         group.status.begin(LOAD)
-        mesh = mesh_of(self._config.parallel, 0)
-        comm = connect(
-            mesh,
-            rendezvous_path(group.memory.rendezvous_fd),
-            self._devices[0],
-            counter=group.status.collective_words,
-        )
         if isinstance(comm, ProcessGroupCollectives):
             group.monitor.on_failure(comm.abort_in_thread)
         late_work.set_preparation_callback(group.status.mark_preparing)
@@ -145,14 +161,30 @@ class Ranks:
         self._group.close()
 
 
-def rank_threads(config: EngineConfig) -> int:
-    """Return the CPU threads of each rank."""
-    return max(1, config.device.threads // config.parallel.ranks)
+def rank_threads(config: EngineConfig, nodes: NodeRanks | None) -> int:
+    """Return the CPU threads of each rank of this host."""
+    here = config.parallel.ranks if nodes is None else nodes.ranks.start
+    return max(1, config.device.threads // here)
 
 
-def rendezvous_path(fd: int) -> Path:
-    """Return the path of an inherited file without a name, as this process may open it."""
-    return Path(f"/proc/self/fd/{fd}")
+def connect_rank(
+    config: EngineConfig,
+    rank: int,
+    device: torch.device,
+    memory: RankMemory,
+    meeting: Meeting | None,
+    status: RankStatusWriter,
+) -> tuple[Mesh, Collectives]:
+    """Connect a rank to the others, and add up some numbers. Raises EngineError for a wrong sum."""
+    mesh = mesh_of(config.parallel, rank)
+    if meeting is None:  # a file without a name, as this process may open it
+        where: Path | Store = Path(f"/proc/self/fd/{memory.rendezvous_fd}")
+        host = "127.0.0.1"
+    else:
+        where, host = open_store(meeting.address, meeting.port), meeting.own_address
+    comm = connect(mesh, where, device, host=host, counter=status.collective_words)
+    check_sum(mesh, comm, device)
+    return mesh, comm
 
 
 def free_bytes(config: EngineConfig, device: torch.device) -> int:
@@ -177,7 +209,7 @@ def main(fd: int) -> int:
     if orders is None:
         return 1
     exit_with_parent()
-    if os.getppid() != orders.engine_pid:
+    if os.getppid() != orders.parent_pid:
         return 1
     faulthandler.register(STACK_SIGNAL)
     Path("/proc/self/comm").write_text(f"quire-rank-{orders.rank}")
@@ -196,19 +228,16 @@ def _load(link: RankLink, orders: StartRank) -> RankLoop:
     from quire.sampling.processors import load_processors
 
     config = orders.config
-    device = torch_device(config.device.kind, orders.rank)
+    device = torch_device(config.device.kind, orders.local_rank)
     if device.type != cpu.name:
         torch.cuda.set_device(device)
     late_work.set_preparation_callback(link.status.mark_preparing)
     found = describe_model(Options.from_flat(orders.options), env.read())
-    mesh = mesh_of(config.parallel, orders.rank)
     link.finish_phase(JOIN)
-    comm = connect(
-        mesh,
-        rendezvous_path(orders.memory.rendezvous_fd),
-        device,
-        counter=link.status.collective_words,
+    mesh, comm = connect_rank(
+        config, orders.rank, device, orders.memory, orders.meeting, link.status
     )
+    link.finish_phase(CONNECT)
     model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
     processors = load_processors(config.model.logits_processors, config, device)
     pooler = load_pooler(model, found.folder, config, device)
