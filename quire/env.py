@@ -122,6 +122,22 @@ def set_collective_variables() -> None:
     os.environ.update(COLLECTIVE_VARIABLES)
 
 
+def disable_ray_usage_statistics() -> None:
+    """Turn them off in this process, before it imports Ray."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
+def host_address() -> str | None:
+    """QUIRE_HOST_IP (or VLLM_HOST_IP): the address at which other machines reach this one."""
+    return _text("QUIRE_HOST_IP", "VLLM_HOST_IP")
+
+
+def network_variables() -> dict[str, str]:
+    """The variables that choose the network interfaces of collectives, if they are set."""
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
 def launcher_rank() -> tuple[int, int, int] | None:
     """RANK, LOCAL_RANK and WORLD_SIZE, as torchrun sets them; None: they are not set."""
     found = [_text(name) or "" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]

@@ -26,6 +26,7 @@ COMMANDS = {
     "key": "make a key for a server with a key file",
     "replay": "repeat or show the last steps of an engine that died",
     "cache": "show, pack and unpack compiled GPU kernels",
+    "doctor": "check this machine, or all nodes of a cluster",
     "env": "print the environment: versions, machine, variables",
 }
 ALIASES = {"collect-env": "env"}

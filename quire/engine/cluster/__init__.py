@@ -1,0 +1,1 @@
+"""Clusters: which nodes run the ranks of a model, and what is wrong with a node."""

@@ -1,0 +1,10 @@
+class RayError(Exception):
+    pass
+
+
+class RayActorError(RayError):
+    pass
+
+
+class GetTimeoutError(RayError):
+    pass
