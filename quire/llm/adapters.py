@@ -18,12 +18,13 @@ from quire.errors import QuireError, RequestError, Unsupported
 
 if TYPE_CHECKING:
     from quire.engine.core.adapter_store import AdapterStore
+    from quire.llm.engine_processes import PooledAdapters
 
 
 class AdapterRequests:
     """The adapters that callers have given. store: None: the engine serves none."""
 
-    def __init__(self, store: AdapterStore | None) -> None:
+    def __init__(self, store: AdapterStore | PooledAdapters | None) -> None:
         self._store = store
         self._known: dict[str, LoRARequest] = {}  # by name
 
@@ -85,7 +86,7 @@ class AdapterRequests:
         self._known[request.lora_name] = request
         return found
 
-    def _require_store(self) -> AdapterStore:
+    def _require_store(self) -> AdapterStore | PooledAdapters:
         if self._store is None:
             raise not_served()
         return self._store

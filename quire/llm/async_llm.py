@@ -15,7 +15,6 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from quire.config import vllm_environment
@@ -28,16 +27,12 @@ from quire.core.types import AdapterRef
 from quire.engine.client.engine_pool import EnginePool
 from quire.engine.client.generation import OutputGeneration, start_output_generation
 from quire.engine.client.pooling import pool
-from quire.engine.startup.text_setup import (
-    build_input_processor,
-    build_pooling_processor,
-    load_engine_tokenizer,
-)
+from quire.engine.startup.text_setup import build_input_processor, build_pooling_processor
 from quire.engine.supervise.engine_group_thread import EngineGroupThread
 from quire.errors import EngineDead, EngineError, Unsupported
 from quire.llm.adapters import AsyncAdapterRequests
 from quire.llm.compat import ModelConfigView, check_priority
-from quire.llm.engine_processes import PoolConnector
+from quire.llm.engine_processes import EngineProcesses
 from quire.llm.pooling import make_outputs, read_settings, require_processor
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.text.input_processor import PreparedRequest
@@ -107,16 +102,8 @@ class AsyncLLM:
         vllm_environment.log_notes(strict=options.observe.fail_on_environ_validation)
         level = options.observe.log_level or logging.getLevelName(logging.getLogger("quire").level)
         start_process(level=level)
-        engines = EngineGroupThread.for_options(options, log_level=level)
-        try:
-            found = engines.wait_model_located()
-            folder = None if found.tokenizer_folder is None else Path(found.tokenizer_folder)
-            tokenizer = load_engine_tokenizer(found.config, folder)
-            built = engines.wait_started()
-        except BaseException:
-            engines.stop()
-            raise
-        return cls(built.config, tokenizer, PoolConnector(engines, built.config), engines=engines)
+        started = EngineProcesses.start(options, log_level=level)
+        return cls(started.config, started.tokenizer, started.connect, engines=started.engines)
 
     def __getattr__(self, name: str) -> NoReturn:
         feature = UNSUPPORTED_METHODS.get(name)

@@ -1,11 +1,14 @@
 """LLMEngine: takes requests and returns outputs, one step at a time, in the caller's thread.
 
+With data_parallel_size it has several engines in other processes, and a step waits for outputs.
+
 Joins the engine (tokens) and text processing for callers that drive the steps, such as LLM. Owns
 the table of running requests; a request leaves it with its last output.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +36,8 @@ from quire.text.tokenizing.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.engine.build import EngineBundle
+    from quire.engine.core.engine_core import EngineCore
+    from quire.llm.engine_processes import PooledBundle, PooledEngines
 
 FIRST_STEP_SHARE = 8
 """A call's first step has an eighth of the tokens of a full one: the device begins early."""
@@ -43,10 +48,10 @@ IDLE_SLEEP_S = 0.05
 class LLMEngine:
     """Requests and their outputs over a built engine."""
 
-    def __init__(self, built: EngineBundle) -> None:
+    def __init__(self, built: EngineBundle | PooledBundle) -> None:
         freeze_gc_heap()  # collections over the objects of start-up would take a sixth
         self.built = built
-        self.engine = built.engine
+        self.engine: EngineCore | PooledEngines = built.engine
         self.inputs = built.input_processor
         self.adapters = AdapterRequests(built.adapters)
         self.pooling_inputs = build_pooling_processor(built.config, built.tokenizer)
@@ -64,6 +69,11 @@ class LLMEngine:
         vllm_environment.log_notes(strict=options.observe.fail_on_environ_validation)
         if options.observe.log_level is not None:
             start_process(level=options.observe.log_level)
+        if options.parallel.data_parallel_size > 1:
+            from quire.llm.engine_processes import EngineProcesses, PooledBundle
+
+            level = logging.getLevelName(logging.getLogger("quire").level)
+            return cls(PooledBundle(EngineProcesses.start(options, log_level=level)))
         timer = begin_startup(options.device.device)
         with bytecode_cache.importing():
             from quire.engine.build import build_engine  # torch: it comes while the driver starts
@@ -151,7 +161,7 @@ class LLMEngine:
             if on_result is not None:
                 on_result(update)
 
-        budget = self.config.scheduler.max_num_batched_tokens
+        budget = self.config.scheduler.max_num_batched_tokens * self.config.parallel.engines
         room = size = max(budget // FIRST_STEP_SHARE, 1)
         try:
             with infrequent_gc(), InterruptHandler() as interrupt:

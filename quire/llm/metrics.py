@@ -61,18 +61,22 @@ class Histogram(Metric):
 
 def collect_metrics(engine: LLMEngine) -> list[Metric]:
     """Return every metric of this moment."""
-    now = engine.engine.snapshot(rows=0, blocks=False)
-    labels = {"model_name": engine.config.model.served_names[0], "engine": "0"}
-    found: list[Metric] = [
-        Gauge(f"vllm:{name}", labels, values[""])
-        for name, values in metric_definitions.gauges(now).items()
-        if "" in values
-    ]
-    found += [
-        Counter(f"{COUNTER_NAMES[name]}:{name}", labels, int(values[""]))
-        for name, values in metric_definitions.counters(now).items()
-        if name in COUNTER_NAMES
-    ]
+    snapshots = engine.engine.snapshots()
+    model = {"model_name": engine.config.model.served_names[0]}
+    found: list[Metric] = []
+    for number, now in enumerate(snapshots):
+        labels = {**model, "engine": str(number)}
+        found += [
+            Gauge(f"vllm:{name}", labels, values[""])
+            for name, values in metric_definitions.gauges(now).items()
+            if "" in values
+        ]
+        found += [
+            Counter(f"{COUNTER_NAMES[name]}:{name}", labels, int(values[""]))
+            for name, values in metric_definitions.counters(now).items()
+            if name in COUNTER_NAMES
+        ]
+    labels = {**model, "engine": "0" if len(snapshots) == 1 else "all"}
     found += [
         Counter(
             "vllm:request_success", labels | {"finished_reason": reason}, engine.finished[reason]

@@ -461,14 +461,18 @@ class LLM(PoolingMethods):
         return self.llm_engine.model_config
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Devices in use."""
-        return self.llm_engine.config.parallel.ranks
+        """Devices in use: of all engines, or of each."""
+        parallel = self.llm_engine.config.parallel
+        return parallel.ranks * (parallel.engines if include_dp else 1)
 
     def get_metrics(self) -> list[metrics.Metric]:
         """Return counters and gauges of this moment, under the names of dashboards."""
         return metrics.collect_metrics(self.llm_engine)
 
     def __repr__(self) -> str:
+        config = self.llm_engine.config
+        if config.parallel.engines > 1:
+            return f"LLM({config.model.name!r}, data_parallel_size={config.parallel.engines})"
         return str(self.apply_model(repr)[0])
 
     # -- the engine between requests ----------------------------------------------------------
@@ -532,6 +536,9 @@ class LLM(PoolingMethods):
         profiler_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """Record a trace until stop_profile, which writes it into ./quire_profile."""
+        if self.llm_engine.config.parallel.engines > 1:
+            message = "start_profile records this process, and data_parallel_size > 1 has others"
+            raise Unsupported(f"{message}: use AsyncLLM or a server")
         if delay_iterations or max_iterations:
             raise Unsupported(
                 "delay_iterations and max_iterations are not supported: leave them out"

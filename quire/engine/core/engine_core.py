@@ -229,6 +229,10 @@ class EngineCore:
             late_work=self._executor.late_work(),
         )
 
+    def snapshots(self) -> list[Snapshot]:
+        """The state of each engine: of this one, without sequences and blocks."""
+        return [self.snapshot(rows=0, blocks=False)]
+
     def check(self) -> None:
         """Check the invariants of pool, cache and time accounting. Raises AssertionError."""
         self._scheduler.check()
