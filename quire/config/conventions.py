@@ -104,3 +104,11 @@ def _stated_conventions(model_type: str) -> Conventions:
             positions_after_padding=ENCODERS[model_type],
         )
     return Conventions(**(models.read_literal(model_type, "CONVENTIONS") or {} if known else {}))
+
+
+def spare_layers(hf: Json) -> tuple[str, ...]:
+    """Parts of the names of layers after the last one."""
+    hf = fill_defaults(hf)
+    count = hf.get("num_nextn_predict_layers") or hf.get("num_mtp_modules") or 0
+    first = int(hf.get("num_hidden_layers") or 0)
+    return tuple(f"layers.{first + i}." for i in range(int(count)))

@@ -100,16 +100,26 @@ ExpertPlacement = Literal["linear", "round_robin"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSection:
     tensor: int  # ranks over which each layer is sharded
-    stages: int = 1  # pipeline stages, each with its own layers
+    stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
     expert_placement: ExpertPlacement | None = None  # None: ranks have slices of every expert
     engines: int = 1  # of this model on this host
     backend: Literal["mp", "uni", "external_launcher"] = "uni"
     step_limit_s: float = 10.0  # seconds that any step of several ranks may take
 
     @property
+    def stages(self) -> int:
+        """Pipeline stages, each with its own layers."""
+        return max(1, len(self.stage_layers))
+
+    @property
     def ranks(self) -> int:
         """Processes of an engine, each with one device."""
         return self.tensor * self.stages
+
+    @property
+    def last_stage(self) -> range:
+        """The ranks that sample. The result of the first one is the step's."""
+        return range(self.ranks - self.tensor, self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

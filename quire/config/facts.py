@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from quire.config.conventions import conventions_of, fill_defaults
+from quire.config.conventions import conventions_of, fill_defaults, spare_layers
 from quire.config.json_file import (
     MAX_CONFIG_BYTES,
     check_sizes,
@@ -481,7 +481,9 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     sizes = {"layers.mlp": rest, "layers.mlp.experts": inner}
     found = tuple(MatrixFacts(name, n // hidden, hidden) for name, n in sizes.items() if n)
     head = MatrixFacts("lm_head", vocab, size)
-    return WeightFacts(matrices, hidden * (4 * len(layers) + 1), found, head)
+    return WeightFacts(
+        matrices, hidden * (4 * len(layers) + 1), found, head, has_tied_embeddings(hf)
+    )
 
 
 def _absorbed_weights(hf: Json, layer: LayerFacts) -> int:
@@ -528,7 +530,7 @@ def count_weights_in_headers(
     Left out are a tied output head, towers beside the text half of a wrapper, and layers after the
     last, which predict further tokens. head: whether the output head is loaded.
     """
-    tied, wrapped, spare = has_tied_embeddings(hf), "wrapper_type" in hf, _spare_layers(hf)
+    tied, wrapped, spare = has_tied_embeddings(hf), "wrapper_type" in hf, spare_layers(hf)
 
     def is_loaded(name: str) -> bool:
         return not (
@@ -540,14 +542,6 @@ def count_weights_in_headers(
 
     loaded = ((name, one) for name, one in headers.items() if is_loaded(name))
     return count_tensors(loaded, tied=tied and head)
-
-
-def _spare_layers(hf: Json) -> tuple[str, ...]:
-    """Parts of the names of layers after the last one."""
-    hf = fill_defaults(hf)
-    count = hf.get("num_nextn_predict_layers") or hf.get("num_mtp_modules") or 0
-    first = int(hf.get("num_hidden_layers") or 0)
-    return tuple(f"layers.{first + i}." for i in range(int(count)))
 
 
 def has_tied_embeddings(hf: Json) -> bool:

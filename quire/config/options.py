@@ -268,6 +268,12 @@ class ParallelOptions:
 
     tensor_parallel_size: int = option(1, low=1, short="-tp")
     """Number of devices over which each layer is sharded."""
+    pipeline_parallel_size: int = option(1, low=1, short="-pp")
+    """Number of pipeline stages: each has a part of the layers, on tensor_parallel_size devices of
+    its own."""
+    pipeline_layers: str | None = None
+    """Number of layers of each pipeline stage, such as 20,20,21,19. None: stages with weights of
+    nearly the same size, embedding and output head included."""
     enable_expert_parallel: bool = option(False, short="-ep")
     """Ranks have some experts each, whole, in place of a slice of every expert."""
     expert_placement_strategy: Literal["linear", "round_robin"] = "linear"

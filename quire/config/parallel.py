@@ -13,14 +13,19 @@ from quire.errors import ConfigError
 
 
 def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
-    ranks = options.parallel.tensor_parallel_size
+    """Raises ConfigError if there are fewer devices than ranks."""
+    section = options.parallel
+    ranks = section.tensor_parallel_size * section.pipeline_parallel_size
     if ranks > device.count:
-        message = f"tensor_parallel_size={ranks} needs as many devices; this engine can use"
+        sizes = f"tensor_parallel_size={section.tensor_parallel_size}"
+        if section.pipeline_parallel_size > 1:
+            sizes += f" x pipeline_parallel_size={section.pipeline_parallel_size}"
+        message = f"{sizes} needs {ranks} devices; this engine can use"
         hint = ""
         if device.kind != "cpu":
-            hint = ": tensor parallelism over GPUs is not built yet, over CPU processes it is"
+            hint = ": one model over several GPUs is not built yet, over CPU processes it is"
         raise ConfigError(f"{message} {device.count}{hint}")
-    return ranks
+    return section.tensor_parallel_size
 
 
 def resolve_expert_placement(
@@ -64,7 +69,12 @@ def resolve_parallel(
     if backend == "uni" and shape.ranks > 1:
         raise ConfigError(
             f"distributed_executor_backend='uni' is one rank, and "
-            f"tensor_parallel_size={shape.tensor}: use 'mp'"
+            f"tensor_parallel_size={shape.tensor} x pipeline_parallel_size={shape.stages}: use 'mp'"
+        )
+    if backend == "external_launcher" and shape.stages > 1:
+        raise ConfigError(
+            "distributed_executor_backend='external_launcher' and pipeline_parallel_size="
+            f"{shape.stages}: programs that torchrun starts have no pipeline stages; use 'mp'"
         )
     if backend == "external_launcher" and engines > 1:
         raise ConfigError(
@@ -79,7 +89,7 @@ def resolve_parallel(
     kind: Literal["mp", "uni", "external_launcher"] = "mp" if shape.ranks > 1 else "uni"
     return ParallelSection(
         tensor=shape.tensor,
-        stages=shape.stages,
+        stage_layers=shape.stage_layers,
         expert_placement=experts,
         engines=engines,
         backend="external_launcher" if backend == "external_launcher" else kind,

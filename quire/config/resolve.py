@@ -29,14 +29,14 @@ from quire.config.engine_config import (
 )
 from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.kv_cache_dtype import resolve_cache_dtype
+from quire.config.memory.host_memory import with_host_tier
 from quire.config.memory.kv_memory import (
     DEFAULT_MAX_LEN,
     fit_max_model_len,
     may_reduce_max_model_len,
-    resolve_kv_memory,
 )
 from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
-from quire.config.options import CacheOptions, Options
+from quire.config.options import Options
 from quire.config.parallel import (
     resolve_expert_placement,
     resolve_parallel,
@@ -44,13 +44,13 @@ from quire.config.parallel import (
 )
 from quire.config.pooling import ModelUse, choose_model_use, resolve_pooling
 from quire.config.quant.read import reconcile_quantization
+from quire.config.stages import plan_tightest_stage, resolve_stage_layers
 from quire.config.structured_outputs import resolve_structured
 from quire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
-DEFAULT_SWAP_SPACE = 4.0  # GiB
 SERVER_INTER_TOKEN_S = 0.04
 LONG_PREFILL_SHARE = 0.04
 QUEUED_REQUESTS = 4096
@@ -189,10 +189,11 @@ def resolve_memory_plan(
         shape,
         max_num_batched_tokens=resolve_max_num_batched_tokens(options, device, shape, server, why),
     )
-    plan = resolve_kv_memory(options, model, device, shape, why)
+    shape = replace(shape, stage_layers=resolve_stage_layers(options, model, shape))
+    plan, stage_block_bytes = plan_tightest_stage(options, model, device, shape, why)
     if asked_len is None or may_reduce_max_model_len(options, device, plan):
         plan = fit_max_model_len(plan, model, why)
-    return _with_host_tier(options.cache, plan, device, why)
+    return with_host_tier(options.cache, plan, stage_block_bytes, device, why)
 
 
 def resolve_quantization(options: Options, model: ModelFacts, why: DecisionLog) -> str | None:
@@ -388,44 +389,6 @@ def _log_options_without_effect(options: Options) -> None:
             log.info("%s=%s has no effect: the model has no KV", name, value)
 
 
-def _with_host_tier(
-    requested: CacheOptions, plan: MemoryPlan, device: DeviceFacts, why: DecisionLog
-) -> MemoryPlan:
-    """Add the blocks of the host tier to the plan, if there is one."""
-    size, knob = requested.kv_offloading_size, "kv_offloading_size"
-    option = knob
-    if requested.preemption_mode == "swap":
-        if size and requested.swap_space not in (None, size):
-            raise ConfigError(
-                f"kv_offloading_size ({size:g} GiB) and swap_space ({requested.swap_space:g} GiB) "
-                "are one pool of host memory: give one of them"
-            )
-        if not size:
-            size = DEFAULT_SWAP_SPACE if requested.swap_space is None else requested.swap_space
-            option, knob = "swap_space", "preemption_mode swap with swap_space"
-    elif not size:
-        return plan
-    if not plan.groups:
-        raise ConfigError(f"{knob}: the model has no KV to keep in host memory; leave it out")
-    if requested.enable_prefix_caching is False:
-        raise ConfigError(
-            f"{knob} of {size:g} GiB needs enable_prefix_caching, which is off: KV in host memory "
-            "is found by the prefix cache; turn prefix caching on, or leave out the host memory"
-        )
-    block_bytes = plan.block_bytes * plan.shape.ranks  # the size is that of all ranks together
-    blocks = int(size * GIB) // block_bytes
-    if not blocks:
-        raise ConfigError(
-            f"{knob} must have space for at least one block ({block_bytes} bytes), got {size:g} GiB"
-        )
-    return replace(
-        plan,
-        num_host_blocks=why.record("cache.num_host_blocks", blocks, f"{knob} of {size:g} GiB"),
-        host_sized_by=option,
-        host_free_bytes=device.host_free_bytes,
-    )
-
-
 def resolve_scheduler(
     options: Options,
     shape: EngineShape,
@@ -453,7 +416,7 @@ def resolve_scheduler(
             options, shape, why, server=server, factor=factor
         ),
         policy=requested.scheduling_policy,
-        steps_in_flight=_resolve_steps_in_flight(options, device, why),
+        steps_in_flight=_resolve_steps_in_flight(options, shape, device, why),
     )
 
 
@@ -510,7 +473,9 @@ def _resolve_inter_token_target(
     return 0.0
 
 
-def _resolve_steps_in_flight(options: Options, device: DeviceFacts, why: DecisionLog) -> int:
+def _resolve_steps_in_flight(
+    options: Options, shape: EngineShape, device: DeviceFacts, why: DecisionLog
+) -> int:
     """Resolve the number of steps planned before the first result is applied."""
     requested = options.scheduler
     name = "scheduler.steps_in_flight"
@@ -519,6 +484,8 @@ def _resolve_steps_in_flight(options: Options, device: DeviceFacts, why: Decisio
             message = "async_scheduling=False means steps_in_flight=1"
             raise ConfigError(f"{message}, got {requested.steps_in_flight}: give one of them")
         return int(why.record(name, requested.steps_in_flight, "requested"))
+    if shape.stages > 1 and requested.async_scheduling is not False:
+        return int(why.record(name, shape.stages, "one for each pipeline stage"))
     if requested.async_scheduling is not None:
         return int(why.record(name, 2 if requested.async_scheduling else 1, "async_scheduling"))
     if device.kind == "cpu":

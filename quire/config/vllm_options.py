@@ -130,7 +130,7 @@ _UNSUPPORTED = {
     "LoRA adapters by option": "default_mm_loras qlora_adapter_name_or_path",
     "prompt adapters": "enable_prompt_adapter prompt_adapters",
     "speculative decoding": "speculative_config spec_method spec_model",
-    "more than one device": """pipeline_parallel_size data_parallel_rank
+    "more than one device": """data_parallel_rank
         data_parallel_start_rank data_parallel_hybrid_lb data_parallel_external_lb
         data_parallel_multi_port_external_lb decode_context_parallel_size
         prefill_context_parallel_size nnodes device_ids enable_dbo enable_elastic_ep enable_eplb
@@ -167,12 +167,10 @@ ADVICE = {
     "rope_theta": 'use hf_overrides={"rope_theta": N}',
     "tokens_only": "prompts of token ids and return_token_ids work on every server",
     "quantization_config": 'use quantization="fp8"',
-    "pipeline_parallel_size": "use one device",
     "cpu_offload_gb": "choose a smaller model or dtype",
     "max_num_active_seqs": "max_num_seqs caps the running sequences",
 }
 ONE_IS_OFF = (
-    "pipeline_parallel_size",
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
     "nnodes",
@@ -230,7 +228,7 @@ BOOLEAN_OPTIONS = frozenset(_BOOLEAN_OPTIONS.split())
 """Options that take no value on a command line."""
 
 
-_SHORT_FLAGS = """pipeline_parallel_size:-pp nnodes:-n node_rank:-r
+_SHORT_FLAGS = """nnodes:-n node_rank:-r
 decode_context_parallel_size:-dcp
     prefill_context_parallel_size:-pcp data_parallel_size:-dp data_parallel_rank:-dpn
     data_parallel_start_rank:-dpr data_parallel_size_local:-dpl data_parallel_address:-dpa

@@ -1,4 +1,4 @@
-"""Collectives of one mesh: sum and gather over the tensor-parallel ranks of a layer.
+"""Collectives of one mesh: sums over the tensor-parallel ranks of a layer, sends between stages.
 
 Layers call their `comm`, which is the same object in every layer of a rank. The ops themselves are
 in quire.kernels.collectives.
@@ -32,12 +32,12 @@ TIMEOUT_S = 600.0
 """A collective fails after this long: a rank may compile kernels while the others wait."""
 
 
-COUNTED_COLLECTIVES = ("none", "all_reduce", "all_gather", "broadcast")
+COUNTED_COLLECTIVES = ("none", "all_reduce", "all_gather", "broadcast", "send", "receive")
 """Names of the collectives that are counted."""
 
 
 class Collectives(Protocol):
-    """Exchange among the tensor-parallel ranks of one mesh."""
+    """Exchange among the tensor-parallel ranks of one mesh, and with the stages beside them."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of every rank's x; x may be overwritten."""
@@ -54,6 +54,14 @@ class Collectives(Protocol):
         """Overwrite x with that of tp rank 0, and return it."""
         ...
 
+    def send(self, x: Tensor, stage: int) -> None:
+        """Send x to the rank of this tp rank in another pipeline stage, which must receive it."""
+        ...
+
+    def receive(self, x: Tensor, stage: int) -> Tensor:
+        """Overwrite x with what the rank of this tp rank in another stage sends, and return it."""
+        ...
+
 
 class SingleProcessCollectives:
     """Collectives of a single process: they return x."""
@@ -67,25 +75,35 @@ class SingleProcessCollectives:
     def broadcast(self, x: Tensor) -> Tensor:
         return x
 
+    def send(self, x: Tensor, stage: int) -> None:
+        raise AssertionError("a single process has one stage")
+
+    def receive(self, x: Tensor, stage: int) -> Tensor:
+        raise AssertionError("a single process has one stage")
+
 
 class ProcessGroupCollectives:
-    """Collectives of the tensor-parallel ranks, each in a process of its own."""
+    """Collectives of the ranks of a model, each in a process of its own."""
 
     def __init__(
         self,
         group: ops.Group,
         peers: PeerMemory | None = None,
         counter: memoryview | None = None,
+        stages: ops.Group = None,
     ) -> None:
-        """peers: memory that the ranks' GPUs share; None: none.
+        """group: the tensor-parallel ranks; None: this rank alone. peers: memory that their GPUs
+        share; None: none. stages: the ranks of this tp rank in each stage; None: there is one.
 
         counter: two int64 words, in shared memory: how many collectives were begun, and the index
         of the last one's name. They show where a rank hangs. None: words of this process.
         """
-        self._group, self._peers = group, peers
+        self._group, self._peers, self._stages = group, peers, stages
         self._counter = memoryview(bytearray(16)).cast("q") if counter is None else counter
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        if self._group is None:
+            return x
         return on_replay(self._all_reduce, x)
 
     def _all_reduce(self, x: Tensor) -> Tensor:
@@ -93,6 +111,8 @@ class ProcessGroupCollectives:
         return ops.all_reduce(x, self._group, self._peers)
 
     def all_gather(self, x: Tensor, total: int) -> Tensor:
+        if self._group is None:
+            return x
         return on_replay(partial(self._all_gather, total), x, shape=(*x.shape[:-1], total))
 
     def _all_gather(self, total: int, x: Tensor) -> Tensor:
@@ -100,8 +120,18 @@ class ProcessGroupCollectives:
         return ops.all_gather(x, total, self._group)
 
     def broadcast(self, x: Tensor) -> Tensor:
+        if self._group is None:
+            return x
         self._count(3)
         return ops.broadcast(x, self._group)
+
+    def send(self, x: Tensor, stage: int) -> None:
+        self._count(4)
+        ops.send(x, self._stages, stage)
+
+    def receive(self, x: Tensor, stage: int) -> Tensor:
+        self._count(5)
+        return ops.receive(x, self._stages, stage)
 
     def _count(self, kind: int) -> None:
         counter = self._counter
@@ -116,7 +146,9 @@ class ProcessGroupCollectives:
         """
         if self._peers is not None:
             self._peers.abort.fill_(1)
-        threading.Thread(target=self._group.abort, name="quire-abort", daemon=True).start()
+        for group in (self._group, self._stages):
+            if group is not None:
+                threading.Thread(target=group.abort, name="quire-abort", daemon=True).start()
 
 
 def connect(
@@ -128,7 +160,7 @@ def connect(
     timeout_s: float = TIMEOUT_S,
     counter: memoryview | None = None,
 ) -> Collectives:
-    """Join the other ranks of the mesh, and return the collectives of the tensor-parallel ones.
+    """Join the other ranks of the mesh, and return this rank's collectives.
 
     rendezvous: an empty file, or one that does not exist yet, the same for all ranks of one host,
     which only this user may write; or a store. The ranks find each other's addresses in it.
@@ -142,22 +174,27 @@ def connect(
         return SingleProcessCollectives()
     if rendezvous is None:
         raise ConfigError(
-            f"tensor_parallel_size is {mesh.tp}; ranks of one model are processes that meet in a "
-            "rendezvous file, and this process was started without one: use 1"
+            f"tensor_parallel_size is {mesh.tp} and pipeline_parallel_size {mesh.pp}; ranks of one "
+            "model are processes that meet in a rendezvous file, and this process was started "
+            "without one: use 1"
         )
-    if mesh.tp == 1:
-        return SingleProcessCollectives()
     import torch.distributed as dist
 
     device, timeout = torch.device(device), timedelta(seconds=timeout_s)
     first = mesh.rank - mesh.tp_rank
     if isinstance(rendezvous, Path):
         rendezvous = dist.FileStore(str(rendezvous), mesh.size)
-    store = dist.PrefixStore(f"tp{first}", rendezvous)
-    store.set_timeout(timeout)
-    group = _create_group(mesh, store, device, host, timeout)
-    peers = connect_peers(mesh, store, device) if device.type == "cuda" else None
-    return ProcessGroupCollectives(group, peers, counter)
+    group = stages = peers = None
+    if mesh.tp > 1:
+        store = dist.PrefixStore(f"tp{first}", rendezvous)
+        store.set_timeout(timeout)
+        group = _create_group(store, mesh.tp_rank, mesh.tp, device, host, timeout)
+        peers = connect_peers(mesh, store, device) if device.type == "cuda" else None
+    if mesh.pp > 1:
+        store = dist.PrefixStore(f"pp{mesh.rank - mesh.pp_rank * mesh.tp}", rendezvous)
+        store.set_timeout(timeout)
+        stages = _create_group(store, mesh.pp_rank, mesh.pp, device, host, timeout)
+    return ProcessGroupCollectives(group, peers, counter, stages)
 
 
 def open_store(address: str, port: int, listener: int | None = None) -> Store:
@@ -195,11 +232,12 @@ def check_sum(mesh: Mesh, comm: Collectives, device: torch.device) -> None:
 def join_gloo_group(mesh: Mesh, store: Store) -> ops.Group:
     """Join the tensor-parallel ranks in a group for tensors of the CPU. Blocks until all joined."""
     cpu = torch.device("cpu")
-    return _create_group(mesh, store, cpu, "127.0.0.1", timedelta(seconds=TIMEOUT_S))
+    limit = timedelta(seconds=TIMEOUT_S)
+    return _create_group(store, mesh.tp_rank, mesh.tp, cpu, "127.0.0.1", limit)
 
 
 def _create_group(
-    mesh: Mesh, store: Any, device: torch.device, host: str, timeout: timedelta
+    store: Any, rank: int, size: int, device: torch.device, host: str, timeout: timedelta
 ) -> ops.Group:
     """Create a backend for these ranks, without torch's process-wide default group."""
     import torch.distributed as dist
@@ -207,10 +245,10 @@ def _create_group(
     if device.type == "cuda":
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = timeout
-        group = dist.ProcessGroupNCCL(store, mesh.tp_rank, mesh.tp, nccl)
+        group = dist.ProcessGroupNCCL(store, rank, size, nccl)
         group.eager_connect_single_device(device)
         return group
     gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     gloo._timeout = timeout
-    return dist.ProcessGroupGloo(store, mesh.tp_rank, mesh.tp, gloo)
+    return dist.ProcessGroupGloo(store, rank, size, gloo)

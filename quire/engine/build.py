@@ -19,45 +19,27 @@ import torch
 
 from quire import env
 from quire.config.engine_config import (
-    CacheSection,
     Decision,
-    EncoderSection,
     EngineConfig,
-    SchedulerSection,
 )
 from quire.config.memory.memory_plan import MemoryPlan
 from quire.config.options import Options
 from quire.config.pooling import describe_pooling
 from quire.config.resolve import ResolvedConfig, resolve
-from quire.core.admission.admission_control import AdmissionControl
 from quire.core.admission.supported_tasks import SupportedTasks
 from quire.core.kv.block_pool import BlockPool
-from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostTier
-from quire.core.scheduling.dummy_step import DUMMY_REQUEST
 from quire.core.scheduling.grammar_wait import GrammarProvider as GrammarSource
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.adapters import AdapterLimit, AdapterProvider
-from quire.core.scheduling.limits.base import StepBudget, by_contract
-from quire.core.scheduling.limits.encoder_budget import EncoderBudget
+from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
-from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
-from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
-from quire.core.scheduling.limits.prefill_limits import (
-    LongPrefillLimit,
-    PartialPrefillLimit,
-    PrefillChunkLimit,
-)
-from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
 from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
-from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
-from quire.core.scheduling.order.base import WaitingQueue
 from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.types import Pooling, Request
 from quire.distributed.mesh import Mesh
 from quire.engine.core.adapter_scaling import AdapterScaling
 from quire.engine.core.adapter_store import AdapterStore
@@ -69,6 +51,7 @@ from quire.engine.startup.executor_setup import (
     build_adapter_store,
     build_executor,
     build_runner,
+    link_stages,
     load_model,
     load_pooler,
     pack_for,
@@ -89,6 +72,14 @@ from quire.engine.startup.model_setup import (
 )
 from quire.engine.startup.plain_config import plain_config
 from quire.engine.startup.rank_process import Ranks, check_params
+from quire.engine.startup.scheduler_setup import (
+    build_admission_control,
+    build_encoder_budget,
+    build_limits,
+    build_pipeline_limit,
+    cache_specs,
+    dummy_request,
+)
 from quire.engine.startup.startup_timer import StartupTimer, format_table
 from quire.engine.startup.text_setup import ParamCheck, build_input_processor, load_engine_tokenizer
 from quire.engine.startup.warmup import SchedulerAndExecutor
@@ -303,7 +294,8 @@ def _assemble_rank(
         launched = join_launched_ranks(config)
         device, mesh, comm, group = launched.device, launched.mesh, launched.comm, launched
     model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
-    pooler = load_pooler(model, found.folder, config, device)
+    link = link_stages(found.config, config, device, mesh, comm)
+    pooler = load_pooler(model, found.folder, config, device, link)
     if ranks is not None:
         fixed = _has_fixed_blocks(options)
         plan = ranks.fit_blocks(plan, fixed=fixed)
@@ -321,7 +313,7 @@ def _assemble_rank(
         executor: Executor = (
             build_executor(*parts)
             if group is None
-            else group.build_executor(config, build_runner(*parts, comm))
+            else group.build_executor(config, build_runner(*parts, comm, link))
         )
         return build_scheduler(config, grammars, adapters), executor
 
@@ -447,6 +439,8 @@ def missing_for_structured_output(config: EngineConfig) -> str | None:
         return "a tokenizer"
     if config.parallel.backend == "external_launcher":  # each program would compile at its own time
         return "distributed_executor_backend='mp'"
+    if config.parallel.stages > 1:
+        return "pipeline_parallel_size=1"
     return None if config.sampling.eos_ids else "a token that ends the text"
 
 
@@ -487,12 +481,13 @@ def build_scheduler(
         host=HostTier(cache.num_host_blocks) if cache.num_host_blocks else None,
     )
     order = FairQueue(Priority if section.policy == "priority" else Fifo)
+    isolation = FaultIsolationLimit()
     return Scheduler(
         kv,
         order,
         **by_contract(
             [
-                FaultIsolationLimit(),
+                isolation,
                 SupportedTasks(
                     generates=config.generates,
                     tasks=() if config.pooling is None else config.pooling.tasks,
@@ -505,6 +500,7 @@ def build_scheduler(
                     1 if config.adapters is None else config.adapters.max_adapters, adapters
                 ),
                 GrammarWait(grammars, section.max_model_len, missing=missing),
+                *build_pipeline_limit(config, order, isolation),
             ]
         ),
         max_seqs=section.max_num_seqs,
@@ -512,65 +508,6 @@ def build_scheduler(
         steps_in_flight=section.steps_in_flight,
         dummy_request=dummy_request(config),
     )
-
-
-def dummy_request(config: EngineConfig) -> Request:
-    """Return a request of one token that the engine can serve: it generates, or pools."""
-    if config.generates or config.pooling is None:
-        return DUMMY_REQUEST
-    return replace(DUMMY_REQUEST, pooling=Pooling(config.pooling.tasks[0]))
-
-
-def build_admission_control(section: SchedulerSection) -> AdmissionControl:
-    """Build admission control. It is the first limit, so a refused request costs nothing else."""
-    return AdmissionControl(
-        max_requests=section.max_num_queued_reqs,
-        max_tokens=section.max_num_queued_tokens,
-        most=section.max_num_batched_tokens,
-    )
-
-
-def cache_specs(cache: CacheSection) -> tuple[CacheSpec, ...]:
-    """One cache spec per layer group whose blocks hold the tokens of a sequence."""
-    return tuple(
-        FullAttentionSpec() if g.window is None else SlidingWindowSpec(g.window)
-        for g in cache.groups
-        if not g.cross  # its blocks do not follow the sequence: quire.core.kv.cross_blocks
-    )
-
-
-def build_encoder_budget(section: EncoderSection | None) -> list[StepBudget]:
-    """The limit of an engine with an encoder; none without."""
-    if section is None:
-        return []
-    return [EncoderBudget(section.max_batched_tokens, section.max_len)]
-
-
-def build_limits(section: SchedulerSection, queue: WaitingQueue) -> list[StepBudget]:
-    """The limits in order: each sees what those before it allow. queue: waiting sequences."""
-    budget = TokenBudget(section.max_num_batched_tokens)
-    limits: list[StepBudget] = []
-    if section.long_prefill_token_threshold and section.chunked_prefill:
-        limits.append(PrefillChunkLimit(section.long_prefill_token_threshold))
-    limits += [budget, MaxSeqsLimit(section.max_num_seqs)]
-    target = section.inter_token_target_s
-    pace = InterTokenLatencyLimit(target) if target else None
-    if pace is not None:
-        limits.append(pace)
-    if section.chunked_prefill:
-        left = lambda: budget.left if pace is None else min(budget.left, pace.prompt_tokens_left())  # noqa: E731
-        limits.append(ShortestPromptFirst(queue, left))
-    else:
-        limits.append(WholePromptLimit(section.max_num_batched_tokens))
-    if section.max_num_partial_prefills:
-        limits.append(PartialPrefillLimit(section.max_num_partial_prefills))
-    if section.max_long_partial_prefills and section.long_prefill_token_threshold:
-        limits.append(
-            LongPrefillLimit(
-                section.max_long_partial_prefills, section.long_prefill_token_threshold
-            )
-        )
-    return limits
 
 
 def _check_tokenizer(folder: Path, config: EngineConfig, options: Options) -> None:

@@ -65,6 +65,7 @@ class Executor:
     def _run(self, step: ModelInput) -> StepResult:
         """In the thread. A step after one that raised would run on inconsistent state."""
         if self._step_failed:
+            self.runner.skip(step)
             raise EngineError("the previous step failed")
         try:
             return self.runner.launch(step).wait()

@@ -1,9 +1,10 @@
 """Multi-process executor: runs each step on several ranks; rank 0 is in this process.
 
 Each rank holds its share of the model and gets the same ModelInput: rank 0 as it is, the others as
-msgpack through shared memory (rank_group). Every rank samples; the others answer with a checksum of
-their tokens, so ranks that diverge are found before a token is published. A rank that ends, hangs
-or fails alone is EngineDead: the others would wait for it in a collective.
+msgpack through shared memory (rank_group). Every rank of the last pipeline stage samples. The first
+of them gives the result, the others a checksum of their tokens, so ranks that diverge are found
+before a token is published. A rank that ends, hangs or fails alone is EngineDead: the others would
+wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from quire.config.engine_config import ParallelSection
 from quire.core.accounting.step_time import StepTimeEstimate, step_cost
 from quire.core.snapshot import LateWorkCounts
 from quire.core.types import StepPlan, StepResult
@@ -23,7 +25,8 @@ from quire.errors import Unsupported
 from quire.executors.base import StepFuture
 from quire.executors.inline import Executor as Inline
 from quire.executors.rank_group import CallWorker, RankAnswer, RankError, RankGroup, RunStep
-from quire.runner import model_input
+from quire.runner import model_input, plain_data
+from quire.runner.device_worker import CompletedStep
 from quire.runner.model_input import ModelInputBuilder
 
 STEP_FACTOR = 20
@@ -34,20 +37,22 @@ class Executor:
     """Runs plans on rank 0 in this process, and on the ranks of a group."""
 
     def __init__(
-        self, inputs: ModelInputBuilder, local: Inline, group: RankGroup, step_limit_s: float
+        self, inputs: ModelInputBuilder, local: Inline, group: RankGroup, section: ParallelSection
     ) -> None:
-        """step_limit_s: seconds that any step may take."""
         self.group = group
         self._inputs = inputs
         self._local = local
-        self._step_limit_s = step_limit_s
+        self._step_limit_s = section.step_limit_s
+        self._last_stage = section.last_stage
         self._step_time = StepTimeEstimate()
         self._late_work = LateWorkCounts()
         self._rank_late_work = [LateWorkCounts()] * group.size
         self._end = weakref.finalize(self, group.close)
 
-    def submit(self, plan: StepPlan) -> _PendingRanks:
+    def submit(self, plan: StepPlan) -> StepFuture:
         step = self._inputs.build(plan)
+        if step.is_empty:  # all sequences are in steps in flight
+            return CompletedStep(StepResult(()))
         cost = step_cost(plan)
         expected_s = STEP_FACTOR * self._step_time.estimate_ns(cost) / 1e9
         number = self.group.send(
@@ -122,20 +127,22 @@ class Executor:
                 raise one.exception()
         assert result is not None
         answered = [one for one in answers if isinstance(one, RankAnswer)]
+        if self._last_stage.start:
+            result = plain_data.decode_as(answered[self._last_stage.start - 1].result, StepResult)
         self._compare(number, result, answered)
         self._sum_late_work(answered)
         self._step_time.update(cost, int((time.perf_counter() - began) * 1e9))
         return result
 
     def _compare(self, number: int, result: StepResult, answers: Sequence[RankAnswer]) -> None:
-        """Raise EngineDead if a rank has other tokens than rank 0."""
-        own = checksum(result)
-        for rank, one in enumerate(answers, 1):
-            if one.checksum != own:
+        """Raise EngineDead if ranks that sample have different tokens."""
+        own, (first, *others) = checksum(result), self._last_stage
+        for rank in others:
+            if answers[rank - 1].checksum != own:
                 monitor = self.group.monitor
                 raise self.group.fail(
                     f"{monitor.name_rank(rank)} computed different tokens than "
-                    f"{monitor.name_rank(0)} in message {number}"
+                    f"{monitor.name_rank(first)} in message {number}"
                 )
 
     def _sum_late_work(self, answers: Sequence[RankAnswer]) -> None:

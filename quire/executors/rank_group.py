@@ -56,6 +56,7 @@ class RankAnswer(msgspec.Struct, tag=True, frozen=True):
     """From a rank: a message is done."""
 
     checksum: int = 0  # of a step's tokens
+    result: bytes = b""  # of a step: the encoded StepResult, of the rank whose result is used
     value: Any = None  # of a call
     late_work: LateWorkCounts | None = None  # of the rank, if it has changed
 

@@ -33,7 +33,7 @@ from quire.executors.rank_group import (
 from quire.executors.rank_status import RankStatusPage
 from quire.executors.shm_broadcast import RingReader, RingWriter
 from quire.kernels.framework import late_work
-from quire.runner import model_input
+from quire.runner import model_input, plain_data
 from quire.runner.model_runner import ModelRunner
 from quire.runner.parts.base import load_part_types
 from quire.runner.worker_calls import WorkerCalls
@@ -89,8 +89,12 @@ class RankLoop:
         link: RankLink,
         build: Callable[[EngineConfig], ModelRunner],
         measure: Callable[[], int],
+        *,
+        gives_result: bool = False,
     ) -> None:
-        """build: makes the runner. measure: returns the bytes free for a KV cache."""
+        """build: makes the runner. measure: returns the bytes free for a KV cache. gives_result:
+        whether the result of a step is this rank's."""
+        self._gives_result = gives_result
         self._link = link
         self._build = build
         self._measure = measure
@@ -133,14 +137,19 @@ class RankLoop:
         return RankAnswer(value=value, late_work=self._new_late_work())
 
     def _run_step(self, message: RunStep) -> RankAnswer:
-        if self._step_failed:
-            raise EngineError("the previous step failed")
-        self._step_failed = True
         assert self._runner is not None, "a step before the runner is built"
         step = model_input.decode(message.step, self._part_types)
+        if self._step_failed:
+            self._runner.skip(step)
+            raise EngineError("the previous step failed")
+        self._step_failed = True
         result = self._runner.launch(step).wait()
         self._step_failed = False
-        return RankAnswer(checksum(result), late_work=self._new_late_work())
+        return RankAnswer(
+            checksum(result),
+            plain_data.encode(result) if self._gives_result else b"",
+            late_work=self._new_late_work(),
+        )
 
     def _new_late_work(self) -> LateWorkCounts | None:
         """Return the counts of this rank if they have changed since the last call."""

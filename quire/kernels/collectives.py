@@ -1,4 +1,4 @@
-"""Collectives sum, gather and copy tensors among the processes that share a model.
+"""Collectives sum, gather, copy and send tensors among the processes that share a model.
 
 They are ops, so on a GPU every kernel that lazy fusion holds is launched before they read. `group`
 is a torch.distributed backend (gloo or NCCL); None is a group of one process, where they change
@@ -66,6 +66,24 @@ def broadcast(x: Tensor, group: Group) -> Tensor:
     if group is not None:
         refuse_recording("broadcast")
         group.broadcast(x, 0).wait()
+    return x
+
+
+@op(cases=lambda device: ({**case, "to": 0} for case in _cases(device)))
+def send(x: Tensor, group: Group, to: int) -> Tensor:
+    """Send x to one rank of the group, which must receive it, and return it."""
+    if group is not None:
+        refuse_recording("send")
+        group.send([x.contiguous()], to, 0).wait()
+    return x
+
+
+@op(cases=lambda device: ({**case, "source": 0} for case in _cases(device)))
+def receive(x: Tensor, group: Group, source: int) -> Tensor:
+    """Overwrite x by what one rank of the group sends, and return it. Sends arrive in order."""
+    if group is not None:
+        refuse_recording("receive")
+        group.recv([x], source, 0).wait()
     return x
 
 

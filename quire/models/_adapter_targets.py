@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from quire.config.adapters import ALL_LINEAR, EXPERTS
 from quire.config.engine_config import AdapterSection
 from quire.errors import WeightError
-from quire.models._decoder import Decoder
+from quire.models._decoder import EMBEDDING_MODULES, Decoder
 from quire.weights.adapters.adapter import Adapter, TokenRows, WholeWeight
 from quire.weights.adapters.modules import AdapterModules, ModuleShape
 
@@ -27,6 +27,13 @@ OUTPUT_HEAD = "lm_head"
 def refuse_adapters(model: nn.Module) -> str | None:
     """Return what the model is if no adapter can be added to it; None: some can."""
     return None if isinstance(model, Decoder) else "models that run through transformers"
+
+
+def layers_of_stage(model: nn.Module, names: Iterable[str], *, first: bool) -> list[str]:
+    """Return those of the layers that a pipeline stage runs. first: whether it embeds the tokens:
+    the last stage may have the embedding for the output head only."""
+    found = dict(model.named_modules())
+    return [name for name in names if name in found and (first or name not in EMBEDDING_MODULES)]
 
 
 def restrict_targets(

@@ -37,6 +37,11 @@ from quire.layers import (
 from quire.models._converted import LabelRows, replace_head
 from quire.models.base import CarriedStates, ModelConfig, StepInputs, Weights
 
+EMBEDDING_MODULES = ("embed_tokens", "embed_positions", "embed_norm", "project_in")
+"""What models have before their layers."""
+HEAD_MODULES = ("norm", "final_layer_norm", "project_out", "lm_head")
+"""What models have after their layers."""
+
 
 class MissingLayer(nn.Module):
     """Placeholder for a layer of another pipeline stage, so that names and numbers stay."""
@@ -101,6 +106,7 @@ class Decoder(nn.Module):
     is_recordable = True
     label_rows: LabelRows | None = None
     score_name = ""  # of the module that classifies
+    is_last_stage = True
     weights: Weights
     layer_class: ClassVar[Any]
     """Called with (config, layer number)."""
@@ -118,12 +124,16 @@ class Decoder(nn.Module):
         return nn.ModuleList(self.layer_class(c, i) for i in range(c.layers))
 
     def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states of every token in the step: [T, E]. Of the last pipeline stage."""
-        return self.finish(*self.run_layers(step))
+        """Hidden states of every token in the step: [T, E]. Those of a stage before the last are
+        what the next one carries on: the residual is added to them."""
+        x, res = self.run_layers(step)
+        if self.is_last_stage:
+            return self.finish(x, res)
+        return x if res is None else add(x, res)
 
     def run_layers(self, step: StepInputs) -> CarriedStates:
-        """Run the layers of this stage: all that a stage before the last does."""
-        x, res = (self.embed(step), None) if step.carried is None else step.carried
+        """Run the layers of this pipeline stage."""
+        x, res = self.embed(step) if step.carried is None else step.carried, None
         taps = step.taps
         for i, layer in enumerate(self.layers):
             x, res = layer(x, res, step)
@@ -173,13 +183,26 @@ class Decoder(nn.Module):
             elif isinstance(module, (Attention, Experts, SinusoidalEmbedding, UnitRMSNorm)):
                 module.place_constants(dtype, device)
 
-    def keep_stage(self, stage: range) -> None:
-        """Drop the layers outside of one pipeline stage, before weights are loaded.
+    def keep_stage(self, stage: range, *, tied: bool) -> None:
+        """Drop what other pipeline stages have, before weights are loaded.
 
-        The embedding and the head stay on every stage: either may share its weight with the other.
+        The first stage embeds the tokens, the last one norms and has the head. tied: the head's
+        weight is the embedding's, so the last stage has that too.
         """
-        gone = [i for i in range(len(self.layers)) if i not in stage]
-        for i in gone:
-            self.layers[i] = MissingLayer()
-        absent = (*self.weights.absent, *(f"layers.{i}." for i in gone))
-        self.weights = replace(self.weights, absent=absent)
+        depth = len(self.layers)
+        self.is_last_stage = stage.stop == depth
+        for i in range(depth):
+            if i not in stage:
+                self.layers[i] = MissingLayer()
+        gone = [f"layers.{i}" for i in range(depth) if i not in stage]
+        sources = self.weights.tie.values() if tied and self.is_last_stage else ()
+        unused = [name for name in EMBEDDING_MODULES if stage.start and name not in sources]
+        if not self.is_last_stage:
+            unused += [*HEAD_MODULES, *filter(None, [self.score_name])]
+        for name in unused:
+            if self._modules.get(name) is not None:
+                setattr(self, name, None)
+                gone.append(name)
+        tie = {to: of for to, of in self.weights.tie.items() if to not in gone}
+        absent = (*self.weights.absent, *(f"{name}." for name in gone))
+        self.weights = replace(self.weights, absent=absent, tie=tie)

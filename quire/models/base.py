@@ -66,7 +66,7 @@ class StepInputs:
     attention: AttentionStep
     inputs_embeds: Tensor | None = None  # [T, width]: replaces embed_tokens(token_ids)
     token_types: Tensor | None = None  # [T] int32: segment of each token (BERT); None: all 0
-    carried: CarriedStates | None = None  # of the pipeline stage before; None: the first stage
+    carried: Tensor | None = None  # [T, E] of the pipeline stage before; None: the first stage
     taps: HiddenTaps | None = None
     layer_inputs: Tensor | None = (
         None  # [T, layers * P]: further inputs of each layer, side by side

@@ -166,7 +166,7 @@ def build_model(
     if stage is not None and any(layer.cross for layer in config.attention_layers()):
         raise ConfigError(f"{model_type} has an encoder: it cannot be cut into pipeline stages")
     if stage is not None:
-        model.keep_stage(stage)
+        model.keep_stage(stage, tied=_is_tied(model, config, folder, load_format))
     if max(mesh.tp, mesh.ep) > 1:
         _shard_model(model, mesh, comm or connect(mesh), experts)
     quantized = reconcile_quantization(config.quantized, quant, len(config.attention_layers()))

@@ -353,7 +353,7 @@ class Model(Decoder):
         made = made.view(-1, self.depth * self.input_size)
         return scale(add(made, self.embed_tokens_per_layer(token_ids)), 2.0**-0.5)
 
-    def keep_stage(self, stage: range) -> None:
+    def keep_stage(self, stage: range, *, tied: bool) -> None:
         raise ConfigError(
             "pipeline_parallel_size must be 1 for Gemma-4: its layers share keys and values, and "
             "inputs that are made of the tokens; use tensor_parallel_size"

@@ -33,6 +33,13 @@ class ModelInput(msgspec.Struct, frozen=True, array_like=True):
     batch: StepBatch | None  # None: the step computes nothing
     parts: dict[str, Any]  # of features: name in quire.runner.parts -> its StepPart
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether a worker has nothing to do."""
+        copies = self.swap_out_copies or self.swap_in_copies or self.block_copies
+        changes = self.leaves or self.joins or self.block_table_updates
+        return self.batch is None and not copies and not changes
+
 
 class ModelInputBuilder:
     """The core's part of an executor: makes ModelInputs, in plan order, on the engine thread."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from quire.core.types import StepResult
+from quire.distributed.stage_link import StageLink
 from quire.models.base import LanguageModel
 from quire.runner.device_worker import CompletedStep, DeviceWorker, StepHandle
 from quire.runner.model_input import ModelInput
@@ -22,25 +23,43 @@ from quire.sampling.sampler import Sampler
 class ModelRunner:
     """One rank: a model, a sampler and the worker of its device."""
 
-    def __init__(self, model: LanguageModel, sampler: Sampler, worker: DeviceWorker) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        sampler: Sampler,
+        worker: DeviceWorker,
+        link: StageLink | None = None,
+    ) -> None:
+        """link: to other pipeline stages; None: there are none."""
         self.model = model
         self.worker = worker
         self.sampler = sampler
+        self._link = link or StageLink()
 
     @torch.inference_mode()
     def launch(self, step: ModelInput) -> StepHandle:
         """Start the step. One thread, in plan order."""
-        with span("launch"), self.worker.execution_context():
-            for slot in step.leaves:
-                self.sampler.leave(slot)
-            for joined in step.joins:
-                self.sampler.join(joined)
+        tokens = 0 if step.batch is None else len(step.batch.token_ids)
+        with span("launch"), self.worker.execution_context(), self._link.step(tokens):
+            if self._link.is_last:  # the others sample nothing
+                for slot in step.leaves:
+                    self.sampler.leave(slot)
+                for joined in step.joins:
+                    self.sampler.join(joined)
             if step.block_table_updates:
                 self.worker.write_tables(step.block_table_updates)
             self._move_blocks(step)
             if step.batch is None:
                 return CompletedStep(StepResult(()))
             return self.worker.compute(step.batch, step.parts.values())
+
+    @torch.inference_mode()
+    def skip(self, step: ModelInput) -> None:
+        """Compute nothing of a step, because one before it failed. Other pipeline stages may not
+        have failed, and wait for what this one hands on."""
+        if step.batch is not None:
+            with self.worker.execution_context(), self._link.step(len(step.batch.token_ids)):
+                pass
 
     def recover(self) -> None:
         """Drop the partial results of a failed step. Nothing may be in flight.

@@ -18,7 +18,6 @@ import threading
 import pytest
 
 from quire.cli.serve_flags import parse
-from quire.errors import ConfigError
 from tests.server.running import SMALL, serving
 
 NAMES = (
@@ -60,6 +59,12 @@ SERVE = {
     "vllm serve mistralai/Mistral-7B-Instruct-v0.3 --trust-remote-code "
     "--enable-chunked-prefill --max_num_batched_tokens 1024": {"max_num_batched_tokens": 1024},
     "vllm serve facebook/opt-13b --tensor-parallel-size 4": {"tensor_parallel_size": 4},
+    "vllm serve gpt2 --tensor-parallel-size 4 --pipeline-parallel-size 2": {
+        "tensor_parallel_size": 4,
+        "pipeline_parallel_size": 2,
+    },
+    "vllm serve /path/to/the/model/in/the/container --tensor-parallel-size 8 "
+    "--pipeline-parallel-size 2": {"tensor_parallel_size": 8, "pipeline_parallel_size": 2},
     "vllm serve SOME_MODEL --use-v2-block-manager --num-scheduler-steps 8": {},
     "vllm serve DeepSeek-R1-Distill-Qwen-7B --max_model_len 50000 "
     "--served-model-name deepseek-r1:7b --gpu_memory_utilization 0.90 --tensor-parallel-size 2 "
@@ -82,13 +87,6 @@ SERVE = {
 }
 """Command -> options that must come of it."""
 
-LATER = {
-    "vllm serve gpt2 --tensor-parallel-size 4 --pipeline-parallel-size 2": "pipeline_parallel",
-    "vllm serve /path/to/the/model/in/the/container --tensor-parallel-size 8 "
-    "--pipeline-parallel-size 2": "pipeline_parallel_size",
-}
-"""Command -> the option that is refused by name, as its feature is not built yet."""
-
 
 def found_options(argv):
     """Every option of engine and server by name."""
@@ -104,12 +102,6 @@ def test_a_command_of_a_tutorial_is_understood(command):
     options = found_options(argv)
     for name, value in SERVE[command].items():
         assert options[name] == value, name
-
-
-@pytest.mark.parametrize("command", LATER)
-def test_a_command_that_needs_what_is_not_built_is_refused_by_name(command):
-    with pytest.raises(ConfigError, match=LATER[command]):
-        parse(shlex.split(command)[2:])
 
 
 def test_a_config_file_says_flags(tmp_path):

@@ -14,7 +14,8 @@ A place is one KV tensor; the layers in its column use it with different blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from quire.config.memory.kv_format import KVFormat
 
@@ -57,13 +58,33 @@ class KVCacheGroup:
     cross: bool = False  # its blocks hold a source, whatever the length of the sequence
 
 
-def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[KVCacheGroup, ...]:
+def stage_ranges(stage_layers: Sequence[int]) -> list[range]:
+    """Return the numbers of each pipeline stage's layers. stage_layers: how many each has."""
+    ends = [0, *accumulate(stage_layers)]
+    return [range(start, stop) for start, stop in pairwise(ends)]
+
+
+def groups_of_stage(groups: Sequence[KVCacheGroup], stage: range) -> tuple[KVCacheGroup, ...]:
+    """Return the groups as the ranks of one pipeline stage have them: with its layers alone,
+    numbered from 0. A group may have none."""
+    return tuple(
+        replace(group, layers=tuple(i - stage.start for i in group.layers if i in stage))
+        for group in groups
+    )
+
+
+def group_layers(
+    layers: Sequence[LayerFacts], *, hybrid: bool = True, dealt: bool = False
+) -> tuple[KVCacheGroup, ...]:
     """Divide layers into groups of equal size, full attention first.
 
     One group when all layers are alike. If head shapes differ between kinds, or hybrid is False,
     also one group, which keeps every block: correct for windows too, only larger. The layers of
     cross attention are a group of their own, the last; each decoder layer has one. No layers, no
     groups.
+
+    dealt: the layers of a kind are dealt to its groups in turn, so that any run of layers, such as
+    those of a pipeline stage, has equally many in each.
     """
     if not layers:
         return ()
@@ -81,11 +102,13 @@ def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[
         return (KVCacheGroup(None, tuple(range(len(layers)))),)
     counts = [len(members) for members in kinds.values()]
     size = max(counts) if max(counts) < MAX_PADDING_RATIO * min(counts) else min(counts)
-    return tuple(
-        KVCacheGroup(window, tuple(members[at : at + size]))
-        for window, members in sorted(kinds.items(), key=lambda kind: kind[0] or 0)
-        for at in range(0, len(members), size)
-    )
+    found = []
+    for window, members in sorted(kinds.items(), key=lambda kind: kind[0] or 0):
+        runs = [members[at : at + size] for at in range(0, len(members), size)]
+        if dealt:
+            runs = [members[i :: len(runs)] for i in range(len(runs))]
+        found += [KVCacheGroup(window, tuple(run)) for run in runs]
+    return tuple(found)
 
 
 def place_layers(layers: Sequence[LayerFacts], groups: Sequence[KVCacheGroup]) -> list[LayerFacts]:

@@ -20,7 +20,9 @@ from quire.config.memory.kv_layout import (
     LayerFacts,
     block_bytes,
     group_layers,
+    groups_of_stage,
     max_blocks_held,
+    stage_ranges,
 )
 from quire.config.quant.held import BEFORE_FP8
 from quire.config.quant.read import reconcile_quantization
@@ -55,7 +57,8 @@ class EngineShape:
     max_num_batched_tokens: int
     max_num_seqs: int
     tensor: int = 1  # ranks over which each layer is sharded
-    stages: int = 1  # pipeline stages
+    stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
+    stage: int = 0  # of the rank that is planned
     hybrid: bool = True
     device: str = "cpu"
     quantization: str | None = None
@@ -67,6 +70,11 @@ class EngineShape:
     adapter_tokens: int = 0  # of each slot, whose rows of the vocabulary are replaced
     has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
     has_fp8: bool = True  # whether the device multiplies FP8 numbers
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages, each with its own layers."""
+        return max(1, len(self.stage_layers))
 
     @property
     def ranks(self) -> int:
@@ -81,7 +89,8 @@ class EngineShape:
     @property
     def logit_rows(self) -> int:
         """Rows of a step with logits of the whole vocabulary."""
-        return min(self.max_num_seqs, self.max_pass_tokens) if self.has_logits else 0
+        samples = self.has_logits and self.stage == self.stages - 1
+        return min(self.max_num_seqs, self.max_pass_tokens) if samples else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +112,8 @@ class MemoryPlan:
     num_blocks: int
     max_len_kv_bytes: int  # KV of one sequence of max_model_len
     max_fitting_len: int  # tokens of the longest sequence that fits
-    layers: tuple[LayerFacts, ...]
-    groups: tuple[KVCacheGroup, ...]
+    layers: tuple[LayerFacts, ...]  # of all pipeline stages, with one rank's heads
+    groups: tuple[KVCacheGroup, ...]  # of all pipeline stages
     sized_by: str | None = None  # the option that set the cache's size, if one did
     given_share: float = 1.0  # gpu_memory_utilization, if it was given
     has_absolute_budget: bool = False  # gpu_memory was given
@@ -261,13 +270,18 @@ def plan_memory(
     Does not raise if too little is free: `require_kv_memory` does.
     """
     layers = rank_layers(model.layers, shape.tensor)
-    groups = group_layers(layers, hybrid=shape.hybrid)
+    groups = group_layers(layers, hybrid=shape.hybrid, dealt=shape.stages > 1)
+    own_layers, own_groups, weight_facts = layers, groups, model.weights
+    if shape.stage_layers:
+        stage = stage_ranges(shape.stage_layers)[shape.stage]
+        own_layers, own_groups = layers[stage.start : stage.stop], groups_of_stage(groups, stage)
+        weight_facts = weight_facts.of_layers(stage, len(layers))
     form = KV_FORMATS[shape.cache_dtype]
-    block = block_bytes(layers, groups, shape.block_size, form)
+    block = block_bytes(own_layers, own_groups, shape.block_size, form)
     quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
     place = shape.device if shape.has_fp8 else BEFORE_FP8
-    weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.tensor, quantized, place)
-    weight_bits = 8 * weights * shape.tensor / max(model.weights.elements(quantized), 1)
+    weights = weight_facts.bytes(ITEMSIZE[shape.dtype], shape.tensor, quantized, place)
+    weight_bits = 8 * weights * shape.tensor / max(weight_facts.elements(quantized), 1)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
     adapters = adapter_bytes(model.adapters, shape)
     weights += adapters
@@ -288,7 +302,9 @@ def plan_memory(
         activation_bytes=activations,
         overhead_bytes=overhead,
         kv_available_bytes=available,
-        token_bytes=sum(one.block_bytes(shape.block_size, form) for one in layers if not one.cross)
+        token_bytes=sum(
+            one.block_bytes(shape.block_size, form) for one in own_layers if not one.cross
+        )
         // shape.block_size,
         block_bytes=block,
         num_blocks=blocks,

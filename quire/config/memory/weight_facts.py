@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from quire.config.quant.facts import MIN_OUTPUTS, QuantFacts, WeightFormat
 from quire.config.quant.held import Header, MatrixFacts
@@ -30,6 +30,9 @@ class WeightFacts:
     vectors: int
     layers: tuple[MatrixFacts, ...] = ()  # which may be quantized, or are so in the checkpoint
     head: MatrixFacts | None = None  # a plain output head, one of `matrices`
+    tied: bool = False  # the head is the token embedding
+    by_layer: tuple[WeightFacts, ...] = field(default=(), compare=False)
+    """Of each decoder layer; (): all are alike."""
 
     def bytes(
         self,
@@ -50,6 +53,33 @@ class WeightFacts:
             if not layer.tensors:
                 total -= layer.outputs * layer.inputs * itemsize
         return math.ceil(total / ranks) + self.vectors * itemsize
+
+    def of_layers(self, stage: range, depth: int, *, ends: bool = True) -> WeightFacts:
+        """Return the weights of a pipeline stage of a model of so many layers.
+
+        ends: with the embeddings in the first stage, and the output head in the last.
+        """
+        head = 0 if self.head is None else self.head.outputs * self.head.inputs
+        by_layer = self.by_layer or (self._even_layer(head, depth),) * depth
+        own = by_layer[stage.start : stage.stop]
+        outside = self.matrices - sum(one.matrices for one in by_layer)
+        matrices, vectors = sum(one.matrices for one in own), sum(one.vectors for one in own)
+        layers = [matrix for one in own for matrix in one.layers]
+        is_first, is_last = ends and stage.start == 0, ends and stage.stop == depth
+        if is_first and self.by_layer:
+            layers += [one for one in self.layers if layer_number(one.name) is None]
+        if is_first:
+            matrices += outside - (0 if self.tied else head)
+        if is_last:
+            matrices += 0 if self.tied and is_first else head
+            vectors += self.vectors - sum(one.vectors for one in by_layer)
+        return WeightFacts(matrices, vectors, tuple(layers), self.head if is_last else None)
+
+    def _even_layer(self, head: int, depth: int) -> WeightFacts:
+        """Return an equal share of what is neither embedding nor output head."""
+        inner = self.matrices - head * (1 if self.tied else 2)
+        layers = tuple(replace(one, outputs=one.outputs // depth) for one in self.layers)
+        return WeightFacts(inner // depth, self.vectors // depth, layers)
 
     def elements(self, quantized: QuantFacts | None = None) -> int:
         """All numbers, over all ranks."""
@@ -80,11 +110,26 @@ def _held_bytes(matrix: MatrixFacts, form: WeightFormat, itemsize: int, device: 
     return plain if bits is None else count * bits / 8
 
 
+def layer_number(name: str) -> int | None:
+    """Return the number of the layer that a tensor or module belongs to; None: to none."""
+    return next((int(part) for part in name.split(".") if part.isdecimal()), None)
+
+
 def count_tensors(headers: Iterable[tuple[str, Header]], *, tied: bool = False) -> WeightFacts:
     """Count the weights that are loaded, from (name, header) of their tensors.
 
     tied: whether the largest embedding is the output head too.
     """
+    whole = list(headers)
+    by_layer: dict[int, list[tuple[str, Header]]] = {}
+    for name, header in whole:
+        if (number := layer_number(name)) is not None:
+            by_layer.setdefault(number, []).append((name, header))
+    layers = tuple(_count(by_layer.get(i, ())) for i in range(max(by_layer, default=-1) + 1))
+    return replace(_count(whole, tied=tied), tied=tied, by_layer=layers)
+
+
+def _count(headers: Iterable[tuple[str, Header]], *, tied: bool = False) -> WeightFacts:
     modules: dict[str, dict[str, Header]] = {}
     for name, header in headers:
         module, _, param = name.rpartition(".")

@@ -37,7 +37,7 @@ class AdapterScaling:
         for layer, parts in wanted.items():
             request = encode(NormsRequest(layer, parts))
             answers = self._executor.call("call_part", "adapters", request)
-            ranks = [decode_as(one, Norms) for one in answers]
+            ranks = [norms for one in answers if (norms := decode_as(one, Norms))]
             scaled = {
                 part: scale_delta(d, [one[part] for one in ranks]) for part, d in parts.items()
             }

@@ -25,11 +25,12 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
         )
     memory = cpu.memory()
     parallel = options.parallel  # engines and their ranks share the machine's memory
-    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    ranks *= parallel.data_parallel_size
     return DeviceFacts(
         kind=cpu.name,
         total_bytes=memory.total // ranks,
         free_bytes=memory.free // ranks,
         threads=threads,
-        count=max(2, cpu.available_cores()),  # two also on one core, for tests
+        count=max(8, cpu.available_cores()),  # eight also on fewer cores, for tests
     )

@@ -20,15 +20,22 @@ from quire.attention.select import BackendRequirements, backend_registry, select
 from quire.config.engine_config import EngineConfig, StartupAdapter
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import place_layers
+from quire.config.stages import stage_cache, stage_layers
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh
+from quire.distributed.stage_link import StageLink
 from quire.engine.core.adapter_scaling import needs_scaling
 from quire.engine.core.adapter_store import AdapterStore
 from quire.errors import ConfigError, RequestError
 from quire.executors.base import Executor
 from quire.executors.inline import Executor as Inline
 from quire.kernels.formats.kv_cache import split_memory
-from quire.models._adapter_targets import adapted_layers, check_deltas, restrict_targets
+from quire.models._adapter_targets import (
+    adapted_layers,
+    check_deltas,
+    layers_of_stage,
+    restrict_targets,
+)
 from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build_model, describe_adaptable
 from quire.pooling.pooler import Pooler
@@ -78,16 +85,18 @@ def load_model(
         comm=comm,
         experts=config.parallel.expert_placement,
         quant=config.model.quantization,
-        groups=config.cache.groups,
+        stage=stage_layers(config.parallel, mesh.pp_rank),
+        groups=stage_cache(config.cache, config.parallel, mesh.pp_rank).groups,
         progress=config.load.progress and not mesh.rank,
         seed=config.model.seed,
     )
     if config.adapters is not None:
         scheduler, section = config.scheduler, config.adapters
         assert isinstance(model, nn.Module)
+        names = adapted_layers(find_adapter_modules(model_type, model_config, folder, config))
         AdapterBanks(
             model,
-            adapted_layers(find_adapter_modules(model_type, model_config, folder, config)),
+            names if mesh.pp == 1 else layers_of_stage(model, names, first=not mesh.pp_rank),
             sizes=SlotSizes(
                 section.max_adapters,
                 section.max_rank,
@@ -158,14 +167,29 @@ def register_modules(store: AdapterStore, modules: Sequence[StartupAdapter]) -> 
             raise ConfigError(f"lora_modules: {one.name}: {error}") from error
 
 
+def link_stages(
+    model_config: ModelConfig,
+    config: EngineConfig,
+    device: torch.device,
+    mesh: Mesh,
+    comm: Collectives | None,
+) -> StageLink:
+    """Return a rank's connection to other pipeline stages."""
+    return StageLink(mesh, comm, model_config.hidden, DTYPES[config.model.dtype], device)
+
+
 def load_pooler(
-    model: LanguageModel, folder: Path | None, config: EngineConfig, device: torch.device
+    model: LanguageModel,
+    folder: Path | None,
+    config: EngineConfig,
+    device: torch.device,
+    link: StageLink | None = None,
 ) -> Pooler | None:
-    """Load what pools a model's hidden states; None: the engine pools nothing.
+    """Load what pools a model's hidden states; None: the rank pools nothing.
 
     folder: of Dense layers. Raises ConfigError, WeightError.
     """
-    if config.pooling is None:
+    if config.pooling is None or (link is not None and not link.is_last):
         return None
     return Pooler(
         config.pooling,
@@ -222,11 +246,16 @@ def build_runner(
     pooler: Pooler | None = None,
     device: torch.device | None = None,
     comm: Collectives | None = None,
+    link: StageLink | None = None,
 ) -> ModelRunner:
     """Build one rank: KV tensors, attention backend, sampler and worker around a model.
 
-    device: of the tensors; None: the config's. comm: of the ranks that sample the same rows.
+    device: of the tensors; None: the config's. comm: of the ranks that sample the same rows. link:
+    to other pipeline stages; None: there are none.
     """
+    if link is not None:
+        own = stage_cache(config.cache, config.parallel, link.stage)
+        config = replace(config, cache=own)
     cache, scheduler = config.cache, config.scheduler
     device = device or torch.device(config.device.kind)
     tensors, host = (
@@ -262,8 +291,9 @@ def build_runner(
         eager=config.device.enforce_eager,
         pooler=pooler,
         generates=config.generates,
+        **({} if link is None or link.is_alone else {"link": link}),
     )
-    return ModelRunner(model, sampler, worker)
+    return ModelRunner(model, sampler, worker, link)
 
 
 _WORKERS = {

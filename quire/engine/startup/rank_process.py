@@ -23,6 +23,7 @@ from quire import env
 from quire.config.engine_config import EngineConfig
 from quire.config.memory.memory_plan import MemoryPlan, require_memory
 from quire.config.options import Options
+from quire.config.stages import stage_cache
 from quire.config.vllm_environment import start_process
 from quire.distributed.collectives import (
     Collectives,
@@ -35,6 +36,7 @@ from quire.distributed.mesh import Mesh, mesh_of
 from quire.engine.startup.executor_setup import (
     build_inline_executor,
     build_runner,
+    link_stages,
     load_model,
     load_pooler,
     table_shape,
@@ -129,10 +131,9 @@ class Ranks:
         group.wait_all(LOAD)
         number = group.send(MeasureMemory(), "measuring memory")
         group.status.begin(number)
-        own = free_bytes(self._config, self._devices[0])
+        own = fitting_blocks(self._config, self._devices[0], 0)
         group.status.finish(number)
-        free = min(own, *(one.value for one in group.wait_all(number)))
-        fitting = free // max(1, plan.block_bytes)
+        fitting = min(own, *(one.value for one in group.wait_all(number)))
         if fixed or fitting >= plan.num_blocks:
             return plan
         log.warning(
@@ -154,7 +155,7 @@ class Ranks:
         local = build_inline_executor(config, runner, inputs)
         group.status.finish(number)
         group.wait_all(number)
-        return MultiProcess(inputs, local, group, config.parallel.step_limit_s)
+        return MultiProcess(inputs, local, group, config.parallel)
 
     def close(self) -> None:
         """End the ranks."""
@@ -192,6 +193,12 @@ def free_bytes(config: EngineConfig, device: torch.device) -> int:
     if device.type == cpu.name:
         return cpu.memory().free // (config.parallel.ranks * config.parallel.engines)
     return torch.cuda.mem_get_info(device)[0]
+
+
+def fitting_blocks(config: EngineConfig, device: torch.device, stage: int) -> int:
+    """Return the number of blocks that fit in the free memory of a rank."""
+    cache = stage_cache(config.cache, config.parallel, stage)
+    return free_bytes(config, device) // max(1, cache.block_bytes)
 
 
 def check_params(params: Any) -> None:
@@ -240,10 +247,16 @@ def _load(link: RankLink, orders: StartRank) -> RankLoop:
     link.finish_phase(CONNECT)
     model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
     processors = load_processors(config.model.logits_processors, config, device)
-    pooler = load_pooler(model, found.folder, config, device)
+    stages = link_stages(found.config, config, device, mesh, comm)
+    pooler = load_pooler(model, found.folder, config, device, stages)
     link.finish_phase(LOAD)
 
     def build(config: EngineConfig) -> ModelRunner:
-        return build_runner(model, config, processors, None, pooler, device, comm)
+        return build_runner(model, config, processors, None, pooler, device, comm, stages)
 
-    return RankLoop(link, build, lambda: free_bytes(config, device))
+    return RankLoop(
+        link,
+        build,
+        lambda: fitting_blocks(config, device, mesh.pp_rank),
+        gives_result=orders.rank == config.parallel.last_stage.start,
+    )

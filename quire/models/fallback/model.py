@@ -149,7 +149,7 @@ class Model(nn.Module):
             gone=[path for path in gone if path.rpartition(".")[0] not in gone],
         )
 
-    def keep_stage(self, stage: range) -> None:
+    def keep_stage(self, stage: range, *, tied: bool) -> None:
         raise ConfigError(
             "models that run through transformers cannot be cut into pipeline stages; use "
             "tensor_parallel_size"

@@ -104,7 +104,10 @@ class AdapterBanks:
         self._step.is_scaled = not self._scaled.isdisjoint(slots)
 
     def norms(self, request: NormsRequest) -> dict[int, RankNorms]:
-        """Return what this rank has of the norms of a layer's rows."""
+        """Return what this rank has of the norms of a layer's rows; nothing of a layer of another
+        pipeline stage."""
+        if request.layer not in self.layers:
+            return {}
         layer = self._model.get_submodule(request.layer)
         assert isinstance(layer, (Linear, Embedding)), request.layer
         return rank_norms(layer, request.deltas)

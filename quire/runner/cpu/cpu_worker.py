@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.attention.base import AttentionMetadata, Backend, CrossMetadata
 from quire.core.types import NO_BLOCK, UNKNOWN, BlockCopy, StepResult
+from quire.distributed.stage_link import StageLink
 from quire.kernels.copy_blocks import copy_blocks
 from quire.kernels.native import library
 from quire.models.base import LanguageModel, StepInputs
@@ -49,8 +50,11 @@ class CpuWorker:
         eager: bool,
         pooler: Pooler | None = None,
         generates: bool = True,
+        link: StageLink | None = None,
     ) -> None:
-        """eager: record no tapes. generates: steps have sampled rows."""
+        """eager: record no tapes. generates: steps have sampled rows. link: to other pipeline
+        stages; None: there are none."""
+        self._link = link = link or StageLink()
         self._model = model
         self._backend = backend
         self._sampler = sampler
@@ -67,7 +71,7 @@ class CpuWorker:
         native = library.load_library()
         self._has_spare_core = native is not None and cpu.available_cores() > native.threads
         self._tapes = None
-        if model.is_recordable and not eager and generates:
+        if model.is_recordable and not eager and generates and link.is_alone:
             self._tapes = TapeCache(
                 model,
                 backend,
@@ -108,7 +112,9 @@ class CpuWorker:
     def _compute(self, inputs: StepBatch, parts: Collection[StepPart]) -> StepResult:
         late = np.nonzero(inputs.token_ids == UNKNOWN)[0]
         inputs.token_ids[late] = self._last_token[inputs.token_slots[late]]
-        grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
+        grammar_masks = None
+        if self._link.is_last:
+            grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
         if grammar_masks is not None and self._has_spare_core:
             grammar_masks.start_fill()
         attention_metadata = self.attention_metadata(inputs)
@@ -123,11 +129,15 @@ class CpuWorker:
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.positions),
             attention=self._backend.plan(attention_metadata),
+            carried=self._link.receive(),
         )
-        for part in parts:
+        for part in parts if self._link.is_first else ():
             step = part.before_forward(self._model, step, variant)
         with variant.forward(torch.from_numpy(inputs.token_slots)):
             hidden = self._model(step)
+        if not self._link.is_last:
+            self._link.send(hidden)
+            return StepResult(())
         forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
         extras = [part.apply(forward).result() for part in parts]
         if not inputs.sampled_rows:

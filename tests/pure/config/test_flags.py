@@ -102,7 +102,7 @@ def test_flags_of_older_releases_are_accepted_and_logged(caplog):
 @pytest.mark.parametrize(
     "words",
     [
-        "-pp 2", "--default-mm-loras audio=x", '-sc \'{"method": "ngram"}\'',
+        "--default-mm-loras audio=x", '-sc \'{"method": "ngram"}\'',
         "--spec-method ngram", "--tool-strict-level function",
         "--headless", "--grpc", "--tokens-only", "--cpu-offload-gb 4",
         "--rope-theta 1e6", "--kv-transfer-config '{\"kv_connector\": \"x\"}'",

@@ -52,7 +52,6 @@ def test_an_unknown_name_gets_the_nearest():
     [
         {"default_mm_loras": {"audio": "x"}},
         {"speculative_config": {"method": "ngram"}},
-        {"pipeline_parallel_size": 2},
         {"cpu_offload_gb": 1},
         {"kv_offloading_backend": "lmcache"},
         {"mm_processor_kwargs": {"a": 1}},

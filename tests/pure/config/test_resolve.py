@@ -484,7 +484,9 @@ def test_what_was_measured_replaces_what_was_planned():
 
 
 def test_ranks_on_gpus_are_refused_as_not_built():
-    with pytest.raises(ConfigError, match="over GPUs is not built yet, over CPU processes it is"):
+    with pytest.raises(
+        ConfigError, match="several GPUs is not built yet, over CPU processes it is"
+    ):
         run(device=gpu(), tensor_parallel_size=2)
 
 

@@ -1,0 +1,99 @@
+"""Scheduler set-up: builds the parts of a scheduler from the sections of a config."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.config.engine_config import (
+    CacheSection,
+    EncoderSection,
+    EngineConfig,
+    SchedulerSection,
+)
+from quire.core.admission.admission_control import AdmissionControl
+from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
+from quire.core.scheduling.dummy_step import DUMMY_REQUEST
+from quire.core.scheduling.limits.base import StepBudget
+from quire.core.scheduling.limits.encoder_budget import EncoderBudget
+from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
+from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.pipeline import PipelineLimit
+from quire.core.scheduling.limits.prefill_limits import (
+    LongPrefillLimit,
+    PartialPrefillLimit,
+    PrefillChunkLimit,
+)
+from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
+from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
+from quire.core.scheduling.order.base import WaitingQueue
+from quire.core.types import Pooling, Request
+
+
+def dummy_request(config: EngineConfig) -> Request:
+    """Return a request of one token that the engine can serve: it generates, or pools."""
+    if config.generates or config.pooling is None:
+        return DUMMY_REQUEST
+    return replace(DUMMY_REQUEST, pooling=Pooling(config.pooling.tasks[0]))
+
+
+def build_admission_control(section: SchedulerSection) -> AdmissionControl:
+    """Build admission control. It is the first limit, so a refused request costs nothing else."""
+    return AdmissionControl(
+        max_requests=section.max_num_queued_reqs,
+        max_tokens=section.max_num_queued_tokens,
+        most=section.max_num_batched_tokens,
+    )
+
+
+def cache_specs(cache: CacheSection) -> tuple[CacheSpec, ...]:
+    """One cache spec per layer group whose blocks hold the tokens of a sequence."""
+    return tuple(
+        FullAttentionSpec() if g.window is None else SlidingWindowSpec(g.window)
+        for g in cache.groups
+        if not g.cross  # its blocks do not follow the sequence: quire.core.kv.cross_blocks
+    )
+
+
+def build_pipeline_limit(
+    config: EngineConfig, queue: WaitingQueue, isolation: FaultIsolationLimit
+) -> list[StepBudget]:
+    """The limit of an engine with pipeline stages; none without."""
+    if config.parallel.stages == 1:
+        return []
+    steps = config.scheduler.steps_in_flight
+    return [PipelineLimit(steps, queue, lambda: isolation.serialize_steps)]
+
+
+def build_encoder_budget(section: EncoderSection | None) -> list[StepBudget]:
+    """The limit of an engine with an encoder; none without."""
+    if section is None:
+        return []
+    return [EncoderBudget(section.max_batched_tokens, section.max_len)]
+
+
+def build_limits(section: SchedulerSection, queue: WaitingQueue) -> list[StepBudget]:
+    """The limits in order: each sees what those before it allow. queue: waiting sequences."""
+    budget = TokenBudget(section.max_num_batched_tokens)
+    limits: list[StepBudget] = []
+    if section.long_prefill_token_threshold and section.chunked_prefill:
+        limits.append(PrefillChunkLimit(section.long_prefill_token_threshold))
+    limits += [budget, MaxSeqsLimit(section.max_num_seqs)]
+    target = section.inter_token_target_s
+    pace = InterTokenLatencyLimit(target) if target else None
+    if pace is not None:
+        limits.append(pace)
+    if section.chunked_prefill:
+        left = lambda: budget.left if pace is None else min(budget.left, pace.prompt_tokens_left())  # noqa: E731
+        limits.append(ShortestPromptFirst(queue, left))
+    else:
+        limits.append(WholePromptLimit(section.max_num_batched_tokens))
+    if section.max_num_partial_prefills:
+        limits.append(PartialPrefillLimit(section.max_num_partial_prefills))
+    if section.max_long_partial_prefills and section.long_prefill_token_threshold:
+        limits.append(
+            LongPrefillLimit(
+                section.max_long_partial_prefills, section.long_prefill_token_threshold
+            )
+        )
+    return limits
