@@ -5,6 +5,7 @@ The tools of others (kubectl, systemd-analyze, kubernetes-validate) look too whe
 
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -17,7 +18,7 @@ import yaml
 from quire.cli import serve_flags
 from quire.engine.supervise.process_launcher import ENGINE_STOP_S
 from quire.server.process.supervisor import GRACE_S
-from quire.server.telemetry import metric_specs
+from quire.server.telemetry import load_header, metric_specs
 from tests.doc_blocks import all_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -263,6 +264,36 @@ def test_the_scaler_reads_the_metric_that_the_adapter_offers():
     assert name in {metric.name for metric in metric_specs.ALL_METRICS}
 
 
+GATEWAY = {
+    name: yaml_of(KUBERNETES / f"gateway/{name}.yaml")[0]
+    for name in ("pool", "route", "orca-route")
+}
+
+
+def test_the_gateway_sends_requests_to_the_pods():
+    pool = GATEWAY["pool"]
+    assert pool["spec"]["selector"] == BASE["Deployment"]["spec"]["selector"]
+    served = serve_flags.parse(CONTAINER["args"][1:])[1].port
+    assert pool["spec"]["targetPorts"] == [{"number": served}]
+    (backend,) = GATEWAY["route"]["spec"]["rules"][0]["backendRefs"]
+    group = pool["apiVersion"].partition("/")[0]
+    assert backend == {"group": group, "kind": pool["kind"], "name": pool["metadata"]["name"]}
+    (backend,) = GATEWAY["orca-route"]["spec"]["rules"][0]["backendRefs"]
+    service = BASE["Service"]
+    assert backend == {
+        "name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"],
+    }  # fmt: skip
+
+
+def test_the_gateway_reads_metrics_and_headers_that_exist():
+    names = {metric.name for metric in metric_specs.ALL_METRICS if not metric.is_quire_only}
+    text = (KUBERNETES / "gateway/pool.yaml").read_text()
+    assert set(re.findall(r"vllm:(\w+)", text)) <= names
+    (change,) = GATEWAY["orca-route"]["spec"]["rules"][0]["filters"]
+    (header,) = change["requestHeaderModifier"]["set"]
+    assert header == {"name": load_header.REQUEST_HEADER, "value": "TEXT"}
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.parametrize("part", PARTS)
 def test_kustomize_builds_it(part, tmp_path):
@@ -283,6 +314,19 @@ def test_kustomize_builds_it(part, tmp_path):
 
         for one in (one for one in made if one["apiVersion"] != OPERATOR):
             kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_the_gateway_is_a_component_of_any_overlay(tmp_path):
+    base, gateway = (os.path.relpath(KUBERNETES / name, tmp_path) for name in ("base", "gateway"))
+    overlay = {"resources": [base], "components": [gateway]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    command = ["kubectl", "kustomize", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    kinds = [one["kind"] for one in yaml.safe_load_all(run.stdout)]
+    assert {"InferencePool", "HTTPRoute", "Deployment"} <= {*kinds}
+    assert kinds.count("HTTPRoute") == 1  # one of the two
 
 
 # -- metrics --------------------------------------------------------------------------------------
