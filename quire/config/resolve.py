@@ -28,6 +28,7 @@ from quire.config.engine_config import (
     SchedulerSection,
 )
 from quire.config.facts import DeviceFacts, ModelFacts
+from quire.config.head_cuts import require_layer_cuts
 from quire.config.kv_cache_dtype import resolve_cache_dtype
 from quire.config.memory.host_memory import with_host_tier
 from quire.config.memory.kv_memory import (
@@ -163,6 +164,7 @@ def resolve_memory_plan(
     It does not raise NoRoom: the caller calls require_memory().
     """
     model = _without_windows(options, model, why)
+    require_layer_cuts(model.heads, model.layers, options.parallel.tensor_parallel_size)
     if options.model.logits_processors and _model_use(options, model).runner == "pooling":
         raise ConfigError("logits_processors: this model pools, so it has no logits to change")
     dtype = resolve_dtype(options, model, device, why)

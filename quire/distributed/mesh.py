@@ -8,9 +8,11 @@ Experts (ep) are spread over the same processes as tp and dp, so ep adds no axis
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from quire.config.engine_config import ParallelSection
+from quire.config.head_cuts import rank_heads
 from quire.errors import ConfigError
 
 
@@ -73,6 +75,35 @@ def shard_range(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> r
         f"tensor_parallel_size {tp} does not divide the {units} {what} of this model; "
         f"choose a divisor of {units}"
     )
+
+
+def head_range(heads: int, kv_heads: int, mesh: Mesh) -> range:
+    """This tp rank's query heads, of the KV heads it has: see quire.config.head_cuts."""
+    return rank_heads(heads, kv_heads, mesh.tp, mesh.tp_rank)
+
+
+def width_range(total: int, mesh: Mesh, block: int = 1) -> range:
+    """This tp rank's range of a width: of an MLP, or of one expert.
+
+    Equal ranges where it divides, else pieces of up to 64 that ranks share as evenly as they can.
+    block: the range consists of whole blocks, but for the last one of all.
+    Raises: ConfigError if there are fewer of them than ranks.
+    """
+    tp, rank = mesh.tp, mesh.tp_rank
+    if total % tp == 0 and total // tp % block == 0:
+        return range(rank * total // tp, (rank + 1) * total // tp)
+    unit = math.lcm(block, math.gcd(total, 64))
+    while unit > block and -(-total // unit) < tp:
+        unit = max(block, math.gcd(total, unit // 2))
+    count = -(-total // unit)
+    if count < tp:
+        raise ConfigError(
+            f"tensor_parallel_size={tp}: a width of {total} has {count} blocks of {unit} that "
+            f"share a scale or a word, fewer than ranks; use at most {count}, or for experts "
+            "enable_expert_parallel"
+        )
+    start, stop = (unit * (count * one // tp) for one in (rank, rank + 1))
+    return range(start, min(stop, total))
 
 
 def uneven_shard_range(total: int, mesh: Mesh) -> range:

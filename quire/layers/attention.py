@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from quire.distributed.mesh import Mesh, shard_range
+from quire.distributed.mesh import Mesh, head_range, shard_range
 from quire.kernels.disentangled_attention import disentangled_attention
 from quire.kernels.encoder_attention import encoder_attention
 from quire.layers.relative_bias import RelativeBias
@@ -60,7 +60,7 @@ class Attention(nn.Module):
 
     def shard(self, mesh: Mesh) -> None:
         """Keep this rank's heads."""
-        mine = shard_range(self.heads, mesh, what="attention heads")
+        mine = head_range(self.heads, self.kv_heads, mesh)
         if self.slopes is not None:
             self.slopes = self.slopes[mine.start : mine.stop]
         self.heads = len(mine)

@@ -21,7 +21,13 @@ import torch
 from torch import Tensor
 
 from quire.distributed.collectives import Collectives
-from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
+from quire.distributed.mesh import (
+    Mesh,
+    head_range,
+    shard_range,
+    uneven_shard_range,
+    width_range,
+)
 from quire.errors import WeightError
 from quire.kernels.add import clip
 from quire.kernels.formats.weight import StoredWeight
@@ -38,6 +44,7 @@ class OutputGroup:
     width: int = 1
     label: str = "outputs"
     repeat: bool = False  # ranks may share a unit if there are fewer units than ranks
+    kv_heads: int | None = None  # units are query heads, which ranks share as they do KV heads
 
     @property
     def rows(self) -> int:
@@ -45,6 +52,10 @@ class OutputGroup:
 
     def units_of_rank(self, mesh: Mesh) -> range:
         """The units of one rank."""
+        if self.kv_heads is not None:
+            return head_range(self.units, self.kv_heads, mesh)
+        if self.width == 1:
+            return width_range(self.units, mesh)
         return shard_range(self.units, mesh, what=self.label, repeat=self.repeat)
 
 
@@ -112,10 +123,18 @@ class ColumnLinear(Linear):
 
 
 class RowLinear(Linear):
-    """Each rank has some of the inputs; the sum over ranks is the result."""
+    """Each rank has some of the inputs; the sum over ranks is the result.
+
+    heads: the query heads that its inputs come from, if ranks share them unevenly.
+    """
+
+    heads: OutputGroup | None = None
 
     def rank_columns(self) -> range:
-        return shard_range(self.inputs, self.mesh, what="inputs")
+        if self.heads is None:
+            return width_range(self.inputs, self.mesh)
+        mine, size = self.heads.units_of_rank(self.mesh), self.inputs // self.heads.units
+        return range(mine.start * size, mine.stop * size)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, I of this rank] -> [T, O], the same on every rank."""
@@ -148,7 +167,7 @@ class QKVLinear(ColumnLinear):
         self.head_order, self.limit = head_order, limit
         kv = OutputGroup(kv_heads, head_dim, "key-value heads", repeat=True)
         others = (kv,) * (keys + (keys and values))
-        outputs = (OutputGroup(heads, head_dim, "attention heads"), *others)
+        outputs = (OutputGroup(heads, head_dim, "attention heads", kv_heads=kv_heads), *others)
         Linear.__init__(self, inputs, outputs, bias)
         self.head_dim = head_dim
         self.head_counts = [out.units for out in outputs]

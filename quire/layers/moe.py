@@ -13,6 +13,7 @@ parallelism). The sum over ranks is whole either way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from quire.distributed.collectives import Collectives
 from quire.distributed.expert_exchange import ExpertExchange, TensorParallelExchange
-from quire.distributed.mesh import Mesh, shard_range
+from quire.distributed.mesh import Mesh, width_range
 from quire.kernels.formats.weight import PlainExperts, PlainWeight, StoredExperts
 from quire.kernels.local_experts import local_experts
 from quire.kernels.moe_experts import ExpertActivation
@@ -197,7 +198,8 @@ class Experts(WeightModule):
         """The layout of a matrix of so many experts."""
         mine = range(self.mlp)
         if self.mesh.ep == 1:
-            mine = shard_range(self.mlp, self.mesh, what="expert widths")
+            (gate_rows, _), (_, down_columns) = map(self.blocks_of, self.matrices)
+            mine = width_range(self.mlp, self.mesh, math.lcm(gate_rows, down_columns))
         every = range(self.hidden)
         if matrix == "gate_up_proj":
             return _parts((self.mlp, self.hidden), (mine, every), 2 * experts)

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from quire.distributed.mesh import shard_range
+from quire.distributed.mesh import Mesh, head_range, shard_range
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.native.op_tape import on_replay
@@ -63,14 +63,14 @@ class UnitRMSNorm(nn.Module):
 class AllHeadsRMSNorm(ParamModule):
     """RMSNorm over all heads of a projection at once. Each rank has the heads of its QKVLinear.
 
-    repeat: ranks may share a head if there are fewer heads than ranks, as they do kv heads.
+    kv_heads: of queries; None: these are the KV heads, of which ranks may share one.
     """
 
     weight: Tensor
 
-    def __init__(self, heads: int, head_dim: int, eps: float, *, repeat: bool = False) -> None:
+    def __init__(self, heads: int, head_dim: int, eps: float, kv_heads: int | None = None) -> None:
         super().__init__()
-        self.heads, self.head_dim, self.eps, self.repeat = heads, head_dim, eps, repeat
+        self.heads, self.head_dim, self.eps, self.kv_heads = heads, head_dim, eps, kv_heads
         self.declare("weight")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,16 +87,23 @@ class AllHeadsRMSNorm(ParamModule):
         return on_replay(self._scale_sharded, x, self.comm.all_reduce(squares))
 
     def _scale_sharded(self, x: Tensor, squares: Tensor) -> Tensor:
-        scale = torch.rsqrt(squares / (x.shape[1] * self.mesh.tp) + self.eps)
+        copies = 1 if self.kv_heads is not None else max(1, self.mesh.tp // self.heads)
+        scale = torch.rsqrt(squares / (self.heads * self.head_dim * copies) + self.eps)
         return (x.float() * scale * self.weight.float()).to(x.dtype)
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
-        heads = shard_range(self.heads, self.mesh, what="heads", repeat=self.repeat)
+        heads = _rank_heads(self.heads, self.kv_heads, self.mesh)
         mine = range(heads.start * self.head_dim, heads.stop * self.head_dim)
         return (WeightShard((self.heads * self.head_dim,), (mine,)),)
 
     def init_spec(self, param: str) -> InitSpec:
         return InitSpec(1.0, 0.02)
+
+
+def _rank_heads(heads: int, kv_heads: int | None, mesh: Mesh) -> range:
+    if kv_heads is None:
+        return shard_range(heads, mesh, what="key-value heads", repeat=True)
+    return head_range(heads, kv_heads, mesh)
 
 
 def _sum_squares(x: Tensor) -> Tensor:
@@ -152,14 +159,14 @@ class AddLayerNorm(LayerNorm):
 class HeadLayerNorm(ParamModule):
     """LayerNorm of each head, with weights of its own and no bias.
 
-    A checkpoint has them as one tensor [H, D], or as one per head. repeat: as in AllHeadsRMSNorm.
+    A checkpoint has them as one tensor [H, D], or as one per head. kv_heads: as in AllHeadsRMSNorm.
     """
 
     weight: Tensor
 
-    def __init__(self, heads: int, head_dim: int, eps: float, *, repeat: bool = False) -> None:
+    def __init__(self, heads: int, head_dim: int, eps: float, kv_heads: int | None = None) -> None:
         super().__init__()
-        self.heads, self.head_dim, self.eps, self.repeat = heads, head_dim, eps, repeat
+        self.heads, self.head_dim, self.eps, self.kv_heads = heads, head_dim, eps, kv_heads
         self.declare("weight")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -168,7 +175,7 @@ class HeadLayerNorm(ParamModule):
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
         """A part per head; nothing of those that this rank has not."""
-        mine = shard_range(self.heads, self.mesh, what="heads", repeat=self.repeat)
+        mine = _rank_heads(self.heads, self.kv_heads, self.mesh)
         kept = [range(self.head_dim if head in mine else 0) for head in range(self.heads)]
         starts = accumulate((len(rows) for rows in kept), initial=0)
         return tuple(WeightShard((self.head_dim,), (rows,), at) for rows, at in zip(kept, starts))

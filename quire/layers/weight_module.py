@@ -10,11 +10,12 @@ from torch import Tensor
 
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh
+from quire.kernels.formats.cropped_weight import CroppedWeight
 from quire.kernels.formats.weight import PlainExperts, PlainWeight
 from quire.layers.param_module import ParamModule
-from quire.quant.base import Method, ParamSpec
+from quire.quant.base import Method, ParamSpec, common_step, widened
 from quire.quant.none import Method as Plain
-from quire.weights.mapping import InitSpec, WeightShard
+from quire.weights.mapping import InitSpec, WeightShard, stored_shape
 
 PLAIN: Method = Plain()
 
@@ -91,7 +92,32 @@ class WeightModule(ParamModule):
         if param not in self._specs:
             return self.vector_layout(param)
         matrix, _, spec = self._specs[param]
-        return spec.layout(self.weight_layout(matrix))
+        return spec.layout(self.stored_layout(matrix))
+
+    def stored_layout(self, matrix: str) -> tuple[WeightShard, ...]:
+        """weight_layout() in whole blocks of the format: what the rank stores, and crops."""
+        return widened(self.weight_layout(matrix), self.blocks_of(matrix))
+
+    def blocks_of(self, matrix: str) -> tuple[int, int]:
+        """Outputs and inputs of the least block of a matrix that no parameter's step crosses."""
+        specs = [spec for of, _, spec in self._specs.values() if of == matrix]
+        return common_step(one.outputs_per for one in specs), common_step(
+            one.inputs_per for one in specs
+        )
+
+    def crop(self) -> None:
+        """Make weights that are stored in whole blocks those of this rank's rows and columns."""
+        for matrix in self.matrices:
+            own, stored = self.weight_layout(matrix), self.stored_layout(matrix)
+            if own == stored:
+                continue
+            rows = tuple(
+                _shifted(part.ranges[0], whole.start - whole.ranges[0].start)
+                for part, whole in zip(own, stored, strict=True)
+            )
+            columns = _shifted(own[0].ranges[1], -stored[0].ranges[1].start)
+            weight, shape = getattr(self, matrix), stored_shape(stored)
+            self.set_param(matrix, CroppedWeight(weight, rows, shape[0], columns, shape[1]))
 
     def is_shared(self, param: str) -> bool:
         """Whether a checkpoint tensor of all parts is one that every part has: a vector [I]."""
@@ -148,3 +174,7 @@ class WeightModule(ParamModule):
         if param in self.matrices and isinstance(value, Tensor) and not isinstance(value, plain):
             value = plain(value.detach(), requires_grad=False)
         super().set_param(param, value)
+
+
+def _shifted(one: range, by: int) -> range:
+    return range(one.start + by, one.stop + by)

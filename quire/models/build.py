@@ -30,7 +30,7 @@ from quire.distributed.collectives import Collectives, SingleProcessCollectives,
 from quire.distributed.expert_placement import place_experts
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
-from quire.layers import Attention, Experts, ParamModule, WeightModule
+from quire.layers import Attention, Experts, Linear, ParamModule, RowLinear, WeightModule
 from quire.layers.weight_module import PLAIN
 from quire.models._adapter_modules import adapter_modules
 from quire.models._adapter_targets import refuse_adapters
@@ -249,6 +249,7 @@ def load_weights(
                 leaf.method.process_after_load(leaf, dtype)
             except WeightError as error:
                 raise WeightError(f"{names_of[leaf]}: {error}") from error
+            leaf.crop()
         leaf.after_load(dtype)
 
     if load_format == "dummy" or device.type == "meta":
@@ -319,6 +320,7 @@ def _shard_model(
     model: nn.Module, mesh: Mesh, comm: Collectives, experts: ExpertPlacement | None = None
 ) -> None:
     for module in model.modules():
+        _cut_rows_by_heads(module)
         if isinstance(module, Experts) and mesh.ep > 1:
             assert experts is not None, "whole experts on each rank need a placement"
             module.keep_experts(place_experts(module.experts, mesh.ep, experts)[mesh.ep_rank])
@@ -326,6 +328,15 @@ def _shard_model(
             module.shard(mesh, comm)
         elif isinstance(module, Attention):
             module.shard(mesh)
+
+
+def _cut_rows_by_heads(parent: nn.Module) -> None:
+    """Have the output layer beside a projection to query heads be cut as they are."""
+    linears = [child for child in parent.children() if isinstance(child, Linear)]
+    queries = [out for one in linears for out in one.outputs if out.kv_heads is not None]
+    for one in linears:
+        if queries and isinstance(one, RowLinear):
+            one.heads = queries[0]
 
 
 def _set_stored_methods(model: nn.Module, names: Iterable[str]) -> None:

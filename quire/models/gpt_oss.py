@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from quire.distributed.mesh import shard_range
+from quire.distributed.mesh import head_range
 from quire.layers import (
     AddRMSNorm,
     Attention,
@@ -88,7 +88,7 @@ class SelfAttention(ParamModule):
 
     def __init__(self, c: Config, window: int | None) -> None:
         super().__init__()
-        self.heads = c.heads
+        self.heads, self.kv_heads = c.heads, c.kv_heads
         self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
         self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.bias)
         self.rope = Rope(c.rope, c.max_len)
@@ -101,11 +101,7 @@ class SelfAttention(ParamModule):
         return self.o_proj(self.attn(q, k, v, step.attention))
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
-        return (
-            WeightShard(
-                (self.heads,), (shard_range(self.heads, self.mesh, what="attention heads"),)
-            ),
-        )
+        return (WeightShard((self.heads,), (head_range(self.heads, self.kv_heads, self.mesh),)),)
 
     def init_spec(self, param: str) -> InitSpec:
         return InitSpec(0.0, 1.0)

@@ -32,8 +32,8 @@ class Config(llama.Config):
 class SelfAttention(llama.SelfAttention):
     def __init__(self, c: llama.Config, layer: int) -> None:
         super().__init__(c, c.window(layer))
-        self.q_norm = AllHeadsRMSNorm(c.heads, c.head_dim, c.norm_eps)
-        self.k_norm = AllHeadsRMSNorm(c.kv_heads, c.head_dim, c.norm_eps, repeat=True)
+        self.q_norm = AllHeadsRMSNorm(c.heads, c.head_dim, c.norm_eps, c.kv_heads)
+        self.k_norm = AllHeadsRMSNorm(c.kv_heads, c.head_dim, c.norm_eps)
 
 
 class Layer(nn.Module):

@@ -42,8 +42,8 @@ class SelfAttention(llama.SelfAttention):
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__(c, c.window(layer))
         if c.qk_norm:
-            self.q_norm = HeadLayerNorm(c.heads, c.head_dim, c.norm_eps)
-            self.k_norm = HeadLayerNorm(c.kv_heads, c.head_dim, c.norm_eps, repeat=True)
+            self.q_norm = HeadLayerNorm(c.heads, c.head_dim, c.norm_eps, c.kv_heads)
+            self.k_norm = HeadLayerNorm(c.kv_heads, c.head_dim, c.norm_eps)
 
 
 class Layer(nn.Module):

@@ -84,7 +84,7 @@ class Method:
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
         bits = self._form.bits
         for matrix in layer.matrices:
-            mine = layer.weight_layout(matrix)[0].ranges[1]
+            mine = layer.stored_layout(matrix)[0].ranges[1]
             values = layer.take_params(matrix)
             words, zeros, scale = values.pop("qweight"), values.get("qzeros"), values["scales"]
             if self._form.layout == "gemm":

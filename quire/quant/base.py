@@ -13,6 +13,7 @@ Axes: O outputs, I inputs of a weight [O, I].
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -35,7 +36,7 @@ class ParamSpec:
 
     A step along such an axis covers so many outputs or inputs: 8 for 4-bit codes in int32, 128 for
     the scale of a group, 32/3 for 3-bit codes in int32. None: the tensor has no such axis. Ranks
-    cut the axis as they cut the weight; a cut inside of a step is refused.
+    cut the axis as they cut the weight, between steps: see `widened`.
     """
 
     dtype: torch.dtype | None = None  # None: the model's
@@ -75,7 +76,7 @@ class ParamSpec:
         """Return (size, kept range) of every axis, for one part."""
         steps = (self.outputs_per, self.inputs_per)
         axes = [
-            (_steps_in(size, step), _step_range(cut, size, step))
+            (_steps_in(size, step), _step_range(cut, step))
             for size, cut, step in zip(part.shape, part.ranges, steps)
             if step is not None
         ]
@@ -91,6 +92,10 @@ class QuantizableLayer(Protocol):
 
     def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
         """Return the parts of a matrix, each [O, I], whole and as this rank has them."""
+        ...
+
+    def stored_layout(self, matrix: str) -> tuple[WeightShard, ...]:
+        """Return the same in whole blocks of the format: what the values are of."""
         ...
 
     def take_params(self, matrix: str) -> dict[str, Tensor]:
@@ -150,6 +155,26 @@ def inputs_of(layer: QuantizableLayer, matrix: str) -> int:
     return layer.weight_layout(matrix)[0].shape[1]
 
 
+def common_step(steps: Iterable[Step | None]) -> int:
+    """Return the least number of outputs or inputs that is whole steps of each."""
+    whole = [Fraction(step) for step in steps if step is not None]
+    return math.lcm(1, *(step.numerator for step in whole))
+
+
+def widened(parts: Sequence[WeightShard], block: tuple[int, int]) -> tuple[WeightShard, ...]:
+    """Return parts of a rank [O, I] with their ranges widened to whole blocks."""
+    if block == (1, 1):
+        return tuple(parts)
+    return _closed_up(
+        replace(part, ranges=tuple(map(_whole_blocks, part.ranges, part.shape, block)))
+        for part in parts
+    )
+
+
+def _whole_blocks(cut: range, size: int, block: int) -> range:
+    return range(cut.start // block * block, min(-(-cut.stop // block) * block, size))
+
+
 def _closed_up(parts: Iterable[WeightShard]) -> tuple[WeightShard, ...]:
     """Return parts that follow one another from row 0."""
     parts = tuple(parts)
@@ -161,11 +186,7 @@ def _steps_in(size: int, step: Step) -> int:
     return -(-size // step)
 
 
-def _step_range(cut: range, size: int, step: Step) -> range:
-    """Return the steps that a cut covers; it must start and end between two of them."""
-    if cut.start % step or (cut.stop % step and cut.stop != size):
-        raise ConfigError(
-            f"tensor parallelism cuts {size} into [{cut.start}, {cut.stop}), through blocks of "
-            f"{step} that share a scale or a word; use fewer ranks"
-        )
+def _step_range(cut: range, step: Step) -> range:
+    """Return the steps that a cut covers; it starts and ends between two of them."""
+    assert cut.start % step == 0, f"a cut through a block of {step}: the layout is not widened"
     return range(int(cut.start // step), _steps_in(cut.stop, step))

@@ -112,7 +112,7 @@ class Method:
     def _codes(
         self, layer: QuantizableLayer, matrix: str, values: dict[str, Tensor]
     ) -> WeightCodes:
-        form, layout = self._form, layer.weight_layout(matrix)
+        form, layout = self._form, layer.stored_layout(matrix)
         inputs = len(layout[0].ranges[1])
         if form.packed:
             _check_shapes(values.pop(SHAPE), [part.shape for part in layout])

@@ -75,7 +75,7 @@ class Method:
 
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
         for matrix in layer.matrices:
-            mine = layer.weight_layout(matrix)[0].ranges[1]
+            mine = layer.stored_layout(matrix)[0].ranges[1]
             values = layer.take_params(matrix)
             q = unpack_words(values.pop("qweight"), self._form.bits, len(mine))
             if (groups := values.get("g_idx")) is None:

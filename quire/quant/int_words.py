@@ -81,7 +81,7 @@ def set_grouped_weight(
 
 def input_groups(layer: QuantizableLayer, matrix: str, group: int, device: torch.device) -> Tensor:
     """The group of each input that this rank has, int64 [1, I]. group 0: all are in one."""
-    mine = layer.weight_layout(matrix)[0].ranges[1]
+    mine = layer.stored_layout(matrix)[0].ranges[1]
     inputs = torch.arange(mine.start, mine.stop, device=device)
     return (inputs // group if group else torch.zeros_like(inputs))[None]
 
@@ -141,7 +141,7 @@ def _set_plain(
     groups: Tensor,
 ) -> None:
     experts = q.shape[0] if layer.role == "experts" else 1
-    sizes = [part.shard_shape[0] for part in layer.weight_layout(matrix)]
+    sizes = [part.shard_shape[0] for part in layer.stored_layout(matrix)]
     sizes = sizes[: len(sizes) // experts]
     of_part = groups.shape[-2] > 1
     plain = torch.empty(q.shape, dtype=dtype, device=q.device)

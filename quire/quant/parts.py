@@ -125,7 +125,7 @@ class _LayerParts:
     ) -> None:
         self.role, self.multiplied = layer.role, layer.multiplied
         self.matrices: tuple[str, ...] = (matrix,)
-        self._layout = tuple(layer.weight_layout(matrix)[number] for number in parts)
+        self._layout = tuple(layer.stored_layout(matrix)[number] for number in parts)
         self._values = values
         self._made: object = None
 
@@ -138,6 +138,8 @@ class _LayerParts:
 
     def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
         return self._layout
+
+    stored_layout = weight_layout
 
     def take_params(self, matrix: str) -> dict[str, Tensor]:
         return dict(self._values)

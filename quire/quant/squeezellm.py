@@ -100,7 +100,7 @@ class Method:
 
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
         for matrix in layer.matrices:
-            inputs = len(layer.weight_layout(matrix)[0].ranges[1])
+            inputs = len(layer.stored_layout(matrix)[0].ranges[1])
             values = layer.take_params(matrix)
             q = unpack_words(values["qweight"], self._bits, inputs)
             codes = WeightCodes(q=q, bits=self._bits, group=inputs, table=values["lookup_table"])

@@ -34,7 +34,12 @@ KINDS = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
-    return {kind: str(write_model(models / kind, kind)) for kind in ("llama", "qwen2")}
+    odd = {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 56}
+    odd |= {"intermediate_size": 99}
+    return {
+        "llama": str(write_model(models / "llama")),
+        "qwen2": str(write_model(models / "qwen2", "qwen2", **odd)),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,7 @@ def test_two_ranks_give_the_tokens_of_one(one, two, kind):
     assert ids(two, **KINDS[kind]) == want, "prompts found in the prefix cache"
 
 
-def test_weights_with_biases_are_cut_too(folders):
+def test_weights_with_biases_and_odd_sizes_are_cut_too(folders):
     want = ids(LLM(folders["qwen2"], **SIZES, device="cpu"), temperature=0)
     llm = LLM(folders["qwen2"], **SIZES, device="cpu", tensor_parallel_size=2)
     assert ids(llm, temperature=0) == want
@@ -161,7 +166,9 @@ def test_ranks_that_part_are_found(two, monkeypatch):
         ids(two, temperature=0)
 
 
-@pytest.mark.parametrize("size", [3, 64])
-def test_a_size_that_does_not_fit_is_refused(folder, size):
-    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+@pytest.mark.parametrize(
+    ("size", "why"), [(3, "num_attention_heads is 4 .* 1, 2, 4"), (64, "sizes that work: 1, 2, 4")]
+)
+def test_a_size_that_does_not_fit_is_refused(folder, size, why):
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size={size} .*{why}"):
         LLM(folder, **SIZES, device="cpu", tensor_parallel_size=size)

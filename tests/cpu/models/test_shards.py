@@ -1,11 +1,12 @@
 """What the ranks of a mesh compute adds up to what one rank computes."""
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from quire.config.head_cuts import can_cut
 from quire.config.quant.fp8 import Fp8Format
 from quire.distributed.collectives import SingleProcessCollectives, connect
 from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
@@ -15,18 +16,24 @@ from quire.models.build import build_model, read_model_config
 from quire.quant import fp8
 from quire.weights.mapping import ParamTarget
 from quire.weights.weight_loader import WeightLoader
+from tests import tiers
 from tests.cpu.models.harness import Stepper, Together
-from tests.cpu.models.peers import peer, prompt_of
+from tests.cpu.models.peers import VARIANTS, peer, prompt_of, tiny
+from tests.cpu.tiny_models import write_model
 
-ONE_OF_EACH = ["llama", "opt_post_norm_projected", "gpt2", "gemma2", "gemma3_text", "qwen3"]
-ONE_OF_EACH += ["deepseek_v2_lite", "deepseek_v3", "olmo2", "olmo3_yarn_bias", "granite"]
-ONE_OF_EACH += ["starcoder2", "glm4_moe_qk_norm_groups", "minimax_m2", "bloom_six_heads_untied"]
-ONE_OF_EACH += ["codegen", "falcon_new", "falcon_rw", "gptj", "gpt_bigcode", "gpt_neo", "mpt"]
-ONE_OF_EACH += ["gemma4_text", "gemma4_text_experts"]
-ONE_OF_EACH += ["cohere_qk_norm_untied_bias", "cohere2", "glm4"]
-ONE_OF_EACH += ["ministral3"]
-ONE_OF_EACH += ["stablelm_qk_norm_parallel", "phi_grouped_linear", "gpt_neox", "smollm3"]
-ONE_OF_EACH += ["exaone4"]
+EVERYDAY = [("llama", 4), ("deepseek_v3", 2), ("olmo2", 4)]
+SIZES = (2, 3, 4, 6)
+
+
+def sizes_of(variant):
+    """Numbers of ranks that can share the heads of a variant."""
+    _, config = read_model_config(tiny(variant)[0])
+    heads = config.heads
+    kv_heads = {heads if one.latent else one.kv_heads for one in config.attention_layers()}
+    return [n for n in SIZES if all(can_cut(heads, one, n) for one in kv_heads)]
+
+
+CASES = [(variant, size) for variant in VARIANTS for size in sizes_of(variant)]
 
 
 def filled(make, whole, rank=0, tp=1):
@@ -139,28 +146,45 @@ def test_attention_keeps_its_share_of_heads():
     assert (layer.heads, layer.kv_heads, layer.alibi.tolist()) == (2, 1, [6, 7])
 
 
-@pytest.mark.parametrize("variant", ONE_OF_EACH)
-def test_two_ranks_give_the_outputs_of_one(variant, tmp_path):
+@pytest.mark.slow("a model of transformers, and as many of ours as ranks")
+@pytest.mark.parametrize(
+    ("variant", "size"), [*EVERYDAY, *tiers.long(*sorted({*CASES} - {*EVERYDAY}))]
+)
+def test_ranks_give_the_outputs_of_one(variant, size, tmp_path):
     peer(variant, tmp_path)
-    model_type, config = read_model_config(json.loads((tmp_path / "config.json").read_text()))
-    settings = {"folder": tmp_path, "dtype": torch.float32, "progress": False}
+    check_ranks(tmp_path, size)
+
+
+@pytest.mark.parametrize("size", [4, *tiers.long(6, 8, 14)])
+def test_ranks_share_the_queries_of_a_kv_head_unevenly(size, tmp_path):
+    """Heads as Qwen2.5-0.5B has them; widths that do not divide either."""
+    odd = {"num_attention_heads": 14, "hidden_size": 112, "intermediate_size": 100}
+    write_model(tmp_path, "qwen2", **odd)
+    check_ranks(tmp_path, size)
+
+
+def check_ranks(folder, size):
+    """Each rank of a mesh has the logits of one rank."""
+    model_type, config = read_model_config(json.loads((folder / "config.json").read_text()))
+    settings = {"folder": folder, "dtype": torch.float32, "progress": False}
     ids = prompt_of(70, config.vocab)
     want = Stepper(build_model(model_type, config, **settings), config).logits(ids)
-    together, got = Together(2), {}
+    together = Together(size)
 
     def rank_main(rank):
-        mesh = Mesh(tp=2, rank=rank)
-        model = build_model(model_type, config, mesh=mesh, comm=together.of(rank), **settings)
-        stepper = Stepper(model, config)
-        got[rank] = torch.cat([stepper.logits(ids[:50]), stepper.logits(ids[50:])])
+        mesh = Mesh(tp=size, rank=rank)
+        try:
+            model = build_model(model_type, config, mesh=mesh, comm=together.of(rank), **settings)
+            stepper = Stepper(model, config)
+            return torch.cat([stepper.logits(ids[:50]), stepper.logits(ids[50:])])
+        except Exception:
+            together.abort()
+            raise
 
-    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for rank in range(2):
-        torch.testing.assert_close(got[rank], want, atol=1e-4, rtol=1e-4)
+    with ThreadPoolExecutor(size) as pool:
+        ranks = [pool.submit(rank_main, rank) for rank in range(size)]
+    for rank in ranks:
+        torch.testing.assert_close(rank.result(), want, atol=1e-4, rtol=1e-4)
 
 
 def test_several_ranks_are_refused_until_there_are_processes():

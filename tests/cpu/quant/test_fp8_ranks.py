@@ -1,12 +1,10 @@
 """A rank's share of e4m3 weights has its share of the scales."""
 
-import pytest
 import torch
 
 from quire.distributed.collectives import SingleProcessCollectives
 from quire.distributed.mesh import Mesh
-from quire.errors import ConfigError
-from tests.cpu.quant.checkpoints import BLOCKS, CHANNELS, load, quantized
+from tests.cpu.quant.checkpoints import CHANNELS, load, quantized
 
 
 def of_rank(folder, rank, said, style):
@@ -27,8 +25,3 @@ def test_columns_cut_the_scales_and_rows_keep_them(tmp_path):
         down, want = layer.self_attn.o_proj.weight, whole.self_attn.o_proj.weight
         assert torch.equal(down.scale, want.scale)
         assert torch.equal(down.data.float(), want.data.float()[:, mine])
-
-
-def test_a_cut_through_blocks_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"cuts 128 into .0, 64., through blocks of 128"):
-        of_rank(tmp_path, 0, BLOCKS, {"block": 1, "name": "weight_scale_inv"})
