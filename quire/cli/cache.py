@@ -109,7 +109,11 @@ def build(argv: Sequence[str]) -> int:
     found = describe_model(options, environment)
     size = gpu.gib << 30
     facts = DeviceFacts(
-        kind=cuda.name, total_bytes=size, free_bytes=size, capability=gpu.capability
+        kind=cuda.name,
+        total_bytes=size,
+        free_bytes=size,
+        capability=gpu.capability,
+        count=options.parallel.tensor_parallel_size,
     )
     folder = store.kernel_folder(environment.cache_dir, version("triton"), gpu.capability)
     for server in (True, False):  # `quire serve` and LLM() have other defaults: a manifest each

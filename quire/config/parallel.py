@@ -21,9 +21,7 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
         if section.pipeline_parallel_size > 1:
             sizes += f" x pipeline_parallel_size={section.pipeline_parallel_size}"
         message = f"{sizes} needs {ranks} devices; this engine can use"
-        hint = ""
-        if device.kind != "cpu":
-            hint = ": one model over several GPUs is not built yet, over CPU processes it is"
+        hint = "" if device.kind == "cpu" else " (CUDA_VISIBLE_DEVICES may hide others)"
         raise ConfigError(f"{message} {device.count}{hint}")
     return section.tensor_parallel_size
 
@@ -59,6 +57,11 @@ def resolve_parallel(
 ) -> ParallelSection:
     """Resolve how ranks run. Raises ConfigError."""
     section = options.parallel
+    if shape.stages > 1 and shape.device != "cpu":
+        raise ConfigError(
+            f"pipeline_parallel_size={shape.stages}: stages are processes of a CPU so far; over "
+            f"GPUs use tensor_parallel_size={shape.ranks}, or device='cpu'"
+        )
     engines = section.data_parallel_size
     backend = section.distributed_executor_backend
     if backend == "ray":

@@ -99,6 +99,7 @@ class ProcessGroupCollectives:
         of the last one's name. They show where a rank hangs. None: words of this process.
         """
         self._group, self._peers, self._stages = group, peers, stages
+        self.sums_through = "NCCL" if peers is None else "the GPUs' memory"
         self._counter = memoryview(bytearray(16)).cast("q") if counter is None else counter
 
     def all_reduce(self, x: Tensor) -> Tensor:

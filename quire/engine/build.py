@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -57,13 +56,10 @@ from quire.engine.startup.executor_setup import (
     pack_for,
     register_modules,
 )
+from quire.engine.startup.gpu_preparation import GpuPreparation, compute_compiler_key
 from quire.engine.startup.grammar_setup import build_grammars
-from quire.engine.startup.kernel_builder import (
-    KernelBuilder,
-    build_task,
-    stop_early_process,
-)
-from quire.engine.startup.launched_rank import LaunchedRank, join_launched_ranks
+from quire.engine.startup.kernel_builder import stop_early_process
+from quire.engine.startup.launched_rank import LaunchedRank, join_launched_ranks, local_rank
 from quire.engine.startup.model_setup import (
     ModelDescription,
     describe_model,
@@ -87,10 +83,9 @@ from quire.errors import ConfigError
 from quire.executors.base import Executor
 from quire.executors.profiled import Executor as Profiled
 from quire.grammar.backends import backend_select
-from quire.kernels.framework import kernel_precompile as kernel_cache
 from quire.kernels.framework import late_work
 from quire.models.build import build_model as build_model
-from quire.platform import cpu, cuda, kernel_store
+from quire.platform import cpu, cuda
 from quire.runner.profiler import StepProfiler
 from quire.sampling.processors import load_processors
 from quire.text.input_processor import InputProcessor
@@ -199,7 +194,7 @@ def _startup(options: Options, timer: StartupTimer | None) -> Iterator[StartupTi
     with late_work.starting_up(), timer or begin_startup(options.device.device) as timer:
         timer.lap("imports")
         if options.device.device != cpu.name:
-            timer.run_concurrently("compiler key", _compute_compiler_key)
+            timer.run_concurrently("compiler key", compute_compiler_key)
         try:
             yield timer
         finally:
@@ -268,15 +263,11 @@ def _assemble_rank(
     ranks: the other ranks of the model.
     """
     config, plan, why = resolved
-    device = torch_device(config.device.kind)
-    opening: list[Future[None]] = []
+    device = torch_device(config.device.kind, local_rank(config.parallel))
+    gpu: GpuPreparation | None = None
     if device.type == cuda.name:
-        kernel_folder = kernel_store.make_folder(_kernel_folder(config, environment))
-        kernels = _begin_kernels(found, config, options, environment, kernel_folder)
-        opening.append(timer.run_concurrently("CUDA context", lambda: _open_cuda_context(device)))
-        opening.append(
-            timer.run_concurrently("Triton", lambda: _import_triton(kernel_folder, environment))
-        )
+        plain, flat = plain_config(config, options)
+        gpu = GpuPreparation(found, plain, flat, environment, device, timer)
     _check_tokenizer(found.folder, config, options)
     tokenizer = lambda: _tokenizer_folder(found.folder, config, options, environment)  # noqa: E731
     texts(config, tokenizer)
@@ -284,7 +275,9 @@ def _assemble_rank(
     grammars = None if missing_for_structured_output(config) else build_grammars(config, tokenizer)
     if grammars is not None and prepare_grammars:  # while weights are read: it takes the lock
         grammars.prepare()
-    held = torch.cuda.memory_allocated(device) if opening else 0
+    held = 0 if gpu is None else torch.cuda.memory_allocated(device)
+    if gpu is not None and config.parallel.ranks > 1:
+        gpu.wait()  # the ranks try a sum as they meet
     mesh, comm = Mesh(), None
     group: Ranks | LaunchedRank | None = None
     if ranks is not None:
@@ -296,16 +289,19 @@ def _assemble_rank(
     model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
     link = link_stages(found.config, config, device, mesh, comm)
     pooler = load_pooler(model, found.folder, config, device, link)
-    if ranks is not None:
-        fixed = _has_fixed_blocks(options)
-        plan = ranks.fit_blocks(plan, fixed=fixed)
-        config = replace(config, cache=replace(config.cache, num_blocks=plan.num_blocks))
-        why = tuple(_with_measured_blocks(one, config) for one in why)
     timer.lap("weights")
-    for one in opening:
-        one.result()
-    if opening:
+    if gpu is not None:
+        gpu.wait()
         timer.lap("context")
+        log.debug("%d kernels", gpu.kernels.load())
+        timer.lap("kernels")
+    if ranks is not None:
+        ranks.wait_for_weights()
+        if gpu is None:
+            plan = ranks.fit_blocks(plan, fixed=_has_fixed_blocks(options))
+            config = replace(config, cache=replace(config.cache, num_blocks=plan.num_blocks))
+            why = tuple(_with_measured_blocks(one, config) for one in why)
+        timer.lap("other ranks")
     processors = load_processors(config.model.logits_processors, config, device)
 
     def half(config: EngineConfig) -> SchedulerAndExecutor:
@@ -317,9 +313,16 @@ def _assemble_rank(
         )
         return build_scheduler(config, grammars, adapters), executor
 
-    if device.type == cuda.name:
+    if gpu is not None:
+        situation = gpu_startup.MemorySituation(
+            held_by_torch=held,
+            has_fixed_blocks=_has_fixed_blocks(options),
+            can_shrink_max_len=options.model.max_model_len in ("auto", -1),
+        )
+        measure = None if group is None else group.measure_devices
+        record = gpu.kernels.memory_record
         started = gpu_startup.start_on_gpu(
-            half, config, plan, _memory_situation(options, held), device, timer, kernels
+            half, config, plan, situation, device, timer, record, measure
         )
         config, plan = started.config, started.plan
         why = tuple(_with_measured_blocks(one, config) for one in why)
@@ -346,64 +349,10 @@ def _with_measured_blocks(why: Decision, config: EngineConfig) -> Decision:
     return Decision(why.field, blocks, f"{why.reason}, with steps as measured")
 
 
-def _memory_situation(options: Options, held: int) -> gpu_startup.MemorySituation:
-    """Return memory options and memory in use. held: by torch, for other engines of this
-    process."""
-    before = cuda.device_properties()
-    return gpu_startup.MemorySituation(
-        held_by_others=before.total_bytes - before.free_bytes,
-        held_by_torch=held,
-        has_fixed_blocks=_has_fixed_blocks(options),
-        can_shrink_max_len=options.model.max_model_len in ("auto", -1),
-    )
-
-
 def _has_fixed_blocks(options: Options) -> bool:
     """Whether the number of blocks was given, or follows from given bytes."""
     section = options.cache
     return section.num_gpu_blocks_override is not None or section.kv_cache_memory_bytes is not None
-
-
-def _compute_compiler_key() -> None:
-    """Hash Triton's sources, which does not need the options."""
-    if cuda.available():
-        kernel_cache.compute_compiler_key()
-
-
-def _open_cuda_context(device: torch.device) -> None:
-    """Open the CUDA context: it takes a second or two, outside the interpreter."""
-    cuda.open_context()
-    torch.zeros(1, device=device)
-
-
-def _import_triton(kernel_folder: Path, environment: env.Env) -> None:
-    import triton  # noqa: F401 - it reads much
-
-    if environment.triton_cache is None:
-        kernel_cache.set_cache_dir(kernel_folder)
-
-
-def _kernel_folder(config: EngineConfig, environment: env.Env) -> Path:
-    if environment.triton_cache is not None:
-        return environment.triton_cache
-    kind, compiler = config.device.capability, version("triton")
-    return kernel_store.kernel_folder(environment.cache_dir, compiler, kind)
-
-
-def _begin_kernels(
-    found: ModelDescription,
-    config: EngineConfig,
-    options: Options,
-    environment: env.Env,
-    folder: Path,
-) -> KernelBuilder:
-    """Begin to find the engine's kernels: that takes longest. folder: of compiled kernels."""
-    facts = cuda.device_properties()
-    kernel_store.add_installed(environment.cache_dir, facts.capability)
-    plain, flat = plain_config(config, options)
-    return KernelBuilder(
-        build_task(plain, flat, found.config, folder, facts.capability, facts.sm_count)
-    )
 
 
 def _finish_startup(built: EngineCoreBundle, timer: StartupTimer) -> None:

@@ -33,11 +33,24 @@ STEP_FACTOR = 20
 """A step may take so many times the expected time before a rank counts as hanging."""
 
 
+class RankLease:
+    """Ends the ranks when nothing refers to it any longer. Their start does, and each executor:
+    a GPU's start builds one to measure with, and then another."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self.end = weakref.finalize(self, group.close)
+
+
 class Executor:
     """Runs plans on rank 0 in this process, and on the ranks of a group."""
 
     def __init__(
-        self, inputs: ModelInputBuilder, local: Inline, group: RankGroup, section: ParallelSection
+        self,
+        inputs: ModelInputBuilder,
+        local: Inline,
+        group: RankGroup,
+        section: ParallelSection,
+        lease: RankLease,
     ) -> None:
         self.group = group
         self._inputs = inputs
@@ -47,7 +60,7 @@ class Executor:
         self._step_time = StepTimeEstimate()
         self._late_work = LateWorkCounts()
         self._rank_late_work = [LateWorkCounts()] * group.size
-        self._end = weakref.finalize(self, group.close)
+        self._lease = lease
 
     def submit(self, plan: StepPlan) -> StepFuture:
         step = self._inputs.build(plan)
@@ -105,7 +118,7 @@ class Executor:
 
     def shutdown(self) -> None:
         """End the ranks. Rank 0 ends its collective when the others are gone."""
-        self._end()
+        self._lease.end()
         self._local.shutdown()
 
     def finish_step(self, number: int, local: StepFuture, cost: int, began: float) -> StepResult:

@@ -7,15 +7,18 @@ the engine has ended, and this process exits at once, even in the middle of a co
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 from collections.abc import Callable
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 import msgspec
 
 from quire.config.engine_config import EngineConfig
 from quire.core.snapshot import LateWorkCounts
+from quire.core.types import StepResult
 from quire.errors import EngineError
 from quire.executors.local_ranks import JOIN, RankMemory, spin_seconds
 from quire.executors.multiproc import checksum
@@ -88,12 +91,17 @@ class RankLoop:
         self,
         link: RankLink,
         build: Callable[[EngineConfig], ModelRunner],
-        measure: Callable[[], int],
+        measure: Callable[[], Any],
         *,
         gives_result: bool = False,
+        set_up_thread: Callable[[], None] | None = None,
     ) -> None:
-        """build: makes the runner. measure: returns the bytes free for a KV cache. gives_result:
-        whether the result of a step is this rank's."""
+        """build: makes the runner. measure: returns the memory that a KV cache could have.
+        gives_result: whether the result of a step is this rank's.
+
+        set_up_thread: launched steps run beside this process, as on a GPU: the next are launched
+        while a thread waits for those before them; it calls this first.
+        """
         self._gives_result = gives_result
         self._link = link
         self._build = build
@@ -103,6 +111,13 @@ class RankLoop:
         self._part_types = load_part_types()
         self._late_work = late_work.counts()  # as reported
         self._step_failed = False  # later steps would run on inconsistent state
+        self._launched: queue.Queue[tuple[int, Callable[[], StepResult]]] | None = None
+        if set_up_thread is not None:
+            self._launched = queue.Queue()
+            threading.Thread(
+                target=self._finish_steps, args=(self._launched, set_up_thread),
+                name="quire-steps", daemon=True,
+            ).start()  # fmt: skip
 
     def serve(self) -> NoReturn:
         """Run each message."""
@@ -110,15 +125,37 @@ class RankLoop:
         while True:
             number, data = link.steps.receive()
             link.status.begin(number)
-            done: FromRank
-            try:
-                message = TO_RANK.decode(data)
-                done = self._run(message)
-                link.status.finish(number)
-            except Exception as error:  # noqa: BLE001 - the border: it is sent to the engine
-                done = RankError.of(error)
-                link.status.fail(number, error)
-            link.answer(number, done)
+            message = TO_RANK.decode(data)
+            if self._launched is None:
+                self._answer(number, partial(self._run, message))
+            elif isinstance(message, RunStep):
+                self._launched.put((number, self._launch(message)))
+            else:
+                self._launched.join()
+                self._answer(number, partial(self._run, message))
+
+    def _answer(self, number: int, run: Callable[[], RankAnswer]) -> None:
+        """Run a message and answer it."""
+        done: FromRank
+        try:
+            done = run()
+            self._link.status.finish(number)
+        except Exception as error:  # noqa: BLE001 - the border: it is sent to the engine
+            done = RankError.of(error)
+            self._link.status.fail(number, error)
+        self._link.answer(number, done)
+
+    def _finish_steps(
+        self,
+        launched: queue.Queue[tuple[int, Callable[[], StepResult]]],
+        set_up_thread: Callable[[], None],
+    ) -> None:
+        """On a thread: wait for the steps in order, and answer them."""
+        set_up_thread()
+        while True:
+            number, wait = launched.get()
+            self._answer(number, partial(self._finish, wait))
+            launched.task_done()
 
     def _run(self, message: ToRank) -> RankAnswer:
         if isinstance(message, RunStep):
@@ -129,6 +166,7 @@ class RankLoop:
             self._calls = WorkerCalls(self._runner)
             return RankAnswer()
         if isinstance(message, MeasureMemory):
+            self._runner = self._calls = None  # the weights alone stay
             return RankAnswer(value=self._measure())
         assert isinstance(message, CallWorker)
         assert self._calls is not None, "a call before the runner is built"
@@ -137,14 +175,27 @@ class RankLoop:
         return RankAnswer(value=value, late_work=self._new_late_work())
 
     def _run_step(self, message: RunStep) -> RankAnswer:
-        assert self._runner is not None, "a step before the runner is built"
-        step = model_input.decode(message.step, self._part_types)
-        if self._step_failed:
+        return self._finish(self._launch(message))
+
+    def _launch(self, message: RunStep) -> Callable[[], StepResult]:
+        """Start a step. Returns what waits for it, and raises what its launch raised."""
+        try:
+            assert self._runner is not None, "a step before the runner is built"
+            step = model_input.decode(message.step, self._part_types)
+            if not self._step_failed:
+                return self._runner.launch(step).wait
             self._runner.skip(step)
-            raise EngineError("the previous step failed")
-        self._step_failed = True
-        result = self._runner.launch(step).wait()
-        self._step_failed = False
+            return partial(_raise, EngineError("the previous step failed"))
+        except Exception as error:  # noqa: BLE001 - raised where the step is waited for
+            self._step_failed = True
+            return partial(_raise, error)
+
+    def _finish(self, wait: Callable[[], StepResult]) -> RankAnswer:
+        try:
+            result = wait()
+        except BaseException:
+            self._step_failed = True
+            raise
         return RankAnswer(
             checksum(result),
             plain_data.encode(result) if self._gives_result else b"",
@@ -156,3 +207,7 @@ class RankLoop:
         now, before = late_work.counts(), self._late_work
         self._late_work = now
         return None if now is before else now
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

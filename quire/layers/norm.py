@@ -87,6 +87,7 @@ class AllHeadsRMSNorm(ParamModule):
         return on_replay(self._scale_sharded, x, self.comm.all_reduce(squares))
 
     def _scale_sharded(self, x: Tensor, squares: Tensor) -> Tensor:
+        lazy_fusion.flush()  # the sum is read by torch
         copies = 1 if self.kv_heads is not None else max(1, self.mesh.tp // self.heads)
         scale = torch.rsqrt(squares / (self.heads * self.head_dim * copies) + self.eps)
         return (x.float() * scale * self.weight.float()).to(x.dtype)

@@ -1,4 +1,6 @@
-"""CUDA device: reports the device this process would use, by the driver itself, without torch.
+"""CUDA devices: reports those that this process may use, by the driver itself, without torch.
+
+A device is named by its index among the visible ones; 0 is the one that an engine of one rank uses.
 
 libcuda and NVML through ctypes answer in milliseconds what torch would answer after seconds of
 import, so an impossible option is refused at once. torch finds a context opened here later (ctypes
@@ -12,7 +14,9 @@ import functools
 import importlib.metadata
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from quire.errors import ConfigError
 from quire.platform.base import DeviceMemory
@@ -21,11 +25,12 @@ name = "cuda"
 
 _SM_COUNT, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 _SHARED_BYTES, _L2_BYTES = 97, 38
+_P2P_NVLINK = 2  # nvmlGpuP2PCapsIndex_t
 
 
 @dataclass(frozen=True, slots=True)
 class CudaDeviceProperties:
-    """One device: the first that CUDA_VISIBLE_DEVICES leaves visible."""
+    """One of the devices that CUDA_VISIBLE_DEVICES leaves visible."""
 
     name: str
     capability: tuple[int, int]
@@ -47,36 +52,36 @@ class _NoCudaDevice:
 
 def available() -> bool:
     """Whether this process could run on a CUDA device: driver, device, and a torch built for it."""
-    return isinstance(_probe_device(), CudaDeviceProperties)
+    return isinstance(_probe_device(0), CudaDeviceProperties)
 
 
-def device_properties() -> CudaDeviceProperties:
-    """The device, with the memory free now. Raises: ConfigError if there is none."""
-    found = _probe_device()
+def device_properties(index: int = 0) -> CudaDeviceProperties:
+    """The device, with the memory free at the first call. Raises: ConfigError if there is none."""
+    found = _probe_device(index)
     if isinstance(found, _NoCudaDevice):
         raise ConfigError(f"device='cuda': {found.reason}; use device='cpu'")
     return found
 
 
-def memory() -> DeviceMemory:
+def memory(index: int = 0) -> DeviceMemory:
     """Total and free bytes now. Cheap: no context is made."""
-    found = device_properties()
+    found = device_properties(index)
     free = _free_by_nvml(found.uuid)
     return DeviceMemory(found.total_bytes, found.free_bytes if free is None else free)
 
 
-def open_context() -> None:
+def open_context(index: int = 0) -> None:
     """Create or find the context that torch will use: a second of driver time, without the GIL."""
-    device_properties()
+    device_properties(index)
     driver = _driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    _call_driver(driver, "cuDeviceGet", ctypes.byref(device), 0)
+    _call_driver(driver, "cuDeviceGet", ctypes.byref(device), index)
     _call_driver(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
 
 
-def memory_by_process() -> list[tuple[int, int]]:
+def memory_by_process(index: int = 0) -> list[tuple[int, int]]:
     """(process id, bytes) of each process that holds memory of the device, if NVML reports it."""
-    found = _probe_device()
+    found = _probe_device(index)
     handle = None if isinstance(found, _NoCudaDevice) else _nvml_device(found.uuid)
     if handle is None:
         return []
@@ -90,12 +95,38 @@ def memory_by_process() -> list[tuple[int, int]]:
     return [(e.pid, e.used) for e in entries[: count.value] if e.used != unknown]
 
 
-def own_memory_bytes() -> int | None:
+def own_memory_bytes(index: int = 0) -> int | None:
     """Device bytes of this process, the context included; None if they are unknown.
 
     In a container NVML may use another process id than the process itself.
     """
-    return dict(memory_by_process()).get(os.getpid())
+    return dict(memory_by_process(index)).get(os.getpid())
+
+
+def have_peer_access(indexes: Sequence[int]) -> bool:
+    """Whether each of these devices can read and write the memory of each other one."""
+    driver, answer = _driver(), ctypes.c_int()
+    for one, other in permutations(indexes, 2):
+        pair = []
+        for index in (one, other):
+            device = ctypes.c_int()
+            _call_driver(driver, "cuDeviceGet", ctypes.byref(device), index)
+            pair.append(device)
+        _call_driver(driver, "cuDeviceCanAccessPeer", ctypes.byref(answer), *pair)
+        if not answer.value:
+            return False
+    return True
+
+
+def find_link(one: int, other: int) -> str:
+    """Return how two devices are connected: "NVLink", "PCIe", or "unknown"."""
+    first, second = (_nvml_device(device_properties(index).uuid) for index in (one, other))
+    if first is None or second is None:
+        return "unknown"
+    status, query = ctypes.c_uint(), getattr(first[0], "nvmlDeviceGetP2PStatus", None)
+    if query is None or query(first[1], second[1], _P2P_NVLINK, ctypes.byref(status)) != 0:
+        return "unknown"
+    return "PCIe" if status.value else "NVLink"
 
 
 def call_driver(function: str, *args: object) -> None:
@@ -117,7 +148,7 @@ class _NvmlProcess(ctypes.Structure):
 
 
 @functools.cache
-def _probe_device() -> CudaDeviceProperties | _NoCudaDevice:
+def _probe_device(index: int) -> CudaDeviceProperties | _NoCudaDevice:
     """Probed once: devices do not change under a process. free_bytes is that of the probe."""
     if _torch_is_for_cpu():
         return _NoCudaDevice("this torch is a build for the CPU")
@@ -131,7 +162,9 @@ def _probe_device() -> CudaDeviceProperties | _NoCudaDevice:
     count, device = ctypes.c_int(), ctypes.c_int()
     if driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value < 1:
         return _NoCudaDevice("no CUDA device is visible (CUDA_VISIBLE_DEVICES may hide it)")
-    _call_driver(driver, "cuDeviceGet", ctypes.byref(device), 0)
+    if index >= count.value:
+        return _NoCudaDevice(f"device {index} is not one of the {count.value} that are visible")
+    _call_driver(driver, "cuDeviceGet", ctypes.byref(device), index)
     return _read_properties(driver, device, count.value)
 
 

@@ -43,7 +43,9 @@ class GpuLoader:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         threads = min(MAX_THREADS, cpu.available_cores())
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="quire-weights")
+        self._pool = ThreadPoolExecutor(
+            threads, "quire-weights", initializer=torch.cuda.set_device, initargs=(device,)
+        )  # or calls of the runtime open a context on the first GPU
         self._copy_stream = _CopyStream()
 
     def __enter__(self) -> GpuLoader:

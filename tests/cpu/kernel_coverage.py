@@ -44,7 +44,7 @@ def described(hf, options):
     found = describe_model(options, env.read())
     facts = DeviceFacts(
         kind="cuda", total_bytes=140 << 30, free_bytes=139 << 30, threads=2,
-        capability=H200.capability,
+        capability=H200.capability, count=8,
     )  # fmt: skip
     config, _, _ = resolve(options, found.facts, facts, server=False)
     plain, flat = plain_config(config, options)
@@ -135,7 +135,8 @@ def coverage(hf, options, rounds, every):
                 for _ in range(rounds):
                     run(some_step(draw, config.scheduler))
     missing = [one for one in later if one not in set(known)]
-    return {"known": len(known), "later": len(later), "missing": missing}
+    names = sorted({one.name for one in known})
+    return {"known": len(known), "later": len(later), "missing": missing, "names": names}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Which kernels a start loads, and when it has a process find and compile them."""
 
+import threading
 import weakref
 from types import SimpleNamespace
 
@@ -107,6 +108,39 @@ def test_a_process_that_fails_is_a_warning(tmp_path, started, caplog):
     assert "not all GPU kernels could be compiled ahead" in caplog.text
 
 
+def test_of_two_ranks_one_compiles_and_the_other_waits(tmp_path, started):
+    given = task(tmp_path)
+    first, second = KernelBuilder(given), KernelBuilder(given)
+    assert len(started["processes"]) == 1
+    counts = []
+    waiting = threading.Thread(target=lambda: counts.append(second.load()))
+    waiting.start()
+    assert counts == []
+    path = tmp_path / "manifests" / given.manifest.rpartition("/")[2]
+    write_manifest(path, KERNELS)  # as the process does
+    assert first.load() == 3
+    waiting.join(60)
+    assert counts == [3]
+    assert len(started["processes"]) == 1
+
+
+def test_a_rank_compiles_if_the_one_it_waited_for_has_failed(tmp_path, started):
+    started["compiled"] = 1
+    given = task(tmp_path)
+    first, second = KernelBuilder(given), KernelBuilder(given)
+    assert first.load() == 1  # and no manifest
+    started["compiled"] = 3
+    assert second.load() == 3
+    assert len(started["processes"]) == 2
+
+
+def test_kernels_depend_on_the_ranks_and_on_their_access_to_each_other(tmp_path):
+    one, two = task(tmp_path), task(tmp_path, tensor_parallel_size=2, device="cpu")
+    assert one.manifest != two.manifest
+    without = build_task(two.config, two.options, None, tmp_path, (9, 0), 132, peers=False)
+    assert without.manifest != two.manifest
+
+
 def test_a_manifest_names_kernels_of_quire_only(tmp_path):
     for text in (b"[]", b"{", b'[["os", "system", "{}"]]', b'[["quire.kernels.gpu.x", "k", "{}"]]'):
         (tmp_path / "m.json").write_bytes(text)
@@ -162,14 +196,13 @@ def test_a_cache_that_did_not_fit_is_gone_before_the_largest_step_is_measured(mo
         return "peak", 0
 
     config = SimpleNamespace(model=SimpleNamespace(logits_processors=()))
-    monkeypatch.setattr(gpu_startup.torch.cuda, "memory_allocated", lambda device: 0)
-    monkeypatch.setattr(gpu_startup, "_free_device_memory", lambda device: None)
-    monkeypatch.setattr(gpu_startup, "_measure_overhead", lambda *_: 0)
+    monkeypatch.setattr(gpu_startup, "measure_device", lambda *_: None)
+    monkeypatch.setattr(gpu_startup, "free_device_memory", lambda device: None)
+    monkeypatch.setattr(gpu_startup, "sane_overhead", lambda *_: 0)
     monkeypatch.setattr(gpu_startup, "read_record", lambda path: "record")
     monkeypatch.setattr(gpu_startup, "write_record", lambda *_: "measured")
-    monkeypatch.setattr(gpu_startup, "_measure", measure)
-    monkeypatch.setattr(gpu_startup, "_start_measured", start)
-    kernels = SimpleNamespace(load=lambda: 0, memory_record=None)
+    monkeypatch.setattr(gpu_startup._GpuStartup, "measure", measure)
+    monkeypatch.setattr(gpu_startup._GpuStartup, "run", start)
     situation, timer = SimpleNamespace(held_by_torch=0), StartupTimer()
-    result = gpu_startup.start_on_gpu(None, config, None, situation, None, timer, kernels)
+    result = gpu_startup.start_on_gpu(None, config, None, situation, None, timer, None)
     assert (result, alive) == ("started", [False])

@@ -45,6 +45,17 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 CASES = {
     "dense": (SHAPES["llama-8b"], {}),
     "eager": (SHAPES["llama-8b"], {"enforce_eager": True}),
+    "two ranks": (SHAPES["llama-8b"], {"tensor_parallel_size": 2}),
+    "two ranks with unequal shares": (
+        tiny("mistral"),
+        {
+            "tensor_parallel_size": 2,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 32,
+            "max_model_len": 64,
+        },
+    ),
+    "four ranks with experts": (SHAPES["qwen3-30b-a3b"], {"tensor_parallel_size": 4}),
     "float32": (SHAPES["qwen3-0.6b"], {"dtype": "float32"}),
     "experts": (SHAPES["qwen3-30b-a3b"], {}),
     "latent": (SHAPES["deepseek-v2-lite"], {}),
@@ -99,7 +110,12 @@ CASES = {
     ),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }
-EVERYDAY = ("adapters of experts", "latent", "a bidirectional encoder")
+EVERYDAY = (
+    "two ranks with unequal shares",
+    "adapters of experts",
+    "latent",
+    "a bidirectional encoder",
+)
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +149,4 @@ def test_no_step_needs_a_kernel_that_a_start_does_not_compile(case, program):
     found = run(program, hf, sizes | options, rounds, tiers.LONG)
     assert found["missing"] == []
     assert found["later"] > 5  # the second half has stepped
+    assert ("_sum_rows" in found["names"]) == ("tensor_parallel_size" in options)

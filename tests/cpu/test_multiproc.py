@@ -115,7 +115,7 @@ def test_blocks_fit_on_the_tightest_rank(folder, monkeypatch):
     sizes = {name: value for name, value in SIZES.items() if name != "num_gpu_blocks_override"}
     plan = {}
 
-    def little(config, device):
+    def little(config):
         plan["blocks"], plan["bytes"] = config.cache.num_blocks, config.cache.block_bytes
         return 40 * config.cache.block_bytes
 

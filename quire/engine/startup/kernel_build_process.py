@@ -71,7 +71,7 @@ def build(task: KernelBuildTask) -> Iterator[KernelBuildProgress]:
         kernels.append(kernel)
         compilers.add(kernel)
 
-    enumerate_kernels(found, task.config, target, note)
+    enumerate_kernels(found, task.config, target, note, peers=task.peers)
     count = 0
     for one in compilers.results():
         count += 1

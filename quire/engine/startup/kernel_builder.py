@@ -5,6 +5,9 @@
     other starts    a process finds the kernels (kernel_enumeration) and compiles those that the
                     folder lacks, while this process loads the weights; then it writes the manifest
 
+Ranks and engines that start at once need the same kernels: one of them has them compiled, and the
+others wait for a lock beside the manifest.
+
 Imports neither torch nor Triton before kernels are loaded, so that the process can start early.
 """
 
@@ -14,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -42,6 +46,7 @@ MODULE = "quire.engine.startup.kernel_build_process"
 KERNEL_PACKAGE = "quire.kernels.gpu."
 SOURCES = (
     "attention",
+    "distributed",
     "engine/startup",
     "kernels",
     "layers",
@@ -64,6 +69,7 @@ class KernelBuildTask(msgspec.Struct, frozen=True):
     manifest: str  # the file to write
     max_processes: int
     launchers: bool = True  # also build the C functions that start kernels: they need a driver
+    peers: bool = True  # the GPUs of all ranks access each other's memory
 
 
 class KernelBuildProgress(msgspec.Struct, frozen=True):
@@ -136,15 +142,30 @@ class KernelBuilder:
     """The kernels of one engine. Make it early, and load() when the device is open."""
 
     def __init__(self, task: KernelBuildTask) -> None:
-        """Read the manifest, or have a process find the kernels."""
+        """Read the manifest, or have a process find the kernels, if no other has begun to."""
         self._task = task
         self._process: KernelBuildProcess | None = None
+        self._lock = _BuildLock(Path(task.manifest).with_suffix(".lock"))
         self._known = read_manifest(Path(task.manifest))
-        if self._known is None:
+        if self._known is None and self._lock.acquire(wait=False):
             self._start_process()
 
     def load(self) -> int:
-        """Load every kernel, as they get ready. Returns: how many. The device must be open."""
+        """Load every kernel, as they get ready. Returns: how many. The device must be open.
+
+        Blocks while another process has the same kernels compiled.
+        """
+        try:
+            if self._known is None and self._process is None:
+                self._lock.acquire(wait=True)
+                self._known = read_manifest(Path(self._task.manifest))
+                if self._known is None:
+                    self._start_process()
+            return self._load()
+        finally:
+            self._lock.release()
+
+    def _load(self) -> int:
         from quire.kernels.framework.kernel_precompile import load_cached
 
         if self._known is not None:
@@ -182,6 +203,41 @@ class KernelBuilder:
         self._process.send(self._task)
 
 
+class _BuildLock:
+    """A file that one process at a time holds. Where none can be locked, every process does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def acquire(self, *, wait: bool) -> bool:
+        """Return whether this process holds it now. It ends with the process, at the latest."""
+        if self._fd is not None:
+            return True
+        import fcntl
+
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # a folder that cannot be written to
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except OSError:  # a file system without locks
+            os.close(fd)
+            return True
+        self._fd = fd
+        return True
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
 def build_task(
     config: EngineConfig,
     options: dict[str, Any],
@@ -189,10 +245,13 @@ def build_task(
     folder: Path,
     capability: tuple[int, int],
     sm_count: int,
+    *,
+    peers: bool = True,
 ) -> KernelBuildTask:
-    """Describe the kernels of an engine. folder: of compiled kernels."""
+    """Describe the kernels of an engine. folder: of compiled kernels. peers: the GPUs of all ranks
+    access each other's memory."""
     config = _without_sizes(config)
-    key = _manifest_key(config, model_config, capability, sm_count)
+    key = _manifest_key(config, model_config, capability, sm_count, peers)
     return KernelBuildTask(
         config=config,
         options=options,
@@ -201,6 +260,7 @@ def build_task(
         folder=str(folder),
         manifest=str(folder / MANIFESTS / f"{key}.json"),
         max_processes=max(min(MAX_COMPILERS, cpu.available_cores() - 1), 1),
+        peers=peers,
     )
 
 
@@ -224,7 +284,7 @@ def write_manifest(path: Path, kernels: list[KernelSpec]) -> None:
 
 def _without_sizes(config: EngineConfig) -> EngineConfig:
     """Return the config without what differs between starts and machines and no kernel depends on:
-    one block in each memory, one thread, and no limits of the queue."""
+    one block in each memory, one thread, one engine, and no limits of the queue."""
     host = min(config.cache.num_host_blocks, 1)
     scheduler = replace(
         config.scheduler,
@@ -239,18 +299,23 @@ def _without_sizes(config: EngineConfig) -> EngineConfig:
         model=replace(config.model, logits_processors=()),
         cache=replace(config.cache, num_blocks=1, num_host_blocks=host),
         device=replace(config.device, threads=1),
+        parallel=replace(config.parallel, engines=1, step_limit_s=1.0),
     )
 
 
 def _manifest_key(
-    config: EngineConfig, model_config: object, capability: tuple[int, int], sm_count: int
+    config: EngineConfig,
+    model_config: object,
+    capability: tuple[int, int],
+    sm_count: int,
+    peers: bool,
 ) -> str:
     sections = msgspec.to_builtins(
         [config.cache, config.scheduler, config.device, config.parallel, config.model.logprobs_mode]
     )
     model = [config.model.dtype, config.model.quantization, config.model.vocab, repr(model_config)]
     versions = [version("torch"), version("triton"), _source_digest()]
-    facts = [sections, model, versions, capability, sm_count, config.load.format == "dummy"]
+    facts = [sections, model, versions, capability, sm_count, config.load.format == "dummy", peers]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 

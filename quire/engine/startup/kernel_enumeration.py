@@ -18,11 +18,15 @@ from torch import Tensor, nn
 from quire.config.engine_config import EngineConfig, PoolingSection
 from quire.core.params import SamplingParams
 from quire.core.types import BlockCopy, Pooling, StopConditions
+from quire.distributed.collectives import ProcessGroupCollectives
+from quire.distributed.mesh import mesh_of
+from quire.distributed.peer_memory import PROGRAMS
 from quire.engine.startup.executor_setup import build_runner, load_model, load_pooler
 from quire.engine.startup.model_setup import ModelDescription
+from quire.kernels.formats.peer_memory import PeerMemory
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.kernel_spec import KernelSpec
-from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
+from quire.kernels.framework.meta_device import MetaGroup, on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.layers import Linear
 from quire.models.base import LanguageModel, StepInputs
@@ -68,20 +72,40 @@ def enumerate_kernels(
     config: EngineConfig,
     target: GpuTarget,
     note: Callable[[KernelSpec], None],
+    *,
+    peers: bool = True,
 ) -> None:
     """Call `note` with each kernel of loading a model, and of every step of its engine, on such a
-    GPU."""
+    GPU. Of several ranks, of each whose share of the model has other shapes.
+
+    peers: the GPUs of the ranks access each other's memory.
+    """
+    stepped = set()
     with on_meta_device(target), trace_kernels(note):
-        runner = meta_runner(found, config)
-        with torch.inference_mode():
-            run_steps(runner, config)
+        for rank in sorted({0, config.parallel.ranks - 1}):  # others have the shares of one of them
+            runner = meta_runner(found, config, rank, peers=peers)
+            shapes = tuple(tuple(one.shape) for one in runner.model.parameters())
+            if shapes not in stepped:
+                stepped.add(shapes)
+                with torch.inference_mode():
+                    run_steps(runner, config)
 
 
-def meta_runner(found: ModelDescription, config: EngineConfig) -> Any:
-    """Return the engine's ModelRunner on meta tensors. Call on_meta_device() first."""
-    model = load_model(found.model_type, found.config, found.folder, config, META)
+def meta_runner(
+    found: ModelDescription, config: EngineConfig, rank: int = 0, *, peers: bool = True
+) -> Any:
+    """Return a rank's ModelRunner on meta tensors. Call on_meta_device() first."""
+    mesh = mesh_of(config.parallel, rank)
+    comm = None
+    if mesh.size > 1:
+        size = mesh.tp
+        areas = torch.empty(size, dtype=torch.int64, device=META)
+        abort = torch.zeros(1, dtype=torch.int32)
+        memory = PeerMemory(areas, abort, mesh.tp_rank, size, PROGRAMS) if peers else None
+        comm = ProcessGroupCollectives(MetaGroup(size), memory)
+    model = load_model(found.model_type, found.config, found.folder, config, META, mesh, comm)
     pooler = load_pooler(model, found.folder, config, META)
-    return build_runner(model, config, pooler=pooler, device=META)
+    return build_runner(model, config, pooler=pooler, device=META, comm=comm)
 
 
 def run_steps(runner: Any, config: EngineConfig) -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from quire import env
-from quire.config.engine_config import EngineConfig
+from quire.config.engine_config import EngineConfig, ParallelSection
 from quire.distributed.collectives import Collectives, connect, join_gloo_group
 from quire.distributed.mesh import Mesh, mesh_of
 from quire.engine.startup.executor_setup import build_inline_executor, table_shape
+from quire.engine.startup.gpu_memory import DeviceUse
 from quire.engine.startup.model_setup import torch_device
 from quire.errors import ConfigError
 from quire.executors.external_launcher import Executor as ExternalLauncher
@@ -36,6 +37,19 @@ class LaunchedRank:
         """Build the executor. runner: of this rank."""
         inputs = ModelInputBuilder(table_shape(config))
         return ExternalLauncher(inputs, build_inline_executor(config, runner, inputs), self.checks)
+
+    def measure_devices(self, own: DeviceUse) -> list[DeviceUse]:
+        """Return the use of each rank's GPU. own: of this rank."""
+        numbers = torch.tensor(own)
+        found = torch.empty(self.checks.size() * len(own), dtype=numbers.dtype)
+        self.checks._allgather_base(found, numbers).wait()
+        return [DeviceUse(*one) for one in found.view(self.checks.size(), -1).tolist()]
+
+
+def local_rank(section: ParallelSection) -> int:
+    """Return the index of this process's device: LOCAL_RANK where torchrun starts the ranks."""
+    found = env.launcher_rank() if section.backend == "external_launcher" else None
+    return 0 if found is None else found[1]
 
 
 def join_launched_ranks(config: EngineConfig) -> LaunchedRank:

@@ -41,8 +41,11 @@ from quire.engine.startup.executor_setup import (
     load_pooler,
     table_shape,
 )
+from quire.engine.startup.gpu_memory import DeviceUse, free_device_memory, measure_device
+from quire.engine.startup.gpu_preparation import GpuPreparation
 from quire.engine.startup.model_setup import describe_model, torch_device
 from quire.engine.startup.plain_config import plain_config
+from quire.engine.startup.startup_timer import StartupTimer
 from quire.engine.supervise.process_pipe import ignore_signals, spawn_process
 from quire.errors import QuireError, RequestError
 from quire.executors.local_ranks import (
@@ -55,13 +58,14 @@ from quire.executors.local_ranks import (
     StartRank,
 )
 from quire.executors.multiproc import Executor as MultiProcess
+from quire.executors.multiproc import RankLease
 from quire.executors.rank_group import BuildRunner, MeasureMemory, NodeRanks, RankGroup
 from quire.executors.rank_loop import RankLink, RankLoop
 from quire.executors.rank_monitor import STACK_SIGNAL
 from quire.executors.rank_status import RankStatusWriter
 from quire.kernels.framework import late_work
 from quire.kernels.native import library
-from quire.platform import cpu
+from quire.platform import cpu, cuda
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
 from quire.sandbox.parent_death import exit_with_parent
@@ -93,6 +97,7 @@ class Ranks:
 
         self._nodes = nodes
         self._group = RankGroup(spawn, flat, plain, [str(one) for one in self._devices], nodes)
+        self._lease = RankLease(self._group)
         log.info("%d ranks, %d threads each", size, threads)
         if config.device.kind == cpu.name:
             log.info("ranks on CPUs save memory; they are slower than one rank")
@@ -118,20 +123,39 @@ class Ranks:
         group.status.begin(LOAD)
         if isinstance(comm, ProcessGroupCollectives):
             group.monitor.on_failure(comm.abort_in_thread)
+            if self._devices[0].type == cuda.name:
+                log.info(
+                    "%d x %s, link %s; sums over ranks run through %s",
+                    mesh.size,
+                    cuda.device_properties().name,
+                    "unknown" if self._nodes is not None else cuda.find_link(0, 1),
+                    comm.sums_through,
+                )
         late_work.set_preparation_callback(group.status.mark_preparing)
         return self._devices[0], mesh, comm
 
-    def fit_blocks(self, plan: MemoryPlan, *, fixed: bool) -> MemoryPlan:
-        """Wait for the weights of all ranks; return the plan with blocks that fit on each.
+    def wait_for_weights(self) -> None:
+        """Wait until every rank has its weights. Raises what a rank's start raised."""
+        self._group.status.finish(LOAD)
+        self._group.wait_all(LOAD)
 
-        fixed: the number of blocks was given. Raises NoRoom, and what a rank's start raised.
-        """
+    def measure_devices(self, own: DeviceUse) -> list[DeviceUse]:
+        """Return the use of each GPU. own: of rank 0. The others drop their runners first."""
         group = self._group
-        group.status.finish(LOAD)
-        group.wait_all(LOAD)
         number = group.send(MeasureMemory(), "measuring memory")
         group.status.begin(number)
-        own = fitting_blocks(self._config, self._devices[0], 0)
+        group.status.finish(number)
+        return [own, *(DeviceUse(*one.value) for one in group.wait_all(number))]
+
+    def fit_blocks(self, plan: MemoryPlan, *, fixed: bool) -> MemoryPlan:
+        """Return the plan with blocks that fit in the memory that is free for each rank on a CPU.
+
+        fixed: the number of blocks was given. Raises NoRoom.
+        """
+        group = self._group
+        number = group.send(MeasureMemory(), "measuring memory")
+        group.status.begin(number)
+        own = fitting_blocks(self._config, 0)
         group.status.finish(number)
         fitting = min(own, *(one.value for one in group.wait_all(number)))
         if fixed or fitting >= plan.num_blocks:
@@ -155,7 +179,7 @@ class Ranks:
         local = build_inline_executor(config, runner, inputs)
         group.status.finish(number)
         group.wait_all(number)
-        return MultiProcess(inputs, local, group, config.parallel)
+        return MultiProcess(inputs, local, group, config.parallel, self._lease)
 
     def close(self) -> None:
         """End the ranks."""
@@ -188,17 +212,15 @@ def connect_rank(
     return mesh, comm
 
 
-def free_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Return the bytes free for a rank; on a CPU engines and ranks share those of the machine."""
-    if device.type == cpu.name:
-        return cpu.memory().free // (config.parallel.ranks * config.parallel.engines)
-    return torch.cuda.mem_get_info(device)[0]
+def free_bytes(config: EngineConfig) -> int:
+    """Return the bytes free for a rank on a CPU: engines and ranks share those of the machine."""
+    return cpu.memory().free // (config.parallel.ranks * config.parallel.engines)
 
 
-def fitting_blocks(config: EngineConfig, device: torch.device, stage: int) -> int:
-    """Return the number of blocks that fit in the free memory of a rank."""
+def fitting_blocks(config: EngineConfig, stage: int) -> int:
+    """Return the number of blocks that fit in the free memory of a rank on a CPU."""
     cache = stage_cache(config.cache, config.parallel, stage)
-    return free_bytes(config, device) // max(1, cache.block_bytes)
+    return free_bytes(config) // max(1, cache.block_bytes)
 
 
 def check_params(params: Any) -> None:
@@ -234,29 +256,43 @@ def main(fd: int) -> int:
 def _load(link: RankLink, orders: StartRank) -> RankLoop:
     from quire.sampling.processors import load_processors
 
-    config = orders.config
+    config, environment = orders.config, env.read()
     device = torch_device(config.device.kind, orders.local_rank)
-    if device.type != cpu.name:
-        torch.cuda.set_device(device)
     late_work.set_preparation_callback(link.status.mark_preparing)
-    found = describe_model(Options.from_flat(orders.options), env.read())
-    link.finish_phase(JOIN)
-    mesh, comm = connect_rank(
-        config, orders.rank, device, orders.memory, orders.meeting, link.status
-    )
-    link.finish_phase(CONNECT)
-    model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
-    processors = load_processors(config.model.logits_processors, config, device)
-    stages = link_stages(found.config, config, device, mesh, comm)
-    pooler = load_pooler(model, found.folder, config, device, stages)
+    found = describe_model(Options.from_flat(orders.options), environment)
+    with StartupTimer(0.0) as timer:
+        gpu = None
+        if device.type == cuda.name:
+            gpu = GpuPreparation(found, config, orders.options, environment, device, timer)
+            gpu.wait()
+        link.finish_phase(JOIN)
+        mesh, comm = connect_rank(
+            config, orders.rank, device, orders.memory, orders.meeting, link.status
+        )
+        link.finish_phase(CONNECT)
+        model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
+        processors = load_processors(config.model.logits_processors, config, device)
+        stages = link_stages(found.config, config, device, mesh, comm)
+        pooler = load_pooler(model, found.folder, config, device, stages)
+        if gpu is not None:
+            gpu.kernels.load()
     link.finish_phase(LOAD)
 
     def build(config: EngineConfig) -> ModelRunner:
+        if gpu is not None:
+            free_device_memory(device)
         return build_runner(model, config, processors, None, pooler, device, comm, stages)
+
+    def measure() -> DeviceUse | int:
+        if gpu is None:
+            return fitting_blocks(config, mesh.pp_rank)
+        free_device_memory(device)
+        return measure_device(device)
 
     return RankLoop(
         link,
         build,
-        lambda: fitting_blocks(config, device, mesh.pp_rank),
+        measure,
         gives_result=orders.rank == config.parallel.last_stage.start,
+        set_up_thread=None if gpu is None else lambda: torch.cuda.set_device(device),
     )

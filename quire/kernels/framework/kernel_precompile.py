@@ -95,7 +95,15 @@ def load_cached(kernels: Sequence[KernelSpec]) -> list[KernelSpec]:
     finally:
         knobs.cache.manager_class = before
     if without_launcher:  # a C compiler runs a fifth of a second for each
-        with ThreadPoolExecutor(min(MAX_LAUNCHER_BUILDS, cpu.available_cores())) as pool:
+        import torch
+
+        threads, device = (
+            min(MAX_LAUNCHER_BUILDS, cpu.available_cores()),
+            torch.cuda.current_device(),
+        )
+        with ThreadPoolExecutor(
+            threads, initializer=torch.cuda.set_device, initargs=(device,)
+        ) as pool:
             list(pool.map(lambda one: _compile(one)._init_handles(), without_launcher))
     return missing
 

@@ -8,7 +8,7 @@ that do nothing else: Triton's driver stays replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +108,28 @@ class _FixedTargetDriver:
 
     def get_current_stream(self, device: int) -> int:
         return 0
+
+
+class MetaGroup:
+    """A torch.distributed backend of so many ranks, of which there is one: it exchanges nothing."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+    def allreduce(self, tensors: Sequence[Tensor]) -> MetaGroup:
+        return self
+
+    def broadcast(self, x: Tensor, root: int) -> MetaGroup:
+        return self
+
+    def _allgather_base(self, out: Tensor, x: Tensor) -> MetaGroup:
+        return self
+
+    def wait(self) -> None:
+        pass
 
 
 class _Event:

@@ -36,16 +36,16 @@ ONE_SHOT_BYTES = 256 * 1024
 
 
 @triton.jit
-def _meet(areas_ptr, abort_ptr, program, meeting, RANK: tl.constexpr, RANKS: tl.constexpr):
+def _meet(areas_ptr, abort_ptr, program, meeting, rank, RANKS: tl.constexpr):
     """Come to a meeting, and wait for this program of every other rank."""
     tl.debug_barrier()  # the stores of all threads come before the signal
     for k in tl.static_range(RANKS):
-        if k != RANK:
+        if k != rank:
             theirs = tl.load(areas_ptr + k).to(tl.pointer_type(tl.int32))
-            tl.atomic_add(theirs + program * _LINE + RANK, 1, sem="release", scope="sys")
-    mine = tl.load(areas_ptr + RANK).to(tl.pointer_type(tl.int32)) + program * _LINE
+            tl.atomic_add(theirs + program * _LINE + rank, 1, sem="release", scope="sys")
+    mine = tl.load(areas_ptr + rank).to(tl.pointer_type(tl.int32)) + program * _LINE
     for k in tl.static_range(RANKS):
-        if k != RANK:
+        if k != rank:
             missing = meeting - tl.atomic_add(mine + k, 0, sem="acquire", scope="sys")
             tries = 0
             while missing > 0:
@@ -65,7 +65,7 @@ def _slot(areas_ptr, rank, program, place, dtype: tl.constexpr, PROGRAMS: tl.con
     return tl.multiple_of(slot, 16)  # a load of it all is one instruction for each 16 bytes
 
 
-@kernel("rows", "eps", "offset")
+@kernel("rows", "eps", "offset", "rank")
 def _sum_rows(
     x_ptr,  # [T, E], terms of this rank
     areas_ptr,  # int64 [N]
@@ -78,11 +78,11 @@ def _sum_rows(
     rows,
     eps,
     offset,
+    rank,  # a number: all ranks run the same kernels
     E: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= E
     ROWS: tl.constexpr,
     PROGRAMS: tl.constexpr,  # of an area
-    RANK: tl.constexpr,
     RANKS: tl.constexpr,
     SHARE: tl.constexpr,  # columns that each rank sums for all; 0: all ranks sum all
     SHARE_BLOCK: tl.constexpr,
@@ -94,7 +94,7 @@ def _sum_rows(
     program = tl.program_id(0)
     e = tl.arange(0, BLOCK)[None, :]
     dtype = x_ptr.dtype.element_ty
-    line = tl.load(areas_ptr + RANK).to(tl.pointer_type(tl.int32)) + program * _LINE
+    line = tl.load(areas_ptr + rank).to(tl.pointer_type(tl.int32)) + program * _LINE
     w = tl.zeros((1, BLOCK), tl.float32)
     if NORM:
         w = offset + tl.load(w_ptr + e, e < E, 0.0).to(tl.float32)
@@ -108,15 +108,15 @@ def _sum_rows(
         at, place = row * E + e, tl.arange(0, ROWS)[:, None] * E + e
         half = meetings & 1
         own = tl.load(x_ptr + at, live, 0.0)
-        tl.store(_slot(areas_ptr, RANK, program, half, dtype, PROGRAMS) + place, own, live)
+        tl.store(_slot(areas_ptr, rank, program, half, dtype, PROGRAMS) + place, own, live)
         residual = tl.zeros((ROWS, BLOCK), tl.float32)
         if ADD:  # on its way while the others come
             residual = tl.load(res_ptr + at, live, 0.0).to(tl.float32)
         meetings += 1
-        _meet(areas_ptr, abort_ptr, program, meetings, RANK, RANKS)
+        _meet(areas_ptr, abort_ptr, program, meetings, rank, RANKS)
         if SHARE:
-            c = RANK * SHARE + tl.arange(0, SHARE_BLOCK)[None, :]
-            mine = (row < rows) & (c < min(E, (RANK + 1) * SHARE))
+            c = rank * SHARE + tl.arange(0, SHARE_BLOCK)[None, :]
+            mine = (row < rows) & (c < min(E, (rank + 1) * SHARE))
             spot = tl.arange(0, ROWS)[:, None] * E + c
             share = tl.zeros((ROWS, SHARE_BLOCK), tl.float32)
             for k in tl.static_range(RANKS):
@@ -126,14 +126,14 @@ def _sum_rows(
                 sums = _slot(areas_ptr, k, program, 2 + half, dtype, PROGRAMS)
                 tl.store(sums + spot, share.to(dtype), mine)
             meetings += 1
-            _meet(areas_ptr, abort_ptr, program, meetings, RANK, RANKS)
+            _meet(areas_ptr, abort_ptr, program, meetings, rank, RANKS)
             total = tl.load(
-                _slot(areas_ptr, RANK, program, 2 + half, dtype, PROGRAMS) + place, live, 0.0
+                _slot(areas_ptr, rank, program, 2 + half, dtype, PROGRAMS) + place, live, 0.0
             )
         else:
             wide = tl.zeros((ROWS, BLOCK), tl.float32)
             for k in tl.static_range(RANKS):
-                if k == RANK:
+                if k == rank:
                     wide += own.to(tl.float32)
                 else:
                     terms = _slot(areas_ptr, k, program, half, dtype, PROGRAMS)
@@ -192,13 +192,17 @@ def launch(out: Tensor, x: Tensor, peers: PeerMemory, norm: SumNorm | None, stor
             None if norm is None else norm.y,
             None if norm is None or residual is None else norm.r,
         ),
-        (rows, 0.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset),
+        (
+            rows,
+            0.0 if norm is None else norm.eps,
+            0.0 if norm is None else norm.offset,
+            peers.rank,
+        ),
         (
             size,
             block,
             each,
             peers.programs,
-            peers.rank,
             peers.ranks,
             share,
             next_power_of_2(share),

@@ -17,7 +17,7 @@ def small_buffers(monkeypatch):
     monkeypatch.setattr(gpu_loader, "BUFFER_BYTES", SMALL)
     monkeypatch.setattr(gpu_loader, "SYNC_COPY_BYTES", 64)
     monkeypatch.setattr(gpu_loader, "CudaEvent", mock.MagicMock())
-    for name in ("Stream", "current_stream"):
+    for name in ("Stream", "current_stream", "set_device"):
         monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     real = torch.empty

@@ -483,11 +483,17 @@ def test_what_was_measured_replaces_what_was_planned():
     assert apply_measurements(plan, **changes, num_blocks=77).num_blocks == 77
 
 
-def test_ranks_on_gpus_are_refused_as_not_built():
-    with pytest.raises(
-        ConfigError, match="several GPUs is not built yet, over CPU processes it is"
-    ):
+def test_ranks_on_gpus_need_as_many():
+    with pytest.raises(ConfigError, match=r"needs 2 devices; this engine can use 1 \(CUDA_VISIBLE"):
         run(device=gpu(), tensor_parallel_size=2)
+    found = run(device=replace(gpu(), count=2), tensor_parallel_size=2).config
+    assert (found.parallel.tensor, found.parallel.backend) == (2, "mp")
+
+
+def test_stages_on_gpus_are_refused():
+    two = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    with pytest.raises(ConfigError, match="over GPUs use tensor_parallel_size=4"):
+        run(device=replace(gpu(), count=4), **two)
 
 
 def test_how_ranks_run_follows_their_number_unless_it_is_given():
