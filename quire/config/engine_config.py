@@ -98,10 +98,21 @@ ExpertPlacement = Literal["linear", "round_robin"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertBalanceSection:
+    """Moves experts between ranks, so that ranks compute about the same number of tokens."""
+
+    redundant: int = 0  # copies of experts in each layer, beside the first of each
+    interval: int = 3000  # steps after which experts are moved
+    window: int = 1000  # last steps whose tokens count
+    logs: bool = False  # write how even the load was
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSection:
     tensor: int  # ranks over which each layer is sharded
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
     expert_placement: ExpertPlacement | None = None  # None: ranks have slices of every expert
+    expert_balance: ExpertBalanceSection | None = None  # None: experts stay where they are
     engines: int = 1  # of this model on this host
     backend: Literal["mp", "uni", "external_launcher"] = "uni"
     step_limit_s: float = 10.0  # seconds that any step of several ranks may take

@@ -280,6 +280,13 @@ class ParallelOptions:
     """Which experts a rank has with enable_expert_parallel. linear: neighbours. round_robin: every
     n-th of n ranks, which is more even where a token's experts are chosen from groups of
     neighbours."""
+    enable_eplb: bool = False
+    """Move experts between ranks from time to time, so that ranks compute about the same number of
+    tokens. Results do not change. It needs enable_expert_parallel."""
+    eplb_config: dict[str, Any] = field(default_factory=dict)
+    """JSON: num_redundant_experts (copies of the busiest experts in each layer, 0), step_interval
+    (steps after which experts are moved, 3000), window_size (last steps whose tokens count, 1000),
+    log_balancedness (write how even the load was, false)."""
     distributed_executor_backend: Literal["mp", "uni", "external_launcher", "ray"] | None = None
     """How the ranks of a model run. mp: rank 0 in the engine's process, each other in a process of
     its own. uni: one rank. external_launcher: torchrun starts this program once for each rank, and

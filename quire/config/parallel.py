@@ -6,6 +6,7 @@ from typing import Literal
 
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import ExpertPlacement, ParallelSection
+from quire.config.expert_balance import resolve_expert_balance
 from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.memory.memory_plan import EngineShape
 from quire.config.options import Options
@@ -26,7 +27,7 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
     return section.tensor_parallel_size
 
 
-def resolve_expert_placement(
+def _resolve_expert_placement(
     options: Options, model: ModelFacts, ranks: int, why: DecisionLog
 ) -> ExpertPlacement | None:
     """Return which of the experts each rank has; None: slices of all. Raises ConfigError.
@@ -53,9 +54,10 @@ def resolve_expert_placement(
 
 
 def resolve_parallel(
-    options: Options, shape: EngineShape, experts: ExpertPlacement | None, *, server: bool
+    options: Options, model: ModelFacts, shape: EngineShape, why: DecisionLog, *, server: bool
 ) -> ParallelSection:
     """Resolve how ranks run. Raises ConfigError."""
+    experts = _resolve_expert_placement(options, model, shape.tensor, why)
     section = options.parallel
     if shape.stages > 1 and shape.device != "cpu":
         raise ConfigError(
@@ -94,6 +96,7 @@ def resolve_parallel(
         tensor=shape.tensor,
         stage_layers=shape.stage_layers,
         expert_placement=experts,
+        expert_balance=resolve_expert_balance(options, model.experts),
         engines=engines,
         backend="external_launcher" if backend == "external_launcher" else kind,
         step_limit_s=section.rank_timeout_seconds,

@@ -27,6 +27,7 @@ from quire.config.engine_config import (
     SamplingSection,
     SchedulerSection,
 )
+from quire.config.expert_balance import resolve_expert_balance
 from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.head_cuts import require_layer_cuts
 from quire.config.kv_cache_dtype import resolve_cache_dtype
@@ -38,11 +39,7 @@ from quire.config.memory.kv_memory import (
 )
 from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
 from quire.config.options import Options
-from quire.config.parallel import (
-    resolve_expert_placement,
-    resolve_parallel,
-    resolve_tensor_parallel_size,
-)
+from quire.config.parallel import resolve_parallel, resolve_tensor_parallel_size
 from quire.config.pooling import ModelUse, choose_model_use, resolve_pooling
 from quire.config.quant.read import reconcile_quantization
 from quire.config.stages import plan_tightest_stage, resolve_stage_layers
@@ -122,12 +119,7 @@ def resolve(
             enforce_eager=options.device.enforce_eager,
             capability=device.capability,
         ),
-        parallel=resolve_parallel(
-            options,
-            plan.shape,
-            resolve_expert_placement(options, model, plan.shape.tensor, why),
-            server=server,
-        ),
+        parallel=resolve_parallel(options, model, plan.shape, why, server=server),
         adapters=resolve_adapters(
             options.lora,
             plan.shape,
@@ -169,6 +161,7 @@ def resolve_memory_plan(
         raise ConfigError("logits_processors: this model pools, so it has no logits to change")
     dtype = resolve_dtype(options, model, device, why)
     asked_len = resolve_max_len(options, model, why)
+    balance = resolve_expert_balance(options, model.experts)
     shape = EngineShape(
         dtype=dtype,
         cache_dtype=resolve_cache_dtype(options, model, device, dtype, why),
@@ -177,6 +170,7 @@ def resolve_memory_plan(
         max_num_batched_tokens=1,
         max_num_seqs=resolve_max_num_seqs(options, device, server, why),
         tensor=resolve_tensor_parallel_size(options, device),
+        redundant_experts=0 if balance is None else balance.redundant,
         hybrid=not options.cache.disable_hybrid_kv_cache_manager,
         device=device.kind,
         quantization=resolve_quantization(options, model, why),

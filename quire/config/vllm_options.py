@@ -56,7 +56,6 @@ _NO_EFFECT = {
         dcp_comm_backend dcp_q_replicate disable_nccl_for_dp_synchronization use_tqdm_on_download
         enable_flash_late_interaction swa_bounded_replay""",
     "there is one device": """disable_custom_all_reduce worker_use_ray ray_workers_use_nsight
-        num_redundant_experts eplb_window_size eplb_step_interval eplb_log_balancedness
         data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
         dp_supervisor_probe_failure_threshold max_parallel_loading_workers
         master_addr master_port node_rank
@@ -65,7 +64,7 @@ _NO_EFFECT = {
         dcp_kv_cache_interleave_size cp_kv_cache_interleave_size enable_ep_weight_filter
         enable_batch_sharded_sampling
         dbo_decode_token_threshold dbo_prefill_token_threshold enable_shm_tensor_arena
-        enable_nccl_comm_suspend eplb_config fault_tolerance_config enable_hc_sp
+        enable_nccl_comm_suspend fault_tolerance_config enable_hc_sp
         placement_group""",
     "quire does this in its own way": """use_v2_block_manager num_scheduler_steps
         multi_step_stream_outputs num_lookahead_slots delay_factor scheduler_delay_factor
@@ -133,8 +132,10 @@ _UNSUPPORTED = {
     "more than one device": """data_parallel_rank
         data_parallel_start_rank data_parallel_hybrid_lb data_parallel_external_lb
         data_parallel_multi_port_external_lb decode_context_parallel_size
-        prefill_context_parallel_size nnodes device_ids enable_dbo enable_elastic_ep enable_eplb
+        prefill_context_parallel_size nnodes device_ids enable_dbo enable_elastic_ep
         enable_fault_tolerance""",
+    "balancing of experts by single options": """num_redundant_experts eplb_window_size
+        eplb_step_interval eplb_log_balancedness""",
     "multimodal input": """mm_processor_kwargs enable_mm_embeds mm_encoder_only
         video_pruning_rate""",
     "running tools in the server": "tool_server",
@@ -167,6 +168,10 @@ ADVICE = {
     "rope_theta": 'use hf_overrides={"rope_theta": N}',
     "tokens_only": "prompts of token ids and return_token_ids work on every server",
     "quantization_config": 'use quantization="fp8"',
+    "num_redundant_experts": 'use eplb_config={"num_redundant_experts": N}',
+    "eplb_window_size": 'use eplb_config={"window_size": N}',
+    "eplb_step_interval": 'use eplb_config={"step_interval": N}',
+    "eplb_log_balancedness": 'use eplb_config={"log_balancedness": true}',
     "cpu_offload_gb": "choose a smaller model or dtype",
     "max_num_active_seqs": "max_num_seqs caps the running sequences",
 }
@@ -200,7 +205,7 @@ ATTENTION_BACKENDS = frozenset(_ATTENTION_BACKENDS.split())
 """Attention backends of another engine: quire chooses among its own."""
 _BOOLEAN_OPTIONS = """
     disable_custom_all_reduce use_v2_block_manager worker_use_ray
-    enable_eplb disable_log_requests
+    disable_log_requests
     enable_log_requests enable_return_routed_experts return_sampling_mask enable_trace_replay
     disable_cascade_attn multi_step_stream_outputs ray_workers_use_nsight numa_bind
     enable_mm_embeds mm_encoder_only interleave_mm_strings skip_mm_profiling kv_cache_metrics

@@ -113,6 +113,17 @@ class LateWorkCounts(NamedTuple):
     """Time that steps waited for both."""
 
 
+class ExpertBalanceStats(NamedTuple):
+    """Experts that moved between ranks: totals since the engine's start, and the last balancing."""
+
+    rebalances: int = 0
+    moved_experts: int = 0
+    balancedness: float = 0.0
+    """Tokens of a rank: the mean over the greatest, in the last window; 0: it was not measured."""
+    balancedness_after: float = 0.0
+    """The same tokens, in the placement that was chosen."""
+
+
 class TenantStats(NamedTuple):
     """Stats of one tenant: totals since the engine's start, and its current requests."""
 
@@ -163,6 +174,7 @@ class Snapshot(NamedTuple):
     admission: AdmissionStats = AdmissionStats()
     late_work: LateWorkCounts = LateWorkCounts()
     adapters: AdapterStats = AdapterStats()
+    experts: ExpertBalanceStats = ExpertBalanceStats()
 
 
 def time_bucket(seconds: float) -> int:

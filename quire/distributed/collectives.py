@@ -7,6 +7,7 @@ in quire.kernels.collectives.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,15 @@ TIMEOUT_S = 600.0
 """A collective fails after this long: a rank may compile kernels while the others wait."""
 
 
-COUNTED_COLLECTIVES = ("none", "all_reduce", "all_gather", "broadcast", "send", "receive")
+COUNTED_COLLECTIVES = (
+    "none",
+    "all_reduce",
+    "all_gather",
+    "broadcast",
+    "send",
+    "receive",
+    "all_to_all",
+)
 """Names of the collectives that are counted."""
 
 
@@ -62,6 +71,13 @@ class Collectives(Protocol):
         """Overwrite x with what the rank of this tp rank in another stage sends, and return it."""
         ...
 
+    def all_to_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Send one of the pieces, of bytes, to each rank; return the pieces sent to this rank.
+
+        sizes: of the latter, in bytes. Not within a step.
+        """
+        ...
+
 
 class SingleProcessCollectives:
     """Collectives of a single process: they return x."""
@@ -80,6 +96,9 @@ class SingleProcessCollectives:
 
     def receive(self, x: Tensor, stage: int) -> Tensor:
         raise AssertionError("a single process has one stage")
+
+    def all_to_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        return list(pieces)
 
 
 class ProcessGroupCollectives:
@@ -133,6 +152,13 @@ class ProcessGroupCollectives:
     def receive(self, x: Tensor, stage: int) -> Tensor:
         self._count(5)
         return ops.receive(x, self._stages, stage)
+
+    def all_to_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        self._count(6)
+        given = torch.cat([one.view(-1) for one in pieces])
+        taken = given.new_empty(sum(sizes))
+        self._group.alltoall_base(taken, given, list(sizes), [len(one) for one in pieces]).wait()
+        return list(taken.split(list(sizes)))
 
     def _count(self, kind: int) -> None:
         counter = self._counter

@@ -39,6 +39,7 @@ from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
+from quire.core.snapshot import ExpertBalanceStats
 from quire.distributed.mesh import Mesh
 from quire.engine.core.adapter_scaling import AdapterScaling
 from quire.engine.core.adapter_store import AdapterStore
@@ -80,6 +81,7 @@ from quire.engine.startup.startup_timer import StartupTimer, format_table
 from quire.engine.startup.text_setup import ParamCheck, build_input_processor, load_engine_tokenizer
 from quire.engine.startup.warmup import SchedulerAndExecutor
 from quire.errors import ConfigError
+from quire.executors.balanced import Executor as Balanced
 from quire.executors.base import Executor
 from quire.executors.profiled import Executor as Profiled
 from quire.grammar.backends import backend_select
@@ -401,8 +403,13 @@ def build_core(
     check: bool,
     background: Sequence[Closeable] = (),
 ) -> EngineCore:
-    """Join scheduler and executor, with a profiler if the config has one."""
+    """Join scheduler and executor, with a profiler and a balancer of experts if the config has
+    them."""
     section = config.observe
+    expert_stats: Callable[[], ExpertBalanceStats] = ExpertBalanceStats
+    if config.parallel.expert_balance is not None:
+        executor = balanced = Balanced(executor, config.parallel.expert_balance)
+        expert_stats = balanced.stats
     if section.profile is not None:
         trace = StepProfiler(
             Path(section.profile), skip=section.profile_skip, steps=section.profile_steps
@@ -410,7 +417,12 @@ def build_core(
         executor = Profiled(executor, trace)
     depth = config.scheduler.steps_in_flight
     return EngineCore(
-        scheduler, executor, steps_in_flight=depth, check=check, background=background
+        scheduler,
+        executor,
+        steps_in_flight=depth,
+        check=check,
+        background=background,
+        expert_stats=expert_stats,
     )
 
 

@@ -22,8 +22,11 @@ from torch import Tensor
 
 from quire.distributed.collectives import Collectives
 from quire.distributed.expert_exchange import ExpertExchange, TensorParallelExchange
+from quire.distributed.expert_placement import Placement
 from quire.distributed.mesh import Mesh, width_range
+from quire.kernels.formats.expert_tensors import stored_tensors
 from quire.kernels.formats.weight import PlainExperts, PlainWeight, StoredExperts
+from quire.kernels.framework import lazy_fusion
 from quire.kernels.local_experts import local_experts
 from quire.kernels.moe_experts import ExpertActivation
 from quire.kernels.moe_router import RoutingMethod, moe_router
@@ -90,7 +93,10 @@ class Experts(WeightModule):
     turned: a checkpoint that holds all experts in one tensor has them as [X, inputs, outputs].
     interleaved: gate and up rows take turns in it. (GPT-OSS: both; Qwen3-VL: turned)
 
-    `local` are the experts of this rank, by their numbers in the layer; parameters have these only.
+    `local` are the experts of this rank, by their numbers in the layer, in the order of its bank;
+    parameters have these only. `load` counts tokens by expert where experts move between ranks:
+    then the output of each choice is exchanged, and summed in the order of choices, so that results
+    do not depend on which rank has an expert.
     """
 
     role = "experts"
@@ -116,7 +122,10 @@ class Experts(WeightModule):
         self.hidden, self.mlp, self.experts = hidden, mlp, experts
         self.gate, self.transposed, self.interleaved = gate, turned, interleaved
         self.local: Sequence[int] = range(experts)
+        self.placement: Placement = []  # of all ranks; empty: every rank has all experts
         self.exchange: ExpertExchange = TensorParallelExchange(self.comm)
+        self.load: Tensor | None = None  # [experts] int64; None: experts do not move
+        self._moves = False
         self._places: tuple[Tensor, Tensor] | None = None  # see local_experts; None: all are here
         self.gate_up_proj_bias = self.down_proj_bias = None
         self.set_quant_method(PLAIN)
@@ -125,12 +134,25 @@ class Experts(WeightModule):
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, E], ids and weights [T, k] of the router -> [T, E]."""
+        own = weights
         x, ids, weights = self.exchange.gather(x, ids, weights)
         if self._places is not None:
-            ids = local_experts(ids, *self._places)
+            ids = local_experts(ids, *self._places, self.load)
+        if self.load is None:
+            return self.exchange.combine(self._multiply(x, ids, weights))
+        lazy_fusion.flush()  # torch reads it
+        rows, k = ids.shape
+        pairs = x.repeat_interleave(k, 0)
+        y = self._multiply(pairs, ids.view(-1, 1), torch.ones_like(weights).view(-1, 1))
+        y = self.exchange.combine(y.view(rows, -1)).view(*own.shape, -1)
+        lazy_fusion.flush()
+        return (y.float() * own[:, :, None]).sum(1).to(x.dtype)
+
+    def _multiply(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """What this rank adds to the result."""
         # where ranks have slices of one expert, the sum over them must have its last bias once
         first = self.mesh.ep > 1 or self.mesh.tp_rank == 0
-        y = self.gate_up_proj.mlp(
+        return self.gate_up_proj.mlp(
             x,
             ids,
             weights,
@@ -140,38 +162,70 @@ class Experts(WeightModule):
             self.down_proj_bias if first else None,
             self._places is not None,
         )
-        return self.exchange.combine(y)
 
     def shard(self, mesh: Mesh, comm: Collectives) -> None:
         self.exchange = TensorParallelExchange(comm)
         super().shard(mesh, comm)
 
-    def keep_experts(self, local: Sequence[int]) -> None:
-        """Keep only these experts on this rank, whole. It comes before `shard`."""
-        self.local = tuple(local)
+    def spread(self, placement: Placement, rank: int, *, moves: bool) -> None:
+        """Keep only the experts of one rank, whole. It comes before `shard`.
+
+        moves: the placement will change.
+        """
+        self.placement, self.local, self._moves = placement, placement[rank], moves
 
     def place_constants(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Put the table of this rank's experts on the device."""
-        if self.mesh.ep > 1:
-            place = torch.full((self.experts, 1), -1, dtype=torch.int32, device=device)
-            place[list(self.local), 0] = torch.arange(
-                len(self.local), dtype=torch.int32, device=device
-            )
-            self._places = place, torch.ones(self.experts, dtype=torch.int32, device=device)
+        """Put the tables of a rank's experts on the device."""
+        if not self.placement:
+            return
+        copies = sum(map(len, self.placement)) - self.experts + 1
+        shape = (self.experts, min(copies, len(self.placement)))
+        self._places = (
+            torch.empty(shape, dtype=torch.int32, device=device),
+            torch.empty(self.experts, dtype=torch.int32, device=device),
+        )
+        if self._moves:
+            self.load = torch.zeros(self.experts, dtype=torch.int64, device=device)
+        self.set_placement(self.placement)
+
+    def set_placement(self, placement: Placement) -> None:
+        """Take another placement, of as many experts on each rank, whose weights are in the banks.
+
+        Tables are written in place: tapes and CUDA graphs have their addresses.
+        """
+        assert self._places is not None, "every rank has all experts"
+        rank, (place, copies) = self.mesh.ep_rank, self._places
+        self.placement, self.local = placement, placement[rank]
+        found: list[list[int]] = [[] for _ in range(self.experts)]
+        for one, own in enumerate(placement):
+            for slot, expert in enumerate(own):
+                found[expert].append(slot if one == rank else -1)
+        padded = [(row + [-1] * place.shape[1])[: place.shape[1]] for row in found]
+        place.copy_(torch.tensor(padded, dtype=torch.int32))
+        copies.copy_(torch.tensor([len(row) for row in found], dtype=torch.int32))
+
+    def expert_tensors(self, slot: int) -> list[Tensor]:
+        """Return all tensors of one of this rank's experts: writing to them changes it."""
+        biases = (self.gate_up_proj_bias, self.down_proj_bias)
+        found = [
+            *stored_tensors(self.gate_up_proj, slot),
+            *stored_tensors(self.down_proj, slot),
+        ]
+        return [*found, *(one[slot] for one in biases if one is not None)]
 
     def _experts_of(self, param: str) -> Sequence[int]:
         """The experts whose numbers a parameter has: of activations, which share one scale, all."""
         if param in self._specs:
             _, _, spec = self._specs[param]
-            if spec.outputs_per is None and spec.inputs_per is None and spec.parts is None:
+            if spec.of_activations and spec.parts is None:
                 return range(self.experts)
         return self.local
 
     def _build_layout(self, param: str) -> tuple[WeightShard, ...]:
-        if param not in self._specs:
+        if self._experts_of(param) is self.local:
             return super()._build_layout(param)
         matrix, _, spec = self._specs[param]
-        return spec.layout(self._bank_layout(matrix, len(self._experts_of(param))))
+        return spec.layout(self._bank_layout(matrix, self.experts))
 
     def local_part(self, param: str, part: int) -> int | None:
         each = self._parts_each(param)

@@ -27,7 +27,7 @@ from quire.config.memory.kv_layout import KVCacheGroup, group_layers
 from quire.config.quant.fp4 import GPT_OSS
 from quire.config.quant.read import read_quantization, reconcile_quantization
 from quire.distributed.collectives import Collectives, SingleProcessCollectives, connect
-from quire.distributed.expert_placement import place_experts
+from quire.distributed.expert_placement import balance_experts, place_experts
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
 from quire.layers import Attention, Experts, Linear, ParamModule, RowLinear, WeightModule
@@ -140,6 +140,7 @@ def build_model(
     mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
     comm: Collectives | None = None,
     experts: ExpertPlacement | None = None,
+    redundant_experts: int | None = None,
     quant: str | None = None,
     stage: range | None = None,
     groups: Sequence[KVCacheGroup] | None = None,
@@ -151,6 +152,8 @@ def build_model(
     folder: where the checkpoint is; None only with load_format "dummy", which draws from `seed`.
     comm: the collectives among the ranks of the mesh; None: the usual ones.
     experts: which experts each rank has, if mesh.ep > 1.
+    redundant_experts: copies of experts in each layer whose experts move between ranks. None: they
+    stay where they are.
     quant: how to quantize a plain checkpoint, e.g. "fp8"; a quantized checkpoint needs none.
     stage: numbers of the layers of this pipeline stage; None: all.
     groups: the KV layout, if the engine has decided on one.
@@ -168,7 +171,7 @@ def build_model(
     if stage is not None:
         model.keep_stage(stage, tied=_is_tied(model, config, folder, load_format))
     if max(mesh.tp, mesh.ep) > 1:
-        _shard_model(model, mesh, comm or connect(mesh), experts)
+        _shard_model(model, mesh, comm or connect(mesh), experts, redundant_experts)
     quantized = reconcile_quantization(config.quantized, quant, len(config.attention_layers()))
     if _is_tied(model, config, folder, load_format):
         for source in cast(Weights, model.weights).tie.values():
@@ -317,13 +320,21 @@ def _checkpoint_headers(folder: Path, load_format: str) -> Mapping[str, files.Te
 
 
 def _shard_model(
-    model: nn.Module, mesh: Mesh, comm: Collectives, experts: ExpertPlacement | None = None
+    model: nn.Module,
+    mesh: Mesh,
+    comm: Collectives,
+    experts: ExpertPlacement | None = None,
+    redundant_experts: int | None = None,
 ) -> None:
     for module in model.modules():
         _cut_rows_by_heads(module)
         if isinstance(module, Experts) and mesh.ep > 1:
             assert experts is not None, "whole experts on each rank need a placement"
-            module.keep_experts(place_experts(module.experts, mesh.ep, experts)[mesh.ep_rank])
+            count, placement = module.experts, place_experts(module.experts, mesh.ep, experts)
+            if redundant_experts:
+                slots = (count + redundant_experts) // mesh.ep
+                placement = balance_experts([1] * count, mesh.ep, slots)
+            module.spread(placement, mesh.ep_rank, moves=redundant_experts is not None)
         if isinstance(module, ParamModule):
             module.shard(mesh, comm)
         elif isinstance(module, Attention):

@@ -46,6 +46,7 @@ class ParamSpec:
     transposed: bool = False  # the checkpoint has the axes in the opposite order
     broadcastable: bool = False  # one number may stand for all
     init: InitSpec | None = None  # of dummy values; None: those of an unquantized weight
+    of_activations: bool = False  # it is of the inputs: the experts of a layer use one for all
     parts: tuple[int, ...] | None = None
     """The parts of the weight that it is of, for parts in different formats. None: all."""
 

@@ -72,7 +72,9 @@ class Method:
             self._form.scale: scale,
         }
         if self._form.static_activations:
-            found[INPUT_SCALE] = replace(scale, outputs_per=None, init=InitSpec(0.01, 0.0))
+            found[INPUT_SCALE] = replace(
+                scale, outputs_per=None, of_activations=True, init=InitSpec(0.01, 0.0)
+            )
         return found
 
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:

@@ -65,7 +65,7 @@ class Method:
             "weight_scale": scale,
         }
         if self._form.static_activations:
-            one = replace(scale, outputs_per=None, init=InitSpec(0.03, 0.0))
+            one = replace(scale, outputs_per=None, of_activations=True, init=InitSpec(0.03, 0.0))
             found[INPUT_SCALE] = one
             if not self._form.symmetric_inputs:
                 found[INPUT_ZERO] = replace(one, dtype=torch.int8, init=InitSpec(0.0, 0.0))

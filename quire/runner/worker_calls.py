@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from quire.kernels.framework import late_work
 from quire.kernels.framework.op import LIBRARY_GEMMS
+from quire.runner.expert_balancer import BalanceReport, ExpertBalancer
 from quire.runner.model_runner import ModelRunner
 from quire.runner.parts.base import PARTS
 
@@ -39,6 +40,7 @@ class WorkerCalls:
         self._worker: Any = runner.worker
         self._tracing = ExitStack()
         self._memory_before = (0, 0)
+        self._balancer: ExpertBalancer | None = None
 
     def begin_trace(self) -> None:
         """From now on steps run on two layers of each kind, with zeroed tensors and without the
@@ -92,6 +94,19 @@ class WorkerCalls:
         """Return a part's answer to a request that concerns no step."""
         with self._worker.execution_context():
             return PARTS.load(name).PART.call(self._runner.model, request)
+
+    @torch.inference_mode()
+    def start_expert_balancing(self) -> None:
+        """Count the tokens of experts from now on."""
+        if self._balancer is None:
+            self._balancer = ExpertBalancer(cast(nn.Module, self._runner.model))
+        self._balancer.count_from_now()
+
+    @torch.inference_mode()
+    def balance_experts(self, intervals: int) -> BalanceReport:
+        """Move experts between ranks: see ExpertBalancer."""
+        assert self._balancer is not None, "start_expert_balancing comes first"
+        return self._balancer.balance(intervals)
 
     def set_ready(self, ready: bool) -> None:
         """Count kernel compilations and graph captures of this rank from now on, or no more."""

@@ -39,6 +39,41 @@ def test_tokens_are_those_of_one_rank(folder):
     llm.llm_engine.engine.shutdown()
 
 
+def test_experts_move_between_steps_and_tokens_stay(folder, caplog):
+    config = {"step_interval": 5, "window_size": 4, "num_redundant_experts": 2}
+    llm = LLM(
+        folder, **SIZES, tensor_parallel_size=2, enable_expert_parallel=True, steps_in_flight=2,
+        enable_eplb=True, eplb_config=config | {"log_balancedness": True},
+    )  # fmt: skip
+    with caplog.at_level("INFO"):
+        got = ids(llm, temperature=0)
+    assert got == ids(LLM(folder, **SIZES), temperature=0)
+    stats = llm.llm_engine.engine.snapshot().experts
+    assert stats.rebalances > 3
+    assert stats.moved_experts > 0
+    assert 0 < stats.balancedness <= 1
+    assert "experts: balancedness" in caplog.text
+    llm.llm_engine.engine.shutdown()
+
+
+REFUSED = {
+    "needs enable_expert_parallel": {"enable_expert_parallel": False},
+    "choose one of 0, 2, 4, 6": {"eplb_config": {"num_redundant_experts": 3}},
+    "is for enable_eplb": {"enable_eplb": False, "eplb_config": {"window_size": 10}},
+    "has no key 'window'; allowed are": {"eplb_config": {"window": 10}},
+    "experts are moved between two steps": {"eplb_config": {"use_async": True}},
+    "must be 1 or more": {"eplb_config": {"step_interval": 0}},
+    "leave out enable_lora": {"enable_lora": True},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_settings_that_cannot_be_balanced_are_refused(folder, message):
+    given = {"enable_expert_parallel": True, "enable_eplb": True, "tensor_parallel_size": 2}
+    with pytest.raises(ConfigError, match=message):
+        LLM(folder, **SIZES, **given | REFUSED[message])
+
+
 def test_models_without_experts_are_refused(tmp_path):
     dense = str(write_model(tmp_path, "llama"))
     with pytest.raises(ConfigError, match="llama has no experts"):

@@ -20,13 +20,15 @@ SIZES = {"unit": 256, "vocab_size": 512}
 NEAR = 0.01
 
 
-def planned(hf, folder, quant=None, ranks=1):
+def planned(hf, folder, quant=None, ranks=1, more_experts=0.0):
     """Bytes by the headers, and by config.json alone."""
     counted = count_weights_in_headers(read_headers(folder), hf)
     facts = model_facts(hf, weights=counted)
     found = reconcile_quantization(facts.quantization, quant)
     estimated = model_facts(hf).weights
-    return counted.bytes(2, ranks, found), estimated.bytes(2, ranks, found)
+    return tuple(
+        one.bytes(2, ranks, found, more_experts=more_experts) for one in (counted, estimated)
+    )
 
 
 def held(folder, **settings):
@@ -58,6 +60,16 @@ def test_each_rank_has_its_share(tmp_path):
     mesh = {"mesh": Mesh(tp=2, rank=1), "comm": Together(2).of(1)}
     by_headers, _ = planned(hf, folder, "int4", ranks=2)
     assert by_headers == pytest.approx(held(folder, quant="int4", **mesh), rel=NEAR)
+
+
+def test_copies_of_experts_count(tmp_path):
+    """Six for four experts on two ranks."""
+    hf = tiny("qwen3_moe", **SIZES)
+    folder = write_folder(tmp_path / "m", hf, tiny_tensors(hf, torch.bfloat16))
+    experts = {"experts": "linear", "redundant_experts": 2}
+    real = held(folder, mesh=Mesh(tp=2, ep=2), comm=Together(2).of(0), **experts)
+    for one in planned(hf, folder, ranks=2, more_experts=0.5):
+        assert one == pytest.approx(real, rel=NEAR)
 
 
 DEVICES = {"cpu": None, "cuda": (9, 0), BEFORE_FP8: (8, 0)}

@@ -59,6 +59,7 @@ class EngineShape:
     tensor: int = 1  # ranks over which each layer is sharded
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
     stage: int = 0  # of the rank that is planned
+    redundant_experts: int = 0  # copies of experts in each layer, over all ranks
     hybrid: bool = True
     device: str = "cpu"
     quantization: str | None = None
@@ -280,7 +281,8 @@ def plan_memory(
     block = block_bytes(own_layers, own_groups, shape.block_size, form)
     quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
     place = shape.device if shape.has_fp8 else BEFORE_FP8
-    weights = weight_facts.bytes(ITEMSIZE[shape.dtype], shape.tensor, quantized, place)
+    more = shape.redundant_experts / max(model.experts, 1)
+    weights = weight_facts.bytes(ITEMSIZE[shape.dtype], shape.tensor, quantized, place, more)
     weight_bits = 8 * weights * shape.tensor / max(weight_facts.elements(quantized), 1)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
     adapters = adapter_bytes(model.adapters, shape)

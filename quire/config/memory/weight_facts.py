@@ -40,8 +40,12 @@ class WeightFacts:
         ranks: int = 1,
         quantized: QuantFacts | None = None,
         device: str = "cpu",
+        more_experts: float = 0.0,
     ) -> int:
-        """Bytes on one rank. itemsize: of the model's dtype. device: as in quire.config.quant."""
+        """Bytes on one rank. itemsize: of the model's dtype. device: as in quire.config.quant.
+
+        more_experts: copies of experts, as a share of all experts.
+        """
         total = float(self.matrices * itemsize)
         if self.head is not None and quantized is not None and quantized.head is not None:
             total += _held_bytes(self.head, quantized.head, itemsize, device)
@@ -49,7 +53,8 @@ class WeightFacts:
         for layer in self.layers:
             form = _format_of(layer, quantized)
             found = form.sized(layer)
-            total += _held_bytes(found, form, itemsize, device)
+            held = _held_bytes(found, form, itemsize, device)
+            total += held * (1 + more_experts * ("experts" in layer.name.split(".")))
             if not layer.tensors:
                 total -= layer.outputs * layer.inputs * itemsize
         return math.ceil(total / ranks) + self.vectors * itemsize

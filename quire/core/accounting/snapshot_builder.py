@@ -12,6 +12,7 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import (
     AdapterStats,
     AdmissionStats,
+    ExpertBalanceStats,
     GrammarStats,
     LateWorkCounts,
     RequestRow,
@@ -34,6 +35,7 @@ def build_snapshot(
     most: int,
     blocks: bool,
     late_work: LateWorkCounts = LateWorkCounts(),  # noqa: B008 - an immutable value
+    experts: ExpertBalanceStats = ExpertBalanceStats(),  # noqa: B008
 ) -> Snapshot:
     """Return a snapshot at time `at` with at most `most` rows, and with the block map if wanted."""
     sequences = list(islice(scheduler.sequences(), max(0, min(most, MOST_ROWS))))
@@ -53,6 +55,7 @@ def build_snapshot(
         admission=_stats_of_type(stats, AdmissionStats),
         late_work=late_work,
         adapters=_stats_of_type(stats, AdapterStats),
+        experts=experts,
     )
 
 

@@ -18,7 +18,7 @@ from quire.core.accounting.snapshot_builder import build_snapshot
 from quire.core.accounting.time_accounting import TimeAccounting
 from quire.core.scheduler_stats import EngineLoad
 from quire.core.scheduling.scheduler import FailedStep, Scheduler, SchedulerStats
-from quire.core.snapshot import LateWorkCounts, Snapshot
+from quire.core.snapshot import ExpertBalanceStats, LateWorkCounts, Snapshot
 from quire.core.types import Request, StepPlan, Update
 from quire.engine.core.step_observer import CompositeStepObserver, StepObserver
 from quire.errors import EngineDead, EngineError, HookFailed
@@ -44,14 +44,16 @@ class EngineCore:
         steps_in_flight: int = 1,
         check: bool = False,
         background: Sequence[Closeable] = (),
+        expert_stats: Callable[[], ExpertBalanceStats] = ExpertBalanceStats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """background: closed with the engine."""
+        """background: closed with the engine. expert_stats: of the executor."""
         self._scheduler = scheduler
         self._clock = clock
         self._time_accounting = TimeAccounting(clock)
         self._executor = executor
         self._background = tuple(background)
+        self._expert_stats = expert_stats
         self._max_in_flight = steps_in_flight
         self._check = check
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
@@ -227,6 +229,7 @@ class EngineCore:
             most=rows,
             blocks=blocks,
             late_work=self._executor.late_work(),
+            experts=self._expert_stats(),
         )
 
     def snapshots(self) -> list[Snapshot]:

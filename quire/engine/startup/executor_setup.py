@@ -74,6 +74,7 @@ def load_model(
     comm: Collectives | None = None,
 ) -> LanguageModel:
     """Load the model of a folder, or one rank's share of it, with banks for adapters."""
+    balance = config.parallel.expert_balance
     model = build_model(
         model_type,
         replace(model_config, max_len=config.scheduler.max_model_len),
@@ -84,6 +85,7 @@ def load_model(
         mesh=mesh,
         comm=comm,
         experts=config.parallel.expert_placement,
+        redundant_experts=None if balance is None else balance.redundant,
         quant=config.model.quantization,
         stage=stage_layers(config.parallel, mesh.pp_rank),
         groups=stage_cache(config.cache, config.parallel, mesh.pp_rank).groups,

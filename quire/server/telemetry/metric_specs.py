@@ -102,6 +102,18 @@ ENGINE_METRICS = (
         "The time, with adapters in labels: names of those of the last step, and of others that "
         "requests wait for.",
     ),
+    _counter("expert_rebalances", "Times that experts were balanced over ranks.", own=True),
+    _counter("experts_moved", "Experts that were written to another rank.", own=True),
+    _gauge(
+        "expert_balancedness",
+        "Tokens of ranks' experts before the last balancing: mean over greatest.",
+        own=True,
+    ),
+    _gauge(
+        "expert_balancedness_after",
+        "Of the same tokens, with the experts where they are now.",
+        own=True,
+    ),
     _counter("lora_slot_loads", "Adapters whose weights were sent to the device.", own=True),
     _counter("lora_loads", "Adapters read from their files, also again.", own=True),
     _counter("lora_load_seconds", "Time of these reads.", own=True),

@@ -156,3 +156,11 @@ class Rank:
 
     def all_gather(self, x, total):
         return torch.cat(self._together.exchange(self._rank, x), -1)
+
+    def broadcast(self, x):
+        return x.copy_(self._together.exchange(self._rank, x.clone())[0])
+
+    def all_to_all(self, pieces, sizes):
+        found = [one[self._rank] for one in self._together.exchange(self._rank, pieces)]
+        assert [len(one) for one in found] == sizes
+        return found

@@ -1,6 +1,7 @@
 """Whole experts on each rank give the outputs of one rank, whatever rank has which."""
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -35,7 +36,11 @@ def run_ranks(size, main):
             raise
 
     with ThreadPoolExecutor(size) as pool:
-        return [one.result() for one in [pool.submit(run, rank) for rank in range(size)]]
+        done = [pool.submit(run, rank) for rank in range(size)]
+    for one in done:  # what others raise follows from it
+        if one.exception() and not isinstance(one.exception(), threading.BrokenBarrierError):
+            raise one.exception()
+    return [one.result() for one in done]
 
 
 @pytest.fixture
