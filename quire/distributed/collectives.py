@@ -244,10 +244,15 @@ def open_store(address: str, port: int, listener: int | None = None) -> Store:
 
 
 def check_sum(mesh: Mesh, comm: Collectives, device: torch.device) -> None:
-    """Add up 1 MiB of known numbers over the tensor-parallel ranks. Raises EngineError."""
+    """Add up 1 MiB of known numbers over the tensor-parallel ranks, and hand the sum on from stage
+    to stage. Raises EngineError."""
     own = torch.full((1 << 18,), float(1 + mesh.tp_rank), device=device)
     want = mesh.tp * (mesh.tp + 1) / 2
     found = comm.all_reduce(own)
+    if mesh.pp_rank:
+        found = comm.receive(torch.zeros_like(found), mesh.pp_rank - 1)
+    if mesh.pp_rank < mesh.pp - 1:
+        comm.send(found, mesh.pp_rank + 1)
     lazy_fusion.flush()
     if not bool((found == want).all()):
         raise EngineError(

@@ -390,8 +390,6 @@ def missing_for_structured_output(config: EngineConfig) -> str | None:
         return "a tokenizer"
     if config.parallel.backend == "external_launcher":  # each program would compile at its own time
         return "distributed_executor_backend='mp'"
-    if config.parallel.stages > 1:
-        return "pipeline_parallel_size=1"
     return None if config.sampling.eos_ids else "a token that ends the text"
 
 

@@ -28,6 +28,7 @@ from quire.executors.rank_group import CallWorker, RankAnswer, RankError, RankGr
 from quire.runner import model_input, plain_data
 from quire.runner.device_worker import CompletedStep
 from quire.runner.model_input import ModelInputBuilder
+from quire.runner.stage_masks import MaskSender, SentMasks
 
 STEP_FACTOR = 20
 """A step may take so many times the expected time before a rank counts as hanging."""
@@ -57,6 +58,9 @@ class Executor:
         self._local = local
         self._step_limit_s = section.step_limit_s
         self._last_stage = section.last_stage
+        self._masks = None
+        if section.stages > 1:  # the grammars are here, and another stage samples
+            self._masks = MaskSender(local.runner.sampler.constrained_slots)
         self._step_time = StepTimeEstimate()
         self._late_work = LateWorkCounts()
         self._rank_late_work = [LateWorkCounts()] * group.size
@@ -64,6 +68,7 @@ class Executor:
 
     def submit(self, plan: StepPlan) -> StepFuture:
         step = self._inputs.build(plan)
+        step, masks = (step, None) if self._masks is None else self._masks.attach(step)
         if step.is_empty:  # all sequences are in steps in flight
             return CompletedStep(StepResult(()))
         cost = step_cost(plan)
@@ -83,7 +88,7 @@ class Executor:
         except BaseException as error:
             self.group.fail(f"{type(error).__name__} while step {plan.step} was launched")
             raise
-        return _PendingRanks(self, number, local, cost)
+        return _PendingRanks(self, number, local, cost, masks)
 
     def call(self, name: str, *args: Any) -> list[Any]:
         number = self.group.send(CallWorker(name, list(args)), f"call of {name}")
@@ -121,7 +126,9 @@ class Executor:
         self._lease.end()
         self._local.shutdown()
 
-    def finish_step(self, number: int, local: StepFuture, cost: int, began: float) -> StepResult:
+    def finish_step(
+        self, number: int, local: StepFuture, cost: int, began: float, masks: SentMasks | None
+    ) -> StepResult:
         """Block until every rank has run the step. May be repeated after an interruption."""
         status = self.group.status
         self.group.check()
@@ -144,6 +151,8 @@ class Executor:
             result = plain_data.decode_as(answered[self._last_stage.start - 1].result, StepResult)
         self._compare(number, result, answered)
         self._sum_late_work(answered)
+        if masks is not None:
+            masks.commit(result)
         self._step_time.update(cost, int((time.perf_counter() - began) * 1e9))
         return result
 
@@ -179,15 +188,25 @@ class Executor:
 class _PendingRanks:
     """A step that was sent to all ranks."""
 
-    def __init__(self, executor: Executor, number: int, local: StepFuture, cost: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        number: int,
+        local: StepFuture,
+        cost: int,
+        masks: SentMasks | None,
+    ) -> None:
         self._executor = executor
         self._number = number
         self._local = local
         self._cost = cost
+        self._masks = masks
         self._began = time.perf_counter()
 
     def wait(self) -> StepResult:
-        return self._executor.finish_step(self._number, self._local, self._cost, self._began)
+        return self._executor.finish_step(
+            self._number, self._local, self._cost, self._began, self._masks
+        )
 
 
 class _RaisedStep:

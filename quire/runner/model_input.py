@@ -19,6 +19,7 @@ from quire.runner.profiler import span
 from quire.runner.slots import BlockTableUpdate, SlotTables, TableShape
 from quire.runner.step_batch import StepBatch, build_step_batch
 from quire.sampling.slot_join import SlotJoin
+from quire.sampling.steps.grammar_masks import PlainMasks
 
 
 class ModelInput(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +33,7 @@ class ModelInput(msgspec.Struct, frozen=True, array_like=True):
     block_copies: tuple[BlockCopy, ...]
     batch: StepBatch | None  # None: the step computes nothing
     parts: dict[str, Any]  # of features: name in quire.runner.parts -> its StepPart
+    masks: PlainMasks | None = None  # of constrained rows, where another stage has the grammars
 
     @property
     def is_empty(self) -> bool:

@@ -46,6 +46,7 @@ class ModelRunner:
                     self.sampler.leave(slot)
                 for joined in step.joins:
                     self.sampler.join(joined)
+                self.sampler.set_masks(step.masks)
             if step.block_table_updates:
                 self.worker.write_tables(step.block_table_updates)
             self._move_blocks(step)

@@ -52,7 +52,13 @@ from quire.sampling.steps.base import SamplingStep, SlotBatch
 from quire.sampling.steps.bias import LogitBias
 from quire.sampling.steps.cpu_penalties import CpuPenalties
 from quire.sampling.steps.forced_tokens import ForcedTokenMasks
-from quire.sampling.steps.grammar_masks import ConstrainedSlots, GrammarMasks, OutputCounts
+from quire.sampling.steps.grammar_masks import (
+    ConstrainedSlots,
+    GrammarMasks,
+    OutputCounts,
+    PlainMasks,
+    ReceivedMasks,
+)
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.request_processors import RequestLogitsProcessors
 
@@ -122,7 +128,8 @@ class Sampler:
             *self._masking_steps[4:],  # what is forced is so whatever the penalties
         ]
         self._has_grammars = grammars is not None or self._comm is None
-        self._constrained_slots = ConstrainedSlots(vocab, self.device, grammars)
+        self.constrained_slots = ConstrainedSlots(vocab, self.device, grammars)
+        self._given_masks: PlainMasks | None = None
         self._plan: BatchSamplingPlan | None = None
 
     def join(self, joined: SlotJoin) -> None:
@@ -150,7 +157,7 @@ class Sampler:
         self._params[slot] = params
         self._chooser.join(slot, params, joined.seed)
         if joined.constraint is None or self._has_grammars:
-            self._constrained_slots.join(joined)
+            self.constrained_slots.join(joined)
         for step in self._steps:
             step.join(joined)
         if any(step.applies_to(slot) for step in self._masking_steps):
@@ -172,14 +179,18 @@ class Sampler:
         self._random_slots.discard(slot)
         self._rank0_slots.discard(slot)
         self._penalized_slots.discard(slot)
-        self._constrained_slots.leave(slot)
+        self.constrained_slots.leave(slot)
         for step in self._steps:
             step.leave(slot)
+
+    def set_masks(self, masks: PlainMasks | None) -> None:
+        """Set masks of the next sampling that another process has filled; None: none has."""
+        self._given_masks = masks
 
     def recover(self) -> None:
         """Drop the partial results of a failed sampling. Its slots are joined again."""
         self._plan = None
-        self._constrained_slots.recover()
+        self.constrained_slots.recover()
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Run the kernels of constrained rows once. dtype: of the model's logits."""
@@ -194,10 +205,13 @@ class Sampler:
         If they have `needs_masks`, apply them before `choose`; `sample` does so by itself. Then
         call their set_fetch(). positions: as for `sample`.
         """
-        optimistic = frozenset[int]()
-        if self._cpu_chooser is not None and self._constrained_slots.has_constrained:
+        given, optimistic = self._given_masks, frozenset[int]()
+        constrained = given is not None or self.constrained_slots.has_constrained
+        if self._cpu_chooser is not None and constrained:
             optimistic = self._get_plan(slots).optimistic_rows
-        return self._constrained_slots.prepare_masks(slots, positions, optimistic)
+        if given is not None:
+            return ReceivedMasks(self.constrained_slots, given, optimistic)
+        return self.constrained_slots.prepare_masks(slots, positions, optimistic)
 
     def kind(self, slots: Sequence[int]) -> ChooserKind | None:
         """How `choose` can serve these slots; None: only `sample` can.

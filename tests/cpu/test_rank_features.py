@@ -1,4 +1,4 @@
-"""Each feature on two ranks: the answers of one rank."""
+"""Each feature on two ranks, of every layer or of a stage each: the answers of one rank."""
 
 import numpy as np
 import pytest
@@ -46,12 +46,15 @@ def folder(tmp_path_factory):
     return base
 
 
-@pytest.fixture(
-    scope="module", params=[next(iter(SETTINGS)), *tiers.long(*list(SETTINGS)[1:])], ids=str
-)
+RANKS = {"tensor": {"tensor_parallel_size": 2}, "stages": {"pipeline_parallel_size": 2}}
+KINDS = [f"{ranks}: {name}" for name in SETTINGS for ranks in RANKS]
+
+
+@pytest.fixture(scope="module", params=[*KINDS[:2], *tiers.long(*KINDS[2:])])
 def engines(folder, request):
-    settings = COMMON | SETTINGS[request.param]
-    llms = [LLM(str(folder), **settings, tensor_parallel_size=ranks) for ranks in (1, 2)]
+    ranks, _, name = request.param.partition(": ")
+    settings = COMMON | SETTINGS[name]
+    llms = [LLM(str(folder), **settings, **more) for more in ({}, RANKS[ranks])]
     yield llms
     llms[1].llm_engine.engine.shutdown()
 
@@ -163,7 +166,7 @@ def test_two_ranks_answer_as_one_does(engines, feature):
 
 def test_tapes_replay_decode_steps(engines):
     eager = engines[0].llm_engine.config.device.enforce_eager
-    for llm in engines:
+    for llm in engines if engines[1].llm_engine.config.parallel.stages == 1 else engines[:1]:
         tapes = llm.llm_engine.engine.executor._local if llm is engines[1] else None
         tapes = (tapes or llm.llm_engine.engine.executor).runner.worker._tapes
         assert (tapes is None) == eager

@@ -7,17 +7,19 @@ name that they inherit, so a start leaves no file and needs no port.
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import logging
 import os
+import resource
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import Store
 
 from quire import env
 from quire.config.engine_config import EngineConfig
@@ -201,15 +203,31 @@ def connect_rank(
     status: RankStatusWriter,
 ) -> tuple[Mesh, Collectives]:
     """Connect a rank to the others, and add up some numbers. Raises EngineError for a wrong sum."""
-    mesh = mesh_of(config.parallel, rank)
-    if meeting is None:  # a file without a name, as this process may open it
-        where: Path | Store = Path(f"/proc/self/fd/{memory.rendezvous_fd}")
-        host = "127.0.0.1"
+    mesh, words = mesh_of(config.parallel, rank), status.collective_words
+    if meeting is None:
+        with rendezvous_path(memory.rendezvous_fd) as path:
+            comm = connect(mesh, path, device, counter=words)
     else:
-        where, host = open_store(meeting.address, meeting.port), meeting.own_address
-    comm = connect(mesh, where, device, host=host, counter=status.collective_words)
+        store = open_store(meeting.address, meeting.port)
+        comm = connect(mesh, store, device, host=meeting.own_address, counter=words)
     check_sum(mesh, comm, device)
     return mesh, comm
+
+
+@contextmanager
+def rendezvous_path(fd: int) -> Iterator[Path]:
+    """Yield the path of an inherited file without a name, as this process may open it.
+
+    Torch's store opens the path again when it ends, which may be long after the file is closed, and
+    writes into what it finds. So the path has a descriptor whose number no other file gets by then:
+    they get the lowest.
+    """
+    high = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 15) * 7 // 8
+    own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high)
+    try:
+        yield Path(f"/proc/self/fd/{own}")
+    finally:
+        os.close(own)
 
 
 def free_bytes(config: EngineConfig) -> int:

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf, isfinite
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -161,6 +162,33 @@ class PackedMasks(NamedTuple):
         sent, count = self.upload.to(logits.device, non_blocking=True), len(self.rows)
         token_mask(logits, sent[self.offset :].view(count, -1), sent[:count])
 
+    def select(self, chosen: Tensor) -> PackedMasks | None:
+        """Return those with True in chosen [n], for logits of the CPU; None: there are none."""
+        words, rows = self.words[chosen], self.rows[chosen]
+        return PackedMasks(self.upload, self.offset, words, rows) if len(rows) else None
+
+
+class PlainMasks(msgspec.Struct, frozen=True, array_like=True):
+    """Masks that another process has filled."""
+
+    upload: Tensor
+    offset: int
+    count: int
+    grammar_only: list[int]  # rows that a grammar alone constrains
+
+    @classmethod
+    def of(cls, masks: GrammarMasks) -> PlainMasks | None:
+        """Fill the masks of a sampling; None: no row needs one."""
+        packed = masks.fill()
+        if packed is None:
+            return None
+        only = masks.grammar_only_rows()
+        return cls(packed.upload, packed.offset, len(packed.rows), only)
+
+    def unpack(self) -> PackedMasks:
+        words = self.upload[self.offset :].view(self.count, -1)
+        return PackedMasks(self.upload, self.offset, words, self.upload[: self.count])
+
 
 class GrammarMasks:
     """The constrained rows of one sampling: apply_masks, then set_fetch, then commit_tokens.
@@ -197,7 +225,7 @@ class GrammarMasks:
     def start_fill(self) -> None:
         """Fill the masks in a thread, if the tokens before are committed already."""
         if self.needs_masks and len(self._rows) > THREAD_MIN_ROWS:
-            self._pending_fill = self._slots_state.submit(self._fill)
+            self._pending_fill = self._slots_state.submit(self.fill)
 
     def apply_masks(self, logits: Tensor) -> None:
         """Mask logits [R, V] in place.
@@ -205,11 +233,12 @@ class GrammarMasks:
         Waits for the tokens of the samplings before: enqueue the device's other work first.
         """
         self._slots_state.commit_pending()
-        packed = self._fill() if self._pending_fill is None else self._pending_fill.result()
+        packed = self.fill() if self._pending_fill is None else self._pending_fill.result()
         if packed is not None:
             packed.apply(logits)
 
-    def _fill(self) -> PackedMasks | None:
+    def fill(self) -> PackedMasks | None:
+        """Return the masks; None: no row needs one. The tokens before must be committed."""
         wanted = []
         for one in self._rows:
             row, bound, outputs = one
@@ -218,6 +247,9 @@ class GrammarMasks:
             elif bound.needs_mask(outputs):
                 wanted.append(one)
         return self._build_masks(wanted) if wanted else None
+
+    def grammar_only_rows(self) -> list[int]:
+        return [row for row, bound, outputs in self._rows if bound.is_grammar_only(outputs)]
 
     def _build_masks(self, wanted: list[tuple[int, ConstrainedSequence, int]]) -> PackedMasks:
         work = [(bound, at) for _, bound, at in wanted]
@@ -268,6 +300,45 @@ class GrammarMasks:
             self.errors[row] = bound.error
         elif bound.refusal is not None:
             self.refusals[row] = bound.refusal
+
+
+class ReceivedMasks(GrammarMasks):
+    """Masks that were filled in another process, which commits the tokens."""
+
+    def __init__(
+        self, owner: ConstrainedSlots, masks: PlainMasks, optimistic_rows: frozenset[int]
+    ) -> None:
+        super().__init__(owner, [])
+        self._packed = masks.unpack()
+        self._drawn_first = optimistic_rows.intersection(masks.grammar_only)
+        self.needs_masks = True
+
+    def apply_masks(self, logits: Tensor) -> None:
+        packed: PackedMasks | None = self._packed
+        if self._drawn_first:
+            rows = self._packed.rows.tolist()
+            packed = self._packed.select(torch.tensor([i not in self._drawn_first for i in rows]))
+        if packed is not None:
+            packed.apply(logits)
+
+    def rejected(self, ids: Tensor, tops: Tensor) -> PackedMasks | None:
+        if not self._drawn_first:
+            return None
+        rows, words = self._packed.rows.long(), self._packed.words
+        drawn = ids[rows].long()
+        own = words.gather(1, (drawn >> 5)[:, None])[:, 0]
+        allowed = (own >> (drawn & 31) & 1).bool() & torch.isfinite(tops[rows])
+        first = torch.tensor([i in self._drawn_first for i in rows.tolist()])
+        return self._packed.select(first & ~allowed)
+
+    def commit_now(self) -> None:
+        """Refuse rows that have no token left."""
+        assert self._fetch is not None, "a sampling is committed before set_fetch()"
+        _, tops = self._fetch()
+        self.committed, self._fetch = True, None
+        for row in self._packed.rows.tolist():
+            if tops[row] == -inf:
+                self.refusals[row] = NO_TOKEN_ALLOWED
 
 
 def fill_masks(work: MaskWork, words: MaskWords) -> None:
