@@ -52,10 +52,10 @@ class Collectives(Protocol):
         """Return the sum of every rank's x; x may be overwritten."""
         ...
 
-    def all_gather(self, x: Tensor, total: int) -> Tensor:
+    def all_gather(self, x: Tensor, total: int, size: int | None = None) -> Tensor:
         """Concatenate every rank's x along the last axis, in rank order, to a length of `total`.
 
-        x is this rank's `uneven_shard_range(total, mesh)` of that axis.
+        x is this rank's `uneven_shard_range(total, mesh, size)` of that axis.
         """
         ...
 
@@ -85,7 +85,7 @@ class SingleProcessCollectives:
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
-    def all_gather(self, x: Tensor, total: int) -> Tensor:
+    def all_gather(self, x: Tensor, total: int, size: int | None = None) -> Tensor:
         return x
 
     def broadcast(self, x: Tensor) -> Tensor:
@@ -130,14 +130,14 @@ class ProcessGroupCollectives:
         self._count(1)
         return ops.all_reduce(x, self._group, self._peers)
 
-    def all_gather(self, x: Tensor, total: int) -> Tensor:
+    def all_gather(self, x: Tensor, total: int, size: int | None = None) -> Tensor:
         if self._group is None:
             return x
-        return on_replay(partial(self._all_gather, total), x, shape=(*x.shape[:-1], total))
+        return on_replay(partial(self._all_gather, total, size), x, shape=(*x.shape[:-1], total))
 
-    def _all_gather(self, total: int, x: Tensor) -> Tensor:
+    def _all_gather(self, total: int, size: int | None, x: Tensor) -> Tensor:
         self._count(2)
-        return ops.all_gather(x, total, self._group)
+        return ops.all_gather(x, total, self._group, size)
 
     def broadcast(self, x: Tensor) -> Tensor:
         if self._group is None:

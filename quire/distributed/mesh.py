@@ -106,8 +106,27 @@ def width_range(total: int, mesh: Mesh, block: int = 1) -> range:
     return range(start, min(stop, total))
 
 
-def uneven_shard_range(total: int, mesh: Mesh) -> range:
-    """This tp rank's range of `total` rows that need not divide: all but the last are equal."""
-    size = -(-total // mesh.tp)
+STRIP_GRAIN = 512
+"""Tokens that draws from the vocabulary add up together: strips are multiples of it."""
+
+
+def strip_size(vocab: int, ranks: int) -> int:
+    """Tokens in each rank's strip of a vocabulary but the last ones."""
+    size = -(-vocab // ranks)
+    grains = -(-size // STRIP_GRAIN) * STRIP_GRAIN
+    return grains if ranks > 1 and grains * (ranks - 1) < vocab else size
+
+
+def vocab_range(vocab: int, mesh: Mesh) -> range:
+    """This tp rank's strip of a vocabulary: of whole grains, if then every rank has some tokens."""
+    return uneven_shard_range(vocab, mesh, strip_size(vocab, mesh.tp))
+
+
+def uneven_shard_range(total: int, mesh: Mesh, size: int | None = None) -> range:
+    """This tp rank's range of `total` rows that need not divide: all but the last are equal.
+
+    size: rows of a rank; None: as few as will do.
+    """
+    size = size or -(-total // mesh.tp)
     start = min(mesh.tp_rank * size, total)
     return range(start, min(start + size, total))

@@ -30,6 +30,7 @@ class StageLink:
         device: torch.device | str = "cpu",
     ) -> None:
         """width: E. dtype, device: of the hidden states."""
+        self.mesh = mesh
         self.is_first, self.is_last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
         self.stage, self._comm, self._width = mesh.pp_rank, comm, width
         self._columns = uneven_shard_range(width, mesh)

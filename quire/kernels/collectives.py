@@ -49,14 +49,14 @@ def all_reduce(x: Tensor, group: Group, peers: PeerMemory | None = None) -> Tens
 
 
 @op(cases=_gather_cases)
-def all_gather(x: Tensor, total: int, group: Group) -> Tensor:
+def all_gather(x: Tensor, total: int, group: Group, size: int | None = None) -> Tensor:
     """Every rank's x [..., n] side by side along the last axis, in rank order: [..., total].
 
-    n is ceil(total / ranks), and less where that passes the end (`uneven_shard_range`).
+    n is `size`, or ceil(total / ranks), and less where that passes the end (`uneven_shard_range`).
     """
     if group is None:
         return x
-    padded = F.pad(x, (0, -(-total // group.size()) - x.shape[-1]))
+    padded = F.pad(x, (0, (size or -(-total // group.size())) - x.shape[-1]))
     return torch.cat(_gathered(padded, group).unbind(0), -1)[..., :total].contiguous()
 
 

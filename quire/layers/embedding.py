@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from quire.distributed.mesh import uneven_shard_range
+from quire.distributed.mesh import vocab_range
 from quire.kernels.add import add
 from quire.kernels.embedding import embedding
 from quire.kernels.formats.weight import StoredWeight
@@ -41,17 +41,17 @@ class Embedding(WeightModule):
         return self.comm.all_reduce(on_replay(self._own_rows, rows, ids))
 
     def _local_ids(self, ids: Tensor) -> Tensor:
-        mine = uneven_shard_range(self.vocab, self.mesh)
+        mine = vocab_range(self.vocab, self.mesh)
         local = ids - mine.start
         return torch.where((local >= 0) & (local < len(mine)), local, 0)
 
     def _own_rows(self, rows: Tensor, ids: Tensor) -> Tensor:
-        mine = uneven_shard_range(self.vocab, self.mesh)
+        mine = vocab_range(self.vocab, self.mesh)
         own = (ids >= mine.start) & (ids < mine.stop)
         return torch.where(own[:, None], rows, 0)
 
     def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
-        rows = uneven_shard_range(self.vocab, self.mesh)
+        rows = vocab_range(self.vocab, self.mesh)
         return (WeightShard((self.vocab, self.size), (rows, range(self.size))),)
 
     def weight_init(self, matrix: str) -> InitSpec:

@@ -25,7 +25,8 @@ from quire.distributed.mesh import (
     Mesh,
     head_range,
     shard_range,
-    uneven_shard_range,
+    strip_size,
+    vocab_range,
     width_range,
 )
 from quire.errors import WeightError
@@ -246,11 +247,12 @@ class LMHead(Linear):
         super().__init__(hidden, vocab, bias)
 
     def rank_rows(self) -> list[range]:
-        return [uneven_shard_range(self.outputs[0].rows, self.mesh)]
+        return [vocab_range(self.outputs[0].rows, self.mesh)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [R, E] -> [R, V]."""
-        return self.comm.all_gather(self.weight.product(x, self.bias), self.outputs[0].rows)
+    def forward(self, x: Tensor, whole: bool = True) -> Tensor:
+        """x [R, E] -> [R, V]. whole: False: this rank's strip of it, `vocab_range`."""
+        y, vocab = self.weight.product(x, self.bias), self.outputs[0].rows
+        return self.comm.all_gather(y, vocab, strip_size(vocab, self.mesh.tp)) if whole else y
 
 
 class ClassifierLinear(Linear):
@@ -296,7 +298,7 @@ class LogitsBias(ParamModule):
         head: LMHead = self.__dict__["head"]
         shape, rows = (
             (head.outputs[0].rows,),
-            (uneven_shard_range(head.outputs[0].rows, self.mesh),),
+            (vocab_range(head.outputs[0].rows, self.mesh),),
         )
         return (WeightShard(shape, rows, broadcastable=True),)
 

@@ -152,11 +152,11 @@ class Decoder(nn.Module):
         assert self.norm is not None
         return self.norm(x, res)[0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V] for the rows that are sampled."""
+    def logits(self, hidden: Tensor, *, whole: bool = True) -> Tensor:
+        """[R, E] -> [R, V] for the rows that are sampled. whole: False: this rank's strip."""
         if self.logit_scale != 1.0:
             hidden = scale(hidden, self.logit_scale)  # narrower than the logits
-        logits = self.lm_head(hidden)
+        logits = self.lm_head(hidden, whole)
         return logits if self.logit_softcap is None else softcap(logits, self.logit_softcap)
 
     def classify(self, pooled: Tensor) -> Tensor:

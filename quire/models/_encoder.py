@@ -228,9 +228,9 @@ class Encoder(Decoder):
     def finish(self, x: Tensor, res: Tensor | None) -> Tensor:
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, *, whole: bool = True) -> Tensor:
         """[R, E] -> [R, V] for tokens that may be masked."""
-        return self.lm_head(self.lm_transform(hidden))
+        return self.lm_head(self.lm_transform(hidden), whole)
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Logits of labels: [n, E] float32 -> [n, labels] float32."""

@@ -102,8 +102,11 @@ class LanguageModel(Protocol):
         """Hidden states of every token in the step: [T, E]."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V]. Of the head "lm"."""
+    def logits(self, hidden: Tensor, *, whole: bool = True) -> Tensor:
+        """[R, E] -> [R, V]. Of the head "lm".
+
+        whole: False: only this rank's strip of the vocabulary (quire.distributed.mesh.vocab_range).
+        """
         ...
 
     def classify(self, pooled: Tensor) -> Tensor:

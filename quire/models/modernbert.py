@@ -205,10 +205,10 @@ class Model(Decoder):
     def embed(self, step: StepInputs) -> Tensor:
         return self.embed_norm(super().embed(step))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, *, whole: bool = True) -> Tensor:
         """[R, E] -> [R, V] for tokens that may be masked."""
         assert self.head is not None, "built with the head"
-        return self.lm_head(self.head(hidden))
+        return self.lm_head(self.head(hidden), whole)
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Logits of labels: [n, E] float32 -> [n, labels] float32."""

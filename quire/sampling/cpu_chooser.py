@@ -17,6 +17,7 @@ from quire.sampling.steps.base import SlotBatch
 from quire.sampling.steps.grammar_masks import PackedMasks
 from quire.sampling.steps.top_k_top_p import processed_logits, sample_rows
 from quire.sampling.top_k_top_p_batch import TopKTopPBatch, TopKTopPParams, build_top_k_top_p_batch
+from quire.sampling.vocab_strips import VocabStrips
 
 
 @dataclass(slots=True)
@@ -28,6 +29,11 @@ class CpuChooserRows:
     slots: list[np.ndarray]  # of each group of random rows
     all_slots: np.ndarray
     temperatures: list[float]  # 0: greedy
+
+    @property
+    def needs_all_logits(self) -> bool:
+        """Some row is filtered, by the logits of all tokens."""
+        return not all(group.is_unfiltered for group in self.random)
 
 
 class CpuChooser:
@@ -99,6 +105,16 @@ class CpuChooser:
             ids[cuts.device_rows], tops[cuts.device_rows] = group_ids, group_tops
         return ids, tops, None
 
+    def choose_from_strips(
+        self, strip: Tensor, rows: CpuChooserRows, positions: Sequence[int], strips: VocabStrips
+    ) -> tuple[Tensor, Tensor]:
+        """As choose(), of rows that are not filtered, by this rank's strip of the logits."""
+        ids, tops = strips.argmax(strip)
+        for group, cuts in enumerate(rows.random):
+            at = torch.tensor(cuts.row_indices)
+            ids[at] = strips.draw(strip, tops, cuts, self._shares(rows, group, positions))
+        return ids, tops
+
     def redraw_masked(
         self, logits: Tensor, rows: CpuChooserRows, positions: Sequence[int], masks: PackedMasks
     ) -> tuple[Tensor, Tensor]:
@@ -116,10 +132,12 @@ class CpuChooser:
     def _draw(
         self, logits: Tensor, rows: CpuChooserRows, group: int, positions: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        cuts = rows.random[group]
-        at = [positions[row] for row in cuts.row_indices]
-        shares = torch.from_numpy(self._draw_uniforms.draw(rows.slots[group], at))
-        return sample_rows(logits, cuts, shares, self.scratch)
+        shares = self._shares(rows, group, positions)
+        return sample_rows(logits, rows.random[group], shares, self.scratch)
+
+    def _shares(self, rows: CpuChooserRows, group: int, positions: Sequence[int]) -> Tensor:
+        at = [positions[row] for row in rows.random[group].row_indices]
+        return torch.from_numpy(self._draw_uniforms.draw(rows.slots[group], at))
 
     def processed(self, logits: Tensor, rows: CpuChooserRows, choice: None) -> Tensor:
         """Filter once more: the draw did not keep which tokens it had."""

@@ -59,8 +59,7 @@ def draw(weights: Tensor, share: Tensor) -> Tensor:
     """
     rows, width = weights.shape
     chunked = weights.view(rows, width // CHUNK, CHUNK)
-    running = chunked.sum(-1).numpy().cumsum(-1, dtype=np.float64)
-    places = [_locate_chunk(*one) for one in zip(running, share.tolist())]
+    places = find_chunks(chunked.sum(-1).numpy(), share.tolist())
     chunks = [chunk for chunk, _ in places]
     inside = torch.from_numpy(chunked.numpy()[np.arange(rows), chunks])
     sums = inside.cumsum(-1, dtype=torch.float64).numpy()
@@ -73,6 +72,22 @@ def draw(weights: Tensor, share: Tensor) -> Tensor:
         good = iter(found)
         found = [next(good) if rest >= 0 else 0 for _, rest in places]
     return torch.tensor(found)
+
+
+def find_chunks(sums: np.ndarray, shares: Sequence[float]) -> list[tuple[int, float]]:
+    """The chunk of each row that has the share of its weights, and the share of that chunk.
+
+    sums: [B, C] float32 of the chunks. The share is -1 if a row has no finite sum.
+    """
+    running = sums.cumsum(-1, dtype=np.float64)
+    return [_locate_chunk(*one) for one in zip(running, shares)]
+
+
+def find_column(weights: np.ndarray, share: float) -> int:
+    """The column that has the share of the weights of one chunk: [CHUNK] float32, or fewer."""
+    padded = np.zeros(CHUNK, np.float32)
+    padded[: len(weights)] = weights
+    return _search_cumulative(padded.cumsum(dtype=np.float64), share)
 
 
 def _locate_chunk(running: np.ndarray, share: float) -> tuple[int, float]:

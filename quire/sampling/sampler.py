@@ -30,6 +30,7 @@ from torch import Tensor
 
 from quire.core.params import SamplingParams
 from quire.distributed.collectives import Collectives, SingleProcessCollectives
+from quire.distributed.mesh import Mesh
 from quire.kernels.argmax import argmax
 from quire.kernels.penalties import update_token_counts
 from quire.kernels.sample import sample
@@ -61,6 +62,7 @@ from quire.sampling.steps.grammar_masks import (
 )
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.request_processors import RequestLogitsProcessors
+from quire.sampling.vocab_strips import VocabStrips
 
 log = logging.getLogger(__name__)
 
@@ -85,11 +87,12 @@ class Sampler:
         grammars: GrammarLookup | None = None,
         asynchronous: bool | None = None,
         comm: Collectives | None = None,
+        mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
     ) -> None:
         """`processors`: engine-wide ones (quire.sampling.processors.load_processors).
         grammars: of the requests with a constraint; None: no request has one, or rank 0 has them.
         asynchronous: nothing waits for results, as a GPU needs; None: True on a GPU.
-        comm: of the ranks that sample the same rows, rank 0 with the grammars; None: only this one.
+        comm, mesh: of the ranks that sample the same rows, rank 0 with the grammars; None: one.
         """
         self.vocab = vocab
         self.device = torch.device(device)
@@ -107,6 +110,10 @@ class Sampler:
             asynchronous = self.device.type != "cpu"
         self._gpu_chooser = GpuChooser(vocab, max_seqs, self.device) if asynchronous else None
         self._cpu_chooser = CpuChooser(vocab, max_seqs) if self._gpu_chooser is None else None
+        self.strips: VocabStrips | None = None
+        """The strips of the vocabulary that `sample` takes; None: it takes all logits."""
+        if comm is not None and self._cpu_chooser is not None and VocabStrips.exist(mesh, vocab):
+            self.strips = VocabStrips(mesh, comm, vocab, max_seqs)
         chooser = self._gpu_chooser or self._cpu_chooser
         assert chooser is not None
         self._chooser: TokenChooser = chooser
@@ -256,12 +263,20 @@ class Sampler:
     ) -> SamplerOutput:
         """Choose a token for each row.
 
-        logits: [R, V], row i of slot slots[i]; they may be overwritten. positions[i]: how many
-        outputs the sequence has already; with its seed it determines the draw.
+        logits: [R, V], row i of slot slots[i], or this rank's strip of them if there are `strips`;
+        they may be overwritten. positions[i]: how many outputs the sequence has already; with its
+        seed it determines the draw.
         grammar_masks: of these slots.
         """
         plan = self._get_plan(tuple(slots))
         masks = None if grammar_masks is None or not grammar_masks.needs_masks else grammar_masks
+        if self.strips is not None:
+            assert self._cpu_chooser is not None
+            if masks is None and not plan.needs_all_logits:
+                rows, strips = plan.chooser_rows, self.strips
+                chosen = self._cpu_chooser.choose_from_strips(logits, rows, positions, strips)
+                return SamplerOutput(*chosen)
+            logits = self.strips.gather(logits)
         if plan.is_all_greedy and masks is None:
             return SamplerOutput(*self._chooser.greedy(logits))
         return self._sample(logits, plan, positions, masks)

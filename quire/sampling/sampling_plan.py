@@ -86,9 +86,17 @@ class BatchSamplingPlan:
 
     @property
     def is_all_greedy(self) -> bool:
-        if self.rank0_rows is not None:
-            return False
-        return not (self.edits or self.has_random or self.logprob_groups or self.row_errors)
+        return not (self.has_random or self._is_particular)
+
+    @property
+    def needs_all_logits(self) -> bool:
+        """Some row needs more than its greatest logit and the sums of weights."""
+        return self._is_particular or self.scale is not None or self.chooser_rows.needs_all_logits
+
+    @property
+    def _is_particular(self) -> bool:
+        edited = bool(self.edits or self.logprob_groups or self.row_errors)
+        return edited or self.rank0_rows is not None
 
 
 def logprob_request_of(p: SamplingParams) -> LogprobRequest | None:

@@ -280,6 +280,7 @@ def build_runner(
         processors=processors,
         grammars=grammars,
         comm=comm,
+        mesh=Mesh() if link is None else link.mesh,
     )
     worker = _worker_class(config.device.kind)(
         model,

@@ -99,8 +99,9 @@ class Model(nn.Module):
         found = self._base(**given, position_ids=positions, **keyword)
         return found[0][0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, *, whole: bool = True) -> Tensor:
         """[R, E] -> [R, V] for the rows that are sampled."""
+        assert whole, "the logits of one rank"
         lazy_fusion.flush()
         cache = {} if self._config.bidirectional else {"use_cache": False}
         found = self._head[0](inputs_embeds=hidden[None], **cache)

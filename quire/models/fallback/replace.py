@@ -47,9 +47,9 @@ class AnyAxesLinear(Linear):
 class AnyAxesLMHead(LMHead):
     """Output head over the last of any number of axes."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, whole: bool = True) -> Tensor:
         """x [..., E] -> [..., V]."""
-        y = super().forward(x.reshape(-1, self.inputs))
+        y = super().forward(x.reshape(-1, self.inputs), whole)
         lazy_fusion.flush()
         return y.view(*x.shape[:-1], y.shape[-1])
 

@@ -79,6 +79,7 @@ class CpuWorker:
                 width=slots.width,
                 groups=slots.groups,
                 has_cross=slots.has_cross,
+                whole_logits=sampler.strips is None,
             )
 
     def execution_context(self) -> AbstractContextManager[object]:
@@ -144,7 +145,7 @@ class CpuWorker:
             return build_step_result(inputs, (), {}, extras, RowErrors({}, {}, {}))
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
         with variant.logits(torch.tensor(inputs.sampled_slots, dtype=torch.int32)):
-            logits = self._model.logits(chosen)
+            logits = self._model.logits(chosen, whole=self._sampler.strips is None)
         return self._sample(inputs, logits, extras, grammar_masks)
 
     def attention_metadata(self, inputs: StepBatch) -> AttentionMetadata:

@@ -40,11 +40,16 @@ class TapeCache:
         width: int,
         groups: int,
         has_cross: bool = False,
+        whole_logits: bool = True,
     ) -> None:
-        """max_rows: rows of the largest step. width: blocks of the longest sequence or source."""
+        """max_rows: rows of the largest step. width: blocks of the longest sequence or source.
+
+        whole_logits: False: of this rank's strip of the vocabulary.
+        """
         rows = padded_rows(max_rows)
         self._model = model
         self._backend = backend
+        self._whole_logits = whole_logits
         self._token_ids = torch.zeros(rows, dtype=torch.int32)
         self._positions = torch.zeros(rows, dtype=torch.int32)
         self._contexts = torch.zeros(rows, dtype=torch.int32)
@@ -65,8 +70,10 @@ class TapeCache:
     def logits(
         self, inputs: StepBatch, batch: AttentionMetadata, variant: StepVariant = PLAIN
     ) -> Tensor | None:
-        """Return logits [R, V] of a decode-only step, valid until the next call; None: run it
-        eagerly."""
+        """Return logits [R, V] of a decode-only step, or a strip of them, until the next call.
+
+        None: run it eagerly.
+        """
         name = variant.name
         if name in self._not_recordable:
             return None
@@ -132,7 +139,7 @@ class TapeCache:
         with variant.forward(slots):
             hidden = self._model(step)
         with variant.logits(slots):
-            return self._model.logits(hidden)
+            return self._model.logits(hidden, whole=self._whole_logits)
 
     def _cross_metadata(self, size: int) -> CrossMetadata | None:
         if self._cross_table is None or self._cross_lengths is None:

@@ -154,7 +154,7 @@ class Rank:
     def all_reduce(self, x):
         return sum(self._together.exchange(self._rank, x))
 
-    def all_gather(self, x, total):
+    def all_gather(self, x, total, size=None):
         return torch.cat(self._together.exchange(self._rank, x), -1)
 
     def broadcast(self, x):
