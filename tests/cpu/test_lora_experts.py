@@ -130,10 +130,12 @@ def test_memory_for_experts_is_reserved_where_it_is_allowed(qwen, monkeypatch):
 
 
 @pytest.mark.long("two processes that import torch")
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_two_ranks(cases, variant):
+def test_two_ranks(cases, variant, whole):
+    """whole: each rank has some experts."""
     case = cases(variant)
-    llm = case.llm(tensor_parallel_size=2)
+    llm = case.llm(tensor_parallel_size=2, enable_expert_parallel=whole)
     prompts = [{"prompt_token_ids": one} for one in case.prompts]
     try:
         requests = [case.requests[name] for name in mixed(case)]

@@ -13,7 +13,10 @@ from quire.distributed.mesh import Mesh
 from quire.errors import WeightError
 from quire.layers import Experts
 from quire.models.build import build_model, read_model_config
+from quire.weights.gguf.folder import folder_of
 from tests import tiers
+from tests.cpu.gguf_files.test_models import edit_config
+from tests.cpu.gguf_files.writer import write_gguf
 from tests.cpu.models.harness import Stepper, Together
 from tests.cpu.models.peers import peer, prompt_of
 
@@ -63,6 +66,34 @@ def test_ranks_with_whole_experts_give_the_outputs_of_one(model, placement):
         made = build_model(model_type, config, mesh=mesh, comm=comm, experts=placement, **settings)
         stepper = Stepper(made, config)
         return torch.cat([stepper.logits(ids[:30]), *(stepper.logits([one]) for one in ids[30:])])
+
+    for got in run_ranks(2, main):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.long("transformers makes a model of each architecture")
+@pytest.mark.parametrize("variant", ["gpt_oss", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["Q4_0", "MXFP4"])
+def test_experts_of_a_gguf_file_are_spread_too(variant, kind, tmp_path):
+    peer(variant, tmp_path / "source")
+    edit_config(tmp_path / "source")
+    write_gguf(
+        tmp_path / "m.gguf",
+        tmp_path / "source",
+        lambda name: kind if "exps" in name else "Q8_0",
+        split_kv=variant == "deepseek_v3",
+    )
+    folder = folder_of(tmp_path / "m.gguf", tmp_path / "cache")
+    model_type, config = read_model_config(json.loads((folder / "config.json").read_text()))
+    build = partial(
+        build_model, model_type, config, folder=folder, dtype=torch.float32, progress=False
+    )
+    ids = prompt_of(30, config.vocab)
+    want = Stepper(build(), config).logits(ids)
+
+    def main(rank, comm):
+        mesh = Mesh(tp=2, ep=2, rank=rank)
+        return Stepper(build(mesh=mesh, comm=comm, experts="linear"), config).logits(ids)
 
     for got in run_ranks(2, main):
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
