@@ -77,3 +77,15 @@ def test_ranks_with_whole_experts_give_the_logits_of_one(tmp_path, name, model):
     if name in SHARED_SCALE:
         pair = replace(pair, dense=pair.folder)
     check_ranks(pair, experts="round_robin")
+
+
+def test_experts_share_the_largest_scale_of_activations_over_ranks(tmp_path):
+    quantize, config = ROUNDED_ROWS["modelopt fp8"]()
+
+    def edit(tensors):
+        for name in tensors:
+            if ".experts.3." in name and name.endswith("input_scale"):
+                tensors[name] *= 3
+
+    pair = write_pair(tmp_path, tiny("qwen3_moe"), quantize, config, edit=edit)
+    check_ranks(replace(pair, dense=pair.folder), experts="linear")
