@@ -61,6 +61,11 @@ def test_experts_agree_with_fp32_at_real_sizes(name):
             assert error < 6e-3, f"{rows} rows, skew {skew}: {error}"
             again = moe_experts(x, ids, weights, **case).float()
             assert torch.equal(got, again), "not deterministic"
+            ids = ids.masked_fill(torch.rand(ids.shape, device="cuda") < 0.5, -1)
+            got = moe_experts(x, ids, weights, **case, absent=True).float()
+            want = OPS["moe_experts"].reference(x.float(), ids, weights, **exact)
+            error = (got - want).norm().item()
+            assert error < 6e-3 * want.norm().item() + 1e-3, f"{rows} rows, half are absent"
 
 
 ROUTES = {
