@@ -111,6 +111,7 @@ class ExpertBalanceSection:
 class ParallelSection:
     tensor: int  # ranks over which each layer is sharded
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
+    data: int = 1  # ranks with requests of their own, which share experts
     expert_placement: ExpertPlacement | None = None  # None: ranks have slices of every expert
     expert_balance: ExpertBalanceSection | None = None  # None: experts stay where they are
     engines: int = 1  # of this model on this host
@@ -125,12 +126,13 @@ class ParallelSection:
     @property
     def ranks(self) -> int:
         """Processes of an engine, each with one device."""
-        return self.tensor * self.stages
+        return self.tensor * self.stages * self.data
 
     @property
-    def last_stage(self) -> range:
-        """The ranks that sample. The result of the first one is the step's."""
-        return range(self.ranks - self.tensor, self.ranks)
+    def sampling_ranks(self) -> list[range]:
+        """Of each data-parallel rank, the ranks that sample. The result of the first one counts."""
+        each = self.tensor * self.stages
+        return [range(end - self.tensor, end) for end in range(each, self.ranks + 1, each)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

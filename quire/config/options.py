@@ -297,10 +297,16 @@ class ParallelOptions:
     captures a graph does not count."""
     data_parallel_size: int = option(1, low=1, high=1024, short="-dp")
     """Number of engines of a server: each has the whole model, on devices of its own, and requests
-    are spread over them."""
+    are spread over them. With enable_expert_parallel: number of ranks of one engine that have
+    requests and a KV cache of their own, and share the experts."""
     cluster_secret_file: str | None = None
     """File with the secret that the machines of one deployment share, at least 16 bytes. Without a
     secret nothing listens on an address that is not loopback. None: QUIRE_CLUSTER_SECRET."""
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of a server."""
+        return 1 if self.enable_expert_parallel else self.data_parallel_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

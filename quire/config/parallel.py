@@ -27,6 +27,49 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
     return section.tensor_parallel_size
 
 
+def resolve_data_parallel_ranks(options: Options, device: DeviceFacts) -> int:
+    """Return the data-parallel ranks of one engine: they have requests of their own, and share
+    experts. 1 without expert parallelism: data_parallel_size is then the number of engines.
+
+    Raises ConfigError.
+    """
+    section = options.parallel
+    if not section.enable_expert_parallel or section.data_parallel_size == 1:
+        return 1
+    both = f"data_parallel_size={section.data_parallel_size} with enable_expert_parallel"
+    if device.kind != "cpu":
+        raise ConfigError(
+            f"{both} runs on processes of a CPU only so far; on GPUs leave enable_expert_parallel "
+            "out, for engines that have all experts each"
+        )
+    if section.distributed_executor_backend == "external_launcher":
+        raise ConfigError(
+            f"{both} and distributed_executor_backend='external_launcher': one scheduler plans "
+            "for all ranks, so it needs 'mp'"
+        )
+    if options.lora.enable_lora or options.lora.lora_modules:
+        raise ConfigError(
+            f"{both} serves no adapters; leave enable_lora out, or enable_expert_parallel"
+        )
+    if section.enable_eplb:
+        raise ConfigError(f"{both} does not move experts between ranks; leave enable_eplb out")
+    each = section.tensor_parallel_size * section.pipeline_parallel_size
+    ranks = each * section.data_parallel_size
+    if ranks > device.count:
+        raise ConfigError(
+            f"{both} needs {ranks} devices, {each} each; this engine can use {device.count}"
+        )
+    return section.data_parallel_size
+
+
+def resolve_recorder(options: Options, shape: EngineShape, why: DecisionLog) -> bool:
+    """Return whether steps are recorded."""
+    if options.health.flight_recorder and shape.data > 1:
+        reason = "a recording does not contain the ranks of sequences"
+        return bool(why.record("health.recorder", False, reason))
+    return options.health.flight_recorder
+
+
 def _resolve_expert_placement(
     options: Options, model: ModelFacts, ranks: int, why: DecisionLog
 ) -> ExpertPlacement | None:
@@ -57,14 +100,14 @@ def resolve_parallel(
     options: Options, model: ModelFacts, shape: EngineShape, why: DecisionLog, *, server: bool
 ) -> ParallelSection:
     """Resolve how ranks run. Raises ConfigError."""
-    experts = _resolve_expert_placement(options, model, shape.tensor, why)
+    experts = _resolve_expert_placement(options, model, shape.tensor * shape.data, why)
     section = options.parallel
     if shape.stages > 1 and shape.device != "cpu":
         raise ConfigError(
             f"pipeline_parallel_size={shape.stages}: stages are processes of a CPU so far; over "
             f"GPUs use tensor_parallel_size={shape.ranks}, or device='cpu'"
         )
-    engines = section.data_parallel_size
+    engines = section.num_engines
     backend = section.distributed_executor_backend
     if backend == "ray":
         raise ConfigError(
@@ -74,7 +117,8 @@ def resolve_parallel(
     if backend == "uni" and shape.ranks > 1:
         raise ConfigError(
             f"distributed_executor_backend='uni' is one rank, and "
-            f"tensor_parallel_size={shape.tensor} x pipeline_parallel_size={shape.stages}: use 'mp'"
+            f"tensor_parallel_size={shape.tensor} x pipeline_parallel_size={shape.stages} x "
+            f"data_parallel_size={shape.data}: use 'mp'"
         )
     if backend == "external_launcher" and shape.stages > 1:
         raise ConfigError(
@@ -95,6 +139,7 @@ def resolve_parallel(
     return ParallelSection(
         tensor=shape.tensor,
         stage_layers=shape.stage_layers,
+        data=shape.data,
         expert_placement=experts,
         expert_balance=resolve_expert_balance(options, model.experts),
         engines=engines,

@@ -39,7 +39,12 @@ from quire.config.memory.kv_memory import (
 )
 from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
 from quire.config.options import Options
-from quire.config.parallel import resolve_parallel, resolve_tensor_parallel_size
+from quire.config.parallel import (
+    resolve_data_parallel_ranks,
+    resolve_parallel,
+    resolve_recorder,
+    resolve_tensor_parallel_size,
+)
 from quire.config.pooling import ModelUse, choose_model_use, resolve_pooling
 from quire.config.quant.read import reconcile_quantization
 from quire.config.stages import plan_tightest_stage, resolve_stage_layers
@@ -134,7 +139,7 @@ def resolve(
         recovery=RecoverySection(wait_s=options.recovery.engine_restart_wait),
         health=HealthSection(
             canary_s=options.health.canary_interval,
-            recorder=options.health.flight_recorder,
+            recorder=resolve_recorder(options, plan.shape, why),
             recorder_bytes=options.health.flight_recorder_size,
         ),
         observe=ObserveSection(
@@ -171,6 +176,7 @@ def resolve_memory_plan(
         max_num_seqs=resolve_max_num_seqs(options, device, server, why),
         tensor=resolve_tensor_parallel_size(options, device),
         redundant_experts=0 if balance is None else balance.redundant,
+        data=resolve_data_parallel_ranks(options, device),
         hybrid=not options.cache.disable_hybrid_kv_cache_manager,
         device=device.kind,
         quantization=resolve_quantization(options, model, why),
@@ -395,7 +401,7 @@ def resolve_scheduler(
     generates: bool,
 ) -> SchedulerSection:
     requested = options.scheduler
-    factor = 1 if generates else POOLED_FACTOR
+    factor = shape.data * (1 if generates else POOLED_FACTOR)
     return SchedulerSection(
         max_num_batched_tokens=shape.max_num_batched_tokens,
         max_num_seqs=shape.max_num_seqs,

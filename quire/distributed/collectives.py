@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from quire.distributed.dp_exchange import DataParallelExchange
 from quire.distributed.mesh import Mesh
 from quire.distributed.peer_memory import connect_peers
 from quire.errors import ConfigError, EngineError
@@ -41,6 +42,8 @@ COUNTED_COLLECTIVES = (
     "send",
     "receive",
     "all_to_all",
+    "gather_rows",
+    "sum_rows",
 )
 """Names of the collectives that are counted."""
 
@@ -104,6 +107,9 @@ class SingleProcessCollectives:
 class ProcessGroupCollectives:
     """Collectives of the ranks of a model, each in a process of its own."""
 
+    dp_exchange: DataParallelExchange | None = None
+    """Of the experts that data-parallel ranks share; None: there is one such rank."""
+
     def __init__(
         self,
         group: ops.Group,
@@ -160,6 +166,10 @@ class ProcessGroupCollectives:
         self._group.alltoall_base(taken, given, list(sizes), [len(one) for one in pieces]).wait()
         return list(taken.split(list(sizes)))
 
+    def count(self, name: str) -> None:
+        """Count a collective that this rank begins: one of COUNTED_COLLECTIVES."""
+        self._count(COUNTED_COLLECTIVES.index(name))
+
     def _count(self, kind: int) -> None:
         counter = self._counter
         counter[1] = kind
@@ -173,7 +183,10 @@ class ProcessGroupCollectives:
         """
         if self._peers is not None:
             self._peers.abort.fill_(1)
-        for group in (self._group, self._stages):
+        groups = [self._group, self._stages]
+        if self.dp_exchange is not None:
+            groups += self.dp_exchange.groups
+        for group in groups:
             if group is not None:
                 threading.Thread(target=group.abort, name="quire-abort", daemon=True).start()
 
@@ -208,20 +221,27 @@ def connect(
     import torch.distributed as dist
 
     device, timeout = torch.device(device), timedelta(seconds=timeout_s)
-    first = mesh.rank - mesh.tp_rank
     if isinstance(rendezvous, Path):
         rendezvous = dist.FileStore(str(rendezvous), mesh.size)
+
+    def join(name: str, rank: int, size: int) -> tuple[ops.Group, Store]:
+        store = dist.PrefixStore(name, rendezvous)
+        store.set_timeout(timeout)
+        return _create_group(store, rank, size, device, host, timeout), store
+
     group = stages = peers = None
     if mesh.tp > 1:
-        store = dist.PrefixStore(f"tp{first}", rendezvous)
-        store.set_timeout(timeout)
-        group = _create_group(store, mesh.tp_rank, mesh.tp, device, host, timeout)
+        group, store = join(f"tp{mesh.rank - mesh.tp_rank}", mesh.tp_rank, mesh.tp)
         peers = connect_peers(mesh, store, device) if device.type == "cuda" else None
     if mesh.pp > 1:
-        store = dist.PrefixStore(f"pp{mesh.rank - mesh.pp_rank * mesh.tp}", rendezvous)
-        store.set_timeout(timeout)
-        stages = _create_group(store, mesh.pp_rank, mesh.pp, device, host, timeout)
-    return ProcessGroupCollectives(group, peers, counter, stages)
+        first = mesh.rank - mesh.pp_rank * mesh.tp
+        stages, _ = join(f"pp{first}", mesh.pp_rank, mesh.pp)
+    comm = ProcessGroupCollectives(group, peers, counter, stages)
+    if mesh.dp > 1:
+        replicas, _ = join(f"dp{mesh.rank % (mesh.tp * mesh.pp)}", mesh.dp_rank, mesh.dp)
+        ranks, _ = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)
+        comm.dp_exchange = DataParallelExchange(replicas, ranks, comm.count)
+    return comm
 
 
 def open_store(address: str, port: int, listener: int | None = None) -> Store:

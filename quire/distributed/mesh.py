@@ -48,15 +48,20 @@ class Mesh:
         return self.rank // self.tp % self.pp
 
     @property
+    def dp_rank(self) -> int:
+        """Number of the data-parallel rank: its tp and pp ranks have the same requests."""
+        return self.rank // (self.tp * self.pp)
+
+    @property
     def ep_rank(self) -> int:
         """This rank's place among the `ep` that share experts: those of all tp and dp ranks."""
-        return (self.rank // (self.tp * self.pp) * self.tp + self.tp_rank) % self.ep
+        return (self.dp_rank * self.tp + self.tp_rank) % self.ep
 
 
 def mesh_of(section: ParallelSection, rank: int) -> Mesh:
     """Return the place of a rank of an engine."""
-    ep = 1 if section.expert_placement is None else section.tensor
-    return Mesh(tp=section.tensor, pp=section.stages, ep=ep, rank=rank)
+    ep = 1 if section.expert_placement is None else section.tensor * section.data
+    return Mesh(section.tensor, section.stages, section.data, ep, rank)
 
 
 def shard_range(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:

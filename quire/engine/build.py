@@ -33,6 +33,7 @@ from quire.core.scheduling.grammar_wait import GrammarProvider as GrammarSource
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.adapters import AdapterLimit, AdapterProvider
 from quire.core.scheduling.limits.base import by_contract
+from quire.core.scheduling.limits.constrained_rank import ConstrainedRankLimit
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
 from quire.core.scheduling.order.fair import FairQueue
@@ -133,7 +134,7 @@ def build_engine(
 
     timer: of begin_startup(), if the start began before this module was imported.
     """
-    engines = options.parallel.data_parallel_size
+    engines = options.parallel.num_engines
     if engines > 1:
         raise ConfigError(
             f"data_parallel_size={engines}: this runs one engine; `quire serve`, LLM and AsyncLLM "
@@ -432,13 +433,17 @@ def build_scheduler(
     """Build the scheduler, with its block pool."""
     cache, section = config.cache, config.scheduler
     missing = missing_for_structured_output(config) or "workers that compile grammars"
-    kv = KVCache(
-        BlockPool(cache.num_blocks),
-        cache.block_size,
-        cache_specs(cache),
-        prefix_caching=cache.prefix_caching,
-        host=HostTier(cache.num_host_blocks) if cache.num_host_blocks else None,
-    )
+    ranks = config.parallel.data
+    kv, *others = [
+        KVCache(
+            BlockPool(cache.num_blocks),
+            cache.block_size,
+            cache_specs(cache),
+            prefix_caching=cache.prefix_caching,
+            host=HostTier(cache.num_host_blocks) if cache.num_host_blocks else None,
+        )
+        for _ in range(ranks)
+    ]
     order = FairQueue(Priority if section.policy == "priority" else Fifo)
     isolation = FaultIsolationLimit()
     return Scheduler(
@@ -452,8 +457,9 @@ def build_scheduler(
                     tasks=() if config.pooling is None else config.pooling.tasks,
                 ),
                 build_admission_control(section),
-                TenantKVQuota(order, cache.num_blocks, kv.max_blocks),
-                *build_limits(section, order),
+                TenantKVQuota(order, ranks * cache.num_blocks, kv.max_blocks),
+                *build_limits(section, order, ranks),
+                *([ConstrainedRankLimit()] if ranks > 1 else []),
                 *build_encoder_budget(config.encoder),
                 AdapterLimit(
                     1 if config.adapters is None else config.adapters.max_adapters, adapters
@@ -466,6 +472,7 @@ def build_scheduler(
         max_len=section.max_model_len,
         steps_in_flight=section.steps_in_flight,
         dummy_request=dummy_request(config),
+        other_ranks=others,
     )
 
 

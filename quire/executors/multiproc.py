@@ -1,10 +1,10 @@
 """Multi-process executor: runs each step on several ranks; rank 0 is in this process.
 
-Each rank holds its share of the model and gets the same ModelInput: rank 0 as it is, the others as
-msgpack through shared memory (rank_group). Every rank of the last pipeline stage samples. The first
-of them gives the result, the others a checksum of their tokens, so ranks that diverge are found
-before a token is published. A rank that ends, hangs or fails alone is EngineDead: the others would
-wait for it in a collective.
+Each rank holds its share of the model and gets the ModelInput of its data-parallel rank: rank 0 as
+it is, the others as msgpack through shared memory (rank_group). Every rank of the last pipeline
+stage samples. The first of these of each data-parallel rank gives the result, the others a checksum
+of their tokens, so ranks that diverge are found before a token is published. A rank that ends,
+hangs or fails alone is EngineDead: the others would wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 from quire.config.engine_config import ParallelSection
 from quire.core.accounting.step_time import StepTimeEstimate, step_cost
 from quire.core.snapshot import LateWorkCounts
+from quire.core.step_results import combine_results
 from quire.core.types import StepPlan, StepResult
 from quire.errors import Unsupported
 from quire.executors.base import StepFuture
@@ -47,17 +48,18 @@ class Executor:
 
     def __init__(
         self,
-        inputs: ModelInputBuilder,
+        inputs: Sequence[ModelInputBuilder],
         local: Inline,
         group: RankGroup,
         section: ParallelSection,
         lease: RankLease,
     ) -> None:
+        """inputs: of each data-parallel rank."""
         self.group = group
         self._inputs = inputs
         self._local = local
         self._step_limit_s = section.step_limit_s
-        self._last_stage = section.last_stage
+        self._sampling_ranks = section.sampling_ranks
         self._masks = None
         if section.stages > 1:  # the grammars are here, and another stage samples
             self._masks = MaskSender(local.runner.sampler.constrained_slots)
@@ -67,21 +69,24 @@ class Executor:
         self._lease = lease
 
     def submit(self, plan: StepPlan) -> StepFuture:
-        step = self._inputs.build(plan)
-        step, masks = (step, None) if self._masks is None else self._masks.attach(step)
-        if step.is_empty:  # all sequences are in steps in flight
+        plans = plan.dp_plans or (plan,)
+        steps = [inputs.build(own) for inputs, own in zip(self._inputs, plans, strict=True)]
+        masks = None
+        if self._masks is not None:  # constrained rows are those of the first data-parallel rank
+            steps[0], masks = self._masks.attach(steps[0])
+        if all(step.is_empty for step in steps):  # all sequences are in steps in flight
             return CompletedStep(StepResult(()))
         cost = step_cost(plan)
         expected_s = STEP_FACTOR * self._step_time.estimate_ns(cost) / 1e9
         number = self.group.send(
-            RunStep(model_input.encode(step)),
+            RunStep(tuple(model_input.encode(step) for step in steps)),
             f"step {plan.step}",
             max(self._step_limit_s, expected_s),
         )
         status = self.group.status
         status.begin(number)
         try:
-            local: StepFuture = self._local.launch(step)
+            local: StepFuture = self._local.launch(steps[0])
         except Exception as error:  # noqa: BLE001 - wait() raises it
             status.fail(number, error)
             local = _RaisedStep(error)
@@ -147,25 +152,32 @@ class Executor:
                 raise one.exception()
         assert result is not None
         answered = [one for one in answers if isinstance(one, RankAnswer)]
-        if self._last_stage.start:
-            result = plain_data.decode_as(answered[self._last_stage.start - 1].result, StepResult)
-        self._compare(number, result, answered)
+        results = [
+            plain_data.decode_as(answered[ranks.start - 1].result, StepResult)
+            if ranks.start
+            else result
+            for ranks in self._sampling_ranks
+        ]
+        self._compare(number, results, answered)
         self._sum_late_work(answered)
         if masks is not None:
-            masks.commit(result)
+            masks.commit(results[0])
         self._step_time.update(cost, int((time.perf_counter() - began) * 1e9))
-        return result
+        return results[0] if len(results) == 1 else combine_results(results)
 
-    def _compare(self, number: int, result: StepResult, answers: Sequence[RankAnswer]) -> None:
-        """Raise EngineDead if ranks that sample have different tokens."""
-        own, (first, *others) = checksum(result), self._last_stage
-        for rank in others:
-            if answers[rank - 1].checksum != own:
-                monitor = self.group.monitor
-                raise self.group.fail(
-                    f"{monitor.name_rank(rank)} computed different tokens than "
-                    f"{monitor.name_rank(first)} in message {number}"
-                )
+    def _compare(
+        self, number: int, results: Sequence[StepResult], answers: Sequence[RankAnswer]
+    ) -> None:
+        """Raise EngineDead if ranks that sample the same rows have different tokens."""
+        for result, (first, *others) in zip(results, self._sampling_ranks, strict=True):
+            own = checksum(result) if others else 0
+            for rank in others:
+                if answers[rank - 1].checksum != own:
+                    monitor = self.group.monitor
+                    raise self.group.fail(
+                        f"{monitor.name_rank(rank)} computed different tokens than "
+                        f"{monitor.name_rank(first)} in message {number}"
+                    )
 
     def _sum_late_work(self, answers: Sequence[RankAnswer]) -> None:
         """Add what the ranks report with their answers to one message; None: nothing new."""

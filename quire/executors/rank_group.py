@@ -40,9 +40,9 @@ class MeasureMemory(msgspec.Struct, tag=True, frozen=True):
 
 
 class RunStep(msgspec.Struct, tag=True, frozen=True):
-    """To a rank: run this encoded ModelInput."""
+    """To a rank: run the encoded ModelInput of its data-parallel rank."""
 
-    step: bytes
+    steps: tuple[bytes, ...]
 
 
 class CallWorker(msgspec.Struct, tag=True, frozen=True):

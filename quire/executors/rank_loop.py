@@ -93,16 +93,17 @@ class RankLoop:
         build: Callable[[EngineConfig], ModelRunner],
         measure: Callable[[], Any],
         *,
+        dp_rank: int = 0,
         gives_result: bool = False,
         set_up_thread: Callable[[], None] | None = None,
     ) -> None:
         """build: makes the runner. measure: returns the memory that a KV cache could have.
-        gives_result: whether the result of a step is this rank's.
+        gives_result: whether the result of a step, or of its data-parallel rank, is this rank's.
 
         set_up_thread: launched steps run beside this process, as on a GPU: the next are launched
         while a thread waits for those before them; it calls this first.
         """
-        self._gives_result = gives_result
+        self._dp_rank, self._gives_result = dp_rank, gives_result
         self._link = link
         self._build = build
         self._measure = measure
@@ -181,7 +182,7 @@ class RankLoop:
         """Start a step. Returns what waits for it, and raises what its launch raised."""
         try:
             assert self._runner is not None, "a step before the runner is built"
-            step = model_input.decode(message.step, self._part_types)
+            step = model_input.decode(message.steps[self._dp_rank], self._part_types)
             if not self._step_failed:
                 return self._runner.launch(step).wait
             self._runner.skip(step)

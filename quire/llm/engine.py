@@ -69,7 +69,7 @@ class LLMEngine:
         vllm_environment.log_notes(strict=options.observe.fail_on_environ_validation)
         if options.observe.log_level is not None:
             start_process(level=options.observe.log_level)
-        if options.parallel.data_parallel_size > 1:
+        if options.parallel.num_engines > 1:
             from quire.llm.engine_processes import EngineProcesses, PooledBundle
 
             level = logging.getLevelName(logging.getLogger("quire").level)

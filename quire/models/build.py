@@ -26,7 +26,12 @@ from quire.config.json_file import raise_as_config_error
 from quire.config.memory.kv_layout import KVCacheGroup, group_layers
 from quire.config.quant.fp4 import GPT_OSS
 from quire.config.quant.read import read_quantization, reconcile_quantization
-from quire.distributed.collectives import Collectives, SingleProcessCollectives, connect
+from quire.distributed.collectives import (
+    Collectives,
+    ProcessGroupCollectives,
+    SingleProcessCollectives,
+    connect,
+)
 from quire.distributed.expert_placement import balance_experts, place_experts
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
@@ -337,6 +342,8 @@ def _shard_model(
             module.spread(placement, mesh.ep_rank, moves=redundant_experts is not None)
         if isinstance(module, ParamModule):
             module.shard(mesh, comm)
+            if isinstance(module, Experts) and isinstance(comm, ProcessGroupCollectives):
+                module.exchange = comm.dp_exchange or module.exchange
         elif isinstance(module, Attention):
             module.shard(mesh)
 

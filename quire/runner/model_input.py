@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from quire.core.types import BlockCopy, StepPlan
+from quire.core.types import BlockCopy, DataParallelTokens, StepPlan
 from quire.runner import plain_data
 from quire.runner.parts.base import StepPart, load_part_types
 from quire.runner.profiler import span
@@ -34,6 +34,7 @@ class ModelInput(msgspec.Struct, frozen=True, array_like=True):
     batch: StepBatch | None  # None: the step computes nothing
     parts: dict[str, Any]  # of features: name in quire.runner.parts -> its StepPart
     masks: PlainMasks | None = None  # of constrained rows, where another stage has the grammars
+    dp_tokens: tuple[int, ...] = ()  # of each data-parallel rank; (): there is one, or none has any
 
     @property
     def is_empty(self) -> bool:
@@ -72,6 +73,9 @@ class ModelInputBuilder:
                 block_copies=plan.copies,
                 batch=batch,
                 parts={} if batch is None else self._prepare_parts(plan, batch),
+                dp_tokens=next(
+                    (one.counts for one in plan.parts if isinstance(one, DataParallelTokens)), ()
+                ),
             )
 
     def _prepare_parts(self, plan: StepPlan, batch: StepBatch) -> dict[str, StepPart]:

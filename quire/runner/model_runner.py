@@ -9,12 +9,16 @@ DeviceWorker decides which. A feature is a part (quire.runner.parts), never a br
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from quire.core.types import StepResult
 from quire.distributed.stage_link import StageLink
 from quire.models.base import LanguageModel
 from quire.runner.device_worker import CompletedStep, DeviceWorker, StepHandle
+from quire.runner.expert_steps import ExpertSteps
 from quire.runner.model_input import ModelInput
 from quire.runner.profiler import span
 from quire.sampling.sampler import Sampler
@@ -29,8 +33,11 @@ class ModelRunner:
         sampler: Sampler,
         worker: DeviceWorker,
         link: StageLink | None = None,
+        experts: ExpertSteps | None = None,
     ) -> None:
-        """link: to other pipeline stages; None: there are none."""
+        """link: to other pipeline stages; None: there are none. experts: of the rows of other
+        data-parallel ranks; None: there are none."""
+        self._experts = experts or ExpertSteps()
         self.model = model
         self.worker = worker
         self.sampler = sampler
@@ -39,8 +46,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: ModelInput) -> StepHandle:
         """Start the step. One thread, in plan order."""
-        tokens = 0 if step.batch is None else len(step.batch.token_ids)
-        with span("launch"), self.worker.execution_context(), self._link.step(tokens):
+        with span("launch"), self._exchanges(step):
             if self._link.is_last:  # the others sample nothing
                 for slot in step.leaves:
                     self.sampler.leave(slot)
@@ -56,11 +62,21 @@ class ModelRunner:
 
     @torch.inference_mode()
     def skip(self, step: ModelInput) -> None:
-        """Compute nothing of a step, because one before it failed. Other pipeline stages may not
-        have failed, and wait for what this one hands on."""
-        if step.batch is not None:
-            with self.worker.execution_context(), self._link.step(len(step.batch.token_ids)):
-                pass
+        """Compute nothing of a step, because one before it failed. Other ranks may not have failed,
+        and wait for what this one hands on to the next stage, or adds to rows of others."""
+        with self._exchanges(step):
+            pass
+
+    @contextmanager
+    def _exchanges(self, step: ModelInput) -> Iterator[None]:
+        """The context of a step, which takes part in all that other ranks wait for."""
+        tokens = 0 if step.batch is None else len(step.batch.token_ids)
+        with (
+            self.worker.execution_context(),
+            self._link.step(tokens),
+            self._experts.step(step.dp_tokens),
+        ):
+            yield
 
     def recover(self) -> None:
         """Drop the partial results of a failed step. Nothing may be in flight.

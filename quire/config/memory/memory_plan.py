@@ -60,6 +60,7 @@ class EngineShape:
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
     stage: int = 0  # of the rank that is planned
     redundant_experts: int = 0  # copies of experts in each layer, over all ranks
+    data: int = 1  # ranks with requests of their own, which share experts
     hybrid: bool = True
     device: str = "cpu"
     quantization: str | None = None
@@ -80,7 +81,7 @@ class EngineShape:
     @property
     def ranks(self) -> int:
         """Processes of an engine, each with one device."""
-        return self.tensor * self.stages
+        return self.tensor * self.stages * self.data
 
     @property
     def max_pass_tokens(self) -> int:
@@ -186,7 +187,15 @@ def _layer_bytes(model: ModelFacts, shape: EngineShape, tokens: int) -> int:
     inner = 3 * model.mlp
     if model.top_k:
         inner = model.top_k * (model.hidden + model.expert_mlp)
-    return tokens * ITEMSIZE[shape.dtype] * (5 * model.hidden + inner // shape.tensor)
+    states = tokens * ITEMSIZE[shape.dtype] * (5 * model.hidden + inner // shape.tensor)
+    return states + _exchanged_bytes(model, shape, tokens)
+
+
+def _exchanged_bytes(model: ModelFacts, shape: EngineShape, tokens: int) -> int:
+    """Bytes of the rows of all data-parallel ranks: as bytes, as gathered, and what experts add."""
+    if shape.data == 1:
+        return 0
+    return 3 * shape.data * tokens * model.hidden * ITEMSIZE[shape.dtype]
 
 
 def gpu_decode_bytes(model: ModelFacts, shape: EngineShape) -> int:
@@ -226,6 +235,7 @@ def _cpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
     )
     inner = max(attention, 3 * model.mlp) // shape.tensor
     states = tokens * (3 * model.hidden + inner) * ITEMSIZE[shape.dtype]
+    states += _exchanged_bytes(model, shape, tokens)
     return states + 2 * shape.logit_rows * model.vocab * 4
 
 
@@ -281,9 +291,12 @@ def plan_memory(
     block = block_bytes(own_layers, own_groups, shape.block_size, form)
     quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
     place = shape.device if shape.has_fp8 else BEFORE_FP8
+    itemsize, tensor = ITEMSIZE[shape.dtype], shape.tensor
     more = shape.redundant_experts / max(model.experts, 1)
-    weights = weight_facts.bytes(ITEMSIZE[shape.dtype], shape.tensor, quantized, place, more)
-    weight_bits = 8 * weights * shape.tensor / max(weight_facts.elements(quantized), 1)
+    weights = weight_facts.bytes(itemsize, tensor, quantized, place, more)
+    weight_bits = 8 * weights * tensor / max(weight_facts.elements(quantized), 1)
+    if shape.data > 1:
+        weights = weight_facts.bytes(itemsize, tensor, quantized, place, more, shape.data)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
     adapters = adapter_bytes(model.adapters, shape)
     weights += adapters

@@ -41,10 +41,12 @@ class WeightFacts:
         quantized: QuantFacts | None = None,
         device: str = "cpu",
         more_experts: float = 0.0,
+        data: int = 1,
     ) -> int:
         """Bytes on one rank. itemsize: of the model's dtype. device: as in quire.config.quant.
 
-        more_experts: copies of experts, as a share of all experts.
+        ranks: tensor-parallel ones. more_experts: copies of experts, as a share of all experts.
+        data: data-parallel ranks, which have a share of the experts each, and all else.
         """
         total = float(self.matrices * itemsize)
         if self.head is not None and quantized is not None and quantized.head is not None:
@@ -54,7 +56,7 @@ class WeightFacts:
             form = _format_of(layer, quantized)
             found = form.sized(layer)
             held = _held_bytes(found, form, itemsize, device)
-            total += held * (1 + more_experts * ("experts" in layer.name.split(".")))
+            total += held * (1 + more_experts) / data if _is_of_experts(layer) else held
             if not layer.tensors:
                 total -= layer.outputs * layer.inputs * itemsize
         return math.ceil(total / ranks) + self.vectors * itemsize
@@ -108,7 +110,7 @@ def _held_bytes(matrix: MatrixFacts, form: WeightFormat, itemsize: int, device: 
     if matrix.tensors and form is PLAIN:
         return sum(one.nbytes for one in matrix.tensors.values())
     if not matrix.tensors:
-        spared = form.only_experts and "experts" not in matrix.name.split(".")
+        spared = form.only_experts and not _is_of_experts(matrix)
         if matrix.outputs < MIN_OUTPUTS or spared:
             return plain
     bits = form.held_bits(matrix, device)
@@ -118,6 +120,10 @@ def _held_bytes(matrix: MatrixFacts, form: WeightFormat, itemsize: int, device: 
 def layer_number(name: str) -> int | None:
     """Return the number of the layer that a tensor or module belongs to; None: to none."""
     return next((int(part) for part in name.split(".") if part.isdecimal()), None)
+
+
+def _is_of_experts(matrix: MatrixFacts) -> bool:
+    return "experts" in matrix.name.split(".")
 
 
 def count_tensors(headers: Iterable[tuple[str, Header]], *, tied: bool = False) -> WeightFacts:

@@ -21,7 +21,7 @@ from quire.config.engine_config import EngineConfig, StartupAdapter
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import place_layers
 from quire.config.stages import stage_cache, stage_layers
-from quire.distributed.collectives import Collectives
+from quire.distributed.collectives import Collectives, ProcessGroupCollectives
 from quire.distributed.mesh import Mesh
 from quire.distributed.stage_link import StageLink
 from quire.engine.core.adapter_scaling import needs_scaling
@@ -43,6 +43,7 @@ from quire.runner.adapters.adapted_layer import SlotSizes
 from quire.runner.adapters.banks import AdapterBanks
 from quire.runner.cpu.tape_cache import padded_rows
 from quire.runner.device_worker import DeviceWorker
+from quire.runner.expert_steps import ExpertSteps
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
@@ -291,12 +292,16 @@ def build_runner(
         host_cache=host,
         max_tokens=scheduler.max_num_batched_tokens,
         logprobs_mode=config.model.logprobs_mode,
-        eager=config.device.enforce_eager,
+        eager=config.device.enforce_eager or config.parallel.data > 1,
         pooler=pooler,
         generates=config.generates,
         **({} if link is None or link.is_alone else {"link": link}),
     )
-    return ModelRunner(model, sampler, worker, link)
+    experts = None
+    if isinstance(comm, ProcessGroupCollectives) and comm.dp_exchange is not None:
+        like = torch.empty(0, dtype=DTYPES[config.model.dtype], device=device)
+        experts = ExpertSteps(model, comm.dp_exchange, like)
+    return ModelRunner(model, sampler, worker, link, experts)
 
 
 _WORKERS = {

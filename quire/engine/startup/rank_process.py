@@ -177,11 +177,12 @@ class Ranks:
         plain, _ = plain_config(config, Options())
         number = group.send(BuildRunner(plain), "building the runner")
         group.status.begin(number)
-        inputs = ModelInputBuilder(table_shape(config))
-        local = build_inline_executor(config, runner, inputs)
+        section = config.parallel
+        inputs = [ModelInputBuilder(table_shape(config)) for _ in range(section.data)]
+        local = build_inline_executor(config, runner, inputs[0])
         group.status.finish(number)
         group.wait_all(number)
-        return MultiProcess(inputs, local, group, config.parallel, self._lease)
+        return MultiProcess(inputs, local, group, section, self._lease)
 
     def close(self) -> None:
         """End the ranks."""
@@ -311,6 +312,7 @@ def _load(link: RankLink, orders: StartRank) -> RankLoop:
         link,
         build,
         measure,
-        gives_result=orders.rank == config.parallel.last_stage.start,
+        dp_rank=mesh.dp_rank,
+        gives_result=orders.rank in [ranks.start for ranks in config.parallel.sampling_ranks],
         set_up_thread=None if gpu is None else lambda: torch.cuda.set_device(device),
     )

@@ -18,6 +18,7 @@ from quire.core.scheduling.limits.encoder_budget import EncoderBudget
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.per_rank import per_rank
 from quire.core.scheduling.limits.pipeline import PipelineLimit
 from quire.core.scheduling.limits.prefill_limits import (
     LongPrefillLimit,
@@ -72,15 +73,25 @@ def build_encoder_budget(section: EncoderSection | None) -> list[StepBudget]:
     return [EncoderBudget(section.max_batched_tokens, section.max_len)]
 
 
-def build_limits(section: SchedulerSection, queue: WaitingQueue) -> list[StepBudget]:
-    """The limits in order: each sees what those before it allow. queue: waiting sequences."""
+def build_limits(
+    section: SchedulerSection, queue: WaitingQueue, ranks: int = 1
+) -> list[StepBudget]:
+    """The limits in order: each sees what those before it allow. queue: waiting sequences. ranks:
+    data-parallel ones."""
+    target = section.inter_token_target_s
+    pace = InterTokenLatencyLimit(target) if target else None
+    return per_rank([_rank_limits(section, queue, pace) for _ in range(ranks)])
+
+
+def _rank_limits(
+    section: SchedulerSection, queue: WaitingQueue, pace: InterTokenLatencyLimit | None
+) -> list[StepBudget]:
+    """The limits of one data-parallel rank. pace: of all."""
     budget = TokenBudget(section.max_num_batched_tokens)
     limits: list[StepBudget] = []
     if section.long_prefill_token_threshold and section.chunked_prefill:
         limits.append(PrefillChunkLimit(section.long_prefill_token_threshold))
     limits += [budget, MaxSeqsLimit(section.max_num_seqs)]
-    target = section.inter_token_target_s
-    pace = InterTokenLatencyLimit(target) if target else None
     if pace is not None:
         limits.append(pace)
     if section.chunked_prefill:

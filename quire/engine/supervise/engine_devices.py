@@ -13,7 +13,7 @@ def engine_environments(options: Options) -> list[dict[str, str]]:
 
     Raises ConfigError if there are fewer GPUs than the engines need.
     """
-    engines = options.parallel.data_parallel_size
+    engines = options.parallel.num_engines
     if engines == 1:
         return [{}]
     device = options.device.device

@@ -16,6 +16,7 @@ from quire.config.memory.memory_plan import (
     rank_layers,
 )
 from quire.config.memory.weight_facts import WeightFacts
+from quire.config.quant.held import MatrixFacts
 from quire.errors import ConfigError
 
 GIB = 2**30
@@ -58,6 +59,15 @@ def test_ranks_share_weights_and_kv():
     assert plan(4096, tensor=8).token_bytes == one.token_bytes // 4  # 4 KV heads, each kept twice
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         rank_layers(QWEN.layers, 3)
+
+
+def test_data_parallel_ranks_share_experts_alone():
+    experts = MatrixFacts("model.layers.0.mlp.experts.gate_up_proj", 1000, 64)
+    other = MatrixFacts("model.layers.0.self_attn.q_proj", 500, 64)
+    facts = WeightFacts(1500 * 64 + 200, 10, (experts, other))
+    assert facts.bytes(2) == 2 * (1500 * 64 + 200 + 10)
+    assert facts.bytes(2, data=4) == 2 * (250 * 64 + 500 * 64 + 200 + 10)
+    assert facts.bytes(2, 2, data=4) == (250 * 64 + 500 * 64 + 200) + 20
 
 
 def test_concurrency_and_tokens_follow_the_blocks():

@@ -54,7 +54,7 @@ def test_embedding_and_head_weigh_as_layers_do():
     assert sum(plain.stage_layers) == sum(wide.parallel.stage_layers) == 20
     first, *middle, last = wide.parallel.stage_layers
     assert max(first, last) < min(middle)
-    assert (plain.stages, plain.ranks, plain.last_stage) == (4, 4, range(3, 4))
+    assert (plain.stages, plain.ranks, plain.sampling_ranks) == (4, 4, [range(3, 4)])
 
 
 def test_a_stage_is_given_by_hand():

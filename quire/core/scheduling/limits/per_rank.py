@@ -13,6 +13,12 @@ from quire.core.scheduling.limits.base import StepBudget
 from quire.core.types import Row, Sequence
 
 
+def per_rank(of: Seq[Seq[StepBudget]]) -> list[StepBudget]:
+    """Return budgets from those of each rank, in their order. One that all ranks have is not one of
+    a rank."""
+    return [one[0] if one[0] is one[-1] else PerRankBudget(one) for one in zip(*of, strict=True)]
+
+
 class PerRankBudget(StepBudget):
     """of: the budget of each rank, all of one class."""
 
