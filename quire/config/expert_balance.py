@@ -38,6 +38,11 @@ def resolve_expert_balance(options: Options, experts: int) -> ExpertBalanceSecti
             "enable_eplb moves experts between ranks: it needs enable_expert_parallel and "
             "tensor_parallel_size of 2 or more"
         )
+    if section.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "enable_eplb does not move experts within pipeline stages yet: leave it out, or use "
+            "pipeline_parallel_size=1"
+        )
     if options.lora.enable_lora:
         raise ConfigError(
             "enable_eplb does not move adapters with experts yet: leave out enable_lora or "

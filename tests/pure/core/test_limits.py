@@ -17,6 +17,7 @@ from quire.core.scheduling.limits.itl_target import (
     InterTokenLatencyLimit,
 )
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.pipeline import PipelineLimit
 from quire.core.scheduling.limits.prefill_limits import (
     LongPrefillLimit,
     PartialPrefillLimit,
@@ -28,7 +29,7 @@ from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLi
 from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.plan_builder import PlanBuilder, StepBudgets
-from quire.core.types import SequenceState, Wants
+from quire.core.types import UNKNOWN, SequenceState, Wants
 from quire.errors import TooLong
 from tests.pure.core.builders import request, sequence
 from tests.pure.core.workload import Run, Setup
@@ -77,6 +78,7 @@ MAKERS = {
     "admission": lambda k: AdmissionControl(max_requests=k, max_tokens=9 * k, clock=lambda: 0.0),
     "kv quota": lambda k: TenantKVQuota(FairQueue(Fifo), 4 * k, lambda request, tokens: tokens),
     "shortest first": lambda k: ShortestPromptFirst(Fifo(), lambda: 3 * k),
+    "pipeline": lambda k: PipelineLimit(k, Fifo(), lambda: False),
     "itl": lambda k: itl_limit(k, known=False),
     "itl, measured": lambda k: itl_limit(k, known=True),
 }
@@ -356,6 +358,26 @@ def test_decoding_rows_are_never_limited():
     row = sequence(prompt=range(3), output=[7], planned=3, state=SequenceState.RUNNING)
     assert limit.allow(row, 1) == 1
     assert limit.allow(prompt_of(9), 9) == 0
+
+
+def test_steps_of_a_pipeline_share_the_decoding_sequences():
+    limit = PipelineLimit(3, queue := Fifo(), lambda: serialized)
+    queue.push(sequence(prompt=range(9)))
+    serialized = False
+    rows = [
+        sequence(prompt=range(3), output=[7], planned=3, state=SequenceState.RUNNING)
+        for _ in range(7)
+    ]
+    limit.begin_step(8)
+    taken = [limit.allow(row, 1) and not limit.take(row, 1) for row in rows]
+    assert taken == [True] * 3 + [0] * 4, "a third of those that run"
+    assert limit.allow(sequence(prompt=range(9), state=SequenceState.RUNNING), 9) == 9, "a prompt"
+    late = sequence(prompt=range(3), output=[UNKNOWN], planned=3, state=SequenceState.RUNNING)
+    limit.begin_step(8)
+    assert limit.allow(late, 1) == 0, "its token is in flight"
+    serialized = True
+    limit.begin_step(8)
+    assert limit.left == 7
 
 
 # -- a new budget -------------------------------------------------------------------------------

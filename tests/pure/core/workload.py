@@ -20,6 +20,7 @@ from quire.core.scheduling.limits.encoder_budget import EncoderBudget
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.per_rank import PerRankBudget
+from quire.core.scheduling.limits.pipeline import PipelineLimit
 from quire.core.scheduling.limits.prefill_limits import (
     LongPrefillLimit,
     PartialPrefillLimit,
@@ -33,7 +34,7 @@ from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.tenant_limits import TenantLimits
-from quire.core.types import DataParallelTokens, Pooling, Request, StopConditions
+from quire.core.types import UNKNOWN, DataParallelTokens, Pooling, Request, StopConditions
 from tests.pure.core.builders import FakeGrammars, fake_constraint
 from tests.pure.core.fake_model import (
     VOCAB,
@@ -84,6 +85,7 @@ class Setup:
     model_proposes: bool = False  # else the scheduler proposes
     skips: object = None  # random.Random: a tenth of the rows yields no token
     ranks: int = 1  # data-parallel ones, each with blocks and slots as above
+    staged: bool = False  # steps in flight have different sequences
 
     def limits(self, order, kv):
         limits = [
@@ -102,6 +104,10 @@ class Setup:
             limits.append(EncoderBudget(*self.encoder))
         if self.grammars is not None:
             limits.append(GrammarWait(self.grammars, 10_000))
+        if self.staged:
+            listeners = [one for one in limits if isinstance(one, FaultIsolationLimit)]
+            serialized = lambda: any(one.serialize_steps for one in listeners)  # noqa: E731
+            limits.append(PipelineLimit(self.depth, order, serialized))
         return limits
 
     def rank_limits(self, order):
@@ -272,6 +278,8 @@ class Run:
         assert not idle, "a plan does nothing, and nothing is in flight"
         for row in plan.rows:
             assert row.count > 0
+            known = row.seq.tokens[row.start : row.start + row.count]
+            assert not self.setup.staged or UNKNOWN not in known
             for table in row.seq.tables:
                 assert len(table) * self.setup.block_size >= row.start + row.count
         self.out.preemptions += len(plan.preempted)
