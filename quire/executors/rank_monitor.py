@@ -272,7 +272,8 @@ class RankMonitor:
         if message is None:
             return None
         number = message.number
-        failed = [rank for rank, one in enumerate(statuses) if one.failed == number]
+        # messages after one that failed fail too, at once
+        failed = [rank for rank, one in enumerate(statuses) if one.done < number <= one.failed]
         waiting = [rank for rank, one in enumerate(statuses) if max(one.done, one.failed) < number]
         if message.is_step and failed and waiting and lasts(f"alone {number}", FAILURE_GRACE_S):
             error = self._page.read_error(failed[0])

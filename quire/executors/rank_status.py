@@ -104,8 +104,9 @@ class RankStatusWriter:
         self._words[_DONE] = number
 
     def fail(self, number: int, error: BaseException) -> None:
-        data = f"{type(error).__name__}: {error}".encode()[:_ERROR_BYTES]
-        self._error[:] = data.ljust(_ERROR_BYTES, b"\0")
+        if self._words[_FAILED] <= self._words[_DONE]:  # later ones fail because of the first
+            data = f"{type(error).__name__}: {error}".encode()[:_ERROR_BYTES]
+            self._error[:] = data.ljust(_ERROR_BYTES, b"\0")
         self._words[_FAILED] = number
 
     def mark_preparing(self, whether: bool) -> None:

@@ -84,7 +84,8 @@ def assert_nothing_left(executor):
 def test_a_rank_that_fails_in_a_step_is_named_and_all_end(folder, faults, point, do, at):
     """In a prefill (the first call) and in a decode step."""
     before = open_files()
-    llm = start(folder, **({"rank_timeout_seconds": 1} if do == "hang" else {}))
+    more = {"hang": {"rank_timeout_seconds": 1}, "raise": {"steps_in_flight": 2}}
+    llm = start(folder, **more.get(do, {}))
     executor = llm.llm_engine.engine.executor
     faults.arm(Fault(point, do, at=at))
     pid = executor.group.monitor.processes[0].pid

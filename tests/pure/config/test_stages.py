@@ -127,3 +127,13 @@ def test_each_stage_has_an_equal_part_of_each_group(windows, data):
         counts = [len(group.layers) for group in own if group.window == window]
         assert not counts or max(counts) - min(counts) <= 1
     assert len(place_layers(layers[stage.start : stage.stop], own)) <= len(stage)
+
+
+def test_half_of_the_layers_take_half_of_the_places():
+    """Of a model with a full layer after each five with a window."""
+    layers = [LayerFacts(2, 8, window) for window in (*[16] * 5, None) * 4]
+    for dealt, places in ((True, 2), (False, 4)):
+        groups = group_layers(layers, dealt=dealt)
+        assert {len(group.layers) for group in groups} == {4}
+        own = groups_of_stage(groups, range(12))
+        assert len(place_layers(layers[:12], own)) == places
