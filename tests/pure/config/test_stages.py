@@ -88,7 +88,7 @@ def test_what_has_no_stages_yet_is_refused():
     with pytest.raises(ConfigError, match="stages over GPUs are not built yet"):
         run(device=replace(gpu(), count=4), pipeline_parallel_size=2)
     balanced = {"enable_expert_parallel": True, "enable_eplb": True}
-    with pytest.raises(ConfigError, match="enable_eplb .* pipeline stages"):
+    with pytest.raises(ConfigError, match=r"enable_eplb .* pipeline stages"):
         run(moe, FOUR, pipeline_parallel_size=2, tensor_parallel_size=2, **balanced)
 
 
