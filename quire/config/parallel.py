@@ -17,11 +17,6 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
     """Raises ConfigError if there are fewer devices than ranks."""
     section = options.parallel
     ranks = section.tensor_parallel_size * section.pipeline_parallel_size
-    if section.pipeline_parallel_size > 1 and device.kind != "cpu":
-        raise ConfigError(
-            f"pipeline_parallel_size={section.pipeline_parallel_size}: stages over GPUs are not "
-            "built yet, over CPU processes they are; use tensor_parallel_size"
-        )
     if ranks > device.count:
         sizes = f"tensor_parallel_size={section.tensor_parallel_size}"
         if section.pipeline_parallel_size > 1:
