@@ -169,8 +169,8 @@ def test_a_step_that_fails_on_one_rank_is_repeated_on_all(one, two, monkeypatch,
 @pytest.mark.parametrize(
     "options",
     [
-        {"tensor_parallel_size": 2},
         *tiers.long(
+            {"tensor_parallel_size": 2},
             {"data_parallel_size": 3, "expert_placement_strategy": "round_robin"},
             {"num_gpu_blocks_override": 18, "enable_prefix_caching": False},
             {"num_gpu_blocks_override": 18, "kv_offloading_size": 0.01, "steps_in_flight": 2},

@@ -11,6 +11,8 @@ import psutil
 import pytest
 
 from tests import tiers
+from tests.cpu.models.peers import peer
+from tests.cpu.tiny_models import write_ascii_tokenizer
 from tests.faults.arming import Fault
 from tests.faults.serve import serving
 from tests.server.running import SMALL, wait_until
@@ -118,3 +120,21 @@ def test_a_server_is_not_ready_from_the_death_of_an_idle_rank_on(running):
     print(f"/ready was 503 after {time.monotonic() - began:.3f} s")
     assert wait_until(lambda: ready(server), 60)
     assert [one.pid for one in ranks_of(server)] != [rank.pid]
+
+
+@pytest.mark.long("a server of its own; what ends a rank is the same")
+def test_streams_go_on_when_a_data_parallel_rank_dies(tmp_path):
+    """One engine for both data-parallel ranks, which share experts."""
+    vocab = peer("qwen3_moe", tmp_path).config.vocab_size
+    write_ascii_tokenizer(tmp_path, vocab)
+    ranks = ("-dp", "2", "--enable-expert-parallel", "--dtype", "float32", "--device", "cpu")
+    named = ("--served-model-name", "embedded", "--max-model-len", 256)
+    with serving(tmp_path, *SMALL, *ranks, *named) as (server, _):
+        want, _ = asyncio.run(Scene(server.url).all(BODIES))
+        assert all(error is None for *_, error in want)
+        (before,) = ranks_of(server)
+        found, _ = asyncio.run(Scene(server.url).all(BODIES, disturbance(before.kill, 20)))
+        assert found == want
+        assert wait_until(lambda: ready(server), 60)
+        (after,) = ranks_of(server)
+        assert before.pid != after.pid
