@@ -33,6 +33,7 @@ TESTS = [PY, "-m", "pytest", "-p", "bench.gpu.json_report", "-p", "no:cacheprovi
 # HEAVY takes longest. ALONE is alone on the card: it measures memory and seconds.
 HEAVY = ["tests/gpu/test_models.py", "tests/gpu/test_fallback.py"]
 ALONE = ["tests/gpu/test_memory.py", "tests/gpu/test_start.py", "tests/gpu/test_fault_isolation.py"]
+TWO_GPUS = ["tests/gpu/test_peer_all_reduce.py", "tests/gpu/test_tp.py"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ class Step:
     name: str
     command: list[str]
     limit_s: float
-    is_test: bool = False
 
 
 def offline(name, model, cases, limit_s, repeat=1, **kw):
@@ -60,12 +60,13 @@ def test_steps():
     others = [
         str(file.relative_to(ROOT))
         for file in sorted((ROOT / "tests/gpu").glob("test_*.py"))
-        if str(file.relative_to(ROOT)) not in (*HEAVY, *ALONE)
+        if str(file.relative_to(ROOT)) not in (*HEAVY, *ALONE, *TWO_GPUS)
     ]
     return [
-        Step("tests", [*TESTS, "-n", "7", *others], 330, True),
-        Step("tests alone", [*TESTS, "-n", "0", *ALONE], 120, True),
-        Step("tests of models", [*TESTS, "-n", "7", *HEAVY], 400, True),
+        Step("tests", [*TESTS, "-n", "7", *others], 330),
+        Step("tests alone", [*TESTS, "-n", "0", *ALONE], 120),
+        Step("tests of two processes", [*TESTS, "-n", "0", *TWO_GPUS], 60),
+        Step("tests of models", [*TESTS, "-n", "7", *HEAVY], 400),
     ]
 
 
@@ -76,7 +77,7 @@ def quant_steps():
     size = {"max_model_len": 8192}
     files = tests_of("quant", "fp8", "kv_quant", "moe")
     return [
-        Step("tests", [*TESTS, "-n", "7", *files], 150, True),
+        Step("tests", [*TESTS, "-n", "7", *files], 150),
         Step("write AWQ", [PY, "bench/gpu/checkpoints.py", "awq", llama, AWQ], 60),
         offline("llama-8b awq", AWQ, most, 110, load_format="auto", **size),
         offline("llama-8b bf16", llama, most, 110, **size),
@@ -96,7 +97,7 @@ def lora_steps():
     engine = [PY, "bench/lora.py", llama, "--load-format", "dummy", "--repeat", "2", "--host", "40",
               "--cases"]  # fmt: skip
     return [
-        Step("tests", [*TESTS, "-n", "7", *tests_of("lora", "lora_engine", "lora_load")], 120, True),
+        Step("tests", [*TESTS, "-n", "7", *tests_of("lora", "lora_engine", "lora_load")], 120),
         Step("engine", [*engine, "1x0,32x0,1x1,8x1,32x1,8x8,32x8,64x32,32h8,1r64,mixed512,first"],
              330),
         Step("layers", [PY, "bench/lora_gpu.py", "--rows", "1,8,32,64", "--adapters", "1,8,32",
@@ -104,7 +105,22 @@ def lora_steps():
     ]  # fmt: skip
 
 
-STEPS = {"tests": test_steps, "quant": quant_steps, "lora": lora_steps}
+def two_gpus_steps():
+    compare = [PY, "bench/tp_gpu.py", MODELS]
+    return [
+        Step("sums", [*TESTS, "-n", "0", TWO_GPUS[0]], 60),
+        Step("small engine", [*TESTS, "-n", "0", TWO_GPUS[1], "-k", "graphs"], 90),
+        Step("8B", [*compare, "--rows", "llama-8b", "--seconds", "170"], 230),
+        Step("tests", [*TESTS, "-n", "0", TWO_GPUS[1], "-k", "not graphs"], 170),
+        Step("collectives", [PY, "bench/collectives.py"], 60),
+        Step("others", [*compare, "--rows", "qwen3-30b-a3b,qwen3-0.6b", "--ways", "none",
+                        "--cases", "decode1,mixed512"], 200),
+    ]  # fmt: skip
+
+
+STEPS = {
+    "tests": test_steps, "quant": quant_steps, "lora": lora_steps, "two_gpus": two_gpus_steps,
+}  # fmt: skip
 
 
 def value(found, step, key, **where):

@@ -117,6 +117,7 @@ class ParallelSection:
     engines: int = 1  # of this model on this host
     backend: Literal["mp", "uni", "external_launcher"] = "uni"
     step_limit_s: float = 10.0  # seconds that any step of several ranks may take
+    custom_all_reduce: bool = True  # GPUs add what they read of each other's memory, if they can
 
     @property
     def stages(self) -> int:

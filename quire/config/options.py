@@ -291,6 +291,9 @@ class ParallelOptions:
     """How the ranks of a model run. mp: rank 0 in the engine's process, each other in a process of
     its own. uni: one rank. external_launcher: torchrun starts this program once for each rank, and
     all make the same calls. ray: not supported yet. None: mp for several ranks, else uni."""
+    disable_custom_all_reduce: bool = False
+    """Sums over GPUs run through NCCL, also where quire's kernels could read the memory of other
+    GPUs."""
     rank_timeout_seconds: float = option(10.0, above=0)
     """A rank that has not finished a step after so many seconds, and 20 times the expected time of
     the step, counts as hanging: the engine is restarted. Time in which a rank compiles a kernel or

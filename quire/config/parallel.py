@@ -145,4 +145,5 @@ def resolve_parallel(
         engines=engines,
         backend="external_launcher" if backend == "external_launcher" else kind,
         step_limit_s=section.rank_timeout_seconds,
+        custom_all_reduce=not section.disable_custom_all_reduce,
     )

@@ -55,7 +55,7 @@ _NO_EFFECT = {
         mamba_backend mamba_ssu_algorithm use_fp64_gumbel disable_cascade_attn all2all_backend
         dcp_comm_backend dcp_q_replicate disable_nccl_for_dp_synchronization use_tqdm_on_download
         enable_flash_late_interaction swa_bounded_replay""",
-    "there is one device": """disable_custom_all_reduce worker_use_ray ray_workers_use_nsight
+    "there is one device": """worker_use_ray ray_workers_use_nsight
         data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
         dp_supervisor_probe_failure_threshold max_parallel_loading_workers
         master_addr master_port node_rank
@@ -204,7 +204,7 @@ XFORMERS
 ATTENTION_BACKENDS = frozenset(_ATTENTION_BACKENDS.split())
 """Attention backends of another engine: quire chooses among its own."""
 _BOOLEAN_OPTIONS = """
-    disable_custom_all_reduce use_v2_block_manager worker_use_ray
+    use_v2_block_manager worker_use_ray
     disable_log_requests
     enable_log_requests enable_return_routed_experts return_sampling_mask enable_trace_replay
     disable_cascade_attn multi_step_stream_outputs ray_workers_use_nsight numa_bind

@@ -199,13 +199,14 @@ def connect(
     host: str = "127.0.0.1",
     timeout_s: float = TIMEOUT_S,
     counter: memoryview | None = None,
+    peer_sums: bool = True,
 ) -> Collectives:
     """Join the other ranks of the mesh, and return this rank's collectives.
 
     rendezvous: an empty file, or one that does not exist yet, the same for all ranks of one host,
     which only this user may write; or a store. The ranks find each other's addresses in it.
     host: the address that gloo's sockets listen on. They do not authenticate: keep it private.
-    counter: see ProcessGroupCollectives.
+    counter: see ProcessGroupCollectives. peer_sums: GPUs may add through each other's memory.
     Blocks until all ranks have joined. No object is pickled.
 
     Raises: ConfigError if the mesh has several ranks and no rendezvous is given.
@@ -232,7 +233,7 @@ def connect(
     group = stages = peers = None
     if mesh.tp > 1:
         group, store = join(f"tp{mesh.rank - mesh.tp_rank}", mesh.tp_rank, mesh.tp)
-        peers = connect_peers(mesh, store, device) if device.type == "cuda" else None
+        peers = connect_peers(mesh, store, device) if device.type == "cuda" and peer_sums else None
     if mesh.pp > 1:
         first = mesh.rank - mesh.pp_rank * mesh.tp
         stages, _ = join(f"pp{first}", mesh.pp_rank, mesh.pp)

@@ -113,8 +113,8 @@ def wait_for(condition):
 
 
 def test_a_step_is_launched_while_the_one_before_it_runs(loop):
-    loop.link.put(1, RunStep(b"\1"))
-    loop.link.put(2, RunStep(b"\2"))
+    loop.link.put(1, RunStep([b"\1"]))
+    loop.link.put(2, RunStep([b"\2"]))
     wait_for(lambda: "launch 2" in loop.events and "wait 1" in loop.events)
     assert loop.link.answers == []
     loop.steps[1].done.set()
@@ -127,7 +127,7 @@ def test_a_step_is_launched_while_the_one_before_it_runs(loop):
 
 
 def test_a_call_runs_between_steps(loop):
-    loop.link.put(1, RunStep(b"\1"))
+    loop.link.put(1, RunStep([b"\1"]))
     loop.link.put(2, CallWorker("set_ready", [True]))
     wait_for(lambda: "wait 1" in loop.events)
     assert "call" not in loop.events
@@ -139,18 +139,18 @@ def test_a_call_runs_between_steps(loop):
 @pytest.mark.parametrize("where", ["launch", "wait"])
 def test_after_a_step_that_raised_no_other_runs_until_all_recover(loop, where):
     number = 13 if where == "launch" else 1
-    loop.link.put(1, RunStep(bytes([number])))
+    loop.link.put(1, RunStep([bytes([number])]))
     if where == "wait":
         wait_for(lambda: loop.steps)
         loop.steps[0].error = RuntimeError("1 failed")
         loop.steps[0].done.set()
     wait_for(lambda: len(loop.link.answers) == 1)
-    loop.link.put(2, RunStep(b"\2"))
+    loop.link.put(2, RunStep([b"\2"]))
     wait_for(lambda: len(loop.link.answers) == 2)
     assert [type(one) for _, one in loop.link.answers] == [RankError, RankError]
     assert "launch 2" not in loop.events
     loop.link.put(3, CallWorker("recover", []))
-    loop.link.put(4, RunStep(b"\3"))
+    loop.link.put(4, RunStep([b"\3"]))
     wait_for(lambda: "launch 3" in loop.events)
     loop.steps[-1].done.set()
     wait_for(lambda: len(loop.link.answers) == 4)

@@ -41,10 +41,11 @@ class GpuPreparation:
         facts = cuda.device_properties(device.index)
         self._folder = kernel_store.make_folder(_kernel_folder(config, environment))
         kernel_store.add_installed(environment.cache_dir, facts.capability)
-        ranks = config.parallel.ranks
+        section = config.parallel
+        here = range(min(section.ranks, facts.device_count))
         task = build_task(
             config, dict(options), found.config, self._folder, facts.capability, facts.sm_count,
-            peers=ranks == 1 or cuda.have_peer_access(range(min(ranks, facts.device_count))),
+            peers=section.custom_all_reduce and cuda.have_peer_access(here),
         )  # fmt: skip
         self.kernels = KernelBuilder(task)
         self._opening: list[Future[None]] = [

@@ -74,6 +74,6 @@ def join_launched_ranks(config: EngineConfig) -> LaunchedRank:
     mesh = mesh_of(config.parallel, rank)
     store, _, _ = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(f"quire-{next(_engine_numbers)}", store)
-    comm = connect(mesh, store, device)
+    comm = connect(mesh, store, device, peer_sums=config.parallel.custom_all_reduce)
     checks = join_gloo_group(mesh, dist.PrefixStore("checks", store))
     return LaunchedRank(device, mesh, comm, checks)

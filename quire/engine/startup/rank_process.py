@@ -205,12 +205,14 @@ def connect_rank(
 ) -> tuple[Mesh, Collectives]:
     """Connect a rank to the others, and add up some numbers. Raises EngineError for a wrong sum."""
     mesh, words = mesh_of(config.parallel, rank), status.collective_words
+    own_sums = config.parallel.custom_all_reduce
     if meeting is None:
         with rendezvous_path(memory.rendezvous_fd) as path:
-            comm = connect(mesh, path, device, counter=words)
+            comm = connect(mesh, path, device, counter=words, peer_sums=own_sums)
     else:
         store = open_store(meeting.address, meeting.port)
-        comm = connect(mesh, store, device, host=meeting.own_address, counter=words)
+        address = meeting.own_address
+        comm = connect(mesh, store, device, host=address, counter=words, peer_sums=own_sums)
     check_sum(mesh, comm, device)
     return mesh, comm
 

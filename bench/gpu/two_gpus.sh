@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# A model on two GPUs beside one: tests, sums, then the figures. JSON lines in $OUT/two_gpus.jsonl, output in
+# $OUT/two_gpus.log.
+#
+#     bash bench/gpu/two_gpus.sh [SECONDS]        540 by default; what no time is left for is named
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+exec python3 bench/gpu/run_steps.py two_gpus --seconds "${1:-540}"
