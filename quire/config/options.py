@@ -302,6 +302,28 @@ class ParallelOptions:
     """Number of engines of a server: each has the whole model, on devices of its own, and requests
     are spread over them. With enable_expert_parallel: number of ranks of one engine that have
     requests and a KV cache of their own, and share the experts."""
+    data_parallel_size_local: int | None = option(None, low=1, short="-dpl")
+    """Number of these engines on this node; the others join from nodes that are started with
+    headless. None: all, or with headless all from data_parallel_start_rank on."""
+    data_parallel_start_rank: int | None = option(None, low=0, short="-dpr")
+    """Rank of the first engine of this node. Without headless, as data_parallel_hybrid_lb."""
+    data_parallel_address: str | None = option(None, short="-dpa")
+    """Address of the head: the node with the API server. Other nodes connect to it, and it listens
+    there. None: 127.0.0.1."""
+    data_parallel_rpc_port: int = option(29550, low=1, high=65535, short="-dpp")
+    """Port of the head for other nodes."""
+    data_parallel_backend: Literal["mp", "ray"] = option("mp", short="-dpb")
+    """How the engines of other nodes are started. mp: by a command on each. ray: not supported."""
+    data_parallel_rank: int | None = option(None, low=0, short="-dpn")
+    """This server is one of data_parallel_size, with the engine of this rank alone; a load
+    balancer of yours is before them."""
+    data_parallel_external_lb: bool = option(False, short="-dpe")
+    """The same, with data_parallel_start_rank or data_parallel_rank."""
+    data_parallel_hybrid_lb: bool = option(False, short="-dph")
+    """This server has the data_parallel_size_local engines from data_parallel_start_rank on, and a
+    load balancer of yours is before the servers of all nodes."""
+    headless: bool = False
+    """Run engines without an API server: they join the head at data_parallel_address."""
     cluster_secret_file: str | None = None
     """File with the secret that the machines of one deployment share, at least 16 bytes. Without a
     secret nothing listens on an address that is not loopback. None: QUIRE_CLUSTER_SECRET."""

@@ -59,8 +59,8 @@ _NO_EFFECT = {
         data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
         dp_supervisor_probe_failure_threshold max_parallel_loading_workers
         master_addr master_port node_rank
-        distributed_timeout_seconds cpu_distributed_timeout_seconds data_parallel_backend
-        data_parallel_address data_parallel_rpc_port data_parallel_size_local dp_sync_interval
+        distributed_timeout_seconds cpu_distributed_timeout_seconds
+        dp_sync_interval
         dcp_kv_cache_interleave_size cp_kv_cache_interleave_size enable_ep_weight_filter
         enable_batch_sharded_sampling
         dbo_decode_token_threshold dbo_prefill_token_threshold enable_shm_tensor_arena
@@ -129,9 +129,7 @@ _UNSUPPORTED = {
     "LoRA adapters by option": "default_mm_loras qlora_adapter_name_or_path",
     "prompt adapters": "enable_prompt_adapter prompt_adapters",
     "speculative decoding": "speculative_config spec_method spec_model",
-    "more than one device": """data_parallel_rank
-        data_parallel_start_rank data_parallel_hybrid_lb data_parallel_external_lb
-        data_parallel_multi_port_external_lb decode_context_parallel_size
+    "more than one device": """data_parallel_multi_port_external_lb decode_context_parallel_size
         prefill_context_parallel_size nnodes device_ids enable_dbo enable_elastic_ep
         enable_fault_tolerance""",
     "balancing of experts by single options": """num_redundant_experts eplb_window_size
@@ -156,7 +154,7 @@ _UNSUPPORTED = {
     "a separate cap of active sequences": "max_num_active_seqs",
     "rope settings as options": "rope_scaling rope_theta",
     "a separate attention dtype": "override_attention_dtype",
-    "a server without HTTP, or with only some of its routes": """headless grpc grpc_port tokens_only
+    "a server without HTTP, or with only some of its routes": """grpc grpc_port tokens_only
         enable_scale_out""",
 }
 
@@ -214,8 +212,8 @@ _BOOLEAN_OPTIONS = """
     use_fp64_gumbel enable_cumem_allocator monokernel enable_elastic_ep language_model_only
     fully_sharded_loras scheduler_reserve_full_isl disable_chunked_mm_input
     kv_sharing_fast_prefill allow_deprecated_quantization enable_fault_tolerance enable_reasoning
-    engine_use_ray disable_async_output_proc jit_monitor_verbose data_parallel_hybrid_lb
-    data_parallel_external_lb disable_frontend_multiprocessing long_prefill_token_threshold_adaptive
+    engine_use_ray disable_async_output_proc jit_monitor_verbose disable_frontend_multiprocessing
+    long_prefill_token_threshold_adaptive
     swa_bounded_replay enable_flashinfer_autotune
     enable_auto_tool_choice enable_sleep_mode enable_batch_sharded_sampling enable_ep_weight_filter
     sleep_mode_offload_cudagraph enable_nccl_comm_suspend enable_mamba_cache_stochastic_rounding
@@ -223,7 +221,7 @@ _BOOLEAN_OPTIONS = """
     disable_nccl_for_dp_synchronization enable_mamba_shared_prefix_checkpoint use_replayssm
     mm_device_do_normalize enable_tower_connector_lora specialize_active_lora
     enable_mixed_moe_lora_format enable_moe_shared_loras trust_request_mm_kwargs
-    cohere_is_reasoning_model tokens_only enable_scale_out enable_flash_late_interaction headless
+    cohere_is_reasoning_model tokens_only enable_scale_out enable_flash_late_interaction
     grpc enable_prompt_adapter enable_lora_bias disable_mm_preprocessor_cache full_cuda_graph
     enable_multimodal_encoder_data_parallel disable_logprobs_during_spec_decoding
     eplb_log_balancedness speculative_disable_mqa_scorer guided_decoding_disable_fallback
@@ -235,10 +233,7 @@ BOOLEAN_OPTIONS = frozenset(_BOOLEAN_OPTIONS.split())
 
 _SHORT_FLAGS = """nnodes:-n node_rank:-r
 decode_context_parallel_size:-dcp
-    prefill_context_parallel_size:-pcp data_parallel_size:-dp data_parallel_rank:-dpn
-    data_parallel_start_rank:-dpr data_parallel_size_local:-dpl data_parallel_address:-dpa
-    data_parallel_rpc_port:-dpp data_parallel_backend:-dpb data_parallel_hybrid_lb:-dph
-    data_parallel_external_lb:-dpe data_parallel_multi_port_external_lb:-dpm
+    prefill_context_parallel_size:-pcp data_parallel_multi_port_external_lb:-dpm
     speculative_config:-sc diffusion_config:-dc compilation_config:-cc
     attention_config:-ac"""
 _LIST_OPTIONS = """cudagraph_capture_sizes cuda_graph_sizes prompt_adapters device_ids

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from quire import env
+from quire.config.data_parallel import check_one_server
 from quire.config.engine_config import (
     Decision,
     EngineConfig,
@@ -134,6 +135,7 @@ def build_engine(
 
     timer: of begin_startup(), if the start began before this module was imported.
     """
+    check_one_server(options, "this program")
     engines = options.parallel.num_engines
     if engines > 1:
         raise ConfigError(

@@ -48,7 +48,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 
@@ -159,6 +159,7 @@ MessageToEngine = Hello | AddRequests | AbortRequests | AbortSequence | UtilityC
 
 class EngineReady(EngineMessage, frozen=True):
     protocol: int
+    clock: float  # the monotonic clock of the engine's machine, in seconds
 
 
 class WireError(msgspec.Struct, array_like=True, frozen=True):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from quire.config.data_parallel import check_one_server
 from quire.config.engine_config import EngineConfig
 from quire.config.options import Options
 from quire.core.snapshot import Snapshot
@@ -56,8 +57,8 @@ class PoolConnector:
         name, config = f"llm-{next(self._numbers)}", self._config
         events = EngineEvents(self._engines.pipe)
         clients = []
-        for index, folder in enumerate(self._engines.folders):
-            client = EngineClient(ZmqTransport(folder, name, events, index))
+        for index, address in enumerate(self._engines.addresses):
+            client = EngineClient(ZmqTransport(address, name, events, index))
             client.restart_wait_s = config.recovery.wait_s
             clients.append(client)
         return EnginePool(clients, cache_tokens=config.cache.num_blocks * config.cache.block_size)
@@ -75,6 +76,7 @@ class EngineProcesses:
     @classmethod
     def start(cls, options: Options, *, log_level: str) -> EngineProcesses:
         """Start the engines that the options describe. Raises ConfigError, NoRoom, EngineDead."""
+        check_one_server(options, "this program")
         engines = EngineGroupThread.for_options(options, log_level=log_level)
         try:
             found = engines.wait_model_located()

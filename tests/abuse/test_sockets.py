@@ -21,7 +21,7 @@ from quire.engine import message_codec
 from quire.engine.client.zmq_transport import engine_address
 from quire.engine.core.engine_rpc import EngineRpc
 from quire.engine.core.process import EngineCoreProcess
-from quire.engine.messages import PROTOCOL_VERSION, EngineReady, Hello, OutputBatch, UtilityCall
+from quire.engine.messages import PROTOCOL_VERSION, Hello, OutputBatch, UtilityCall
 from quire.sandbox.pipe import WorkerPipe
 from quire.text.templates.render_worker import RENDER_DECODER, RenderJob, RenderResult
 from tests.server import running
@@ -130,7 +130,7 @@ def works(folder):
     """Somebody who speaks sense is answered."""
     with asker(folder) as one:
         one.send(message_codec.encode(Hello(PROTOCOL_VERSION, "test")))
-        assert message_codec.decode_from_engine(one.recv()) == EngineReady(PROTOCOL_VERSION)
+        assert message_codec.decode_from_engine(one.recv()).protocol == PROTOCOL_VERSION
         one.send(message_codec.encode(UtilityCall(1, "stats", [])))
         while not isinstance(said := message_codec.decode_from_engine(one.recv()), OutputBatch):
             pass

@@ -17,7 +17,7 @@ import pytest
 
 from quire.engine.client import zmq_transport
 from quire.engine.client.engine_client import EngineClient
-from quire.engine.client.zmq_transport import EngineEvents, ZmqTransport
+from quire.engine.client.zmq_transport import EngineEvents, ZmqTransport, engine_address
 from quire.engine.core import running_list_shm
 from quire.engine.core.engine_rpc import EngineRpc
 from quire.engine.core.process import EngineCoreProcess
@@ -93,7 +93,7 @@ class Engines(threading.Thread):
             )
             self.folders.append(tempfile.mkdtemp(prefix="quire-"))
             self._server = self._made()
-            self._mouth.send(EngineRestored(folder=self.folders[-1]))
+            self._mouth.send(EngineRestored(address=engine_address(self.folders[-1])))
 
     def close(self):
         self.starter.stop()
@@ -106,7 +106,9 @@ class Engines(threading.Thread):
 
 async def said(engines):
     """What each sequence said, and how it ended."""
-    client = EngineClient(ZmqTransport(engines.folders[0], "api", EngineEvents(engines.link)))
+    client = EngineClient(
+        ZmqTransport(engine_address(engines.folders[0]), "api", EngineEvents(engines.link))
+    )
     client.start()
     found = {}
 

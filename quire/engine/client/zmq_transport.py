@@ -34,6 +34,8 @@ from quire.errors import EngineDead, EngineError
 
 log = logging.getLogger(__name__)
 
+HEARTBEAT_MS, HEARTBEAT_LIMIT_MS = 1000, 4000
+"""Interval in which both ends of a connection between machines probe it, and when it is lost."""
 MAX_READS_PER_CALLBACK = 64
 """Messages that are read before other callbacks of the event loop run."""
 
@@ -41,6 +43,19 @@ MAX_READS_PER_CALLBACK = 64
 def engine_address(folder: str | Path) -> str:
     """The address at which the engine of this folder listens."""
     return f"ipc://{folder}/engine"
+
+
+def tcp_address(host: str, port: int | str) -> str:
+    """The address of a port of a machine. port: "*" is any free one."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def configure_tcp(socket: zmq.Socket[bytes], address: str) -> None:
+    """Set what sockets between machines share, before they are bound or connected."""
+    socket.setsockopt(zmq.IPV6, int("[" in address))
+    socket.set_hwm(0)  # unlimited: a full queue would drop messages
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_LIMIT_MS)
 
 
 class EngineEvents:
@@ -112,12 +127,13 @@ class ZmqTransport:
 
     def __init__(
         self,
-        folder: str | Path,
+        address: str,
         name: str,
         events: EngineEvents | None = None,
         engine: int = 0,
     ) -> None:
-        self._address = engine_address(folder)
+        """address: of the engine; it may be set later, before start()."""
+        self.address = address
         self._name = name
         self._events, self._engine = events, engine
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -150,11 +166,15 @@ class ZmqTransport:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, self._name.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.set_hwm(0)  # unlimited: a full queue would drop or block
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 10)
-        self._socket.connect(self._address)
+        self._configure(self._socket)
+        self._socket.connect(self.address)
         self._loop.add_reader(self._socket.FD, self._read)
         self.send(Hello(PROTOCOL_VERSION, self._name))
+
+    def _configure(self, socket: zmq.Socket[bytes]) -> None:
+        """Set options of a socket before it is connected."""
+        socket.set_hwm(0)  # unlimited: a full queue would drop or block
+        socket.setsockopt(zmq.RECONNECT_IVL, 10)
 
     def _disconnect(self) -> None:
         if self._socket is not None:
@@ -234,6 +254,6 @@ class ZmqTransport:
         elif isinstance(event, EngineUnavailable):
             self._handle_unavailable(event)
         else:
-            self._address = engine_address(event.folder)
+            self.address = event.address
             self._connect()
             self._on_restored()

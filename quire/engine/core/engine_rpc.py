@@ -7,6 +7,7 @@ has outputs. No message of a client can harm another's requests, or end the engi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -170,6 +171,8 @@ class EngineRpc:
         elif isinstance(message, AbortSequence):
             self._abort_sequence(message)
         elif isinstance(message, Hello):
+            self.remove_client(sender)  # what it had is lost to it: its connection was
+            self._outboxes[sender] = _Outbox(sender)
             return self._handshake(message)
         elif message.method == "load_adapter":
             self._reply_with(box, message.call_id, self._load_adapter, box, message)
@@ -195,7 +198,7 @@ class EngineRpc:
                 f"{PROTOCOL_VERSION}: two versions of quire are mixed; restart all processes"
             )
             return EngineDeadMessage(why, version_mismatch=True)
-        return EngineReady(PROTOCOL_VERSION)
+        return EngineReady(PROTOCOL_VERSION, time.monotonic())
 
     def _add_requests(self, box: _Outbox, message: AddRequests) -> None:
         """Add all, or none if one is refused."""

@@ -26,9 +26,10 @@ import zmq
 from quire.config.engine_config import EngineConfig
 from quire.config.options import Options
 from quire.config.vllm_environment import start_process
+from quire.distributed.cluster_secret import ClusterSecret
 from quire.engine import heartbeat_page, message_codec
 from quire.engine.build import EngineCoreBundle, build_engine_core
-from quire.engine.client.zmq_transport import engine_address
+from quire.engine.client.zmq_transport import configure_tcp, engine_address, tcp_address
 from quire.engine.core import gc_control
 from quire.engine.core.engine_rpc import EngineRpc
 from quire.engine.core.running_list_shm import RunningListWriter
@@ -104,10 +105,17 @@ def run(pipe: ProcessPipe, orders: RunEngine, timer: StartupTimer) -> int:
         heartbeat=heartbeat,
         probe_interval_s=built.config.health.canary_s,
         observers=_build_recorders(orders, built),
+        listen_host=orders.listen_host,
+        secret=None
+        if orders.cluster_secret is None
+        else ClusterSecret(orders.cluster_secret.encode()),
     )
     gc_control.disable_full_gc()
     server.start_serving()
-    pipe.send(EngineStarted(config=built.config, startup_seconds=built.seconds))
+    started = EngineStarted(
+        config=built.config, startup_seconds=built.seconds, addresses=(server.address,)
+    )
+    pipe.send(started)
     status = server.run()
     if server.death_reason is not None:
         pipe.send(ProcessFailed(error=WireError("EngineDead", server.death_reason)))
@@ -190,8 +198,13 @@ class EngineCoreProcess:
         heartbeat: HeartbeatWriter | None = None,
         probe_interval_s: float = 0.0,
         observers: Iterable[StepObserver] = (),
+        listen_host: str | None = None,
+        secret: ClusterSecret | None = None,
     ) -> None:
-        """probe_interval_s: idle seconds before a health probe step, and between two. 0: none."""
+        """probe_interval_s: idle seconds before a health probe step, and between two. 0: none.
+
+        listen_host: address to listen at for clients that have the secret; None: in the folder.
+        """
         self._heartbeat = heartbeat or HeartbeatWriter(heartbeat_page.create_page())
         self._probe_interval_s = probe_interval_s
         self._probe_due = 0.0
@@ -204,7 +217,18 @@ class EngineCoreProcess:
         self._socket.set_hwm(0)  # unlimited: a full queue would drop messages
         self._socket.setsockopt(zmq.LINGER, SOCKET_LINGER_MS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, message_codec.MAX_MESSAGE_BYTES)
-        self._socket.bind(engine_address(folder))
+        self._authenticator = None if secret is None else secret.accept_clients(self._context)
+        if secret is not None:
+            secret.secure_server(self._socket)
+        if listen_host is None:
+            self._socket.bind(engine_address(folder))
+        else:
+            address = tcp_address(listen_host, "*")
+            configure_tcp(self._socket, address)
+            self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client comes again by its name
+            self._socket.bind(address)
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """Where it listens."""
         self._wakeup = WakeupPipe()
         rpc.engine.set_ready_callback(self._wakeup.wake)
         rpc.engine.set_observers(self._heartbeat, *observers)
@@ -235,6 +259,8 @@ class EngineCoreProcess:
             self._broadcast(EngineDeadMessage(self.death_reason))
             status = 1
         self._socket.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.term()
         return status
 

@@ -1,15 +1,17 @@
 """Engine group: engines of one model, each with its restarter, watchdog and devices.
 
-They are alike and independent: requests run on any of them (quire.engine.client.engine_pool). The
-group is ready when all have started, and lives as long as one of them can be replaced.
+They are alike and independent: requests run on any of them (quire.engine.client.engine_pool). Other
+nodes may have some (quire.engine.cluster.remote_engines). The group is ready when all have started,
+and lives as long as one of them can be replaced.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
@@ -31,8 +33,12 @@ from quire.engine.supervise.process_pipe import (
     EngineTerminated,
     EngineUnavailable,
     ModelLocated,
+    RestartEngine,
 )
 from quire.engine.supervise.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from quire.engine.cluster.remote_engines import RemoteEngines
 
 
 class EngineGroup:
@@ -47,10 +53,21 @@ class EngineGroup:
         log_style: str = "text",
         server: bool = True,
         clients: int | None = None,
+        remote: RemoteEngines | None = None,
+        listen_host: str | None = None,
+        cluster_secret: str | None = None,
     ) -> None:
         """server: requests come over HTTP. clients: how many processes will connect to each engine,
-        once; None: any number.
+        once; None: any number. remote: engines of other nodes, behind those of this one.
+
+        listen_host: address at which engines listen for clients on other machines, which have the
+        secret.
         """
+        self._remote = remote
+        self._remote_addresses: dict[int, str] = {}  # by engine, once it has started
+        self._remote_unavailable: dict[int, EngineUnavailable] = {}
+        self._remote_restarts: Counter[int] = Counter()
+        self._listen_host, self._cluster_secret = listen_host, cluster_secret
         self._options = options
         self._server = server
         self._log = {"log_level": log_level, "log_style": log_style}
@@ -86,11 +103,17 @@ class EngineGroup:
             **self._log,
             server=self._server,
             clients=self._clients,
+            listen_host=self._listen_host,
+            cluster_secret=self._cluster_secret,
             child=child or watchdog.create_child(),
         )
 
     def __len__(self) -> int:
-        return len(self._watchdogs)
+        return len(self._watchdogs) + len(self._remote_ranks)
+
+    @property
+    def _remote_ranks(self) -> range:
+        return range(0) if self._remote is None else self._remote.ranks
 
     @property
     def folder(self) -> str:
@@ -98,42 +121,58 @@ class EngineGroup:
         return self._restarters[0].folder
 
     @property
-    def folders(self) -> list[str]:
-        """The folder of each engine's socket."""
-        return [one.engine.folder for one in self._restarters]
+    def addresses(self) -> list[str]:
+        """Where the engines listen."""
+        remote = [self._remote_addresses[rank] for rank in self._remote_ranks]
+        return [one.address for one in self._restarters] + remote
 
     @property
     def heartbeat_files(self) -> list[IO[bytes]]:
-        """The heartbeat page of each engine."""
+        """The heartbeat page of each engine of this node."""
         return [one.heartbeat_file for one in self._watchdogs]
 
     @property
     def restart_counts(self) -> list[int]:
         """How many engines have replaced each of the first."""
-        return [one.restart_count for one in self._restarters]
+        remote = [self._remote_restarts[rank] for rank in self._remote_ranks]
+        return [one.restart_count for one in self._restarters] + remote
 
     @property
     def children(self) -> Iterator[EngineChildProcess]:
-        """The process of each engine."""
+        """The process of each engine of this node."""
         return (one.engine.child for one in self._restarters)
 
     @property
     def all_started(self) -> EngineStarted | None:
-        """What the first engine has reported, once all have started; None: not all have."""
+        """What the first engine has reported, and all addresses, once all have started; None: not
+        all have.
+        """
+        local = self._local_started
+        if local is None or len(self._remote_addresses) < len(self._remote_ranks):
+            return None
+        return msgspec.structs.replace(local, addresses=tuple(self.addresses))
+
+    @property
+    def _local_started(self) -> EngineStarted | None:
         reported = [one.engine_started for one in self._restarters]
         return reported[0] if reported and all(reported) else None
 
-    def owns(self, child: ChildProcess) -> bool:
-        return any(one is child for one in self.children)
+    def owns(self, child: ChildProcess | RemoteEngines) -> bool:
+        return child is self._remote or any(one is child for one in self.children)
 
-    def _index(self, child: ChildProcess) -> int:
+    def _index(self, child: ChildProcess | RemoteEngines) -> int:
         return next(i for i, one in enumerate(self.children) if one is child)
 
-    def handle(self, child: ChildProcess, message: AnyControlMessage) -> AnyControlMessage | None:
-        """Handle a message of an engine's process. Returns the message for all clients.
+    def handle(
+        self, child: ChildProcess | RemoteEngines, message: AnyControlMessage
+    ) -> AnyControlMessage | None:
+        """Handle a message of an engine's process, or about remote engines. Returns the message for
+        all clients.
 
         Raises the error of a first engine's start.
         """
+        if child is self._remote:
+            return self._handle_remote(message)
         index = self._index(child)
         restarter = self._restarters[index]
         first = isinstance(message, EngineStarted) and restarter.engine_started is None
@@ -141,10 +180,28 @@ class EngineGroup:
         if first:
             self.started_at = time.monotonic()
             self._watchdogs[index].set_start_time(self.started_at - self._began_at)
+            if self._remote is not None and self._local_started is not None:
+                self._remote.set_config(self._local_started.config)
             return self.all_started
         if isinstance(answer, ModelLocated):
             return answer if not index else None
         return None if answer is None else _of_engine(answer, index)
+
+    def _handle_remote(self, message: AnyControlMessage) -> AnyControlMessage | None:
+        if isinstance(message, EngineDraining):
+            self.set_draining(message)
+        elif isinstance(message, EngineUnavailable):
+            self._remote_unavailable[message.engine] = message
+        elif isinstance(message, EngineRestored):
+            first = message.engine not in self._remote_addresses
+            self._remote_addresses[message.engine] = message.address
+            self._remote_unavailable.pop(message.engine, None)
+            self._draining.discard(message.engine)
+            if first:
+                self.started_at = time.monotonic()
+                return self.all_started
+            self._remote_restarts[message.engine] += 1
+        return message if self.all_started is not None else None
 
     def on_exit(self, child: ChildProcess) -> tuple[AnyControlMessage, EngineChildProcess | None]:
         """An engine's process is gone. Returns the message for all clients, and its successor.
@@ -168,7 +225,10 @@ class EngineGroup:
     @property
     def is_lost(self) -> bool:
         """Whether no engine is left, or one could not start."""
-        return len(self._lost) == len(self) or self.all_started is None
+        if self.all_started is None:
+            return True
+        remote = len(self._remote_ranks) > len(self._remote_unavailable)
+        return len(self._lost) == len(self._restarters) and not remote
 
     def current_state(self) -> list[AnyControlMessage]:
         """Return the messages that a client needs which starts now."""
@@ -179,6 +239,7 @@ class EngineGroup:
                 found.append(_of_engine(one.unavailable, index))
             elif index in self._lost:
                 found.append(EngineTerminated(reason="it was not replaced", engine=index))
+        found += self._remote_unavailable.values()
         found += [EngineDraining(engine=one, move_after_s=0.0) for one in self._draining]
         return [one for one in found if one is not None]
 
@@ -191,8 +252,11 @@ class EngineGroup:
 
     def remove_client(self, name: str) -> None:
         """The client of this name is gone."""
+        message = ClientGone(client_name=name)
         for child in self.children:
-            child.pipe.try_send(ClientGone(client_name=name))
+            child.pipe.try_send(message)
+        if self._remote is not None:
+            self._remote.send(message)
 
     # -- liveness -------------------------------------------------------------------------------
 
@@ -211,7 +275,10 @@ class EngineGroup:
 
     def restart(self, engine: int, reason: str) -> None:
         """Kill an engine. Its successor continues, or the others."""
-        if engine not in self._lost:
+        if engine in self._remote_ranks:
+            assert self._remote is not None
+            self._remote.send(RestartEngine(reason=reason, engine=engine))
+        elif engine not in self._lost:
             self._restarters[engine].restart(reason)
 
     # -- the end --------------------------------------------------------------------------------
@@ -226,7 +293,10 @@ class EngineGroup:
         ]
 
     def stop(self) -> None:
-        """Stop all processes and remove their files. Harmless when called again."""
+        """Stop all processes and nodes, and remove files. Harmless when called again."""
+        if self._remote is not None:
+            self._remote.stop()
+            self._remote = None
         for restarter in self._restarters:
             restarter.stop()
         for watchdog in self._watchdogs:

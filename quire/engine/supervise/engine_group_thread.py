@@ -73,9 +73,9 @@ class EngineGroupThread:
         return message
 
     @property
-    def folders(self) -> list[str]:
-        """The folder of each engine's socket."""
-        return self._group.folders
+    def addresses(self) -> list[str]:
+        """Where the engines listen."""
+        return self._group.addresses
 
     def stop(self) -> None:
         """Stop the engines."""

@@ -80,6 +80,8 @@ class EngineRestarter:
         """How many engines have replaced the first."""
         self.model_located: ModelLocated | None = None
         self.engine_started: EngineStarted | None = None
+        self.address = ""
+        """Where the engine listens that has started last."""
         self.unavailable: EngineUnavailable | None = None
         """The message that clients got last, while the current engine is not ready."""
 
@@ -103,6 +105,7 @@ class EngineRestarter:
 
     def _on_started(self, message: EngineStarted) -> AnyControlMessage:
         self._last_start_s = time.monotonic() - self._start_began_at
+        (self.address,) = message.addresses
         if self._start_standby is not None:
             self._standby = self._start_standby()
         if self.engine_started is None:
@@ -111,7 +114,7 @@ class EngineRestarter:
         self.unavailable = None
         self.restart_count += 1
         log.warning("the new engine is ready after %.1f s", self._last_start_s)
-        return EngineRestored(folder=self.engine.folder)
+        return EngineRestored(address=self.address)
 
     def restart(self, reason: str) -> None:
         """Kill the engine. on_engine_exit() must follow."""

@@ -14,18 +14,13 @@ from typing import IO
 from quire.config.options import Options
 from quire.engine import heartbeat_page
 from quire.engine.core.running_list_shm import create_running_list, read_running_list
-from quire.engine.messages import error_from_wire
 from quire.engine.supervise.process_pipe import (
     STOP_GRACE_S,
-    AnyControlMessage,
     ChildProcess,
-    EngineStarted,
-    ModelLocated,
-    ProcessFailed,
     RunEngine,
 )
 from quire.env import child_environment
-from quire.errors import ConfigError, EngineDead
+from quire.errors import ConfigError
 
 ENGINE_STOP_S = 10.0
 """Time for an engine to finish its step and release its device."""
@@ -45,8 +40,12 @@ class EngineProcessHandle:
         server: bool = False,
         clients: int | None = None,
         child: EngineChildProcess | None = None,
+        listen_host: str | None = None,
+        cluster_secret: str | None = None,
     ) -> None:
         """clients: how many processes will connect, once each; None: any number, at any time.
+
+        listen_host: address at which clients of other machines connect, with the cluster's secret.
 
         child: a standby process that waits for orders. None: a process is started now.
         """
@@ -59,6 +58,8 @@ class EngineProcessHandle:
             log_style=log_style,
             server=server,
             expected_clients=clients,
+            listen_host=listen_host,
+            cluster_secret=cluster_secret,
             running_list_fd=self.child.running_list_file.fileno(),
             heartbeat_fd=self.child.heartbeat_file.fileno(),
             stacks_fd=self.child.stacks_file.fileno(),
@@ -71,29 +72,6 @@ class EngineProcessHandle:
             raise ConfigError(
                 f"an option cannot be sent to the engine's process: {error}"
             ) from None
-
-    def wait_model_located(self) -> ModelLocated:
-        """Wait until the model is found. Raises the error of the start: ConfigError, NoRoom ..."""
-        message = self._receive()
-        assert isinstance(message, ModelLocated), message
-        return message
-
-    def wait_started(self) -> EngineStarted:
-        """Wait until the engine accepts requests. Raises the error of the start."""
-        message = self._receive()
-        assert isinstance(message, EngineStarted), message
-        return message
-
-    def _receive(self) -> AnyControlMessage:
-        message = self.child.pipe.receive()
-        if isinstance(message, ProcessFailed):
-            raise error_from_wire(message.error)
-        if message is None:
-            status = self.child.process.wait()
-            raise EngineDead(
-                f"the engine's process ended during its start: {describe_exit(status)}"
-            )
-        return message
 
     def stop(self, timeout: float = ENGINE_STOP_S) -> int:
         """Stop the process. Returns its exit status. Harmless when called again."""

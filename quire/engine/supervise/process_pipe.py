@@ -49,6 +49,8 @@ class RunEngine(ControlMessage, frozen=True):
     log_style: str = "text"
     server: bool = True
     expected_clients: int | None = None  # each connects once; None: any number, at any time
+    listen_host: str | None = None  # for clients on other machines; None: a socket in the folder
+    cluster_secret: str | None = None  # that they share
     running_list_fd: int | None = None  # of quire.engine.core.running_list_shm
     heartbeat_fd: int | None = None  # of quire.engine.heartbeat_page
     stacks_fd: int | None = None  # a file for stacks, when it hangs or dies
@@ -66,10 +68,11 @@ class ModelLocated(ControlMessage, frozen=True):
 
 
 class EngineStarted(ControlMessage, frozen=True):
-    """From an engine process: it accepts requests."""
+    """From an engine process: it accepts requests. To API processes: all engines do."""
 
     config: EngineConfig
     startup_seconds: dict[str, float]  # of quire.engine.startup.startup_timer
+    addresses: tuple[str, ...] = ()  # where the engines listen
 
 
 class RunApiProcess(ControlMessage, frozen=True):
@@ -81,11 +84,13 @@ class RunApiProcess(ControlMessage, frozen=True):
     count: int
     socket_fds: list[int]
     log_level: str
-    engine_folders: tuple[str, ...] = ()  # one of each engine
+    engines: int = 1
+    first_rank: int = 0  # of the first engine, among all engines of the model
+    cluster_secret: str | None = None  # for engines on other nodes
     client_name: str = ""  # unique at the engine
     incarnation: int = 0  # how many processes had this index before
     engine_restarts: tuple[int, ...] = ()  # how many engines have replaced each of the first
-    engine_heartbeat_fds: tuple[int, ...] = ()  # their pages: quire.engine.heartbeat_page
+    engine_heartbeat_fds: tuple[int, ...] = ()  # of those of this node: quire.engine.heartbeat_page
     heartbeat_fd: int | None = None  # the page of this process
     stacks_fd: int | None = None  # a file for stacks, when it hangs or dies
     blocked_inputs: tuple[tuple[bytes, float], ...] = ()  # fingerprints, and seconds left
@@ -116,9 +121,9 @@ class EngineUnavailable(ControlMessage, frozen=True):
 
 
 class EngineRestored(ControlMessage, frozen=True):
-    """To an API process: another engine accepts requests, at a socket in this folder."""
+    """To an API process: another engine accepts requests."""
 
-    folder: str
+    address: str
     engine: int = 0
 
 
@@ -153,6 +158,39 @@ class EngineDraining(ControlMessage, frozen=True):
     move_after_s: float | None
 
 
+class JoinEngines(ControlMessage, frozen=True):
+    """From a node, first: it will have the engines of some ranks of the head's model."""
+
+    first_rank: int
+    count: int
+    host: str
+    versions: dict[str, str]
+    options: dict[str, Any]  # as in RunEngine
+
+
+class JoinAnswer(ControlMessage, frozen=True):
+    """To a node: it may start its engines. refusal: it may not, or no longer."""
+
+    refusal: str | None = None
+
+
+class LinkBeat(ControlMessage, frozen=True):
+    """To a node, twice a second: the head lives."""
+
+
+class NodeStarted(ControlMessage, frozen=True):
+    """From a node: all of its engines accept requests, at these addresses."""
+
+    config: EngineConfig
+    addresses: tuple[str, ...]
+
+
+class NodeLost(ControlMessage, frozen=True):
+    """From a node, last: it ends."""
+
+    reason: str
+
+
 class EngineTerminated(ControlMessage, frozen=True):
     """To an API process: the engine is gone for good, or another part of the server is."""
 
@@ -177,13 +215,19 @@ AnyControlMessage = (
     | RestartEngine
     | InputBlocked
     | EngineDraining
+    | JoinEngines
+    | JoinAnswer
+    | LinkBeat
+    | NodeStarted
+    | NodeLost
     | EngineTerminated
     | StopProcess
 )
 
 
-_encoder = msgspec.json.Encoder(enc_hook=to_plain)
+encode = msgspec.json.Encoder(enc_hook=to_plain).encode
 _decoder: msgspec.json.Decoder[AnyControlMessage] = msgspec.json.Decoder(AnyControlMessage)
+decode = _decoder.decode
 
 
 class ProcessPipe:
@@ -211,7 +255,7 @@ class ProcessPipe:
 
     def send(self, message: ControlMessage) -> None:
         """Send a message, if the other process lives. Raises TypeError if it cannot be encoded."""
-        line = _encoder.encode(message) + b"\n"
+        line = encode(message) + b"\n"
         try:
             self._socket.sendall(line)
         except OSError:
@@ -221,7 +265,7 @@ class ProcessPipe:
         """Send a short message without waiting. Returns False if the other process has not read for
         long: the message is lost.
         """
-        line = _encoder.encode(message) + b"\n"
+        line = encode(message) + b"\n"
         patience = self._socket.gettimeout()
         self._socket.settimeout(0)
         try:
@@ -242,7 +286,7 @@ class ProcessPipe:
                 self.peer_closed = True
                 return None
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return _decoder.decode(line)
+        return decode(line)
 
     def _fill_buffer(self) -> bool:
         try:

@@ -30,8 +30,10 @@ from fastapi import FastAPI
 import quire
 from quire.config.engine_config import EngineConfig
 from quire.config.vllm_environment import start_process
+from quire.distributed.cluster_secret import ClusterSecret
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.engine_pool import EnginePool
+from quire.engine.client.tcp_transport import TcpTransport
 from quire.engine.client.zmq_transport import EngineEvents, ZmqTransport
 from quire.engine.core import gc_control
 from quire.engine.heartbeat_page import HeartbeatReader
@@ -129,6 +131,7 @@ def _serve(
         return 0
     if built.config.scheduler != found.config.scheduler:  # lengths, as its memory turned out
         serving.prepare(built.config)
+    serving.set_addresses(built.addresses)
     lobby.close()
     return serving.run()
 
@@ -160,9 +163,19 @@ class ApiServer:
         events = EngineEvents(
             self._pipe, on_message=self._handle_message, gone="the server's first process is gone"
         )
-        clients = []
-        for index, folder in enumerate(orders.engine_folders):
-            client = EngineClient(ZmqTransport(folder, orders.client_name, events, index))
+        clients, local = [], len(orders.engine_heartbeat_fds)
+        secret = None
+        if orders.cluster_secret is not None:
+            secret = ClusterSecret(orders.cluster_secret.encode())
+        self._transports: list[ZmqTransport] = []
+        for index in range(orders.engines):
+            name = orders.client_name
+            self._transports.append(
+                ZmqTransport("", name, events, index)
+                if index < local
+                else TcpTransport("", name, events, index, secret)
+            )
+            client = EngineClient(self._transports[-1])
             client.restart_wait_s = config.recovery.wait_s
             client.restarts = orders.engine_restarts[index]
             for fingerprint, left_s in orders.blocked_inputs:
@@ -172,6 +185,7 @@ class ApiServer:
             clients,
             cache_tokens=config.cache.num_blocks * config.cache.block_size,
             on_death=self._on_engine_death,
+            first_rank=orders.first_rank,
         )
         self._engines.on_input_blocked = self._report_blocked_input
         self._engines.on_draining = self._report_draining
@@ -186,6 +200,11 @@ class ApiServer:
             ready=self._announce_ready,
             ending=self._end_streams,
         )
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Set where the engines listen, before run()."""
+        for transport, address in zip(self._transports, addresses, strict=True):
+            transport.address = address
 
     def run(self) -> int:
         """Serve until it is stopped. Returns the exit status."""

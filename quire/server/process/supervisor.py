@@ -22,8 +22,11 @@ from pathlib import Path
 from types import FrameType
 
 from quire import env
+from quire.config.data_parallel import EngineLayout, engine_layout
 from quire.config.options import Options
 from quire.core.admission.request_blocklist import RequestBlocklist
+from quire.distributed.cluster_secret import ClusterSecret
+from quire.engine.cluster.remote_engines import RemoteEngines
 from quire.engine.messages import error_from_wire
 from quire.engine.startup.startup_timer import format_server_start, process_age
 from quire.engine.supervise.engine_group import EngineGroup
@@ -65,8 +68,14 @@ class Supervisor:
         listeners: list[socket.socket],
         *,
         log_level: str,
+        layout: EngineLayout | None = None,
+        secret: ClusterSecret | None = None,
     ) -> None:
-        self._engine_options = options
+        """layout: None: all engines are on this node. secret: of the machines that have engines."""
+        layout = layout or engine_layout(options)
+        local_options = layout.local_options(options)
+        self._secret = secret
+        self._first_rank = layout.served.start
         self._options = server_options
         self._listeners = listeners
         self._log_level = log_level
@@ -88,12 +97,14 @@ class Supervisor:
         window = recovery.engine_restart_window
         self._api_restarts = RestartBudget(recovery.max_engine_restarts, window)
         once = len(listeners) == 1 and not recovery.max_engine_restarts
+        self._remote = RemoteEngines(layout, options, secret) if layout.remote else None
         self._engines = EngineGroup(
-            options,
+            local_options,
             env.read().cache_dir,
             log_level=log_level,
             log_style=server_options.log_format,
             clients=1 if once else None,
+            remote=self._remote,
         )
 
     def run(self) -> int:
@@ -114,6 +125,8 @@ class Supervisor:
         self._engines.start()
         for engine in self._engines.children:
             self._register(engine)
+        if self._remote is not None:
+            self._register(self._remote)
         for index in range(len(self._listeners)):
             self._names.append(f"api-{index}")
             self._api_processes.append(self._start_api(index, 0))
@@ -125,7 +138,9 @@ class Supervisor:
         orders = RunApiProcess(
             options=dataclasses.asdict(self._options),
             folder=engines.folder,
-            engine_folders=tuple(engines.folders),
+            engines=len(engines),
+            first_rank=self._first_rank,
+            cluster_secret=None if self._secret is None else self._secret.secret.decode(),
             client_name=self._names[index],
             index=index,
             count=self._options.api_server_count,
@@ -146,7 +161,7 @@ class Supervisor:
         for listener in self._listeners:
             listener.close()
 
-    def _register(self, child: ChildProcess) -> None:
+    def _register(self, child: ChildProcess | RemoteEngines) -> None:
         self._selector.register(child.pipe.fileno(), selectors.EVENT_READ, child)
 
     def _live_api_processes(self) -> list[ApiChildProcess]:
@@ -186,9 +201,10 @@ class Supervisor:
     def _checks_liveness(self) -> bool:
         return self._engines.check_interval_s is not None or self._options.api_watchdog_seconds > 0
 
-    def _handle_message(self, child: ChildProcess) -> None:
+    def _handle_message(self, child: ChildProcess | RemoteEngines) -> None:
         word = child.pipe.receive()
         if word is None:
+            assert isinstance(child, ChildProcess), "the thread for other nodes has ended"
             self._selector.unregister(child.pipe.fileno())
             self._on_child_exit(child)
             return
@@ -196,6 +212,8 @@ class Supervisor:
             told = self._engines.handle(child, word)
             if told is not None:
                 self._broadcast(told)
+        elif not isinstance(child, ChildProcess):
+            return
         elif isinstance(word, InputBlocked):
             self._blocklist.add(word.fingerprint)  # for those that are yet to be started
             self._forward(child, word)

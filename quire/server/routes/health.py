@@ -45,7 +45,10 @@ class HealthState:
     """State of the server as this process knows it. Written by the event loop."""
 
     def __init__(self, engine: EnginePool, read: Sequence[Callable[[], Heartbeat]] = ()) -> None:
-        """read: read the engines' pages; (): the engine is in this process and has none."""
+        """read: read the pages of the first engines, those of this node; others have none.
+
+        (): the engine is in this process.
+        """
         self.draining = False
         """It is about to end."""
         self.started = False
@@ -82,24 +85,27 @@ class HealthState:
 
     def _shared_problem(self, check: Callable[[Heartbeat], Unhealthy | None]) -> Unhealthy | None:
         """What is wrong with all engines that answer; None: one of them is well."""
-        pages = (
-            [self._read_heartbeats[i] for i in self._engine.usable] if self._read_heartbeats else []
-        )
-        problems = [check(read()) for read in pages]
+        if not self._read_heartbeats:
+            return None
+        local, problems = len(self._read_heartbeats), []
+        for i in self._engine.usable:
+            if i < local:
+                problems.append(check(self._read_heartbeats[i]()))
+            else:  # its node watches it
+                problems.append(self._silence_problem(self._engine.clients[i].last_heartbeat_at))
         return problems[0] if problems and all(problems) else None
 
     def _engine_problem(self) -> Unhealthy | None:
         engine = self._engine
         if engine.dead_error is not None:
             return Unhealthy("dead", redact_server_fault(str(engine.dead_error)))
-        silent_s = time.monotonic() - engine.last_heartbeat_at
-        if (
-            not self._read_heartbeats
-            and engine.restart_reason is None
-            and silent_s > NO_PROGRESS_TIMEOUT_S
-        ):
-            return _no_progress_problem(silent_s)
+        if not self._read_heartbeats and engine.restart_reason is None:
+            return self._silence_problem(engine.last_heartbeat_at)
         return None
+
+    def _silence_problem(self, heard_at: float) -> Unhealthy | None:
+        silent_s = time.monotonic() - heard_at
+        return _no_progress_problem(silent_s) if silent_s > NO_PROGRESS_TIMEOUT_S else None
 
 
 def _progress_problem(beat: Heartbeat) -> Unhealthy | None:

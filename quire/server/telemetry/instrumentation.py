@@ -143,7 +143,9 @@ class Telemetry:
             )
         for engine, now in enumerate(await self.fetch_snapshots()):
             if now is not None:
-                found += self._collect_engine(engine, now, {**model, "engine": str(engine)})
+                found += self._collect_engine(
+                    engine, now, {**model, "engine": str(self._app_state.engine.ranks[engine])}
+                )
         if "vllm" in self.prefixes:
             found += metrics.collect_planned_metrics(labels)
         return _merge_families(found)

@@ -82,8 +82,13 @@ class Engines:
 CONFIG = run().config
 FOUND, BUILT = (
     ModelLocated(config=CONFIG, tokenizer_folder=None),
-    EngineStarted(config=CONFIG, startup_seconds={}),
+    EngineStarted(config=CONFIG, startup_seconds={}, addresses=("first",)),
 )
+
+
+def built(address):
+    """The report of an engine that listens there."""
+    return EngineStarted(config=CONFIG, startup_seconds={}, addresses=(address,))
 
 
 def kept(engines, most=2):
@@ -119,7 +124,7 @@ def test_an_engine_that_dies_is_away_until_another_is_built(engines):
     assert told.running_ids == ["a"]
     assert keeper.unavailable is told
     assert keeper.handle(FOUND) is None  # known
-    assert keeper.handle(BUILT) == EngineRestored(folder="folder 1")
+    assert keeper.handle(built("second")) == EngineRestored(address="second")
     assert keeper.unavailable is None
 
 
@@ -213,13 +218,14 @@ def test_without_a_supervisor_a_thread_handles_the_messages(engines, group):
         one.mouth.send(FOUND)
     for one in engines.made:
         one.mouth.send(BUILT)
-    assert (tended.wait_model_located(), tended.wait_started()) == (FOUND, BUILT)
+    assert tended.wait_model_located() == FOUND
+    assert tended.wait_started().addresses == ("first", "first")
     engines.made[1].die()
     assert tended.pipe.receive(5).engine == 1
     engines.made[2].mouth.send(FOUND)
-    engines.made[2].mouth.send(BUILT)
-    assert tended.pipe.receive(5) == EngineRestored(folder="folder 2", engine=1)
-    assert tended.folders == ["folder 0", "folder 2"]
+    engines.made[2].mouth.send(built("third"))
+    assert tended.pipe.receive(5) == EngineRestored(address="third", engine=1)
+    assert tended.addresses == ["first", "third"]
     for engine, number in ((1, 2), (0, 0)):  # the budget of the other is its own
         tended.pipe.send(RestartEngine(reason="it hangs", engine=engine))
         while engines.made[number].process.status is None:

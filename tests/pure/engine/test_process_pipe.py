@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quire.engine.client.zmq_transport import EngineEvents, ZmqTransport
+from quire.engine.client.zmq_transport import EngineEvents, ZmqTransport, engine_address
 from quire.engine.heartbeat_page import EnginePhase, HeartbeatReader, create_page
 from quire.engine.supervise.process_pipe import (
     EngineUnavailable,
@@ -69,7 +69,9 @@ def test_other_messages_of_the_pipe_reach_on_message(ends, tmp_path):
     heard, away = [], []
 
     async def main():
-        engine = ZmqTransport(tmp_path, "test", EngineEvents(theirs, on_message=heard.append))
+        engine = ZmqTransport(
+            engine_address(tmp_path), "test", EngineEvents(theirs, on_message=heard.append)
+        )
         engine.start(lambda said: None, lambda dead: None, away.append, lambda: None)
         for word in (
             InputBlocked(fingerprint=PRINT),
