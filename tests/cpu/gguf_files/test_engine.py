@@ -61,10 +61,11 @@ def byte_tokenizer(folder, vocab):
     return made
 
 
-def write_model(tmp_path, kinds=lambda name: "Q8_0", unit=64, **settings):
+def write_model(tmp_path, kinds=lambda name: "Q8_0", unit=64, sizes=(), **settings):
     """(the file, the folder of its dense model, config.json): tied, with a tokenizer."""
     vocab = 288
     hf = tiny("qwen3", unit=unit, vocab_size=vocab, tie_word_embeddings=True, eos_token_id=None)
+    hf |= dict(sizes)
     tensors = tiny_tensors(hf | {"model_type": "llama"})
     for i in range(hf["num_hidden_layers"]):
         for one in "qk":
@@ -110,6 +111,15 @@ def test_answers_are_those_of_the_dense_model(tmp_path):
     assert (
         generate(file, tokenizer=str(dense), hf_config_path=str(dense), quantization="gguf") == want
     )
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.long("two engines, one of two processes")
+def test_ranks_cut_inside_of_blocks(tmp_path):
+    """768 inputs are three blocks of 256, and each rank has 384."""
+    sizes = {"intermediate_size": 768, "num_attention_heads": 6, "head_dim": 128}
+    file, _ = write_model(tmp_path, k_quants, 256, sizes)
+    assert generate(file, device="cpu", tensor_parallel_size=2) == generate(file, device="cpu")
 
 
 def test_plan_counts_blocks(tmp_path):

@@ -255,7 +255,7 @@ def test_ranks_cut_words_and_groups_with_the_weight(tmp_path, method):
         assert torch.equal(
             layer.self_attn.o_proj.weight.scales, whole.self_attn.o_proj.weight.scales[:, r : r + 1]
         )
-    with pytest.raises(ConfigError, match=r"cuts 32 into \[0, 8\), through blocks of"):
+    with pytest.raises(ConfigError, match="a width of 32 has 2 blocks of 16"):
         load(tmp_path, mesh=Mesh(tp=4, rank=0), comm=SingleProcessCollectives())
 
 
