@@ -154,7 +154,13 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+EVERYDAY = ("structured output", "prompts as embeddings", "adapters", "pooling", "beams")
+"""The others are much as in test_multiproc.py."""
+
+
+@pytest.mark.parametrize(
+    "feature", [*EVERYDAY, *tiers.long(*(one for one in FEATURES if one not in EVERYDAY))]
+)
 def test_two_ranks_answer_as_one_does(engines, feature):
     one, two = (FEATURES[feature](llm) for llm in engines)
     assert one == two

@@ -25,10 +25,10 @@ BODIES = [
         "model": "embedded",
         "prompt": random.Random(i).choice(["Once upon a time", "Paris is", "1, 2, 3,"]),
         "max_tokens": 24 + i,
-        "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
         **({"temperature": 0} if i % 2 else {"temperature": 1.0, "seed": i, "n": 2}),
+        **({"guided_regex": "[a-z ]{10,50}"} if i > 1 else {"ignore_eos": True}),
     }
     for i in range(4)
 ]
