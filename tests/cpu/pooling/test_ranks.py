@@ -95,9 +95,7 @@ def numbers(outputs):
 def test_two_ranks_pool_as_one_does(kind, tmp_path):
     folder = tmp_path / ("Qwen3-Reranker-tiny" if kind is reranker else kind.__name__)
     options, calls = kind(folder)
-    one, two = (
-        LLM(str(folder), **QUIET | options, tensor_parallel_size=ranks) for ranks in (1, 2)
-    )
+    one, two = (LLM(str(folder), **QUIET | options, tensor_parallel_size=ranks) for ranks in (1, 2))
     for call in calls:
         for a, b in zip(numbers(call(one)), numbers(call(two)), strict=True):
             np.testing.assert_allclose(b, a, atol=2e-5)
