@@ -50,7 +50,7 @@ def build_snapshot(
         counters=accounting.counters(),
         rows=[_row(seq, at - accounting.accepted_at(seq)) for seq in sequences],
         block_states=states,
-        block_owners=_block_owners(sequences, len(states)) if blocks else b"",
+        block_owners=_block_owners(sequences, len(states), scheduler.num_ranks) if blocks else b"",
         grammars=_stats_of_type(stats, GrammarStats),
         admission=_stats_of_type(stats, AdmissionStats),
         late_work=late_work,
@@ -95,11 +95,12 @@ def _num_unknown(tokens: list[int]) -> int:
     return count
 
 
-def _block_owners(sequences: Iterable[Sequence], blocks: int) -> bytes:
+def _block_owners(sequences: Iterable[Sequence], blocks: int, ranks: int) -> bytes:
     """Number (from 1) of the first sequence of `shown` that has each block; 0 for none."""
     owners = array("H", bytes(2 * blocks))
     for number, seq in reversed(list(enumerate(sequences, 1))):
+        first = seq.dp_rank * (blocks // ranks)
         for table in seq.tables:
             for block in [b for b in table if b >= 0] if NO_BLOCK in table else table:
-                owners[block] = number
+                owners[first + block] = number
     return owners.tobytes()

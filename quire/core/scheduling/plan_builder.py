@@ -52,6 +52,7 @@ class PlanBuilder:
         self.changed_tables: list[Sequence] = []
         self.copies: list[list[BlockCopy]] = [[] for _ in range(ranks)]
         self.preempted: list[str] = []
+        self.short_ranks: set[int] = set()  # where a sequence was preempted: none starts there
         self._num_drafts = 0
         self._speculative = speculative
         self._budgets = budgets

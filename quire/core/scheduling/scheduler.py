@@ -255,7 +255,7 @@ class Scheduler:
             ranks=len(self._kvs),
         )
         self._schedule_running(draft)
-        if not draft.preempted:
+        if len(draft.short_ranks) < len(self._kvs):
             self._schedule_waiting(draft)
         leaves = self._registry.take_leaves()
         moves = [RankMoves(one, kv.take_copies(step)) for one, kv in zip(leaves, self._kvs)]
@@ -323,6 +323,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence, draft: PlanBuilder) -> None:
         draft.remove(seq)
+        draft.short_ranks.add(seq.dp_rank)
         self._registry.stop_running(seq)
         self._registry.requeue(seq)
         seq.preemptions += 1
@@ -333,7 +334,7 @@ class Scheduler:
         """Start waiting sequences in order, as long as slots, budgets and blocks suffice."""
         refused: list[Sequence] = []
         if len(self._waiting_queue):
-            self._starter.begin_plan()
+            self._starter.begin_plan(draft.short_ranks)
         while (
             self._registry.has_slot
             and len(self._waiting_queue)
@@ -568,6 +569,11 @@ class Scheduler:
         ]
 
     @property
+    def num_ranks(self) -> int:
+        """Data-parallel ranks, each with as many blocks."""
+        return len(self._kvs)
+
+    @property
     def max_seqs(self) -> int:
         """Maximum of running sequences."""
         return self._registry.max_seqs
@@ -578,7 +584,7 @@ class Scheduler:
         return self._block_size
 
     def block_map(self) -> bytes:
-        """Return one BlockState per block of the KV cache, for display."""
+        """Return one BlockState per block of the KV cache, rank by rank, for display."""
         return b"".join([kv.pool.usage_map() for kv in self._kvs])
 
     def check(self) -> None:

@@ -12,6 +12,7 @@ It keeps its rank until it loses its blocks. It is a private helper of the sched
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from collections.abc import Set
 
 from quire.core.kv.kv_cache import KVCache
 from quire.core.scheduling.block_allocation import BlockAllocator
@@ -48,11 +49,14 @@ class SequenceStarter:
         self._pending = [0] * len(kvs)  # tokens that running sequences have left, of each rank
         self._reserved: set[int] = set()  # ranks on which no other sequence starts in this plan
 
-    def begin_plan(self) -> None:
-        """Begin to start sequences in a plan that has the rows of those that run."""
+    def begin_plan(self, short_ranks: Set[int]) -> None:
+        """Begin to start sequences in a plan that has the rows of those that run.
+
+        short_ranks: which have too few blocks for these.
+        """
         if len(self._kvs) == 1:
             return
-        self._reserved.clear()
+        self._reserved = {*short_ranks}
         self._pending = [0] * len(self._kvs)
         for seq in self._registry.running:
             self._pending[seq.dp_rank] += seq.pending

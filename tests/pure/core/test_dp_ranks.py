@@ -1,7 +1,11 @@
 """One scheduler for several data-parallel ranks, each with its own slots and blocks."""
 
+from array import array
+
 import pytest
 
+from quire.core.accounting.snapshot_builder import _block_owners
+from quire.core.kv.block_pool import BlockState
 from quire.core.step_results import combine_results
 from quire.core.types import Request, StepResult, StopConditions, TokenLogprobs
 from tests import tiers
@@ -104,6 +108,31 @@ def test_a_rank_preempts_its_own_sequences_only():
         run.step()
         preempted |= {seq.request.id for seq in run.scheduler.sequences() if seq.preemptions}
     assert preempted == {"c"}
+
+
+def test_a_preempted_sequence_continues_at_once_where_there_is_space():
+    run = Run(Setup(ranks=2, blocks=8, block_size=4, prefix_caching=False), [])
+    for name, length, most in (("a", 9, 20), ("b", 12, 4), ("c", 9, 20)):
+        run.add(request(name, prompt=(1,) * length, max_tokens=most))
+        run.step()
+    assert ranks_of(run, "a", "b", "c") == [[0], [1], [0]]
+    while not (plan := run.scheduler.plan()).preempted:
+        run.model.submit(plan)
+        run._record(run.scheduler.apply(plan, run.model.wait()))
+    assert plan.preempted == ("c",)
+    assert [[seq.request.id for seq in own.joins] for own in plan.dp_plans] == [[], ["c"]]
+
+
+def test_blocks_are_shown_rank_by_rank():
+    run = Run(Setup(ranks=2, blocks=10, block_size=4), [])
+    for name in ("a", "b"):
+        run.add(request(name, prompt=(1,) * 9, max_tokens=9))
+        run.step()
+    assert ranks_of(run, "a", "b") == [[0], [1]]
+    states = run.scheduler.block_map()
+    owners = array("H", _block_owners(run.scheduler.sequences(), len(states), 2))
+    assert [owners[:10].count(1), owners[10:].count(2)] == [3, 3]
+    assert [one > 0 for one in owners] == [one >= BlockState.HELD for one in states]
 
 
 def test_a_reset_is_of_all_ranks_or_none():
