@@ -27,7 +27,9 @@ def resolve_expert_balance(options: Options, experts: int) -> ExpertBalanceSecti
     experts: of a layer.
     """
     section = options.parallel
-    ranks = section.tensor_parallel_size if section.enable_expert_parallel else 1
+    ranks = 1
+    if section.enable_expert_parallel:
+        ranks = section.tensor_parallel_size * section.data_parallel_size
     found = _parse(section.eplb_config)
     if not section.enable_eplb:
         if section.eplb_config:
@@ -36,12 +38,7 @@ def resolve_expert_balance(options: Options, experts: int) -> ExpertBalanceSecti
     if ranks == 1:
         raise ConfigError(
             "enable_eplb moves experts between ranks: it needs enable_expert_parallel and "
-            "tensor_parallel_size of 2 or more"
-        )
-    if section.pipeline_parallel_size > 1:
-        raise ConfigError(
-            "enable_eplb does not move experts within pipeline stages yet: leave it out, or use "
-            "pipeline_parallel_size=1"
+            "tensor_parallel_size or data_parallel_size of 2 or more"
         )
     if options.lora.enable_lora:
         raise ConfigError(

@@ -51,8 +51,6 @@ def resolve_data_parallel_ranks(options: Options, device: DeviceFacts) -> int:
         raise ConfigError(
             f"{both} serves no adapters; leave enable_lora out, or enable_expert_parallel"
         )
-    if section.enable_eplb:
-        raise ConfigError(f"{both} does not move experts between ranks; leave enable_eplb out")
     each = section.tensor_parallel_size * section.pipeline_parallel_size
     ranks = each * section.data_parallel_size
     if ranks > device.count:

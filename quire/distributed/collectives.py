@@ -161,10 +161,7 @@ class ProcessGroupCollectives:
 
     def all_to_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         self._count(6)
-        given = torch.cat([one.view(-1) for one in pieces])
-        taken = given.new_empty(sum(sizes))
-        self._group.alltoall_base(taken, given, list(sizes), [len(one) for one in pieces]).wait()
-        return list(taken.split(list(sizes)))
+        return ops.all_to_all(pieces, sizes, self._group)
 
     def count(self, name: str) -> None:
         """Count a collective that this rank begins: one of COUNTED_COLLECTIVES."""

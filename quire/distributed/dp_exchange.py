@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from quire.kernels.collectives import Group
+from quire.kernels.collectives import Group, all_to_all
 from quire.kernels.row_exchange import gather_rows, sum_rows
 
 
@@ -54,6 +54,10 @@ class DataParallelExchange:
         total = sum_rows(partial, self.counts, self._ranks)
         self.done, self.is_open = self.done + 1, False
         return total
+
+    def send_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        self._count("all_to_all")
+        return all_to_all(pieces, sizes, self._ranks)
 
 
 def _as_bytes(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ The layer computes, between the two, what its own experts or its slices of all e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -33,6 +34,13 @@ class ExpertExchange(Protocol):
         """
         ...
 
+    def send_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Send one of the pieces, of bytes, to each rank; return the pieces sent to this rank.
+
+        sizes: of the latter, in bytes. Between steps.
+        """
+        ...
+
 
 class TensorParallelExchange:
     """Exchange among tensor-parallel ranks, which all have the same rows."""
@@ -45,3 +53,6 @@ class TensorParallelExchange:
 
     def combine(self, partial: Tensor) -> Tensor:
         return self._comm.all_reduce(partial)
+
+    def send_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        return self._comm.all_to_all(pieces, sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.config.engine_config import ExpertBalanceSection
@@ -44,10 +44,12 @@ class Executor:
 
     def _balance(self) -> None:
         try:
-            before, after, moved = self.inner.call("balance_experts", self._intervals)[0]
+            ranks = self.inner.call("balance_experts", self._intervals)
         except Exception as error:  # weights may be where no rank expects them
             self._failure = error
             raise
+        before, after = (_mean([one[i] for one in ranks if one[i]]) for i in (0, 1))
+        moved = sum(one[2] for one in ranks)
         runs, total = self._stats.rebalances + 1, self._stats.moved_experts + moved
         self._stats = ExpertBalanceStats(runs, total, before, after)
         if self._section.logs:
@@ -85,3 +87,7 @@ class Executor:
 
     def shutdown(self) -> None:
         self.inner.shutdown()
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

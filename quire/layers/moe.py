@@ -144,9 +144,14 @@ class Experts(WeightModule):
         rows, k = ids.shape
         pairs = x.repeat_interleave(k, 0)
         y = self._multiply(pairs, ids.view(-1, 1), torch.ones_like(weights).view(-1, 1))
-        y = self.exchange.combine(y.view(rows, -1)).view(*own.shape, -1)
+        y = self.exchange.combine(y.view(rows, k * self.hidden))
         lazy_fusion.flush()
-        return (y.float() * own[:, :, None]).sum(1).to(x.dtype)
+        terms = y.view(*own.shape, self.hidden).float() * own[:, :, None]
+        return terms.sum(1).to(x.dtype)
+
+    def combined_width(self, k: int) -> int:
+        """Numbers of a row that ranks combine. k: experts of a token."""
+        return self.hidden if self.load is None else k * self.hidden
 
     def _multiply(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """What this rank adds to the result."""

@@ -31,9 +31,9 @@ MIN_GAIN = 0.02
 class BalanceReport(NamedTuple):
     """What one balancing did. Balancedness: mean of the ranks' loads over the greatest, 0 to 1."""
 
-    before: float  # balancedness over all layers, of the tokens in the window
-    after: float  # the same tokens in the new placement
-    moved: int  # experts that were written to a rank
+    before: float  # balancedness over the layers of this stage, of the window; 0: no tokens
+    after: float  # of the same tokens in the new placement
+    moved: int  # experts that were written to this rank
 
 
 class ExpertBalancer:
@@ -63,10 +63,11 @@ class ExpertBalancer:
     def balance(self, intervals: int) -> BalanceReport:
         """Move experts, by the tokens since the last call and those of intervals - 1 before it."""
         if not self._banks:
-            return BalanceReport(1.0, 1.0, 0)  # no layer of this stage has experts
-        comm = next(iter(self._banks.values())).comm
+            return BalanceReport(0.0, 0.0, 0)  # no layer of this stage has experts
         loads = torch.stack([_load_of(bank) for bank in self._banks.values()])
-        self._loads.append(comm.broadcast(loads).tolist())
+        # of the first rank: another may have raised in a step, before it counted
+        first = _send_to_all(next(iter(self._banks.values())), _as_bytes(loads))[0]
+        self._loads.append(first.clone().view(loads.dtype).view(loads.shape).tolist())
         self.count_from_now()
         while len(self._loads) > intervals:
             self._loads.popleft()
@@ -84,7 +85,7 @@ class ExpertBalancer:
             mean += sum(counts) / len(old)
             busiest = [busiest[0] + now, busiest[1] + then]
         if not mean:
-            return BalanceReport(1.0, 1.0, moved)
+            return BalanceReport(0.0, 0.0, moved)
         return BalanceReport(mean / busiest[0], mean / busiest[1], moved)
 
 
@@ -129,7 +130,10 @@ def _copies(placement: Placement) -> list[_Write]:
 
 
 def _move(bank: Experts, placement: Placement, writes: Sequence[_Write]) -> int:
-    """Exchange the weights of a layer's experts, and take the placement."""
+    """Exchange the weights of a layer's experts, and take the placement.
+
+    Returns how many experts this rank got.
+    """
     if not writes:
         return 0
     rank, size = bank.mesh.ep_rank, sum(one.nbytes for one in bank.expert_tensors(0))
@@ -140,7 +144,7 @@ def _move(bank: Experts, placement: Placement, writes: Sequence[_Write]) -> int:
         packed = [_as_bytes(t) for one in given for t in bank.expert_tensors(one.source_slot)]
         pieces.append(torch.cat(packed or [torch.empty(0, dtype=torch.uint8, device=device)]))
         sizes.append(size * sum((one.source, one.rank) == (other, rank) for one in writes))
-    for other, taken in enumerate(bank.comm.all_to_all(pieces, sizes)):
+    for other, taken in enumerate(bank.exchange.send_all(pieces, sizes)):
         at = 0
         for one in writes:
             if (one.source, one.rank) == (other, rank):
@@ -149,11 +153,17 @@ def _move(bank: Experts, placement: Placement, writes: Sequence[_Write]) -> int:
                     tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
                     at += tensor.nbytes
     bank.set_placement(placement)
-    return len(writes)
+    return sum(one.rank == rank for one in writes)
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _send_to_all(bank: Experts, data: Tensor) -> list[Tensor]:
+    """Return the bytes that each rank sends, of equal length."""
+    ranks = len(bank.placement)
+    return bank.exchange.send_all([data] * ranks, [len(data)] * ranks)
 
 
 def _load_of(bank: Experts) -> Tensor:
@@ -171,7 +181,7 @@ def _check_forms(name: str, bank: Experts) -> None:
         for tensor in shared_tensors(matrix):
             own = zlib.crc32(_as_bytes(tensor).cpu().numpy().tobytes(), own)
     given = torch.tensor([own if alike else -1], device=_load_of(bank).device)
-    ranks = bank.comm.all_gather(given, len(bank.placement)).tolist()
+    ranks = [int(one.clone().view(torch.int64)) for one in _send_to_all(bank, _as_bytes(given))]
     if len(set(ranks)) > 1 or ranks[0] == -1:
         raise EngineError(
             f"enable_eplb: experts of {name} are stored in different forms, so they cannot change "

@@ -53,8 +53,9 @@ class ExpertSteps:
 
     def _compute_rest(self, exchange: DataParallelExchange) -> None:
         if exchange.is_open:  # it raised between gather() and combine()
-            _, experts = self._layers[exchange.done]
-            exchange.combine(self._like.new_zeros(sum(exchange.counts), experts.hidden))
+            router, experts = self._layers[exchange.done]
+            width = experts.combined_width(router.routing.top_k)
+            exchange.combine(self._like.new_zeros(sum(exchange.counts), width))
         for router, experts in self._layers[exchange.done :]:
             own, k = exchange.tokens, router.routing.top_k
             x = self._like.new_zeros(own, experts.hidden)

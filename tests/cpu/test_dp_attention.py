@@ -208,7 +208,6 @@ def test_every_mixture_of_experts_gives_the_tokens_of_one_rank(name, tmp_path):
     ("options", "message"),
     [
         ({"enable_lora": True}, "serves no adapters"),
-        ({"enable_eplb": True, "tensor_parallel_size": 2}, "does not move experts"),
         ({"distributed_executor_backend": "external_launcher"}, "needs 'mp'"),
         ({"data_parallel_size": 999}, "needs 999 devices"),
     ],

@@ -4,6 +4,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
+from tests import tiers
 from tests.cpu.models.peers import peer
 from tests.cpu.tiny_models import write_model
 
@@ -39,11 +40,22 @@ def test_tokens_are_those_of_one_rank(folder):
     llm.llm_engine.engine.shutdown()
 
 
-def test_experts_move_between_steps_and_tokens_stay(folder, caplog):
-    config = {"step_interval": 5, "window_size": 4, "num_redundant_experts": 2}
+RANKS = (
+    {"tensor_parallel_size": 2, "steps_in_flight": 2},
+    {"data_parallel_size": 2},
+    *tiers.long(
+        {"tensor_parallel_size": 2, "data_parallel_size": 2},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    ),
+)
+
+
+@pytest.mark.parametrize("ranks", RANKS, ids=str)
+def test_experts_move_between_steps_and_tokens_stay(folder, caplog, ranks):
+    config = {"step_interval": 5, "window_size": 4, "num_redundant_experts": 8}
     llm = LLM(
-        folder, **SIZES, tensor_parallel_size=2, enable_expert_parallel=True, steps_in_flight=2,
-        enable_eplb=True, eplb_config=config | {"log_balancedness": True},
+        folder, **SIZES, **ranks, enable_expert_parallel=True, enable_eplb=True,
+        eplb_config=config | {"log_balancedness": True},
     )  # fmt: skip
     with caplog.at_level("INFO"):
         got = ids(llm, temperature=0)

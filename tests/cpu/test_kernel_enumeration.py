@@ -56,6 +56,14 @@ CASES = {
         },
     ),
     "four ranks with experts": (SHAPES["qwen3-30b-a3b"], {"tensor_parallel_size": 4}),
+    "four ranks with whole experts": (
+        SHAPES["qwen3-30b-a3b"],
+        {"tensor_parallel_size": 4, "enable_expert_parallel": True},
+    ),
+    "four ranks with experts that move": (
+        SHAPES["qwen3-30b-a3b"],
+        {"tensor_parallel_size": 4, "enable_expert_parallel": True, "enable_eplb": True},
+    ),
     "float32": (SHAPES["qwen3-0.6b"], {"dtype": "float32"}),
     "experts": (SHAPES["qwen3-30b-a3b"], {}),
     "latent": (SHAPES["deepseek-v2-lite"], {}),

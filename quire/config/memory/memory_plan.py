@@ -59,7 +59,7 @@ class EngineShape:
     tensor: int = 1  # ranks over which each layer is sharded
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
     stage: int = 0  # of the rank that is planned
-    redundant_experts: int = 0  # copies of experts in each layer, over all ranks
+    redundant_experts: int | None = None  # copies in each layer, over all ranks; None: none moves
     data: int = 1  # ranks with requests of their own, which share experts
     hybrid: bool = True
     device: str = "cpu"
@@ -192,10 +192,15 @@ def _layer_bytes(model: ModelFacts, shape: EngineShape, tokens: int) -> int:
 
 
 def _exchanged_bytes(model: ModelFacts, shape: EngineShape, tokens: int) -> int:
-    """Bytes of the rows of all data-parallel ranks: as bytes, as gathered, and what experts add."""
-    if shape.data == 1:
-        return 0
-    return 3 * shape.data * tokens * model.hidden * ITEMSIZE[shape.dtype]
+    """Bytes of the rows of all data-parallel ranks: as bytes, as gathered, and what experts add.
+
+    Where experts move, a row is there once for each of its choices, and from each rank.
+    """
+    row = shape.data * tokens * model.hidden * ITEMSIZE[shape.dtype]
+    found = 3 * row if shape.data > 1 else 0
+    if shape.redundant_experts is not None:
+        found += (3 + shape.tensor) * model.top_k * row
+    return found
 
 
 def gpu_decode_bytes(model: ModelFacts, shape: EngineShape) -> int:
@@ -292,7 +297,7 @@ def plan_memory(
     quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
     place = shape.device if shape.has_fp8 else BEFORE_FP8
     itemsize, tensor = ITEMSIZE[shape.dtype], shape.tensor
-    more = shape.redundant_experts / max(model.experts, 1)
+    more = (shape.redundant_experts or 0) / max(model.experts, 1)
     weights = weight_facts.bytes(itemsize, tensor, quantized, place, more)
     weight_bits = 8 * weights * tensor / max(weight_facts.elements(quantized), 1)
     if shape.data > 1:

@@ -82,14 +82,6 @@ def test_programs_that_torchrun_starts_have_no_stages():
         run(TINY, FOUR, pipeline_parallel_size=2, distributed_executor_backend="external_launcher")
 
 
-def test_what_has_no_stages_yet_is_refused():
-    many = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    moe = TINY | many | {"model_type": "qwen3_moe"}
-    balanced = {"enable_expert_parallel": True, "enable_eplb": True}
-    with pytest.raises(ConfigError, match=r"enable_eplb .* pipeline stages"):
-        run(moe, FOUR, pipeline_parallel_size=2, tensor_parallel_size=2, **balanced)
-
-
 def test_stages_and_ranks_need_devices():
     with pytest.raises(ConfigError, match="tensor_parallel_size=2 x pipeline_parallel_size=3"):
         run(HF, FOUR, pipeline_parallel_size=3, tensor_parallel_size=2)
