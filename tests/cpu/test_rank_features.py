@@ -46,7 +46,11 @@ def folder(tmp_path_factory):
     return base
 
 
-RANKS = {"tensor": {"tensor_parallel_size": 2}, "stages": {"pipeline_parallel_size": 2}}
+RANKS = {
+    "tensor": {"tensor_parallel_size": 2},
+    "stages": {"pipeline_parallel_size": 2},
+    "both": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+}
 KINDS = [f"{ranks}: {name}" for name in SETTINGS for ranks in RANKS]
 
 
@@ -172,7 +176,7 @@ def test_two_ranks_answer_as_one_does(engines, feature):
 
 def test_tapes_replay_decode_steps(engines):
     eager = engines[0].llm_engine.config.device.enforce_eager
-    for llm in engines if engines[1].llm_engine.config.parallel.stages == 1 else engines[:1]:
+    for llm in engines:
         tapes = llm.llm_engine.engine.executor._local if llm is engines[1] else None
         tapes = (tapes or llm.llm_engine.engine.executor).runner.worker._tapes
         assert (tapes is None) == eager

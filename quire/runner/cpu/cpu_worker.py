@@ -71,7 +71,7 @@ class CpuWorker:
         native = library.load_library()
         self._has_spare_core = native is not None and cpu.available_cores() > native.threads
         self._tapes = None
-        if model.is_recordable and not eager and generates and link.is_alone:
+        if model.is_recordable and not eager and generates:
             self._tapes = TapeCache(
                 model,
                 backend,
@@ -80,6 +80,7 @@ class CpuWorker:
                 groups=slots.groups,
                 has_cross=slots.has_cross,
                 whole_logits=sampler.strips is None,
+                is_last_stage=link.is_last,
             )
 
     def execution_context(self) -> AbstractContextManager[object]:
@@ -122,23 +123,25 @@ class CpuWorker:
         variant, others = split_variant(self._model, parts)
         for part in parts:
             part.write_inputs(self._model, inputs)
+        carried = self._link.receive()
         if inputs.decode_only and self._tapes is not None and not others:
-            logits = self._tapes.logits(inputs, attention_metadata, variant)
-            if logits is not None:
-                return self._sample(inputs, logits, (), grammar_masks)
+            found = self._tapes.run(inputs, attention_metadata, variant, carried)
+            if found is not None and not self._link.is_last:
+                return self._hand_on(found)
+            if found is not None:
+                return self._sample(inputs, found, (), grammar_masks)
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.positions),
             attention=self._backend.plan(attention_metadata),
-            carried=self._link.receive(),
+            carried=carried,
         )
         for part in parts if self._link.is_first else ():
             step = part.before_forward(self._model, step, variant)
         with variant.forward(torch.from_numpy(inputs.token_slots)):
             hidden = self._model(step)
         if not self._link.is_last:
-            self._link.send(hidden)
-            return StepResult(())
+            return self._hand_on(hidden)
         forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
         extras = [part.apply(forward).result() for part in parts]
         if not inputs.sampled_rows:
@@ -147,6 +150,10 @@ class CpuWorker:
         with variant.logits(torch.tensor(inputs.sampled_slots, dtype=torch.int32)):
             logits = self._model.logits(chosen, whole=self._sampler.strips is None)
         return self._sample(inputs, logits, extras, grammar_masks)
+
+    def _hand_on(self, hidden: Tensor) -> StepResult:
+        self._link.send(hidden)
+        return StepResult(())
 
     def attention_metadata(self, inputs: StepBatch) -> AttentionMetadata:
         """Return the step as the attention backend reads it."""

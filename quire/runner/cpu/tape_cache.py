@@ -41,15 +41,19 @@ class TapeCache:
         groups: int,
         has_cross: bool = False,
         whole_logits: bool = True,
+        is_last_stage: bool = True,
     ) -> None:
         """max_rows: rows of the largest step. width: blocks of the longest sequence or source.
 
-        whole_logits: False: of this rank's strip of the vocabulary.
+        whole_logits: False: of this rank's strip of the vocabulary. is_last_stage: False: there are
+        no logits.
         """
         rows = padded_rows(max_rows)
         self._model = model
         self._backend = backend
         self._whole_logits = whole_logits
+        self._is_last_stage = is_last_stage
+        self._carried: Tensor | None = None  # [rows, E]
         self._token_ids = torch.zeros(rows, dtype=torch.int32)
         self._positions = torch.zeros(rows, dtype=torch.int32)
         self._contexts = torch.zeros(rows, dtype=torch.int32)
@@ -67,12 +71,18 @@ class TapeCache:
         self._tapes: dict[str, dict[int, OpTape[Tensor]]] = {}  # by variant and size
         self._not_recordable: set[str] = set()  # variants
 
-    def logits(
-        self, inputs: StepBatch, batch: AttentionMetadata, variant: StepVariant = PLAIN
+    def run(
+        self,
+        inputs: StepBatch,
+        batch: AttentionMetadata,
+        variant: StepVariant = PLAIN,
+        carried: Tensor | None = None,
     ) -> Tensor | None:
-        """Return logits [R, V] of a decode-only step, or a strip of them, until the next call.
+        """Return logits [R, V] of a decode-only step, or a strip of them, until the next call. Of a
+        stage before the last: hidden states [R, E].
 
-        None: run it eagerly.
+        carried: [R, E] of the pipeline stage before; None: this is the first. Returns None where
+        the step must run eagerly.
         """
         name = variant.name
         if name in self._not_recordable:
@@ -80,6 +90,10 @@ class TapeCache:
         rows = len(inputs.token_ids)
         size = padded_rows(rows)
         self._fill_inputs(inputs, batch, rows, size)
+        if carried is not None:
+            if self._carried is None:
+                self._carried = carried.new_zeros(len(self._token_ids), carried.shape[1])
+            self._carried[:rows] = carried
         tape = self._tapes.setdefault(name, {}).get(size) or self._record(size, variant)
         return None if tape is None else tape.replay()[:rows]
 
@@ -134,10 +148,13 @@ class TapeCache:
             token_ids=self._token_ids[:size],
             positions=self._positions[:size],
             attention=self._backend.plan(batch),
+            carried=None if self._carried is None else self._carried[:size],
         )
         slots = self._token_slots[:size]
         with variant.forward(slots):
             hidden = self._model(step)
+        if not self._is_last_stage:
+            return hidden
         with variant.logits(slots):
             return self._model.logits(hidden, whole=self._whole_logits)
 

@@ -82,18 +82,18 @@ def test_replay_equals_eager_for_any_number_of_rows():
     for rows in (1, 5, 7, 5, 6, 3, 7):
         step = step_of(rows, context=1)
         want = eager(model, backend, *step).clone()
-        assert torch.equal(graphs.logits(*step), want)
+        assert torch.equal(graphs.run(*step), want)
 
 
 @torch.inference_mode()
 def test_padding_rows_write_nothing():
     graphs, _, _, cache = graphs_over()
     assert padded_rows(6) == padded_rows(5) == 6
-    graphs.logits(*step_of(6, context=2))
+    graphs.run(*step_of(6, context=2))
     for tensor in cache:
         tensor.fill_(0.5)
     inputs, batch = step_of(5, context=2, first_block=20)
-    graphs.logits(inputs, batch)
+    graphs.run(inputs, batch)
     for tensor in cache:
         touched = (tensor != 0.5).flatten(1).any(1).nonzero().flatten().tolist()
         assert touched == sorted(batch.tables[0][:, 0].tolist())
@@ -111,8 +111,8 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_with_one_log_line(caplog):
 
     graphs._model = Computes()
     with caplog.at_level(logging.INFO, "quire.runner.cpu.tape_cache"):
-        assert graphs.logits(*step_of(2, context=1)) is None
-        assert graphs.logits(*step_of(3, context=1)) is None
+        assert graphs.run(*step_of(2, context=1)) is None
+        assert graphs.run(*step_of(3, context=1)) is None
     assert [r.message.split(":")[0] for r in caplog.records] == ["decode steps run eagerly"]
 
 
