@@ -110,16 +110,33 @@ COLLECTIVE_VARIABLES = {
     "NVSHMEM_DISABLE_NVLS": "1",
 }
 """Variables of each rank: NVLink multicast stays off."""
+NETWORK_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+"""Variables that name the network interface of collectives."""
 
 
-def rank_environment(threads: int) -> dict[str, str]:
-    """The environment of a rank's process, with so many CPU threads."""
-    return child_environment(OMP_NUM_THREADS=str(threads), **COLLECTIVE_VARIABLES)
+def rank_environment(threads: int, interface: str | None = None) -> dict[str, str]:
+    """The environment of a rank's process, with so many CPU threads. It lacks the cluster secret.
+
+    interface: of the network, for collectives of several machines, if none is set.
+    """
+    networks = {} if interface is None else dict.fromkeys(NETWORK_VARIABLES, interface)
+    found = {
+        **networks,
+        **child_environment(OMP_NUM_THREADS=str(threads), **COLLECTIVE_VARIABLES),
+    }
+    found.pop("QUIRE_CLUSTER_SECRET", None)
+    return found
 
 
-def set_collective_variables() -> None:
-    """Set the variables of ranks in this process, before torch.distributed reads them."""
+def set_collective_variables(interface: str | None = None) -> None:
+    """Set the variables of ranks in this process, before torch.distributed reads them.
+
+    interface: as for rank_environment().
+    """
     os.environ.update(COLLECTIVE_VARIABLES)
+    if interface is not None:
+        for name in NETWORK_VARIABLES:
+            os.environ.setdefault(name, interface)
 
 
 def disable_ray_usage_statistics() -> None:

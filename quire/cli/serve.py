@@ -34,6 +34,10 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     """Run until the server ends; return the exit status. Raises errors that prevent the start."""
     level = options.observe.log_level or env.read().log_level
     start_process(level=level, style=server_options.log_format)
+    if options.parallel.nnodes > 1 and (options.parallel.headless or options.parallel.node_rank):
+        from quire.engine.startup.node_process import run_headless
+
+        return run_headless(options, log_level=level)
     layout = engine_layout(options)
     secret = None
     if layout.address is not None:

@@ -115,6 +115,7 @@ class ParallelSection:
     expert_placement: ExpertPlacement | None = None  # None: ranks have slices of every expert
     expert_balance: ExpertBalanceSection | None = None  # None: experts stay where they are
     engines: int = 1  # of this model on this host
+    nodes: int = 1  # machines over which the ranks of an engine are spread, in order
     backend: Literal["mp", "uni", "external_launcher"] = "uni"
     step_limit_s: float = 10.0  # seconds that any step of several ranks may take
     custom_all_reduce: bool = True  # GPUs add what they read of each other's memory, if they can
@@ -128,6 +129,11 @@ class ParallelSection:
     def ranks(self) -> int:
         """Processes of an engine, each with one device."""
         return self.tensor * self.stages * self.data
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of the machine that has most of them."""
+        return -(-self.ranks // self.nodes)
 
     @property
     def sampling_ranks(self) -> list[range]:

@@ -322,8 +322,19 @@ class ParallelOptions:
     data_parallel_hybrid_lb: bool = option(False, short="-dph")
     """This server has the data_parallel_size_local engines from data_parallel_start_rank on, and a
     load balancer of yours is before the servers of all nodes."""
+    nnodes: int = option(1, low=1, high=1024, short="-n")
+    """Number of machines over which the ranks of one engine are spread: tensor_parallel_size x
+    pipeline_parallel_size is a multiple of it. Each machine runs the same command with its
+    node_rank; the others than the first with headless."""
+    node_rank: int = option(0, low=0, short="-r")
+    """Number of this machine. 0 is the head: it has the scheduler, and answers requests."""
+    master_addr: str = "127.0.0.1"
+    """Address of the head, at which it listens and where the others reach it."""
+    master_port: int = option(29501, low=1, high=65535)
+    """Port of the head at which other machines join. Further ports are chosen by the system."""
     headless: bool = False
-    """Run engines without an API server: they join the head at data_parallel_address."""
+    """This machine answers no requests. With nnodes > 1 it has ranks of an engine whose head is at
+    master_addr, else engines that join the head at data_parallel_address."""
     cluster_secret_file: str | None = None
     """File with the secret that the machines of one deployment share, at least 16 bytes. Without a
     secret nothing listens on an address that is not loopback. None: QUIRE_CLUSTER_SECRET."""

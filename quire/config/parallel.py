@@ -17,11 +17,15 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
     """Raises ConfigError if there are fewer devices than ranks."""
     section = options.parallel
     ranks = section.tensor_parallel_size * section.pipeline_parallel_size
-    if ranks > device.count:
+    needed = ranks // section.nnodes
+    if needed > device.count:
         sizes = f"tensor_parallel_size={section.tensor_parallel_size}"
         if section.pipeline_parallel_size > 1:
             sizes += f" x pipeline_parallel_size={section.pipeline_parallel_size}"
-        message = f"{sizes} needs {ranks} devices; this engine can use"
+        each = " each" if section.nnodes > 1 else ""
+        if each:
+            sizes += f" on nnodes={section.nnodes}"
+        message = f"{sizes} needs {needed} devices{each}; this engine can use"
         hint = "" if device.kind == "cpu" else " (CUDA_VISIBLE_DEVICES may hide others)"
         raise ConfigError(f"{message} {device.count}{hint}")
     return section.tensor_parallel_size
@@ -133,6 +137,7 @@ def resolve_parallel(
             "distributed_executor_backend='external_launcher' is for LLM() in programs that "
             "torchrun starts, where all ranks make the same calls; a server uses 'mp'"
         )
+    _check_nodes(options, shape)
     kind: Literal["mp", "uni", "external_launcher"] = "mp" if shape.ranks > 1 else "uni"
     return ParallelSection(
         tensor=shape.tensor,
@@ -141,7 +146,40 @@ def resolve_parallel(
         expert_placement=experts,
         expert_balance=resolve_expert_balance(options, model.experts),
         engines=engines,
+        nodes=section.nnodes,
         backend="external_launcher" if backend == "external_launcher" else kind,
         step_limit_s=section.rank_timeout_seconds,
         custom_all_reduce=not section.disable_custom_all_reduce,
     )
+
+
+def _check_nodes(options: Options, shape: EngineShape) -> None:
+    """Raise ConfigError for options of several machines that do not fit together."""
+    section = options.parallel
+    nodes, node = section.nnodes, section.node_rank
+    if nodes == 1:
+        if node:
+            raise ConfigError(f"node_rank={node} needs nnodes > {node}: the number of machines")
+        return
+    if node:
+        raise ConfigError(
+            f"node_rank={node}: only node 0 has an engine; on the others run `quire serve MODEL "
+            f"--headless --nnodes {nodes} --node-rank {node} --master-addr ADDRESS`"
+        )
+    backend = section.distributed_executor_backend
+    if backend not in (None, "mp"):
+        raise ConfigError(
+            f"nnodes={nodes} and distributed_executor_backend={backend!r}: machines that run the "
+            "same command each are joined by 'mp'; leave one of the two out"
+        )
+    if section.data_parallel_size > 1:
+        raise ConfigError(
+            f"nnodes={nodes} and data_parallel_size={section.data_parallel_size}: ranks of several "
+            "engines are not spread over machines; leave nnodes out, and give each machine engines "
+            "of its own"
+        )
+    if shape.ranks % nodes:
+        raise ConfigError(
+            f"tensor_parallel_size={shape.tensor} x pipeline_parallel_size={shape.stages} is "
+            f"{shape.ranks} ranks, which nnodes={nodes} machines cannot share evenly"
+        )

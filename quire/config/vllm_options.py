@@ -58,7 +58,6 @@ _NO_EFFECT = {
     "there is one device": """worker_use_ray ray_workers_use_nsight
         data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
         dp_supervisor_probe_failure_threshold max_parallel_loading_workers
-        master_addr master_port node_rank
         distributed_timeout_seconds cpu_distributed_timeout_seconds
         dp_sync_interval
         dcp_kv_cache_interleave_size cp_kv_cache_interleave_size enable_ep_weight_filter
@@ -130,7 +129,7 @@ _UNSUPPORTED = {
     "prompt adapters": "enable_prompt_adapter prompt_adapters",
     "speculative decoding": "speculative_config spec_method spec_model",
     "more than one device": """data_parallel_multi_port_external_lb decode_context_parallel_size
-        prefill_context_parallel_size nnodes device_ids enable_dbo enable_elastic_ep
+        prefill_context_parallel_size device_ids enable_dbo enable_elastic_ep
         enable_fault_tolerance""",
     "balancing of experts by single options": """num_redundant_experts eplb_window_size
         eplb_step_interval eplb_log_balancedness""",
@@ -176,7 +175,6 @@ ADVICE = {
 ONE_IS_OFF = (
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
-    "nnodes",
 )
 OFF_VALUES = ("", "auto", "none", "null", "false", "0", "mp", "uni", "hf", "{}", "[]")
 QUANTIZATION_LOADERS = ("bitsandbytes",)
@@ -231,8 +229,7 @@ BOOLEAN_OPTIONS = frozenset(_BOOLEAN_OPTIONS.split())
 """Options that take no value on a command line."""
 
 
-_SHORT_FLAGS = """nnodes:-n node_rank:-r
-decode_context_parallel_size:-dcp
+_SHORT_FLAGS = """decode_context_parallel_size:-dcp
     prefill_context_parallel_size:-pcp data_parallel_multi_port_external_lb:-dpm
     speculative_config:-sc diffusion_config:-dc compilation_config:-cc
     attention_config:-ac"""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from quire.distributed.counted_collectives import COUNTED_COLLECTIVES
 from quire.distributed.dp_exchange import DataParallelExchange
 from quire.distributed.mesh import Mesh
 from quire.distributed.peer_memory import connect_peers
@@ -32,20 +33,6 @@ CONNECT_TIMEOUT_S = 120.0
 """Seconds for ranks to find each other's addresses."""
 TIMEOUT_S = 600.0
 """A collective fails after this long: a rank may compile kernels while the others wait."""
-
-
-COUNTED_COLLECTIVES = (
-    "none",
-    "all_reduce",
-    "all_gather",
-    "broadcast",
-    "send",
-    "receive",
-    "all_to_all",
-    "gather_rows",
-    "sum_rows",
-)
-"""Names of the collectives that are counted."""
 
 
 class Collectives(Protocol):
@@ -224,7 +211,7 @@ def connect(
 
     def join(name: str, rank: int, size: int) -> tuple[ops.Group, Store]:
         store = dist.PrefixStore(name, rendezvous)
-        store.set_timeout(timeout)
+        store.set_timeout(timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S)))
         return _create_group(store, rank, size, device, host, timeout), store
 
     group = stages = peers = None

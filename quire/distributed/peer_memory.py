@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 PROGRAMS = 128
 """Of a kernel. A GPU must run so many at once; those with NVLink have more multiprocessors."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""The same in all containers of a machine, and another on each machine."""
 KNOWN_SUM_S = 60.0
 """Seconds for a sum of known numbers: the other ranks may still compile its kernel."""
 
@@ -36,6 +38,9 @@ def connect_peers(mesh: Mesh, store: Any, device: torch.device) -> PeerMemory | 
     """
     if len(set(_exchange(store, "host", mesh, _host_id()))) > 1:
         log.info("sums over ranks run through NCCL: the ranks are on several hosts")
+        return None
+    if len(set(_exchange(store, "host", mesh, BOOT_ID.read_bytes()))) > 1:
+        log.info("sums over ranks run through NCCL: they are on several machines")
         return None
     with torch.cuda.device(device):
         own, problem = _allocate(mesh, device)

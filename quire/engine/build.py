@@ -61,6 +61,7 @@ from quire.engine.startup.executor_setup import (
 )
 from quire.engine.startup.gpu_preparation import GpuPreparation, compute_compiler_key
 from quire.engine.startup.grammar_setup import build_grammars
+from quire.engine.startup.head_setup import gather_nodes
 from quire.engine.startup.kernel_builder import stop_early_process
 from quire.engine.startup.launched_rank import LaunchedRank, join_launched_ranks, local_rank
 from quire.engine.startup.model_setup import (
@@ -168,10 +169,12 @@ def build_engine_core(
     *,
     server: bool = False,
     timer: StartupTimer | None = None,
+    nodes_fd: int | None = None,
 ) -> EngineCoreBundle:
     """Build an engine without its text side, which is in another process. Raises as build_engine().
 
-    found: called in a thread with the config so far and the folder of the tokenizer.
+    found: called in a thread with the config so far and the folder of the tokenizer. nodes_fd: of
+    a socket where other machines join; None: this process listens, if there are any.
     """
     with _startup(options, timer) as timer:
 
@@ -181,7 +184,12 @@ def build_engine_core(
 
         futures: list[Future[None]] = []
         bundle = _resolve_and_assemble(
-            options, timer, server=server, texts=start_text, prepare_grammars=True
+            options,
+            timer,
+            server=server,
+            texts=start_text,
+            prepare_grammars=True,
+            nodes_fd=nodes_fd,
         )
         futures[0].result()
         bundle = replace(bundle, seconds=timer.seconds())
@@ -213,6 +221,7 @@ def _resolve_and_assemble(
     server: bool,
     texts: StartTextSetup,
     prepare_grammars: bool = False,
+    nodes_fd: int | None = None,
 ) -> EngineCoreBundle:
     """prepare_grammars: start what compiles grammars now, in the background."""
     environment = env.read()
@@ -222,7 +231,14 @@ def _resolve_and_assemble(
     resolved = resolve_config(found, options, environment, server=server)
     timer.lap("config")
     bundle = _assemble(
-        found, resolved, options, environment, timer, texts, prepare_grammars=prepare_grammars
+        found,
+        resolved,
+        options,
+        environment,
+        timer,
+        texts,
+        prepare_grammars=prepare_grammars,
+        nodes_fd=nodes_fd,
     )
     for one in bundle.decisions:
         log.debug("%s = %s: %s", one.field, one.value, one.reason)
@@ -238,18 +254,21 @@ def _assemble(
     texts: StartTextSetup,
     *,
     prepare_grammars: bool,
+    nodes_fd: int | None,
 ) -> EngineCoreBundle:
     """Build the parts. Other ranks start first: their processes import meanwhile."""
     config = resolved.config
     backend_select.check_backend(config.structured.backend)
-    ranks = Ranks(config, options) if config.parallel.backend == "mp" else None
+    ranks = None
+    if config.parallel.backend == "mp":
+        ranks = Ranks(config, options, gather_nodes(config, options, nodes_fd))
     try:
         return _assemble_rank(
             found, resolved, options, environment, timer, texts, ranks, prepare_grammars
         )
-    except BaseException:
+    except BaseException as error:
         if ranks is not None:
-            ranks.close()
+            ranks.close(f"the start failed: {error}")
         raise
 
 
@@ -286,7 +305,7 @@ def _assemble_rank(
     mesh, comm = Mesh(), None
     group: Ranks | LaunchedRank | None = None
     if ranks is not None:
-        device, mesh, comm = ranks.join()
+        device, mesh, comm = ranks.join(found.folder)
         group = ranks
     elif config.parallel.backend == "external_launcher":
         launched = join_launched_ranks(config)

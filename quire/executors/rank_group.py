@@ -104,16 +104,29 @@ class AnswerReader(Protocol):
 class NodeRanks(OtherNodes, Protocol):
     """The ranks on other nodes."""
 
-    ranks: range
-    meeting: Meeting
-    readers: Sequence[AnswerReader]
+    @property
+    def ranks(self) -> range: ...
+
+    @property
+    def meeting(self) -> Meeting:
+        """Where the ranks of this host meet the others."""
+        ...
+
+    @property
+    def readers(self) -> Sequence[AnswerReader]:
+        """One for each rank."""
+        ...
 
     def start(self, page: RankStatusPage, options: dict[str, Any], config: EngineConfig) -> None:
         """Have the nodes start their ranks. page: gets their status."""
         ...
 
+    def device_names(self) -> list[str]:
+        """Return the device of each rank, for messages."""
+        ...
+
     def send(self, number: int, data: bytes, check: Callable[[], None]) -> None:
-        """Send a message to each of them."""
+        """Send a message to each of them. Raises OSError if one cannot be reached."""
         ...
 
     def wake(self) -> None:
@@ -160,6 +173,10 @@ class RankGroup:
                 meeting = nodes.meeting
             self._local.start(self.monitor, spawn, options, config, first_device=1, meeting=meeting)
         except BaseException:
+            self._local.end()
+            self.monitor.close()
+            if nodes is not None:
+                nodes.end_ranks("the start failed")
             self.close()
             raise
         for number, what, limit_s in (
@@ -191,6 +208,8 @@ class RankGroup:
                 self._nodes.send(number, data, self.check)
         except EngineDead:
             raise
+        except OSError as error:
+            raise self.fail(str(error)) from None
         except BaseException as error:
             self.monitor.fail(f"{type(error).__name__} while message {number} was sent to ranks")
             raise

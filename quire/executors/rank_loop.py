@@ -59,10 +59,10 @@ class RankLink:
     def answer(self, number: int, message: FromRank) -> None:
         self._answers.send(number, msgspec.msgpack.encode(message))
 
-    def finish_phase(self, number: int) -> None:
-        """A phase of the start is done: JOIN, CONNECT or LOAD."""
+    def finish_phase(self, number: int, value: Any = None) -> None:
+        """A phase of the start is done: JOIN, CONNECT or LOAD. value: of its answer."""
         self.status.finish(number)
-        self.answer(number, RankAnswer())
+        self.answer(number, RankAnswer(value=value))
         self._phase = number + 1
         self.status.begin(self._phase)
 

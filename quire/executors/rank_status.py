@@ -11,7 +11,7 @@ import os
 import time
 from typing import NamedTuple
 
-from quire.distributed.collectives import COUNTED_COLLECTIVES
+from quire.distributed.counted_collectives import COUNTED_COLLECTIVES
 
 _ERROR_BYTES = 2048
 

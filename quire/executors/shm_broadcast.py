@@ -172,6 +172,16 @@ class RingReader(_Ring):
                 data, self._partial = bytes(self._partial), bytearray()
                 return number, data
 
+    def fileno(self) -> int:
+        """A descriptor that is readable when take() should be called."""
+        return self._wake_fd
+
+    def take(self, check: Callable[[], None] | None = None) -> tuple[int, bytes] | None:
+        """Return the next message; None: there is none. check: as for receive()."""
+        if self._poll.poll(0):
+            os.eventfd_read(self._wake_fd)  # before the counters are compared, as in receive()
+        return None if self._counters[0] == self._read else self.receive(check)
+
     def wake(self) -> None:
         """End the sleep of a waiting thread of this process: it calls its check."""
         os.eventfd_write(self._wake_fd, 1)

@@ -17,17 +17,20 @@ POINTS = {
 }
 
 
-def install_in_engine(faults):
-    """Have ranks that this process starts look at the faults. Returns what undoes it."""
-    start = rank_process.spawn_process
+def install_in_engine(faults, starter=rank_process):
+    """Have ranks that this process starts look at the faults. Returns what undoes it.
+
+    starter: the module that starts them.
+    """
+    start = starter.spawn_process
 
     def start_ours(module, end, args=(), **more):
         return start(__name__, end, (str(faults.folder), *args), **more)
 
-    rank_process.spawn_process = start_ours
+    starter.spawn_process = start_ours
 
     def undo():
-        rank_process.spawn_process = start
+        starter.spawn_process = start
 
     return undo
 

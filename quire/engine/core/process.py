@@ -90,7 +90,9 @@ def run(pipe: ProcessPipe, orders: RunEngine, timer: StartupTimer) -> int:
 
     try:
         options = Options.from_flat(orders.options)
-        built = build_engine_core(options, found, server=orders.server, timer=timer)
+        built = build_engine_core(
+            options, found, server=orders.server, timer=timer, nodes_fd=orders.nodes_fd
+        )
     except QuireError as error:
         pipe.send(ProcessFailed(error=error_to_wire(error)))
         return 1

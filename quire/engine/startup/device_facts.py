@@ -18,7 +18,7 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
     memory = cpu.memory()
     parallel = options.parallel  # engines and their ranks share the machine's memory
     ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    ranks *= parallel.data_parallel_size
+    ranks = max(1, ranks // parallel.nnodes) * parallel.data_parallel_size
     return DeviceFacts(
         kind=cpu.name,
         total_bytes=memory.total // ranks,

@@ -49,7 +49,7 @@ from quire.engine.startup.model_setup import describe_model, torch_device
 from quire.engine.startup.plain_config import plain_config
 from quire.engine.startup.startup_timer import StartupTimer
 from quire.engine.supervise.process_pipe import ignore_signals, spawn_process
-from quire.errors import QuireError, RequestError
+from quire.errors import ConfigError, QuireError, RequestError
 from quire.executors.local_ranks import (
     CONNECT,
     JOIN,
@@ -72,6 +72,7 @@ from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
 from quire.sandbox.parent_death import exit_with_parent
 from quire.sandbox.pipe import WorkerPipe
+from quire.weights.folder_digest import folder_digest
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +89,10 @@ class Ranks:
         """
         plain, flat = plain_config(config, options)
         size = config.parallel.ranks
-        threads = rank_threads(config, nodes)
+        here = size if nodes is None else nodes.ranks.start
+        threads = rank_threads(config, here)
         self._config = config
-        self._devices = [torch_device(config.device.kind, rank) for rank in range(size)]
+        self._device = torch_device(config.device.kind)
         env.set_collective_variables()
         library.limit_threads(threads)
 
@@ -98,24 +100,33 @@ class Ranks:
             return spawn_process(__name__, end, env=env.rank_environment(threads), fds=fds)
 
         self._nodes = nodes
-        self._group = RankGroup(spawn, flat, plain, [str(one) for one in self._devices], nodes)
+        names = [str(torch_device(config.device.kind, rank)) for rank in range(here)]
+        if nodes is not None:
+            names += nodes.device_names()
+        self._group = RankGroup(spawn, flat, plain, names, nodes)
         self._lease = RankLease(self._group)
         log.info("%d ranks, %d threads each", size, threads)
         if config.device.kind == cpu.name:
             log.info("ranks on CPUs save memory; they are slower than one rank")
 
-    def join(self) -> tuple[torch.device, Mesh, Collectives]:
-        """Be rank 0. Returns its device, its place, and the collectives. Raises what a rank's
-        start raised."""
+    def join(self, folder: Path) -> tuple[torch.device, Mesh, Collectives]:
+        """Be rank 0. Returns its device, its place, and the collectives. folder: of the model.
+
+        Raises what a rank's start raised, and ConfigError if a node has another model.
+        """
         group = self._group
         group.status.begin(JOIN)
         group.status.finish(JOIN)
-        group.wait_all(JOIN)
+        joined = group.wait_all(JOIN)
+        if self._nodes is not None:
+            own = folder_digest(folder)
+            for rank in self._nodes.ranks:
+                self._compare_model(rank, own, joined[rank - 1].value)
         group.status.begin(CONNECT)
         meeting = None if self._nodes is None else self._nodes.meeting
         try:
             mesh, comm = connect_rank(
-                self._config, 0, self._devices[0], group.memory, meeting, group.status
+                self._config, 0, self._device, group.memory, meeting, group.status
             )
         except Exception:
             group.check()  # a rank that has failed is the reason
@@ -125,7 +136,7 @@ class Ranks:
         group.status.begin(LOAD)
         if isinstance(comm, ProcessGroupCollectives):
             group.monitor.on_failure(comm.abort_in_thread)
-            if self._devices[0].type == cuda.name:
+            if self._device.type == cuda.name:
                 log.info(
                     "%d x %s, link %s; sums over ranks run through %s",
                     mesh.size,
@@ -134,7 +145,16 @@ class Ranks:
                     comm.sums_through,
                 )
         late_work.set_preparation_callback(group.status.mark_preparing)
-        return self._devices[0], mesh, comm
+        return self._device, mesh, comm
+
+    def _compare_model(self, rank: int, own: dict[str, str], other: dict[str, str]) -> None:
+        for name in sorted({*own, *other}):
+            if own.get(name) != other.get(name):
+                here, there = ("has" if name in one else "lacks" for one in (own, other))
+                raise ConfigError(
+                    f"{self._group.monitor.name_rank(rank)} has another model than the head: it "
+                    f"{there} {name}, the head {here} it, and they are not the same file"
+                )
 
     def wait_for_weights(self) -> None:
         """Wait until every rank has its weights. Raises what a rank's start raised."""
@@ -184,14 +204,14 @@ class Ranks:
         group.wait_all(number)
         return MultiProcess(inputs, local, group, section, self._lease)
 
-    def close(self) -> None:
-        """End the ranks."""
+    def close(self, reason: str) -> None:
+        """End the ranks: the start failed."""
+        self._group.monitor.fail(reason)
         self._group.close()
 
 
-def rank_threads(config: EngineConfig, nodes: NodeRanks | None) -> int:
-    """Return the CPU threads of each rank of this host."""
-    here = config.parallel.ranks if nodes is None else nodes.ranks.start
+def rank_threads(config: EngineConfig, here: int) -> int:
+    """Return the CPU threads of each of the ranks of this host."""
     return max(1, config.device.threads // here)
 
 
@@ -235,7 +255,7 @@ def rendezvous_path(fd: int) -> Iterator[Path]:
 
 def free_bytes(config: EngineConfig) -> int:
     """Return the bytes free for a rank on a CPU: engines and ranks share those of the machine."""
-    return cpu.memory().free // (config.parallel.ranks * config.parallel.engines)
+    return cpu.memory().free // (config.parallel.ranks_per_node * config.parallel.engines)
 
 
 def fitting_blocks(config: EngineConfig, stage: int) -> int:
@@ -286,7 +306,7 @@ def _load(link: RankLink, orders: StartRank) -> RankLoop:
         if device.type == cuda.name:
             gpu = GpuPreparation(found, config, orders.options, environment, device, timer)
             gpu.wait()
-        link.finish_phase(JOIN)
+        link.finish_phase(JOIN, None if orders.meeting is None else folder_digest(found.folder))
         mesh, comm = connect_rank(
             config, orders.rank, device, orders.memory, orders.meeting, link.status
         )

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from quire.config.options import Options
+from quire.distributed.node_address import listen_for_nodes
 from quire.engine.supervise.engine_devices import engine_environments
 from quire.engine.supervise.engine_restarter import EngineRestarter, RestartBudget
 from quire.engine.supervise.process_launcher import (
@@ -76,7 +77,9 @@ class EngineGroup:
         self.started_at = self._began_at
         """When the last of the first engines was ready."""
         variables = engine_environments(options)
-        self._watchdogs = [Watchdog(options.health, cache, one) for one in variables]
+        self._nodes_listener = listen_for_nodes(options)  # it outlives each engine
+        inherited = [] if self._nodes_listener is None else [self._nodes_listener]
+        self._watchdogs = [Watchdog(options.health, cache, one, inherited) for one in variables]
         self._restarters: list[EngineRestarter] = []
         self._lost: set[int] = set()  # engines that are not replaced any longer
         self._draining: set[int] = set()
@@ -106,6 +109,7 @@ class EngineGroup:
             listen_host=self._listen_host,
             cluster_secret=self._cluster_secret,
             child=child or watchdog.create_child(),
+            nodes_fd=None if self._nodes_listener is None else self._nodes_listener.fileno(),
         )
 
     def __len__(self) -> int:
@@ -301,6 +305,8 @@ class EngineGroup:
             restarter.stop()
         for watchdog in self._watchdogs:
             watchdog.close()
+        if self._nodes_listener is not None:
+            self._nodes_listener.close()
 
 
 def _of_engine(message: AnyControlMessage, index: int) -> AnyControlMessage:

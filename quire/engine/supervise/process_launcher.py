@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from quire.config.options import Options
@@ -17,6 +17,7 @@ from quire.engine.core.running_list_shm import create_running_list, read_running
 from quire.engine.supervise.process_pipe import (
     STOP_GRACE_S,
     ChildProcess,
+    HasFileno,
     RunEngine,
 )
 from quire.env import child_environment
@@ -42,12 +43,14 @@ class EngineProcessHandle:
         child: EngineChildProcess | None = None,
         listen_host: str | None = None,
         cluster_secret: str | None = None,
+        nodes_fd: int | None = None,
     ) -> None:
         """clients: how many processes will connect, once each; None: any number, at any time.
 
         listen_host: address at which clients of other machines connect, with the cluster's secret.
 
-        child: a standby process that waits for orders. None: a process is started now.
+        child: a standby process that waits for orders. None: a process is started now. nodes_fd: a
+        socket that it inherited, where other machines with ranks of the engine join.
         """
         self.child = child or EngineChildProcess()
         self.folder = _private_folder()
@@ -64,6 +67,7 @@ class EngineProcessHandle:
             heartbeat_fd=self.child.heartbeat_file.fileno(),
             stacks_fd=self.child.stacks_file.fileno(),
             recorder_fd=self.child.recorder_file.fileno(),
+            nodes_fd=nodes_fd,
         )
         try:
             self.child.pipe.send(orders)
@@ -86,10 +90,15 @@ class EngineChildProcess(ChildProcess):
     Running list, heartbeat, stacks and recording are in files that this process shares.
     """
 
-    def __init__(self, beat: int | None = None, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        beat: int | None = None,
+        variables: Mapping[str, str] | None = None,
+        inherited: Sequence[HasFileno] = (),
+    ) -> None:
         """beat: the heartbeat page of earlier engines, which has its readers.
 
-        variables: of its environment, beside those of this process.
+        variables: of its environment, beside those of this process. inherited: further files.
         """
         self.running_list_file = create_running_list()
         self.heartbeat_file = _open_file(
@@ -99,7 +108,9 @@ class EngineChildProcess(ChildProcess):
         self.recorder_file = _open_file(os.memfd_create("quire-ring"))
         files = [self.running_list_file, self.heartbeat_file, self.stacks_file, self.recorder_file]
         environment = child_environment(**(variables or {}))
-        super().__init__("quire.engine.core.process_main", env=environment, sockets=files)
+        super().__init__(
+            "quire.engine.core.process_main", env=environment, sockets=[*files, *inherited]
+        )
 
     def running_ids(self) -> list[str] | None:
         """Ids of the requests that it ran last. None: any request may have run."""

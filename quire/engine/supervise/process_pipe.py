@@ -55,6 +55,7 @@ class RunEngine(ControlMessage, frozen=True):
     heartbeat_fd: int | None = None  # of quire.engine.heartbeat_page
     stacks_fd: int | None = None  # a file for stacks, when it hangs or dies
     recorder_fd: int | None = None  # of quire.engine.recording.flight_recorder
+    nodes_fd: int | None = None  # a socket where other machines with ranks of the engine join
 
 
 class ModelLocated(ControlMessage, frozen=True):

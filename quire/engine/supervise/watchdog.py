@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +22,7 @@ from quire.engine.recording import flight_recorder, recording_file
 from quire.engine.supervise import crash_artifacts
 from quire.engine.supervise.liveness import CHECK_INTERVAL_S, PROCESS_STOPPED, LivenessMonitor
 from quire.engine.supervise.process_launcher import EngineChildProcess
+from quire.engine.supervise.process_pipe import HasFileno
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,18 @@ class Watchdog:
     """Watches one engine after the other. The caller must call close()."""
 
     def __init__(
-        self, options: HealthOptions, cache: Path, variables: Mapping[str, str] | None = None
+        self,
+        options: HealthOptions,
+        cache: Path,
+        variables: Mapping[str, str] | None = None,
+        inherited: Sequence[HasFileno] = (),
     ) -> None:
         """cache: parent of the folder for recordings, if the options name none.
 
-        variables: of the engines' environment, beside those of this process.
+        variables: of the engines' environment, beside those of this process. inherited: files that
+        the engines get.
         """
+        self._inherited = inherited
         self._variables = dict(variables or {})
         folder = options.flight_recorder_dir
         self._folder = cache / "recordings" if folder is None else Path(folder)
@@ -57,7 +64,7 @@ class Watchdog:
 
     def create_child(self) -> EngineChildProcess:
         """Start a process for an engine, which is watched."""
-        return EngineChildProcess(self.heartbeat_file.fileno(), self._variables)
+        return EngineChildProcess(self.heartbeat_file.fileno(), self._variables, self._inherited)
 
     def set_start_time(self, seconds: float) -> None:
         """The first engine has started in this time: the limit of others is a multiple of it."""

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quire.distributed.collectives import COUNTED_COLLECTIVES, ProcessGroupCollectives
+from quire.distributed.collectives import ProcessGroupCollectives
+from quire.distributed.counted_collectives import COUNTED_COLLECTIVES
 from quire.kernels.add import add
 from quire.kernels.native.op_tape import NotRecordableError, TapeRecorder
 from tests import tiers
