@@ -8,22 +8,19 @@ SIGTERM, and replaces those that die (--max-engine-restarts).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from quire import env
 from quire.cli.serve_flags import check_files, parse
 from quire.config.data_parallel import engine_layout
 from quire.config.options import Options
 from quire.config.vllm_environment import start_process
-from quire.distributed.cluster_secret import (
-    ClusterSecret,
-    is_loopback,
-    read_cluster_secret,
-    require_cluster_secret,
-)
-from quire.engine.cluster.engine_node import EngineNode
 from quire.server.options import ServerOptions
 from quire.server.process import listen_sockets
 from quire.server.process.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from quire.distributed.cluster_secret import ClusterSecret
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,6 +41,8 @@ def serve(options: Options, server_options: ServerOptions) -> int:
         secret = _cluster_secret(options, layout.address)
     check_files(options.model)
     if options.parallel.headless:
+        from quire.engine.cluster.engine_node import EngineNode  # ZeroMQ: other servers need none
+
         node = EngineNode(
             options,
             layout,
@@ -62,6 +61,12 @@ def serve(options: Options, server_options: ServerOptions) -> int:
 
 def _cluster_secret(options: Options, address: str) -> ClusterSecret | None:
     """Return the secret of engines on several machines; loopback needs none. Raises ConfigError."""
+    from quire.distributed.cluster_secret import (
+        is_loopback,
+        read_cluster_secret,
+        require_cluster_secret,
+    )
+
     file = options.parallel.cluster_secret_file
     if is_loopback(address):
         return read_cluster_secret(file, env.read())

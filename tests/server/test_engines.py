@@ -101,6 +101,11 @@ def test_a_drained_engine_ends_no_stream(running):
         assert counts(running.url, "num_requests_running")["1"] == 0
         assert asyncio.run(Scene(running.url).all(bodies))[0] == want
         assert counts(running.url, "prompt_tokens_total")["1"] == work["1"]
+        assert client.get("/ready").status_code == 200
+        assert client.get("/ready?engine=0").status_code == 200
+        assert client.get("/ready?engine=1").json()["reason"] == "draining"
+        assert client.get("/health?engine=1").status_code == 200
+        assert client.get("/ready?engine=2").status_code == 400
         client.post("/undrain_engine?engine=1").raise_for_status()
         assert asyncio.run(Scene(running.url).all(bodies))[0] == want
         assert counts(running.url, "prompt_tokens_total")["1"] > work["1"]
@@ -121,6 +126,7 @@ def test_views_and_calls_reach_each_engine(running):
 @pytest.mark.slow("starts a server of two engines, of which none may be replaced")
 def test_the_server_lives_as_long_as_an_engine():
     more = ("--max-engine-restarts", 0, "--data-parallel-size", 2)
+    more = (*more[:2], "--data-parallel-hybrid-lb", "-dp", 5, "-dpl", 2, "-dpr", 3)  # 3 and 4 of 5
     with serving("embedded", *SMALL, *more) as made:
         url, body = made.url, {"prompt": "a", "max_tokens": 5, "temperature": 0}
         want = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
@@ -130,5 +136,16 @@ def test_the_server_lives_as_long_as_an_engine():
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
             assert answer.json()["choices"] == want
         assert ready(made)
+        found = {rank: httpx.get(f"{url}/health?engine={rank}").status_code for rank in (3, 4)}
+        assert sorted(found.values()) == [200, 503]
+        (left,) = [rank for rank, status in found.items() if status == 200]
+        headers = {"X-data-parallel-rank": str(left)}
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+        assert answer.json()["choices"] == want
+        assert sorted(counts(url, "prompt_tokens_total")) == [str(left)]
+        wrong = httpx.post(
+            f"{url}/v1/completions", json=body, headers={"X-data-parallel-rank": "0"}
+        )
+        assert "must be in [3, 4]" in wrong.json()["error"]["message"]
         second.kill()
         assert made.gone(20)

@@ -20,13 +20,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from quire import env
 from quire.config.data_parallel import EngineLayout, engine_layout
 from quire.config.options import Options
 from quire.core.admission.request_blocklist import RequestBlocklist
-from quire.distributed.cluster_secret import ClusterSecret
-from quire.engine.cluster.remote_engines import RemoteEngines
 from quire.engine.messages import error_from_wire
 from quire.engine.startup.startup_timer import format_server_start, process_age
 from quire.engine.supervise.engine_group import EngineGroup
@@ -50,6 +49,10 @@ from quire.engine.supervise.process_pipe import (
 from quire.log import BestEffortStream
 from quire.server.options import ServerOptions
 from quire.server.process.api_process_monitor import ApiChildProcess
+
+if TYPE_CHECKING:
+    from quire.distributed.cluster_secret import ClusterSecret
+    from quire.engine.cluster.remote_engines import RemoteEngines
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +100,11 @@ class Supervisor:
         window = recovery.engine_restart_window
         self._api_restarts = RestartBudget(recovery.max_engine_restarts, window)
         once = len(listeners) == 1 and not recovery.max_engine_restarts
-        self._remote = RemoteEngines(layout, options, secret) if layout.remote else None
+        self._remote: RemoteEngines | None = None
+        if layout.remote:
+            from quire.engine.cluster.remote_engines import RemoteEngines  # ZeroMQ
+
+            self._remote = RemoteEngines(layout, options, secret)
         self._engines = EngineGroup(
             local_options,
             env.read().cache_dir,

@@ -72,6 +72,26 @@ class HealthState:
         self.started |= found is None
         return found
 
+    def engine_problem(self, rank: int, *, new_request: bool) -> Unhealthy | None:
+        """Why nothing will come of one of several engines, or of a new request to it.
+
+        Raises RequestError if there is no such engine.
+        """
+        engine = self._engine.engine_of(rank)
+        client = self._engine.clients[engine]
+        if client.dead_error is not None:
+            return Unhealthy("dead", redact_server_fault(str(client.dead_error)))
+        if client.restart_reason is not None:
+            return Unhealthy("restarting", "the engine is being restarted") if new_request else None
+        if new_request and self._engine.is_draining(engine):
+            return Unhealthy("draining", "the engine is drained: POST /undrain_engine")
+        if engine >= len(self._read_heartbeats):
+            return self._silence_problem(client.last_heartbeat_at)
+        beat, now = self._read_heartbeats[engine](), time.monotonic_ns()
+        if new_request:
+            return check_readiness(beat, now, process_state(beat.pid))
+        return _progress_problem(beat)
+
     def health_problem(self) -> Unhealthy | None:
         """Why nothing will come of this engine."""
         found = self._engine_problem()
@@ -155,15 +175,28 @@ async def startup(http: Request) -> Response:
 
 
 @router.get("/health")
-async def health(http: Request) -> Response:
-    """200 while the engine lives, or another is being started in its place; else 503 and why."""
-    return build_probe_response(_get_health_state(http).health_problem())
+async def health(http: Request, engine: int | None = None) -> Response:
+    """200 while the engine lives, or another is being started in its place; else 503 and why.
+
+    engine: the rank of one of several; without it, one that lives is enough.
+    """
+    state = _get_health_state(http)
+    if engine is not None:
+        return build_probe_response(state.engine_problem(engine, new_request=False))
+    return build_probe_response(state.health_problem())
 
 
 @router.get("/ready")
-async def ready(http: Request) -> Response:
-    """200 while a request that comes now would be worked on, else 503 and why."""
-    return build_probe_response(_get_health_state(http).readiness_problem())
+async def ready(http: Request, engine: int | None = None) -> Response:
+    """200 while a request that comes now would be worked on, else 503 and why.
+
+    engine: the rank of one of several.
+    """
+    state = _get_health_state(http)
+    problem = state.readiness_problem()
+    if engine is not None and problem is None:
+        problem = state.engine_problem(engine, new_request=True)
+    return build_probe_response(problem)
 
 
 @router.get("/ping")

@@ -354,3 +354,18 @@ def test_a_paused_engine_runs_no_request_until_it_is_resumed():
     assert to.idle or to.run_step()
     to.handle(1, UtilityCall(2, "wake_up", [None]))
     assert updates(turns(to), 1)[-1].finish == "length"
+
+
+def test_a_client_that_connects_again_has_no_requests():
+    """Its connection was lost, and updates with it: it sends what has not ended again."""
+    to = service()
+    add(to, 1, request("a", 50))
+    add(to, 2, request("b"))
+    assert to.run_step()
+    assert isinstance(to.handle(1, Hello(PROTOCOL_VERSION, "x")), EngineReady)
+    assert to.num_requests == 1
+    told = turns(to)
+    assert {sender for sender, _ in told} == {2}
+    add(to, 1, request("a"), number=7)
+    told = turns(to)
+    assert [len(one.token_ids) for one in updates(told, 1)] == [1] * 5
