@@ -13,11 +13,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire import env
 from quire.cli import in_flags
 from quire.config.adapters import is_on
+from quire.config.advice import advise
 from quire.config.architectures import check_served
 from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.config.decisions import DecisionLog
@@ -28,10 +29,10 @@ from quire.config.facts import (
     read_hf_config,
     read_model_facts,
 )
-from quire.config.memory.memory_plan import MemoryPlan, gib, require_memory
+from quire.config.memory.memory_plan import MemoryPlan, gib, plan_memory, require_memory
 from quire.config.memory.weight_facts import WeightFacts
 from quire.config.options import Options
-from quire.config.pooling import choose_model_use
+from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
 from quire.config.quant.gguf import with_stored_types
 from quire.config.resolve import resolve_memory_plan
@@ -47,7 +48,10 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     options = apply_environment(options_from(args))
-    plan, source = build_plan(options, server=not args.offline)
+    model, source = model_facts(options)
+    plan = build_plan(options, model, server=not args.offline)
+    engines = 1 if plan.shape.data > 1 else options.parallel.data_parallel_size
+    ranks, advice = plan_ranks(options, plan, model), advise(model, plan, engines)
     try:
         require_memory(plan)
         problem = None
@@ -55,9 +59,16 @@ def main(argv: Sequence[str]) -> int:
         problem = in_flags(str(error))
     name = options.model.model
     if args.json:
-        print(json.dumps(as_json(name, plan, source, problem), indent=2))
+        found = as_json(name, plan, ranks, source, problem)
+        found |= {"data_parallel_size": engines * plan.shape.data, "advice": advice}
+        found["devices"] = engines * plan.shape.ranks
+        print(json.dumps(found, indent=2))
     else:
-        print_plan(name, plan, source)
+        print_plan(name, plan, ranks, source)
+        if engines > 1:
+            print(f"{engines} engines need {engines * plan.shape.ranks} devices")
+        for line in advice:
+            print(in_flags(line))
         if problem is not None:
             print(problem, file=sys.stderr)
     return 1 if problem else 0
@@ -73,11 +84,40 @@ def _parser() -> OptionParser:
     return parser
 
 
-def build_plan(options: Options, *, server: bool = True) -> tuple[MemoryPlan, str]:
-    """Return the plan and the source of the weight sizes."""
-    model, source = model_facts(options)
-    device = planned_device(options)
-    return resolve_memory_plan(options, model, device, server=server, why=DecisionLog([])), source
+class RankPlan(NamedTuple):
+    """What differs between the ranks of an engine, in bytes."""
+
+    rank: int
+    stage: int
+    weight_bytes: int
+    block_bytes: int
+    token_bytes: int
+
+
+def build_plan(options: Options, model: ModelFacts, *, server: bool = True) -> MemoryPlan:
+    """Return the plan of the rank with the least memory left."""
+    device, why = planned_device(options), DecisionLog([])
+    return resolve_memory_plan(options, model, device, server=server, why=why)
+
+
+def plan_ranks(options: Options, plan: MemoryPlan, model: ModelFacts) -> list[RankPlan]:
+    """Return the sizes of each rank: counted for several ranks of plain weights, else by the plan's
+    arithmetic."""
+    shape, weights, found = plan.shape, None, []
+    if shape.ranks > 1:  # which imports torch, unlike all else here
+        from quire.engine.startup.rank_sizes import count_rank_weights
+
+        hf, folder, use = _read_config(options)
+        weights = count_rank_weights(options, shape, hf, folder, use.head, len(use.labels))
+    beside = model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
+    for rank in range(shape.ranks):
+        stage = rank // shape.tensor % shape.stages
+        own = plan_memory(model, replace(shape, stage=stage), device_bytes=0, allowed_bytes=0)
+        size = own.weight_bytes
+        if weights is not None:
+            size = weights[rank] + beside + own.adapter_bytes
+        found.append(RankPlan(rank, stage, size, own.block_bytes, own.token_bytes))
+    return found
 
 
 def planned_device(options: Options) -> DeviceFacts:
@@ -85,21 +125,31 @@ def planned_device(options: Options) -> DeviceFacts:
     size = options.cache.gpu_memory
     if size is None or options.device.device == "cpu":
         return device_facts(options, env.read())
-    ranks = options.parallel.tensor_parallel_size
-    return DeviceFacts(kind=cuda.name, total_bytes=size, free_bytes=size, count=ranks)
+    section = options.parallel
+    count = section.tensor_parallel_size * section.pipeline_parallel_size
+    count *= section.data_parallel_size
+    return DeviceFacts(kind=cuda.name, total_bytes=size, free_bytes=size, count=count)
+
+
+def _read_config(options: Options) -> tuple[dict[str, Any], Path, ModelUse]:
+    """Return the parsed config.json, its folder, and what the model is used for."""
+    section = options.model
+    folder = _folder(options, section.model)
+    config_folder = _folder(options, section.hf_config_path or section.model)
+    hf = read_hf_config(config_folder, section.hf_overrides, section.config_format)
+    if config_folder != folder:
+        hf = with_stored_types(hf, folder)
+    pooling = read_pooling_facts(folder, hf, generates=options.pooling.wants_text)
+    return hf, config_folder, choose_model_use(options.pooling, pooling, section.model)
 
 
 def model_facts(options: Options) -> tuple[ModelFacts, str]:
     """Return facts from the small files, and the source of the weight sizes."""
     model_options = options.model
     folder = _folder(options, model_options.model)
-    config_folder = _folder(options, model_options.hf_config_path or model_options.model)
-    hf = read_hf_config(config_folder, model_options.hf_overrides, model_options.config_format)
-    if config_folder != folder:
-        hf = with_stored_types(hf, folder)
+    hf, config_folder, use = _read_config(options)
     check_served(hf["model_type"])
     pooling = read_pooling_facts(folder, hf, generates=options.pooling.wants_text)
-    use = choose_model_use(options.pooling, pooling, model_options.model)
     weights, source = weight_facts(options, folder, hf, head=use.has_logits)
     facts = read_model_facts(
         folder,
@@ -215,20 +265,30 @@ def _host_row(plan: MemoryPlan) -> str:
     return f"{gib(plan.host_bytes)} ({plan.num_host_blocks} blocks){known}"
 
 
-def print_plan(name: str, plan: MemoryPlan, source: str) -> None:
+def print_plan(name: str, plan: MemoryPlan, ranks: Sequence[RankPlan], source: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    ranks = plan.shape.ranks
-    table = Table(title=f"{name}, {'one device' if ranks == 1 else f'each of {ranks} devices'}")
+    count = len(ranks)
+    table = Table(title=f"{name}, {'one device' if count == 1 else f'each of {count} devices'}")
     table.add_column("what", style="bold")
     table.add_column("how much")
     for row in format_rows(plan, source):
         table.add_row(*row)
+    for one in ranks if count > 1 else ():
+        stage = f"stage {one.stage}, " if plan.shape.stages > 1 else ""
+        size = f"{stage}weights {gib(one.weight_bytes)}, {one.token_bytes / 1024:.1f} KiB a token"
+        table.add_row(f"rank {one.rank}", size)
     Console().print(table)
 
 
-def as_json(name: str, plan: MemoryPlan, source: str, problem: str | None) -> dict[str, Any]:
+def as_json(
+    name: str,
+    plan: MemoryPlan,
+    ranks: Sequence[RankPlan],
+    source: str,
+    problem: str | None,
+) -> dict[str, Any]:
     shape = plan.shape
     one = {
         "allowed_bytes": plan.allowed_bytes,
@@ -258,5 +318,12 @@ def as_json(name: str, plan: MemoryPlan, source: str, problem: str | None) -> di
         "weights_from": source,
         "fits": problem is None,
         "problem": problem,
-        "ranks": [{"rank": rank, **one} for rank in range(shape.ranks)],
+        "pipeline_parallel_size": shape.stages,
+        "ranks": [{**one, **_rank_json(rank)} for rank in ranks],
     }
+
+
+def _rank_json(rank: RankPlan) -> dict[str, Any]:
+    found = rank._asdict()
+    found["kv_bytes_per_token"] = found.pop("token_bytes")
+    return found

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from quire import env
+from quire.config.advice import advise
 from quire.config.data_parallel import check_one_server
 from quire.config.engine_config import (
     Decision,
@@ -230,6 +231,8 @@ def _resolve_and_assemble(
     timer.wait_for(DRIVER)
     resolved = resolve_config(found, options, environment, server=server)
     timer.lap("config")
+    for line in advise(found.facts, resolved.plan):
+        log.info("%s", line)
     bundle = _assemble(
         found,
         resolved,

@@ -18,10 +18,14 @@ from quire.config.facts import model_facts
 from quire.config.memory.weight_facts import WeightFacts
 from quire.config.options import Options
 from quire.config.quant.held import MatrixFacts
+from quire.distributed.mesh import Mesh
+from quire.kernels.native import library
 from quire.layers import Rope
-from quire.models.build import MODELS, read_model_config
+from quire.models._weight_report import model_bytes
+from quire.models.build import MODELS, build_model, read_model_config
 from quire.platform import cpu
 from quire.platform.base import DeviceMemory
+from tests.cpu.models.harness import Together
 from tests.cpu.pooling.folders import st_folder
 from tests.cpu.tiny_models import write_model
 
@@ -139,6 +143,46 @@ def test_a_plan_that_does_not_fit_states_what_would(qwen, capsys):
     assert status == 0
     assert len(found["ranks"]) == 2
     assert found["ranks"][0]["kv_bytes_per_token"] == 57344 // 2
+
+
+RANKS = [("llama", 4, 1), ("qwen3_moe", 2, 2), ("deepseek_v2", 2, 1), ("gpt2", 1, 2)]
+
+
+@pytest.mark.parametrize(("kind", "tensor", "stages"), RANKS)
+def test_each_rank_is_planned_with_the_weights_that_it_holds(
+    capsys, tmp_path, monkeypatch, kind, tensor, stages
+):
+    monkeypatch.setattr(library, "load_library", lambda: None)  # no padding of tiny matrices
+    hf = json.loads((TINY[0].parent / f"{kind}.json").read_text())
+    hf = hf.get("config", hf) | {"vocab_size": 203}
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    sizes = ("-tp", tensor, "-pp", stages, "--dtype", "float32", "--max-model-len", 64)
+    _, found = plan(capsys, tmp_path, "--gpu-memory", "2GiB", *sizes, "--load-format", "dummy")
+    assert (found["devices"], found["pipeline_parallel_size"]) == (tensor * stages, stages)
+    facts, layers = model_facts(hf), hf.get("num_hidden_layers") or hf["n_layer"]
+    held = []
+    for rank in range(tensor * stages):
+        stage = range(layers // 2) if rank < tensor else range(layers // 2, layers)
+        mesh = Mesh(tp=tensor, pp=stages, rank=rank)
+        model = build_model(
+            *read_model_config(hf), load_format="dummy", dtype=torch.float32, mesh=mesh,
+            comm=Together(tensor).of(0), stage=stage if stages > 1 else None, progress=False,
+        )  # fmt: skip
+        held.append(model_bytes(model) + facts.rotary * 64 * 4)
+    assert [one["weight_bytes"] for one in found["ranks"]] == held
+    assert [one["stage"] for one in found["ranks"]] == [i // tensor for i in range(len(held))]
+
+
+def test_engines_and_advice_are_in_the_plan(qwen, capsys):
+    _, found = plan(capsys, qwen, "--gpu-memory", "40GiB", "-tp", "2", "-dp", "2")
+    assert (found["data_parallel_size"], found["devices"]) == (2, 4)
+    assert len(found["ranks"]) == 2
+    assert any("--" not in line and "fits one device" in line for line in found["advice"])
+    assert main(["plan", str(qwen), "--gpu-memory", "40GiB", "-tp", "2", "-dp", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "2 engines need 4 devices" in said
+    assert "rank 1" in said
+    assert "--data-parallel-size 2" in said
 
 
 def test_headers_give_the_exact_weights(folder, capsys):
