@@ -60,12 +60,13 @@ _NO_EFFECT = {
         dp_supervisor_probe_failure_threshold max_parallel_loading_workers
         distributed_timeout_seconds cpu_distributed_timeout_seconds
         dp_sync_interval
-        dcp_kv_cache_interleave_size cp_kv_cache_interleave_size enable_ep_weight_filter
+        dcp_kv_cache_interleave_size cp_kv_cache_interleave_size
         enable_batch_sharded_sampling
         dbo_decode_token_threshold dbo_prefill_token_threshold enable_shm_tensor_arena
         enable_nccl_comm_suspend fault_tolerance_config enable_hc_sp
         placement_group""",
-    "quire does this in its own way": """use_v2_block_manager num_scheduler_steps
+    "quire does this in its own way": """enable_ep_weight_filter
+        use_v2_block_manager num_scheduler_steps
         multi_step_stream_outputs num_lookahead_slots delay_factor scheduler_delay_factor
         disable_async_output_proc scheduler_reserve_full_isl prefill_schedule_interval
         renderer_num_workers safetensors_load_strategy safetensors_prefetch_num_threads
@@ -169,6 +170,8 @@ ADVICE = {
     "eplb_window_size": 'use eplb_config={"window_size": N}',
     "eplb_step_interval": 'use eplb_config={"step_interval": N}',
     "eplb_log_balancedness": 'use eplb_config={"log_balancedness": true}',
+    "decode_context_parallel_size": "KV heads that ranks share are stored on each of them; "
+    "kv_cache_dtype=fp8 halves them, and with experts data_parallel_size keeps them apart",
     "cpu_offload_gb": "choose a smaller model or dtype",
     "max_num_active_seqs": "max_num_seqs caps the running sequences",
 }
