@@ -15,9 +15,9 @@ QWEN_05B = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_hea
 SIZES = {"hidden_size": 896, "num_hidden_layers": 2, "vocab_size": 300, "intermediate_size": 4864}
 
 
-@given(st.integers(1, 16), st.integers(1, 9), st.integers(1, 40))
-def test_each_query_head_is_on_one_rank_beside_its_kv_head(kv_heads, each, ranks):
-    heads = kv_heads * each
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.booleans())
+def test_each_query_head_is_on_one_rank_beside_its_kv_head(kv_heads, each, ranks, sharing):
+    heads, ranks = kv_heads * each, ranks * kv_heads if sharing else ranks
     if not can_cut(heads, kv_heads, ranks):
         with pytest.raises(ConfigError, match=f"num_attention_heads is {heads} and num_key_value"):
             rank_heads(heads, kv_heads, ranks, 0)
