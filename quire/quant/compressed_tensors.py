@@ -25,6 +25,7 @@ from quire.kernels.formats.weight_codes import WeightCodes
 from quire.kernels.grouped_linear import pack, pack_experts
 from quire.quant._bit_fields import factors, fields_per_word, unpack_rows, unpack_words
 from quire.quant.base import ParamSpec, QuantizableLayer, inputs_of
+from quire.quant.int_words import group_count, set_grouped_weight
 from quire.weights.headers import TensorHeader
 from quire.weights.mapping import InitSpec
 
@@ -78,6 +79,9 @@ class Method:
         scale = ParamSpec(dtype=torch.float32, inputs_per=form.group, init=typical)
         if form.group is None:
             scale = replace(scale, broadcastable=True)
+        elif form.by_activation:  # each rank has all of them: its inputs may be of any groups
+            groups = group_count(inputs_of(layer, matrix), form.group)
+            scale = replace(scale, inputs_per=None, trailing=(groups,))
         zero = replace(scale, dtype=torch.int8, init=InitSpec(0.0, 0.0))
         if form.packed:
             found = {
@@ -88,9 +92,9 @@ class Method:
                 ),
             }  # fmt: skip
             if not form.per_tensor:
-                zero = ParamSpec(
-                    dtype=torch.int32, outputs_per=per, inputs_per=form.group, init=words,
-                    trailing=(1,) if form.group is None else (),
+                zero = replace(
+                    scale, dtype=torch.int32, outputs_per=per, broadcastable=False, init=words,
+                    trailing=(1,) if form.group is None else scale.trailing,
                 )  # fmt: skip
         else:
             found = {"weight": ParamSpec(dtype=torch.int8, init=codes)}
@@ -106,8 +110,12 @@ class Method:
     def process_after_load(self, layer: QuantizableLayer, dtype: torch.dtype) -> None:
         make = pack_experts if layer.role == "experts" else pack
         for matrix in layer.matrices:
-            codes = self._codes(layer, matrix, layer.take_params(matrix))
-            layer.set_param(matrix, make(codes, dtype))
+            values, shard = layer.take_params(matrix), layer.stored_layout(matrix)[0]
+            codes = self._codes(layer, matrix, values)
+            if self._form.by_activation and len(shard.ranges[1]) < shard.shape[1]:
+                self._set_cut_groups(layer, matrix, dtype, codes, values[GROUP_OF_INPUT])
+            else:
+                layer.set_param(matrix, make(codes, dtype))
 
     def _codes(
         self, layer: QuantizableLayer, matrix: str, values: dict[str, Tensor]
@@ -127,10 +135,29 @@ class Method:
         )  # fmt: skip
         if not form.by_activation:
             return codes
-        parts = len(layout)
-        return _in_group_order(
-            codes, values[GROUP_OF_INPUT], parts, cut=inputs < layout[0].shape[1]
-        )
+        if q.dim() == 3:
+            raise ConfigError(
+                f"{GROUP_OF_INPUT}: inputs in the order of activations are supported in linear "
+                "layers, not in experts"
+            )
+        if inputs < layout[0].shape[1]:
+            return codes
+        return _in_group_order(codes, values[GROUP_OF_INPUT], len(layout))
+
+    def _set_cut_groups(
+        self,
+        layer: QuantizableLayer,
+        matrix: str,
+        dtype: torch.dtype,
+        codes: WeightCodes,
+        groups: Tensor,
+    ) -> None:
+        """Set a matrix of which this rank has some inputs. groups: int32 [I], the group of each."""
+        assert codes.scale is not None
+        set_grouped_weight(
+            layer, matrix, dtype, q=codes.q, bits=codes.bits, scale=codes.scale.values.float(),
+            zero=codes.zero, groups=groups.long()[None], group=codes.group, shuffled=True,
+        )  # fmt: skip
 
     def _zero(self, values: dict[str, Tensor], outputs: int) -> int | Tensor:
         form = self._form
@@ -168,14 +195,9 @@ def _check_shapes(stated: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:
             raise WeightError(f"{SHAPE} states {found} for a weight of {list(shape)}")
 
 
-def _in_group_order(codes: WeightCodes, groups: Tensor, parts: int, *, cut: bool) -> WeightCodes:
+def _in_group_order(codes: WeightCodes, groups: Tensor, parts: int) -> WeightCodes:
     """Sort inputs by their groups. groups: int32 [parts * I], the group of each input."""
     inputs, sizes = codes.q.shape[-1], codes.group
-    if cut or codes.q.dim() == 3:
-        raise ConfigError(
-            f"{GROUP_OF_INPUT}: inputs in the order of activations are supported in linear layers, "
-            "and where tensor parallelism does not cut the inputs"
-        )
     if groups.is_meta:
         return codes
     each = groups.view(parts, inputs)
