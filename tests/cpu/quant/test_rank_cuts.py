@@ -33,8 +33,7 @@ CELLS = [
 
 def pair_of(folder, name, model, tp):
     quantize, config = ALL[name]()
-    # bitsandbytes' own dequantization on a CPU is wrong where blocks of 64 cross rows
-    unit = 128 if name in SIDES else 64 if name.startswith("bitsandbytes") else 32
+    unit = 128 if name in SIDES else 32
     changes = {"intermediate_size": 5 * unit, "moe_intermediate_size": 5 * unit, "vocab_size": 130}
     if model == "deepseek_v2":
         changes |= {"num_attention_heads": 6 if tp == 3 else 4}
