@@ -54,6 +54,19 @@ def test_a_tied_head_counts_once(tmp_path):
     assert by_config == pytest.approx(by_headers, rel=NEAR)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("quant", [None, *tiers.long("int4", "fp8")])
+def test_each_stage_has_its_share(tmp_path, tied, quant):
+    hf = tiny("llama", **SIZES, tie_word_embeddings=tied)
+    folder = write_folder(tmp_path / "m", hf, tiny_tensors(hf, torch.bfloat16))
+    counted = count_weights_in_headers(read_headers(folder), hf)
+    found = reconcile_quantization(model_facts(hf, weights=counted).quantization, quant)
+    depth = hf["num_hidden_layers"]
+    for stage in (range(1), range(1, depth)):
+        planned = counted.of_layers(stage, depth).bytes(2, 1, found)
+        assert planned == pytest.approx(held(folder, quant=quant, stage=stage), rel=NEAR), stage
+
+
 def test_each_rank_has_its_share(tmp_path):
     hf = tiny("qwen3_moe", **SIZES)
     folder = write_folder(tmp_path / "m", hf, tiny_tensors(hf, torch.bfloat16))
