@@ -29,6 +29,7 @@ from quire.kernels.native.op_tape import on_replay
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+_SENT, _RECEIVED = (COUNTED_COLLECTIVES.index(name) for name in ("sent", "received"))
 CONNECT_TIMEOUT_S = 120.0
 """Seconds for ranks to find each other's addresses."""
 TIMEOUT_S = 600.0
@@ -141,10 +142,13 @@ class ProcessGroupCollectives:
     def send(self, x: Tensor, stage: int) -> None:
         self._count(4)
         ops.send(x, self._stages, stage)
+        self._counter[1] = _SENT
 
     def receive(self, x: Tensor, stage: int) -> Tensor:
         self._count(5)
-        return ops.receive(x, self._stages, stage)
+        ops.receive(x, self._stages, stage)
+        self._counter[1] = _RECEIVED
+        return x
 
     def all_to_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         self._count(6)

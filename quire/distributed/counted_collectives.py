@@ -10,5 +10,7 @@ COUNTED_COLLECTIVES = (
     "all_to_all",
     "gather_rows",
     "sum_rows",
+    "sent",
+    "received",
 )
 """Names of the collectives that are counted."""

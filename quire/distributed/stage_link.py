@@ -75,13 +75,13 @@ class StageLink:
         return self._comm.receive(self._empty(), self.stage - 1)
 
     def _hand_on_nothing(self) -> None:
-        """After a step that raised: take what is sent to this stage, and send anything."""
+        """After a step that raised: take what is sent to this stage, and send zeros."""
         if self._to_receive:
             self._receive_columns()
         if self._to_send:
             self._to_send = False
             assert self._comm is not None
-            self._comm.send(self._empty(), self.stage + 1)
+            self._comm.send(self._empty().zero_(), self.stage + 1)
 
     def _empty(self) -> Tensor:
         shape = (self._tokens, len(self._columns))

@@ -298,8 +298,9 @@ class RankMonitor:
         if self._nodes is not None:
             self._nodes.write_stacks()
         time.sleep(STACK_DUMP_S)
+        now = {rank: statuses[rank] for rank in waiting}
         last, *others = sorted(
-            waiting, key=lambda rank: (statuses[rank].begun, statuses[rank].collectives, -rank)
+            waiting, key=lambda i: (now[i].waits_for_stage, now[i].begun, now[i].collectives, -i)
         )
         why = (
             f"{self.name_rank(last)} has not finished {message.what} after {message.limit_s:.0f} s "

@@ -30,6 +30,11 @@ class RankStatus(NamedTuple):
     def last_collective(self) -> str:
         return f"{self.collectives} ({COUNTED_COLLECTIVES[self.collective]})"
 
+    @property
+    def waits_for_stage(self) -> bool:
+        """Whether it exchanges something with another pipeline stage now."""
+        return COUNTED_COLLECTIVES[self.collective] in ("send", "receive")
+
 
 _FIELDS = {name: i for i, name in enumerate(RankStatus._fields)}
 _ROW_WORDS = 8  # a cache line: no two ranks write the same

@@ -151,7 +151,11 @@ def test_a_stage_that_fails_a_step_alone_does_not_hold_up_the_others(one, folder
     llm.llm_engine.engine.shutdown()
 
 
-FAILURES = {"kill": "was killed by signal 9", "stop": "was stopped by a signal"}
+FAILURES = {
+    "kill": "was killed by signal 9",
+    "stop": "was stopped by a signal",
+    "hang": r"has not finished step [^;]*; [^;]*\((sent|received)\)",  # it waits for no other
+}
 
 
 @pytest.mark.parametrize(
@@ -160,15 +164,17 @@ FAILURES = {"kill": "was killed by signal 9", "stop": "was stopped by a signal"}
         ("rank.forward", "kill", 2),
         *tiers.long(
             *[("rank.sample", do, stages) for do in ("kill", "stop") for stages in (2, 3)],
-            *[("rank.forward", do, 3) for do in ("kill", "stop")],
+            *[("rank.forward", do, 3) for do in ("kill", "stop", "hang")],
+            ("rank.sample", "hang", 3),
         ),
     ],
 )
 def test_a_stage_that_ends_is_named(folder, faults, point, do, stages):
-    llm = staged_llm(folder, pipeline_parallel_size=stages)
+    llm = staged_llm(folder, pipeline_parallel_size=stages, rank_timeout_seconds=2)
     executor = llm.llm_engine.engine.executor
     faults.arm(Fault(point, do, at=5))
-    with pytest.raises(EngineDead, match=rf"rank [12] \(process \d+, cpu\) {FAILURES[do]}"):
+    which = stages - 1 if point == "rank.sample" else "[12]"
+    with pytest.raises(EngineDead, match=rf"^rank {which} \(process \d+, cpu\) {FAILURES[do]}"):
         ids(llm, temperature=0)
     executor.shutdown()
     assert all(process.returncode is not None for process in executor.group.monitor.processes)
