@@ -175,6 +175,7 @@ def resolve_memory_plan(
         max_num_batched_tokens=1,
         max_num_seqs=resolve_max_num_seqs(options, device, server, why),
         tensor=resolve_tensor_parallel_size(options, device),
+        whole_experts=options.parallel.enable_expert_parallel and model.experts > 0,
         redundant_experts=None if balance is None else balance.redundant,
         data=resolve_data_parallel_ranks(options, device),
         hybrid=not options.cache.disable_hybrid_kv_cache_manager,

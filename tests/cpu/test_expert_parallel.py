@@ -1,18 +1,20 @@
 """Experts spread over the ranks of an engine, through LLM: the tokens of one rank."""
 
 import pytest
+import torch
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
 from tests import tiers
 from tests.cpu.models.peers import peer
+from tests.cpu.quant.oracle import tiny, tiny_tensors, write_folder
 from tests.cpu.tiny_models import write_model
 
 pytestmark = [pytest.mark.usefixtures("forked"), pytest.mark.slow("engines of two processes")]
 
 SIZES = {"dtype": "float32", "max_model_len": 256, "num_gpu_blocks_override": 60, "device": "cpu"}
 SIZES |= {"skip_tokenizer_init": True, "max_num_batched_tokens": 32, "max_num_seqs": 4}
-PROMPTS = [[1], [70, 70, 5], list(range(60, 160)), list(range(20, 50))]
+PROMPTS = [[1], [70, 70, 5], list(range(3, 93)), list(range(20, 50))]
 
 
 def ids(llm, **params):
@@ -38,6 +40,23 @@ def test_tokens_are_those_of_one_rank(folder):
     for params in ({"temperature": 0}, {"temperature": 0.9, "seed": 7, "n": 3, "top_p": 0.8}):
         assert ids(llm, **params) == ids(one, **params)
     llm.llm_engine.engine.shutdown()
+
+
+@pytest.mark.long("two engines of two processes")
+def test_taped_steps_give_the_tokens_of_eager_ones(tmp_path, caplog):
+    """Experts of four bits in bfloat16 have a kernel that tapes record."""
+    hf = tiny("qwen3_moe", unit=128, num_experts=8)
+    folder = str(write_folder(tmp_path / "m", hf, tiny_tensors(hf, torch.bfloat16)))
+    sizes = SIZES | {"dtype": "bfloat16", "quantization": "int4", "tensor_parallel_size": 2}
+    found = []
+    for eager in (False, True):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            llm = LLM(folder, **sizes, enable_expert_parallel=True, enforce_eager=eager)
+            found.append(ids(llm, temperature=0))
+        assert "decode steps run eagerly" not in caplog.text
+        llm.llm_engine.engine.shutdown()
+    assert found[0] == found[1]
 
 
 RANKS = (

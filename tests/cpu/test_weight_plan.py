@@ -20,14 +20,15 @@ SIZES = {"unit": 256, "vocab_size": 512}
 NEAR = 0.01
 
 
-def planned(hf, folder, quant=None, ranks=1, more_experts=0.0):
+def planned(hf, folder, quant=None, ranks=1, more_experts=0.0, data=1):
     """Bytes by the headers, and by config.json alone."""
     counted = count_weights_in_headers(read_headers(folder), hf)
     facts = model_facts(hf, weights=counted)
     found = reconcile_quantization(facts.quantization, quant)
     estimated = model_facts(hf).weights
     return tuple(
-        one.bytes(2, ranks, found, more_experts=more_experts) for one in (counted, estimated)
+        one.bytes(2, ranks, found, more_experts=more_experts, data=data)
+        for one in (counted, estimated)
     )
 
 
@@ -82,6 +83,15 @@ def test_copies_of_experts_count(tmp_path):
     experts = {"experts": "linear", "redundant_experts": 2}
     real = held(folder, mesh=Mesh(tp=2, ep=2), comm=Together(2).of(0), **experts)
     for one in planned(hf, folder, ranks=2, more_experts=0.5):
+        assert one == pytest.approx(real, rel=NEAR)
+
+
+def test_the_rank_with_most_experts_counts(tmp_path):
+    """Two of four experts, on the first of three ranks."""
+    hf = tiny("qwen3_moe", **SIZES)
+    folder = write_folder(tmp_path / "m", hf, tiny_tensors(hf, torch.bfloat16))
+    real = held(folder, mesh=Mesh(dp=3, ep=3), comm=Together(1).of(0), experts="linear")
+    for one in planned(hf, folder, data=3, more_experts=0.5):
         assert one == pytest.approx(real, rel=NEAR)
 
 

@@ -59,6 +59,7 @@ class EngineShape:
     tensor: int = 1  # ranks over which each layer is sharded
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
     stage: int = 0  # of the rank that is planned
+    whole_experts: bool = False  # ranks have some experts each, in place of slices of all
     redundant_experts: int | None = None  # copies in each layer, over all ranks; None: none moves
     data: int = 1  # ranks with requests of their own, which share experts
     hybrid: bool = True
@@ -203,6 +204,16 @@ def _exchanged_bytes(model: ModelFacts, shape: EngineShape, tokens: int) -> int:
     return found
 
 
+def _more_experts(model: ModelFacts, shape: EngineShape) -> float:
+    """Return how many more experts there would be, as a share of all, if all ranks had as many as
+    the one with most."""
+    if not shape.whole_experts:
+        return 0.0
+    ranks = shape.tensor * shape.data
+    most = -(-(model.experts + (shape.redundant_experts or 0)) // ranks)
+    return most * ranks / model.experts - 1
+
+
 def gpu_decode_bytes(model: ModelFacts, shape: EngineShape) -> int:
     """Peak bytes of the largest decode step: its logits and what sampling needs."""
     rows = min(shape.max_num_seqs, shape.max_num_batched_tokens)
@@ -297,7 +308,7 @@ def plan_memory(
     quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
     place = shape.device if shape.has_fp8 else BEFORE_FP8
     itemsize, tensor = ITEMSIZE[shape.dtype], shape.tensor
-    more = (shape.redundant_experts or 0) / max(model.experts, 1)
+    more = _more_experts(model, shape)
     weights = weight_facts.bytes(itemsize, tensor, quantized, place, more)
     weight_bits = 8 * weights * tensor / max(weight_facts.elements(quantized), 1)
     if shape.data > 1:

@@ -45,8 +45,9 @@ class WeightFacts:
     ) -> int:
         """Bytes on one rank. itemsize: of the model's dtype. device: as in quire.config.quant.
 
-        ranks: tensor-parallel ones. more_experts: copies of experts, as a share of all experts.
-        data: data-parallel ranks, which have a share of the experts each, and all else.
+        ranks: tensor-parallel ones. more_experts: those beyond a rank's share, times all ranks, as
+        a share of all experts. data: data-parallel ranks, which have a share of the experts each,
+        and all else.
         """
         total = float(self.matrices * itemsize)
         if self.head is not None and quantized is not None and quantized.head is not None:

@@ -34,12 +34,14 @@ HF = {
 QWEN = model_facts(HF | {"tie_word_embeddings": False}, name="Qwen/Qwen2.5-7B")
 
 
-def plan(length, tensor=1, model=QWEN, **more):
-    shape = EngineShape(
+def plan(length, tensor=1, model=QWEN, shape=None, **more):
+    sizes = EngineShape(
         dtype="bfloat16", cache_dtype="bfloat16", block_size=16, max_model_len=length,
         max_num_batched_tokens=2048, max_num_seqs=256, tensor=tensor,
     )  # fmt: skip
-    return plan_memory(model, shape, device_bytes=24 * GIB, allowed_bytes=22 * GIB, **more)
+    return plan_memory(
+        model, replace(sizes, **shape or {}), device_bytes=24 * GIB, allowed_bytes=22 * GIB, **more
+    )
 
 
 @pytest.mark.parametrize(("length", "need"), [(131072, "7.00 GiB"), (120000, "6.41 GiB")])
@@ -59,6 +61,22 @@ def test_ranks_share_weights_and_kv():
     assert plan(4096, tensor=8).token_bytes == one.token_bytes // 4  # 4 KV heads, each kept twice
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         rank_layers(QWEN.layers, 3)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "copies", "most"), [(2, None, 4), (3, None, 3), (5, None, 2), (2, 4, 6)]
+)
+def test_the_rank_with_most_experts_is_planned(ranks, copies, most):
+    moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+    model = model_facts(HF | moe | {"model_type": "qwen3_moe", "head_dim": 128})
+    one = plan(4096, model=model).weight_bytes
+    rest = plan(
+        4096, model=model, shape={"whole_experts": True, "data": 10**6}
+    ).weight_bytes  # of one
+    each = (one - rest) / 7
+    settings = {"whole_experts": True, "redundant_experts": copies, "data": ranks}
+    got = plan(4096, model=model, shape=settings).weight_bytes
+    assert got == pytest.approx(rest + (most - 1) * each, rel=1e-6)
 
 
 def test_data_parallel_ranks_share_experts_alone():
