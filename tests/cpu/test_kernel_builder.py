@@ -108,14 +108,21 @@ def test_a_process_that_fails_is_a_warning(tmp_path, started, caplog):
     assert "not all GPU kernels could be compiled ahead" in caplog.text
 
 
-def test_of_two_ranks_one_compiles_and_the_other_waits(tmp_path, started):
-    given = task(tmp_path)
+def test_of_two_ranks_one_compiles_and_the_other_waits(tmp_path, started, monkeypatch):
+    given, waits, counts = task(tmp_path), threading.Event(), []
     first, second = KernelBuilder(given), KernelBuilder(given)
     assert len(started["processes"]) == 1
-    counts = []
+    acquire = kernel_builder._BuildLock.acquire
+
+    def acquire_noted(lock, *, wait):
+        if wait:
+            waits.set()
+        return acquire(lock, wait=wait)
+
+    monkeypatch.setattr(kernel_builder._BuildLock, "acquire", acquire_noted)
     waiting = threading.Thread(target=lambda: counts.append(second.load()))
     waiting.start()
-    assert counts == []
+    assert waits.wait(60)
     path = tmp_path / "manifests" / given.manifest.rpartition("/")[2]
     write_manifest(path, KERNELS)  # as the process does
     assert first.load() == 3
