@@ -11,6 +11,7 @@ from quire.errors import ConfigError
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.slots import BlockTableUpdate
 from tests import tiers
+from tests.cpu.models.fallback.tiny_models import tiny_model
 from tests.cpu.models.peers import peer
 from tests.cpu.tiny_models import write_ascii_tokenizer, write_model
 
@@ -215,6 +216,27 @@ def test_every_mixture_of_experts_gives_the_tokens_of_one_rank(name, tmp_path):
 def test_what_cannot_run_is_refused_by_name(folder, options, message):
     with pytest.raises(ConfigError, match=message):
         LLM(folder, **SIZES | SHARED | options)
+
+
+@pytest.mark.long("a second engine")
+@pytest.mark.parametrize(
+    ("breaks", "rank"), [(broken_input, 0), (broken_input, 1), (broken_experts, 0)]
+)
+def test_a_step_behind_one_that_failed_on_one_rank_leaves_no_rank_waiting(
+    folder, one, monkeypatch, breaks, rank
+):
+    llm = LLM(folder, **SIZES | CHUNKS | SHARED, steps_in_flight=2)
+    broken = breaks(monkeypatch, llm, rank)
+    assert ids(llm, temperature=0) == ids(one, temperature=0)
+    assert broken
+    assert llm.llm_engine.engine.executor.group.monitor.failure is None
+    llm.llm_engine.engine.shutdown()
+
+
+def test_a_model_of_transformers_is_refused(tmp_path):
+    tiny_model("olmoe").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="run through transformers"):
+        LLM(str(tmp_path), **SIZES, **SHARED, skip_tokenizer_init=True)
 
 
 def test_a_model_without_experts_is_refused(tmp_path):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Container, Iterable, Set
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -128,7 +128,7 @@ class TimeAccounting:
 
     def record_plan(self, plan: StepPlan) -> None:
         """Record a plan that goes to the executor now."""
-        preempted = self._mark_preempted(plan.preempted) if plan.preempted else []
+        preempted = self._mark_preempted(plan.preempted, plan.joins) if plan.preempted else []
         joins = [self._mark_running(seq) for seq in plan.joins] if plan.joins else []
         chunks = self._prefill_chunks() if self._prefilling else []
         tokens = len(plan.rows) - len(chunks) + sum([chunk.tokens for chunk in chunks])
@@ -191,14 +191,19 @@ class TimeAccounting:
 
     # -- plans -------------------------------------------------------------------------------
 
-    def _mark_preempted(self, request_ids: Iterable[str]) -> list[SequenceTimer]:
-        """Mark sequences that the new plan has preempted: any of the n of each request."""
+    def _mark_preempted(
+        self, request_ids: Iterable[str], joins: Container[Sequence] = ()
+    ) -> list[SequenceTimer]:
+        """Mark sequences that the new plan has preempted: any of the n of each request.
+
+        joins: sequences that it starts, also again, on another rank.
+        """
         preempted: list[SequenceTimer] = []
         for request_id in dict.fromkeys(request_ids):
             for timer in self._groups[request_id].timers:
                 if timer is None or timer.seq is None:
                     continue
-                if timer.seq.state is not SequenceState.RUNNING:
+                if timer.seq.state is not SequenceState.RUNNING or timer.seq in joins:
                     timer.seq = None
                     timer.preemptions += 1
                     self._num_running -= 1

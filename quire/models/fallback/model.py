@@ -159,10 +159,10 @@ class Model(nn.Module):
     def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
         """Bring the buffers to the device, with the values that they have in this dtype."""
         owners = (one for one in self.modules() if isinstance(one, ParamModule))
-        if any(one.mesh.tp > 1 for one in owners):
+        if any(one.mesh.size > 1 for one in owners):
             raise ConfigError(
                 "models that run through transformers are not cut over several devices yet; use "
-                "tensor_parallel_size=1"
+                "tensor_parallel_size=1, and leave enable_expert_parallel out"
             )
         if dtype != self._dtype:
             own = dict(self.skeleton.named_modules())

@@ -120,6 +120,7 @@ def test_a_preempted_sequence_continues_at_once_where_there_is_space():
         run.model.submit(plan)
         run._record(run.scheduler.apply(plan, run.model.wait()))
     assert plan.preempted == ("c",)
+    assert run.scheduler._registry.groups["c"].leader.preemptions == 1
     assert [[seq.request.id for seq in own.joins] for own in plan.dp_plans] == [[], ["c"]]
 
 

@@ -123,6 +123,7 @@ def random_drive(seed):
     requests = random_requests(rng)
     setup = random_setup(rng, requests)
     setup.depth = rng.choice([1, 2, 2, 3])
+    setup.ranks = random.Random(f"ranks {seed}").choice([1, 1, 2])
     setup.aborts = random_aborts(rng, requests) if rng.random() < 0.4 else {}
     setup.fails = frozenset(rng.sample(range(2, 30), 2)) if rng.random() < 0.2 else frozenset()
     requests = with_grammars(rng, requests, setup)
@@ -210,6 +211,15 @@ def test_one_request_alone_computes_its_prompt_and_decodes():
     sim = Simulation()
     sim.engine.add(request("a", most=4))
     assert sim.run().phases("a") == {"prefill": 1.0, "decode": 3.0}
+
+
+def test_a_sequence_that_moves_to_another_rank_is_recomputed():
+    sim = Simulation(ranks=2, blocks=8, prefix_caching=False)
+    for name, prompt, most in (("a", 9, 20), ("b", 12, 4), ("c", 9, 20)):
+        sim.engine.add(request(name, prompt, most))
+        sim.step()
+    phases = sim.run().phases("c")
+    assert phases == {"prefill": 1.0, "preempted": 1.0, "decode": 18.0}
 
 
 def test_waiting_for_a_grammar_comes_before_the_queue_phase():
