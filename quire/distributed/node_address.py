@@ -46,7 +46,7 @@ def own_address(head: str, given: str | None) -> str:
             probe.connect(where)  # sends nothing
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise ConfigError(f"no route to the head {head!r}: {error}; check --master-addr") from None
+        raise ConfigError(f"no route to the head {head!r}: {error}; check its address") from None
 
 
 def interface_of(address: str) -> str | None:

@@ -140,7 +140,9 @@ def test_a_node_with_other_options_is_refused(pair):
     node.start("--max-num-seqs", 7)
     assert node.process.wait(60) == 2
     said = node.end()
-    assert "options differ: the node has --max-num-seqs 7, and the head its default" in said, said
+    assert (
+        "options differ: the node has --max-num-seqs 7, and node 0 (the head) its default" in said
+    ), said
     assert wait_until(lambda: "is refused" in "".join(node.log))
     node.start(QUIRE_CLUSTER_SECRET="another secret of other nodes")
     lines = iter(node.process.stdout.readline, "")

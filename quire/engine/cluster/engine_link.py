@@ -6,15 +6,12 @@ with the first difference. What was resolved from them is compared when its engi
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import zmq
 
-import quire
 from quire.config.data_parallel import NODE_OPTIONS
 from quire.config.engine_config import EngineConfig
 from quire.config.options import Options, option_specs
@@ -22,6 +19,7 @@ from quire.distributed.cluster_secret import ClusterSecret
 from quire.engine.client.zmq_transport import configure_tcp
 from quire.engine.messages import PROTOCOL_VERSION
 from quire.engine.startup.plain_config import to_plain
+from quire.executors.node_messages import first_difference, node_versions
 
 BEAT_INTERVAL_S = 0.5
 OWN_OPTIONS = frozenset(
@@ -40,18 +38,9 @@ OWN_CONFIG = (
 """Beginnings of what may differ in the configs of two nodes."""
 
 
-def node_versions() -> dict[str, str]:
+def engine_versions() -> dict[str, str]:
     """Return what all nodes must have the same of."""
-    found = {
-        "quire": str(quire.__version__),
-        "protocol": str(PROTOCOL_VERSION),
-        "Python": ".".join(platform.python_version_tuple()[:2]),
-    }
-    try:
-        found["torch"] = version("torch")
-    except PackageNotFoundError:
-        found["torch"] = "none"
-    return found
+    return {**node_versions(), "protocol of engines": str(PROTOCOL_VERSION)}
 
 
 def shared_options(options: Options) -> dict[str, Any]:
@@ -66,21 +55,15 @@ def shared_options(options: Options) -> dict[str, Any]:
     return plain
 
 
-def first_difference(
-    node: Mapping[str, Any], head: Mapping[str, Any], missing: str = "its default"
-) -> str | None:
-    """Name the first key with different values. missing: the value of a key that one lacks."""
-    for name in sorted({*node, *head}):
-        theirs, own = node.get(name, missing), head.get(name, missing)
-        if theirs != own:
-            return f"{name}={theirs}, and the head {own}"
-    return None
+def difference(node: dict[str, Any], head: dict[str, Any]) -> str | None:
+    """Name the first key with another value on a node than on the head."""
+    return first_difference("the node", head, node, "")
 
 
 def config_difference(node: EngineConfig, head: EngineConfig) -> str | None:
     """Name the first difference between two configs, but for what may differ."""
     theirs, own = (dict(_flat(msgspec.to_builtins(one, enc_hook=to_plain))) for one in (node, head))
-    return first_difference(theirs, own, missing="none")
+    return difference(theirs, own)
 
 
 def _flat(plain: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,11 +18,12 @@ from quire import env
 from quire.config.data_parallel import EngineLayout
 from quire.config.options import Options
 from quire.distributed.cluster_secret import ClusterSecret, is_loopback
+from quire.distributed.node_address import own_address
 from quire.engine.client.zmq_transport import tcp_address
 from quire.engine.cluster.engine_link import (
     BEAT_INTERVAL_S,
     configure_link,
-    node_versions,
+    engine_versions,
     shared_options,
 )
 from quire.engine.heartbeat_page import HeartbeatReader
@@ -58,23 +59,6 @@ MOVE_GRACE_S = 5.0
 """Beyond the time that streams have to end, for those that move."""
 
 
-def own_address(head: str) -> str:
-    """Return the address of this machine for the head. Raises ConfigError.
-
-    That of QUIRE_HOST_IP, or else of the interface that routes to the head.
-    """
-    given = env.host_address()
-    if given is not None:
-        return given
-    try:
-        family, _, _, _, where = socket.getaddrinfo(head, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(f"no route to data_parallel_address={head!r}: {error}") from None
-
-
 class EngineNode:
     """The engines of this node, and the link to their head."""
 
@@ -92,7 +76,7 @@ class EngineNode:
         assert layout.address is not None, layout
         self._layout, self._drain_s = layout, drain_s
         self._head = tcp_address(layout.address, layout.port)
-        host = own_address(layout.address)
+        host = own_address(layout.address, env.host_address())
         if secret is None and not is_loopback(host):
             raise ConfigError(
                 f"engines on {host} need a secret that all machines share: --cluster-secret-file "
@@ -102,7 +86,7 @@ class EngineNode:
             first_rank=layout.local.start,
             count=len(layout.local),
             host=host,
-            versions=node_versions(),
+            versions=engine_versions(),
             options=shared_options(options),
         )
         self._group = EngineGroup(

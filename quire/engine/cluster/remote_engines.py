@@ -25,8 +25,8 @@ from quire.engine.cluster.engine_link import (
     BEAT_INTERVAL_S,
     config_difference,
     configure_link,
-    first_difference,
-    node_versions,
+    difference,
+    engine_versions,
     shared_options,
 )
 from quire.engine.supervise.process_pipe import (
@@ -79,7 +79,7 @@ class RemoteEngines:
         assert layout.address is not None, layout
         self.ranks = layout.remote
         self._config: EngineConfig | None = None  # of the head's own engines
-        self._options, self._versions = shared_options(options), node_versions()
+        self._options, self._versions = shared_options(options), engine_versions()
         self._nodes: dict[bytes, _Node] = {}  # by the identity of its connection
         self._started: dict[bytes, NodeStarted] = {}  # ready, before the head's own config is known
         self.pipe, theirs = ProcessPipe.create_pair()
@@ -231,9 +231,9 @@ class RemoteEngines:
             (self._versions, asked.versions, "versions"),
             (self._options, asked.options, "options"),
         ):
-            difference = first_difference(theirs, own)
-            if difference is not None:
-                return f"the {what} differ: the node has {difference}"
+            found = difference(theirs, own)
+            if found is not None:
+                return f"the {what} differ: {found}"
         if not ranks or ranks[0] not in self.ranks or ranks[-1] not in self.ranks:
             return (
                 f"data_parallel_start_rank={asked.first_rank} with {asked.count} engines: the head "
@@ -267,9 +267,9 @@ class RemoteEngines:
             self._started[identity] = started
             return
         node = self._nodes[identity]
-        difference = config_difference(started.config, self._config)
-        if difference is not None:
-            why = f"the configs of its engines differ: the node has {difference}"
+        found = config_difference(started.config, self._config)
+        if found is not None:
+            why = f"the configs of the engines differ: {found}"
             self._send(identity, JoinAnswer(refusal=why))
             self._lose(identity, why)
             return

@@ -13,7 +13,7 @@ from quire.engine.client.zmq_transport import tcp_address
 from quire.engine.cluster.engine_link import (
     config_difference,
     configure_link,
-    node_versions,
+    engine_versions,
     shared_options,
 )
 from quire.engine.cluster.remote_engines import RemoteEngines
@@ -71,7 +71,7 @@ class Node:
         given = shared_options(
             Options.from_flat({"data_parallel_size": 4, "max_num_seqs": 8, **options})
         )
-        versions = {**node_versions(), **(versions or {})}
+        versions = {**engine_versions(), **(versions or {})}
         self.send(
             JoinEngines(
                 first_rank=first, count=count, host="here", versions=versions, options=given
@@ -153,9 +153,12 @@ def test_a_node_that_is_gone_may_come_again(head, node):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"max_num_seqs": 9}, "options differ: the node has max_num_seqs=9, and the head 8"),
-        ({"dtype": "float32"}, "has dtype=float32, and the head its default"),
-        ({"versions": {"torch": "1.0"}}, "versions differ: the node has torch=1.0, and the head"),
+        (
+            {"max_num_seqs": 9},
+            "options differ: the node has max_num_seqs=9, and node 0 .the head. 8",
+        ),
+        ({"dtype": "float32"}, "has dtype=float32, and node 0 .the head. its default"),
+        ({"versions": {"torch": "1.0"}}, "versions differ: the node has torch=1.0, and node 0"),
         ({"first": 0}, r"data_parallel_start_rank=0 .* expects ranks in \[1, 3\]"),
         ({"first": 3, "count": 2}, "start_rank=3 with 2 engines"),
         ({"first": 1, "count": 2}, "engine 2 is of node here"),
@@ -178,7 +181,7 @@ def test_another_config_is_refused_when_it_is_known(head, node):
     assert node.join() == JoinAnswer()
     other = replace(CONFIG, scheduler=replace(CONFIG.scheduler, max_model_len=77))
     node.send(NodeStarted(config=other, addresses=("tcp://a:1",)))
-    assert "the node has scheduler.max_model_len=77, and the head" in node.told().refusal
+    assert "the node has scheduler.max_model_len=77, and node 0" in node.told().refusal
     assert "scheduler.max_model_len=77" in head.said().reason
     fewer = replace(CONFIG, cache=replace(CONFIG.cache, num_blocks=1))
     assert config_difference(fewer, CONFIG) is None
