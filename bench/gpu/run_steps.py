@@ -112,6 +112,7 @@ def two_gpus_steps():
         Step("small engine", [*TESTS, "-n", "0", TWO_GPUS[1], "-k", "graphs"], 90),
         Step("8B", [*compare, "--rows", "llama-8b", "--seconds", "170"], 230),
         Step("tests", [*TESTS, "-n", "0", TWO_GPUS[1], "-k", "not graphs"], 170),
+        Step("death of a rank", [PY, "bench/rank_death.py", f"{MODELS}/llama-8b"], 120),
         Step("collectives", [PY, "bench/collectives.py"], 60),
         Step("others", [*compare, "--rows", "qwen3-30b-a3b,qwen3-0.6b", "--ways", "none",
                         "--cases", "decode1,mixed512"], 200),
