@@ -33,7 +33,7 @@ OWN_OPTIONS = frozenset(
 OWN_SECTIONS = frozenset(("observe", "recovery", "health"))
 OWN_CONFIG = (
     *("cache.num_blocks", "cache.num_host_blocks", "parallel.engines", "model.name"),
-    *("model.tokenizer", "load.", "observe.", "health.", "recovery."),
+    *("model.tokenizer", "device.", "load.", "observe.", "health.", "recovery."),
 )
 """Beginnings of what may differ in the configs of two nodes."""
 
@@ -70,7 +70,7 @@ def _flat(plain: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(plain, dict):
         for name, value in plain.items():
             yield from _flat(value, f"{path}.{name}" if path else str(name))
-    elif not path.startswith(OWN_CONFIG):
+    elif path == "device.kind" or not path.startswith(OWN_CONFIG):
         yield path, plain
 
 

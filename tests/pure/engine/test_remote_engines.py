@@ -183,8 +183,15 @@ def test_another_config_is_refused_when_it_is_known(head, node):
     node.send(NodeStarted(config=other, addresses=("tcp://a:1",)))
     assert "the node has scheduler.max_model_len=77, and node 0" in node.told().refusal
     assert "scheduler.max_model_len=77" in head.said().reason
-    fewer = replace(CONFIG, cache=replace(CONFIG.cache, num_blocks=1))
-    assert config_difference(fewer, CONFIG) is None
+    smaller = replace(
+        CONFIG,
+        cache=replace(CONFIG.cache, num_blocks=1),
+        device=replace(CONFIG.device, threads=99),
+        parallel=replace(CONFIG.parallel, engines=9),
+    )
+    assert config_difference(smaller, CONFIG) is None
+    other = replace(CONFIG, device=replace(CONFIG.device, kind="other"))
+    assert "device.kind=other" in config_difference(other, CONFIG)
 
 
 def test_nodes_without_the_secret_are_not_heard(head):
