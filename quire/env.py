@@ -7,8 +7,9 @@ results or speed in production are options. VLLM_* variables: quire.config.vllm_
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 
@@ -137,6 +138,43 @@ def set_collective_variables(interface: str | None = None) -> None:
     if interface is not None:
         for name in NETWORK_VARIABLES:
             os.environ.setdefault(name, interface)
+
+
+COPIED_VARIABLES = ("NCCL_*", "GLOO_*", "UCX_*", "HF_*", "HUGGING_FACE_*", "QUIRE_*", "VLLM_*")
+"""Variables that ranks on other nodes get as defaults."""
+OWN_VARIABLES = ("*_HOST_IP", "*_PORT", "*_API_KEY", "*_SECRET", "*_CACHE", "*_CACHE_ROOT")
+"""Those of them that each node sets for itself, and secrets that ranks do not need."""
+
+
+def copied_variables(more: Iterable[str] = ()) -> dict[str, str]:
+    """The variables for ranks on other nodes. more: further names, or PREFIX*."""
+    wanted = (*COPIED_VARIABLES, "PYTHONHASHSEED", *more)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if _matches(name, more) or (_matches(name, wanted) and not _matches(name, OWN_VARIABLES))
+    }
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, one) for one in patterns)
+
+
+def set_node_variables(variables: Mapping[str, str], gpus: Sequence[str]) -> list[str]:
+    """Set the variables that this process does not have, and its GPUs (none: as they are).
+
+    Returns the names of which this process keeps another value.
+    """
+    kept = [name for name in variables if os.environ.get(name, variables[name]) != variables[name]]
+    os.environ.update({**variables, **os.environ})
+    if gpus:
+        set_visible_gpus(gpus)
+    return kept
+
+
+def set_visible_gpus(gpus: Sequence[str]) -> None:
+    """Set the GPUs of this process, before it has opened the CUDA driver."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
 
 
 def disable_ray_usage_statistics() -> None:

@@ -16,40 +16,18 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from quire.config import vllm_options
+from quire.config.option_field import option
 from quire.config.pooler_config import PoolerConfig
+from quire.config.ray_options import RayOptions
 from quire.config.values import coerce
 from quire.errors import ConfigError
-
-T = TypeVar("T")
 
 Dtype = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 LoadFormat = Literal["auto", "hf", "safetensors", "pt", "mistral", "gguf", "dummy"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
-
-
-def option(
-    default: T,
-    *,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    parse: str | None = None,
-    short: str | None = None,
-    alias: str | None = None,
-) -> T:
-    """A field with a range. low, high: inclusive; above: exclusive. parse: "count" or "bytes"."""
-    meta = {
-        "low": low,
-        "above": above,
-        "high": high,
-        "parse": parse,
-        "short": short,
-        "alias": alias,
-    }
-    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +268,8 @@ class ParallelOptions:
     distributed_executor_backend: Literal["mp", "uni", "external_launcher", "ray"] | None = None
     """How the ranks of a model run. mp: rank 0 in the engine's process, each other in a process of
     its own. uni: one rank. external_launcher: torchrun starts this program once for each rank, and
-    all make the same calls. ray: not supported yet. None: mp for several ranks, else uni."""
+    all make the same calls. ray: as mp, with ranks on the nodes of a Ray cluster. None: mp for
+    several ranks, else uni."""
     disable_custom_all_reduce: bool = False
     """Sums over GPUs run through NCCL, also where quire's kernels could read the memory of other
     GPUs."""
@@ -458,6 +437,7 @@ class Options:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     device: DeviceOptions = field(default_factory=DeviceOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    ray: RayOptions = field(default_factory=RayOptions)
     lora: LoRAOptions = field(default_factory=LoRAOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
@@ -579,13 +559,13 @@ def unknown_option_error(name: str) -> ConfigError:
 
 @functools.cache
 def option_docs() -> dict[str, str]:
-    """Return flat name -> help text: the docstrings under the fields, read from this file."""
-    tree = ast.parse(inspect.getsource(inspect.getmodule(Options) or dataclasses))
-    classes = {kind.__name__ for kind in section_classes().values()}
+    """Return flat name -> help text: the docstrings under the fields, read from their files."""
+    classes = {kind.__name__: inspect.getmodule(kind) for kind in section_classes().values()}
     found: dict[str, str] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name in classes:
-            found.update(_class_docs(node))
+    for module in dict.fromkeys(classes.values()):
+        for node in ast.parse(inspect.getsource(module or dataclasses)).body:
+            if isinstance(node, ast.ClassDef) and node.name in classes:
+                found.update(_class_docs(node))
     return found
 
 

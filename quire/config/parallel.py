@@ -18,7 +18,8 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
     section = options.parallel
     ranks = section.tensor_parallel_size * section.pipeline_parallel_size
     needed = ranks // section.nnodes
-    if needed > device.count:
+    placed = section.distributed_executor_backend == "ray"  # on nodes that are not known here
+    if needed > device.count and not placed:
         sizes = f"tensor_parallel_size={section.tensor_parallel_size}"
         if section.pipeline_parallel_size > 1:
             sizes += f" x pipeline_parallel_size={section.pipeline_parallel_size}"
@@ -111,11 +112,6 @@ def resolve_parallel(
         )
     engines = section.num_engines
     backend = section.distributed_executor_backend
-    if backend == "ray":
-        raise ConfigError(
-            "distributed_executor_backend='ray' is not supported yet: it comes with models on "
-            "several machines. On one host use 'mp'"
-        )
     if backend == "uni" and shape.ranks > 1:
         raise ConfigError(
             f"distributed_executor_backend='uni' is one rank, and "

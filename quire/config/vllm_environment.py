@@ -39,6 +39,9 @@ VARIABLE_TO_OPTION: Mapping[str, str] = {
     "VLLM_LORA_RESOLVER_CACHE_DIR": "lora_resolver_folder",
     "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lora_resolver_repos",
     "VLLM_REGEX_COMPILATION_TIMEOUT_S": "grammar_compile_seconds",
+    "VLLM_RAY_BUNDLE_INDICES": "ray_bundle_indices",
+    "VLLM_RAY_PER_WORKER_GPUS": "ray_gpus_per_rank",
+    "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "ray_env_vars_to_copy",
 }
 RESOLVER_PLUGINS: Mapping[str, str] = {
     "VLLM_LORA_RESOLVER_CACHE_DIR": "lora_filesystem_resolver",
@@ -105,6 +108,8 @@ _UNSUPPORTED = {
     "Cohere's routes are not supported": "VLLM_ENABLE_COHERE_API",
     "the server ends when the engine does": "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH",
     "a request with non-finite logits ends with an error": "VLLM_RAISE_ON_LOGIT_NANS",
+    "set VLLM_RAY_EXTRA_ENV_VARS_TO_COPY to PREFIX*, with commas":
+        "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY",
 }  # fmt: skip
 _IGNORED_PREFIXES = (
     "VLLM_ROCM_ VLLM_TPU_ VLLM_XLA_ VLLM_XPU_ VLLM_HPU_ VLLM_NEURON_ VLLM_OPENVINO_ VLLM_RAY_ "

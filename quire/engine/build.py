@@ -49,7 +49,7 @@ from quire.engine.core.adapter_store import AdapterStore
 from quire.engine.core.engine_core import Closeable, EngineCore
 from quire.engine.startup import gpu_startup
 from quire.engine.startup.device_facts import device_facts
-from quire.engine.startup.early_start import DRIVER, begin_startup
+from quire.engine.startup.early_start import DRIVER, begin_startup, early_device
 from quire.engine.startup.executor_setup import (
     build_adapter_store,
     build_executor,
@@ -62,9 +62,9 @@ from quire.engine.startup.executor_setup import (
 )
 from quire.engine.startup.gpu_preparation import GpuPreparation, compute_compiler_key
 from quire.engine.startup.grammar_setup import build_grammars
-from quire.engine.startup.head_setup import gather_nodes
 from quire.engine.startup.kernel_builder import stop_early_process
 from quire.engine.startup.launched_rank import LaunchedRank, join_launched_ranks, local_rank
+from quire.engine.startup.machines import Machines, find_machines
 from quire.engine.startup.model_setup import (
     ModelDescription,
     describe_model,
@@ -205,9 +205,9 @@ def skips_tokenizer(config: EngineConfig) -> bool:
 
 @contextmanager
 def _startup(options: Options, timer: StartupTimer | None) -> Iterator[StartupTimer]:
-    with late_work.starting_up(), timer or begin_startup(options.device.device) as timer:
+    with late_work.starting_up(), timer or begin_startup(early_device(options)) as timer:
         timer.lap("imports")
-        if options.device.device != cpu.name:
+        if early_device(options) != cpu.name:
             timer.run_concurrently("compiler key", compute_compiler_key)
         try:
             yield timer
@@ -225,24 +225,28 @@ def _resolve_and_assemble(
     nodes_fd: int | None = None,
 ) -> EngineCoreBundle:
     """prepare_grammars: start what compiles grammars now, in the background."""
-    environment = env.read()
-    found = describe_model(options, environment)
-    timer.lap("model files")
-    timer.wait_for(DRIVER)
-    resolved = resolve_config(found, options, environment, server=server)
-    timer.lap("config")
-    for line in advise(found.facts, resolved.plan):
-        log.info("%s", line)
-    bundle = _assemble(
-        found,
-        resolved,
-        options,
-        environment,
-        timer,
-        texts,
-        prepare_grammars=prepare_grammars,
-        nodes_fd=nodes_fd,
-    )
+    machines = find_machines(options, nodes_fd)
+    try:
+        options, environment = machines.options, env.read()
+        found = describe_model(options, environment)
+        timer.lap("model files")
+        timer.wait_for(DRIVER)
+        resolved = resolve_config(found, options, environment, server=server)
+        timer.lap("config")
+        for line in advise(found.facts, resolved.plan):
+            log.info("%s", line)
+        bundle = _assemble(
+            found,
+            resolved,
+            machines,
+            environment,
+            timer,
+            texts,
+            prepare_grammars=prepare_grammars,
+        )
+    except BaseException:
+        machines.close()
+        raise
     for one in bundle.decisions:
         log.debug("%s = %s: %s", one.field, one.value, one.reason)
     return bundle
@@ -251,23 +255,22 @@ def _resolve_and_assemble(
 def _assemble(
     found: ModelDescription,
     resolved: ResolvedConfig,
-    options: Options,
+    machines: Machines,
     environment: env.Env,
     timer: StartupTimer,
     texts: StartTextSetup,
     *,
     prepare_grammars: bool,
-    nodes_fd: int | None,
 ) -> EngineCoreBundle:
     """Build the parts. Other ranks start first: their processes import meanwhile."""
     config = resolved.config
     backend_select.check_backend(config.structured.backend)
     ranks = None
     if config.parallel.backend == "mp":
-        ranks = Ranks(config, options, gather_nodes(config, options, nodes_fd))
+        ranks = Ranks(config, machines.options, machines.gather(config))
     try:
         return _assemble_rank(
-            found, resolved, options, environment, timer, texts, ranks, prepare_grammars
+            found, resolved, machines, environment, timer, texts, ranks, prepare_grammars
         )
     except BaseException as error:
         if ranks is not None:
@@ -278,7 +281,7 @@ def _assemble(
 def _assemble_rank(
     found: ModelDescription,
     resolved: ResolvedConfig,
-    options: Options,
+    machines: Machines,
     environment: env.Env,
     timer: StartupTimer,
     texts: StartTextSetup,
@@ -290,6 +293,7 @@ def _assemble_rank(
     ranks: the other ranks of the model.
     """
     config, plan, why = resolved
+    options = machines.options
     device = torch_device(config.device.kind, local_rank(config.parallel))
     gpu: GpuPreparation | None = None
     if device.type == cuda.name:
@@ -357,7 +361,9 @@ def _assemble_rank(
     else:
         parts = half(config)
     background = [one for one in (grammars, adapters) if one is not None]
-    engine = build_core(config, *parts, check=environment.check, background=background)
+    engine = build_core(
+        config, *parts, check=environment.check, background=background, machines=machines
+    )
     if adapters is not None and config.adapters is not None:
         scaling = AdapterScaling(engine.executor, partial(pack_for, config))
         adapters.set_scaling(scaling.start)
@@ -425,6 +431,7 @@ def build_core(
     *,
     check: bool,
     background: Sequence[Closeable] = (),
+    machines: Closeable | None = None,
 ) -> EngineCore:
     """Join scheduler and executor, with a profiler and a balancer of experts if the config has
     them."""
@@ -446,6 +453,7 @@ def build_core(
         check=check,
         background=background,
         expert_stats=expert_stats,
+        machines=machines,
     )
 
 

@@ -146,13 +146,20 @@ class NodeHead:
 
     # -- the start, on the engine's thread ------------------------------------------------------
 
-    def gather(self, options: dict[str, Any], limit_s: float = JOIN_LIMIT_S) -> None:
+    def gather(
+        self,
+        options: dict[str, Any],
+        check: Callable[[], None] = lambda: None,
+        limit_s: float = JOIN_LIMIT_S,
+    ) -> None:
         """Wait until all nodes have joined, and see whether each can reach each other.
 
-        options: of this node, for comparison. Raises ConfigError with the names of nodes.
+        options: of this node, for comparison. check: called meanwhile; what it raises ends the
+        wait. Raises ConfigError with the names of nodes.
         """
         began, log_after = time.monotonic(), FIRST_WAIT_LOG_S
         while missing := [i for i in range(1, len(self._sizes)) if i not in self._nodes]:
+            check()
             waited = time.monotonic() - began
             names = f"node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
             if waited > limit_s:

@@ -21,7 +21,7 @@ from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Update
 from quire.engine.core.gc_control import freeze_gc_heap, infrequent_gc
-from quire.engine.startup.early_start import begin_startup
+from quire.engine.startup.early_start import begin_startup, early_device
 from quire.engine.startup.text_setup import build_pooling_processor
 from quire.errors import Unsupported
 from quire.llm.adapters import AdapterRequests
@@ -74,7 +74,7 @@ class LLMEngine:
 
             level = logging.getLevelName(logging.getLogger("quire").level)
             return cls(PooledBundle(EngineProcesses.start(options, log_level=level)))
-        timer = begin_startup(options.device.device)
+        timer = begin_startup(early_device(options))
         with bytecode_cache.importing():
             from quire.engine.build import build_engine  # torch: it comes while the driver starts
 

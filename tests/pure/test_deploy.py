@@ -264,6 +264,40 @@ def test_the_scaler_reads_the_metric_that_the_adapter_offers():
     assert name in {metric.name for metric in metric_specs.ALL_METRICS}
 
 
+def test_the_pods_of_a_group_are_a_head_and_its_nodes():
+    group, service = yaml_of(KUBERNETES / "leaderworkerset/leaderworkerset.yaml")
+    template = group["spec"]["leaderWorkerTemplate"]
+    found = {}
+    for role, index in (("leader", 0), ("worker", 1)):
+        pod = template[f"{role}Template"]
+        (container,) = pod["spec"]["containers"]
+        values = {
+            "LWS_GROUP_SIZE": template["size"], "LWS_WORKER_INDEX": index,
+            "LWS_LEADER_ADDRESS": "quire-0.quire", "QUIRE_HOST_IP": "10.0.0.1",
+        }  # fmt: skip
+        words = [re.sub(r"\$\((\w+)\)", lambda m: str(values[m[1]]), w) for w in container["args"]]  # noqa: B023
+        options = serve_flags.parse(words[1:])[0].parallel
+        assert options.node_rank == index
+        assert options.headless == (role == "worker")
+        assert options.nnodes == options.pipeline_parallel_size == template["size"]
+        assert (
+            str(options.tensor_parallel_size) == container["resources"]["limits"]["nvidia.com/gpu"]
+        )
+        mounted = {one["mountPath"] for one in container["volumeMounts"]}
+        assert mounted == {"/cache", "/tmp", "/dev/shm"}
+        assert {one["name"] for one in container["env"]} == {
+            "QUIRE_HOST_IP",
+            "QUIRE_CLUSTER_SECRET",
+        }
+        found[role] = serve_flags.parse(words[1:])[0].model
+        assert pod["metadata"]["labels"]["role"] == role
+    assert found["leader"] == found["worker"]
+    assert service["spec"]["selector"]["role"] == "leader"
+    assert (
+        service["spec"]["selector"]["leaderworkerset.sigs.k8s.io/name"] == group["metadata"]["name"]
+    )
+
+
 GATEWAY = {
     name: yaml_of(KUBERNETES / f"gateway/{name}.yaml")[0]
     for name in ("pool", "route", "orca-route")

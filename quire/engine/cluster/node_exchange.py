@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from quire.distributed.cluster_secret import ClusterSecret, is_loopback
+from quire.distributed.node_address import Endpoint, endpoint_of, listen
 from quire.errors import ConfigError
 
 
@@ -39,7 +40,13 @@ class NodeExchange:
                 "`openssl rand -hex 32`"
             )
         self._node, self._count, self._round = node, count, 0
-        self._where = f"{address}:{port}"
+        self.head = address
+        where = Endpoint(address, port)
+        listener = None
+        if node == 0:
+            listener = listen(address, port, what="--master-addr and --master-port")
+            where = endpoint_of(listener)
+        self._where = str(where)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 1000)
         self._zap = None
@@ -48,22 +55,16 @@ class NodeExchange:
         self._socket = self._context.socket(zmq.DEALER if node else zmq.ROUTER)
         self._values: dict[tuple[int, int], tuple[bytes, bytes]] = {}  # round, node -> peer, data
         self._peers: set[bytes] = set()
-        host = f"[{address}]" if ":" in address else address
-        if node:
+        self._socket.setsockopt(zmq.IPV6, int(":" in where.address))
+        if listener is None:
             if secret is not None:
                 secret.secure_client(self._socket)
-            self._socket.connect(f"tcp://{host}:{port}")
+            self._socket.connect(where.url)
             return
         if secret is not None:
             secret.secure_server(self._socket)
-        try:
-            self._socket.bind(f"tcp://{host}:{port}")
-        except zmq.ZMQError as error:
-            self.close()
-            raise ConfigError(
-                f"node 0 cannot listen at {self._where}: {error.strerror}; master_addr must be an "
-                "address of this machine, and master_port a free one"
-            ) from None
+        self._socket.setsockopt(zmq.USE_FD, listener.detach())
+        self._socket.bind(where.url)
 
     def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Return the values of all nodes, in order. Raises ConfigError."""

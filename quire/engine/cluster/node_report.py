@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform
 import socket
-import threading
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +19,7 @@ import msgspec
 import psutil
 
 from quire import env
+from quire.distributed.node_address import Endpoint, endpoint_of, listen, own_address, unreachable
 from quire.errors import ConfigError
 from quire.platform import cpu, cuda
 
@@ -29,6 +29,8 @@ NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 SHARED_MEMORY = Path("/dev/shm")
 RDMA_DEVICES = Path("/sys/class/infiniband")
 MODEL_FILES = ("*.json", "*.safetensors", "*.gguf", "*.bin", "*.model")
+DEFAULT_ROUTE = "198.51.100.1"
+"""An address of no machine: the route to it is the default one. Nothing is sent there."""
 CONNECT_LIMIT_S = 10.0
 """Time in which a node must reach another."""
 
@@ -63,52 +65,25 @@ class NodeProbe:
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
 
-    def report(self, model: str | None, ray_address: str | None = None) -> NodeReport:
-        """Return the report; listen until close(). model: a folder."""
-        address = env.host_address() or ray_address or default_address()
-        with contextlib.suppress(OSError):  # no interface has this address: a finding
-            self._listener = _listen(address)
-        port = 0 if self._listener is None else self._listener.getsockname()[1]
+    def report(
+        self, model: str | None, head: str = DEFAULT_ROUTE, ray_address: str | None = None
+    ) -> NodeReport:
+        """Return the report; listen until close(). model: a folder. head: its address."""
+        address = env.host_address() or ray_address or own_address(head, None)
+        with contextlib.suppress(ConfigError):  # no interface has this address: a finding
+            self._listener = listen(address, 0, what="QUIRE_HOST_IP")
+        port = 0 if self._listener is None else endpoint_of(self._listener).port
         return make_report(address, port, model, ray_address)
 
     def connect(self, others: Mapping[str, int]) -> dict[str, str]:
         """Connect to each address and port. Returns address -> error of those that fail."""
-        failed = {}
-        for address, port in others.items():
-            try:
-                socket.create_connection((address, port), CONNECT_LIMIT_S).close()
-            except OSError as error:
-                failed[address] = str(error)
-        return failed
+        endpoints = [Endpoint(address, port) for address, port in others.items()]
+        failed = unreachable(endpoints, CONNECT_LIMIT_S)
+        return {endpoints[i].address: why for i, why in failed.items()}
 
     def close(self) -> None:
         if self._listener is not None:
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends accept()
             self._listener.close()
-
-
-def _listen(address: str) -> socket.socket:
-    """Listen, and close each connection: it carries nothing."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, 0), family=family)
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                listener.accept()[0].close()
-
-    threading.Thread(target=accept, name="quire-probe", daemon=True).start()
-    return listener
-
-
-def default_address() -> str:
-    """Return this machine's address in the direction of its default route; loopback: none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # of no machine; a datagram socket sends nothing here
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
 
 
 def make_report(

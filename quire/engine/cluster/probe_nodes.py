@@ -44,7 +44,7 @@ def probe_through(exchange: NodeExchange, model: str | None) -> ProbedNodes:
     """Exchange reports with all nodes, each of which calls this. Raises ConfigError."""
     probe = NodeProbe()
     try:
-        own = msgspec.msgpack.encode(probe.report(model))
+        own = msgspec.msgpack.encode(probe.report(model, exchange.head))
         reports = [_REPORT.decode(one) for one in exchange.gather(own, REPORT_LIMIT_S)]
         failed = probe.connect(_others(reports, _REPORT.decode(own)))
         answers = exchange.gather(msgspec.msgpack.encode(failed), REPORT_LIMIT_S)
@@ -66,7 +66,7 @@ class ProbeActor:
         self._probe = NodeProbe()
 
     def report(self, model: str | None, ray_address: str) -> bytes:
-        return msgspec.msgpack.encode(self._probe.report(model, ray_address))
+        return msgspec.msgpack.encode(self._probe.report(model, ray_address=ray_address))
 
     def connect(self, others: dict[str, int]) -> dict[str, str]:
         return self._probe.connect(others)

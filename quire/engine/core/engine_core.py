@@ -45,15 +45,18 @@ class EngineCore:
         check: bool = False,
         background: Sequence[Closeable] = (),
         expert_stats: Callable[[], ExpertBalanceStats] = ExpertBalanceStats,
+        machines: Closeable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """background: closed with the engine. expert_stats: of the executor."""
+        """background: closed with the engine. expert_stats: of the executor. machines: closed
+        last."""
         self._scheduler = scheduler
         self._clock = clock
         self._time_accounting = TimeAccounting(clock)
         self._executor = executor
         self._background = tuple(background)
         self._expert_stats = expert_stats
+        self._machines = machines
         self._max_in_flight = steps_in_flight
         self._check = check
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
@@ -246,6 +249,8 @@ class EngineCore:
         for one in self._background:
             one.close()
         self._executor.shutdown()
+        if self._machines is not None:
+            self._machines.close()
 
     def _apply_admission_changes(self) -> list[Update]:
         queued, ended = self._scheduler.enqueue_ready()

@@ -10,7 +10,8 @@ import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from quire.engine.startup.early_start import begin_startup
+from quire.config.options import Options
+from quire.engine.startup.early_start import begin_startup, early_device
 from quire.engine.startup.startup_timer import StartupTimer
 from quire.engine.supervise.process_pipe import (
     ProcessPipe,
@@ -29,7 +30,7 @@ def main(fd: int) -> int:
         inherited = receive_orders(fd, RunEngine, "quire-engine")
         if inherited is None:
             return None
-        device = str(inherited[1].options.get("device", "auto"))
+        device = early_device(Options.from_flat(inherited[1].options))
         waited = 0.0 if is_imported.is_set() else None  # a standby process has only waited so far
         return *inherited, begin_startup(device, before_s=waited)
 

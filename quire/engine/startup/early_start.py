@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from quire import env
+from quire.config.options import Options
 from quire.engine.startup.kernel_builder import start_early_process
 from quire.engine.startup.startup_timer import StartupTimer
 from quire.platform import cpu, cuda, library_pages
 
 DRIVER = "CUDA driver"
+
+
+def uses_ray(options: Options) -> bool:
+    """Whether Ray places the ranks."""
+    return options.parallel.distributed_executor_backend == "ray"
+
+
+def early_device(options: Options) -> str:
+    """Return the device for which the start can begin: none of a GPU that Ray will choose."""
+    return cpu.name if uses_ray(options) else options.device.device
 
 
 def begin_startup(device: str, *, before_s: float | None = None) -> StartupTimer:

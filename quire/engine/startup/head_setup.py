@@ -4,40 +4,63 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
+from typing import Any
 
 from quire import env
 from quire.config.engine_config import EngineConfig
 from quire.config.options import Options
-from quire.distributed.cluster_secret import require_cluster_secret
+from quire.distributed.cluster_secret import ClusterSecret, require_cluster_secret
 from quire.distributed.collectives import open_store
 from quire.distributed.node_address import interface_of, listen_for_nodes
 from quire.engine.startup.node_process import comparable_options
 from quire.executors.node_head import NodeHead
 
 
-def gather_nodes(
-    config: EngineConfig, options: Options, listener_fd: int | None
-) -> NodeHead | None:
-    """Wait for the other machines of the model; None: there are none.
+class JoiningMachines:
+    """Those that run `quire serve --headless`; one without --nnodes."""
 
-    listener_fd: of listen_for_nodes(), as inherited; None: this process listens. The caller must
-    close what is returned. Raises ConfigError.
+    def __init__(self, options: Options, listener_fd: int | None) -> None:
+        self.options = options
+        self._listener_fd = listener_fd
+
+    def gather(self, config: EngineConfig) -> NodeHead | None:
+        nodes, section = config.parallel.nodes, self.options.parallel
+        if nodes == 1:
+            return None
+        secret = require_cluster_secret(section.cluster_secret_file, env.read(), f"nnodes={nodes}")
+        listener = (
+            listen_for_nodes(self.options)
+            if self._listener_fd is None
+            else socket.socket(fileno=os.dup(self._listener_fd))
+        )
+        assert listener is not None
+        return gather_nodes(config, secret, listener, comparable_options(self.options))
+
+    def close(self) -> None:
+        """There is nothing: a NodeHead closes its connections."""
+
+
+def gather_nodes(
+    config: EngineConfig,
+    secret: ClusterSecret,
+    listener: socket.socket,
+    options: dict[str, Any],
+    begin: Callable[[NodeHead], None] = lambda head: None,
+    check: Callable[[], None] = lambda: None,
+) -> NodeHead:
+    """Wait for the other machines, which join at a listener. Raises ConfigError.
+
+    options: that they must share. begin: called when they can join. check: called while they are
+    awaited; what it raises ends the wait.
     """
-    nodes, section = config.parallel.nodes, options.parallel
-    if nodes == 1:
-        return None
-    secret = require_cluster_secret(section.cluster_secret_file, env.read(), f"nnodes={nodes}")
-    listener = (
-        listen_for_nodes(options)
-        if listener_fd is None
-        else socket.socket(fileno=os.dup(listener_fd))
-    )
-    assert listener is not None
-    sizes, device = [config.parallel.ranks_per_node] * nodes, config.device.kind
-    head = NodeHead(secret, listener, sizes, device, open_store)
+    parallel = config.parallel
+    sizes = [parallel.ranks_per_node] * parallel.nodes
+    head = NodeHead(secret, listener, sizes, config.device.kind, open_store)
     try:
         env.set_collective_variables(interface_of(head.endpoint.address))
-        head.gather(comparable_options(options))
+        begin(head)
+        head.gather(options, check)
     except BaseException as error:
         head.end_ranks(f"the start failed: {error}")
         head.close()

@@ -17,6 +17,7 @@ import msgspec
 
 from quire.config.options import Options
 from quire.distributed.node_address import listen_for_nodes
+from quire.engine.cluster.ray_context import with_ray_context
 from quire.engine.supervise.engine_devices import engine_environments
 from quire.engine.supervise.engine_restarter import EngineRestarter, RestartBudget
 from quire.engine.supervise.process_launcher import (
@@ -69,7 +70,7 @@ class EngineGroup:
         self._remote_unavailable: dict[int, EngineUnavailable] = {}
         self._remote_restarts: Counter[int] = Counter()
         self._listen_host, self._cluster_secret = listen_host, cluster_secret
-        self._options = options
+        options = self._options = with_ray_context(options)
         self._server = server
         self._log = {"log_level": log_level, "log_style": log_style}
         self._clients = clients

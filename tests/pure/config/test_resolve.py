@@ -504,6 +504,8 @@ def test_how_ranks_run_follows_their_number_unless_it_is_given():
 
     assert (backend(), backend(**two)) == ("uni", "mp")
     assert (backend("mp"), backend("mp", **two), backend("uni")) == ("uni", "mp", "uni")
+    more = {"device": replace(cpu(), count=2), "tensor_parallel_size": 4}
+    assert backend("ray", **more) == "mp", "on nodes that Ray will find"
     launched = "external_launcher"
     assert (backend(launched), backend(launched, **two)) == (launched, launched)
 
@@ -511,7 +513,6 @@ def test_how_ranks_run_follows_their_number_unless_it_is_given():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"distributed_executor_backend": "ray"}, "not supported yet.*use 'mp'"),
         ({"distributed_executor_backend": "uni", "tensor_parallel_size": 2}, "one rank.*use 'mp'"),
         ({"distributed_executor_backend": "external_launcher", "server": True}, "torchrun.*'mp'"),
     ],

@@ -233,7 +233,7 @@ def test_nodes_of_a_ray_cluster_report_from_the_command_line(tmp_path):
     ]
     cluster = {"nodes": nodes, "me": "own", "log": str(tmp_path / "log")}
     root = pathlib.Path(__file__).resolve().parents[3]
-    path = os.pathsep.join([str(pathlib.Path(__file__).parent / "fake_ray"), str(root)])
+    path = os.pathsep.join([str(root / "tests/fake_ray"), str(root)])
     environment = os.environ | {"FAKE_RAY": json.dumps(cluster), "PYTHONPATH": path}
     run = subprocess.run(
         [sys.executable, "-m", "quire", "doctor", "--cluster"],

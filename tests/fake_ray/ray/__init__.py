@@ -106,8 +106,8 @@ class Actor:
         log("prepare", self.bundle, sorted(variables), devices)
         return Answer([])
 
-    def _run(self, *words):
-        log("run", self.bundle, *words)
+    def _run(self, head, port, node, secret):
+        log("run", self.bundle, head, port, node, len(secret))
         end = CLUSTER.get("ends")
         value = exceptions.RayActorError("it is gone\nmore") if end == "died" else 0
         return Answer(value, ends=end is not None)
