@@ -62,6 +62,7 @@ from quire.engine.startup.executor_setup import (
 )
 from quire.engine.startup.gpu_preparation import GpuPreparation, compute_compiler_key
 from quire.engine.startup.grammar_setup import build_grammars
+from quire.engine.startup.head_setup import JoinPort
 from quire.engine.startup.kernel_builder import stop_early_process
 from quire.engine.startup.launched_rank import LaunchedRank, join_launched_ranks, local_rank
 from quire.engine.startup.machines import Machines, find_machines
@@ -170,12 +171,12 @@ def build_engine_core(
     *,
     server: bool = False,
     timer: StartupTimer | None = None,
-    nodes_fd: int | None = None,
+    join_port: JoinPort | None = None,
 ) -> EngineCoreBundle:
     """Build an engine without its text side, which is in another process. Raises as build_engine().
 
-    found: called in a thread with the config so far and the folder of the tokenizer. nodes_fd: of
-    a socket where other machines join; None: this process listens, if there are any.
+    found: called in a thread with the config so far and the folder of the tokenizer. join_port:
+    where other machines join; None: this process listens, if there are any.
     """
     with _startup(options, timer) as timer:
 
@@ -190,7 +191,7 @@ def build_engine_core(
             server=server,
             texts=start_text,
             prepare_grammars=True,
-            nodes_fd=nodes_fd,
+            join_port=join_port,
         )
         futures[0].result()
         bundle = replace(bundle, seconds=timer.seconds())
@@ -222,10 +223,10 @@ def _resolve_and_assemble(
     server: bool,
     texts: StartTextSetup,
     prepare_grammars: bool = False,
-    nodes_fd: int | None = None,
+    join_port: JoinPort | None = None,
 ) -> EngineCoreBundle:
     """prepare_grammars: start what compiles grammars now, in the background."""
-    machines = find_machines(options, nodes_fd)
+    machines = find_machines(options, join_port)
     try:
         options, environment = machines.options, env.read()
         found = describe_model(options, environment)

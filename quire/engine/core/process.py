@@ -46,6 +46,7 @@ from quire.engine.messages import (
     error_to_wire,
 )
 from quire.engine.recording.flight_recorder import FlightRecorder, RecordRing
+from quire.engine.startup.head_setup import JoinPort
 from quire.engine.startup.startup_timer import StartupTimer
 from quire.engine.supervise.crash_artifacts import STACK_DUMP_SIGNAL
 from quire.engine.supervise.process_pipe import (
@@ -90,8 +91,11 @@ def run(pipe: ProcessPipe, orders: RunEngine, timer: StartupTimer) -> int:
 
     try:
         options = Options.from_flat(orders.options)
+        join_port = None
+        if orders.nodes_fd is not None:  # waiting for other machines is no lack of progress
+            join_port = JoinPort(orders.nodes_fd, lambda: heartbeat.mark_starting(os.getpid()))
         built = build_engine_core(
-            options, found, server=orders.server, timer=timer, nodes_fd=orders.nodes_fd
+            options, found, server=orders.server, timer=timer, join_port=join_port
         )
     except QuireError as error:
         pipe.send(ProcessFailed(error=error_to_wire(error)))

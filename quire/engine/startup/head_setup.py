@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire import env
 from quire.config.engine_config import EngineConfig
@@ -17,12 +17,19 @@ from quire.engine.startup.node_process import comparable_options
 from quire.executors.node_head import NodeHead
 
 
+class JoinPort(NamedTuple):
+    """Where other machines join."""
+
+    fd: int  # of listen_for_nodes(), as inherited
+    on_wait: Callable[[], None]  # called from time to time while the engine waits for them
+
+
 class JoiningMachines:
     """Those that run `quire serve --headless`; one without --nnodes."""
 
-    def __init__(self, options: Options, listener_fd: int | None) -> None:
+    def __init__(self, options: Options, port: JoinPort | None) -> None:
         self.options = options
-        self._listener_fd = listener_fd
+        self._port = port
 
     def gather(self, config: EngineConfig) -> NodeHead | None:
         nodes, section = config.parallel.nodes, self.options.parallel
@@ -31,11 +38,12 @@ class JoiningMachines:
         secret = require_cluster_secret(section.cluster_secret_file, env.read(), f"nnodes={nodes}")
         listener = (
             listen_for_nodes(self.options)
-            if self._listener_fd is None
-            else socket.socket(fileno=os.dup(self._listener_fd))
+            if self._port is None
+            else socket.socket(fileno=os.dup(self._port.fd))
         )
         assert listener is not None
-        return gather_nodes(config, secret, listener, comparable_options(self.options))
+        check = (lambda: None) if self._port is None else self._port.on_wait
+        return gather_nodes(config, secret, listener, comparable_options(self.options), check=check)
 
     def close(self) -> None:
         """There is nothing: a NodeHead closes its connections."""

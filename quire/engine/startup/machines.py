@@ -8,7 +8,7 @@ from quire.config.engine_config import EngineConfig
 from quire.config.options import Options
 from quire.engine.cluster.ray_nodes import place_ranks
 from quire.engine.startup.early_start import uses_ray
-from quire.engine.startup.head_setup import JoiningMachines
+from quire.engine.startup.head_setup import JoiningMachines, JoinPort
 from quire.executors.node_head import NodeHead
 
 
@@ -30,10 +30,10 @@ class Machines(Protocol):
         ...
 
 
-def find_machines(options: Options, listener_fd: int | None) -> Machines:
+def find_machines(options: Options, port: JoinPort | None) -> Machines:
     """Return the machines that the options mean. Ray has placed them when this returns.
 
-    listener_fd: of listen_for_nodes(), as inherited; None: this process listens.
+    port: where others join; None: this process listens, if there are any.
     Raises ConfigError.
     """
-    return place_ranks(options) if uses_ray(options) else JoiningMachines(options, listener_fd)
+    return place_ranks(options) if uses_ray(options) else JoiningMachines(options, port)

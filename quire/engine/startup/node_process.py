@@ -420,5 +420,8 @@ class _Session:
         for one in self._sockets:
             one.disable_monitor()
             one.close()
+        for watch in (self._watch, self._steps_watch):
+            if watch is not None:
+                watch.close(0)  # the end of the context waits for all sockets
         self._probe.close()
         os.close(self._failed_fd)
