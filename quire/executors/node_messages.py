@@ -112,7 +112,7 @@ TO_NODE: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
 def configure(socket: zmq.Socket[bytes], address: str) -> None:
     """Set what all these sockets share, before they are bound or connected."""
     socket.setsockopt(zmq.IPV6, int(":" in address))
-    socket.setsockopt(zmq.LINGER, 500)
+    socket.setsockopt(zmq.LINGER, HEARTBEAT_LIMIT_MS)  # for last messages; a dead peer ends it
     socket.set_hwm(0)  # unlimited: a full queue would drop messages
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_LIMIT_MS)
