@@ -24,5 +24,5 @@ class RayOptions:
     """Time in which Ray must place the ranks; then the start fails, with a table of the nodes."""
     ray_env_vars_to_copy: tuple[str, ...] | None = None
     """Further environment variables that ranks on other nodes get, unless their node has its own
-    value; NAME, or PREFIX*. NCCL_*, GLOO_*, UCX_*, HF_*, QUIRE_* and PYTHONHASHSEED are copied
-    always."""
+    value; NAME, or PREFIX*. NCCL_*, GLOO_*, UCX_*, HF_*, QUIRE_*, VLLM_* and PYTHONHASHSEED are
+    copied always."""
