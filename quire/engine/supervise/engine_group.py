@@ -7,6 +7,7 @@ and lives as long as one of them can be replaced.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,6 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from quire.config.options import Options
-from quire.distributed.node_address import listen_for_nodes
 from quire.engine.cluster.ray_context import with_ray_context
 from quire.engine.supervise.engine_devices import engine_environments
 from quire.engine.supervise.engine_restarter import EngineRestarter, RestartBudget
@@ -78,7 +78,11 @@ class EngineGroup:
         self.started_at = self._began_at
         """When the last of the first engines was ready."""
         variables = engine_environments(options)
-        self._nodes_listener = listen_for_nodes(options)  # it outlives each engine
+        self._nodes_listener: socket.socket | None = None
+        if options.parallel.nnodes > 1:
+            from quire.distributed.node_address import listen_for_nodes  # ZeroMQ
+
+            self._nodes_listener = listen_for_nodes(options)  # it outlives each engine
         inherited = [] if self._nodes_listener is None else [self._nodes_listener]
         self._watchdogs = [Watchdog(options.health, cache, one, inherited) for one in variables]
         self._restarters: list[EngineRestarter] = []
