@@ -274,6 +274,7 @@ class _Session:
         elif event != zmq.EVENT_DISCONNECTED:
             self._failed_handshakes += 1
         elif self._connected:
+            self._connected = False
             return "the connection to the head's engine has ended"
         return None
 
@@ -419,7 +420,7 @@ class _Session:
             self._local.close()
         for one in self._sockets:
             one.disable_monitor()
-            one.close()
+            one.close(None if self._connected else 0)  # without a head nothing can be sent
         for watch in (self._watch, self._steps_watch):
             if watch is not None:
                 watch.close(0)  # the end of the context waits for all sockets
