@@ -381,7 +381,7 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
 
 
 def destroy_model_parallel() -> None:
-    """Nothing to destroy: there is one device."""
+    """Nothing to destroy: ranks end with their engine."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -55,16 +55,16 @@ _NO_EFFECT = {
         mamba_backend mamba_ssu_algorithm use_fp64_gumbel disable_cascade_attn all2all_backend
         dcp_comm_backend dcp_q_replicate disable_nccl_for_dp_synchronization use_tqdm_on_download
         enable_flash_late_interaction swa_bounded_replay""",
-    "there is one device": """worker_use_ray ray_workers_use_nsight
+    "quire starts, watches and synchronises ranks in its own way": """ray_workers_use_nsight
         data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
         dp_supervisor_probe_failure_threshold max_parallel_loading_workers
         distributed_timeout_seconds cpu_distributed_timeout_seconds
-        dp_sync_interval
-        dcp_kv_cache_interleave_size cp_kv_cache_interleave_size
-        enable_batch_sharded_sampling
-        dbo_decode_token_threshold dbo_prefill_token_threshold enable_shm_tensor_arena
-        enable_nccl_comm_suspend fault_tolerance_config enable_hc_sp
-        placement_group""",
+        dp_sync_interval enable_batch_sharded_sampling enable_shm_tensor_arena
+        enable_nccl_comm_suspend fault_tolerance_config enable_hc_sp""",
+    "distributed_executor_backend='ray' places ranks by Ray": "worker_use_ray",
+    "the group of the Ray actor is used, or that of ray_placement_group": "placement_group",
+    "it belongs to an option that is refused": """dcp_kv_cache_interleave_size
+        cp_kv_cache_interleave_size dbo_decode_token_threshold dbo_prefill_token_threshold""",
     "quire does this in its own way": """enable_ep_weight_filter
         use_v2_block_manager num_scheduler_steps
         multi_step_stream_outputs num_lookahead_slots delay_factor scheduler_delay_factor
