@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from quire.config.engine_config import ExpertBalanceSection
-from quire.core.snapshot import ExpertBalanceStats, LateWorkCounts
+from quire.core.snapshot import ExpertBalanceStats
 from quire.core.types import StepPlan
 from quire.errors import EngineDead
 from quire.executors.base import Executor as Inner
 from quire.executors.base import StepFuture
+from quire.executors.forwarding import ForwardingExecutor
 
 log = logging.getLogger(__name__)
 
 
-class Executor:
-    """Passes everything to another executor, and counts steps that have rows."""
+class Executor(ForwardingExecutor):
+    """Counts steps that have rows."""
 
     def __init__(self, inner: Inner, section: ExpertBalanceSection) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._stats = ExpertBalanceStats()
         self._section = section
         self._steps = 0
@@ -32,7 +32,7 @@ class Executor:
     def submit(self, plan: StepPlan) -> StepFuture:
         if plan.rows:
             self._before_step()
-        return self.inner.submit(plan)
+        return super().submit(plan)
 
     def _before_step(self) -> None:
         interval, window = self._section.interval, self._section.window
@@ -65,28 +65,10 @@ class Executor:
         """What was done so far."""
         return self._stats
 
-    def call(self, name: str, *args: Any) -> list[Any]:
-        return self.inner.call(name, *args)
-
-    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
-        return self.inner.apply_model(function)
-
-    def late_work(self) -> LateWorkCounts:
-        return self.inner.late_work()
-
-    def release_kv_memory(self) -> None:
-        self.inner.release_kv_memory()
-
     def recover(self) -> None:
         if self._failure is not None:
             raise EngineDead(f"experts could not be moved: {self._failure}")
-        self.inner.recover()
-
-    def set_failure_callback(self, callback: Callable[[], None]) -> None:
-        self.inner.set_failure_callback(callback)
-
-    def shutdown(self) -> None:
-        self.inner.shutdown()
+        super().recover()
 
 
 def _mean(values: Sequence[float]) -> float:
