@@ -233,6 +233,7 @@ def test_a_step_behind_one_that_failed_on_one_rank_leaves_no_rank_waiting(
     llm.llm_engine.engine.shutdown()
 
 
+@pytest.mark.long("transformers")
 def test_a_model_of_transformers_is_refused(tmp_path):
     tiny_model("olmoe").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="run through transformers"):

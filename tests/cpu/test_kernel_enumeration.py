@@ -118,12 +118,7 @@ CASES = {
     ),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }
-EVERYDAY = (
-    "two ranks with unequal shares",
-    "adapters of experts",
-    "latent",
-    "a bidirectional encoder",
-)
+EVERYDAY = ("two ranks with unequal shares", "latent", "a bidirectional encoder")
 
 
 @pytest.fixture(scope="module")

@@ -120,9 +120,8 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize(
-    "how", ["kill a rank", *tiers.long(*[one for one in HOW if one != "kill a rank"])]
-)
+@pytest.mark.long("two starts of an engine on two nodes")
+@pytest.mark.parametrize("how", HOW)
 def test_a_failure_is_named_and_the_agent_serves_the_next_engine(folder, node, how):
     """An agent that was killed does not; all of its ranks end."""
     agent = node()

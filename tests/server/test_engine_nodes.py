@@ -119,7 +119,7 @@ def test_streams_continue_when_a_node_loses_what_runs(pair, what):
     assert wait_until(lambda: answers(head.url, 1), 60)
 
 
-@pytest.mark.slow("ends a node under streams and starts it again")
+@pytest.mark.long("ends a node under streams and starts it again")
 @pytest.mark.timeout(240)
 def test_a_node_that_is_ended_is_drained_and_comes_again(pair):
     head, node = pair
@@ -132,7 +132,7 @@ def test_a_node_that_is_ended_is_drained_and_comes_again(pair):
     assert answers(head.url, 0)
 
 
-@pytest.mark.slow("uses a head and a node, and starts the node twice")
+@pytest.mark.long("starts the node twice")
 @pytest.mark.timeout(120)
 def test_a_node_with_other_options_is_refused(pair):
     _, node = pair
@@ -150,9 +150,9 @@ def test_a_node_with_other_options_is_refused(pair):
     node.end()
 
 
-@pytest.mark.slow("starts a node and ends its head")
+@pytest.mark.long("starts a node and ends its head")
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGKILL, *tiers.long(signal.SIGTERM)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_node_ends_with_its_head(number, request):
     if number == signal.SIGKILL:
         head, node = request.getfixturevalue("pair")

@@ -163,7 +163,11 @@ def test_explain_takes_the_flags_of_the_server(capsys, folder, monkeypatch):
 
 
 def test_env_shows_the_effect_of_foreign_variables(capsys, monkeypatch):
-    for name, value in (("VLLM_API_KEY", "k-123"), ("VLLM_HOST_IP", "1.2.3.4"), ("VLLM_ZZ", "1")):
+    for name, value in (
+        ("VLLM_API_KEY", "k-123"),
+        ("VLLM_DP_MASTER_IP", "1.2.3.4"),
+        ("VLLM_ZZ", "1"),
+    ):
         monkeypatch.setenv(name, value)
     out = run(capsys, "env")[1]
     assert "k-123" not in out

@@ -50,7 +50,7 @@ def tokens(answers):
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_a_source_is_encoded_once_for_samples_beams_and_later_requests(folders, name, encoded):
     llm = llm_of(folders[name])
-    pool = llm.llm_engine.engine._scheduler._kv.pool
+    pool = llm.llm_engine.engine._scheduler._kvs[0].pool
     source = {"encoder_prompt": SOURCES[0]}
     llm.generate(source, SamplingParams(n=4, temperature=1.0, seed=1, max_tokens=8))
     assert encoded == [[40]]
@@ -128,7 +128,7 @@ def test_the_plan_counts_blocks_of_sources(folders):
     assert config.cache.block_bytes == layers * block * numbers * 4
     assert config.cache.num_blocks == (1 << 20) // config.cache.block_bytes
     assert config.encoder.max_len == 128
-    plan = llm.llm_engine.engine._scheduler._kv
+    plan = llm.llm_engine.engine._scheduler._kvs[0]
     need = plan.max_blocks(_request(128), 128)
     assert need == 128 // 16 + 128 // 16
     shape = config.cache.groups, _Shape(), 128
