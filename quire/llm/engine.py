@@ -20,7 +20,7 @@ from quire.config.engine_config import EngineConfig
 from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Update
-from quire.engine.core.gc_control import freeze_gc_heap_while_alive, infrequent_gc
+from quire.engine.core.gc_control import freeze_gc_heap, infrequent_gc
 from quire.engine.startup.early_start import begin_startup, early_device
 from quire.engine.startup.text_setup import build_pooling_processor
 from quire.errors import Unsupported
@@ -49,8 +49,7 @@ class LLMEngine:
     """Requests and their outputs over a built engine."""
 
     def __init__(self, built: EngineBundle | PooledBundle) -> None:
-        # collections over the objects of start-up would take a sixth
-        freeze_gc_heap_while_alive(self)
+        freeze_gc_heap()  # collections over the objects of start-up would take a sixth
         self.built = built
         self.engine: EngineCore | PooledEngines = built.engine
         self.inputs = built.input_processor

@@ -7,7 +7,6 @@ collections; with a thousand prompts in memory each of them traverses millions o
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,12 +33,6 @@ def freeze_gc_heap() -> None:
     """Freeze the objects of start-up: no collection needs to traverse them again."""
     gc.collect()  # first: garbage of now would otherwise never be freed
     gc.freeze()
-
-
-def freeze_gc_heap_while_alive(owner: object) -> None:
-    """As freeze_gc_heap(), until the owner is gone: what it held in cycles can be freed then."""
-    freeze_gc_heap()
-    weakref.finalize(owner, gc.unfreeze).atexit = False
 
 
 def disable_full_gc() -> None:
