@@ -373,7 +373,7 @@ async def waiting_for_another_engine(scene):
     scene.server.client.transport.die()
     call = scene.call("chat", name="mine")
     await asyncio.sleep(0.02)
-    assert scene.server.client._waiting_requests == 1
+    assert scene.server.client._restart.waiting_requests == 1
     return call, None
 
 

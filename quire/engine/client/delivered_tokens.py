@@ -30,10 +30,9 @@ class DeliveredTokens:
         self.timing: SequenceTiming | None = None
         """The latest timing; it includes the time in earlier engines."""
 
-    def close_timing(self, accepted_at: float, lost_at: float) -> SequenceTiming:
-        """Returns the timing until the engine died. lost_at: when its last message arrived."""
+    def close_timing(self, accepted_at: float, lost_at: float) -> None:
+        """End the timing at the engine's death. lost_at: when its last message arrived."""
         self.timing = (self.timing or SequenceTiming.starting_at(accepted_at)).extended_to(lost_at)
-        return self.timing
 
 
 def exceeds_crash_limit(deaths: int, *, alone: bool) -> bool:
@@ -80,3 +79,35 @@ class MovedSequences:
             elif update.finish is not None:
                 self._places.discard(place)
         return kept
+
+
+class PriorTimings:
+    """The time that sequences have spent in earlier engines."""
+
+    def __init__(self) -> None:
+        self._timings: dict[tuple[str, int], SequenceTiming] = {}  # by (request id, index)
+
+    def __len__(self) -> int:
+        return len(self._timings)
+
+    def add(self, unfinished: Mapping[tuple[str, int], DeliveredTokens]) -> None:
+        """Record the timing of each, if it has one."""
+        for place, delivered in unfinished.items():
+            if delivered.timing is not None:
+                self._timings[place] = delivered.timing
+
+    def remove(self, requests: Iterable[Request]) -> None:
+        if self._timings:
+            for one in requests:
+                for index in range(one.n):
+                    self._timings.pop((one.id, index), None)
+
+    def apply(self, updates: list[Update]) -> list[Update]:
+        """Return the updates of this engine, with the time in earlier ones added to theirs."""
+        return [self._with_prior(one) for one in updates] if self._timings else updates
+
+    def _with_prior(self, update: Update) -> Update:
+        before = self._timings.get((update.request_id, update.index))
+        if before is None or update.timing is None:
+            return update
+        return update._replace(timing=before.followed_by(update.timing))

@@ -19,11 +19,11 @@ import msgspec
 
 from quire.core.admission.request_blocklist import RequestBlocklist
 from quire.core.scheduler_stats import EngineLoad, SchedulerStats
-from quire.core.sequence_timing import SequenceTiming
 from quire.core.snapshot import Snapshot
 from quire.core.types import Request, Update
-from quire.engine.client.delivered_tokens import MAX_CRASHES_ALONE, MovedSequences
+from quire.engine.client.delivered_tokens import MAX_CRASHES_ALONE, MovedSequences, PriorTimings
 from quire.engine.client.observer import ClientObserver
+from quire.engine.client.restart_wait import RestartWait
 from quire.engine.client.stream import RequestStream
 from quire.engine.client.transport import Transport
 from quire.engine.messages import (
@@ -44,7 +44,6 @@ from quire.engine.messages import (
 )
 from quire.engine.supervise.process_pipe import EngineUnavailable
 from quire.errors import (
-    EngineAway,
     EngineCrashed,
     EngineDead,
     EngineError,
@@ -54,8 +53,6 @@ from quire.errors import (
 log = logging.getLogger(__name__)
 
 RESTART_WAIT_S = 30.0
-MAX_WAITING_REQUESTS = 1024
-"""Requests that may wait here while the engine is being restarted."""
 KEEPALIVE_S = 2.0
 """Interval at which streams yield an empty list meanwhile."""
 
@@ -80,8 +77,6 @@ class EngineClient:
         self.on_input_blocked: Callable[[bytes], None] | None = None
         """Called with each fingerprint that was blocked here: other clients of the engine should
         block it too, with block_fingerprint()."""
-        self.restart_reason: str | None = None
-        """Why the engine is being restarted; None while there is one."""
         self.restarts = 0
         """How many engines have replaced the first."""
         self.on_load: Callable[[EngineLoad], None] = lambda load: None
@@ -93,11 +88,8 @@ class EngineClient:
         adopt(). None: its requests wait here for the next engine."""
         self.restart_wait_s = RESTART_WAIT_S
         """How long a new request waits for an engine that is being restarted."""
-        self._restored: asyncio.Future[None] | None = None  # while there is no engine
-        self._restore_expected_at = 0.0  # when another engine should be ready
-        self._waiting_requests = 0  # requests that wait for an engine
-        # (request id, index) -> the time that a sequence has spent in earlier engines
-        self._prior_timings: dict[tuple[str, int], SequenceTiming] = {}
+        self._restart = RestartWait()
+        self._prior_timings = PriorTimings()
         self._resubmitted: dict[int, RequestStream] = {}  # by the call id of AddRequests
         self._held_requests: set[str] = set()  # this engine keeps their KV for other requests
         self._moved = MovedSequences()
@@ -137,7 +129,7 @@ class EngineClient:
         all_of_them = tuple(requests)
         self._check_blocklist(all_of_them)
         if self.restart_reason is not None:
-            await self._wait_for_engine(len(all_of_them))
+            await self._restart.wait(len(all_of_them), self.restart_wait_s)
             self._check_blocklist(all_of_them)  # one of them may have killed the engine
         travelling = [request_to_wire(self._without_lost_parent(one)) for one in all_of_them]
         stream = RequestStream(self, all_of_them)
@@ -198,36 +190,11 @@ class EngineClient:
             return request
         return replace(request, parent=None)
 
-    async def _wait_for_engine(self, requests: int) -> None:
-        """Wait for another engine. Raises EngineAway if that takes long, or many wait already."""
-        if self._waiting_requests + requests > MAX_WAITING_REQUESTS:
-            raise self._unavailable_error(
-                f"and {self._waiting_requests} requests wait for it already (limit: "
-                f"{MAX_WAITING_REQUESTS})"
-            )
-        self._waiting_requests += requests
-        try:
-            async with asyncio.timeout(self.restart_wait_s):
-                while self._restored is not None:
-                    await asyncio.shield(self._restored)
-        except TimeoutError:
-            raise self._unavailable_error(
-                f"which takes longer than {self.restart_wait_s:g} s"
-            ) from None
-        finally:
-            self._waiting_requests -= requests
-
-    def _unavailable_error(self, more: str) -> EngineAway:
-        left = max(self._restore_expected_at - time.monotonic(), 1.0)
-        return EngineAway(f"the engine is being restarted, {more}: try again", retry_after_s=left)
-
     def fail_streams(self, error: EngineError) -> None:
         """Abort all streams; each raises `error`. New streams may be opened."""
         for stream in self._all_streams():
             self._fail_stream(stream, error)
-        if self._restored is not None and self._waiting_requests:
-            self._restored.set_exception(error)
-            self._restored = asyncio.get_running_loop().create_future()
+        self._restart.fail(error)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Abort requests; their streams get the terminal updates. Unknown ids are ignored."""
@@ -257,7 +224,7 @@ class EngineClient:
             if name.rpartition("-")[0] in wanted and tenant in (None, one.tenant)
         ]
         if not found:
-            raise self._unavailable_error(f"and cannot be called: {self.restart_reason}")
+            raise self._restart.error(f"and cannot be called: {self.restart_reason}")
         await self.abort(found)
         return len(found)
 
@@ -270,15 +237,12 @@ class EngineClient:
 
     def _on_engine_unavailable(self, loss: EngineUnavailable) -> None:
         """The engine is gone; another is being started."""
-        self.restart_reason = loss.reason
-        self._restore_expected_at = time.monotonic() + loss.expected_restart_s
-        if self._restored is None:
-            self._restored = asyncio.get_running_loop().create_future()
+        if self._restart.begin(loss.reason, loss.expected_restart_s):
             self._send_keepalives()
         for number in self._pending_calls.keys() - self._opening_streams.keys():
             reply = self._pending_calls[number]
             if not reply.done():
-                reply.set_exception(self._unavailable_error(f"and cannot be called: {loss.reason}"))
+                reply.set_exception(self._restart.error(f"and cannot be called: {loss.reason}"))
         self._held_requests.clear()
         self._resubmitted.clear()
         self._moved.clear()
@@ -289,10 +253,8 @@ class EngineClient:
             if culprit is not None:
                 blocked.append(self._fail_culprit(stream, culprit))
                 continue
-            for place, delivered in stream._unfinished.items():
-                self._prior_timings[place] = delivered.close_timing(
-                    stream._accepted_at, self.last_heartbeat_at
-                )
+            stream._close_timings(self.last_heartbeat_at)
+            self._prior_timings.add(stream._unfinished)
         for found, count in blocked:
             self._fail_same_input(found, count)
         self.on_engine_lost()
@@ -312,15 +274,20 @@ class EngineClient:
         return request_id in self._held_requests
 
     @property
+    def restart_reason(self) -> str | None:
+        """Why the engine is being restarted; None while there is one."""
+        return self._restart.reason
+
+    @property
     def restore_expected_at(self) -> float:
         """When another engine should be ready, by time.monotonic(); 0: there is one."""
-        return 0.0 if self.restart_reason is None else self._restore_expected_at
+        return self._restart.expected_at
 
     def _hand_over_streams(self, take_over: TakeOver) -> None:
         """Move streams to other clients. Requests that are not accepted yet fail: EngineAway."""
         for stream in sorted(self._all_streams(), key=lambda one: one._max_crash_count):
             if stream._add_call_id is not None:
-                self._fail_stream(stream, self._unavailable_error("and has not read the request"))
+                self._fail_stream(stream, self._restart.error("and has not read the request"))
             elif take_over(stream):
                 self._forget(stream)
 
@@ -331,8 +298,7 @@ class EngineClient:
             unfinished = stream.unfinished_ids
             if stream._add_call_id is not None:
                 continue
-            for delivered in stream._unfinished.values():
-                delivered.close_timing(stream._accepted_at, time.monotonic())
+            stream._close_timings(time.monotonic())
             if take_over(stream):
                 self._moved.add(stream._unfinished)
                 self._forget(stream)
@@ -345,9 +311,7 @@ class EngineClient:
         for request_id in stream.request_ids:
             self._streams[request_id] = stream
         stream._owner = self
-        for place, delivered in stream._unfinished.items():
-            if delivered.timing is not None:
-                self._prior_timings[place] = delivered.timing
+        self._prior_timings.add(stream._unfinished)
         self._resubmit(stream)
 
     def _prune_observer(self) -> None:
@@ -380,16 +344,14 @@ class EngineClient:
     def _on_engine_restored(self) -> None:
         """Another engine is ready: submit all requests that have not ended."""
         self.restarts += 1
-        self.restart_reason = None
+        self._restart.reason = None
         self.last_heartbeat_at = time.monotonic()
         if self._sleeping_tags:
             level = int("kv_cache" in self._sleeping_tags)
             self._send(UtilityCall(next(self._call_ids), "sleep", [level, "keep", False]))
         for stream in sorted(self._all_streams(), key=lambda one: one._max_crash_count):
             self._resubmit(stream)  # the most suspect last
-        if self._restored is not None:
-            self._restored.set_result(None)
-            self._restored = None
+        self._restart.end()
 
     def _resubmit(self, stream: RequestStream) -> None:
         """Submit its unfinished requests, together if no engine has accepted them yet."""
@@ -405,7 +367,7 @@ class EngineClient:
 
     def _send_keepalives(self) -> None:
         """Wake all streams every KEEPALIVE_S while there is no engine."""
-        if self._restored is not None and self._dead_error is None:
+        if self._restart.is_pending and self._dead_error is None:
             for stream in self._all_streams():
                 stream._send_keepalive()
             asyncio.get_running_loop().call_later(KEEPALIVE_S, self._send_keepalives)
@@ -472,7 +434,7 @@ class EngineClient:
     async def call(self, kind: type[T], name: str, *args: Any) -> T:
         """Call a method of EngineRpc by name, between steps. Raises what it raises, EngineAway."""
         if self.restart_reason is not None and self._dead_error is None:
-            raise self._unavailable_error(f"and cannot be called: {self.restart_reason}")
+            raise self._restart.error(f"and cannot be called: {self.restart_reason}")
         value = await self._call_and_wait(lambda number: UtilityCall(number, name, list(args)))
         return msgspec.convert(value, kind, from_attributes=True)
 
@@ -500,10 +462,7 @@ class EngineClient:
     def _forget(self, stream: RequestStream) -> None:
         for request_id in stream.request_ids:
             self._streams.pop(request_id, None)
-        if self._prior_timings:
-            for one in stream._requests:
-                for index in range(one.n):
-                    self._prior_timings.pop((one.id, index), None)
+        self._prior_timings.remove(stream._requests)
 
     def remove_stream(self, stream: RequestStream, unfinished: tuple[str, ...]) -> None:
         self._forget(stream)
@@ -521,10 +480,7 @@ class EngineClient:
             for answer in message.replies:
                 self._resolve_reply(answer)
             self.on_load(message.load)
-            updates = self._moved.drop(message.updates)
-            self._dispatch(
-                [self._with_prior_timing(u) for u in updates] if self._prior_timings else updates
-            )
+            self._dispatch(self._prior_timings.apply(self._moved.drop(message.updates)))
         elif isinstance(message, HeartbeatMessage):
             self._sleeping_tags = frozenset(message.sleeping_tags)
         elif isinstance(message, EngineDeadMessage):
@@ -538,13 +494,6 @@ class EngineClient:
             stream = streams.get(update.request_id)
             if stream is not None:
                 stream._push(update)
-
-    def _with_prior_timing(self, update: Update) -> Update:
-        """The update, with the time that its sequence has spent in earlier engines."""
-        before = self._prior_timings.get((update.request_id, update.index))
-        if before is None or update.timing is None:
-            return update
-        return update._replace(timing=before.followed_by(update.timing))
 
     def _resolve_reply(self, answer: CallReply) -> None:
         stream = self._resubmitted.pop(answer.call_id, None)
@@ -568,7 +517,7 @@ class EngineClient:
         if self._dead_error is not None:
             return
         if self.take_over is not None:
-            self.restart_reason = self.restart_reason or str(dead)  # this one takes none of them
+            self._restart.reason = self.restart_reason or str(dead)  # this one takes none of them
             self.on_engine_lost()
             self._hand_over_streams(self.take_over)
         self._fail_all(dead)
@@ -580,9 +529,7 @@ class EngineClient:
         if self._dead_error is not None:
             return
         self._dead_error = dead
-        if self._restored is not None:
-            self._restored.set_result(None)
-            self._restored = None
+        self._restart.end()
         for reply in self._pending_calls.values():
             if not reply.done():
                 reply.set_exception(dead)

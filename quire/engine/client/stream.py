@@ -164,6 +164,11 @@ class RequestStream:
             len(self._unfinished[place].tokens) for place in places if place in self._unfinished
         )
 
+    def _close_timings(self, lost_at: float) -> None:
+        """End the timing of its unfinished sequences. lost_at: the engine's last message came."""
+        for delivered in self._unfinished.values():
+            delivered.close_timing(self._accepted_at, lost_at)
+
     def _record_crash(self, running: frozenset[str] | None) -> Request | None:
         """Count the death of an engine that ran these requests; None: any. Returns the culprit."""
         worst = None

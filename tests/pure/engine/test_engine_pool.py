@@ -218,8 +218,8 @@ def test_a_request_waits_for_one_engine_only_if_none_answers():
         waits = []
         for client in pool.clients:
             client.restart_wait_s = 0.01
-            real = client._wait_for_engine
-            client._wait_for_engine = lambda count, real=real: waits.append(count) or real(count)
+            real = client._restart.wait
+            client._restart.wait = lambda n, limit, real=real: waits.append(n) or real(n, limit)
         with pytest.raises(EngineAway):
             await pool.generate([request("a")])
         assert waits == [1]

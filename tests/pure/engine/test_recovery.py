@@ -385,7 +385,7 @@ def test_nor_too_many(monkeypatch):
             with pytest.raises(ShuttingDown):
                 await one
 
-    monkeypatch.setattr("quire.engine.client.engine_client.MAX_WAITING_REQUESTS", 2)
+    monkeypatch.setattr("quire.engine.client.restart_wait.MAX_WAITING_REQUESTS", 2)
     run(body)
 
 
