@@ -1,7 +1,7 @@
 """LLM, the offline API: takes prompts and returns finished outputs in the same order.
 
 All prompts and parameters are checked before anything runs, so a bad prompt among many leaves the
-engine as it was. Owned state: outputs that finished before they were collected.
+engine as it was. quire.llm.request_queue owns outputs that finished before they were collected.
 """
 
 from __future__ import annotations
@@ -13,24 +13,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from quire.core.params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quire.core.params import BeamSearchParams, SamplingParams
 from quire.engine.core import sleep_mode
-from quire.engine.core.gc_control import infrequent_gc
 from quire.engine.core.profiler import TorchProfile
 from quire.engine.startup.text_setup import structured_defaults
 from quire.errors import RequestError, Unsupported
 from quire.llm import metrics
+from quire.llm.arguments import (
+    SamplingParamsArg,
+    lora_per_prompt,
+    params_per_prompt,
+    priority_per_prompt,
+)
 from quire.llm.beam_search import FinishedBeamSearch, run_beam_searches
 from quire.llm.chat_parsing import ChatContext, build_chat_parsing
-from quire.llm.compat import check_priority
 from quire.llm.engine import LLMEngine
 from quire.llm.legacy_guided import GuidedOptions, apply_guided, refuse_guided
 from quire.llm.pooling import PoolingMethods
-from quire.llm.progress import InterruptHandler, ProcessedBar, UseTqdm, track_adding
+from quire.llm.progress import UseTqdm, track_adding
 from quire.llm.prompts import normalize_conversations, normalize_prompts
+from quire.llm.request_queue import RequestQueue
 from quire.llm.worker import Worker
 from quire.outputs import BeamSearchOutput, RequestOutput
-from quire.text.input_processor import PreparedRequest
 from quire.text.output.answer_parser import ParserOptions
 from quire.text.prompts import Prompt
 from quire.text.templates.chat_template import load_chat_template
@@ -40,7 +44,6 @@ from quire.tool_grammar.prompt_constraints import PromptConstraints
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-SamplingParamsArg = SamplingParams | Sequence[SamplingParams]
 ConversationArg = Sequence[Any]
 UNSUPPORTED_METHODS = {
     "release_kv_cache_memory": "returning KV memory alone",
@@ -73,8 +76,7 @@ class LLM(PoolingMethods):
     def _start(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
         self._ids = itertools.count()
-        self._order: list[str] = []  # enqueued and not yet collected
-        self._done: dict[str, RequestOutput] = {}
+        self._queue = RequestQueue(engine)
         self._asleep: frozenset[str] = frozenset()
         self._profile: TorchProfile | None = None
         self._template = load_chat_template(engine.config.model.chat_template)
@@ -124,7 +126,7 @@ class LLM(PoolingMethods):
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self._collect(ids, use_tqdm)
+        return self._queue.collect(ids, use_tqdm)
 
     def chat(
         self,
@@ -187,7 +189,7 @@ class LLM(PoolingMethods):
             add_special_tokens=False,  # the template has them
             rules=None if reading is None else reading.build_constraints(texts, given, each_params),
         )
-        outputs = self._collect(ids, use_tqdm)
+        outputs = self._queue.collect(ids, use_tqdm)
         if reading is not None:
             for output, conversation, params in zip(outputs, given, each_params):
                 reading.parse_output(output, conversation, params)
@@ -262,9 +264,9 @@ class LLM(PoolingMethods):
         """Run queued requests; return all outputs not yet collected, in the order of enqueueing."""
         if output_type not in (None, RequestOutput):
             raise Unsupported(f"output_type must be RequestOutput or None, got {output_type!r}")
-        if not self._done.keys() >= set(self._order):
+        if not self._queue.all_done:
             self._check_awake()
-        return self._collect(list(self._order), use_tqdm)
+        return self._queue.collect(self._queue.ids, use_tqdm)
 
     def beam_search(
         self,
@@ -297,8 +299,8 @@ class LLM(PoolingMethods):
             given,
             params,
             adapters=self.llm_engine.adapters.resolve(lora_request, len(given)),
-            lora_requests=_each(lora_request, len(given)),
-            priorities=self._priorities(priority, len(given)),
+            lora_requests=lora_per_prompt(lora_request, len(given)),
+            priorities=self._priority_per_prompt(priority, len(given)),
             names=[f"beam-{next(self._ids)}" for _ in given],
             at_once=concurrency_limit or len(given) or 1,
             use_tqdm=use_tqdm,
@@ -338,7 +340,7 @@ class LLM(PoolingMethods):
         if mm_processor_kwargs:
             raise Unsupported("mm_processor_kwargs: this model reads text only")
         params = self._params_per_prompt(sampling_params, len(given))
-        ranks = self._priorities(priority, len(given))
+        ranks = self._priority_per_prompt(priority, len(given))
         adapters = self.llm_engine.adapters.resolve(lora_request, len(given))
         inputs = self.llm_engine.inputs
         now = time.monotonic()
@@ -368,79 +370,17 @@ class LLM(PoolingMethods):
             )
         ]
         self._ids = itertools.count(first + len(given))
-        return self._submit(prepared, _each(lora_request, len(given)))
-
-    def _submit(
-        self, prepared: Sequence[PreparedRequest], lora_requests: Sequence[object]
-    ) -> list[str]:
-        ids: list[str] = []
-        try:
-            for one, lora_request in zip(prepared, lora_requests):
-                self.llm_engine.submit(one, lora_request)
-                ids.append(one.request.id)
-        except BaseException:  # Ctrl-C too: the outputs would never be collected
-            self.llm_engine.abort_request(ids)
-            raise
-        self._order += ids
-        return ids
-
-    def _collect(self, ids: Sequence[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
-        """Step until these are done. Ctrl-C between two steps aborts them."""
-        bar = ProcessedBar(len(ids), use_tqdm)
-        missing = {one for one in ids if one not in self._done}
-        try:
-            with infrequent_gc(), InterruptHandler() as interrupt:
-                while missing:
-                    interrupt.check()
-                    for output in self.llm_engine.step():
-                        self._done[output.request_id] = output
-                        if output.request_id in missing:
-                            _raise_request_error(output)
-                            missing.remove(output.request_id)
-                            bar.count_finished(output)
-        except BaseException:
-            self._abort_all(ids)
-            raise
-        finally:
-            bar.close()
-        removed = set(ids)
-        self._order = [one for one in self._order if one not in removed]
-        return [self._raise_or_return(self._done.pop(one)) for one in ids]
-
-    def _abort_all(self, ids: Sequence[str]) -> None:
-        self.llm_engine.abort_request(ids)
-        removed = set(ids)
-        self._order = [one for one in self._order if one not in removed]
-        for one in ids:
-            self._done.pop(one, None)
-
-    def _raise_or_return(self, output: RequestOutput) -> RequestOutput:
-        if output.error is not None:
-            log.error("request %s ended with an error: %s", output.request_id, output.error)
-        return output
+        return self._queue.submit(prepared, lora_per_prompt(lora_request, len(given)))
 
     def _params_per_prompt(
         self, given: SamplingParamsArg | None, count: int
     ) -> list[SamplingParams]:
-        """Return one per prompt, each a copy that returns one final output."""
         if given is None:
             given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
-            return [_with_final_output(given)] * count
-        if len(given) != count:
-            message = f"give one sampling_params for all, or one per prompt ({count})"
-            raise RequestError(f"{message}; got {len(given)}", param="sampling_params")
-        return [_with_final_output(one) for one in given]
+        return params_per_prompt(given, count)
 
-    def _priorities(self, given: int | Sequence[int] | None, count: int) -> list[int]:
-        if given is None:
-            return [0] * count
-        each = [given] * count if isinstance(given, int) else list(given)
-        if len(each) != count:
-            message = f"give one priority for all, or one per prompt ({count})"
-            raise RequestError(f"{message}; got {len(each)}", param="priority")
-        policy = self.llm_engine.config.scheduler.policy
-        return [check_priority(one, policy) for one in each]
+    def _priority_per_prompt(self, given: int | Sequence[int] | None, count: int) -> list[int]:
+        return priority_per_prompt(given, count, self.llm_engine.config.scheduler.policy)
 
     # -- the engine's properties ----------------------------------------------------------------
 
@@ -501,7 +441,7 @@ class LLM(PoolingMethods):
     ) -> bool:
         """Empty the prefix cache. False while requests use it."""
         if reset_running_requests:
-            self._abort_all(list(self._order))
+            self._queue.abort(self._queue.ids)
         return self.llm_engine.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
@@ -511,10 +451,10 @@ class LLM(PoolingMethods):
         """Stop generating. 0: pause; 1: also drop and free the KV cache. See wake_up."""
         sleep_mode.check_sleep_args(level, mode)
         if mode == "abort":
-            self._abort_all(list(self._order))
+            self._queue.abort(self._queue.ids)
         elif mode == "wait":
-            self._run_enqueued()
-        elif level and self._order:
+            self._queue.run_all()
+        elif level and self._queue.ids:
             raise RequestError(
                 "mode='keep' keeps requests, whose KV level 1 would drop: use level 0"
             )
@@ -554,12 +494,6 @@ class LLM(PoolingMethods):
         profile, self._profile = self._profile, None
         log.info("wrote %s", profile.stop())
 
-    def _run_enqueued(self) -> None:
-        with infrequent_gc():
-            while self.llm_engine.has_unfinished_requests():
-                for output in self.llm_engine.step():
-                    self._done[output.request_id] = output
-
     def check_generates(self) -> None:
         """Raise Unsupported, with what to call, for a model that generates no text."""
         config = self.llm_engine.config
@@ -574,23 +508,3 @@ class LLM(PoolingMethods):
         if self._asleep:
             message = "the engine sleeps: call wake_up() first"
             raise RequestError(f"{message} (asleep: {', '.join(sorted(self._asleep))})")
-
-
-def _raise_request_error(output: RequestOutput) -> None:
-    """Return the engine's error of a request, as if it had been refused at once."""
-    if output.fault is not None:
-        raise output.fault
-
-
-def _with_final_output(params: SamplingParams) -> SamplingParams:
-    if not isinstance(params, SamplingParams):
-        message = f"sampling_params must be SamplingParams, got a {type(params).__name__}"
-        raise RequestError(message, param="sampling_params")
-    copy = params.clone()
-    copy.output_kind = RequestOutputKind.FINAL_ONLY
-    return copy
-
-
-def _each(lora_request: object, count: int) -> Sequence[object]:
-    """Return the LoRARequest of each prompt, which its output shows."""
-    return lora_request if isinstance(lora_request, (list, tuple)) else [lora_request] * count
