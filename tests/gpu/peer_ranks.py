@@ -3,6 +3,7 @@
 Ranks share a card where there are too few.
 """
 
+import logging
 import sys
 
 import torch
@@ -81,6 +82,7 @@ def check_replays(peers, rounds):
 
 
 def main(rendezvous, rank, size):
+    logging.basicConfig(level=logging.INFO)  # why there is no shared memory
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     store = dist.FileStore(rendezvous, size)

@@ -120,7 +120,7 @@ def test_the_cache_has_what_the_rest_leaves(folder):
 def test_beside_others_an_engine_fits_itself_in(folder, monkeypatch, caplog):
     real = cuda.memory()
     left = 2 * GIB
-    monkeypatch.setattr(cuda, "memory", lambda: type(real)(real.total, left))
+    monkeypatch.setattr(cuda, "memory", lambda index=0: type(real)(real.total, left))
     llm = engine(folder, max_num_seqs=48, max_num_batched_tokens=2048)
     plan = llm.llm_engine.built.memory_plan
     assert plan.allowed_bytes <= left
@@ -129,7 +129,7 @@ def test_beside_others_an_engine_fits_itself_in(folder, monkeypatch, caplog):
 
 def test_what_cannot_fit_is_refused_at_once_with_the_numbers(folder, monkeypatch):
     real = cuda.memory()
-    monkeypatch.setattr(cuda, "memory", lambda: type(real)(real.total, GIB // 2))
+    monkeypatch.setattr(cuda, "memory", lambda index=0: type(real)(real.total, GIB // 2))
     began = time.perf_counter()
     with pytest.raises(NoRoom, match=r"there is room for .*What would fit: "):
         engine(folder, max_num_seqs=48, max_num_batched_tokens=2048)

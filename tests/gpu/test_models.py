@@ -17,7 +17,7 @@ from tests.cpu.models.peers import VARIANTS, continued, logprobs, ours, peer, pr
 
 LENGTHS = (1, 33, 600)
 TOLERANCE = 1e-3
-DEVICE = "cuda"
+DEVICE = "cuda:0"
 
 
 @pytest.fixture(scope="module")

@@ -56,16 +56,21 @@ def head_step(cache: Tensor) -> int:
     return cache.stride(1) // cache.shape[2]
 
 
+def _divide(x: Tensor, by: float | Tensor) -> Tensor:
+    """x / by. On a GPU torch would multiply by the inverse of a number, which rounds twice."""
+    return x / (by if isinstance(by, Tensor) else torch.full((), by, device=x.device))
+
+
 def encode(x: Tensor, scale: float | Tensor, dtype: torch.dtype) -> Tensor:
     """Codes of x / scale, float32 inside; beyond the limits of the dtype they are cut."""
     limit = CODE_LIMITS[dtype]
-    codes = (x.float() / scale).clamp(-limit, limit)
+    codes = _divide(x.float(), scale).clamp(-limit, limit)
     return codes.round().nan_to_num(0.0).to(dtype) if dtype == torch.int8 else codes.to(dtype)
 
 
 def encode_per_token(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(codes [T, K, D], scales [T, K] float32) of vectors x [T, K, D]."""
     amax = x.float().abs().amax(-1)
-    scales = torch.where(amax.isfinite(), amax / CODE_LIMITS[dtype], torch.nan)
+    scales = torch.where(amax.isfinite(), _divide(amax, CODE_LIMITS[dtype]), torch.nan)
     divisor = torch.where(scales == 0, 1.0, scales)
     return encode(x, divisor[..., None], dtype), scales

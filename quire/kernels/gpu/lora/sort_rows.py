@@ -21,9 +21,10 @@ def _load_slots(slot_ptr, table_ptr, sequence_ptr, at, rows, S: tl.constexpr):
     """Slots of rows, -1: none; S: no such row."""
     live = at < rows
     if table_ptr is None:
-        return tl.maximum(tl.load(slot_ptr + at, live, S), -1)
-    sequence = tl.load(sequence_ptr + at, live, 0)
-    slot = tl.load(table_ptr + sequence, live & (sequence >= 0), -1)
+        slot = tl.load(slot_ptr + at, live, -1)
+    else:
+        sequence = tl.load(sequence_ptr + at, live, 0)
+        slot = tl.load(table_ptr + sequence, live & (sequence >= 0), -1)
     return tl.where(live, tl.maximum(slot, -1), S)
 
 
