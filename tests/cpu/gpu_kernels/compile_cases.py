@@ -21,7 +21,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.framework.op import OPS
 from quire.kernels.gpu.runtime.target import GpuTarget
-from tests.op_cases import copied, ops_on_gpu
+from tests.op_cases import ops_on_gpu
 
 HOPPER = GpuTarget((9, 0), 132)
 
