@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import httpx
 import hypothesis
 import pytest
 
@@ -19,6 +20,9 @@ os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 os.environ["SSL_CERT_FILE"] = ""
 
 from tests import fork_server, tiers
+
+# 5 s for clients that set no limit: too little where other processes of the suite are busy.
+httpx._config.DEFAULT_TIMEOUT_CONFIG.read = 60.0
 
 HERE = Path(__file__).parent
 DURATIONS = HERE.parent / "build" / "durations.txt"

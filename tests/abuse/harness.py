@@ -288,13 +288,13 @@ class Victim:
 
     def close(self) -> None:
         self.running.process.kill()
-        self._reader.join(10)
+        self._reader.join(60)
 
     # -- being measured -------------------------------------------------------------------------
 
     def figures(self) -> Figures:
         """The server now."""
-        with httpx.Client(base_url=self.url, headers=AUTH, timeout=30) as client:
+        with httpx.Client(base_url=self.url, headers=AUTH, timeout=60) as client:
             ready = client.get("/ready").status_code
             metrics = client.get("/metrics").text
         family = self._family()

@@ -99,7 +99,7 @@ def test_a_request_that_is_left_running_is_harm(victim):
     before = victim.settled(victim.rest, growth=1 << 40)
     body = {**BESIDE, "max_tokens": 2000}
     with (
-        httpx.Client(headers=AUTH, timeout=30) as client,
+        httpx.Client(headers=AUTH, timeout=60) as client,
         client.stream("POST", f"{victim.url}/v1/completions", json=body) as response,
     ):
         lines = response.iter_lines()  # kept: letting it go would close the stream

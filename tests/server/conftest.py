@@ -26,14 +26,14 @@ def server(tokenizer):
 @pytest.fixture(scope="session")
 def client(server):
     with openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60
     ) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def http(server):
-    with httpx.Client(base_url=server.url, timeout=20) as made:
+    with httpx.Client(base_url=server.url, timeout=60) as made:
         yield made
 
 

@@ -419,25 +419,25 @@ class Server:
 
         thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         thread.start()
-        assert started.wait(10)
+        assert started.wait(60)
         self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         try:
             yield self
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
     def ask(self, coroutine):
         """Run a coroutine on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
     def stats(self):
         return self.ask(self.client.stats())
 
     def wait_idle(self):
         """Until nothing runs; then prove the books balance."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             stats = self.stats()
             if stats.running == stats.waiting == stats.held_blocks == 0:

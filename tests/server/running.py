@@ -41,7 +41,7 @@ class Running:
 
         threading.Thread(target=read, daemon=True).start()
 
-    def gone(self, within_s=8.0):
+    def gone(self, within_s=60.0):
         """Whether all of them have ended."""
         _, alive = psutil.wait_procs(self.family, within_s)
         return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
@@ -80,7 +80,7 @@ def serving(*words, **more):
         process.communicate()
 
 
-def wait_until(true, within_s=8.0):
+def wait_until(true, within_s=60.0):
     deadline = time.monotonic() + within_s
     while not true() and time.monotonic() < deadline:
         time.sleep(0.02)

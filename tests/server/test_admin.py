@@ -40,7 +40,7 @@ def opened(tokenizer):
 @pytest.fixture
 def operate(opened):
     headers = {"Authorization": "Bearer secret"}
-    with httpx.Client(base_url=opened.url, headers=headers, timeout=20) as made:
+    with httpx.Client(base_url=opened.url, headers=headers, timeout=60) as made:
         yield made
         made.post("/wake_up").raise_for_status()
     opened.wait_idle()
@@ -61,13 +61,13 @@ class Asking:
         self.got = http.post(path, json={"messages": HELLO, **more})
 
     def result(self):
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.got
 
 
 def wait_until(server, condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if condition(server.stats()):
             return
@@ -188,7 +188,7 @@ def test_requests_are_ended_by_their_name(operate, opened, name):
     with httpx.Client(
         base_url=opened.url,
         headers={"Authorization": "Bearer secret", "X-Request-Id": "mine"},
-        timeout=20,
+        timeout=60,
     ) as named:
         asking = Asking(named, ignore_eos=True)
         wait_until(opened, lambda stats: stats.running)

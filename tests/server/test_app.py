@@ -170,7 +170,7 @@ def test_only_allowed_pages_may_ask(guarded, http):
 def test_sixty_four_at_once_all_get_their_own_answer(server):
     async def main():
         async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=30
+            base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=60
         ) as client:
 
             async def one(place):
@@ -192,7 +192,7 @@ def test_sixty_four_at_once_all_get_their_own_answer(server):
 
 def test_one_request_id_may_be_used_many_times_at_once(server):
     async def main():
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
 
             async def one(place):
                 body = {"prompt": f"id {place}", "max_tokens": 200}
@@ -227,7 +227,7 @@ def test_a_failed_step_is_a_500_and_the_server_lives(tokenizer, caplog):
 
 def test_when_the_engine_dies_every_request_hears_of_it(tokenizer, caplog):
     async def main(server):
-        async with httpx.AsyncClient(base_url=server.url, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             body = {"prompt": "a", "ignore_eos": True, "max_tokens": 400}
             asked = [
                 asyncio.create_task(

@@ -43,7 +43,7 @@ def test_the_server_starts_and_ends_under_its_other_name(tmp_path, way):
             raise AssertionError("".join(said))
         assert '"model": "m"' in line
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()

@@ -63,7 +63,7 @@ def running(tmp_path_factory):
         family = psutil.Process(made.process.pid).children(recursive=True)
         made.process.terminate()
         status = made.process.wait(60)
-        reader.join(10)
+        reader.join(60)
         _, alive = psutil.wait_procs(family, 10)
     assert (status, alive, [*folder.iterdir()]) == (0, [], [])
 
@@ -79,7 +79,7 @@ def want(running):
 
 
 def ready(server):
-    return httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
+    return httpx.get(f"{server.url}/ready", timeout=60).status_code == 200
 
 
 def go(server, faults, streams, *armed):
@@ -241,7 +241,7 @@ def restarts(server):
 
 
 def metric(server, name):
-    lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
     (count,) = [line for line in lines if name in line]
     return float(count.split()[-1])
 

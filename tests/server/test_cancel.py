@@ -163,7 +163,7 @@ class Scene:
     async def stats(self):
         return await self.server.client.stats()
 
-    async def until(self, true, seconds=10):
+    async def until(self, true, seconds=60):
         deadline = time.monotonic() + seconds
         while not true(stats := await self.stats()):
             assert time.monotonic() < deadline, stats
@@ -596,7 +596,7 @@ def test_many_cancels_at_any_moment_leave_nothing(staged):
     assert statuses <= {200, 408, 429, 499, 503, None}, ends  # 429: no time for its deadline
     assert sum(ends.values()) == CANCELS
     messages = {"messages": HELLO, "max_tokens": 5}
-    got = httpx.post(f"{scene.server.url}/v1/chat/completions", json=messages, timeout=20)
+    got = httpx.post(f"{scene.server.url}/v1/chat/completions", json=messages, timeout=60)
     assert got.status_code == 200, got.text
 
 

@@ -186,7 +186,7 @@ def test_questions_asked_while_it_dies_are_answered(tokenizer, caplog):
 
             def last_step():
                 dying.set()
-                go.wait(10)
+                go.wait(60)
                 raise ValueError("broken")
 
             client.transport.engine.step = last_step

@@ -70,7 +70,7 @@ def crew():
         yield made
         made.close()
         server.process.kill()
-        reader.join(10)
+        reader.join(60)
 
 
 @pytest.fixture(scope="module")
@@ -157,4 +157,4 @@ def test_one_that_is_stopped_is_replaced_while_the_other_serves(crew, condemned)
     for one in (client, free):
         assert one.post("/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(20) == 0
+    assert server.process.wait(60) == 0

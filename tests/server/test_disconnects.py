@@ -135,7 +135,7 @@ def tasks(server):
 
 def settled(server, files, before_tasks):
     """Nothing is left, as soon as the sockets are closed."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         gc.collect()
         now = open_files(), tasks(server)
@@ -170,7 +170,7 @@ def test_clients_leave_and_nothing_of_theirs_stays(slow):
     statuses = {one.split(b" ", 2)[1] for one in read if one}
     assert statuses == {b"200"}, statuses
     assert len(read) == CLIENTS
-    got = httpx.post(f"{slow.url}/v1/chat/completions", json={"messages": HELLO}, timeout=20)
+    got = httpx.post(f"{slow.url}/v1/chat/completions", json={"messages": HELLO}, timeout=60)
     assert got.json()["choices"][0]["message"]["content"] == slow.answer(HELLO)
 
 
@@ -219,14 +219,14 @@ async def start_and_leave(server, port, path, body, steps):
     kind = "Content-Type: application/json\r\n"
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{kind}Content-Length: {len(raw)}\r\n\r\n"
     writer.write(head.encode() + raw)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(steps.rows) < 10 and time.monotonic() < deadline:
         await asyncio.sleep(0.001)
     hold = threading.Event()
     resume = steps.submit
 
     def held(plan):
-        assert hold.wait(10)
+        assert hold.wait(60)
         return resume(plan)
 
     server.executor.submit = held

@@ -44,7 +44,7 @@ def want(server, text, size=VECTOR_SIZE):
 
 
 def embed(server, status=200, path="/v1/embeddings", headers=None, **body):
-    got = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=20)
+    got = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
     assert got.status_code == status, got.text
     return got.json()
 
@@ -107,7 +107,7 @@ def test_every_form_has_the_same_numbers(server, format, dtype, endianness):
         "embed_dtype": dtype,
         "endianness": endianness,
     }
-    got = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=20)
+    got = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=60)
     assert got.status_code == 200, got.text
     if format == "base64":
         parts = [base64.b64decode(one["embedding"]) for one in got.json()["data"]]
@@ -413,7 +413,7 @@ def test_a_request_ends_by_its_id_and_by_its_deadline(tokenizer):
 
         waiting = threading.Thread(target=ask)
         waiting.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not server.stats().waiting and time.monotonic() < deadline:
             time.sleep(0.005)
         assert httpx.delete(f"{server.url}/v1/requests/embd-mine").status_code == 200

@@ -25,7 +25,7 @@ def served(*words):
         reader.start()
         yield running
         running.process.kill()
-        reader.join(10)
+        reader.join(60)
 
 
 @pytest.fixture(scope="module")

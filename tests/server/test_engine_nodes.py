@@ -95,7 +95,7 @@ def test_requests_run_on_both_nodes(pair):
     head, _ = pair
     assert answers(head.url, 0)
     assert answers(head.url, 1)
-    with httpx.Client(base_url=head.url, timeout=30) as client:
+    with httpx.Client(base_url=head.url, timeout=60) as client:
         body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 4, "seed": 3, "x_timing": True}
         client.post("/v1/completions", json=body).raise_for_status()
         work = counts(head.url, "prompt_tokens_total")
@@ -165,5 +165,5 @@ def test_a_node_ends_with_its_head(number, request):
     with head_and_node() as (head, node):
         engine = node.engine()
         head.process.send_signal(number)
-        assert node.process.wait(30) == 0
+        assert node.process.wait(60) == 0
         assert wait_until(lambda: not engine.is_running(), 5)

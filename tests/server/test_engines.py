@@ -31,7 +31,7 @@ def running():
 
 def counts(url, name):
     """A metric of each engine."""
-    lines = httpx.get(f"{url}/metrics", timeout=20).text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     found = [one for one in lines if one.startswith(f"vllm:{name}{{")]
     return {one.split('engine="')[1].split('"')[0]: float(one.split()[-1]) for one in found}
 
@@ -60,7 +60,7 @@ def test_streams_continue_on_the_other_engine(running):
 
 @pytest.mark.slow("uses the server of two engines")
 def test_a_header_pins_and_a_list_is_spread(running):
-    with httpx.Client(base_url=running.url, timeout=30) as client:
+    with httpx.Client(base_url=running.url, timeout=60) as client:
         body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 4, "seed": 3, "n": 2}
 
         def rise(**headers):
@@ -89,7 +89,7 @@ def test_a_header_pins_and_a_list_is_spread(running):
 def test_a_drained_engine_ends_no_stream(running):
     bodies = [asked(i) for i in range(8)]
     want, _ = asyncio.run(Scene(running.url).all(bodies))
-    with httpx.Client(base_url=running.url, timeout=30) as client:
+    with httpx.Client(base_url=running.url, timeout=60) as client:
 
         async def drain(scene):
             while scene.chunks < 8:
@@ -114,7 +114,7 @@ def test_a_drained_engine_ends_no_stream(running):
 
 @pytest.mark.slow("uses the server of two engines")
 def test_views_and_calls_reach_each_engine(running):
-    with httpx.Client(base_url=running.url, timeout=30) as client:
+    with httpx.Client(base_url=running.url, timeout=60) as client:
         assert client.get("/health").status_code == 200
         assert client.get("/quire/live?engine=2").status_code == 404
         for engine in (0, 1):

@@ -113,7 +113,7 @@ class Seen:
 def ask(server, path, change):
     body = {**BASE[path], **change}
     before = len(server.recorder.requests)
-    got = httpx.post(f"{server.url}{path}", json=body, timeout=20)
+    got = httpx.post(f"{server.url}{path}", json=body, timeout=60)
     streams = "event-stream" in got.headers["content-type"]
     answer = {} if streams else got.json()
     requests = server.recorder.requests[before:]

@@ -18,7 +18,7 @@ BODIES = {CHAT: {"messages": HELLO}, COMPLETE: {"prompt": "a", "max_tokens": 5}}
 
 def post(tokenizer, options, path, body, **kwargs):
     with Server(tokenizer, options=options).running() as running:
-        got = httpx.post(f"{running.url}{path}", json=body, timeout=20, **kwargs)
+        got = httpx.post(f"{running.url}{path}", json=body, timeout=60, **kwargs)
         running.wait_idle()
         return got
 
@@ -183,7 +183,7 @@ def test_the_server_may_gather_tokens_of_streams(tokenizer):
     for interval in (1, 10):
         options = ServerOptions(stream_interval=interval)
         with Server(tokenizer, options=options, step_s=0.002).running() as slow:
-            found.append(chunks(httpx.post(f"{slow.url}{COMPLETE}", json=body, timeout=20)))
+            found.append(chunks(httpx.post(f"{slow.url}{COMPLETE}", json=body, timeout=60)))
     every, few = found
     assert len(few) < len(every) / 3
     text = ["".join(c["choices"][0]["text"] for c in told) for told in found]

@@ -37,7 +37,7 @@ def post(body, *headers, path=COMPLETE):
 def talk(server, *pieces):
     """All that comes back until the server closes."""
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as made:
+    with socket.create_connection((host, int(port)), timeout=60) as made:
         for piece in pieces:
             made.sendall(piece)
         got = b""

@@ -31,7 +31,7 @@ def head(path=COMPLETE, *lines, method="POST", version="1.1", host="Host: x", le
 
 def connect(url):
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def read_all(made):
@@ -248,7 +248,7 @@ def test_idle_connections_lock_nobody_out():
                 with contextlib.suppress(OSError):  # closed by now
                     one.sendall([b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\n"][i % 3])
             for _ in range(3):
-                with httpx.Client(base_url=running.url, timeout=10) as client:
+                with httpx.Client(base_url=running.url, timeout=60) as client:
                     assert client.get("/health").status_code == 200
                     ask = {"prompt": "a", "max_tokens": 1}
                     assert client.post(COMPLETE, json=ask).status_code == 200

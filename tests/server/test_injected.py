@@ -38,7 +38,7 @@ def server(tokenizer):
 
 @pytest.fixture
 def http(server):
-    with httpx.Client(base_url=server.url, timeout=20) as made:
+    with httpx.Client(base_url=server.url, timeout=60) as made:
         yield made
         assert made.get("/ready").status_code == 200
         assert made.post("/v1/completions", json={"prompt": "x", **MORE}).status_code == 200
@@ -148,7 +148,7 @@ def test_a_background_response_whose_text_work_breaks_has_failed(server, http, m
     ):
         shown = http.post("/v1/responses", json=body).json()
         server.wait_idle()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while shown["status"] in ("queued", "in_progress") and time.monotonic() < deadline:
             shown = http.get(f"/v1/responses/{shown['id']}").json()
     assert shown["status"] == "failed"
@@ -174,7 +174,7 @@ async def dead(scene):
 @pytest.mark.parametrize(("state", "status"), [(asleep, 429), (away, 503), (dead, 500)])
 def test_without_an_engine_every_route_says_so_and_nobody_is_ready(tokenizer, state, status):
     scene = Scene(tokenizer)
-    with scene.server.running(), httpx.Client(base_url=scene.server.url, timeout=20) as to:
+    with scene.server.running(), httpx.Client(base_url=scene.server.url, timeout=60) as to:
         assert to.get("/ready").status_code == 200
         scene.on_loop(state(scene))
         assert to.get("/ready").status_code == 503
@@ -190,7 +190,7 @@ def test_without_an_engine_every_route_says_so_and_nobody_is_ready(tokenizer, st
 def test_who_is_asleep_wakes_up_and_is_ready(tokenizer):
     scene = Scene(tokenizer)
     body = {"prompt": "a", **MORE}
-    with scene.server.running(), httpx.Client(base_url=scene.server.url, timeout=20) as to:
+    with scene.server.running(), httpx.Client(base_url=scene.server.url, timeout=60) as to:
         scene.on_loop(asleep(scene))
         assert to.post("/v1/completions", json=body).status_code == 429
         scene.on_loop(scene.server.client.wake_up())

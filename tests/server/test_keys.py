@@ -54,7 +54,7 @@ def bearer(name):
 
 def post(server, path, name, **more):
     body = {"model": "tiny", **PATHS[path], **more}
-    return httpx.post(f"{server.url}{path}", json=body, headers=bearer(name), timeout=20)
+    return httpx.post(f"{server.url}{path}", json=body, headers=bearer(name), timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_what_shows_or_touches_others_is_for_operators(guarded):
 def stream_of(server, name, **more):
     body = {"prompt": "hi", "stream": True, "max_tokens": 400, "ignore_eos": True, **more}
     url = f"{server.url}/v1/completions"
-    return httpx.stream("POST", url, json=body, headers=bearer(name), timeout=20)
+    return httpx.stream("POST", url, json=body, headers=bearer(name), timeout=60)
 
 
 def test_requests_at_a_time_are_a_typed_429_with_numbers_in_each_dialect(guarded):
@@ -239,7 +239,7 @@ def test_load_tells_the_queue_and_the_prediction(guarded):
 # -- reading the file again --------------------------------------------------------------------
 
 
-def until(true, within_s=8.0):
+def until(true, within_s=60.0):
     deadline = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < deadline, "it did not come about"
@@ -304,7 +304,7 @@ def test_sighup_has_every_process_read_the_file_and_streams_go_on(tmp_path):
         head = {"Authorization": "Bearer boss"}
         body = {"prompt": "hi", "max_tokens": 300, "ignore_eos": True, "stream": True}
         url = f"{server.url}/v1/completions"
-        with httpx.stream("POST", url, json=body, headers=head, timeout=30) as running:
+        with httpx.stream("POST", url, json=body, headers=head, timeout=60) as running:
             lines = running.iter_lines()
             next(lines)
             path.write_text("keys: broken")

@@ -21,7 +21,7 @@ EVENTS = TypeAdapter(RawMessageStreamEvent)
 @pytest.fixture(scope="module")
 def claude(server):
     with anthropic.Anthropic(
-        base_url=server.url, api_key="none", max_retries=0, timeout=20
+        base_url=server.url, api_key="none", max_retries=0, timeout=60
     ) as made:
         yield made
 

@@ -43,7 +43,7 @@ def of_tokens(tokenizer):
 
 
 def ask(server, path, status=200, headers=None, **body):
-    got = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=20)
+    got = httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
     assert got.status_code == status, got.text
     return got.json()
 

@@ -58,7 +58,7 @@ def test_a_deadline_counts_while_nobody_answers(tokenizer):
     go_on = threading.Event()
     with Server(tokenizer).running() as hung:
         submit = hung.executor.submit
-        hung.executor.submit = lambda plan: (go_on.wait(10), submit(plan))[1]
+        hung.executor.submit = lambda plan: (go_on.wait(60), submit(plan))[1]
         first = threading.Thread(target=httpx.post, args=[f"{hung.url}{COMPLETE}"], kwargs={"json": BODIES[COMPLETE], "timeout": 20})  # fmt: skip
         first.start()
         while not hung.client._streams:
@@ -75,12 +75,12 @@ def test_a_client_that_leaves_before_it_is_accepted_leaves_nothing(tokenizer):
     go_on = threading.Event()
     with Server(tokenizer).running() as hung:
         submit = hung.executor.submit
-        hung.executor.submit = lambda plan: (go_on.wait(10), submit(plan))[1]
+        hung.executor.submit = lambda plan: (go_on.wait(60), submit(plan))[1]
         with httpx.Client(base_url=hung.url) as client:
             for _ in range(3):
                 with pytest.raises(httpx.ReadTimeout):
                     client.post(COMPLETE, json=BODIES[COMPLETE], timeout=0.1)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while hung.client._streams and time.monotonic() < deadline:
             time.sleep(0.005)
         assert hung.client._streams == {}
@@ -125,7 +125,7 @@ def test_a_client_that_reads_no_more_keeps_no_engine_busy(tokenizer, monkeypatch
             raw = json.dumps(asked).encode()
             head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
             writer.write(head.encode() + raw)
-            deadline = time.monotonic() + 15
+            deadline = time.monotonic() + 60
             while time.monotonic() < deadline:
                 await asyncio.sleep(0.1)
                 stats = await asyncio.to_thread(stuffed.stats)
@@ -143,7 +143,7 @@ def test_comments_keep_a_silent_stream_open(tokenizer):
     options = ServerOptions(sse_keep_alive_interval=1)
     with Server(tokenizer, options=options, step_s=1.8).running() as silent:
         asked = {**BODIES[CHAT], "max_tokens": 2, "stream": True}
-        got = httpx.post(f"{silent.url}{CHAT}", json=asked, timeout=20)
+        got = httpx.post(f"{silent.url}{CHAT}", json=asked, timeout=60)
     assert ": keep-alive\n\n" in got.text
     assert got.text.endswith("data: [DONE]\n\n")
     assert all(e.startswith(("data: ", ": keep-alive")) for e in got.text.split("\n\n") if e)

@@ -111,7 +111,7 @@ def lobby(**more):
         made.open()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            with httpx.Client(base_url=url, timeout=10) as http:
+            with httpx.Client(base_url=url, timeout=60) as http:
                 http.listener = listener
                 yield made, http
         finally:
@@ -188,7 +188,7 @@ def test_a_request_under_way_when_the_lobby_closes_is_answered():
             raw.sendall(b"Content-Length: 4\r\n\r\nbody")
             assert raw.recv(1 << 16).startswith(b"HTTP/1.1 503")
             assert raw.recv(1) == b""
-        closing.result(10)
+        closing.result(60)
 
 
 def test_who_comes_when_the_lobby_has_closed_waits_for_the_server():
@@ -209,7 +209,7 @@ def test_a_server_tells_of_its_start_from_the_beginning(tmp_path):
     seen = []
     try:
         transport = httpx.HTTPTransport(uds=str(path))
-        with httpx.Client(transport=transport, base_url="http://local", timeout=10) as http:
+        with httpx.Client(transport=transport, base_url="http://local", timeout=60) as http:
             while not seen or seen[-1][0] != 200:
                 assert process.poll() is None
                 with contextlib.suppress(httpx.TransportError):

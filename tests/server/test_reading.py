@@ -53,7 +53,7 @@ def made(tokenizer, parsers, **options):
 @pytest.fixture(scope="module")
 def reading(tokenizer):
     with made(tokenizer, ParserOptions("qwen3", "hermes")).running() as running:
-        with httpx.Client(base_url=running.url, timeout=20) as http:
+        with httpx.Client(base_url=running.url, timeout=60) as http:
             yield http
         running.wait_idle()
 
@@ -266,7 +266,7 @@ def test_the_other_dialects_say_it_too(reading):
 )
 def test_what_is_not_enabled_is_not_read(tokenizer, parsers, reasoning, calls):
     server = made(tokenizer, parsers or ParserOptions())
-    with server.running(), httpx.Client(base_url=server.url, timeout=20) as http:
+    with server.running(), httpx.Client(base_url=server.url, timeout=60) as http:
         text = f"<think>a</think>{G}"
         answer = whole(http, text)
         message = answer["choices"][0]["message"]
@@ -289,7 +289,7 @@ HARMONY = (
 )
 def test_channels_are_one_format_for_both(tokenizer, parsers):
     server = made(tokenizer, parsers)
-    with server.running(), httpx.Client(base_url=server.url, timeout=20) as http:
+    with server.running(), httpx.Client(base_url=server.url, timeout=60) as http:
         answer = whole(http, HARMONY)
         message, reason, *_ = streamed(http, HARMONY)
         assert (message, reason, None) == flat(answer["choices"][0])

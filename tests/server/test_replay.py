@@ -34,7 +34,7 @@ def left(tmp_path_factory):
         assert wait_until(lambda: list(folder.iterdir()))
         httpx.get(f"{server.url}/live")
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
     (path,) = folder.iterdir()
     return path
 

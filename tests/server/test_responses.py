@@ -33,7 +33,7 @@ def keeper(tokenizer):
 @pytest.fixture(scope="module")
 def kept(keeper):
     with openai.OpenAI(
-        base_url=f"{keeper.url}/v1", api_key="none", max_retries=0, timeout=20
+        base_url=f"{keeper.url}/v1", api_key="none", max_retries=0, timeout=60
     ) as made:
         yield made
 

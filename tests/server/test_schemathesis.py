@@ -36,7 +36,7 @@ from tests.server.harness import CLASSIFIES, EMBEDS, EMBEDS_TOKENS, Server
 pytestmark = pytest.mark.slow("sends every route of the OpenAPI document generated requests")
 
 EXAMPLES = tiers.amount(3, 2000)
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 HEALTH = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much)
 SETTINGS = hypothesis.settings(
@@ -57,7 +57,7 @@ def fuzzed(tokenizer):
 
 @pytest.fixture(scope="module")
 def document(fuzzed):
-    return requests.get(f"{fuzzed.url}/openapi.json", timeout=20).json()
+    return requests.get(f"{fuzzed.url}/openapi.json", timeout=60).json()
 
 
 @pytest.fixture(scope="module")

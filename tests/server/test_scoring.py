@@ -41,7 +41,7 @@ def ranks(servers):
 
 
 def ask(server, path, status=200, **body):
-    got = httpx.post(f"{server.url}{path}", json=body, timeout=20)
+    got = httpx.post(f"{server.url}{path}", json=body, timeout=60)
     assert got.status_code == status, got.text
     return got.json()
 

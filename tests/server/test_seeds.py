@@ -136,7 +136,7 @@ def page_server():
         threading.Thread(target=process.stdout.read, daemon=True).start()
         yield re.search(r"http://([0-9.:]+)", lines[-1])[1]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

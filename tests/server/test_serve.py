@@ -89,7 +89,7 @@ def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
             rest = list(lines)
         assert rest[-2] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-4]
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         log = process.stdout.read()
         assert "SIGHUP is ignored: there is no key file and no TLS file" in log
         assert "SIGTERM: no new connections; running requests may take 30 s more" in log
@@ -117,7 +117,7 @@ def test_a_server_starts_with_its_standard_streams_closed(tmp_path):
             got = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
             assert got.status_code == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
 
@@ -150,7 +150,7 @@ def test_runs_that_outlast_the_shutdown_are_told_so():
             assert other.result().status_code == 503
         assert rest[-2] == "data: [DONE]"
         assert "the server is shutting down" in rest[-4]
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_taken_port_is_told_before_anything_is_loaded():

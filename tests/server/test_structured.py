@@ -59,7 +59,7 @@ def own(tokenizer):
 
 
 def ask(server, path, **change):
-    return httpx.post(server.url + path, json={**BASE[path], **change}, timeout=20)
+    return httpx.post(server.url + path, json={**BASE[path], **change}, timeout=60)
 
 
 def error_of(got):
@@ -415,7 +415,7 @@ def test_a_fault_that_is_found_late_is_an_event(own, path):
     own.model.bound.has_outcomes = False
     own.model.bound.outcome = RequestError("too much")
     change = {**BASE[path], "guided_json": OBJECT, "stream": True}
-    with httpx.stream("POST", own.url + path, json=change, timeout=20) as got:
+    with httpx.stream("POST", own.url + path, json=change, timeout=60) as got:
         assert got.status_code == 200
         own.model.bound.settle()
         said = "".join(got.iter_text())

@@ -31,7 +31,7 @@ def post(server, **body):
     got = httpx.post(
         f"{server.url}/v1/completions",
         json={"suffix": "end", "max_tokens": 200, **body},
-        timeout=20,
+        timeout=60,
     )
     assert got.status_code == 200, got.text
     return got

@@ -159,7 +159,7 @@ def running():
         reader.start()  # what nobody reads stops who writes it
         yield made
         made.process.kill()
-        reader.join(10)
+        reader.join(60)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def want(running):
 
 
 def ready(server):
-    return httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
+    return httpx.get(f"{server.url}/ready", timeout=60).status_code == 200
 
 
 @pytest.mark.timeout(300 + 60 * ROUNDS)

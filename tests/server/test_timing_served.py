@@ -40,7 +40,7 @@ def ask(url, path="/v1/completions", **more):
     said = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
     body = said | {"max_tokens": 4, "ignore_eos": True, "x_timing": True} | more
     began = time.monotonic()
-    answer = httpx.post(url + path, json=body, timeout=30)
+    answer = httpx.post(url + path, json=body, timeout=60)
     seconds = time.monotonic() - began
     assert answer.status_code == 200, answer.text
     return timing_in(answer.text), seconds
@@ -114,7 +114,7 @@ def test_steps_full_of_others_prompts_are_others(serve):
     prompts = [[(i * 7 + k) % 200 for k in range(200)] for i in range(12)]  # a step takes 256
 
     async def run():
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             body = {"prompt": "a", "max_tokens": 12, "ignore_eos": True, "x_timing": True}
             one, _ = await asyncio.gather(
                 client.post("/v1/completions", json=body),
@@ -129,7 +129,7 @@ def test_lost_blocks_are_preempted(serve):
     server = serve(step_s=0.01, blocks=16)
     body = {"prompt": ["abcdefghij", "klmnopqrst"], "max_tokens": 40, "ignore_eos": True}
     answer = httpx.post(
-        f"{server.url}/v1/completions", json=body | {"x_timing": True}, timeout=30
+        f"{server.url}/v1/completions", json=body | {"x_timing": True}, timeout=60
     ).json()
     choices = answer["x_timing"]["choices"]
     assert sum(one["preemptions"] for one in choices) > 0

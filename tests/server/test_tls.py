@@ -55,12 +55,12 @@ def serving(tokenizer, options, loop="auto"):
     server = api_process.UvicornServer(config, ready=ready, ending=ending)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     try:
         yield listen_sockets.listener_url(options, listener)
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -130,7 +130,7 @@ HELLO = bytes.fromhex("16030101fc010001f80303")  # how a client's first message 
 def open_handshake(url, *words):
     """A connection with a handshake that has begun."""
     host, _, port = url.removeprefix("https://").partition(":")
-    made = socket.create_connection((host, int(port)), timeout=10)
+    made = socket.create_connection((host, int(port)), timeout=60)
     for word in words:
         made.sendall(word)
     return made
@@ -199,7 +199,7 @@ def test_a_key_that_needs_a_password_is_refused_and_not_asked_for(tmp_path):
 def head(url, *lines):
     """What a server says to raw lines of a request's head."""
     host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall("\r\n".join(["GET /v1/models HTTP/1.1", "Host: x", *lines]).encode())
         said = b""
         while b"\r\n" not in said and (more := connection.recv(1 << 16)):
@@ -233,7 +233,7 @@ def test_a_unix_socket_serves_below_a_path_of_a_proxy(tokenizer, tmp_path):
 def hung_up_on(url, *words):
     """Whether the server closes a connection after these bytes and no more."""
     host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         for word in words:
             connection.sendall(word)
         while said := connection.recv(1 << 16):

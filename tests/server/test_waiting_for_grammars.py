@@ -151,7 +151,7 @@ def test_an_engine_in_a_process_sleeps_and_is_woken(engine, tmp_path):
         assert news(asker).updates[0].request_id == "a"
     finally:
         starter.ring()
-        thread.join(10)
+        thread.join(60)
         asker.close()
         context.term()
     assert made.stats().waiting_for_resources == 0

@@ -79,7 +79,7 @@ def test_other_messages_of_the_pipe_reach_on_message(ends, tmp_path):
             StopProcess(),
         ):
             ours.send(word)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(heard) < 2:
                 await asyncio.sleep(0.001)
         await engine.stop()
@@ -109,7 +109,7 @@ def test_an_api_process_sends_heartbeats_while_its_loop_runs(monkeypatch):
         heart.start_on_loop()
         for _ in range(3):
             before = read().progress_at
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while read().progress_at == before:
                     await asyncio.sleep(0.001)
         return read()

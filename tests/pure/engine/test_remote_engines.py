@@ -165,8 +165,10 @@ def test_a_node_that_is_gone_may_come_again(head, node):
     ],
 )
 def test_who_may_not_join(head, node, asked, said):
-    assert Node(head).join(2) == JoinAnswer()
+    other = Node(head)  # without a name it would be collected, which closes its connection
+    assert other.join(2) == JoinAnswer()
     answer = node.join(**asked)
+    other.close()
     assert answer.refusal is not None
     assert re.search(said, answer.refusal), answer.refusal
 
