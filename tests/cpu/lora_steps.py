@@ -82,7 +82,7 @@ def run(llm, adapters, logprobs=None):
             )
         for _ in range(4):
             for output in llm.llm_engine.step():
-                llm._done[output.request_id] = output
+                llm._queue._done[output.request_id] = output
     found = llm.wait_for_completion(use_tqdm=False)
     store = llm.llm_engine.built.adapters
     assert store is None or not store._holds

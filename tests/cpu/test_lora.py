@@ -498,11 +498,10 @@ def test_random_loads_unloads_and_requests(llama, seed):
         )
         wanted[request_id] = llama.want(prompt, of)[0]
         if draw.random() < 0.1:
-            engine.abort_request(request_id)
-            llm._order.remove(request_id)
+            llm._queue.abort([request_id])
         for _ in range(draw.randrange(4)):
             for output in engine.step():
-                llm._done[output.request_id] = output
+                llm._queue._done[output.request_id] = output
         if draw.random() < 0.1:
             engine.remove_lora(ord(name))
             loaded[name] = None
