@@ -131,6 +131,43 @@ class PromptEmbeds:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaTensor:
+    """One array that an encoder reads."""
+
+    name: str  # of the argument of the encoder
+    dtype: str  # "uint8" | "float32" | "float16" | "bfloat16" | "int32" | "int64"
+    shape: tuple[int, ...]
+    data: bytes = field(repr=False)  # C order, little-endian
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """One image, video or recording, and the positions of the prompt that stand for it.
+
+    Its digest has entries in `Request.extra_content`.
+    """
+
+    modality: str  # "image" | "video" | "audio"
+    digest: bytes  # of all that its rows depend on: equal digests have equal rows
+    start: int  # its first position of the prompt
+    length: int  # its positions
+    runs: tuple[tuple[int, int], ...]
+    """(offset from start, count): positions that take the encoder's rows, in their order. The
+    others keep the embeddings of their tokens."""
+    tensors: tuple[MediaTensor, ...]  # a single "embeds" [rows, width]: the rows themselves
+    bidirectional: bool = False  # the tokens of one run attend to each other in both directions
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the encoder returns for it."""
+        return sum([count for _, count in self.runs])
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterRef:
     """One generation of an adapter: weights that are added to the model's for a request's rows."""
 
@@ -178,6 +215,11 @@ class Request:
     encoder_prompt: tuple[int, ...] = ()  # what an encoder reads; `prompt` is then the decoder's
     forced: ForcedTokens | None = None  # None: the model's configs force no token
     adapter: AdapterRef | None = None  # None: the model's own weights
+    media: tuple[MediaItem, ...] = ()
+    """In the order of positions, without overlap. Each has digests in `extra_content`."""
+    rope_positions: bytes = b""
+    """int32 [3, prompt tokens]: rotary positions of models with several axes; b"": 0, 1, 2, ..."""
+    rope_delta: int = 0  # rotary position of generated token i is i + rope_delta
 
     @property
     def cache_root(self) -> bytes:

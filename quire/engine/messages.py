@@ -32,6 +32,7 @@ from quire.core.tenant_limits import TenantLimits
 from quire.core.types import (
     AdapterRef,
     ForcedTokens,
+    MediaItem,
     Pooling,
     PromptEmbeds,
     Request,
@@ -48,7 +49,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 
@@ -96,6 +97,9 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     encoder_prompt: tuple[int, ...]
     forced: ForcedTokens | None
     adapter: AdapterRef | None
+    media: tuple[MediaItem, ...]
+    rope_positions: bytes
+    rope_delta: int
 
 
 class AdapterCard(NamedTuple):

@@ -54,6 +54,7 @@ PRIVATE_FIELDS = (
     "extra_content",
     "forced",
     "id",
+    "media",
     "prompt",
     "prompt_embeds",
     "params",
@@ -63,6 +64,8 @@ PRIVATE_FIELDS = (
     "thinking",
     "parent",
     "resumed_tokens",
+    "rope_delta",
+    "rope_positions",
     "token_types",
 )
 """Fields of a request that are not kept as they are."""

@@ -14,6 +14,8 @@ from quire.core.types import (
     AdapterRef,
     CallOpener,
     ForcedTokens,
+    MediaItem,
+    MediaTensor,
     Pooling,
     PromptEmbeds,
     Request,
@@ -65,6 +67,19 @@ OTHERS = {
     "encoder_prompt": (8, 9),
     "adapter": AdapterRef("mine", b"\x03", "/adapters/mine"),
     "forced": ForcedTokens(1, 3, 9, frozenset({2}), (4, 5), (6,)),
+    "media": (
+        MediaItem(
+            "image",
+            b"\x04" * 32,
+            1,
+            5,
+            ((1, 2), (4, 1)),
+            (MediaTensor("pixel_values", "uint8", (3, 2), b"\x00\xff\x80" * 2),),
+            bidirectional=True,
+        ),
+    ),
+    "rope_positions": b"\x00\xff\x00\x00" * 3,
+    "rope_delta": -7,
 }
 
 
