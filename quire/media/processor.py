@@ -1,0 +1,248 @@
+"""Contract of media processors: what a model family makes of one image, video or recording.
+
+    process   decoded item -> tensors for the encoder    in a worker process, without a tokenizer
+    expand    sizes of the item -> token ids and runs    in the API process; pure and cheap
+
+A family is one file in quire/media/processors that defines `Processor`. It imports NumPy and PIL,
+never torch: API processes and workers start without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.types import MediaTensor
+from quire.errors import RequestError
+from quire.registry import PluginRegistry
+
+Modality = Literal["image", "video", "audio"]
+Pixels = npt.NDArray[np.uint8]
+Settings = Mapping[str, Any]
+
+PROCESSORS = PluginRegistry("quire.media.processors")
+MAX_KWARG_PIXELS = 1 << 26
+"""Largest number of pixels that options of a request may set."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedImage:
+    """pixels: [height, width, 3] in RGB, upright, transparency on white."""
+
+    pixels: Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class VideoInfo:
+    """What the source of the frames is, and which of its frames they are."""
+
+    fps: float  # of the source; frames per second
+    frames_indices: tuple[int, ...]  # of the decoded frames in the source
+    total_num_frames: int  # of the source
+    duration: float  # of the source; seconds
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedVideo:
+    """frames: [frames, height, width, 3] in RGB; already sampled, never sample them again."""
+
+    frames: Pixels
+    info: VideoInfo
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedAudio:
+    """samples: [n], mono, in the sampling rate that the processor declares."""
+
+    samples: npt.NDArray[np.float32]
+    sampling_rate: int
+
+
+DecodedMedia = DecodedImage | DecodedVideo | DecodedAudio
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedMedia:
+    """One item as its encoder reads it.
+
+    sizes: what `expand` and `rope` need of it, such as its grid; numbers and tuples of numbers.
+    """
+
+    modality: Modality
+    tensors: tuple[MediaTensor, ...]
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """The tokens of one item in the prompt.
+
+    runs: (offset in token_ids, count) of the tokens that take rows of the encoder, in order.
+    bidirectional: tokens of one run attend to each other in both directions.
+    replaces: ids of the placeholder that it replaces; (): it has none and is inserted.
+    insert_at: index in the prompt, without other items, where an item without placeholder goes.
+    """
+
+    token_ids: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...]
+    bidirectional: bool = False
+    replaces: tuple[int, ...] = ()
+    insert_at: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the encoder that it takes."""
+        return sum(count for _, count in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedItem:
+    """An item at its place in the whole prompt: start is the position of its first token."""
+
+    modality: Modality
+    start: int
+    expansion: Expansion
+    sizes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KwargRange:
+    """Allowed values of one option of mm_processor_kwargs.
+
+    keys: the option is an object with these keys, each with a number in the range.
+    """
+
+    kind: type[int] | type[float] | type[bool]
+    low: float = 1
+    high: float = MAX_KWARG_PIXELS
+    keys: tuple[str, ...] = ()
+
+    def check(self, name: str, value: object) -> None:
+        """Raise RequestError if the value is not allowed."""
+        if self.keys:
+            if not isinstance(value, Mapping) or not set(value) <= set(self.keys) or not value:
+                allowed = ", ".join(self.keys)
+                raise _kwarg_error(f"{name} must be an object with {allowed}; got {value!r:.80}")
+            for key, number in value.items():
+                self._check_number(f"{name}.{key}", number)
+        else:
+            self._check_number(name, value)
+
+    def _check_number(self, name: str, value: object) -> None:
+        if self.kind is bool:
+            if not isinstance(value, bool):
+                raise _kwarg_error(f"{name} must be true or false; got {value!r:.80}")
+            return
+        kinds = int if self.kind is int else (int, float)
+        number = isinstance(value, kinds) and not isinstance(value, bool)
+        # A comparison with NaN is false.
+        if not number or not self.low <= cast(float, value) <= self.high:
+            what = "an integer" if self.kind is int else "a number"
+            allowed = f"{what} in [{self.low:g}, {self.high:g}]"
+            raise _kwarg_error(f"{name} must be {allowed}; got {value!r:.80}")
+
+
+def _kwarg_error(message: str) -> RequestError:
+    return RequestError(f"mm_processor_kwargs.{message}", param="mm_processor_kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorFiles:
+    """Files of a checkpoint that processors read, and its tokenizer.
+
+    config: the outer config.json.
+    preprocessors: by modality, preprocessor_config.json and its successors.
+    processor: processor_config.json without the parts that are in `preprocessors`.
+    encode: token ids of a text, where special tokens are parsed and none are added. Workers have
+        none: __init__ and process() of a processor must not use it.
+    vocabulary: id of a token by its exact text; None: there is no such token.
+    """
+
+    config: Settings
+    preprocessors: Mapping[str, Settings] = field(default_factory=dict)
+    processor: Settings = field(default_factory=dict)
+    encode: Callable[[str], Sequence[int]] | None = None
+    vocabulary: Callable[[str], int | None] | None = None
+
+    def preprocessor(self, modality: Modality) -> Settings:
+        """Return the settings of a modality; of images for video that has none."""
+        found = self.preprocessors.get(modality)
+        if found is None and modality == "video":
+            found = self.preprocessors.get("image")
+        return found or {}
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the token with this text; None if there is none."""
+        assert self.vocabulary is not None, "a worker has no tokenizer"
+        return self.vocabulary(text)
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a text, with special tokens parsed and without BOS."""
+        assert self.encode is not None, "a worker has no tokenizer"
+        return tuple(self.encode(text))
+
+
+class MediaProcessor:
+    """Base of the processors. One object serves many requests and threads: it must not change."""
+
+    modalities: ClassVar[tuple[Modality, ...]] = ("image",)
+    allowed_kwargs: ClassVar[Mapping[str, KwargRange]] = {}
+    """Options of mm_processor_kwargs; others are refused by name."""
+    takes_embeds: ClassVar[bool] = False
+    """Whether `expand` also takes an item of `sizes == {"rows": n}`: embeddings that were given."""
+    sampling_rate: int = 16000
+    """Of the recordings that process() takes, in samples per second."""
+
+    def __init__(self, files: ProcessorFiles) -> None:
+        self.files = files
+
+    def placeholder(self, modality: Modality, index: int) -> str:
+        """Return what a prompt holds for the index-th item of a modality, from 1."""
+        raise NotImplementedError
+
+    def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
+        """Make the tensors of an item. kwargs: checked. Raises RequestError.
+
+        Equal items and kwargs must give equal tensors.
+        """
+        raise NotImplementedError
+
+    def expand(self, media: ProcessedMedia, index: int) -> Expansion:
+        """Return the tokens of the index-th item of its modality, from 1. It reads sizes only."""
+        raise NotImplementedError
+
+    def rope(
+        self, ids: Sequence[int], items: Sequence[ExpandedItem]
+    ) -> tuple[npt.NDArray[np.int32], int] | None:
+        """Return rotary positions [3, len(ids)] and the delta of later tokens. None: 0, 1, 2 ..."""
+        return None
+
+    def prompt_text(self, text: str, modalities: Sequence[Modality]) -> str:
+        """Return the text to be tokenized in place of a raw prompt; modalities: of its items."""
+        return text
+
+    def frame_indices(self, total: int, fps: float, kwargs: Settings) -> list[int]:
+        """Return the frames of a video that are decoded, in ascending order.
+
+        total, fps: of the source. kwargs: num_frames and fps of media_io_kwargs, -1 for all.
+        """
+        wanted = float(kwargs.get("num_frames", 32))
+        wanted = total if wanted < 0 else wanted
+        rate = float(kwargs.get("fps", -1))
+        if rate > 0 and fps > 0:
+            wanted = min(wanted, max(math.floor(total / fps * rate), 1))
+        count = int(min(max(wanted, 1), total))
+        return [int(i) for i in np.linspace(0, total - 1, count)]
+
+
+def processor_type(model_type: str) -> type[MediaProcessor] | None:
+    """Return the processor class of an outer model_type. None: its media are not read."""
+    name = model_type.replace("-", "_")
+    if name not in PROCESSORS.names():
+        return None
+    return cast("type[MediaProcessor]", PROCESSORS.load(name).Processor)
