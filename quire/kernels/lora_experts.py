@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quire.kernels.formats.fp8_weight import Fp8ExpertWeights
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows
+from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.op import op
 from quire.kernels.lora import lora_linear, lora_pairs, random_bank, random_rows, sort_rows
 from quire.kernels.moe_experts import ExpertActivation, bias_of, product_of
@@ -79,7 +80,9 @@ def lora_experts(
     x, ids, experts = x[at], ids[at], len(gate_up)
     here = ids >= 0
     pairs = lora_pairs(own, ids.clamp(min=0), experts)
-    h = gate(lora_linear(_multiply(x, ids, gate_up, gate_up_bias), x, lora.gate_up, pairs))
+    u = lora_linear(_multiply(x, ids, gate_up, gate_up_bias), x, lora.gate_up, pairs)
+    lazy_fusion.flush()  # on a GPU an activation may yet join it, and this one is no op
+    h = gate(u)
     out = lora_linear(_multiply(h, ids, down, down_bias), h, lora.down, pairs)
     terms = out.view(*ids.shape, -1).float() * weights[at][:, :, None]
     total = torch.where(here[:, :, None], terms, 0).sum(1)

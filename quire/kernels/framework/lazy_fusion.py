@@ -3,6 +3,7 @@
     rms_norm -> linear -> act_mul              one row: one kernel (gpu/linear/gemv*.py)
                 linear -> act_mul              a few rows: one kernel (gpu/linear/small_m_linear.py)
            lora_linear -> act_mul              any rows: the second half of the first does it
+     linear -> lora_linear                     few rows: the first half of the second goes first
   all_reduce -> rms_norm                       any rows: one kernel (gpu/peer_all_reduce.py)
     rms_norm -> moe_router                     few rows: the router's blocks normalise them
     rms_norm of q, of k -> rope -> kv_write    any rows: one pass from qkv to the cache
@@ -21,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -238,17 +240,30 @@ def _fuse_act_mul(
 
 
 def _fuse_lora_linear(
-    queue: FusionQueue, launch: Callable[..., None], out: Tensor, *args: Any
+    queue: FusionQueue,
+    launch: Callable[..., None],
+    out: Tensor,
+    y: Tensor,
+    x: Tensor,
+    bank: Any,
+    rows: Any,
 ) -> None:
-    """A gated MLP's activation may follow."""
-    bank = args[2]
-    if not _gpu_module("lora.lora_linear").fuses_act(bank):
-        queue.launch_unfused(launch, out, *args)
+    """A pending base product runs after the first half; a gated MLP's activation may follow."""
+    body, chain = _gpu_module("lora.lora_linear"), queue.pending
+    if chain and chain[-1].op == "linear" and chain[-1].outputs is y and chain[-1].args[0] is x:
+        weight = chain[-1].args[1]
+        if len(y) == 1 or not isinstance(weight, Fp8Weight):
+            *before, product = queue.pop_all()
+            _launch_each(before)
+            launch = partial(launch, v=body.launch_shrink(y, x, bank, rows, early=True))
+            _launch_linear([product], None, memory_idle=True)  # the first half reads little
+    if not body.fuses_act(bank):
+        queue.launch_unfused(launch, out, y, x, bank, rows)
         return
     if queue.pending:
         queue.flush()
     queue.memory_idle = False
-    queue.enqueue("lora_linear", launch, out, *args)
+    queue.enqueue("lora_linear", launch, out, y, x, bank, rows)
 
 
 def _launch_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> None:

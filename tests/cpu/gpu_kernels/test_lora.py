@@ -12,10 +12,12 @@ from quire.kernels.lora import _cases, _pair_cases, _sort_cases, random_bank, ra
 from tests import tiers
 from tests.cpu.gpu_kernels.test_grouped_linear import codes_of, stacked
 from tests.cpu.kernels.test_lora import check
+from tests.fused import call
 from tests.op_cases import agree, elements
 
 body = pytest.importorskip("quire.kernels.gpu.lora.lora_linear", reason="triton is not installed")
 act_mul = pytest.importorskip("quire.kernels.gpu.elementwise.act_mul")
+small_m_linear = pytest.importorskip("quire.kernels.gpu.linear.small_m_linear")
 CPU = torch.device("cpu")
 
 
@@ -114,3 +116,35 @@ def test_sums_of_a_pending_op_are_there_for_others():
     lazy_fusion.submit("lora_linear", body.launch, y, (y, x, bank, rows), {})
     lazy_fusion.flush()
     assert torch.equal(y, want)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_the_first_half_starts_before_the_base_product(rows, monkeypatch):
+    """A product of few rows is pending when its adapters come; what it follows is computed once."""
+    bank, own = random_bank([[8, 8]], 64, (32, 32), torch.bfloat16, CPU), random_rows(rows, 1, CPU)
+    x, res, norm = torch.randn(rows, 64), torch.randn(rows, 64), torch.randn(64)
+    x, res, norm, weight = (t.bfloat16() for t in (x, res, norm, torch.randn(64, 64) / 8))
+    started = []
+    for module, name in ((small_m_linear, "launch"), (body, "launch_shrink")):
+        real = getattr(module, name)
+
+        def start(*args, real=real, name=name, **kwargs):
+            started.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, start)
+
+    def chain():
+        normed, _ = call("rms_norm", x, norm, 1e-6, res)
+        y = call("linear", normed, weight)
+        call("lora_linear", y, normed, bank, own)
+        acted = call("act_mul", y, "silu")
+        lazy_fusion.flush()
+        return y, acted
+
+    got = chain()
+    assert started == ["launch_shrink", "launch"]
+    with lazy_fusion.disabled():
+        want = chain()
+    for one, other in zip(got, want):
+        torch.testing.assert_close(one, other, atol=3e-2, rtol=3e-2)

@@ -10,8 +10,9 @@ depends on the layer alone. For few rows a program has one slice, and `expand` a
 many it has all, one after the other. Both give a row the same bits, whatever the rows beside it:
 tiles are below 64 rows high, so all use the same instructions (mma, not wgmma).
 
-`expand` reads B before `shrink` has ended: `shrink` lets it begin only when what is before both has
-ended. v is in float32, and multiplied in TF32, which holds B exactly.
+The base product may run between them: it reads its weights while `shrink` runs, so that most of
+`shrink` takes no time. `expand` reads B before the kernel before it has ended. v is in float32, and
+multiplied in TF32, which holds B exactly.
 """
 
 from __future__ import annotations
@@ -157,11 +158,17 @@ def _shrink(
     BM: tl.constexpr,
     BR: tl.constexpr,
     BK: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """EARLY: the next kernel waits for the end of this one before it reads or writes what kernels
+    before this one write or read. `expand` reads y, so it may not begin before those have ended."""
     if PDL:
+        if EARLY:
+            launch_dependents()
         wait_for_previous_kernel()
-        launch_dependents()
+        if not EARLY:
+            launch_dependents()
     OWN: tl.constexpr = 1 if LOOPED else SLICES
     BLOCKS: tl.constexpr = R // BR
     at = tl.program_id(0) % (OWN * P * BLOCKS)
@@ -342,6 +349,50 @@ def fuses_act(bank: LoraBank) -> bool:
     return len(bank.parts) == 2 and bank.parts[0] == bank.parts[1]
 
 
+class _Sizes(NamedTuple):
+    """What both kernels derive from the rows of a step and a bank."""
+
+    high: int  # rows of a tile
+    tiles: int
+    padded: int  # slots, to a power of two
+    pieces: int  # of each sum
+
+
+def _sizes(count: int, bank: LoraBank) -> _Sizes:
+    slots, looped = len(bank.a), count > MAX_SPLIT_ROWS
+    high = 32 if looped else 16
+    pieces = 1 if looped else plan_slices(bank.a.shape[3]).slices
+    return _Sizes(high, max_tiles(count, slots, high), next_power_of_2(slots), pieces)
+
+
+def launch_shrink(
+    y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows, *, early: bool = False
+) -> Tensor:
+    """Start the first half, which needs no base product. Returns: v, for launch().
+
+    early: the next kernel is the base product, one that waits for this one.
+    """
+    check_rows(y, bank, rows)
+    count = len(y)
+    slots, parts, rank, inputs = bank.a.shape
+    high, tiles, padded, pieces = _sizes(count, bank)
+    looped, block = count > MAX_SPLIT_ROWS, min(rank & -rank, RANKS)
+    v = torch.empty((pieces, count, parts, rank), dtype=torch.float32, device=y.device)
+    _shrink(
+        (tiles * pieces * parts * (rank // block), 1, 1),
+        (x, rows.order, rows.starts, bank.a, bank.ranks, v),
+        (count,),
+        (
+            x.stride(0), inputs, slots, padded, rows_per_input(y, x), parts, rank,
+            *plan_slices(inputs), looped, high, block, STEP, early, PDL_ENABLED,
+        ),
+        warps=2 if block == 16 and not looped else 4,
+        stages=4,
+        pdl=PDL_ENABLED,
+    )  # fmt: skip
+    return v
+
+
 def launch(
     out: Tensor,
     y: Tensor,
@@ -349,31 +400,17 @@ def launch(
     bank: LoraBank,
     rows: LoraRows,
     act: FusedActivation | None = None,
+    v: Tensor | None = None,
 ) -> None:
-    """Fills the result of act too, which is an act_mul of y."""
-    check_rows(y, bank, rows)
+    """Fills the result of act too, which is an act_mul of y. v: of launch_shrink, if that ran."""
     count = len(y)
     if not count:
         return
-    slots, parts, rank, inputs = bank.a.shape
-    plan, looped = plan_slices(inputs), count > MAX_SPLIT_ROWS
-    high, block = 32 if looped else 16, min(rank & -rank, RANKS)
-    pieces = 1 if looped else plan.slices
-    tiles, padded = max_tiles(count, slots, high), next_power_of_2(slots)
-    v = torch.empty((pieces, count, parts, rank), dtype=torch.float32, device=y.device)
-    _shrink(
-        (tiles * pieces * parts * (rank // block), 1, 1),
-        (x, rows.order, rows.starts, bank.a, bank.ranks, v),
-        (count,),
-        (
-            x.stride(0), inputs, slots, padded, rows_per_input(y, x), parts, rank, *plan, looped,
-            high, block, STEP, PDL_ENABLED,
-        ),
-        warps=2 if block == 16 and not looped else 4,
-        stages=4,
-        pdl=PDL_ENABLED,
-    )  # fmt: skip
-    block = min(block, RANKS // 2)
+    if v is None:
+        v = launch_shrink(y, x, bank, rows)
+    slots, parts, rank, _ = bank.a.shape
+    high, tiles, padded, pieces = _sizes(count, bank)
+    block = min(rank & -rank, RANKS // 2)
     if act is not None:
         _expand_act(
             (max_tiles(count, slots + 1, high) * cdiv(bank.parts[0], COLUMNS), 1, 1),
