@@ -157,9 +157,9 @@ def main():
     config = json.loads((Path(a.model) / "config.json").read_text())
     cases = a.cases.split(",")
     most = max([a.rank, *(int(c.split("r")[1]) for c in cases if re.fullmatch(r"\d+r\d+", c))])
-    plain = LLM(a.model, **given)
+    plain = LLM(a.model, **{"gpu_memory_utilization": 0.4} | given)
     llm = LLM(a.model, enable_lora=True, max_loras=SLOTS, max_cpu_loras=a.host,
-              max_lora_rank=most, **given)  # fmt: skip
+              max_lora_rank=most, **{"gpu_memory_utilization": 0.9} | given)  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="quire-lora-") as folder:
         adapters = Adapters(Path(folder), config)
         for case in cases:

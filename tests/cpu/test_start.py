@@ -123,6 +123,15 @@ def test_dummy_requests_make_the_largest_possible_step(tokens, seats, length, fi
     assert half[0].idle
 
 
+def test_dummy_requests_fit_a_cache_that_is_smaller_than_a_prompt():
+    said = {"max_model_len": 128, "block_size": 4, "num_gpu_blocks_override": 9}
+    options = Options.from_flat(said)
+    config, _, _ = resolve_config(describe_model(options, env.read()), options, env.read())
+    executor = Counts(LLM("embedded", **said).llm_engine.engine._executor)
+    warmup.run_dummy_requests((build_scheduler(config), executor), [126], warmup.RANDOM)
+    assert executor.steps[0] == (31, 1)
+
+
 @pytest.mark.parametrize(("kind", "kept"), [("llama", 2), ("gemma2", 4), ("qwen2_moe", 4)])
 def test_a_trace_runs_two_layers_of_each_kind(kind, kept):
     hf = json.loads((TINY / f"{kind}.json").read_text())

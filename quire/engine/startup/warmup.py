@@ -28,7 +28,7 @@ from quire.config.memory.memory_plan import (
 from quire.core.params import SamplingParams
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import Pooling, Request, StopConditions
-from quire.errors import NoRoom
+from quire.errors import NoRoom, TooLong
 from quire.executors.base import Executor
 
 DUMMY_VOCAB = 2
@@ -121,8 +121,20 @@ def run_dummy_requests(
         if sources:  # the salt makes each a source of its own
             source = (0,) * sources[i]
             request = replace(request, encoder_prompt=source, salt=b"%d" % i)
-        half[0].add(request)
+        _add_shortened(half[0], request)
     _run_to_end(half)
+
+
+def _add_shortened(scheduler: Scheduler, request: Request) -> None:
+    """Add a request. A cache that is too small for max_model_len gets a shorter prompt."""
+    while True:
+        try:
+            scheduler.add(request)
+            return
+        except TooLong:
+            if len(request.prompt) == 1:
+                raise
+            request = replace(request, prompt=request.prompt[: len(request.prompt) // 2])
 
 
 def run_dummy_pooling(half: SchedulerAndExecutor, counts: Sequence[int], task: PoolingTask) -> None:
