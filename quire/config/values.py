@@ -134,14 +134,14 @@ def _union(hints: tuple[Any, ...], given: object, parse: str | None) -> Any:
     """Convert to the first of the types that accepts the value; narrow ones first, text last."""
     if NoneType in hints and (given is None or (isinstance(given, str) and given in ("", "None"))):
         return None
-    problem: Exception = ValueError()
+    problem = ""
     for hint in sorted(hints, key=_parse_priority):
         if hint is not NoneType:
             try:
                 return _coerce(hint, given, parse)
             except (ValueError, TypeError) as e:
-                problem = e if str(e) or not str(problem) else problem
-    raise ValueError(str(problem) if parse else "") from None
+                problem = str(e) or problem
+    raise ValueError(problem if parse else "") from None
 
 
 def _parse_priority(hint: Any) -> int:

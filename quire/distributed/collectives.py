@@ -121,7 +121,7 @@ class ProcessGroupCollectives:
         return on_replay(self._all_reduce, x)
 
     def _all_reduce(self, x: Tensor) -> Tensor:
-        self._count(1)
+        _count(self._counter, 1)
         return ops.all_reduce(x, self._group, self._peers)
 
     def all_gather(self, x: Tensor, total: int, size: int | None = None) -> Tensor:
@@ -130,38 +130,35 @@ class ProcessGroupCollectives:
         return on_replay(partial(self._all_gather, total, size), x, shape=(*x.shape[:-1], total))
 
     def _all_gather(self, total: int, size: int | None, x: Tensor) -> Tensor:
-        self._count(2)
+        _count(self._counter, 2)
         return ops.all_gather(x, total, self._group, size)
 
     def broadcast(self, x: Tensor) -> Tensor:
         if self._group is None:
             return x
-        self._count(3)
+        _count(self._counter, 3)
         return ops.broadcast(x, self._group)
 
     def send(self, x: Tensor, stage: int) -> None:
-        self._count(4)
+        _count(self._counter, 4)
         ops.send(x, self._stages, stage)
         self._counter[1] = _SENT
 
     def receive(self, x: Tensor, stage: int) -> Tensor:
-        self._count(5)
+        _count(self._counter, 5)
         ops.receive(x, self._stages, stage)
         self._counter[1] = _RECEIVED
         return x
 
     def all_to_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        self._count(6)
+        _count(self._counter, 6)
         return ops.all_to_all(pieces, sizes, self._group)
 
-    def count(self, name: str) -> None:
-        """Count a collective that this rank begins: one of COUNTED_COLLECTIVES."""
-        self._count(COUNTED_COLLECTIVES.index(name))
-
-    def _count(self, kind: int) -> None:
-        counter = self._counter
-        counter[1] = kind
-        counter[0] += 1
+    def share_experts(self, replicas: ops.Group, ranks: ops.Group) -> None:
+        """Set the exchange: see DataParallelExchange. It must not refer to this object."""
+        self.dp_exchange = DataParallelExchange(
+            replicas, ranks, partial(_count_named, self._counter)
+        )
 
     def abort_in_thread(self) -> None:
         """End collectives that wait for a rank that is gone; no other may follow.
@@ -229,8 +226,18 @@ def connect(
     if mesh.dp > 1:
         replicas, _ = join(f"dp{mesh.rank % (mesh.tp * mesh.pp)}", mesh.dp_rank, mesh.dp)
         ranks, _ = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)
-        comm.dp_exchange = DataParallelExchange(replicas, ranks, comm.count)
+        comm.share_experts(replicas, ranks)
     return comm
+
+
+def _count(counter: memoryview, kind: int) -> None:
+    """Count a collective that this rank begins. kind: its index in COUNTED_COLLECTIVES."""
+    counter[1] = kind
+    counter[0] += 1
+
+
+def _count_named(counter: memoryview, name: str) -> None:
+    _count(counter, COUNTED_COLLECTIVES.index(name))
 
 
 def open_store(address: str, port: int, listener: int | None = None) -> Store:

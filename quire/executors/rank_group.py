@@ -93,6 +93,17 @@ class _Sent(NamedTuple):
     answers: list[FromRank]  # of ranks 1 and up, so far
 
 
+class _SentMessages(deque[_Sent]):
+    """Messages that not all ranks have answered. The monitor refers to it, and not to the group:
+    a cycle would keep the group's memory after the engine is gone."""
+
+    def oldest(self) -> WatchedMessage | None:
+        try:
+            return self[0].message
+        except IndexError:
+            return None
+
+
 class AnswerReader(Protocol):
     """The answers of one rank."""
 
@@ -154,7 +165,7 @@ class RankGroup:
         self.size = config.parallel.ranks
         here = range(1, self.size if nodes is None else nodes.ranks.start)
         self._nodes = nodes
-        self._sent: deque[_Sent] = deque()
+        self._sent = _SentMessages()
         self._number = 0
         self._owner_pid = os.getpid()
         self._local = LocalRanks(here, self.size)
@@ -163,7 +174,7 @@ class RankGroup:
         self.status: RankStatusWriter = page.writer(0)
         """Of rank 0."""
         self._readers: list[AnswerReader] = [*self._local.readers]
-        self.monitor = RankMonitor(page, devices, self._oldest, nodes=nodes)
+        self.monitor = RankMonitor(page, devices, self._sent.oldest, nodes=nodes)
         try:
             meeting = None
             if nodes is not None:
@@ -262,9 +273,3 @@ class RankGroup:
     def _expect(self, number: int, what: str, limit_s: float, is_step: bool = False) -> None:
         self._number = number
         self._sent.append(_Sent(WatchedMessage(number, what, limit_s, is_step), []))
-
-    def _oldest(self) -> WatchedMessage | None:
-        try:
-            return self._sent[0].message
-        except IndexError:
-            return None

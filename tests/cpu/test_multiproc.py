@@ -130,7 +130,7 @@ def test_a_call_that_raises_is_answered_by_all(one, two):
     executor = two.llm_engine.engine.executor
     with pytest.raises(AttributeError):
         executor.call("nothing")
-    assert executor.group._oldest() is None, "the monitor would wait for it"
+    assert executor.group._sent.oldest() is None, "the monitor would wait for it"
     assert ids(two, temperature=0) == ids(one, temperature=0)
 
 

@@ -67,8 +67,8 @@ class EnginePool:
 
     async def stop(self) -> None:
         """Stop the transports. Open streams raise EngineDead."""
-        for client in self.clients:
-            client.take_over = None
+        for client in self.clients:  # nor may it keep this pool alive
+            client.take_over = client.on_engine_dead = client.on_input_blocked = None
         await asyncio.gather(*(client.stop() for client in self.clients))
 
     def close(self) -> None:

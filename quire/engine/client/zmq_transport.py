@@ -149,12 +149,10 @@ class ZmqTransport:
         """Start. All four callbacks are called on the running event loop."""
         assert self._context is None, "start() was called twice"
         self._loop = asyncio.get_running_loop()
-        self._deliver, self._on_dead, self._on_unavailable, self._on_restored = (
-            deliver,
-            die,
-            away,
-            back,
-        )
+        self._deliver: Callable[[MessageFromEngine], None] = deliver
+        self._on_dead: Callable[[EngineDead], None] = die
+        self._on_unavailable: Callable[[EngineUnavailable], None] = away
+        self._on_restored: Callable[[], None] = back
         self._context = zmq.Context()
         self._connect()
         if self._events is not None:
@@ -211,6 +209,7 @@ class ZmqTransport:
             self._events.detach(self._engine)
         self._context.term()
         self._context = None
+        self._deliver = self._on_dead = self._on_unavailable = self._on_restored = _ignore
 
     def _read(self) -> None:
         for _ in range(MAX_READS_PER_CALLBACK):
@@ -257,3 +256,7 @@ class ZmqTransport:
             self.address = event.address
             self._connect()
             self._on_restored()
+
+
+def _ignore(*_: object) -> None:
+    """The callback of a closed transport, which does not keep its client alive."""

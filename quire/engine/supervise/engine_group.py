@@ -10,7 +10,8 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -69,11 +70,7 @@ class EngineGroup:
         self._remote_addresses: dict[int, str] = {}  # by engine, once it has started
         self._remote_unavailable: dict[int, EngineUnavailable] = {}
         self._remote_restarts: Counter[int] = Counter()
-        self._listen_host, self._cluster_secret = listen_host, cluster_secret
         options = self._options = with_ray_context(options)
-        self._server = server
-        self._log = {"log_level": log_level, "log_style": log_style}
-        self._clients = clients
         self._began_at = time.monotonic()
         self.started_at = self._began_at
         """When the last of the first engines was ready."""
@@ -84,6 +81,17 @@ class EngineGroup:
 
             self._nodes_listener = listen_for_nodes(options)  # it outlives each engine
         inherited = [] if self._nodes_listener is None else [self._nodes_listener]
+        self._start_process = partial(
+            EngineProcessHandle,
+            options,
+            log_level=log_level,
+            log_style=log_style,
+            server=server,
+            clients=clients,
+            listen_host=listen_host,
+            cluster_secret=cluster_secret,
+            nodes_fd=None if self._nodes_listener is None else self._nodes_listener.fileno(),
+        )
         self._watchdogs = [Watchdog(options.health, cache, one, inherited) for one in variables]
         self._restarters: list[EngineRestarter] = []
         self._lost: set[int] = set()  # engines that are not replaced any longer
@@ -97,25 +105,11 @@ class EngineGroup:
             standby = recovery.engine_standby and recovery.max_engine_restarts > 0
             self._restarters.append(
                 EngineRestarter(
-                    lambda child, watchdog=watchdog: self._start_engine(child, watchdog),  # type: ignore[misc]
+                    partial(_start_engine, self._start_process, watchdog),
                     budget,
                     watchdog.create_child if standby else None,
                 )
             )
-
-    def _start_engine(
-        self, child: EngineChildProcess | None, watchdog: Watchdog
-    ) -> EngineProcessHandle:
-        return EngineProcessHandle(
-            self._options,
-            **self._log,
-            server=self._server,
-            clients=self._clients,
-            listen_host=self._listen_host,
-            cluster_secret=self._cluster_secret,
-            child=child or watchdog.create_child(),
-            nodes_fd=None if self._nodes_listener is None else self._nodes_listener.fileno(),
-        )
 
     def __len__(self) -> int:
         return len(self._watchdogs) + len(self._remote_ranks)
@@ -312,6 +306,14 @@ class EngineGroup:
             watchdog.close()
         if self._nodes_listener is not None:
             self._nodes_listener.close()
+
+
+def _start_engine(
+    start_process: Callable[..., EngineProcessHandle],
+    watchdog: Watchdog,
+    child: EngineChildProcess | None,
+) -> EngineProcessHandle:
+    return start_process(child=child or watchdog.create_child())
 
 
 def _of_engine(message: AnyControlMessage, index: int) -> AnyControlMessage:

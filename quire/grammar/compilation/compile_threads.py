@@ -128,7 +128,7 @@ class CompilePool:
         """End workers and threads. Unfinished tasks stay unfinished."""
         with self._lock:
             self._closed = True
-            threads = list(self._threads)
+            threads, self._threads = self._threads, []
         for _ in threads:
             self._queue.put(None)
         for thread in threads:

@@ -7,9 +7,10 @@ changed. A class is a row of bits, like a mask (quire.grammar.backends.base).
 from __future__ import annotations
 
 import re
+import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class TokenClasses:
         self.heaviest = max((self.weights[token] for token in self.ids.values()), default=1)
         self._classify()
         self.fillers = self._fillers()
-        self.fewest = lru_cache(maxsize=4096)(self._fewest)
+        self.fewest = lru_cache(maxsize=4096)(partial(_fewest, weakref.proxy(self)))
         self._sorted = sorted(self.ids)
         self._joined = b"\n".join(self._sorted)
         lengths = np.fromiter(map(len, self._sorted), np.int64, len(self._sorted))
@@ -89,19 +90,6 @@ class TokenClasses:
                 found.setdefault(len(piece), token)
         return [found[length] for length in sorted(found, reverse=True)]
 
-    def _fewest(self, text: bytes) -> tuple[int, ...] | None:
-        """The text in as few tokens as can be. None: no tokens write it."""
-        best = self.min_tokens_by_offset(text)
-        if best[0] is None:
-            return None
-        tokens_of, at = [], 0
-        while at < len(text):
-            step = best[at]
-            assert step is not None
-            tokens_of.append(self.ids[text[at : at + step[1]]])
-            at += step[1]
-        return tuple(tokens_of)
-
     def min_tokens_by_offset(self, text: bytes) -> list[tuple[int, int] | None]:
         """For each place: fewest tokens from there to the end, and the bytes of the first."""
         best: list[tuple[int, int] | None] = [None] * len(text) + [(0, 0)]
@@ -138,3 +126,17 @@ class TokenClasses:
             found.append(self.ids[self._sorted[place]])
             at = self._joined.find(text, at + 1)
         return found
+
+
+def _fewest(classes: TokenClasses, text: bytes) -> tuple[int, ...] | None:
+    """The text in as few tokens as can be. None: no tokens write it."""
+    best = classes.min_tokens_by_offset(text)
+    if best[0] is None:
+        return None
+    tokens_of, at = [], 0
+    while at < len(text):
+        step = best[at]
+        assert step is not None
+        tokens_of.append(classes.ids[text[at : at + step[1]]])
+        at += step[1]
+    return tuple(tokens_of)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -68,20 +69,23 @@ class LateWorkRecorder:
 
 
 _recorder = LateWorkRecorder()
-_preparation_callback: Callable[[bool], None] | None = None
+_preparation_callback: weakref.WeakMethod[Callable[[bool], None]] | None = None
 
 
 def set_preparation_callback(callback: Callable[[bool], None]) -> None:
     """Call callback(True) when this process begins to prepare a kernel or a graph, and
-    callback(False) when it has finished: a rank that compiles does not hang."""
+    callback(False) when it has finished: a rank that compiles does not hang.
+
+    callback: a method of an object that this module may outlive.
+    """
     global _preparation_callback
-    _preparation_callback = callback
+    _preparation_callback = weakref.WeakMethod(callback)
 
 
 @contextmanager
 def preparing() -> Iterator[None]:
     """Within, a kernel is compiled or a graph is captured."""
-    callback = _preparation_callback
+    callback = None if _preparation_callback is None else _preparation_callback()
     if callback is None:
         yield
         return

@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
@@ -78,6 +78,12 @@ def refuse_recording(what: str) -> None:
         raise NotRecordableError(f"{what} cannot be recorded on a tape")
 
 
+@cache
+def _chars(size: int) -> Any:
+    """Return the array type of so many bytes. Made once: types are never freed after a freeze."""
+    return ctypes.c_char * size
+
+
 class Arena:
     """Memory for intermediate results: chunks that never move, cut first-fit.
 
@@ -101,7 +107,7 @@ class Arena:
         size = -(-count * dtype.itemsize // ALIGN) * ALIGN
         address = self._allocate(size)
         # torch keeps this object for as long as the storage lives, so its end is the block's end.
-        block = (ctypes.c_char * size).from_address(address)
+        block = _chars(size).from_address(address)
         weakref.finalize(block, self._release, address, size).atexit = False
         self.allocated_bytes += size
         return torch.frombuffer(block, dtype=dtype, count=count).view(*shape)
@@ -119,7 +125,7 @@ class Arena:
 
     def _add_chunk(self, size: int) -> None:
         size = max(CHUNK_BYTES, size) + ALIGN
-        chunk = (ctypes.c_char * size)()
+        chunk = _chars(size)()
         self._chunks.append(chunk)
         start = -(-ctypes.addressof(chunk) // ALIGN) * ALIGN
         usable = (ctypes.addressof(chunk) + size - start) // ALIGN * ALIGN
@@ -269,7 +275,7 @@ def _unowned_view(tensor: Tensor) -> Tensor:
     if tensor.numel() == 0:
         return tensor
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
-    memory = (ctypes.c_char * (span * tensor.itemsize)).from_address(tensor.data_ptr())
+    memory = _chars(span * tensor.itemsize).from_address(tensor.data_ptr())
     flat = torch.frombuffer(memory, dtype=tensor.dtype, count=span)
     return flat.as_strided(tensor.shape, tensor.stride())
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -229,7 +230,13 @@ def use_rotary_kernel(skeleton: nn.Module, paths: Sequence[str]) -> None:
                 forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
             )
             own.__kwdefaults__ = forward.__kwdefaults__
-            module.forward = types.MethodType(own, module)
+            module.forward = _bound_weakly(own, module)
+
+
+def _bound_weakly(function: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
+    """Return a method that does not keep its module alive: the module has it as an attribute."""
+    owner = weakref.ref(module)
+    return lambda *given, **named: function(owner(), *given, **named)
 
 
 def _is_half_split(function: Callable[..., Any]) -> bool:

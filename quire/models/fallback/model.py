@@ -82,8 +82,6 @@ class Model(nn.Module):
     def forward(self, step: StepInputs) -> Tensor:
         """Hidden states of every token in the step: [T, E]."""
         calls = StepCalls(step.attention)
-        for module in self._without_keyword:
-            module.__dict__[attention.KEYWORD] = calls
         given: dict[str, Any] = {"input_ids": step.token_ids[None]}
         if step.inputs_embeds is not None:
             given = {"inputs_embeds": step.inputs_embeds[None]}
@@ -96,7 +94,13 @@ class Model(nn.Module):
             positions = positions + self._config.first_position
         if step.token_types is not None and self._has_types:
             keyword["token_type_ids"] = step.token_types[None].long()
-        found = self._base(**given, position_ids=positions, **keyword)
+        for module in self._without_keyword:
+            module.__dict__[attention.KEYWORD] = calls
+        try:
+            found = self._base(**given, position_ids=positions, **keyword)
+        finally:
+            for module in self._without_keyword:  # it refers to the cache, and to the modules
+                del module.__dict__[attention.KEYWORD]
         return found[0][0]
 
     def logits(self, hidden: Tensor, *, whole: bool = True) -> Tensor:

@@ -60,12 +60,12 @@ class AdapterBanks:
         self._device_slots = torch.full((max_seqs,), -1, dtype=torch.int32, device=sizes.device)
         self.layers: dict[str, AdaptedLayer] = {}
         self._changes_logits = False
-        self._device, self._model = sizes.device, model
+        self._device = sizes.device
         self.dtype = sizes.dtype
         self._scaled: set[int] = set()  # slots whose adapters have factors or biases
         modules = dict(model.named_modules())
-        for name in layers:
-            layer = modules[name]
+        self._modules = {name: modules[name] for name in layers}  # not the model: it has the banks
+        for name, layer in self._modules.items():
             adapted = _adapted_class(layer, sizes.replaced_rows > 0)
             self.layers[name] = adapted(layer, sizes, self._step)
             self._changes_logits |= isinstance(layer, (LMHead, ClassifierLinear))
@@ -108,7 +108,7 @@ class AdapterBanks:
         pipeline stage."""
         if request.layer not in self.layers:
             return {}
-        layer = self._model.get_submodule(request.layer)
+        layer = self._modules[request.layer]
         assert isinstance(layer, (Linear, Embedding)), request.layer
         return rank_norms(layer, request.deltas)
 

@@ -21,7 +21,7 @@ from quire.kernels.native import library
 from quire.models.base import LanguageModel, StepInputs
 from quire.platform import cpu
 from quire.pooling.pooler import Pooler
-from quire.runner.cpu.tape_cache import TapeCache
+from quire.runner.cpu.tape_cache import DecodeForward, TapeCache
 from quire.runner.device_worker import CompletedStep, build_step_result
 from quire.runner.kv_tensors import release_pages
 from quire.runner.parts.base import ForwardOutput, StepPart, split_variant
@@ -72,7 +72,7 @@ class CpuWorker:
         self._has_spare_core = native is not None and cpu.available_cores() > native.threads
         self._tapes = None
         if model.is_recordable and not eager and generates:
-            self._tapes = TapeCache(
+            forward = DecodeForward(
                 model,
                 backend,
                 max_rows=slots.max_seqs,
@@ -82,6 +82,7 @@ class CpuWorker:
                 whole_logits=sampler.strips is None,
                 is_last_stage=link.is_last,
             )
+            self._tapes = TapeCache(forward)
 
     def execution_context(self) -> AbstractContextManager[object]:
         return _one_torch_thread()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,7 +30,56 @@ _RECORDER_LOCK = threading.Lock()
 
 
 class TapeCache:
-    """Owns the static input buffers and the tapes. Runs on the device thread."""
+    """Owns the tapes. Runs on the device thread."""
+
+    def __init__(self, forward: DecodeForward) -> None:
+        self._forward = forward
+        self._recorder = TapeRecorder()
+        self._tapes: dict[str, dict[int, OpTape[Tensor]]] = {}  # by variant and size
+        self._not_recordable: set[str] = set()  # variants
+
+    def run(
+        self,
+        inputs: StepBatch,
+        batch: AttentionMetadata,
+        variant: StepVariant = PLAIN,
+        carried: Tensor | None = None,
+    ) -> Tensor | None:
+        """Return logits [R, V] of a decode-only step, or a strip of them, until the next call. Of a
+        stage before the last: hidden states [R, E].
+
+        carried: [R, E] of the pipeline stage before; None: this is the first. Returns None where
+        the step must run eagerly.
+        """
+        name = variant.name
+        if name in self._not_recordable:
+            return None
+        rows = len(inputs.token_ids)
+        size = padded_rows(rows)
+        self._forward.fill_inputs(inputs, batch, rows, size, carried)
+        tape = self._tapes.setdefault(name, {}).get(size) or self._record(size, variant)
+        return None if tape is None else tape.replay()[:rows]
+
+    def _record(self, size: int, variant: StepVariant) -> OpTape[Tensor] | None:
+        """Return a new tape; None: the model's forward pass cannot be recorded."""
+        try:
+            with _RECORDER_LOCK:
+                tape = self._recorder.record(partial(self._forward.run, size, variant))
+        except NotRecordableError as error:
+            self._not_recordable.add(variant.name)
+            kind = f" ({variant.name})" if variant.name else ""
+            log.info("decode steps%s run eagerly: %s", kind, error)
+            return None
+        self._tapes[variant.name][size] = tape
+        return tape
+
+
+class DecodeForward:
+    """Owns the static input buffers of decode steps, and runs a forward pass over them.
+
+    Tapes keep it alive, so it must not refer to them: collections do not free such a cycle, as the
+    objects of a start are frozen.
+    """
 
     def __init__(
         self,
@@ -67,53 +117,16 @@ class TapeCache:
         if has_cross:
             self._cross_table = torch.full((rows, width), NO_BLOCK, dtype=torch.int32)
             self._cross_lengths = torch.zeros(rows, dtype=torch.int32)
-        self._recorder = TapeRecorder()
-        self._tapes: dict[str, dict[int, OpTape[Tensor]]] = {}  # by variant and size
-        self._not_recordable: set[str] = set()  # variants
 
-    def run(
+    def fill_inputs(
         self,
         inputs: StepBatch,
         batch: AttentionMetadata,
-        variant: StepVariant = PLAIN,
-        carried: Tensor | None = None,
-    ) -> Tensor | None:
-        """Return logits [R, V] of a decode-only step, or a strip of them, until the next call. Of a
-        stage before the last: hidden states [R, E].
-
-        carried: [R, E] of the pipeline stage before; None: this is the first. Returns None where
-        the step must run eagerly.
-        """
-        name = variant.name
-        if name in self._not_recordable:
-            return None
-        rows = len(inputs.token_ids)
-        size = padded_rows(rows)
-        self._fill_inputs(inputs, batch, rows, size)
-        if carried is not None:
-            if self._carried is None:
-                self._carried = carried.new_zeros(len(self._token_ids), carried.shape[1])
-            self._carried[:rows] = carried
-        tape = self._tapes.setdefault(name, {}).get(size) or self._record(size, variant)
-        return None if tape is None else tape.replay()[:rows]
-
-    def _record(self, size: int, variant: StepVariant) -> OpTape[Tensor] | None:
-        """Return a new tape; None: the model's forward pass cannot be recorded."""
-        try:
-            with _RECORDER_LOCK:
-                tape = self._recorder.record(lambda: self._run_forward(size, variant))
-        except NotRecordableError as error:
-            self._not_recordable.add(variant.name)
-            kind = f" ({variant.name})" if variant.name else ""
-            log.info("decode steps%s run eagerly: %s", kind, error)
-            return None
-        self._tapes[variant.name][size] = tape
-        return tape
-
-    def _fill_inputs(
-        self, inputs: StepBatch, batch: AttentionMetadata, rows: int, size: int
+        rows: int,
+        size: int,
+        carried: Tensor | None,
     ) -> None:
-        """Fill the first `rows`; a padding row writes nothing and attends to nothing."""
+        """Fill the first `rows` of `size`; a padding row writes nothing and attends to nothing."""
         for buffer, values, blank in (
             (self._token_ids, inputs.token_ids, 0),
             (self._positions, inputs.positions, 0),
@@ -132,8 +145,13 @@ class TapeCache:
             self._cross_table[:rows, : table.shape[1]] = table
             self._cross_lengths[:rows] = batch.cross.lengths
             self._cross_lengths[rows:size] = 0
+        if carried is not None:
+            if self._carried is None:
+                self._carried = carried.new_zeros(len(self._token_ids), carried.shape[1])
+            self._carried[:rows] = carried
 
-    def _run_forward(self, size: int, variant: StepVariant) -> Tensor:
+    def run(self, size: int, variant: StepVariant) -> Tensor:
+        """Return the logits or hidden states of the first `size` rows."""
         batch = AttentionMetadata(
             q_starts=self._starts[: size + 1],
             contexts=self._contexts[:size],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
@@ -32,11 +33,26 @@ MAX_WHOLE_ROWS = 8
 Key = TypeVar("Key", bound=Hashable)
 
 
+def weak_method(method: Callable[[Key], None]) -> Callable[[Key], None]:
+    """Return a function that calls a method and does not keep its object alive."""
+    found = weakref.WeakMethod(method)
+
+    def call(key: Key) -> None:
+        bound = found()
+        assert bound is not None, "the object of the method is gone"
+        bound(key)
+
+    return call
+
+
 class CudaGraphCache(Generic[Key]):
     """The graphs of one stream: key -> graph."""
 
     def __init__(self, launch: Callable[[Key], None], device: torch.device) -> None:
-        """launch: launch the kernels of a key's graph. They must read and write fixed addresses."""
+        """launch: launch the kernels of a key's graph. They must read and write fixed addresses.
+
+        A method of the object that owns the cache is given as weak_method().
+        """
         self._device = device
         self._launch = launch
         self._captured: dict[Key, torch.cuda.CUDAGraph] = {}

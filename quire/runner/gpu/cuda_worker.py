@@ -32,6 +32,7 @@ from quire.runner.gpu.cuda_graphs import (
     decode_graph_groups,
     decode_graphs,
     padded_sample_rows,
+    weak_method,
 )
 from quire.runner.gpu.gemm_warmup import warm_up_gemms
 from quire.runner.gpu.kv_memory import KVMemory
@@ -127,7 +128,7 @@ class CudaWorker:
         decodes = rows if generates else 0
         self._shapes = graph_shapes(max_tokens, decodes) if backend.supports_prefill_graphs else []
         self._variants = find_variants(model)
-        self._graphs = CudaGraphCache[GraphKey](self._launch, device)
+        self._graphs = CudaGraphCache[GraphKey](weak_method(self._launch), device)
         self._graph_bytes = 0
         self._stream.wait_stream(torch.cuda.current_stream(device))
 

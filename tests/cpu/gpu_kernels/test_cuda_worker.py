@@ -6,6 +6,8 @@ padding, write-back, results. Real graphs and real asynchrony are tests/gpu's bu
 
 import contextlib
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -323,6 +325,20 @@ def test_a_step_without_a_graph_is_launched_kernel_by_kernel(acted, replayed):
     got, _ = tiny.run(engine_of(depth=2, captured=False), workload(), stagger=2)
     assert got == want
     assert not any(captured for _, captured in replayed)
+
+
+def test_reference_counts_free_a_deleted_worker(acted):
+    """The objects of a start are frozen, so no collection would."""
+    gc.collect()
+    gc.disable()
+    try:
+        engine = engine_of(depth=2)
+        tiny.run(engine, workload()[:2])
+        worker = weakref.ref(engine.executor.runner.worker)
+        del engine
+        assert worker() is None
+    finally:
+        gc.enable()
 
 
 def test_after_sleep_all_graphs_are_captured_again(acted, monkeypatch):

@@ -12,7 +12,7 @@ from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import group_layers
 from quire.kernels.native import library
 from quire.models.base import StepInputs
-from quire.runner.cpu.tape_cache import TapeCache, padded_rows
+from quire.runner.cpu.tape_cache import DecodeForward, TapeCache, padded_rows
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.step_batch import StepBatch
 from tests.cpu.engine_of import TINY, engine_of, model_of, request, run
@@ -64,7 +64,8 @@ def graphs_over():
         layers, group_layers(layers), num_blocks=64, block_size=BLOCK, form=KV_FORMATS["float32"]
     )
     backend = Backend(cache)
-    return TapeCache(model, backend, max_rows=16, width=32, groups=1), model, backend, cache
+    forward = DecodeForward(model, backend, max_rows=16, width=32, groups=1)
+    return TapeCache(forward), model, backend, cache
 
 
 def eager(model, backend, inputs, batch):
@@ -109,7 +110,7 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_with_one_log_line(caplog):
 
         logits = staticmethod(model.logits)
 
-    graphs._model = Computes()
+    graphs._forward._model = Computes()
     with caplog.at_level(logging.INFO, "quire.runner.cpu.tape_cache"):
         assert graphs.run(*step_of(2, context=1)) is None
         assert graphs.run(*step_of(3, context=1)) is None
