@@ -127,14 +127,13 @@ def run_dummy_requests(
 
 def _add_shortened(scheduler: Scheduler, request: Request) -> None:
     """Add a request. A cache that is too small for max_model_len gets a shorter prompt."""
-    while True:
-        try:
-            scheduler.add(request)
-            return
-        except TooLong:
-            if len(request.prompt) == 1:
-                raise
-            request = replace(request, prompt=request.prompt[: len(request.prompt) // 2])
+    try:
+        scheduler.add(request)
+    except TooLong:
+        if len(request.prompt) == 1:
+            raise
+        half = request.prompt[: len(request.prompt) // 2]
+        _add_shortened(scheduler, replace(request, prompt=half))
 
 
 def run_dummy_pooling(half: SchedulerAndExecutor, counts: Sequence[int], task: PoolingTask) -> None:
