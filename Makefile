@@ -69,6 +69,7 @@ isa: $(SETUP) ## tests of CPU kernels and models one instruction set below this 
 	QUIRE_CPU_ISA=$(LOWER_ISA) ATEN_CPU_CAPABILITY=$(LOWER_ISA:sse2=default) \
 	ONEDNN_MAX_CPU_ISA=$(patsubst sse2,SSE41,$(LOWER_ISA:avx2=AVX2)) \
 	$(BIN)/pytest $(PARALLEL) tests/cpu/kernels tests/cpu/models tests/cpu/attention
+	$(BIN)/pytest --long -k "lesser or instruction_sets" tests/cpu/kernels
 
 bench: $(SETUP) ## quick figures of this machine: scheduler, ops, sampler, offline
 	$(BIN)/python bench/scheduler.py && $(BIN)/python bench/ops.py && $(BIN)/python bench/sampler.py

@@ -19,7 +19,7 @@ os.environ["COLUMNS"] = "100"  # argparse wraps help to the terminal
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 os.environ["SSL_CERT_FILE"] = ""
 
-from tests import fork_server, tiers
+from tests import fork_server, tiers, torchvision_wheel
 
 # 5 s for clients that set no limit: too little where other processes of the suite are busy.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.read = 60.0
@@ -43,6 +43,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    torchvision_wheel.install()
     # Tests start hundreds of processes: without bytecode each compiles quire again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -98,13 +99,31 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_collection_modifyitems(config, items):
     """Deselect the long tier, and put what is long first."""
-    is_long = [not tiers.LONG and bool(item.get_closest_marker("long")) for item in items]
-    config.hook.pytest_deselected(items=[item for item, long in zip(items, is_long) if long])
-    items[:] = [item for item, long in zip(items, is_long) if not long]
+    if not tiers.LONG:
+        daily = [item for item in items if not item.get_closest_marker("long")]
+        daily = [item for item, runs in zip(daily, sampled(daily)) if runs]
+        config.hook.pytest_deselected(items=list({*items} - {*daily}))
+        items[:] = daily
     for item in items:
         if hasattr(item.module, "serving"):
             item.add_marker(pytest.mark.slow("starts `quire serve`"))
     items.sort(key=lambda item: order_of(item.path))
+
+
+def sampled(items):
+    """Whether the everyday tier runs each: of tests with the marker `sampled`, some cases only."""
+    tests, runs = {}, dict.fromkeys(items, True)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            file, _, name = item.nodeid.partition("[")[0].partition("::")
+            tests.setdefault(file, {}).setdefault(name, []).append(item)
+    for file in tests.values():
+        for number, cases in enumerate(file.values()):
+            axes = [getattr(item, "callspec", None) for item in cases]
+            places = [dict(one.indices) if one else {} for one in axes]
+            (every,) = cases[0].get_closest_marker("sampled").args
+            runs |= zip(cases, tiers.sample(places, every, number), strict=True)
+    return runs.values()
 
 
 ONE_SERVER = {

@@ -3,6 +3,7 @@
     ROUNDS = tiers.amount(16, 2000)         everyday, long
     @pytest.mark.long("a night of faults")  runs with --long only
     @pytest.mark.parametrize("splits", [2, *tiers.long(7, 32)])
+    pytestmark = pytest.mark.sampled(3)     of the cases of each test, one in three every day
 
 tests/conftest.py sets `LONG` before it imports any test module.
 """
@@ -14,6 +15,21 @@ from typing import Any
 import pytest
 
 LONG = False
+
+
+def sample(cases: list[dict[str, int]], every: int, first: int) -> list[bool]:
+    """Which cases of one test run every day: one in `every`; of several axes each value as well.
+
+    cases: the number of the value on each axis. first: of the test in its file. Tests of one file
+    begin at different cases, so that together they run every one.
+    """
+    chosen = [i % every == first % min(every, len(cases)) for i in range(len(cases))]
+    if len({tuple(case[axis] for case in cases) for axis in cases[0]}) > 1:
+        seen = {value for case, runs in zip(cases, chosen) if runs for value in case.items()}
+        for i, case in enumerate(cases):
+            chosen[i] |= not case.items() <= seen
+            seen |= case.items()
+    return chosen
 
 
 def amount(everyday: Any, long: Any) -> Any:

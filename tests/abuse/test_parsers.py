@@ -16,6 +16,8 @@ from tests.abuse.harness import LONG
 from tests.pure.tools.rendering import CallToRender, render_calls
 from tests.pure.tools.samples import FORMATS, format_of, pieces_of, read, reader
 
+pytestmark = pytest.mark.sampled(3)
+
 LENGTH = 200_000 if LONG else 4_000
 MOST_S = 30.0 if LONG else 1.0
 PIECE = 8

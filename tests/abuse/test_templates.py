@@ -97,6 +97,7 @@ def made():
     made.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_template_is_refused_in_time_and_the_next_works(made, source):
     before = len(os.listdir("/proc/self/fd"))

@@ -55,7 +55,7 @@ print(json.dumps(of_targets))
 """
 
 
-@pytest.mark.slow("starts a process that compiles seven kernels for two GPUs")
+@pytest.mark.long("starts a process that compiles seven kernels for two GPUs")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_wait_for_others_where_they_may_overlap(tmp_path):
     """Assemblers of GPUs before Hopper refuse the instructions."""

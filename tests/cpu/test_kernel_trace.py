@@ -145,7 +145,7 @@ def run(program, tmp_path, *arguments):
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-@pytest.mark.slow("starts a process that compiles two kernels")
+@pytest.mark.long("starts a process that compiles two kernels")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_a_kernel_that_is_not_on_the_device_when_the_engine_is_ready_is_late(tmp_path):
     compiled, logged = run(LATE, tmp_path)
@@ -191,7 +191,7 @@ with os.fdopen(reader) as other:
 """
 
 
-@pytest.mark.slow("starts a process")
+@pytest.mark.long("starts a process")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_a_kernel_s_key_does_not_depend_on_the_kernels_before_it(tmp_path):
     """Else one process does not find what another has compiled."""

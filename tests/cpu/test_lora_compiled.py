@@ -50,7 +50,7 @@ print(json.dumps(facts))
 """
 
 
-@pytest.mark.slow("starts a process that compiles six kernels")
+@pytest.mark.long("starts a process that compiles six kernels")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_no_register_is_spilled_and_all_sums_use_one_instruction(tmp_path):
     """A row's bits must not depend on the number of rows, and wgmma adds otherwise than mma."""

@@ -23,6 +23,7 @@ def said(spoil, **setup):
     return run(engine, requests, stagger=2)[0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("spoil", [float("nan"), float("inf")])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("hf", [TINY, WINDOWED], ids=["full", "windowed"])

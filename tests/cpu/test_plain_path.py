@@ -101,6 +101,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(llm, model, name):
     said = CASES[name]

@@ -60,6 +60,7 @@ def plan(capsys, *argv):
     return status, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", TINY, ids=lambda p: p.stem)
 def test_facts_from_config_json_are_those_of_the_model(path):
     hf = json.loads(path.read_text())

@@ -17,7 +17,7 @@ from tests.cpu.same_bits import needs_same_bits
 from tests.cpu.test_structured import RANDOM
 from tests.cpu.test_structured import workload as bound_workload
 
-pytestmark = needs_same_bits
+pytestmark = [needs_same_bits, pytest.mark.sampled(3)]
 
 
 def workload():

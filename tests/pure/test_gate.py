@@ -148,6 +148,7 @@ def test_bytecode_beside_the_files_is_not_read(tmp_path):
     assert [one.path for one in gate.all_faults(tmp_path)] == ["deploy/Dockerfile"]
 
 
+@pytest.mark.long("make check runs it")
 def test_the_tree_has_no_fault_but_those_with_a_reason(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["gate.py"])
     assert gate.main() == 0, capsys.readouterr().out

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-from tests import tiers
-
 pytestmark = pytest.mark.slow("starts a server under its other name")
 
 SCRIPT = """
@@ -22,7 +20,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("way", ["module", *tiers.long("script")])
+@pytest.mark.long("tests/server/test_seeds.py starts the module every day")
+@pytest.mark.parametrize("way", ["module", "script"])
 def test_the_server_starts_and_ends_under_its_other_name(tmp_path, way):
     (tmp_path / "serve.py").write_text(SCRIPT)
     what = (

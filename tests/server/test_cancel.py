@@ -238,6 +238,7 @@ async def by_an_operator(scene, call, route, name):
 WAYS = [by_leaving, by_its_id, by_the_id_of_its_answer, by_an_operator]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ROUTES)
@@ -265,6 +266,7 @@ def test_whatever_decodes_is_ended_in_every_way(scene, route, stream, way):
         assert b"abort" in call.body or b"cancelled" in call.body or route == "generate"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_deadline_ends_it_on_every_route(scene, route, stream):
@@ -600,6 +602,7 @@ def test_many_cancels_at_any_moment_leave_nothing(staged):
     assert got.status_code == 200, got.text
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["to its end", "till it is left"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ROUTES)

@@ -96,7 +96,7 @@ def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
         assert "shutdown: waiting for 1 requests, at most 30 s" in log
 
 
-@pytest.mark.slow("a server of its own")
+@pytest.mark.long("a server of its own; other tests close the streams of commands")
 def test_a_server_starts_with_its_standard_streams_closed(tmp_path):
     path = tmp_path / "s"
     command = [sys.executable, "-m", "quire", "serve", "embedded", *SMALL, "--uds", str(path)]

@@ -19,7 +19,10 @@ from tests.cpu.encoder_decoder.seq2seq import (
     write_model,
 )
 
-pytestmark = pytest.mark.slow("imports transformers, and makes models of it")
+pytestmark = [
+    pytest.mark.slow("imports transformers, and makes models of it"),
+    pytest.mark.sampled(3),
+]
 
 SOURCES = [source_of(length) for length in (1, 5, 17, 60, 33)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, logprobs=0)

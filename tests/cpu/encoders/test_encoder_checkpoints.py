@@ -18,6 +18,8 @@ from tests.cpu.encoders.tiny_encoders import VARIANTS, hidden_of, ours, texts_of
 from tests.cpu.models.test_forward_calls_kernels_only import MEMORY, VIEWS, Recorder
 from tests.cpu.models.test_shards import Together
 
+pytestmark = pytest.mark.sampled(4)
+
 FILE = "model.safetensors"
 LENGTHS = (2, 33, 5)
 

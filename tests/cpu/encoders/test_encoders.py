@@ -11,6 +11,8 @@ from quire.kernels.native.library import available
 from quire.models.build import read_model_config
 from tests.cpu.encoders.tiny_encoders import LABELS, VARIANTS, hidden_of, ours, texts_of, write_peer
 
+pytestmark = pytest.mark.sampled(3)
+
 TOLERANCE = 1e-5
 BF16_DRIFT = 1e-3  # 1 - cosine of the mean state, at worst
 

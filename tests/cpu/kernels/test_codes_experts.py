@@ -12,7 +12,6 @@ from quire.kernels.grouped_linear import pack_experts, random_codes
 from quire.kernels.moe_experts import ExpertActivation, moe_experts
 from quire.kernels.native import library as loader
 from quire.kernels.native.op_tape import TapeRecorder
-from tests import tiers
 from tests.cpu.kernels.test_panel_codes import BITS, quantized
 
 pytestmark = pytest.mark.usefixtures("seeded", "poisoned")
@@ -200,8 +199,8 @@ def results():
     ]
 
 
-@pytest.mark.slow("compiles the library for a lesser CPU")
-@pytest.mark.parametrize("narrow", ["sse2", *tiers.long("avx2", "avx512")], indirect=True)
+@pytest.mark.long("compiles the library for lesser CPUs: `make isa` runs it")
+@pytest.mark.parametrize("narrow", ["sse2", "avx2", "avx512"], indirect=True)
 def test_results_are_equal_on_all_instruction_sets(narrow, monkeypatch, native_one):
     got = results()
     monkeypatch.setattr(loader, "load_library", lambda: native_one)

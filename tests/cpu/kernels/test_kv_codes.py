@@ -11,7 +11,6 @@ import torch
 
 from quire.kernels.native.build import SOURCE_DIR
 from quire.kernels.paged_attention import paged_attention
-from tests import tiers
 
 BF16, FP32 = torch.bfloat16, torch.float32
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
@@ -68,7 +67,8 @@ def test_attention_reads_every_code_exactly(code, dtype, size):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
-@pytest.mark.parametrize("narrow", ["sse2", *tiers.long("avx2", "avx512")], indirect=True)
+@pytest.mark.long("compiles the library for lesser CPUs: `make isa` runs it")
+@pytest.mark.parametrize("narrow", ["sse2", "avx2", "avx512"], indirect=True)
 def test_lesser_cpus_read_every_code_exactly(narrow):
     for code in (INT8, E4M3, E5M2):
         check(code, FP32, 19)

@@ -17,7 +17,6 @@ from quire.kernels import (
 )
 from quire.kernels.formats.packed_weight import PackedWeight, pack_panels
 from quire.kernels.framework.op import OPS
-from tests import tiers
 from tests.op_cases import all_ops, copied, written_cache
 
 CPU = torch.device("cpu")
@@ -60,9 +59,9 @@ def test_a_kernel_agrees_with_its_reference(name):
     assert agree(OPS[name]) >= 2
 
 
-@pytest.mark.slow("compiles the library for a lesser CPU")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
-@pytest.mark.parametrize("narrow", ["sse2", *tiers.long("avx2", "avx512")], indirect=True)
+@pytest.mark.long("compiles the library for lesser CPUs: `make isa` runs it")
+@pytest.mark.parametrize("narrow", ["sse2", "avx2", "avx512"], indirect=True)
 def test_kernels_for_lesser_cpus_agree_too(narrow, request):
     wanted = request.node.callspec.params["narrow"]
     assert narrow.features == {"sse2": "generic"}.get(wanted, wanted)
@@ -152,6 +151,7 @@ def attention_of_last(case, count):
     return {**case, "q": case["q"][keep], "q_starts": q_starts}, keep
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(
     ("window", "features"),
@@ -236,6 +236,7 @@ def test_copy_blocks_copies_each_pair_in_every_place():
     assert not targets[0][[0, 2, 4, 5]].any()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize("features", [{}, {"window": 40}, {"alibi": True}, {"reach": 30}])

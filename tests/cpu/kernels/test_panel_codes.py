@@ -13,7 +13,6 @@ from quire.kernels.grouped_linear import pack, pack_experts, random_codes
 from quire.kernels.moe_experts import ExpertActivation
 from quire.kernels.native import library as loader
 from quire.kernels.native.op_tape import TapeRecorder
-from tests import tiers
 
 pytestmark = pytest.mark.usefixtures("seeded", "poisoned")
 CPU = torch.device("cpu")
@@ -195,8 +194,8 @@ def results():
     return out
 
 
-@pytest.mark.slow("compiles the library for a lesser CPU")
-@pytest.mark.parametrize("narrow", ["sse2", *tiers.long("avx2", "avx512")], indirect=True)
+@pytest.mark.long("compiles the library for lesser CPUs: `make isa` runs it")
+@pytest.mark.parametrize("narrow", ["sse2", "avx2", "avx512"], indirect=True)
 def test_results_are_equal_on_all_instruction_sets(narrow, monkeypatch, native_one):
     check_extremes()
     check_integers((70, 96, 32), 6)

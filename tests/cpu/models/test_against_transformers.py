@@ -105,6 +105,7 @@ class TestVariant:
                 worst = (got - want).abs().max().item()
                 assert worst < TOLERANCE, f"{len(ids)} tokens in pieces of {sizes[:4]}: {worst}"
 
+    @pytest.mark.sampled(5)
     def test_greedy_tokens_equal_those_of_transformers(self, variant, pairs):
         theirs, model, config, _ = pairs(variant)
         for ids in prompts(variant, config, "greedy", GREEDY):
@@ -114,6 +115,7 @@ class TestVariant:
             whole = said_alike(theirs, [*ids, *got], chosen)
             assert got == whole[len(ids) - 1 : -1].argmax(-1).tolist()
 
+    @pytest.mark.sampled(5)
     def test_bfloat16_drifts_little(self, variant, pairs, record_property):
         theirs, _, config, folder = pairs(variant)
         model, _ = ours(variant, folder, torch.bfloat16)

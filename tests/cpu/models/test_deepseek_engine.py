@@ -5,6 +5,8 @@ import pytest
 from quire import LLM, SamplingParams
 from tests.cpu.models.peers import continued, peer, prompt_of
 
+pytestmark = pytest.mark.sampled(3)
+
 COUNT = 20
 SETTINGS = {
     "dtype": "float32",

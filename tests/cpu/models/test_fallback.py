@@ -19,6 +19,8 @@ from tests.cpu.engine_of import request, run
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import continued, logprobs, prompt_of
 
+pytestmark = pytest.mark.sampled(3)
+
 TOLERANCE = 1e-4
 VOCAB = 97
 SMALL = {

@@ -16,6 +16,8 @@ from quire.models.build import build_model, read_model_config
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import VARIANTS, tiny
 
+pytestmark = pytest.mark.sampled(4)
+
 VIEWS = {"view", "split", "split_with_sizes", "slice", "select", "_unsafe_view", "unsqueeze"}
 REFERENCES = {"moe_router", "moe_experts", "gated_add"}  # no native kernel
 REFERENCES |= {"mla_attention", "mla_write"}

@@ -56,6 +56,7 @@ def renamed(folder, change):
     save_file(change(tensors), folder / "model.safetensors", {"format": "pt"})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_the_text_half_of_a_wrapper_equals_transformers(name, tmp_path):
     theirs = saved(name, tmp_path)

@@ -18,6 +18,8 @@ from tests.pure.core.workload import (
     random_squeeze_of_ranks,
 )
 
+pytestmark = pytest.mark.sampled(4)
+
 SEEDS = range(tiers.amount(25, 400))
 
 

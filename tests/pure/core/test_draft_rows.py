@@ -26,6 +26,8 @@ from tests.pure.core.workload import (
     with_drafts,
 )
 
+pytestmark = pytest.mark.sampled(3)
+
 
 @pytest.mark.parametrize("seed", range(tiers.amount(30, 400)))
 def test_drafts_do_not_change_the_output(seed):

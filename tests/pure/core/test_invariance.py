@@ -19,6 +19,8 @@ from tests.pure.core.workload import (
     random_squeeze,
 )
 
+pytestmark = pytest.mark.sampled(3)
+
 
 @pytest.mark.parametrize("seed", range(tiers.amount(40, 400)))
 def test_output_does_not_depend_on_the_engine_configuration(seed):

@@ -216,6 +216,7 @@ def setup_of(name):
     return Again(**SETUPS[name], grammars=grammars)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(tiers.amount(2, 20)))
 @pytest.mark.parametrize("name", SETUPS)
 def test_a_recording_makes_the_same_plans_again(tmp_path, name, seed):
@@ -286,6 +287,7 @@ def break_matching(monkeypatch):
 BUGS = [break_budget, break_victims, break_matching]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 @pytest.mark.parametrize("seed", range(tiers.amount(3, 20)))
 def test_a_scheduler_bug_is_reproduced_and_its_fix_is_visible(tmp_path, bug, seed):

@@ -230,6 +230,7 @@ def budgets(least: int) -> tuple[int, ...]:
     return (*near, *above, least + 150)
 
 
+@pytest.mark.sampled(3)
 @each_room
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_json_is_whole_and_valid_at_every_budget(name, room):
@@ -241,6 +242,7 @@ def test_json_is_whole_and_valid_at_every_budget(name, room):
         jsonschema.validate(json.loads(text), SCHEMAS[name])
 
 
+@pytest.mark.sampled(3)
 @each_room
 @pytest.mark.parametrize("name", FORMS)
 def test_other_forms_are_whole_at_every_budget(name, room):

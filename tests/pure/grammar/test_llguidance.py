@@ -25,6 +25,8 @@ from tests import grammar_cases as cases
 from tests import grammar_contract as contract
 from tests.grammar_cases import CASES, INT, VOCABULARY
 
+pytestmark = pytest.mark.sampled(3)
+
 COMPILER = LLGuidanceCompiler(VOCABULARY)
 
 

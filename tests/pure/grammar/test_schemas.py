@@ -88,6 +88,7 @@ def _check(text, validator):
     assert max(map(len, walks.spaces(text)), default=0) <= 2, f"white space in {text!r}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("row", HONOURED)
 def test_every_text_of_an_honoured_schema_is_valid(row, often):
     """Some texts end as they like, others within budgets of few tokens."""
@@ -106,6 +107,7 @@ def test_every_text_of_an_honoured_schema_is_valid(row, often):
         _check(walks.walk_within(grammar, least, least.min_tokens + room, draw), validator)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("row", SMALL)
 def test_every_budget_from_the_least_gives_a_valid_text(row, often):
     constraint, validator = _constraint(row), _validator(row)
@@ -116,6 +118,7 @@ def test_every_budget_from_the_least_gives_a_valid_text(row, often):
         _check(walks.walk_within(grammar, least, budget, draw), validator)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row", [row for row in REFUSED if row.values[0]["name"] not in LARGE])
 def test_what_is_not_honoured_is_refused_with_its_place(row):
     """`at` is null where only the compiler finds that no value is valid."""

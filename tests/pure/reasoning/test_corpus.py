@@ -58,6 +58,7 @@ def test_a_sample_parses_to_its_reasoning_and_content(sample):
     assert len(parsed.notes) == sample.get("notes", 0), parsed.notes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sample", CORPUS, ids=name_of)
 def test_no_cut_in_two_changes_the_result(sample):
     text = sample["text"]
@@ -80,6 +81,7 @@ def test_no_random_cuts_change_the_result():
         assert read(sample, cut(text, places)) == whole[index], (text, places)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "sample",
     [one for one in CORPUS if not one.get("variables", {}).get(FORCE_CONTENT)],

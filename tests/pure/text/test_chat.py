@@ -353,6 +353,7 @@ def test_a_template_cannot_leave_the_sandbox(source):
         assert ChatTemplate(source).render(USER) in ("", "x")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "source",
     [

@@ -17,6 +17,8 @@ from tests.pure.tool_grammar.walking import Trial, rng
 from tests.pure.tools.rendering import CallToRender, render_calls
 from tests.pure.tools.samples import FORMATS, format_of
 
+pytestmark = pytest.mark.sampled(3)
+
 EVERY = [*FORMATS, "json"]
 
 

@@ -90,6 +90,7 @@ def test_a_section_of_calls_ends_reasoning_in_formats_with_breaks():
     assert not only_content.accepts('I ask. <|tool_calls_section_begin|></think>{"a": 1}')
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tools", ["hermes", "qwen3_coder", "glm45", "deepseek_v4", "minimax_m3"])
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_r1", "granite", "gemma4"])
 def test_forced_calls_may_end_reasoning_and_their_markup_is_not_in_it(name, tools):
@@ -150,6 +151,7 @@ def test_the_last_message_of_channels_has_the_grammar():
     assert not grammar.accepts("<|channel|>final<|message|>Hm.")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("prompt", ["", "opened"])
 def test_allowed_text_parses_to_reasoning_and_valid_content(name, prompt):

@@ -42,6 +42,7 @@ def test_a_sample_parses_to_its_calls_and_content(tool_format):
             assert [call.id for call in parsed.calls] == sample["ids"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tool_format", FORMATS)
 def test_no_split_in_two_changes_the_result(tool_format):
     for number, sample in enumerate(short(tool_format)):
@@ -69,6 +70,7 @@ def test_no_random_split_changes_the_result(tool_format, often):
         assert read(tool_format, *parts) == whole, parts
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tool_format", FORMATS)
 def test_a_truncated_text_gives_a_prefix_of_the_result(tool_format):
     for number, sample in enumerate(short(tool_format)):
@@ -90,6 +92,7 @@ def kept(tool_format, text, content):
     return content == text or (tool_format == "openai" and (content in text or not content))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tool_format", FORMATS)
 def test_markup_of_complete_calls_is_never_content(tool_format):
     for sample in corpus(tool_format):

@@ -11,6 +11,8 @@ from quire.text.tools.base import closing_literals
 from tests.pure.tools.rendering import CallToRender, render_calls
 from tests.pure.tools.samples import FORMATS, format_of, function, read
 
+pytestmark = pytest.mark.sampled(3)
+
 LOOSE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 

@@ -473,6 +473,7 @@ def adverse(tool_format, template, length):
     return (unit * (length // len(unit) + 1))[:length]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tool_format", FORMATS)
 def test_work_is_linear_for_adverse_text_in_any_chunks(tool_format):
     for template in ADVERSE:

@@ -50,6 +50,7 @@ def test_hidden_states_of_packed_texts_are_those_of_each_alone(model_type, tmp_p
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", TYPES)
 @pytest.mark.parametrize("head", ["lm", "classify", "token_classify"])
 def test_heads_are_those_of_the_class(model_type, head, tmp_path):

@@ -124,6 +124,7 @@ def test_the_text_half_of_a_wrapper(wrapper, prefix, tmp_path):
     assert (got - logprobs(theirs, PROMPTS[0])).abs().max() < TOLERANCE
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow("the first of them imports transformers")
 @pytest.mark.parametrize("model_type", CASES)
 def test_packed_sequences_have_the_logprobs_of_transformers_alone(model_type, tmp_path):

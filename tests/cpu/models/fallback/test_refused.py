@@ -39,6 +39,7 @@ def test_every_causal_class_of_transformers_is_in_the_table():
     assert set(KNOWN) <= set(CLASSES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_the_reason_is_given_before_anything_is_loaded(model_type, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)  # an import of it fails
