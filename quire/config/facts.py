@@ -21,12 +21,13 @@ from quire.config.json_file import (
     read_json_object,
 )
 from quire.config.memory.kv_layout import LayerFacts
-from quire.config.memory.weight_facts import WeightFacts, count_tensors
+from quire.config.memory.weight_facts import WeightFacts, count_media, count_tensors
 from quire.config.mistral_format import PARAMS_FILE, config_of_params, read_params
 from quire.config.model_identity import (
     TEXT_SECTIONS,
     hoist_text,
     is_tower_tensor,
+    media_family,
     resolve_identity,
 )
 from quire.config.pooling_facts import PoolingFacts, is_bidirectional, read_pooling_facts
@@ -527,10 +528,11 @@ def count_weights_in_headers(
 ) -> WeightFacts:
     """Count the weights that are loaded, from tensor headers.
 
-    Left out are a tied output head, towers beside the text half of a wrapper, and layers after the
-    last, which predict further tokens. head: whether the output head is loaded.
+    Left out are a tied output head, towers without a media encoder here, and layers after the last,
+    which predict further tokens. head: whether the output head is loaded.
     """
-    tied, wrapped, spare = has_tied_embeddings(hf), "wrapper_type" in hf, spare_layers(hf)
+    tied, spare = has_tied_embeddings(hf), spare_layers(hf)
+    wrapped = "wrapper_type" in hf
 
     def is_loaded(name: str) -> bool:
         return not (
@@ -541,7 +543,11 @@ def count_weights_in_headers(
         )
 
     loaded = ((name, one) for name, one in headers.items() if is_loaded(name))
-    return count_tensors(loaded, tied=tied and head)
+    found = count_tensors(loaded, tied=tied and head)
+    if media_family(hf) is None:
+        return found
+    towers = (one for name, one in headers.items() if is_tower_tensor(name))
+    return replace(found, media=count_media(towers))
 
 
 def has_tied_embeddings(hf: Json) -> bool:

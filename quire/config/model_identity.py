@@ -72,17 +72,29 @@ def wrapper_prefixes(own: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda prefix: (-len(prefix), prefix)))
 
 
+def media_family(hf: Json) -> str | None:
+    """Return the file of quire.models.multimodal with the media encoder of a wrapper.
+
+    hf: of resolve_identity(). None: it is no wrapper, or there is no file for it or its text half.
+    """
+    if hf.get("model_type") not in PluginRegistry("quire.models").names():
+        return None
+    name = re.sub(r"\W", "_", str(hf.get("wrapper_type", ""))).lower()
+    return name if name in PluginRegistry("quire.models.multimodal").names() else None
+
+
 def hoist_text(hf: Json) -> dict[str, Any]:
     """Return the fields of the text half, with those of the wrapper that are about it.
 
-    `wrapper_type` is then the wrapper's model type. Dtype, tied embeddings and quantization are the
-    wrapper's where it states them; end tokens are those of both.
+    `wrapper_type` is then the wrapper's model type, and `wrapper_config` its whole file. Dtype,
+    tied embeddings and quantization are the wrapper's where it states them; end tokens are those of
+    both.
     """
     outer_type = hf.get("model_type")
     key = next((key for key in TEXT_SECTIONS if _is_text_half(hf.get(key), outer_type)), None)
     if key is None:
         flat = {"wrapper_type": outer_type} if outer_type in FLAT_WRAPPERS else {}
-        return {**hf, **flat}
+        return {**hf, **flat, **({"wrapper_config": hf.get("wrapper_config", hf)} if flat else {})}
     inner = hoist_text(hf[key])
     wins = [name for name in _OUTER_FIELDS if hf.get(name) is not None]
     if any(hf.get(name) is not None for name in _DTYPE_FIELDS):
@@ -94,6 +106,7 @@ def hoist_text(hf: Json) -> dict[str, Any]:
     made["architectures"] = inner.get("architectures")
     made["model_type"] = inner.get("model_type") or _known_half(outer_type) or outer_type
     made["wrapper_type"] = outer_type or "unnamed"
+    made["wrapper_config"] = hf
     made["wrapper_architectures"] = hf.get("wrapper_architectures") or hf.get("architectures")
     return made
 

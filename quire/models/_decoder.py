@@ -37,7 +37,7 @@ from quire.layers import (
 from quire.models._converted import LabelRows, replace_head
 from quire.models.base import CarriedStates, ModelConfig, StepInputs, Weights
 
-EMBEDDING_MODULES = ("embed_tokens", "embed_positions", "embed_norm", "project_in")
+EMBEDDING_MODULES = ("media_encoder", "embed_tokens", "embed_positions", "embed_norm", "project_in")
 """What models have before their layers."""
 HEAD_MODULES = ("norm", "final_layer_norm", "project_out", "lm_head")
 """What models have after their layers."""

@@ -20,7 +20,7 @@ from quire.quant.base import AdaptsToCheckpoint, Method
 from quire.quant.parts import PartGroup, PartsMethod, group_parts
 from quire.registry import PluginRegistry
 from quire.weights import files
-from quire.weights.mapping import OTHER_NAMES, Weights, local_target
+from quire.weights.mapping import MEDIA_PREFIX, OTHER_NAMES, Weights, local_target
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,16 @@ def set_quant_methods(
     """Set the method of linear layers and banks.
 
     headers: of the checkpoint's tensors; none with dummy weights. What they show to be
-    unquantized is so, whatever the configuration states.
+    unquantized is so, whatever the configuration states. quire itself quantizes no media encoder.
     """
     if facts is None:
         return
     weights = cast(Weights, model.weights)
-    modules = {name: m for name, m in model.named_modules() if isinstance(m, WeightModule)}
+    modules = {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, WeightModule) and (facts.is_stored or not name.startswith(MEDIA_PREFIX))
+    }
     found: dict[str, StoredParts] = {}
     for name, header in headers.items():
         target = weights.target(name)

@@ -6,7 +6,7 @@ describes shapes and data flow; build.py adds device, dtype, cache, ranks and qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CarriedStates",
+    "EncoderInput",
     "Hf",
     "HiddenTaps",
     "LabelTokens",
     "LanguageModel",
+    "MediaEncoderConfig",
     "ModelConfig",
     "SourceInputs",
     "StepInputs",
@@ -85,12 +87,42 @@ class SourceInputs:
     attention: AttentionStep
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """One image, video or recording. Tensors are on the device, under names of the family."""
+
+    modality: str  # "image", "video" or "audio"
+    tensors: Mapping[str, Tensor]
+
+
+class EncodesMedia(Protocol):
+    """A media encoder, as the runner calls it."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row: E, times 1 + the levels of DeepStack."""
+        ...
+
+    def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
+        """Rows [n, width] of each item, in the order of the positions that they stand for."""
+        ...
+
+    def max_rows(self, modality: str) -> int:
+        """Rows of the largest item of a modality that the model was made for."""
+        ...
+
+
 class LanguageModel(Protocol):
     """A built model, as the runner calls it."""
 
     @property
     def embed_tokens(self) -> Callable[[Tensor], Tensor]:
         """Token ids [T] -> their embeddings, new: [T, width]. What `inputs_embeds` replaces."""
+        ...
+
+    @property
+    def media_encoder(self) -> EncodesMedia | None:
+        """What encodes images, video and audio, on the first pipeline stage; None: nothing does."""
         ...
 
     @property
@@ -164,6 +196,14 @@ class LabelTokens:
     difference: bool  # the only logit is that of the second token minus that of the first
 
 
+@dataclass(frozen=True, slots=True)
+class MediaEncoderConfig:
+    """The media encoder beside a text model."""
+
+    family: str  # a file of quire.models.multimodal
+    hf: Hf  # the wrapper's config.json; `text_config` is the text model's
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The config fields that the engine reads of every model. Each model's Config adds its own."""
@@ -186,6 +226,7 @@ class ModelConfig:
     head_dtype: Literal["float32", "model"] = "float32"  # of a head that classifies
     label_tokens: LabelTokens | None = None  # of a head that is made of the output head
     wrapper_type: str | None = None  # of the multimodal model whose text half this is
+    media: MediaEncoderConfig | None = None  # of that model's towers, if they are used
     windows: tuple[int | None, ...] = ()  # per layer; (): full attention in every layer
     embed_scale: float = 1.0  # of token embeddings
     norm_offset: float = 0.0  # added to the weights of the last norm

@@ -24,6 +24,7 @@ from quire.config.conventions import fill_defaults
 from quire.config.engine_config import ExpertPlacement
 from quire.config.json_file import raise_as_config_error
 from quire.config.memory.kv_layout import KVCacheGroup, group_layers
+from quire.config.model_identity import media_family
 from quire.config.quant.fp4 import GPT_OSS
 from quire.config.quant.read import read_quantization, reconcile_quantization
 from quire.distributed.collectives import (
@@ -47,6 +48,7 @@ from quire.models.base import (
     Hf,
     LabelTokens,
     LanguageModel,
+    MediaEncoderConfig,
     ModelConfig,
     field_of,
 )
@@ -64,6 +66,7 @@ from quire.weights.weight_loader import WeightLoader
 log = logging.getLogger(__name__)
 
 MODELS = PluginRegistry("quire.models")
+MEDIA_ENCODERS = PluginRegistry("quire.models.multimodal")
 
 
 FALLBACK = "transformers"
@@ -79,11 +82,13 @@ def read_model_config(
     labels: int = 0,
     head_dtype: Literal["float32", "model"] = "float32",
     label_tokens: LabelTokens | None = None,
+    language_model_only: bool = False,
 ) -> tuple[str, ModelConfig]:
     """(model type, Config) of a parsed config.json. Raises ConfigError for unsupported models.
 
     impl: "quire", "transformers", or "auto": quire's own model if there is one. code: the model's
-    folder, if Python code in it may run. head and the rest: see ModelConfig.
+    folder, if Python code in it may run. language_model_only: a multimodal model is served without
+    its media encoder. head and the rest: see ModelConfig.
     """
     model_type = field_of(hf, "model_type", str)
     native = model_type in (known := MODELS.names())
@@ -97,6 +102,8 @@ def read_model_config(
         quantized = read_quantization(hf)
         if native and impl != FALLBACK:
             config = MODELS.load(model_type).Config.from_hf(fill_defaults(hf))
+            if not language_model_only and (family := media_family(hf)) is not None:
+                config = replace(config, media=_media_config(family, hf))
         else:
             model_type, config = FALLBACK, _implementation(FALLBACK).Config.from_hf(hf, code)
         return model_type, replace(
@@ -108,6 +115,11 @@ def read_model_config(
             head_dtype=head_dtype,
             label_tokens=label_tokens,
         )
+
+
+def _media_config(family: str, hf: Hf) -> MediaEncoderConfig:
+    text = {key: value for key, value in fill_defaults(hf).items() if key != "wrapper_config"}
+    return MediaEncoderConfig(family, {**hf["wrapper_config"], "text_config": text})
 
 
 def _in_both_directions(config: ModelConfig) -> ModelConfig:
@@ -199,7 +211,14 @@ def _describe(model_type: str, config: ModelConfig) -> Any:
     """Return a model whose parameters have shapes only."""
     with torch.device("meta"):
         model = _implementation(model_type).Model(config)
-    if config.wrapper_type is not None:
+        model.media_encoder = None
+        if config.media is not None:
+            file = MEDIA_ENCODERS.load(config.media.family)
+            model.media_encoder = file.Encoder.from_hf(config.media.hf)
+    if config.media is not None:
+        media = cast(Weights, model.media_encoder.weights)
+        model.weights = cast(Weights, model.weights).in_wrapper(media)
+    elif config.wrapper_type is not None:
         model.weights = cast(Weights, model.weights).in_wrapper()
     return model
 
@@ -217,7 +236,7 @@ def describe_adaptable(
     folder: of its checkpoint; None: the head is the usual one. Raises ConfigError if adapters can
     change nothing.
     """
-    model = _describe(model_type, config)
+    model = _describe(model_type, replace(config, media=None))
     if (kind := refuse_adapters(model)) is not None:
         raise ConfigError(f"LoRA adapters on {kind} are not supported yet: leave enable_lora out")
     if config.head != "lm":
@@ -331,7 +350,11 @@ def _shard_model(
     experts: ExpertPlacement | None = None,
     redundant_experts: int | None = None,
 ) -> None:
+    whole = getattr(model, "media_encoder", None)
+    whole = set() if whole is None else set(whole.modules())
     for module in model.modules():
+        if module in whole:
+            continue
         _cut_rows_by_heads(module)
         if isinstance(module, Experts) and mesh.ep > 1:
             assert experts is not None, "whole experts on each rank need a placement"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+MEDIA_PREFIX = "media_encoder."
+"""Of the paths of the media encoder's modules in the model of a wrapper."""
 MAX_LISTED = 12
 """Names listed per kind of problems; a wrong model class would list thousands."""
 
@@ -138,9 +140,14 @@ class Weights:
 
     wrapped: bool = False  # the checkpoint has towers beside this model
 
-    def in_wrapper(self) -> Weights:
-        """Return the mapping for a multimodal checkpoint with this model as its text half."""
-        return replace(self, strip=wrapper_prefixes(self.strip), wrapped=True)
+    media: Weights | None = None  # of the media encoder beside this model
+
+    def in_wrapper(self, media: Weights | None = None) -> Weights:
+        """Return the mapping for a multimodal checkpoint with this model as its text half.
+
+        media: of the media encoder, if the model has one.
+        """
+        return replace(self, strip=wrapper_prefixes(self.strip), wrapped=True, media=media)
 
     def module_path(self, path: str) -> str:
         """Return the model's name of a module that the checkpoint calls `path`, fused layers
@@ -153,6 +160,9 @@ class Weights:
 
     def target(self, name: str) -> ParamTarget:
         """Return the target of a checkpoint tensor, by its name alone."""
+        if self.media is not None and is_tower_tensor(name):
+            found = self.media.target(name)
+            return found._replace(layer=f"{MEDIA_PREFIX}{found.layer}")
         path, _, param = self.alias.get(name, name).rpartition(".")
         path = self.module_path(path)
         parent, _, leaf = path.rpartition(".")
@@ -181,6 +191,8 @@ class Weights:
 
     def sources(self, layer: str) -> tuple[tuple[str, ...], ...]:
         """Per part of a layer, the names a checkpoint may give it."""
+        if self.media is not None and layer.startswith(MEDIA_PREFIX):
+            return self.media.sources(layer.removeprefix(MEDIA_PREFIX))
         return tuple(
             tuple(f"{prefix}{path}" for prefix in ("", *self.strip))
             for path in self.checkpoint_paths(layer)
@@ -199,6 +211,8 @@ class Weights:
 
     def checkpoint_paths(self, layer: str) -> tuple[str, ...]:
         """Per part of a layer, what a checkpoint calls it after the prefix."""
+        if self.media is not None and layer.startswith(MEDIA_PREFIX):
+            return self.media.checkpoint_paths(layer.removeprefix(MEDIA_PREFIX))
         parent, _, leaf = layer.rpartition(".")
         theirs = {_beside(name, ours): _last(name) for name, ours in self.rename.items()}
         at = f"{parent}." if parent else ""
@@ -220,9 +234,11 @@ class Weights:
 
     def ignores(self, name: str, layer: str) -> bool:
         """Whether a checkpoint tensor of `layer` carries nothing that this model needs."""
-        ignored = any(fnmatchcase(name, pattern) for pattern in self.ignore)
-        tower = self.wrapped and is_tower_tensor(name)
-        return ignored or tower or f"{layer}.".startswith(self.absent)
+        absent = f"{layer}.".startswith(self.absent)
+        if self.wrapped and is_tower_tensor(name):
+            own = layer.removeprefix(MEDIA_PREFIX)
+            return absent or self.media is None or self.media.ignores(name, own)
+        return absent or any(fnmatchcase(name, pattern) for pattern in self.ignore)
 
 
 class ParamTarget(NamedTuple):

@@ -24,7 +24,7 @@ PLAIN = WeightFormat()
 
 @dataclass(frozen=True, slots=True)
 class WeightFacts:
-    """Sizes of weights. Matrices are sharded over ranks, vectors are replicated."""
+    """Sizes of weights. Matrices are sharded over ranks; vectors and the media encoder are not."""
 
     matrices: int  # elements of unquantized matrices, those of `layers` included
     vectors: int
@@ -33,6 +33,7 @@ class WeightFacts:
     tied: bool = False  # the head is the token embedding
     by_layer: tuple[WeightFacts, ...] = field(default=(), compare=False)
     """Of each decoder layer; (): all are alike."""
+    media: int = 0  # elements of the media encoder, which the first pipeline stage has
 
     def bytes(
         self,
@@ -60,7 +61,7 @@ class WeightFacts:
             total += held * (1 + more_experts) / data if _is_of_experts(layer) else held
             if not layer.tensors:
                 total -= layer.outputs * layer.inputs * itemsize
-        return math.ceil(total / ranks) + self.vectors * itemsize
+        return math.ceil(total / ranks) + (self.vectors + self.media) * itemsize
 
     def of_layers(self, stage: range, depth: int, *, ends: bool = True) -> WeightFacts:
         """Return the weights of a pipeline stage of a model of so many layers.
@@ -81,7 +82,9 @@ class WeightFacts:
         if is_last:
             matrices += 0 if self.tied and is_first else head
             vectors += self.vectors - sum(one.vectors for one in by_layer)
-        return WeightFacts(matrices, vectors, tuple(layers), self.head if is_last else None)
+        media = self.media if is_first else 0
+        head_facts = self.head if is_last else None
+        return WeightFacts(matrices, vectors, tuple(layers), head_facts, media=media)
 
     def _even_layer(self, head: int, depth: int) -> WeightFacts:
         """Return an equal share of what is neither embedding nor output head."""
@@ -93,7 +96,8 @@ class WeightFacts:
         """All numbers, over all ranks."""
         stored = (layer for layer in self.layers if layer.tensors)
         found = (_format_of(one, quantized).sized(one) for one in stored)
-        return self.matrices + self.vectors + sum(one.outputs * one.inputs for one in found)
+        rest = self.matrices + self.vectors + self.media
+        return rest + sum(one.outputs * one.inputs for one in found)
 
 
 def _format_of(layer: MatrixFacts, quantized: QuantFacts | None) -> WeightFormat:
@@ -139,6 +143,11 @@ def count_tensors(headers: Iterable[tuple[str, Header]], *, tied: bool = False) 
             by_layer.setdefault(number, []).append((name, header))
     layers = tuple(_count(by_layer.get(i, ())) for i in range(max(by_layer, default=-1) + 1))
     return replace(_count(whole, tied=tied), tied=tied, by_layer=layers)
+
+
+def count_media(headers: Iterable[Header], itemsize: int = 2) -> int:
+    """Count the elements of a media encoder. itemsize: in which quantized ones are expressed."""
+    return sum(math.prod(one.shape) if one.is_plain else one.nbytes // itemsize for one in headers)
 
 
 def _count(headers: Iterable[tuple[str, Header]], *, tied: bool = False) -> WeightFacts:

@@ -72,7 +72,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         head_dtype=pooling.head_dtype() if use.labels else "float32",
         label_tokens=_label_tokens(use, folder, options, environment),
     )
-    if model_config.wrapper_type is not None:
+    if model_config.wrapper_type is not None and model_config.media is None:
         log.info(
             "the checkpoint is a multimodal model (%s); its text half (%s) is served, and requests "
             "with images, video or audio are refused",

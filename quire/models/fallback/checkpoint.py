@@ -36,7 +36,7 @@ class SkeletonWeights(Weights):
     owners: Mapping[str, ModuleTarget] = field(default_factory=dict)
     conversion: Conversion | None = None
 
-    def in_wrapper(self) -> SkeletonWeights:
+    def in_wrapper(self, media: Weights | None = None) -> SkeletonWeights:
         """Return the mapping for a multimodal checkpoint with this model as its text half."""
         if self.conversion is not None:
             self.conversion.wrapped = True

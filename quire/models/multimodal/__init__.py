@@ -1,0 +1,1 @@
+"""Media encoders: one file per model type of a multimodal checkpoint, found by its name."""

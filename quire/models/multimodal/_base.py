@@ -1,0 +1,70 @@
+"""Contract of a media encoder: the towers of a multimodal checkpoint, and what connects them.
+
+A file of this folder has the name of the wrapper's model type (quire.config.model_identity.
+media_family) and holds `Encoder`, a MediaEncoder. It describes shapes and data flow, as the file of
+a text model does; build.py makes it a part of the model, `model.media_encoder`, and loads both.
+
+    tensors of items (pixels, features) -> towers, packed over items -> projector -> rows [n, width]
+
+Axes: n rows of an item, E hidden size of the text model, P patches of all items
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from quire.kernels.framework import lazy_fusion
+from quire.models.base import EncoderInput, Hf, Weights, field_of
+
+__all__ = ["EncoderInput", "Hf", "MediaEncoder", "Weights", "field_of", "normalized_patches"]
+
+
+class MediaEncoder(nn.Module):
+    """Base of the encoders. They are whole on every rank, and only on the first pipeline stage.
+
+    Parts that start from the constants of no checkpoint (rotary tables, say) are layers that
+    quire.models._decoder.Decoder.prepare fills.
+    """
+
+    weights: Weights
+    """The names of the tensors of towers and projectors in checkpoints."""
+    width: int
+    """Numbers of a row: E, times 1 + the levels of DeepStack."""
+    modalities: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    @abstractmethod
+    def from_hf(cls, hf: Hf) -> MediaEncoder:
+        """Build the encoder of a wrapper's config.json. Raises ConfigError.
+
+        Its `text_config` has the fields of the text model, whatever the file calls that section.
+        """
+
+    @abstractmethod
+    def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
+        """Rows [n, width] of each item, in the order of the positions that they stand for."""
+
+    @abstractmethod
+    def max_rows(self, modality: str) -> int:
+        """Rows of the largest item of a modality that the model was made for."""
+
+
+def normalized_patches(
+    pixels: Tensor, scale_shift: Tensor, patch: int, dtype: torch.dtype
+) -> Tensor:
+    """Cut images into patches and normalize them: x * scale + shift of each channel.
+
+    pixels: uint8 [N, H, W, C]; H and W are multiples of `patch`. scale_shift: float32 [2, C].
+    Returns [N * H/patch * W/patch, C * patch * patch], row by row of each image, in float32 inside.
+    """
+    lazy_fusion.flush()
+    count, height, width, channels = pixels.shape
+    cut = pixels.view(count, height // patch, patch, width // patch, patch, channels)
+    cut = cut.permute(0, 1, 3, 5, 2, 4)  # [N, rows, columns, C, patch, patch]
+    scale, shift = scale_shift.view(2, channels, 1, 1)
+    return (cut * scale + shift).to(dtype).reshape(-1, channels * patch * patch)
