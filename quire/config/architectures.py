@@ -337,6 +337,7 @@ class ModelAlias(NamedTuple):
 
 
 _EPS, _BASE = {"rms_norm_eps": 1e-5}, {"rope_theta": 1_000_000.0}
+_INTERLEAVED = {"mrope_interleaved": True}
 ALIASES = {
     "aquila": ModelAlias("llama"),
     "internlm3": ModelAlias("llama", unless=("bias", "qkv_bias"), defaults=_EPS),
@@ -351,8 +352,10 @@ ALIASES = {
     "qwen2_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
     "qwen2_5_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
     "qwen2_5_omni_text": ModelAlias("qwen2", defaults=_BASE),
-    "qwen3_vl_text": ModelAlias("qwen3", defaults={"rope_theta": 500_000.0}),
-    "qwen3_omni_moe_text": ModelAlias("qwen3_moe", defaults=_BASE | {"norm_topk_prob": True}),
+    "qwen3_vl_text": ModelAlias("qwen3", defaults={"rope_theta": 500_000.0} | _INTERLEAVED),
+    "qwen3_omni_moe_text": ModelAlias(
+        "qwen3_moe", defaults=_BASE | _INTERLEAVED | {"norm_topk_prob": True}
+    ),
     "glm4v_text": ModelAlias("glm4", defaults=_EPS | {"partial_rotary_factor": 1.0}),
 }
 """Model types whose layers and tensors are those of a model of another type.

@@ -134,9 +134,15 @@ class Decoder(nn.Module):
     def run_layers(self, step: StepInputs) -> CarriedStates:
         """Run the layers of this pipeline stage."""
         x, res = self.embed(step) if step.carried is None else step.carried, None
+        if isinstance(step.positions, Tensor) and step.positions.dim() == 2:
+            rope = next(module for module in self.modules() if isinstance(module, Rope))
+            step = replace(step, positions=rope.gather(step.positions))
         taps = step.taps
+        further = () if step.deepstack is None else step.deepstack.split(x.shape[1], dim=1)
         for i, layer in enumerate(self.layers):
             x, res = layer(x, res, step)
+            if i < len(further) and not isinstance(layer, MissingLayer):
+                x = add(x, further[i].contiguous())
             if taps is not None and i in taps.layers:
                 taps.hidden[i] = x if res is None else add(x, res)
         return x, res

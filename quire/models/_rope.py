@@ -25,7 +25,7 @@ from quire.layers.rope_scaling import (
 from quire.models.base import Hf, field_of, sizes_of
 
 ALIASES = {"su": "longrope", "mrope": "default"}
-"""mrope has a position per axis; the three of a text are equal, which is the default."""
+"""mrope is the default with a position per axis: see `axes_of`."""
 ROPE_KINDS = ("default", "linear", "dynamic", "ntk", "llama3", "yarn", "longrope", "proportional")
 
 
@@ -122,7 +122,32 @@ def rope_of(
             f"config.json: partial_rotary_factor turns {dims} of head_dim {head_dim}; "
             "it must be an even number of them"
         )
-    return RopeConfig(base, dims, _scaling(part, dims))
+    return RopeConfig(base, dims, _scaling(part, dims), axes=axes_of(part, dims // 2))
+
+
+def axes_of(part: RopeSection, pairs: int) -> tuple[int, ...]:
+    """Return the axis whose position turns each pair of channels; (): the model has one axis."""
+    if part.params.get("mrope_section") is None:
+        return ()
+    sections = field_of(part.params, "mrope_section", list)
+    if len(sections) != 3 or sum(sections) != pairs or min(sections) < 0:
+        raise ConfigError(
+            f"config.json: {part.name}.mrope_section is {sections!r:.80}; it must be three numbers "
+            f"of channel pairs, {pairs} in all"
+        )
+    if not _is_interleaved(part):
+        return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    axes = [0] * pairs
+    for axis in (1, 2):
+        for pair in range(axis, min(3 * sections[axis], pairs), 3):
+            axes[pair] = axis
+    return tuple(axes)
+
+
+def _is_interleaved(part: RopeSection) -> bool:
+    """Whether the sections take turns: time, height, width, time, ... (Qwen3-VL)"""
+    default = field_of(part.hf, "mrope_interleaved", bool, default=False)
+    return field_of(part.params, "mrope_interleaved", bool, default=default)
 
 
 def rotary_sizes_of(

@@ -16,6 +16,7 @@ from quire.config.memory.kv_layout import LayerFacts
 from quire.config.quant.facts import QuantFacts
 from quire.errors import ConfigError
 from quire.layers import ACTIVATION_KINDS
+from quire.layers.rope import TokenAngles
 from quire.weights.mapping import Weights
 
 if TYPE_CHECKING:
@@ -64,12 +65,15 @@ class StepInputs:
     """
 
     token_ids: Tensor  # [T] int32
-    positions: Tensor  # [T] int32, or [3, T] with a rotary position per axis (time, height, width)
+    positions: Tensor | TokenAngles
+    """[T] int32, or [3, T] with a rotary position per axis (time, height, width); layers get the
+    angles of the latter."""
     attention: AttentionStep
     inputs_embeds: Tensor | None = None  # [T, width]: replaces embed_tokens(token_ids)
     token_types: Tensor | None = None  # [T] int32: segment of each token (BERT); None: all 0
     carried: Tensor | None = None  # [T, E] of the pipeline stage before; None: the first stage
     taps: HiddenTaps | None = None
+    deepstack: Tensor | None = None  # [T, levels * E]: added after the first layers, one each
     layer_inputs: Tensor | None = (
         None  # [T, layers * P]: further inputs of each layer, side by side
     )

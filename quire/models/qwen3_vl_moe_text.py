@@ -1,7 +1,7 @@
 """Qwen3-VL-MoE, its text half: Qwen3-MoE with weights of experts that always add up to one.
 
-Rotary positions per axis are equal in a text, as for all of Qwen's multimodal models. The
-checkpoint has one tensor for all experts of a layer, with the axes in the opposite order.
+Rotary positions have three axes, as those of all of Qwen's multimodal models. The checkpoint
+has one tensor for all experts of a layer, with the axes in the opposite order.
 
 Source: model_type "qwen3_vl_moe_text", https://huggingface.co/Qwen/Qwen3-VL-30B-A3B-Instruct;
         transformers modeling_qwen3_vl_moe.py
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from quire.models import qwen3_moe
 from quire.models.base import Hf
 
-CONVENTIONS = {"windows_on_request": True}
+CONVENTIONS = {"windows_on_request": True, "defaults": {"mrope_interleaved": True}}
 Model = qwen3_moe.Model
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,8 @@ class Model(nn.Module):
         given: dict[str, Any] = {"input_ids": step.token_ids[None]}
         if step.inputs_embeds is not None:
             given = {"inputs_embeds": step.inputs_embeds[None]}
-        positions = step.positions if step.positions.dim() == 2 else step.positions[None]
+        positions = cast(Tensor, step.positions)
+        positions = positions if positions.dim() == 2 else positions[None]
         lazy_fusion.flush()
         keyword: dict[str, Any] = {} if self._without_keyword else {attention.KEYWORD: calls}
         if not self._config.bidirectional:

@@ -185,7 +185,9 @@ def test_defaults_of_an_alias_are_those_of_transformers(name):
     usual = semantic_defaults(transformers.AutoConfig.for_model(alias.target))
     want["partial_rotary_factor"] = want["partial_rotary_factor"] or 1.0
     usual["partial_rotary_factor"] = usual["partial_rotary_factor"] or 1.0
-    assert alias.defaults == {key: want[key] for key in SEMANTIC if want[key] != usual[key]}
+    stated = dict(alias.defaults)
+    stated.pop("mrope_interleaved", None)  # not a field there: it is their class that does it
+    assert stated == {key: want[key] for key in SEMANTIC if want[key] != usual[key]}
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "ministral3", "qwen2", "gemma3_text"])
