@@ -148,3 +148,15 @@ def test_the_first_half_starts_before_the_base_product(rows, monkeypatch):
         want = chain()
     for one, other in zip(got, want):
         torch.testing.assert_close(one, other, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("used", [1, 12])
+def test_programs_share_columns_however_many_adapters_have_rows(used):
+    bank = random_bank([[8]] * 12, 64, (body.COLUMNS * 5 + 3,), torch.bfloat16, CPU)
+    rows = LoraRows.allocate(12, 12, CPU)
+    rows.slots.copy_(torch.arange(12) % used)
+    sort_rows(rows)
+    assert body.max_tiles(12, 12, 16) >= body.MANY_TILES
+    x, y = torch.randn(12, 64).bfloat16(), torch.randn(12, body.COLUMNS * 5 + 3).bfloat16()
+    check(run(y, x, bank, rows), y, x, bank, rows)
