@@ -1,9 +1,12 @@
 """Joining a head: who is let in, who is refused, and by which message. No ranks are started."""
 
+import contextlib
 import socket
 import threading
+import time
 
 import pytest
+import zmq
 
 from quire import env
 from quire.config.options import Options
@@ -44,9 +47,8 @@ def agents(head, monkeypatch):
     monkeypatch.setattr(node_process, "FIRST_CONTACT_S", 60.0)
     statuses, threads = {}, []
 
-    def run(name, node=1, secret=SECRET, options=OWN):
+    def run(name, node=1, secret=SECRET, options=OWN, port=head.endpoint.port):
         def serve():
-            port = head.endpoint.port
             statuses[name] = run_node("127.0.0.1", port, node, secret, options)
 
         threads.append(threading.Thread(target=serve))
@@ -142,6 +144,39 @@ def test_another_secret_is_named_and_the_head_goes_on_waiting(head, agents, capl
     assert "refuses this node: the cluster secrets differ" in caplog.text
     agents("one")
     head.gather(comparable_options(OWN))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("speaks", ["HTTP", "ZeroMQ without a secret"])
+def test_an_agent_ends_where_no_head_listens(agents, caplog, monkeypatch, speaks, late):
+    """late: the connection is refused before the agent sends its first message."""
+    monkeypatch.setattr(node_process, "HEAD_GONE_S", 60.0)
+    monkeypatch.setattr(node_process, "RETRY_LIMIT_S", 0.3)
+    if late:
+        made = node_process.endpoint_of  # is called between both
+        monkeypatch.setattr(node_process, "endpoint_of", lambda one: time.sleep(0.3) or made(one))
+    with contextlib.ExitStack() as stack:
+        if speaks == "HTTP":
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            threading.Thread(target=refuse_as_http, args=(listener,), daemon=True).start()
+            port = listener.getsockname()[1]
+        else:
+            context = stack.enter_context(zmq.Context())
+            port = stack.enter_context(context.socket(zmq.ROUTER)).bind_to_random_port(
+                "tcp://127.0.0.1"
+            )
+        agents("one", port=port).join(30)
+        assert agents.statuses == {"one": 1}
+    assert f"what listens at 127.0.0.1:{port} refuses this node: it is no head" in caplog.text
+
+
+def refuse_as_http(listener):
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                if connection.recv(64):
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
 
 
 def test_a_node_that_does_not_come_is_named(head):

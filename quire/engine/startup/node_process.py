@@ -74,8 +74,12 @@ dead it is below 10."""
 PROBE_LIMIT_S = 1.0
 MAX_FAILED_HANDSHAKES = 3
 """So many in a row mean that the secrets differ."""
+RETRY_LIMIT_S = 1.0
+"""A connection that ended before its handshake is tried again at once, or never: what listens there
+speaks another protocol."""
 _EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -213,6 +217,7 @@ class _Session:
         self._steps_watch: zmq.Socket[bytes] | None = None
         self._connected = False
         self._failed_handshakes = 0
+        self._ended_at: float | None = None  # a connection without a handshake
         self._local: LocalRanks | None = None
         self._monitor: RankMonitor | None = None
         self._failed_fd = os.eventfd(0, os.EFD_NONBLOCK)
@@ -240,7 +245,9 @@ class _Session:
         """Serve until the engine ends. Returns the exit status; None: another may come."""
         agent = self._agent
         options = None if agent.options is None else comparable_options(agent.options)
-        self._send(JoinNode(agent.node, node_versions(), endpoint_of(self._probe), options))
+        join = JoinNode(agent.node, node_versions(), endpoint_of(self._probe), options)
+        if not self._send(join):
+            self._ended_at = 0.0
         while True:
             ready = [one for one, _ in self._poller.poll(int(CHECK_INTERVAL_S * 1000))]
             status = self._read_control()  # before the end of the connection
@@ -257,6 +264,13 @@ class _Session:
                     "the head at %s refuses this node: the cluster secrets differ", agent.head
                 )
                 return 1
+            if self._ended_at is not None and time.monotonic() - self._ended_at > RETRY_LIMIT_S:
+                log.error(
+                    "what listens at %s refuses this node: it is no head of quire; see "
+                    "--master-addr and --master-port",
+                    agent.head,
+                )
+                return 1
             if self._local is not None:
                 self._forward(ready)
             if self._connected:
@@ -268,12 +282,15 @@ class _Session:
     def _read_event(self, watch: zmq.Socket[bytes]) -> str | None:
         """Read an event of a connection. Returns why the session has ended."""
         event = recv_monitor_message(watch)["event"]
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if event == zmq.EVENT_CONNECT_RETRIED:
+            self._ended_at = None
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._failed_handshakes = 0
             self._connected = self._connected or watch is self._watch
-        elif event != zmq.EVENT_DISCONNECTED:
-            self._failed_handshakes += 1
-        elif self._connected:
+        elif not self._connected:
+            self._failed_handshakes += event != zmq.EVENT_DISCONNECTED
+            self._ended_at = time.monotonic()
+        elif event == zmq.EVENT_DISCONNECTED:
             self._connected = False
             return "the connection to the head's engine has ended"
         return None
@@ -350,7 +367,11 @@ class _Session:
         identity = f"node-{agent.node}".encode()
         self._steps, self._steps_watch = self._connect(orders.steps, identity)
         pids = tuple(one.pid for one in self._monitor.processes)
-        self._steps.send(encode(RanksSpawned(agent.node, pids)))
+        try:
+            self._steps.send(encode(RanksSpawned(agent.node, pids)), zmq.NOBLOCK)
+        except zmq.Again:
+            self.report(f"{where}: the head refuses it at {orders.steps}")
+            return
         log.info("node %d starts ranks %d to %d", agent.node, ranks.start, ranks.stop - 1)
 
     def _rank_options(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -402,8 +423,13 @@ class _Session:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _send(self, message: FromNode) -> None:
-        self._control.send(encode(message))
+    def _send(self, message: FromNode) -> bool:
+        """Queue a message for the head. Returns whether there is a connection, or may be one."""
+        try:
+            self._control.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:  # queues are unlimited, so it was refused for good: waiting has no end
+            return False
+        return True
 
     def report(self, reason: str) -> None:
         """Report to the head that the ranks of this node have ended."""
