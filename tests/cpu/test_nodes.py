@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.engine.startup.rank_process import compare_ranks
 from quire.env import child_environment
 from quire.errors import ConfigError, EngineDead
 from quire.executors import rank_monitor
@@ -44,7 +45,7 @@ def node(monkeypatch):
     monkeypatch.setattr(rank_monitor, "FAILURE_GRACE_S", 0.6)
     faults, started = Faults(), []
 
-    def start(number=1, gone_s=ENDS_S):
+    def start(number=1, gone_s=ENDS_S, **variables):
         words = (ADDRESS, PORT, number, faults.folder, gone_s)
         command = [sys.executable, "-m", "tests.faults.node", *map(str, words)]
         started.append(
@@ -53,7 +54,7 @@ def node(monkeypatch):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=child_environment(),
+                env=child_environment(**variables),
             )
         )
         return started[-1]
@@ -107,6 +108,25 @@ def test_tokens_are_those_of_one_rank(folder, node, sizes):
     llm.llm_engine.engine.shutdown()
     assert agent.wait(ENDS_S) == 0, "it ends with the head, in order"
     assert ended(ranks)
+
+
+@pytest.mark.long("ranks of two nodes")
+def test_a_node_with_other_kernels_is_refused(folder, node):
+    """Decode steps of the head would be replayed at a padded size, and those of the node not."""
+    node(QUIRE_CPU_ISA="none")
+    wanted = r"rank 1 \(process \d+, cpu of node 1 .*\) has no native kernels, and the head native "
+    with pytest.raises(ConfigError, match=wanted + r"kernels for .* QUIRE_CPU_ISA on all"):
+        head(folder)
+
+
+def test_what_differs_between_ranks_is_named():
+    files = {"config.json": "1", "a.bin": "2"}
+    own = ("native kernels for avx2", files)
+    compare_ranks("rank 1", own, own)
+    with pytest.raises(ConfigError, match=r"^rank 1 has native kernels for sse2, and the head .*2:"):
+        compare_ranks("rank 1", own, ("native kernels for sse2", files))
+    with pytest.raises(ConfigError, match=r"^rank 1 has another model .* lacks a\.bin, the head has"):
+        compare_ranks("rank 1", own, (own[0], {"config.json": "1"}))
 
 
 HOW = {

@@ -77,6 +77,10 @@ from quire.weights.folder_digest import folder_digest
 log = logging.getLogger(__name__)
 
 
+RankDescription = tuple[str, dict[str, str]]
+"""The kernels of a rank, and the digests of its model's files."""
+
+
 class Ranks:
     """The ranks of a model while its engine starts. The caller must close() it on an error."""
 
@@ -119,9 +123,9 @@ class Ranks:
         group.status.finish(JOIN)
         joined = group.wait_all(JOIN)
         if self._nodes is not None:
-            own = folder_digest(folder)
+            own = describe_rank(folder, self._device)
             for rank in self._nodes.ranks:
-                self._compare_model(rank, own, joined[rank - 1].value)
+                compare_ranks(group.monitor.name_rank(rank), own, joined[rank - 1].value)
         group.status.begin(CONNECT)
         meeting = None if self._nodes is None else self._nodes.meeting
         try:
@@ -146,15 +150,6 @@ class Ranks:
                 )
         late_work.set_preparation_callback(group.status.mark_preparing)
         return self._device, mesh, comm
-
-    def _compare_model(self, rank: int, own: dict[str, str], other: dict[str, str]) -> None:
-        for name in sorted({*own, *other}):
-            if own.get(name) != other.get(name):
-                here, there = ("has" if name in one else "lacks" for one in (own, other))
-                raise ConfigError(
-                    f"{self._group.monitor.name_rank(rank)} has another model than the head: it "
-                    f"{there} {name}, the head {here} it, and they are not the same file"
-                )
 
     def wait_for_weights(self) -> None:
         """Wait until every rank has its weights. Raises what a rank's start raised."""
@@ -208,6 +203,33 @@ class Ranks:
         """End the ranks: the start failed."""
         self._group.monitor.fail(reason)
         self._group.close()
+
+
+def describe_rank(folder: Path, device: torch.device) -> RankDescription:
+    """Describe what ranks on several nodes must have the same of. folder: of the model."""
+    kernels = ""
+    if device.type == cpu.name:
+        found = library.load_library()
+        kernels = "no native kernels" if found is None else f"native kernels for {found.features}"
+    return kernels, folder_digest(folder)
+
+
+def compare_ranks(name: str, own: RankDescription, other: RankDescription) -> None:
+    """Raise ConfigError if a rank of this name has others than rank 0."""
+    (kernels, files), (other_kernels, other_files) = own, other
+    if kernels != other_kernels:
+        raise ConfigError(
+            f"{name} has {other_kernels}, and the head {kernels}: all ranks must compute the same "
+            "numbers, in steps of the same shapes. Install a C++ compiler on each node, or set "
+            "QUIRE_CPU_ISA on all to one that each of their CPUs has (none: no native kernels)"
+        )
+    for file in sorted({*files, *other_files}):
+        if files.get(file) != other_files.get(file):
+            here, there = ("has" if file in one else "lacks" for one in (files, other_files))
+            raise ConfigError(
+                f"{name} has another model than the head: it {there} {file}, the head {here} it, "
+                "and they are not the same file"
+            )
 
 
 def rank_threads(config: EngineConfig, here: int) -> int:
@@ -306,7 +328,8 @@ def _load(link: RankLink, orders: StartRank) -> RankLoop:
         if device.type == cuda.name:
             gpu = GpuPreparation(found, config, orders.options, environment, device, timer)
             gpu.wait()
-        link.finish_phase(JOIN, None if orders.meeting is None else folder_digest(found.folder))
+        joined = None if orders.meeting is None else describe_rank(found.folder, device)
+        link.finish_phase(JOIN, joined)
         mesh, comm = connect_rank(
             config, orders.rank, device, orders.memory, orders.meeting, link.status
         )
