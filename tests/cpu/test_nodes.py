@@ -123,9 +123,13 @@ def test_what_differs_between_ranks_is_named():
     files = {"config.json": "1", "a.bin": "2"}
     own = ("native kernels for avx2", files)
     compare_ranks("rank 1", own, own)
-    with pytest.raises(ConfigError, match=r"^rank 1 has native kernels for sse2, and the head .*2:"):
+    with pytest.raises(
+        ConfigError, match=r"^rank 1 has native kernels for sse2, and the head .*2:"
+    ):
         compare_ranks("rank 1", own, ("native kernels for sse2", files))
-    with pytest.raises(ConfigError, match=r"^rank 1 has another model .* lacks a\.bin, the head has"):
+    with pytest.raises(
+        ConfigError, match=r"^rank 1 has another model .* lacks a\.bin, the head has"
+    ):
         compare_ranks("rank 1", own, (own[0], {"config.json": "1"}))
 
 
