@@ -6,7 +6,7 @@ fp32 inside, rounded once to the dtype of x. Axes: T tokens in the step, F MLP w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,8 @@ from torch import Tensor
 from quire.kernels.framework.op import op
 from quire.kernels.native.library import DTYPES, MAP, NativeOp, empty
 
-ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
-ACTIVATION_KINDS: tuple[ActivationKind, ...] = ("silu", "gelu", "gelu_tanh", "relu")
+ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "quick_gelu"]
+ACTIVATION_KINDS: tuple[ActivationKind, ...] = get_args(ActivationKind)
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -38,16 +38,29 @@ def _pair_cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"gate": gate.contiguous(), "up": up, "kind": kind}
 
 
-def _activate(x: Tensor, kind: ActivationKind) -> Tensor:
+def activate(x: Tensor, kind: ActivationKind) -> Tensor:
+    """Return the activation of x, in its dtype."""
     if kind == "silu":
         return F.silu(x)
     if kind == "relu":
         return F.relu(x)
+    if kind == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
 run_elementwise = NativeOp(MAP, "qqqqqqqqqd")
-_NATIVE_KINDS = ("silu", "gelu", "gelu_tanh", "relu", "add", "softcap", "scale", "clip")
+_NATIVE_KINDS = (
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "add",
+    "softcap",
+    "scale",
+    "clip",
+    "quick_gelu",
+)
 NATIVE_CODES = {kind: code for code, kind in enumerate(_NATIVE_KINDS)}
 
 
@@ -94,18 +107,18 @@ def act_mul(x: Tensor, kind: ActivationKind) -> Tensor:
     """act(gate) * up. x: [T, 2F] = (gate | up). Returns [T, F] in x.dtype."""
     assert kind in ACTIVATION_KINDS, f"activation {kind!r}, known: {ACTIVATION_KINDS}"
     gate, up = x.float().chunk(2, -1)
-    return (_activate(gate, kind) * up).to(x.dtype)
+    return (activate(gate, kind) * up).to(x.dtype)
 
 
 @op(cases=_cases, native=_act_native, gpu="elementwise.act")
 def act(x: Tensor, kind: ActivationKind) -> Tensor:
     """The activation of every element. Returns a new tensor of x's shape and dtype."""
     assert kind in ACTIVATION_KINDS, f"activation {kind!r}, known: {ACTIVATION_KINDS}"
-    return _activate(x.float(), kind).to(x.dtype)
+    return activate(x.float(), kind).to(x.dtype)
 
 
 @op(cases=_pair_cases, native=_gated_act_native, gpu="elementwise.gated_act")
 def gated_act(gate: Tensor, up: Tensor, kind: ActivationKind) -> Tensor:
     """act(gate) * up, both [T, F], rows anywhere. Returns a new [T, F]."""
     assert kind in ACTIVATION_KINDS, f"activation {kind!r}, known: {ACTIVATION_KINDS}"
-    return (_activate(gate.float(), kind) * up.float()).to(gate.dtype)
+    return (activate(gate.float(), kind) * up.float()).to(gate.dtype)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.act import NATIVE_CODES
+from quire.kernels.act import NATIVE_CODES, ActivationKind, activate
 from quire.kernels.formats.fp8_weight import (
     Fp8ExpertWeights,
     quantize_blocks,
@@ -42,7 +42,7 @@ class ExpertActivation:
     clamped: gate <= limit, |up| <= limit, then gate * sigmoid(alpha * gate) * (up + 1). (GPT-OSS)
     """
 
-    kind: Literal["silu", "gelu", "gelu_tanh", "relu", "clamped"] = "silu"
+    kind: ActivationKind | Literal["clamped"] = "silu"
     alpha: float = 1.702
     limit: float = 7.0
 
@@ -52,15 +52,7 @@ class ExpertActivation:
         if self.kind == "clamped":
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
             return (gate * torch.sigmoid(gate * self.alpha) * (up + 1)).to(gate_up.dtype)
-        return (_act(gate, self.kind) * up).to(gate_up.dtype)
-
-
-def _act(x: Tensor, kind: str) -> Tensor:
-    if kind == "silu":
-        return F.silu(x)
-    if kind == "relu":
-        return F.relu(x)
-    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+        return (activate(gate, self.kind) * up).to(gate_up.dtype)
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ ACTIVATION_KINDS: dict[str, ActivationKind] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
 """Name in config.json -> kind of the kernel."""

@@ -6,6 +6,7 @@
     QKVLinear     q, k, v in one, cut by heads    x whole -> heads of this rank
     LMHead        cut by vocabulary, then gathered
     ClassifierLinear  whole on every rank, in float32
+    PatchLinear   a convolution over patches that do not overlap
 
 Several projections of one input are one matrix: its parts come from several checkpoint tensors.
 How the weight is stored and multiplied is decided by the quantization method.
@@ -13,6 +14,7 @@ How the weight is stored and multiplied is decided by the quantization method.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -276,6 +278,26 @@ class ClassifierLinear(Linear):
     def after_load(self, dtype: torch.dtype) -> None:
         self.computed_in = self.computed_in or dtype
         super().after_load(self.computed_in)
+
+
+class PatchLinear(Linear):
+    """A convolution whose stride is its kernel, as a product with flat patches.
+
+    kernel: its sizes, one per axis of a patch; patches are flat, channels first.
+    """
+
+    def __init__(
+        self, channels: int, kernel: tuple[int, ...], outputs: int, bias: bool = False
+    ) -> None:
+        self.kernel = (channels, *kernel)
+        super().__init__(math.prod(self.kernel), outputs, bias)
+
+    def fused_shape(self, param: str) -> tuple[int, ...]:
+        rows, *inputs = super().fused_shape(param)
+        return (rows, *(self.kernel if inputs else ()))
+
+    def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
+        return super().split_fused(param, tensor.flatten(1) if tensor.dim() > 1 else tensor)
 
 
 class LogitsBias(ParamModule):

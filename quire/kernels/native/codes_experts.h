@@ -108,6 +108,7 @@ inline void gate_row(const CodesExpertsArgs& a, const bf16* u, bf16* h) {
     case GELU: return gate_row<GELU>(a, u, h);
     case GELU_TANH: return gate_row<GELU_TANH>(a, u, h);
     case RELU: return gate_row<RELU>(a, u, h);
+    case QUICK_GELU: return gate_row<QUICK_GELU>(a, u, h);
     case CLAMPED: return gate_row<CLAMPED>(a, u, h);
   }
 }

@@ -144,7 +144,7 @@ struct MapArgs {
   long rows, size, kind, dtype;
   double value;
 };
-enum { SILU, GELU, GELU_TANH, RELU, ADD, SOFTCAP, SCALE, CLIP };
+enum { SILU, GELU, GELU_TANH, RELU, ADD, SOFTCAP, SCALE, CLIP, QUICK_GELU };
 
 inline Plan plan(const MapArgs& a, int) { return {a.rows * a.size > SMALL, 0}; }
 
@@ -166,6 +166,7 @@ INLINE vf apply(vf x, float value) {
   if constexpr (KIND == GELU) return x * normal_cdf(x);
   if constexpr (KIND == GELU_TANH)
     return 0.5f * x * (1.0f + vtanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+  if constexpr (KIND == QUICK_GELU) return x / (1.0f + vexp(-1.702f * x));
   if constexpr (KIND == RELU) return pick(x < vf{}, vf{}, x);
   if constexpr (KIND == SOFTCAP) return value * vtanh(x / value);
   if constexpr (KIND == SCALE) return value * x;
@@ -204,6 +205,7 @@ void map_kind(const MapArgs& a, const Team& team) {
     case SOFTCAP: return map<T, SOFTCAP>(a, team);
     case SCALE: return map<T, SCALE>(a, team);
     case CLIP: return map<T, CLIP>(a, team);
+    case QUICK_GELU: return map<T, QUICK_GELU>(a, team);
   }
 }
 

@@ -14,12 +14,14 @@ def tanh(x):
 
 @triton.jit
 def activate(x, KIND: tl.constexpr):
-    """silu, gelu, gelu_tanh or relu, as quire.kernels.act defines them."""
+    """silu, gelu, gelu_tanh, quick_gelu or relu, as quire.kernels.act defines them."""
     if KIND == "silu":
         return x / (1.0 + tl.exp(-x))
     elif KIND == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif KIND == "gelu_tanh":
         return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif KIND == "quick_gelu":
+        return x / (1.0 + tl.exp(-1.702 * x))
     else:
         return tl.maximum(x, 0.0)
