@@ -103,6 +103,22 @@ class AdapterStats(NamedTuple):
     """Copies that were dropped from host memory for others."""
 
 
+class MediaStats(NamedTuple):
+    """Encoder outputs of images, video and audio: totals since the engine's start, and the current
+    state of the encoder cache."""
+
+    hits: int = 0
+    """Items of prompts whose rows were cached, or encoded for another prompt in the same step."""
+    misses: int = 0
+    """Items that were encoded."""
+    evictions: int = 0
+    encoded_rows: int = 0
+    cached: int = 0
+    """Items."""
+    cached_bytes: int = 0
+    capacity_bytes: int = 0
+
+
 class LateWorkCounts(NamedTuple):
     """Kernels and CUDA graphs that were prepared after the engine was ready: totals since then."""
 
@@ -175,6 +191,7 @@ class Snapshot(NamedTuple):
     late_work: LateWorkCounts = LateWorkCounts()
     adapters: AdapterStats = AdapterStats()
     experts: ExpertBalanceStats = ExpertBalanceStats()
+    media: MediaStats = MediaStats()
 
 
 def time_bucket(seconds: float) -> int:

@@ -29,6 +29,10 @@ def gauges(now: Snapshot) -> MetricValues:
         "kv_cache_usage_perc": {"": stats.usage},
         "expert_balancedness": {"": now.experts.balancedness},
         "expert_balancedness_after": {"": now.experts.balancedness_after},
+        "encoder_cache_usage_perc": {
+            "": now.media.cached_bytes / max(now.media.capacity_bytes, 1)
+        },
+        "encoder_cache_bytes": {"": now.media.cached_bytes},
         "lora_names": {"": now.adapters.names},
         "lora_host_adapters": {"": now.adapters.host_copies},
         "grammars_waiting": {"": now.grammars.waiting},
@@ -71,6 +75,10 @@ def counters(now: Snapshot) -> MetricValues:
         "graph_captures_after_ready": {"": now.late_work.graph_captures},
         "expert_rebalances": {"": now.experts.rebalances},
         "experts_moved": {"": now.experts.moved_experts},
+        "encoder_cache_hits": {"": now.media.hits},
+        "encoder_cache_misses": {"": now.media.misses},
+        "encoder_cache_evictions": {"": now.media.evictions},
+        "encoder_rows": {"": now.media.encoded_rows},
         "lora_slot_loads": {"": now.adapters.slot_loads},
         "lora_loads": {"": now.adapters.loads},
         "lora_load_seconds": {"": now.adapters.load_seconds},

@@ -15,6 +15,7 @@ from quire.core.snapshot import (
     ExpertBalanceStats,
     GrammarStats,
     LateWorkCounts,
+    MediaStats,
     RequestRow,
     Snapshot,
 )
@@ -56,6 +57,7 @@ def build_snapshot(
         late_work=late_work,
         adapters=_stats_of_type(stats, AdapterStats),
         experts=experts,
+        media=_stats_of_type(stats, MediaStats),
     )
 
 

@@ -30,6 +30,7 @@ from quire.core.kv.cross_blocks import CrossBlocks, source_digest
 from quire.core.kv.deferred_free import DeferredFree
 from quire.core.kv.tiers.base import SlowTier
 from quire.core.kv.tiers.host import NO_COPIES, HostTier, TierCopies
+from quire.core.media.item_rows import start_of_divided_run
 from quire.core.types import NO_BLOCK, BlockCopy, Request, Sequence
 
 Tables = tuple[list[int], ...]
@@ -91,6 +92,16 @@ class KVCache:
             return seq.pending
         blocks = len(seq.tables[0]) + self.pool.available // len(self.specs)
         return blocks * self.block_size - seq.planned
+
+    def start_capacity(self, seq: Sequence) -> int:
+        """token_capacity() of a waiting sequence, after it took blocks for its loads and copies.
+        Of one without blocks, after match_prefix()."""
+        if not self.specs:
+            return seq.pending
+        groups, taken = len(self.specs), self._is_shared(seq) * len(self.specs)
+        if self.host is not None and len(seq.keys) * self.block_size >= seq.planned:
+            taken += len(self._missing_blocks(seq))
+        return max(self.token_capacity(seq) + -taken // groups * self.block_size, 0)
 
     def blocks_to_allocate(self, seq: Sequence, n: int) -> int:
         """Number of blocks that n more tokens need in addition."""
@@ -186,7 +197,11 @@ class KVCache:
         if not self.prefix_caching or not seq.request.read_prefix_cache:
             return 0
         keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
-        return self._longest_hit(keys, self._is_available) * self.block_size
+        hit = self._longest_hit(keys, self._is_available)
+        media = seq.request.media
+        while media and (start := start_of_divided_run(media, hit * self.block_size)) is not None:
+            hit = self._longest_hit(keys[: start // self.block_size], self._is_available)
+        return hit * self.block_size
 
     def load_prefix(self, seq: Sequence, step: int) -> int:
         """Load what match_prefix() found in the host tier, with `step`, which is being planned.

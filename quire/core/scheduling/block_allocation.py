@@ -85,6 +85,14 @@ class BlockAllocator:
         self._last_shortage = None
         return True
 
+    def ensure_capacity(self, seq: Sequence, n: int) -> bool:
+        """Whether there are blocks for its next n tokens at once, also where it would not keep all
+        of them; frees reclaimable ones if nothing runs."""
+        while self._kv.start_capacity(seq) < n:
+            if self._may_gain_blocks or not self._registry.reclaim(self._rank, sparing=seq):
+                return False
+        return True
+
     def drop_shared_prefix(self, seq: Sequence) -> bool:
         """Free the shared blocks of a sequence that cannot start although nothing else runs.
 

@@ -59,9 +59,10 @@ class PlanBuilder:
         for budget in budgets.all:
             budget.begin_step(sequences)
 
-    def allowed_tokens(self, seq: Sequence, drafts: int = 0) -> int:
-        """Return how many of its pending tokens and following drafts the limits allow."""
-        n = seq.pending + drafts
+    def allowed_tokens(self, seq: Sequence, drafts: int = 0, most: int = NO_BOUND) -> int:
+        """Return how many of its pending tokens and following drafts the limits allow. most: for
+        which it has blocks."""
+        n = min(seq.pending + drafts, most)
         for budget in self._budgets.allowing:
             n = budget.allow(seq, n)
         return n

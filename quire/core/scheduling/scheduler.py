@@ -243,6 +243,11 @@ class Scheduler:
             return False
         return all(kv.pool.reset() for kv in self._kvs)
 
+    def observe_memory_release(self) -> None:
+        """Report to listeners that what the device has beside the weights was given up."""
+        for listener in self._listeners:
+            listener.observe_memory_release()
+
     # -- planning -----------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
@@ -306,9 +311,10 @@ class Scheduler:
             draft.changed_tables.append(seq)
         if not kv.allocate(seq, n):
             n = min(n, seq.pending)  # drafts take no blocks from others
-            n = self._allocators[seq.dp_rank].allocate_for_running(
+            some = self._allocators[seq.dp_rank].allocate_for_running(
                 seq, n, lambda victim: self._preempt(victim, draft)
             )
+            n = draft.allowed_tokens(seq, most=some) if 0 < some < n else some
         if n:
             draft.add(seq, n)
 

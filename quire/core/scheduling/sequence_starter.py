@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 from collections.abc import Set
 
 from quire.core.kv.kv_cache import KVCache
+from quire.core.media.item_rows import longest_undivided
 from quire.core.scheduling.block_allocation import BlockAllocator
 from quire.core.scheduling.inflight_steps import InflightSteps
 from quire.core.scheduling.plan_builder import PlanBuilder
@@ -111,7 +112,11 @@ class SequenceStarter:
         if fresh:
             kv.match_prefix(seq, prefix=not self._prompt_logprobs.needs_full_prompt(seq))
         n = draft.allowed_tokens(seq)
-        if not n or not allocator.ensure_blocks(seq):
+        if n and not allocator.ensure_blocks(seq):
+            n = 0
+        if n and longest_undivided(seq.request) and not allocator.ensure_capacity(seq, n):
+            n = draft.allowed_tokens(seq, most=kv.start_capacity(seq))
+        if not n:
             if fresh:
                 kv.release(seq, 0)
             return False

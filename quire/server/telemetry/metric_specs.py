@@ -114,6 +114,14 @@ ENGINE_METRICS = (
         "Of the same tokens, with the experts where they are now.",
         own=True,
     ),
+    _counter(
+        "encoder_cache_hits", "Images, videos and recordings whose embeddings were cached.", own=True
+    ),
+    _counter("encoder_cache_misses", "Images, videos and recordings encoded.", own=True),
+    _counter("encoder_cache_evictions", "Of those, dropped from the device for others.", own=True),
+    _counter("encoder_rows", "Embeddings of images, videos and recordings computed.", own=True),
+    _gauge("encoder_cache_usage_perc", "Share of the encoder cache that is in use.", own=True),
+    _gauge("encoder_cache_bytes", "Bytes of embeddings in the encoder cache.", own=True),
     _counter("lora_slot_loads", "Adapters whose weights were sent to the device.", own=True),
     _counter("lora_loads", "Adapters read from their files, also again.", own=True),
     _counter("lora_load_seconds", "Time of these reads.", own=True),

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from quire.core.media.encoder_cache import PAGE_ROWS
+from quire.core.media.item_rows import rows_between, start_of_divided_run
+from quire.core.scheduling.limits.media_encoder import MediaStep, MediaSteps
 from quire.core.step_results import combine_results
 from quire.core.types import NO_BLOCK, UNKNOWN, Pooled, StepResult, TokenLogprobs, Wants
 
@@ -40,6 +43,21 @@ def source_cells(request):
     """Content of the cells of a request's source: what an encoder made of it."""
     whole = fold(request.encoder_prompt) + sum(request.salt)  # each depends on all of the source
     return [(token * 11 + i * 5 + whole) % MOD for i, token in enumerate(request.encoder_prompt)]
+
+
+def media_row(item, row):
+    """The row that an encoder makes of an item."""
+    return 1000 + sum(item.digest) * 13 + row * 17
+
+
+def media_tokens(request):
+    """The tokens of a prompt, with rows of media in place of those that take one."""
+    tokens = list(request.prompt)
+    for item in request.media:
+        for run in rows_between(item, 0, len(tokens)):
+            for i in range(run.count):
+                tokens[run.position + i] = media_row(item, run.row + i)
+    return tokens
 
 
 def reference_output(prompt, length, *, windows=(None,), seed=0, salt=b"", source=()):
@@ -97,6 +115,8 @@ class FakeModel:
         self.accepted = []  # number of accepted drafts of each row with drafts
         self.skips = lambda: False  # whether a row yields no token
         self.read = [[] for _ in range(slots)]  # tokens computed since a row at the start
+        self.media_pages = {}  # page -> rows
+        self.encoded_items = []  # digests
 
     def submit(self, plan):
         """Copy the plan, as a runner does when it fills its input buffers."""
@@ -114,11 +134,12 @@ class FakeModel:
         encodes = [seq for seq in plan.joins if seq.encoder_step == plan.step]
         sources = [(seq.request, tuple(seq.cross_table)) for seq in encodes]
         self._check_block_reuse(plan, rows, {b for _, blocks in sources for b in blocks})
-        self.queue.append((plan, rows, sources))
+        rank = rows[0][0].dp_rank if rows else 0  # a stale sequence may go to another one
+        self.queue.append((plan, rows, sources, rank))
 
     def _check_block_reuse(self, plan, rows, encoded):
         """Check that no row writes blocks that a step in flight reads for another sequence."""
-        for other, other_rows, _ in self.queue:
+        for other, other_rows, *_ in self.queue:
             read = {b for *_, tables in other_rows for t in tables for b in t}
             read |= {c.src for c in other.copies}
             read |= {b for *_, (_, _, source), _ in other_rows for b in source}
@@ -149,6 +170,9 @@ class FakeModel:
         drafts = seq.drafts[: row.drafts]
         assert len(drafts) == row.drafts
         tokens = seq.tokens[row.start : row.start + row.count - row.drafts]
+        for end in (row.start, row.start + len(tokens)):
+            divided = start_of_divided_run(seq.request.media, end)
+            assert divided is None or end == row.start == seq.prompt_len - 1, "a run was divided"
         tables = [list(t) for t in self.tables[seq.slot]]
         wants = row.wants, drafts, self.sources[seq.slot]
         assert wants[2] == tuple(seq.cross_table), "the source of a running sequence changed"
@@ -156,11 +180,12 @@ class FakeModel:
 
     def wait(self):
         """Execute the oldest plan."""
-        plan, rows, sources = self.queue.popleft()
+        plan, rows, sources, rank = self.queue.popleft()
         self._copy(plan.swap_out, self.device, self.host)
         self._copy(plan.swap_in, self.host, self.device)
         self._copy(plan.copies, self.device, self.device)
         self._encode(sources)
+        self._insert_media(plan, rows, rank)
         self._check_writes(rows)
         generated = [self._run(*row) for row in rows]
         pooled = self._pool(rows)
@@ -207,9 +232,26 @@ class FakeModel:
             for i, value in enumerate(source_cells(request)):
                 self.device[blocks[i // self.size]][i % self.size] = value
 
+    def _insert_media(self, plan, rows, rank):
+        """Encode the items of a plan, and put rows of the cache in place of tokens."""
+        part = next((one for one in plan.parts if isinstance(one, MediaSteps)), None)
+        step = part.ranks[rank] if part and rows else MediaStep((), {})
+        for item, pages in step.encodes:
+            self.encoded_items.append(item.digest)
+            made = [media_row(item, row) for row in range(item.num_rows)]
+            for i, page in enumerate(pages):
+                self.media_pages[page] = made[i * PAGE_ROWS : (i + 1) * PAGE_ROWS]
+        for seq, _, start, tokens, _, _ in rows:
+            for item in seq.request.media:
+                for run in rows_between(item, start, start + len(tokens)):
+                    for i in range(run.count):
+                        page, at = divmod(run.row + i, PAGE_ROWS)
+                        rows = self.media_pages.get(step.pages[item.digest][page], ())
+                        tokens[run.position + i - start] = rows[at] if at < len(rows) else -7
+
     def lose(self):
         """Fail the oldest plan, without any effect on the device."""
-        plan, _, _ = self.queue.popleft()
+        plan, *_ = self.queue.popleft()
         for row in plan.rows:
             self.last[row.seq.slot] = 0
 

@@ -17,6 +17,7 @@ from quire.core.scheduling.limits.itl_target import (
     InterTokenLatencyLimit,
 )
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.media_encoder import MediaEncoderLimit
 from quire.core.scheduling.limits.pipeline import PipelineLimit
 from quire.core.scheduling.limits.prefill_limits import (
     LongPrefillLimit,
@@ -26,6 +27,7 @@ from quire.core.scheduling.limits.prefill_limits import (
 from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
 from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
 from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
+from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
 from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.plan_builder import PlanBuilder, StepBudgets
@@ -61,7 +63,13 @@ class OneLongRow(StepBudget, StepListener):
         self.slow = seconds > 1
 
 
+def media_limit(size):
+    return MediaEncoderLimit(("image",), max_rows=size, cache_rows=16 * size, row_bytes=1)
+
+
 MAKERS = {
+    "media encoder": media_limit,
+    "undivided runs": UndividedRunLimit,
     "tokens": lambda k: TokenBudget(3 * k),
     "whole": lambda k: WholePromptLimit(3 * k),
     "max seqs": MaxSeqsLimit,

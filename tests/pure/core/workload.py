@@ -14,11 +14,13 @@ from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostTier
+from quire.core.media.encoder_cache import pages_for
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.encoder_budget import EncoderBudget
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.media_encoder import MediaEncoderLimit
 from quire.core.scheduling.limits.per_rank import PerRankBudget
 from quire.core.scheduling.limits.pipeline import PipelineLimit
 from quire.core.scheduling.limits.prefill_limits import (
@@ -29,17 +31,26 @@ from quire.core.scheduling.limits.prefill_limits import (
 from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
 from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
 from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
+from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
 from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.tenant_limits import TenantLimits
-from quire.core.types import UNKNOWN, DataParallelTokens, Pooling, Request, StopConditions
+from quire.core.types import (
+    UNKNOWN,
+    DataParallelTokens,
+    MediaItem,
+    Pooling,
+    Request,
+    StopConditions,
+)
 from tests.pure.core.builders import FakeGrammars, fake_constraint
 from tests.pure.core.fake_model import (
     VOCAB,
     FakeModel,
     FakeRanks,
+    media_tokens,
     reference_output,
     source_cells,
 )
@@ -65,6 +76,7 @@ class Setup:
     chunk_cap: int = 0
     partial: int = 0
     long: tuple = ()
+    media: dict = field(default_factory=dict)  # sizes of MediaEncoderLimit; {}: no items
     encoder: tuple = ()  # source tokens per step, and of one source
     varying_max_seqs: bool = False
     priority: bool = False
@@ -102,6 +114,12 @@ class Setup:
             limits += [PerRankBudget(one) for one in of_ranks]
         if self.encoder:
             limits.append(EncoderBudget(*self.encoder))
+        if self.media:
+            whole = not self.chunked
+            self.media_limit = MediaEncoderLimit(
+                ("image",), **self.media, row_bytes=1, ranks=self.ranks, whole_prompts=whole
+            )
+            limits += [self.media_limit, UndividedRunLimit(self.budget)]
         if self.grammars is not None:
             limits.append(GrammarWait(self.grammars, 10_000))
         if self.staged:
@@ -184,7 +202,7 @@ class Outcome:
 def expected(request, index, windows):
     """Return the expected output and finish reason of a sequence."""
     out = reference_output(
-        request.prompt,
+        media_tokens(request),
         request.stop.max_tokens,
         windows=windows,
         seed=request.seed + index,
@@ -331,6 +349,10 @@ class Run:
         assert self.scheduler.reset_prefix_cache()
         assert not self.kv.pool.cached
         assert host is None or not host.pool.cached
+        if self.setup.media:
+            for rank in self.setup.media_limit._ranks:
+                rank.cache.check()
+                assert not rank.cache._references, "an item is referred to without a request"
         if self.setup.grammars is not None:
             assert not +self.setup.grammars.held, "a grammar is held without a request"
 
@@ -406,6 +428,32 @@ def with_sources(rng, requests):
     """Return the requests with sources of three, all of them or none."""
     sources = [tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 14))) for _ in range(3)]
     return [replace(one, encoder_prompt=rng.choice(sources)) for one in requests]
+
+
+def with_media(rng, requests, *, bidirectional):
+    """Return the requests with up to three items each, of four contents."""
+    contents = []
+    for digest in range(4):
+        runs, offset, left = [], rng.randrange(2), rng.choice([1, 2, 5, 9, 20, 40])
+        while left:
+            count = left if bidirectional else rng.randrange(1, left + 1)
+            runs.append((offset, count))
+            offset, left = offset + count + rng.randrange(1, 3), left - count
+        length = sum(runs[-1]) + rng.randrange(3)
+        contents.append((bytes([digest]), length, tuple(runs)))
+    return [_with_items(rng, one, contents, bidirectional=bidirectional) for one in requests]
+
+
+def _with_items(rng, request, contents, *, bidirectional):
+    prompt, items, at = list(request.prompt), [], 0
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(at, len(prompt) + 1)
+        digest, length, runs = rng.choice(contents)
+        prompt[at:at] = [0] * length
+        items.append(MediaItem("image", digest + request.salt, at, length, runs, (), bidirectional))
+        at += length
+    extra = tuple((item.start, item.digest) for item in items)
+    return replace(request, prompt=tuple(prompt), media=tuple(items), extra_content=extra)
 
 
 def with_tenants(rng, requests):
@@ -495,6 +543,39 @@ def random_run(seed, most_steps=20_000, *, sources=False, pooled=0.0, **fixed):
     for name, value in fixed.items():
         setattr(setup, name, value)
     run = Run(setup, with_grammars(random.Random(f"grammars {seed}"), requests, setup))
+    out = run.run(most_steps)
+    check_outcome(run, out)
+    return out
+
+
+def random_media_run(seed, most_steps=20_000, **fixed):
+    """Run requests with images on a cache that holds few of them."""
+    rng = random.Random(f"media {seed}")
+    bidirectional = rng.random() < 0.4
+    requests = with_media(rng, random_requests(rng), bidirectional=bidirectional)
+    items = [item for one in requests for item in one.media]
+    setup = random_setup(rng, requests)
+    setup.ranks = rng.choice([1, 1, 2])
+    largest = max([item.num_rows for item in items], default=1)
+    most = max([sum(item.num_rows for item in one.media) for one in requests])
+    setup.media = {
+        "max_rows": rng.choice([1, 20, 100]),
+        "cache_rows": 16 * (pages_for(largest) + rng.choice([0, 0, 1, 3, 20])),
+    }
+    if not setup.chunked:
+        setup.media["cache_rows"] = 16 * (pages_for(most) + 3)
+    if bidirectional:
+        setup.budget = max(setup.budget, largest + setup.max_rows)
+        blocks = -(-max(len(one.prompt) for one in requests) // setup.block_size) + 1
+        setup.blocks = max(setup.blocks, len(setup.windows) * blocks)
+    if rng.random() < 0.4:
+        setup.aborts = random_aborts(rng, requests)
+    if rng.random() < 0.15:
+        setup.fails = frozenset(rng.sample(range(2, 30), 2))
+        setup.errors = frozenset(rng.sample(range(2, 30), 3))
+    for name, value in fixed.items():
+        setattr(setup, name, value)
+    run = Run(setup, requests)
     out = run.run(most_steps)
     check_outcome(run, out)
     return out

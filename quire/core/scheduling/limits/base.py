@@ -107,6 +107,9 @@ class StepListener:
     def observe_device_doubt(self) -> None:
         """A step raised: what it has written to the device is unknown."""
 
+    def observe_memory_release(self) -> None:
+        """What is on the device beside the weights was given up."""
+
     def observe_step_failure(self, rows: Seq[Sequence]) -> str | None:
         """A step of these sequences raised; all running ones are about to be recomputed.
 

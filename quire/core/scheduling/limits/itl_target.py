@@ -14,6 +14,7 @@ Where no row decodes, prompts get the whole step.
 
 from __future__ import annotations
 
+from quire.core.media.item_rows import least_tokens
 from quire.core.scheduling.limits.base import NO_BOUND, StepBudget, StepListener
 from quire.core.types import Sequence, SequenceState
 
@@ -73,6 +74,8 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
             if left > 0 and not self.long_tokens:  # shorter ones may take all, in every step
                 left = max(left, MIN_PROMPT_TOKENS)
             left = min(left, self._long_part() - self.long_tokens)
+        if left > 0 and seq.request.media:
+            left = max(left, least_tokens(seq))
         return max(0, min(want, left))
 
     def prompt_tokens_left(self) -> int:

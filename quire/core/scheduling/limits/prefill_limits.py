@@ -6,6 +6,7 @@ never are, so none of these limits applies to them.
 
 from __future__ import annotations
 
+from quire.core.media.item_rows import least_tokens
 from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.types import Sequence
 
@@ -22,7 +23,10 @@ class PrefillChunkLimit(StepBudget):
         self._alone = sequences <= 1
 
     def allow(self, seq: Sequence, want: int) -> int:
-        return want if self._alone else min(want, self.max_tokens)
+        if self._alone or want <= self.max_tokens:
+            return want
+        least = least_tokens(seq) if seq.request.media else 1
+        return min(want, max(self.max_tokens, least))
 
     def free_decode_rows(self) -> int:
         return NO_BOUND

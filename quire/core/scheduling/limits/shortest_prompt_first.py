@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+from quire.core.media.item_rows import least_tokens
 from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.scheduling.order.base import WaitingQueue
 from quire.core.types import Sequence, SequenceState
@@ -68,6 +69,8 @@ class ShortestPromptFirst(StepBudget):
             left = max(left, self._oldest_reserve, 1)
         elif self._oldest in self._demands and self._demands[self._oldest] > own:
             left -= self._oldest_reserve
+        if left > 0 and seq.request.media:
+            left = max(left, least_tokens(seq))
         return max(min(want, left), 0)
 
     def take(self, seq: Sequence, n: int) -> None:

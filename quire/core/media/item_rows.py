@@ -1,0 +1,97 @@
+"""Rows of media items at positions of a prompt, and the runs that no step may divide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from quire.core.types import MediaItem, Request, Sequence
+from quire.errors import RequestError
+
+
+class RowRun(NamedTuple):
+    """Neighbouring positions that take neighbouring rows of an item."""
+
+    position: int  # of the prompt
+    row: int  # of the item
+    count: int  # type: ignore[assignment]  # hides tuple.count
+
+
+def rows_between(item: MediaItem, start: int, end: int) -> Iterator[RowRun]:
+    """Yield the rows of an item that positions [start, end) of the prompt take."""
+    row = 0
+    for offset, count in item.runs:
+        first = item.start + offset
+        low, high = max(first, start), min(first + count, end)
+        if low < high:
+            yield RowRun(low, row + low - first, high - low)
+        row += count
+
+
+def first_row_position(item: MediaItem, start: int, end: int) -> int | None:
+    """Return the first of positions [start, end) that takes a row of the item; None: none does."""
+    for offset, count in item.runs:
+        first = item.start + offset
+        if first < end and first + count > start:
+            return max(first, start)
+    return None
+
+
+def start_of_divided_run(media: Iterable[MediaItem], end: int) -> int | None:
+    """Return where the run begins whose tokens attend to each other, and that a step would divide
+    if it ended before position `end`; None: it would divide none."""
+    for item in media:
+        if item.bidirectional and item.start < end < item.end:
+            for offset, count in item.runs:
+                if item.start + offset < end < item.start + offset + count:
+                    return item.start + offset
+    return None
+
+
+def longest_undivided(request: Request) -> int:
+    """Return how many tokens its longest run has that no step may divide; 0: it has none."""
+    if not request.media:
+        return 0
+    runs = [count for item in request.media if item.bidirectional for _, count in item.runs]
+    return max(runs, default=0)
+
+
+def least_tokens(seq: Sequence) -> int:
+    """Return the least number of tokens that the sequence's next row can have: 1, or all of a run
+    that no step may divide."""
+    start = seq.planned
+    for item in seq.request.media:
+        if item.bidirectional and item.start <= start < item.end:
+            for offset, count in item.runs:
+                if item.start + offset == start:
+                    return count
+    return 1
+
+
+def check_items(request: Request) -> None:
+    """Raise RequestError unless the items are in order within the prompt, and separate its cached
+    blocks from those of other items."""
+    end, size = 0, len(request.prompt)
+    separated = {*request.extra_content}
+    for item in request.media:
+        offset = 0
+        for start, count in item.runs:
+            if start < offset or count < 1:
+                raise _wrong(item, f"has rows at {item.runs!r:.80}, out of order")
+            offset = start + count
+        if item.start < end or offset > item.length or item.end > size:
+            raise _wrong(item, f"has {item.length} positions of a prompt of {size}, from {end} on")
+        if (item.start, item.digest) not in separated:
+            raise _wrong(item, "has no digest in extra_content")
+        end = item.end
+    if request.rope_positions and len(request.rope_positions) % (4 * size):
+        raise RequestError(
+            f"rope_positions has {len(request.rope_positions)} bytes; it must be int32 for each of "
+            f"{size} positions of the prompt",
+            param="prompt",
+        )
+
+
+def _wrong(item: MediaItem, problem: str) -> RequestError:
+    message = f"the {item.modality} at position {item.start} of the prompt {problem}"
+    return RequestError(message, param=item.modality)

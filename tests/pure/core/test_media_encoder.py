@@ -1,0 +1,222 @@
+"""Media items: encoded once, kept while there is room, never divided, and never mixed up."""
+
+import random
+
+import pytest
+
+from quire.core.media.encoder_cache import PAGE_ROWS, EncoderCache, pages_for
+from quire.core.media.item_rows import least_tokens, rows_between, start_of_divided_run
+from quire.core.scheduling.limits.media_encoder import MediaEncoderLimit, MediaSteps
+from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
+from quire.core.types import MediaItem, Request, StopConditions
+from quire.errors import RequestError, TooLong, Unsupported
+from tests import tiers
+from tests.pure.core.workload import Run, Setup, check_outcome, random_media_run
+
+
+def item(start, rows, content=1, *, modality="image", runs=None, length=None, bidirectional=False):
+    runs = runs or ((1, rows),)
+    length = length or runs[-1][0] + runs[-1][1] + 1
+    return MediaItem(modality, bytes([content]), start, length, runs, (), bidirectional)
+
+
+def ask(name, *items, tail=3, tokens=4, **more):
+    """A request of two tokens before, between and `tail` after the items, which are moved there."""
+    prompt, moved = [1, 2], []
+    for one in items:
+        moved.append(
+            MediaItem(one.modality, one.digest, len(prompt), one.length, one.runs, (), one.bidirectional)
+        )
+        prompt += [0] * one.length + [3, 4]
+    prompt = prompt[:-2] + list(range(tail)) if items else prompt
+    extra = tuple((one.start, one.digest) for one in moved)
+    stop = StopConditions(tokens)
+    return Request(name, tuple(prompt), stop, media=tuple(moved), extra_content=extra, **more)
+
+
+SIZES = {"max_rows": 64, "cache_rows": 64}
+
+
+def finish(requests, *, add_per_step=3, **setup):
+    run = Run(Setup(**{"media": SIZES} | setup), requests)
+    out = run.run(add_per_step=add_per_step)
+    check_outcome(run, out)
+    return run, out
+
+
+@pytest.mark.parametrize("budget", range(1, 14))
+def test_a_chunk_may_end_at_every_offset_inside_an_item(budget):
+    runs = ((1, 3), (5, 2), (8, 1))
+    run, _ = finish([ask("a", item(0, 6, runs=runs), item(0, 3, 2))], budget=budget)
+    assert run.model.encoded_items == [b"\1", b"\2"]
+
+
+def test_an_item_of_several_requests_is_encoded_once():
+    requests = [ask(f"r{i}", item(0, 20), seed=i) for i in range(4)]
+    run, _ = finish(requests, add_per_step=4, prefix_caching=False)
+    assert run.model.encoded_items == [b"\1"]
+    stats = run.setup.media_limit.stats()
+    assert (stats.hits, stats.misses, stats.encoded_rows) == (3, 1, 20)
+    assert (stats.cached, stats.cached_bytes, stats.capacity_bytes) == (1, 32, 64)
+
+
+def test_the_sequences_of_a_request_and_a_preempted_one_use_what_was_encoded():
+    requests = [ask(f"r{i}", item(0, 9, i), n=2, tokens=12) for i in range(2)]
+    run, out = finish(requests, blocks=12, prefix_caching=False)
+    assert out.preemptions
+    assert sorted(run.model.encoded_items) == [b"\0", b"\1"]
+
+
+def test_a_prefix_hit_needs_the_same_item():
+    same, other = ask("b", item(0, 9)), ask("c", item(0, 9, 2))
+    _, out = finish([ask("a", item(0, 9)), same, other], add_per_step=1)
+    assert out.hits == 4, "the updates of b"
+
+
+def test_a_prefix_hit_behind_an_item_does_not_need_it():
+    first, again = ask("a", item(0, 9), tail=9), ask("b", item(0, 9), tail=9, seed=4)
+    run = Run(Setup(media=SIZES), [first, again])
+    run.add(first)
+    for _ in range(6):
+        run.step()
+    run.setup.media_limit.observe_memory_release()
+    run.add(again)
+    for _ in range(6):
+        run.step()
+    assert run.out.finish == {("a", 0): "length", ("b", 0): "length"}
+    assert run.model.encoded_items == [b"\1"]
+
+
+def test_a_text_overtakes_a_prompt_whose_item_must_wait():
+    requests = [ask("a", item(0, 60, 1)), ask("b", item(0, 60, 2)), ask("text")]
+    run = Run(Setup(media=SIZES), requests)
+    for one in requests:
+        run.add(one)
+    plan = run.scheduler.plan()
+    counts = {row.seq.request.id: row.count for row in plan.rows}
+    assert counts == {"a": len(requests[0].prompt), "b": 3, "text": 2}
+
+
+def test_the_budget_bounds_what_a_step_encodes_but_an_item_larger_than_it_runs_alone():
+    requests = [ask(f"r{i}", item(0, 20, i)) for i in range(4)]
+    run = Run(Setup(media={"max_rows": 41, "cache_rows": 640}), requests)
+    for one in requests:
+        run.add(one)
+    (part,) = run.scheduler.plan().parts
+    assert [len(step.encodes) for step in part.ranks] == [2]
+    run = Run(Setup(media={"max_rows": 3, "cache_rows": 640}), requests)
+    for one in requests:
+        run.add(one)
+    (part,) = run.scheduler.plan().parts
+    assert isinstance(part, MediaSteps)
+    assert [len(step.encodes) for step in part.ranks] == [1]
+
+
+def test_a_run_that_must_not_be_divided_is_computed_whole():
+    one = item(0, 20, bidirectional=True)
+    finish([ask(f"r{i}", one) for i in range(6)], budget=22, block_size=4)
+    with pytest.raises(TooLong, match=r"20 tokens.*at most 19.*max_num_batched_tokens"):
+        UndividedRunLimit(19).check_request(ask("a", one))
+
+
+def test_which_positions_take_rows():
+    one = item(10, 6, runs=((1, 3), (5, 2), (8, 1)), bidirectional=True)
+    assert [tuple(run) for run in rows_between(one, 12, 16)] == [(12, 1, 2), (15, 3, 1)]
+    assert [start_of_divided_run([one], end) for end in range(10, 20)] == [
+        None, None, 11, 11, None, None, 15, None, None, None
+    ]  # fmt: skip
+    request = ask("a", one)
+    seq = next(Run(Setup(), []).scheduler.sequences(), None)
+    assert seq is None
+    run = Run(Setup(media=SIZES), [])
+    run.add(request)
+    (seq,) = run.scheduler.sequences()
+    found = []
+    for seq.planned in range(2, 12):
+        found.append(least_tokens(seq))
+    assert found == [1, 3, 1, 1, 1, 2, 1, 1, 1, 1]
+
+
+def refused(request, **sizes):
+    limit = MediaEncoderLimit(("image",), **SIZES | sizes, row_bytes=1)
+    with pytest.raises(RequestError) as caught:
+        limit.check_request(request)
+    return caught.value
+
+
+def test_what_no_step_could_encode_is_refused_with_the_numbers():
+    error = refused(ask("a", item(0, 65)))
+    assert isinstance(error, TooLong)
+    assert str(error) == (
+        "the image at position 2 of the prompt takes 65 embeddings, and the encoder cache holds "
+        "64: make it smaller, or raise mm_encoder_cache_gb"
+    )
+    error = refused(ask("a", item(0, 40), item(0, 40, 2)), whole_prompts=True)
+    assert "80 embeddings" in str(error)
+    assert "enable_chunked_prefill" in str(error)
+    error = refused(ask("a", item(0, 3, modality="audio")))
+    assert isinstance(error, Unsupported)
+    assert str(error) == "this model reads no audio, but image"
+
+
+def test_items_that_do_not_agree_with_the_prompt_are_refused():
+    good = ask("a", item(0, 3))
+    (one,) = good.media
+
+    def changed(**fields):
+        values = {name: getattr(one, name) for name in MediaItem.__slots__} | fields
+        return MediaItem(**values)
+
+    def request(*items, **more):
+        extra = tuple((each.start, each.digest) for each in items)
+        fields = {"extra_content": extra, **more}
+        return Request("a", good.prompt, StopConditions(1), media=items, **fields)
+
+    MediaEncoderLimit(("image",), **SIZES, row_bytes=1).check_request(good)
+    for wrong in (
+        request(changed(start=len(good.prompt) - 1)),
+        request(one, changed(start=one.end - 1)),
+        request(changed(runs=((0, 2), (1, 2)))),
+        request(changed(runs=((4, 2),))),
+        request(one, extra_content=()),
+        request(one, rope_positions=bytes(7)),
+    ):
+        assert refused(wrong).param in ("image", "prompt")
+
+
+def test_the_cache_keeps_its_pages_whatever_happens():
+    """10,000 random operations on a cache that holds a few of the items."""
+    rng = random.Random(5)
+    cache, sizes, references = EncoderCache(12), {}, []
+    for _ in range(10_000):
+        digest = bytes([rng.randrange(40)])
+        rows = sizes.setdefault(digest, rng.randrange(1, 5 * PAGE_ROWS))
+        match rng.randrange(20):
+            case 0 | 1 | 2:
+                cache.add_reference(digest)
+                references.append(digest)
+            case 3 | 4 | 5 if references:
+                cache.remove_reference(references.pop(rng.randrange(len(references))))
+            case 6 if rng.random() < 0.01:
+                cache.clear()
+            case _ if digest in cache:
+                cache.touch(digest)
+                assert len(cache.pages(digest)) == pages_for(rows)
+            case _:
+                others = [one for one in sizes if one in cache]
+                kept = {one for one in others[:2] if pages_for(sizes[one]) <= 3}
+                before = {one: cache.pages(one) for one in kept}
+                unreferenced = [one for one in others if not cache.is_referenced(one)]
+                pages = cache.store(digest, rows, kept)
+                assert len(pages) == pages_for(rows)
+                assert {one: cache.pages(one) for one in kept} == before
+                lost = [one for one in others if one not in cache]
+                if any(cache.is_referenced(one) for one in lost):
+                    assert not [one for one in unreferenced if one in cache and one not in kept]
+        cache.check()
+    assert cache.evictions > 1000
+
+
+@pytest.mark.parametrize("seed", range(tiers.amount(40, 600)))
+def test_requests_with_items_have_their_outputs_whatever_the_engine_is(seed):
+    random_media_run(seed)
