@@ -26,6 +26,7 @@ class BackendCapabilities:
     max_head_dim: int | None = None
     sinks: bool = False
     alibi: bool = False
+    spans: bool = False  # tokens that see others after them
     encoder: bool = False  # cross attention, and a bias by distance
     coded_cache: bool = False  # keys and values in codes of 8 bits
     latent: bool = False  # one latent per token instead of keys and values, and nothing else
@@ -61,6 +62,7 @@ class AttentionMetadata:
     decodes: int = 0  # leading sequences that have one query token each
     past: int | None = None  # most tokens another sequence has before this step's. None: unknown
     cross: CrossMetadata | None = None  # of a model with an encoder
+    spans: Tensor | None = None  # [T, 2] int32: positions that a token sees besides; None: no token
 
 
 class AttentionLayer(Protocol):
@@ -92,6 +94,14 @@ class AttentionStep(Protocol):
         Without k and v, an earlier layer of the step has written them: their place is its own.
         q, k and v are used up: fused with what made them, they may never have been written.
         """
+        ...
+
+
+class SpanAttentionStep(AttentionStep, Protocol):
+    """One step's attention in which tokens of an image see each other in both directions."""
+
+    def with_spans(self, spans: Tensor) -> AttentionStep:
+        """The step in which token t also sees positions [spans[t, 0], spans[t, 1]), int32."""
         ...
 
 

@@ -7,7 +7,7 @@ launches, and of this backend alone, so that two engines on one device never sha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ CAPS = BackendCapabilities(
     dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
     sinks=True,
     alibi=True,
+    spans=True,
     encoder=True,
     coded_cache=True,
 )
@@ -68,7 +69,12 @@ class PagedAttentionStep:
             self.counters,
             layer.position_bias,
             self._scales(layer),
+            metadata.spans,
         )
+
+    def with_spans(self, spans: Tensor) -> AttentionStep:
+        """The step in which token t also sees positions [spans[t, 0], spans[t, 1])."""
+        return replace(self, metadata=replace(self.metadata, spans=spans))
 
     def run_cross(self, q: Tensor, layer: AttentionLayer) -> Tensor:
         """Attend q [T, H, D] to the sources of its tokens.

@@ -28,6 +28,7 @@ class BackendRequirements:
     packed: bool = False
     coded_cache: bool = False
     encoder: bool = False
+    spans: bool = False
 
 
 class AttentionBackendChoice(NamedTuple):
@@ -70,6 +71,8 @@ def unmet_requirement(caps: BackendCapabilities, needs: BackendRequirements) -> 
         return "has no sliding window"
     if needs.softcap and not caps.softcap:
         return "has no soft cap"
+    if needs.spans and not caps.spans:
+        return "has no tokens that see others after them"
     if needs.encoder and not caps.encoder:
         return "has no cross attention"
     if needs.coded_cache and not caps.coded_cache:

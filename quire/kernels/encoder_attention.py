@@ -98,7 +98,7 @@ def _native(
         0, starts.shape[0] - 1, q.shape[1], k.shape[1], q.shape[2], 0, 0, DTYPES[q.dtype],
         window or 0, *native_score_args(alibi, position_bias), k.data_ptr(), v.data_ptr(),
         k.stride(0) * item, k.stride(1) * item, v.stride(0) * item, v.stride(1) * item,
-        0, 0, 0, 0, 0, 0, scale, softcap or 0.0, 1.0,
+        0, 0, 0, 0, 0, 0, 0, scale, softcap or 0.0, 1.0,
     )  # fmt: skip
     return y
 

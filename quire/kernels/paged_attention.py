@@ -2,7 +2,7 @@
 
     sequence s owns query rows [q_starts[s], q_starts[s+1]): the LAST of its contexts[s] tokens
     the token at position p is in block tables[s, p // B], at offset p % B
-    position p sees positions [0, p], with a window w only (p - w, p]
+    position p sees positions [0, p], with a window w only (p - w, p]; and those of its span
 
 One contract for decoding (one row a sequence), chunks of prompts and prefix hits. No step gathers
 a whole context: work is done by tiles of queries and chunks of keys, so memory is linear.
@@ -51,8 +51,8 @@ def _case(
 ) -> dict[str, Any]:
     """rows: (queries, context) of each sequence. Blocks before a window are given back (-1).
 
-    features: words out of sinks, alibi, bias, rows, fresh and decodes (single queries first); of a
-    cache of 8 bits fp8, e5m2 and int8 (scales of the layer), int8_head, int8_token, fp8_token.
+    features: words out of sinks, alibi, bias, rows, spans, fresh, decodes (single queries first);
+    of a cache of 8 bits fp8, e5m2 and int8 (scales of the layer), int8_head, int8_token, fp8_token.
     """
     heads, kv_heads, size, block = shape
     queries = [q for q, _ in rows]
@@ -94,6 +94,8 @@ def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]
         case["alibi"] = 0.5 ** torch.arange(1, heads + 1, device=q.device).float()
     if "bias" in features:
         case["position_bias"] = torch.randn(heads, 2 * 20 + 1, device=q.device)
+    if "spans" in features:
+        case["spans"] = _spans(rows).to(q.device)
     if "decodes" in features:
         case["decodes"] = next((s for s, (n, _) in enumerate(rows) if n > 1), sequences)
     for feature in features:
@@ -108,6 +110,19 @@ def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]
     if "fresh" in features:
         case |= _new_tokens(case, kv_heads, rows)
     return case
+
+
+def _spans(rows: list[tuple[int, int]]) -> Tensor:
+    """Of each prompt the middle third of its new tokens, which may be none."""
+    found = torch.zeros(sum(n for n, _ in rows), 2, dtype=torch.int32)
+    token = 0
+    for n, context in rows:
+        low, high = n // 3, n - n // 3
+        if n > 1:
+            found[token + low : token + high, 0] = context - n + low
+            found[token + low : token + high, 1] = context - n + high
+        token += n
+    return found
 
 
 _CODED = {
@@ -188,6 +203,11 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, shape, step, bf16, softcap=5.0, features="fresh decodes fp8")
     yield _case(device, (6, 2, 80, 32), step, torch.float16, features="fresh decodes")
     yield _case(device, shape, [*step, (90, 1200)], fp32, features="bias")
+    yield _case(device, shape, [*step, (90, 1200)], fp32, features="spans decodes rows")
+    yield _case(device, shape, step, fp32, window=6, features="spans")
+    yield _case(device, (8, 2, 64, 16), [*step, (600, 1500)], bf16, features="spans fresh sinks")
+    yield _case(device, (4, 1, 128, 16), [(1, 1100), (300, 1400)], bf16, 40, 5.0, features="spans")
+    yield _case(device, shape, step, bf16, window=20, features="spans int8_token fresh")
     yield _case(device, shape, step, bf16, features="bias fresh decodes rows")
     for feature in ("e5m2", "int8", "int8_head", "int8_token", "fp8_token"):
         yield _case(device, shape, step, fp32, features=f"{feature} decodes")
@@ -200,7 +220,7 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (4, 2, 64, 16), long, fp32, features="fp8_token")
 
 
-run_attention = NativeOp(ATTENTION, "q" * 32 + "ddd")
+run_attention = NativeOp(ATTENTION, "q" * 33 + "ddd")
 _MAX_SIZE = 1024
 
 
@@ -225,6 +245,7 @@ def _native(
     counters: Tensor | None = None,
     position_bias: Tensor | None = None,
     scales: Tensor | None = None,
+    spans: Tensor | None = None,
 ) -> Tensor:
     if sinks is not None or rows is not None or not has_dense_heads(cache):
         return NotImplemented
@@ -242,6 +263,7 @@ def _native(
         tables.stride(0), contexts.shape[0], q.shape[1], kv_heads, size, block, blocks,
         DTYPES[q.dtype], window or 0, *native_score_args(alibi, position_bias), 0, 0, 0, 0, 0, 0,
         code, head_step(cache) * cache.element_size(), *scale_args(scales),
+        0 if spans is None else spans.data_ptr(),
         scale * k_scale, softcap or 0.0, v_scale,
     )  # fmt: skip
     return y
@@ -295,6 +317,7 @@ def paged_attention(
     counters: Tensor | None = None,
     position_bias: Tensor | None = None,
     scales: Tensor | None = None,
+    spans: Tensor | None = None,
 ) -> Tensor:
     """Attend every query row to the cached tokens of its sequence.
 
@@ -305,6 +328,9 @@ def paged_attention(
     the step's tokens included; 0 is a padding row, which yields zeros. sinks, alibi: [H].
     position_bias: [H, 2 R + 1] float32.
     rows: [S] int32, the row of `tables` of each sequence; None: in order.
+    spans: [T, 2] int32, packed; the query also sees positions [spans[t, 0], spans[t, 1]) of its
+    sequence. Within the context, not of the first `decodes` queries, without alibi and
+    position_bias.
 
     The rest only makes it faster: the first `decodes` sequences have one query each; no context
     exceeds max_context; k, v: [T, K, D], the step's own keys and values; counters: zeros, int32,
@@ -321,8 +347,17 @@ def paged_attention(
             stop = min(row + _TILE, starts[s + 1])
             end = context - (starts[s + 1] - stop)  # tokens visible to the last of these rows
             first = max(0, end - (stop - row) - window + 1) if window is not None else 0
-            keys, values = _gather_kv(cache, scales, tables[places[s]], first, end)
+            own = None if spans is None else spans[row:stop]
+            if own is not None and len(seen := own[own[:, 0] < own[:, 1]]):
+                first, last = min(first, int(seen[:, 0].min())), max(end, int(seen[:, 1].max()))
+            else:
+                last = end
+            keys, values = _gather_kv(cache, scales, tables[places[s]], first, last)
             mask = _causal_mask(stop - row, end - first, window, q.device)
+            mask = torch.nn.functional.pad(mask, (0, last - end))
+            if own is not None:
+                at = torch.arange(first, last, device=q.device)
+                mask |= (at >= own[:, :1]) & (at < own[:, 1:])
             weights = attention_weights(q[row:stop], keys, mask, scale * k_scale, bias)
             y = torch.einsum("kgrn,knd->rkgd", weights, values * v_scale)
             out[row:stop] = y.reshape(q[row:stop].shape).to(q.dtype)

@@ -32,6 +32,7 @@ struct AttentionArgs {
   long k_token, k_head, v_token, v_head;  // bytes
   long code, head;  // of the cache: its codes, if any; bytes of a head in a block
   Scales scales;    // of its codes; none: they are in `scale` and v_scale
+  const int32_t* spans;  // paged: [queries][2], positions each sees besides, or an empty range; or null
   double scale, softcap, v_scale;  // window 0, softcap 0: none
 
   long row_bytes() const { return size * (code ? 1 : dtype ? 2 : 4); }  // of a cached key
@@ -101,6 +102,16 @@ INLINE Span span_of(const AttentionArgs& a, const Item& item) {
   const long past = a.k ? 0 : context - a.queries(item.sequence);
   const long first = past + item.first, end = first + item.count;
   const long low = a.window && first - a.window + 1 > 0 ? first - a.window + 1 : 0;
+  if (a.spans) {
+    Span all{low, end, first};
+    const int32_t* own = a.spans + 2 * (a.starts[item.sequence] + item.first);
+    for (long i = 0; i < 2 * item.count; i += 2) {
+      if (own[i] >= own[i + 1]) continue;
+      if (own[i] < all.low) all.low = own[i];
+      if (own[i + 1] > all.high) all.high = own[i + 1];
+    }
+    return all;
+  }
   if (!a.k) return {low, end, first};
   return {low, a.window && end + a.window - 1 < context ? end + a.window - 1 : context, first};
 }
@@ -481,7 +492,7 @@ struct Worker {
     const long rows = item.count * s.group, panels = (to - start + PANEL - 1) / PANEL;
     const long per = 4 / sizeof(T);
     // Early queries of the tile may end before this chunk: they would only add zeros.
-    const bool late = start > span.first && !a.k;
+    const bool late = start > span.first && !a.k && !a.spans;
     const long skip = (late ? start - span.first : 0) * s.group;
     if (skip >= rows) return;
     keys.find(a, item.sequence, item.kv_head, start, from, to);
@@ -503,9 +514,16 @@ struct Worker {
                buffers.scores + skip * CHUNK, CHUNK, false);
     for (long i = skip; i < rows; i++) {
       const long position = span.first + i / s.group;
-      const long low = a.window ? position - a.window + 1 - start : 0;
+      long low = a.window ? position - a.window + 1 - start : 0;
       const long ahead = a.window && a.k ? position + a.window : to;
-      const long seen = !a.k ? position + 1 : ahead < to ? ahead : to;
+      long seen = !a.k ? position + 1 : ahead < to ? ahead : to;
+      if (a.spans) {
+        const int32_t* own = a.spans + 2 * (a.starts[item.sequence] + item.first + i / s.group);
+        if (own[0] < own[1]) {
+          if (own[0] - start < low) low = own[0] - start;
+          if (own[1] > seen) seen = own[1];
+        }
+      }
       const Mask mask{low > from - start ? low : from - start, seen - start, position - start};
       const long head = item.kv_head * s.group + i % s.group;
       float space[CHUNK];

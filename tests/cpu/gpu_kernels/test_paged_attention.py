@@ -9,6 +9,7 @@ from quire.kernels.framework.op import OPS
 from quire.kernels.kv_write import kv_write
 from quire.kernels.paged_attention import _case
 from tests import tiers
+from tests.cpu.attention.test_spans import dense
 
 body = pytest.importorskip(
     "quire.kernels.gpu.attention.paged_attention", reason="triton is not installed"
@@ -289,3 +290,12 @@ def test_the_tiles_of_an_encoder_fit_in_shared_memory(size, longest, dtype):
     held = tiles.rows + 2 * tiles.tile_keys * tiles.stages
     assert held * size * dtype.itemsize <= 227 << 10
     assert tiles.tile_keys == ENCODER.plan_tiles(q, 8, 8192).tile_keys  # it decides the sums
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_token_sees_its_span_and_what_is_before(window):
+    torch.manual_seed(1)
+    rows = [(1, 40), (9, 9), (30, 100)]
+    case = _case(CPU, (4, 2, 16, 16), rows, torch.float32, window, features="spans")
+    torch.testing.assert_close(run(case).double(), dense(case, window), atol=2e-5, rtol=2e-5)

@@ -84,11 +84,12 @@ def launch(
     counters: Tensor | None = None,
     position_bias: Tensor | None = None,
     scales: Tensor | None = None,
+    spans: Tensor | None = None,
 ) -> None:
     """Start the kernels of one step."""
     extras = AttentionExtras(
         scale, window, softcap, sinks, alibi, rows, max_context, k_scale, v_scale, counters,
-        position_bias, scales,
+        position_bias, scales, spans,
     ).device(cache)  # fmt: skip
     if decodes:
         cut = plan_decode(q, cache, tables, decodes, extras)
@@ -194,7 +195,7 @@ def prefill(
     """The sequences after the first `decodes`, of any number of queries."""
     kv_heads, block, size = cache.shape[2:]
     group, padded = q.shape[1] // kv_heads, max(16, next_power_of_2(size))
-    if not _reads_new_kv(q, k, v, cache):
+    if extras.spans is not None or not _reads_new_kv(q, k, v, cache):
         k = v = None
     fresh = k is not None and v is not None
     tma = fresh and tiles.tma and size == padded and extras.window is None
@@ -208,8 +209,8 @@ def prefill(
     prefill_kernel(
         (count * kv_heads * shares.splits, 1, 1),
         (
-            q, k, v, cache, extras.scales, tables, extras.rows, q_starts, contexts, out,
-            extras.sinks, extras.alibi, extras.position_bias, shares.partial_out,
+            q, k, v, cache, extras.scales, tables, extras.rows, q_starts, contexts, extras.spans,
+            out, extras.sinks, extras.alibi, extras.position_bias, shares.partial_out,
             shares.partial_stats, shares.counters,
         ),
         (

@@ -320,6 +320,7 @@ def parse_extras(
     counters: Tensor | None = None,
     position_bias: Tensor | None = None,
     scales: Tensor | None = None,
+    spans: Tensor | None = None,
 ) -> AttentionExtras | None:
     """The arguments of paged_attention; None: not one query per sequence, or a bias."""
     biased = alibi is not None or position_bias is not None

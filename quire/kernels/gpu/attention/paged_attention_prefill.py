@@ -49,10 +49,10 @@ def sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: tl.constexpr):
 
 
 @triton.jit
-def _scores(q, k, k_scales, at, pos, end, slope, bias, scale, softcap, window,
+def _scores(q, k, k_scales, at, pos, end, slope, bias, scale, softcap, window, span,
             SCALES: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr,
             SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, REACH: tl.constexpr,
-            IEEE: tl.constexpr):  # fmt: skip
+            SPANS: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """Scores of keys at positions `at` (below end) for queries at `pos`, invisible ones -inf."""
     dot = dot_qk(q, k, k_scales, SCALES, IEEE)
     scores = scale_and_softcap(dot, scale, softcap, SOFTCAP)
@@ -61,22 +61,25 @@ def _scores(q, k, k_scales, at, pos, end, slope, bias, scale, softcap, window,
     if REACH:
         scores = add_distance_bias(scores, at[None, :] - pos[:, None], bias, REACH)
     if MASK:
-        seen = (at[None, :] <= pos[:, None]) & (at < end)[None, :]
+        seen = at[None, :] <= pos[:, None]
         if WINDOW:
             seen &= at[None, :] > pos[:, None] - window
+        if SPANS:
+            seen |= (at[None, :] >= span[0][:, None]) & (at[None, :] < span[1][:, None])
+        seen &= (at < end)[None, :]
         scores = tl.where(seen, scores, float("-inf"))
     return scores
 
 
 @triton.jit
 def _attend_cached_keys(acc, total, top, q, pos, low, high, first, end, cache_ptr, scales_ptr,
-            table, kh, slope, bias, scale, softcap, window,
+            table, kh, slope, bias, scale, softcap, window, span,
             K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, HEAD: tl.constexpr,
             S_N: tl.constexpr, S_H: tl.constexpr, S_T: tl.constexpr, SCALES: tl.constexpr,
             DP: tl.constexpr,
             TILE: tl.constexpr, STAGES: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr,
             SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, REACH: tl.constexpr,
-            IEEE: tl.constexpr):  # fmt: skip
+            SPANS: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """Absorb the keys at [low, high) that lie in [first, end), read through the block table."""
     n = tl.arange(0, TILE)
     d = tl.arange(0, DP)
@@ -101,7 +104,7 @@ def _attend_cached_keys(acc, total, top, q, pos, low, high, first, end, cache_pt
         k = tl.load(where, mask=mask, other=0.0)
         v = tl.load(where + K * HEAD, mask=mask, other=0.0)
         s = _scores(q, k.to(q.dtype), k_scales, at, pos, end, slope, bias, scale, softcap, window,
-                    SCALES, MASK, WINDOW, SOFTCAP, ALIBI, REACH, IEEE)  # fmt: skip
+                    span, SCALES, MASK, WINDOW, SOFTCAP, ALIBI, REACH, SPANS, IEEE)  # fmt: skip
         acc, total, top = online_softmax_step(
             s, v.to(q.dtype), v_scales, acc, total, top, SCALES, IEEE
         )
@@ -130,8 +133,8 @@ def _attend_new_keys(acc, total, top, q, pos, low, high, end, begin, k_ptr, v_pt
                 mask = mask & (at < end)[:, None]
             k = tl.load(k_ptr + token * K_T + kh * D + d[None, :], mask=mask, other=0.0)
             v = tl.load(v_ptr + token * V_T + kh * D + d[None, :], mask=mask, other=0.0)
-        s = _scores(q, k, at, at, pos, end, slope, bias, scale, softcap, window,
-                    False, MASK, WINDOW, SOFTCAP, ALIBI, REACH, IEEE)  # fmt: skip
+        s = _scores(q, k, at, at, pos, end, slope, bias, scale, softcap, window, (pos, pos),
+                    False, MASK, WINDOW, SOFTCAP, ALIBI, REACH, False, IEEE)  # fmt: skip
         acc, total, top = online_softmax_step(s, v, at, acc, total, top, False, IEEE)
     return acc, total, top
 
@@ -147,6 +150,7 @@ def prefill_kernel(
     rows_ptr,  # [S], if HAS_ROWS
     q_starts_ptr,  # [S + 1]
     contexts_ptr,  # [S]
+    spans_ptr,  # [T, 2], or None
     out_ptr,  # [T, K * G, D]
     sinks_ptr,
     alibi_ptr,
@@ -233,15 +237,26 @@ def prefill_kernel(
     table = tables_ptr + row.to(tl.int64) * W
 
     # Through the table: [low, full) is visible to every query, [full, end) needs the mask.
+    SPANS: tl.constexpr = spans_ptr is not None
+    span = (query, query)
+    if SPANS:
+        span_at = spans_ptr + (begin + query).to(tl.int64) * 2
+        asked = (m < QUERIES * G) & (query < queries)
+        span = (tl.load(span_at, asked, 0), tl.load(span_at + 1, asked, 0))
+        span_low = tl.where(span[0] < span[1], span[0], prefix + lowest)
     end = prefix
     full = prefix // TILE * TILE
     if not FRESH:
         end = prefix + highest
+        if SPANS:
+            end = tl.maximum(end, tl.max(span[1]))
         full = (prefix + lowest + 1) // TILE * TILE
     low = 0
     oldest = 0
     if WINDOW:
         oldest = tl.maximum(prefix + lowest + 1 - window, 0)
+        if SPANS:
+            oldest = tl.minimum(oldest, tl.min(span_low))
         low = tl.minimum(oldest // TILE * TILE, full)
         full = low
     used = 1
@@ -258,13 +273,13 @@ def prefill_kernel(
     if not WINDOW:
         acc, total, top = _attend_cached_keys(
             acc, total, top, q, pos, low, full, oldest, end, cache_ptr, scales_ptr, table, kh,
-            slope, bias, scale, softcap, window, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE,
-            STAGES, False, WINDOW, SOFTCAP, ALIBI, REACH, IEEE,
+            slope, bias, scale, softcap, window, span, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP,
+            TILE, STAGES, False, WINDOW, SOFTCAP, ALIBI, REACH, SPANS, IEEE,
         )  # fmt: skip
     acc, total, top = _attend_cached_keys(
         acc, total, top, q, pos, full, end, oldest, end, cache_ptr, scales_ptr, table, kh, slope,
-        bias, scale, softcap, window, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE, STAGES, True,
-        WINDOW, SOFTCAP, ALIBI, REACH, IEEE,
+        bias, scale, softcap, window, span, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE, STAGES,
+        True, WINDOW, SOFTCAP, ALIBI, REACH, SPANS, IEEE,
     )  # fmt: skip
     if CODE != 0 and not SCALES:
         acc = acc * v_scale

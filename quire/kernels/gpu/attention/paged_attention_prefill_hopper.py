@@ -431,6 +431,7 @@ def supports(q: Tensor, cache: Tensor, extras: AttentionExtras) -> bool:
     block, size = cache.shape[3:]
     group = q.shape[1] // cache.shape[2]
     plain = extras.softcap is None and extras.alibi is None and not extras.reach
+    plain = plain and extras.spans is None
     kind = q.dtype == cache.dtype and q.dtype in (torch.bfloat16, torch.float16)
     return plain and kind and size in (64, 128) and block in (16, 32, 64, 128) and group <= 64
 

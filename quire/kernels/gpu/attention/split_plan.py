@@ -46,6 +46,7 @@ class AttentionExtras(NamedTuple):
     counters: Tensor | None = None
     position_bias: Tensor | None = None
     scales: Tensor | None = None
+    spans: Tensor | None = None
 
     @property
     def reach(self) -> int:
