@@ -21,7 +21,8 @@ import grimp
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONTRACT = {
-    "models": {"Config", "Model", "Layer", "SelfAttention", "MLP", "SparseMLP"},
+    "models": {"Config", "Model", "Layer", "SelfAttention", "MLP", "SparseMLP", "Encoder"},
+    "media": {"Processor"},
     "attention": {"Backend"},
     "quant": {"Method"},
     "executors": {"Executor"},

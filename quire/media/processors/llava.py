@@ -1,0 +1,40 @@
+"""Images of LLaVA 1.5 and others of its class: one image of a fixed size, a token for each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.media.processor import DecodedMedia, Expansion, ProcessedMedia, ProcessorFiles, Settings
+from quire.media.processors._pixels import (
+    CLIP,
+    ImageProcessor,
+    pixels_of,
+    resized_and_cropped,
+    size_of,
+)
+
+
+class Processor(ImageProcessor):
+    defaults = CLIP
+
+    def __init__(self, files: ProcessorFiles) -> None:
+        super().__init__(files)
+        vision: dict[str, Any] = files.config.get("vision_config") or {}
+        size = size_of(self.settings, "crop_size" if self.settings["do_center_crop"] else "size")
+        side, patch = int(vision.get("image_size") or 336), int(vision.get("patch_size") or 14)
+        if size != (side, side):
+            raise ConfigError(
+                f"preprocessor_config.json makes images of {size[0]} x {size[1]} pixels; the "
+                f"model's vision tower reads {side} x {side}"
+            )
+        first = vision.get("model_type", "clip_vision_model") == "clip_vision_model"
+        kept = files.config.get("vision_feature_select_strategy") == "full"
+        self.rows = (side // patch) ** 2 + first - (not kept)
+
+    def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
+        return self.item([resized_and_cropped(pixels_of(media), self.settings)])
+
+    def expand(self, media: ProcessedMedia, index: int) -> Expansion:
+        ids = (self.image_id,)
+        return Expansion(ids * self.rows, ((0, self.rows),), replaces=ids)

@@ -1,0 +1,163 @@
+"""Towers of CLIP and SigLIP inside wrappers, the names in their checkpoints, and image encoders.
+
+A wrapper's file gives the projector and how an item's rows follow from those of its images.
+
+Axes: N images or tiles, n rows of one, H and W pixels, E hidden size of the text model
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.errors import ConfigError
+from quire.kernels.framework import lazy_fusion
+from quire.layers import ACTIVATION_KINDS, Activation, Linear
+from quire.models.multimodal._base import (
+    EncoderInput,
+    Hf,
+    MediaEncoder,
+    Weights,
+    field_of,
+    normalized_patches,
+)
+from quire.models.multimodal._vit import Vit, VitConfig, vit_sizes
+
+CLIP = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+"""What a vision section of CLIP leaves out."""
+SIGLIP = CLIP | {"patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+TOWER_NAMES = {
+    "vision_tower.vision_model": "tower",
+    "vision_tower": "tower",
+    "vision_model": "tower",
+    "encoder.layers": "layers",
+    "multi_modal_projector": "projector",
+}
+"""Paths in checkpoints -> ours."""
+VECTORS = {"embeddings.class_embedding": "embeddings.class_token.weight"}
+"""Parameters of the embeddings -> ours."""
+QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+UNUSED = ("*.position_ids", "*.post_layernorm.*", "*vision*.head.*")
+"""Tensors of towers that no wrapper of these families reads: buffers, and heads for other tasks."""
+
+
+def build_clip(hf: Hf, wanted: Sequence[int], defaults: Mapping[str, Any] = {}) -> Vit:
+    """Build the tower of a vision section. defaults: of the wrapper, before those of CLIP."""
+    sizes = vit_sizes(hf, **{**CLIP, **defaults})
+    config = VitConfig(**sizes, class_token=True, patch_bias=False, first_norm=True)
+    return Vit(config, wanted)
+
+
+def build_siglip(hf: Hf, wanted: Sequence[int] = (-1,), *, last_norm: bool = True) -> Vit:
+    """Build the tower of a vision section. last_norm: the states are normed."""
+    return Vit(VitConfig(**vit_sizes(hf, **SIGLIP)), wanted, last_norm=last_norm)
+
+
+def build_tower(hf: Hf, wanted: Sequence[int], defaults: Mapping[str, Any] = {}) -> Vit:
+    """Build a tower of any of these kinds, by its model_type, without a norm of the states."""
+    kind = field_of(hf, "model_type", str, default="clip_vision_model")
+    if kind == "clip_vision_model":
+        return build_clip(hf, wanted, defaults)
+    if kind == "siglip_vision_model":
+        return build_siglip(hf, wanted, last_norm=False)
+    raise ConfigError(
+        f"config.json: the vision tower is of type {kind!r:.80}; supported: clip_vision_model, "
+        "siglip_vision_model"
+    )
+
+
+def tower_weights(
+    tower: Vit, *, ignore: Sequence[str] = (), alias: Mapping[str, str] = {}
+) -> Weights:
+    """Return the names in the checkpoint of a wrapper with `tower` and `projector`.
+
+    ignore, alias: of the wrapper, in addition.
+    """
+    prefixes = ("vision_tower.vision_model.", "vision_tower.", "vision_model.")
+    vectors = {
+        f"{outer}{prefix}{theirs}": f"tower.{ours}"
+        for outer in ("", "model.")
+        for prefix in prefixes
+        for theirs, ours in VECTORS.items()
+    }
+    absent = tuple(f"tower.{name}" for name in tower.unused())
+    used = {"*.post_layernorm.*"} if tower.post_layernorm is not None else set()
+    return Weights(
+        strip=("model.",),
+        paths=TOWER_NAMES,
+        alias=vectors | dict(alias),
+        fuse=QKV,
+        ignore=(*(one for one in UNUSED if one not in used), *ignore),
+        absent=absent,
+    )
+
+
+class MLPProjector(nn.Module):
+    """linear_2(act(linear_1(x)))."""
+
+    def __init__(
+        self, inputs: int, hidden: int, outputs: int, act: str = "gelu", bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.linear_1 = Linear(inputs, hidden, bias)
+        self.act = Activation(act)
+        self.linear_2 = Linear(hidden, outputs, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(self.act(self.linear_1(x)))
+
+
+class ImageEncoder(MediaEncoder):
+    """Encodes items that are images of one size, or tiles of it.
+
+    An item has the tensors
+        pixels       uint8 [N, H, W, C]
+        scale_shift  float32 [2, C], of normalization
+    and others of the family. Subclasses set `tower` and project its states.
+    """
+
+    modalities = ("image",)
+    tower: Vit
+
+    def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
+        dtype = self.tower.embeddings.position_embedding.weight.dtype
+        patch = self.tower.config.patch
+        cut = [
+            normalized_patches(one.tensors["pixels"], one.tensors["scale_shift"], patch, dtype)
+            for one in items
+        ]
+        rows = self.project(self.tower(cut[0] if len(cut) == 1 else torch.cat(cut)))
+        lazy_fusion.flush()
+        counts = [len(one.tensors["pixels"]) for one in items]
+        return [self.arrange(one, own) for one, own in zip(items, torch.split(rows, counts))]
+
+    @abstractmethod
+    def project(self, states: list[Tensor]) -> Tensor:
+        """States of the tower, each [N, n, hidden of the tower] -> [N, n, E]."""
+
+    def arrange(self, item: EncoderInput, rows: Tensor) -> Tensor:
+        """Rows of the images of an item [N, n, E] -> rows of the item."""
+        return rows.flatten(0, 1)
+
+
+def text_hidden(hf: Hf) -> int:
+    """Hidden size of the text model."""
+    return field_of(hf["text_config"], "hidden_size", int)
+
+
+def activation_of(hf: Hf, field: str, default: str = "gelu") -> str:
+    """Read the name of an activation. Raises ConfigError."""
+    return field_of(hf, field, str, default=default, one_of=ACTIVATION_KINDS)

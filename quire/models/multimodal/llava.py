@@ -1,0 +1,63 @@
+"""LLaVA 1.5 and others of its class: states of a vision tower, through an MLP.
+
+Source: model_type "llava", https://huggingface.co/llava-hf/llava-1.5-7b-hf; transformers
+modeling_llava.py
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.models.multimodal._base import Hf, field_of
+from quire.models.multimodal._towers import (
+    ImageEncoder,
+    MLPProjector,
+    activation_of,
+    build_tower,
+    text_hidden,
+    tower_weights,
+)
+
+VISION = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+"""What a vision section leaves out."""
+
+
+class Encoder(ImageEncoder):
+    def __init__(self, hf: Hf) -> None:
+        super().__init__()
+        layer = hf.get("vision_feature_layer")
+        layers = [-2 if layer is None else layer] if not isinstance(layer, list) else layer
+        chosen = {"default", "full"}
+        strategy = field_of(
+            hf, "vision_feature_select_strategy", str, default="default", one_of=chosen
+        )
+        self.skipped = 1 if strategy == "default" else 0
+        self.tower = build_tower(hf.get("vision_config") or {}, layers, VISION)
+        self.width = text_hidden(hf)
+        self.projector = MLPProjector(
+            self.tower.config.hidden * len(layers),
+            self.width,
+            self.width,
+            activation_of(hf, "projector_hidden_act"),
+            field_of(hf, "multimodal_projector_bias", bool, default=True),
+        )
+        self.weights = tower_weights(self.tower)
+
+    @classmethod
+    def from_hf(cls, hf: Hf) -> Encoder:
+        return cls(hf)
+
+    def max_rows(self, modality: str) -> int:
+        return len(self.tower.embeddings.position_embedding.weight) - self.skipped
+
+    def project(self, states: list[Tensor]) -> Tensor:
+        x = torch.cat([one[:, self.skipped :] for one in states], dim=-1)
+        return self.projector(x.flatten(0, 1)).view(*x.shape[:2], -1)

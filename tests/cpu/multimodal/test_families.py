@@ -1,0 +1,43 @@
+"""Images of each family: tensors, tokens, rows and log-probabilities are those of transformers."""
+
+import pytest
+import torch
+
+from tests.cpu.multimodal.families import FAMILIES, image, made
+
+SIZES = [(56, 56), (40, 120), (200, 61), (300, 333)]
+PROMPTS = [(), (0,), (1, 2), (3, 0, 1)]
+"""Which of the images each prompt has."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request, tmp_path_factory):
+    return made(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def prompt_of(pair, count):
+    token = pair.own_processor.placeholder("image", 1)
+    words = [f"w3 w17 {token} w5" for _ in range(count)]
+    return " ".join([*words, "w40 w41 w42"])
+
+
+def both(pair, which):
+    """What transformers' processor makes of a prompt with these images, and the images."""
+    images = [image(*SIZES[i]) for i in which]
+    text = prompt_of(pair, len(images))
+    return pair.processor(images=images or None, text=text, return_tensors="pt"), images, text
+
+
+@pytest.mark.parametrize("which", PROMPTS)
+def test_logprobs_of_prompts_with_images_equal_transformers(pair, which):
+    inputs, images, text = both(pair, which)
+    items = pair.process(images)
+    ids = pair.processor.tokenizer.encode(text)
+    ids, runs = pair.expanded(ids, items)
+    assert ids == inputs["input_ids"][0].tolist()
+    rows = pair.rows(items) if items else []
+    with torch.inference_mode():
+        wanted = pair.theirs(**inputs).logits[0].log_softmax(-1)
+    got = pair.logits(ids, runs, rows).log_softmax(-1)
+    assert (got - wanted).abs().max().item() < 1e-4
+    assert not torch.isnan(got).any()
