@@ -15,9 +15,9 @@ from typing import Any
 
 from quire.errors import ConfigError
 
-FRAMEWORK_MODULES = frozenset({"base", "build", "fallback", "parser", "select"})
-"""Modules of a plug-in folder that are not plug-ins: its contract, selection, assembly,
-and what serves names that have no plug-in."""
+FRAMEWORK_MODULES = frozenset({"base", "build", "fallback", "multimodal", "parser", "select"})
+"""Modules of a plug-in folder that are not plug-ins: its contract, selection, assembly, what serves
+names that have no plug-in, and folders of other kinds."""
 
 
 @functools.cache

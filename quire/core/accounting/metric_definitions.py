@@ -29,9 +29,7 @@ def gauges(now: Snapshot) -> MetricValues:
         "kv_cache_usage_perc": {"": stats.usage},
         "expert_balancedness": {"": now.experts.balancedness},
         "expert_balancedness_after": {"": now.experts.balancedness_after},
-        "encoder_cache_usage_perc": {
-            "": now.media.cached_bytes / max(now.media.capacity_bytes, 1)
-        },
+        "encoder_cache_usage_perc": {"": now.media.cached_bytes / max(now.media.capacity_bytes, 1)},
         "encoder_cache_bytes": {"": now.media.cached_bytes},
         "lora_names": {"": now.adapters.names},
         "lora_host_adapters": {"": now.adapters.host_copies},

@@ -115,7 +115,9 @@ ENGINE_METRICS = (
         own=True,
     ),
     _counter(
-        "encoder_cache_hits", "Images, videos and recordings whose embeddings were cached.", own=True
+        "encoder_cache_hits",
+        "Images, videos and recordings whose embeddings were cached.",
+        own=True,
     ),
     _counter("encoder_cache_misses", "Images, videos and recordings encoded.", own=True),
     _counter("encoder_cache_evictions", "Of those, dropped from the device for others.", own=True),

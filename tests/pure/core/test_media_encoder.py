@@ -25,7 +25,9 @@ def ask(name, *items, tail=3, tokens=4, **more):
     prompt, moved = [1, 2], []
     for one in items:
         moved.append(
-            MediaItem(one.modality, one.digest, len(prompt), one.length, one.runs, (), one.bidirectional)
+            MediaItem(
+                one.modality, one.digest, len(prompt), one.length, one.runs, (), one.bidirectional
+            )
         )
         prompt += [0] * one.length + [3, 4]
     prompt = prompt[:-2] + list(range(tail)) if items else prompt
