@@ -210,6 +210,7 @@ OWN = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", OWN.values(), ids=OWN)
 def test_messages_without_end_do_not_make_a_good_template_hang(source, monkeypatch):
     monkeypatch.setattr(

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from tests import fork_server
+
 KEY = "a-key-of-the-tests"
 MODEL = "embedded"
 FLAGS = (
@@ -61,7 +63,8 @@ class Served:
 def served():
     command = [sys.executable, "-m", "quire", "serve", MODEL, "--port", "0", *FLAGS]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
+    fork_server.start()
+    process = fork_server.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     )
     lines = []

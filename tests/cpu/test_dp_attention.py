@@ -79,6 +79,7 @@ def rows(two, monkeypatch):
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_give_the_tokens_of_one(one, two, kind, rows):
     want = ids(one, **KINDS[kind])
@@ -156,6 +157,7 @@ def broken_experts(monkeypatch, llm, rank):
     return broken
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("breaks", "rank"), [(broken_input, 0), (broken_input, 1), (broken_experts, 0)]
 )

@@ -45,6 +45,7 @@ SETTINGS = {
 EASY = ("together", "overlap", "eager")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("hf", "name"),
     [

@@ -18,6 +18,7 @@ OF_PROCESSES = ROOT / "examples/async_engine.py"
 OF_RANKS = ROOT / "examples/external_launcher.py"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "path",
     [path for path in EXAMPLES if path not in (OF_PROCESSES, OF_RANKS)],

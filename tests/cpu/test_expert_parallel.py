@@ -69,6 +69,7 @@ RANKS = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", RANKS, ids=str)
 def test_experts_move_between_steps_and_tokens_stay(folder, caplog, ranks):
     config = {"step_interval": 5, "window_size": 4, "num_redundant_experts": 8}

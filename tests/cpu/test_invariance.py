@@ -121,6 +121,7 @@ def test_the_prefix_cache_is_hit_and_changes_nothing(case):
     assert max(u.cached_tokens for u in updates) > 16
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_host_tier_is_hit_and_changes_nothing(case, depth):
     hf, dtype, want = case

@@ -65,6 +65,7 @@ def ids(llm, **params):
     return [list(each.token_ids) for output in outputs for each in output.outputs]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_give_the_tokens_of_one(one, two, kind):
     want = ids(one, **KINDS[kind])

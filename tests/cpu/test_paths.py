@@ -282,6 +282,7 @@ def assert_clean(llm):
     assert engine.stats().free_blocks == stats.blocks
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", [*EVERYDAY, *tiers.long(*CONTAINED)])
 def test_a_feature_gives_the_same_answer(folder, plain, path):
     llm = LLM(str(folder), dtype="float32", **BASE | PATHS[path])
@@ -339,6 +340,7 @@ def stopped_alone(folder):
     return params, want
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", [*EVERYDAY, *tiers.long(*CONTAINED)])
 def test_stop_strings_end_the_text_at_the_same_place(folder, stopped_alone, path):
     params, want = stopped_alone
@@ -348,6 +350,7 @@ def test_stop_strings_end_the_text_at_the_same_place(folder, stopped_alone, path
     assert_clean(llm)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", RequestOutputKind)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_streamed_outputs_add_up_to_the_whole(folder, plain, kind, depth):
@@ -393,6 +396,7 @@ def plain_in_bfloat16(folder):
     return alone(folder, "bfloat16")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", BF16_PATHS)
 def test_a_feature_gives_the_same_answer_in_bfloat16(folder, plain_in_bfloat16, path):
     names = [name for name in FEATURES if name not in FAILS]

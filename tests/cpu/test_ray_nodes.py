@@ -89,6 +89,7 @@ def test_an_existing_group_is_used_and_not_removed(cluster):
     assert log()[-3:] == ["kill 2", "kill 1", "shutdown"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("given", "described", "message"),
     [

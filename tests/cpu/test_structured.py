@@ -16,7 +16,7 @@ from tests.cpu.engine_of import engine_of, request, run
 from tests.cpu.made_grammars import BLANK, DIGITS, END, OPEN, Grammars, bound_to, whole
 from tests.cpu.same_bits import needs_same_bits
 
-pytestmark = needs_same_bits
+pytestmark = [needs_same_bits, pytest.mark.sampled(3)]
 PROMPT = range(30, 60)
 MIND, ENOUGH = (70, 71), (72, 73, 74)
 """Markers around reasoning."""

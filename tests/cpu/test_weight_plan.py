@@ -37,6 +37,7 @@ def held(folder, **settings):
     return model_bytes(model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("quant", [None, "fp8", "fp8_block", *NAMES])
 @pytest.mark.parametrize("model", ["qwen3_moe", "deepseek_v2"])
 def test_formats_made_on_load(tmp_path, model, quant):
@@ -110,6 +111,7 @@ def in_model_dtype(tensors):
             tensors[name] = value.bfloat16()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow("imports bitsandbytes and compressed-tensors")
 @pytest.mark.parametrize("model", ["llama", *tiers.long("qwen3_moe", "deepseek_v2")])
 @pytest.mark.parametrize("name", [*EVERYDAY, *tiers.long(*(ALL.keys() - EVERYDAY))])

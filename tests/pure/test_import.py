@@ -43,6 +43,7 @@ sys.exit(f"heavy: {{heavy}}" if heavy else f"took {{seconds:.2f}} s" if seconds 
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["LLM", "LLMEngine", "AsyncLLM"])
 def test_torch_is_imported_with_the_first_engine(name):
     # Until then nothing may fix what a program can still choose, such as CUDA_VISIBLE_DEVICES

@@ -40,9 +40,7 @@ def http(server):
 @pytest.fixture(scope="session")
 def real_server():
     """One `quire serve embedded` for all tests that only ask it something."""
-    with serving(
-        "embedded", *SMALL, "--enable-dev-routes", "--enable-responses-store", forked=False
-    ) as running:
+    with serving("embedded", *SMALL, "--enable-dev-routes", "--enable-responses-store") as running:
         threading.Thread(target=running.process.stdout.read, daemon=True).start()
         yield running
 

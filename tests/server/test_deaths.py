@@ -24,6 +24,7 @@ from quire.engine.core.process import EngineCoreProcess
 from quire.engine.supervise.process_pipe import EngineRestored, EngineUnavailable, ProcessPipe
 from quire.errors import EngineDead
 from quire.executors.fake import Executor
+from tests import tiers
 from tests.cpu import engine_of as embedded
 from tests.faults import arming
 from tests.faults.arming import Fault
@@ -32,6 +33,8 @@ from tests.pure.engine.test_engine_core import engine_over, next_token, request
 BOOKS = ("obey", "plan", "grow", "planned", "apply", "landed", "turn", "route", "send")
 STEPS = ("submit", "inputs", "gather", "launch", "leave", "tables", "compute", "forward")
 STEPS += ("recipe", "sample", "prompt_logprobs", "result")
+ROUNDS = tiers.amount(6, 12)
+"""Calls of a hook that raise, each in a run of its own."""
 
 
 def requests():
@@ -159,7 +162,7 @@ def spread(most, times):
 @pytest.mark.parametrize("hook", BOOKS)
 def test_streams_say_the_same_wherever_the_books_of_their_engine_break(undisturbed, hook):
     want, calls = undisturbed
-    for at in spread(calls[hook] * 3 // 4, 12):  # later ones may come when all is said
+    for at in spread(calls[hook] * 3 // 4, ROUNDS):  # later ones may come when all is said
         with arming.here() as faults:
             faults.arm(Fault(hook, at=at))
             found, engines = listened()
@@ -199,6 +202,6 @@ def untroubled():
 @pytest.mark.parametrize("hook", STEPS)
 def test_requests_say_the_same_whichever_step_raises_wherever(untroubled, hook):
     want, calls = untroubled
-    for at in spread(calls[hook], 3):
+    for at in spread(calls[hook], tiers.amount(2, 5)):
         found, fired, _ = made(Fault(hook, at=at))
         assert (found, fired) == (want, 1), at

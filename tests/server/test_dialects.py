@@ -1,6 +1,7 @@
 """What the dialects say of reasoning and tool calls, and how they read them in a history: without
 a server, because no model of the tests writes any."""
 
+import functools
 import json
 
 import openai.types.responses as oai
@@ -22,9 +23,6 @@ from quire.server.generation.events import (
     PromptEvent,
     TokenUsage,
 )
-
-RESPONSE_EVENTS = TypeAdapter(oai.ResponseStreamEvent)
-MESSAGE_EVENTS = TypeAdapter(RawMessageStreamEvent)
 
 CALLS = [
     ChoiceDelta(0, tool_call=DeltaToolCall(0, "call_1", "add")),
@@ -64,12 +62,15 @@ WHOLE = FullResponse(
 )
 
 
-def parse(raw, kinds):
+validator = functools.cache(TypeAdapter)
+
+
+def parse(raw, kind):
     found = []
     for block in raw.decode().split("\n\n")[:-1]:
         first, second = block.split("\n")
         data = json.loads(second.removeprefix("data: "))
-        kinds.validate_python(data)
+        validator(kind).validate_python(data)
         assert first == f"event: {data['type']}"
         found.append(data)
     return found
@@ -87,7 +88,7 @@ def response_shape():
 def response_events():
     shape = response_shape()
     raw = shape.format_start() + b"".join(shape.format_events(batch) for batch in SAID)
-    return parse(raw, RESPONSE_EVENTS)
+    return parse(raw, oai.ResponseStreamEvent)
 
 
 def test_thoughts_text_and_calls_are_items_in_their_order():
@@ -155,7 +156,7 @@ def test_an_aborted_response_is_cancelled():
     raw = b"".join(
         shape.format_events(batch) for batch in [SAID[0], [ChoiceFinish(0, "abort")], SAID[-1]]
     )
-    last = parse(raw, RESPONSE_EVENTS)[-1]
+    last = parse(raw, oai.ResponseStreamEvent)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
 
 
@@ -275,7 +276,7 @@ def test_settings_of_a_response_reach_the_request():
 
 def message_events():
     shape = MessagesFormatter("msg_abc", "tiny")
-    return parse(b"".join(shape.format_events(batch) for batch in SAID), MESSAGE_EVENTS)
+    return parse(b"".join(shape.format_events(batch) for batch in SAID), RawMessageStreamEvent)
 
 
 def test_thoughts_text_and_calls_are_blocks_in_their_order():

@@ -91,6 +91,7 @@ def test_a_conversation_is_embedded_as_its_template_writes_it(server):
     assert np.array_equal(several[1], found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("format", "dtype", "endianness"),
     [

@@ -530,6 +530,7 @@ def test_one_call_at_a_time_is_refused_where_calls_are_not_read(asked_server):
     assert (seen.status, seen.body["error"]["param"]) == (501, "parallel_tool_calls")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 def test_beam_search_is_beam_search_or_refused(asked_server, path):
     seen = ask(asked_server, path, {"use_beam_search": True, "n": 2, "temperature": 0})

@@ -274,6 +274,7 @@ def test_texts_that_can_never_fit_are_not_tokenized(http):
         assert got.elapsed.total_seconds() < 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

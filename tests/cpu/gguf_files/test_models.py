@@ -77,6 +77,7 @@ def same_config(got, want):
     assert replace(got, quantized=None, dtype=want.dtype) == want
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow("transformers makes a model of each architecture")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_file_equals_the_source_folder(tmp_path, variant):

@@ -18,11 +18,11 @@ def test_the_compiler_takes_every_kernel():
         sys.executable,
         "-m",
         "tests.cpu.gpu_kernels.compile_cases",
-        str(tiers.amount(2, 9999)),
+        str(tiers.amount(1, 9999)),
     ]
     env = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}  # no interpreter
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     *refused, count = map(json.loads, done.stdout.splitlines())
     assert not refused
-    assert count > 100
+    assert count > 50

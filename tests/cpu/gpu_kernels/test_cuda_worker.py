@@ -171,6 +171,7 @@ def greedy_tokens(which):
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("which", "name"),
     [
@@ -192,6 +193,7 @@ def test_the_cuda_worker_gives_the_tokens_of_the_cpu(acted, which, name):
 SOME = ("eager", "overlap, chunks", "preempted, host tier")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow("kernels in the interpreter")
 @pytest.mark.parametrize("name", [*SOME, *tiers.long(*(one for one in PATHS if one not in SOME))])
 def test_a_model_with_an_encoder_answers_as_on_the_cpu(acted, name):
@@ -285,6 +287,7 @@ KINDS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_of_every_kind_are_replayed_at_padded_sizes(acted, replayed, kind):
     """Padding rows change nothing, whatever the real rows are."""
@@ -394,6 +397,7 @@ def bound_want():
     return structured.alone(bound_work())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["graphs", "overlap, chunks", "preempted"])
 def test_constrained_rows_get_the_tokens_of_the_cpu(acted, bound_want, name):
     settings = dict(PATHS[name])

@@ -13,6 +13,8 @@ from tests import tiers
 from tests.cpu.encoders.tiny_encoders import LABELS, VARIANTS, hidden_of, texts_of
 from tests.cpu.gpu_kernels.test_pending_reads import ReadGuard
 
+pytestmark = pytest.mark.sampled(2)
+
 EVERYDAY = [("bert", "classify"), ("mpnet", "lm"), ("electra", "classify")]
 ALL = [(variant, head) for head in ("classify", "lm") for variant in sorted(VARIANTS)]
 HEADS = ("none", "lm", "classify", "token_classify")

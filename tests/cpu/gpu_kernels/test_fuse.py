@@ -85,6 +85,7 @@ def test_rotation_of_any_part_of_heads_is_fused(interleaved, dims, started):
         assert not torch.allclose(other, want, atol=0.1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks])
 def test_a_fused_row_over_e4m3_weights_is_the_row(quantize):
     s = Sizes(T=1, E=128, F=160, H=2, K=1, D=32)

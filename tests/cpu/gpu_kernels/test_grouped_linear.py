@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from quire.kernels.gpu.linear import grouped_gemm, grouped_linear, grouped_widen
 from quire.kernels.gpu.moe import moe_experts as moe
 
-pytestmark = pytest.mark.usefixtures("seeded")
+pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.sampled(2)]
 CPU = torch.device("cpu")
 SHARE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Of the products of magnitudes: the rounding of the result, and of a table's values."""

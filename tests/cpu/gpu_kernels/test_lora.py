@@ -15,6 +15,8 @@ from tests.cpu.kernels.test_lora import check
 from tests.fused import call
 from tests.op_cases import agree, elements
 
+pytestmark = pytest.mark.sampled(2)
+
 body = pytest.importorskip("quire.kernels.gpu.lora.lora_linear", reason="triton is not installed")
 act_mul = pytest.importorskip("quire.kernels.gpu.elementwise.act_mul")
 small_m_linear = pytest.importorskip("quire.kernels.gpu.linear.small_m_linear")

@@ -11,6 +11,8 @@ from quire.kernels.paged_attention import _case
 from tests import tiers
 from tests.cpu.attention.test_spans import dense
 
+pytestmark = pytest.mark.sampled(2)
+
 body = pytest.importorskip(
     "quire.kernels.gpu.attention.paged_attention", reason="triton is not installed"
 )

@@ -16,6 +16,8 @@ body = pytest.importorskip("quire.kernels.gpu.attention.paged_attention_fused", 
 from quire.kernels.gpu.attention.norm_rope_write import QKNorm  # noqa: E402
 from quire.kernels.gpu.attention.split_plan import AttentionExtras  # noqa: E402
 
+pytestmark = pytest.mark.sampled(2)
+
 
 def one_by_one(q, k, v, positions, table, interleaved, norms, slots, case, scales):
     if norms:

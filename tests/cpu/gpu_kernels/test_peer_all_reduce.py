@@ -67,6 +67,7 @@ def on_gpu(monkeypatch):
     monkeypatch.setattr(op, "_device_type", lambda first: "cuda")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize(("ranks", "shots"), [(2, 1), (2, 2), (3, 1), (3, 2)])
 def test_sums_are_the_same_on_all_ranks_call_after_call(ranks, shots, monkeypatch):

@@ -14,6 +14,8 @@ from quire.kernels.gpu.sampling import logprob_ranks, vocab_groups
 from quire.kernels.gpu.sampling import sample as kernels
 from tests import tiers
 
+pytestmark = pytest.mark.sampled(2)
+
 LONG = [
     (1.0, 0, 0.9, 0.0),
     (1.5, 100, 0.7, 0.0),

@@ -50,6 +50,7 @@ def test_a_window_of_one_returns_the_own_value():
     torch.testing.assert_close(got[-1], last)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", all_ops())
 def test_every_reference_runs_its_cases_in_their_dtype(name):
     for case in OPS[name].cases(torch.device("cpu")):

@@ -29,7 +29,7 @@ from tests.cpu.models.routes import alike, forced, recorded
 from tests.cpu.models.wrappers import WRAPPERS
 
 TOLERANCE = 1e-4
-SINGLE = tiers.amount(16, 40)
+SINGLE = tiers.amount(6, 40)
 """Tokens that a prompt ends with one at a time."""
 BF16_DRIFT = 0.15  # log-probability, 99th percentile over positions and tokens
 TIE = {torch.float32: 5e-6, torch.bfloat16: 0.02}

@@ -56,6 +56,7 @@ def compare(theirs, llm):
     return got
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow("the first imports sentence-transformers")
 @pytest.mark.parametrize(
     ("variant", "method", "dense", "normalize"),

@@ -14,7 +14,10 @@ from tests.cpu.quant.oracle import build, check_logits, check_pair, tiny, write_
 
 KINDS_OF_CODES = ("grouped", "panel_codes", "tiled")
 
-functional = pytest.importorskip("bitsandbytes.functional")
+
+def functional():
+    """Imported by what uses it: that takes 2 s, which each test process would spend."""
+    return pytest.importorskip("bitsandbytes.functional")
 
 
 def config(**changes):
@@ -45,7 +48,7 @@ def four_bits(kind="nf4", nested=False, storage=torch.uint8, skip=("lm_head",)):
     def quantize(name, weight):
         if any(one in name for one in skip):
             return None
-        data, state = functional.quantize_4bit(
+        data, state = functional().quantize_4bit(
             weight, quant_type=kind, blocksize=64, compress_statistics=nested,
             quant_storage=storage,
         )  # fmt: skip
@@ -60,7 +63,7 @@ def dequantized(data, state):
     in each row."""
     scale = state.absmax
     if state.nested:
-        scale = functional.dequantize_blockwise(scale, state.state2) + state.offset
+        scale = functional().dequantize_blockwise(scale, state.state2) + state.offset
     octets = data.view(torch.uint8).flatten()
     values = state.code[torch.stack((octets >> 4, octets & 15), 1).flatten().long()]
     values = values[: state.shape.numel()]
@@ -71,9 +74,9 @@ def eight_bits(name, weight):
     """As bitsandbytes writes a Linear8bitLt."""
     if "lm_head" in name:
         return None
-    data, scale, _ = functional.int8_vectorwise_quant(weight.half())
+    data, scale, _ = functional().int8_vectorwise_quant(weight.half())
     tensors = {"weight": data, "SCB": scale, "weight_format": torch.tensor(0, dtype=torch.uint8)}
-    return tensors, functional.int8_vectorwise_dequant(data, scale)
+    return tensors, functional().int8_vectorwise_dequant(data, scale)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def checkpoint(request, tmp_path_factory):
     return pair.folder, load_file(pair.folder / "model.safetensors"), nbytes
 
 
+@pytest.mark.sampled(3)
 def test_damaged_tensors_are_refused_with_the_layer_s_name(checkpoint, tmp_path):
     whole, tensors, usual = checkpoint
     (tmp_path / "config.json").write_text((whole / "config.json").read_text())

@@ -165,6 +165,7 @@ def test_weights_are_those_that_the_library_reads(tmp_path, case):
     assert model.lm_head.weight.kind not in PLAIN
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ["fp8 channel", "fp8 group", "fp8 block", "mxfp8"])
 def test_rows_beside_weights_of_fp8_stay_in_the_model_s_dtype(tmp_path, case):
     pair = pair_of(tmp_path, case, "qwen3_moe")
@@ -183,6 +184,7 @@ def test_scales_in_16_bits_stay_exact(case, dtype):
     assert torch.equal(kept.expand(), scale)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow("engines on five paths, and two ranks")
 @pytest.mark.parametrize("model", ["llama", "qwen3_moe", "deepseek_v2"])
 @pytest.mark.parametrize(

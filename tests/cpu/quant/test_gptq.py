@@ -135,6 +135,7 @@ def test_dummy_weights_have_random_codes_and_finite_outputs(kind):
     assert Stepper(model, config).logits([3, 1, 4, 1, 5]).isfinite().all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", ["llama", "qwen3_moe", "deepseek_v2"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_start_on_a_gpu_finds_its_kernels_without_values(model, shuffle, tmp_path):

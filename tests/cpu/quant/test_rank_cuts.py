@@ -14,6 +14,8 @@ from tests import tiers
 from tests.cpu.quant.oracle import check_ranks, tiny, write_pair
 from tests.cpu.quant.stored_formats import ALL, FORMATS, SIDES, WITH_OUTLIERS
 
+pytestmark = pytest.mark.sampled(2)
+
 MODELS = ("llama", "qwen3_moe", "deepseek_v2")
 EVERYDAY = [("gptq", "llama", 4), ("compressed w4 group asymmetric", "qwen3_moe", 2)]
 EVERYDAY += [("compressed fp8 block", "llama", 2)]

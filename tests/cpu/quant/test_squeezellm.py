@@ -148,6 +148,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", BROKEN)
 def test_broken_outliers_are_named(kind, tmp_path):
     change, message = BROKEN[kind]

@@ -55,6 +55,7 @@ def assert_follows(total, p):
         assert chisquare(got, want * got.sum() / want.sum()).pvalue > 1e-4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_each_sampler_draws_the_exact_distribution(case):
     params = SamplingParams(**CASES[case])

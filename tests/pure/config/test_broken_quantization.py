@@ -165,6 +165,7 @@ def outcome(config):
     return found, peak
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", GOOD)
 def test_broken_settings_are_config_errors_or_read(method):
     good = {"quant_method": method, **GOOD[method]}

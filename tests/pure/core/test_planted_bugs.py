@@ -19,7 +19,7 @@ ALL = (*BUGS, *ISOLATION_BUGS)
 
 CASES = [
     pytest.param(
-        i, id=bug.description, marks=pytest.mark.long("half a second each") if i % 6 else ()
+        i, id=bug.description, marks=pytest.mark.long("half a second each") if i % 12 else ()
     )
     for i, bug in enumerate(ALL)
 ]

@@ -190,7 +190,7 @@ def test_a_single_prompt_and_decoding_rows_are_not_limited():
 
 
 def test_tokens_are_not_left_for_prompts_that_cannot_start():
-    long, blocked = running(10_000_000), prompt_of(60)
+    long, blocked = running(100_000), prompt_of(60)
     limit, _ = with_running(long, waiting=[blocked])
     granted_tokens = []
     for _ in range(200):

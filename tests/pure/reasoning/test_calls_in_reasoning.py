@@ -67,6 +67,7 @@ def test_markup_that_no_call_follows_stays_reasoning(tools):
                 assert (parsed.reasoning, parsed.text) == (expected, "Hi"), (mark, parts)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", range(60))
 def test_no_split_changes_where_reasoning_ends(place):
     text = 'I <tool_call> look <tool_call>\n {"name": "now", "arguments": {}}</tool_call> x'

@@ -97,6 +97,7 @@ PAIRS = list(itertools.product(NAMES, UNITS))
 OTHERS = [pair for place, pair in enumerate(PAIRS) if place % 4]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "unit"), [*PAIRS[::4], *tiers.long(*OTHERS)])
 def test_time_is_linear(name, unit):
     def seconds(count, whole):

@@ -28,6 +28,7 @@ def streamed(tokenizer, prompt, ids, cuts, skip=True):
     return "".join([*pieces, detokenizer.finish()]), pieces
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("skip", [True, False])
 @given(data=st.data())

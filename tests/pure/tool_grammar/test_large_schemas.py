@@ -24,6 +24,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("given", ENDLESS.values(), ids=ENDLESS)
 def test_the_grammar_of_a_call_stays_small(given):
     parameters = {
