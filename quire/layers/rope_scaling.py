@@ -42,6 +42,16 @@ class UnscaledRope:
 
 
 @dataclass(frozen=True, slots=True)
+class AxialRope:
+    """Every axis of positions has an equal part of the pairs, with frequencies of its own."""
+
+    axes: int
+
+    def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
+        return unscaled_frequencies(theta, dims // self.axes).repeat(self.axes), 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ProportionalRope:
     """The first `share` of the pairs turns, by the angles of a whole head; the others do not."""
 

@@ -27,7 +27,7 @@ REFUSED = [
     ("llama", {"num_attention_heads": True}, "num_attention_heads is True"),
     ("llama", {"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide"),
     ("llama", {"num_attention_heads": 6, "head_dim": None}, "64; it must be a multiple of"),
-    ("llama", {"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu'; supported: silu"),
+    ("llama", {"hidden_act": "mish"}, "hidden_act is 'mish'; supported: silu"),
     ("llama", {"attention_bias": "yes"}, "attention_bias is 'yes'; it must be true or false"),
     ("llama", {"rope_scaling": {"type": "spiral"}}, "rope_scaling.type is 'spiral'; supported"),
     ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),

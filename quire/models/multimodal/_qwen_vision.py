@@ -1,0 +1,252 @@
+"""Vision towers of Qwen and GLM: any size of image, rotary positions of rows and columns.
+
+Frames are taken in pairs. Patches come in the order of the cells that they are merged in: merge x
+merge neighbours make one row of the text model. Each pair of frames attends to itself only.
+
+Axes: F frames, H x W pixels, C channels, P patches of all items, E width of the tower, n rows
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from quire.errors import ConfigError
+from quire.kernels.framework import lazy_fusion
+from quire.layers import (
+    ACTIVATION_KINDS,
+    Activation,
+    AddLayerNorm,
+    AddRMSNorm,
+    EncoderAttention,
+    LayerNorm,
+    Linear,
+    PatchLinear,
+    QKVLinear,
+    RMSNorm,
+    Rope,
+    RopeConfig,
+    add,
+)
+from quire.layers.rope import TokenAngles
+from quire.layers.rope_scaling import AxialRope
+from quire.models.multimodal._base import EncoderInput, Hf, MediaEncoder, field_of
+
+EPS = 1e-6
+MAX_SIDE = 16384
+"""Patches along the longer side of an image: more than processors let an image have."""
+MAX_ROWS = 16384
+"""Rows of the largest image or video, as the processors' files on the hub limit them."""
+Ints = npt.NDArray[np.int32]
+
+
+class Grid(NamedTuple):
+    """Patches of an item along its axes."""
+
+    pairs: int  # of frames
+    rows: int
+    columns: int
+
+    @property
+    def patches(self) -> int:
+        return self.pairs * self.rows * self.columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerConfig:
+    """Sizes that the towers share."""
+
+    hidden: int
+    layers: int
+    heads: int
+    mlp: int
+    act: str
+    outputs: int  # numbers of a row, of one level
+    patch: int
+    depth: int  # frames that a patch spans
+    merge: int
+    channels: int
+    theta: float
+
+
+def tower_sizes(
+    hf: Hf, *, hidden: str, act: str, outputs: str, mlp: int | None = None
+) -> TowerConfig:
+    """Read vision_config. hidden, outputs: names of fields. mlp: None: intermediate_size."""
+    vision = field_of(hf, "vision_config", dict)
+    width, heads = field_of(vision, hidden, int), field_of(vision, "num_heads", int)
+    if heads < 1 or width % (4 * heads):
+        raise ConfigError(
+            f"config.json: vision_config.num_heads is {heads}; a quarter of {hidden}, which is "
+            f"{width}, must be a multiple of it"
+        )
+    rope = field_of(vision, "rope_parameters", dict, default={})
+    return TowerConfig(
+        hidden=width,
+        layers=field_of(vision, "depth", int),
+        heads=heads,
+        mlp=mlp or field_of(vision, "intermediate_size", int),
+        act=field_of(vision, "hidden_act", str, default=act, one_of=ACTIVATION_KINDS),
+        outputs=field_of(vision, outputs, int),
+        patch=field_of(vision, "patch_size", int),
+        depth=field_of(vision, "temporal_patch_size", int, default=2),
+        merge=field_of(vision, "spatial_merge_size", int, default=2),
+        channels=field_of(vision, "in_channels", int, default=3),
+        theta=field_of(rope, "rope_theta", float, default=10000.0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Patches that attend to each other: [starts[i], starts[i + 1])."""
+
+    starts: Tensor  # [S + 1] int32
+    longest: int
+
+
+class TowerAttention(nn.Module):
+    def __init__(self, c: TowerConfig, bias: bool) -> None:
+        super().__init__()
+        head_dim = c.hidden // c.heads
+        self.qkv = QKVLinear(c.hidden, c.heads, c.heads, head_dim, bias)
+        self.proj = Linear(c.hidden, c.hidden, bias)
+        axes = (0,) * (head_dim // 4) + (1,) * (head_dim // 4)
+        self.rope = Rope(RopeConfig(c.theta, head_dim, AxialRope(2), axes=axes), MAX_SIDE)
+        self.attn = EncoderAttention(head_dim)
+
+    def forward(self, x: Tensor, angles: TokenAngles, segments: Segments) -> Tensor:
+        q, k, v = self.qkv(x)  # each [P, heads, D]
+        q, k = self.rope(q, k, angles)
+        return self.proj(self.attn(q, k, v, segments.starts, segments.longest))
+
+
+class TowerBlock(nn.Module):
+    """A norm before attention and one before the MLP."""
+
+    def __init__(
+        self,
+        c: TowerConfig,
+        mlp: nn.Module,
+        norm: type[AddLayerNorm | AddRMSNorm],
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = norm(c.hidden, EPS), norm(c.hidden, EPS)
+        self.attn, self.mlp = TowerAttention(c, bias), mlp
+
+    def forward(
+        self, x: Tensor, res: Tensor | None, angles: TokenAngles, segments: Segments
+    ) -> tuple[Tensor, Tensor]:
+        """x [P, E] is what the block before adds to the residual; so is the first result."""
+        x, res = self.norm1(x, res)
+        x, res = self.norm2(self.attn(x, angles, segments), res)
+        return self.mlp(x), res
+
+
+class Merger(nn.Module):
+    """Makes rows of the text model: a norm, and an MLP over all patches of a cell.
+
+    norm: of the size of a patch, or of a whole cell.
+    """
+
+    def __init__(self, c: TowerConfig, norm: LayerNorm | RMSNorm) -> None:
+        super().__init__()
+        cell = c.hidden * c.merge**2
+        self.norm = norm
+        self.fc1 = Linear(cell, cell, bias=True)
+        self.act = Activation("gelu")
+        self.fc2 = Linear(cell, c.outputs, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [P, E] -> [P / merge^2, outputs]."""
+        x = self.norm(x.view(-1, self.norm.size)).view(-1, self.fc1.inputs)
+        return self.fc2(self.act(self.fc1(x)))
+
+
+class VisionTower(MediaEncoder):
+    """Base of the towers: reads "pixels" uint8 [F, H, W, C] and "scale_shift" float32 [2, C]."""
+
+    modalities: ClassVar[tuple[str, ...]] = ("image", "video")
+    blocks: nn.ModuleList
+
+    def __init__(self, c: TowerConfig, *, patch_bias: bool = False) -> None:
+        super().__init__()
+        self.config, self.width = c, c.outputs
+        kernel = (c.depth, c.patch, c.patch)
+        self.patch_embed = PatchLinear(c.channels, kernel, c.hidden, patch_bias)
+
+    def max_rows(self, modality: str) -> int:
+        return MAX_ROWS
+
+    def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
+        lazy_fusion.flush()
+        grids = [self._grid(item) for item in items]
+        patches = torch.cat([self._patches(item) for item in items])
+        rows = self.run(patches, grids)
+        lazy_fusion.flush()
+        return list(rows.split([grid.patches // self.config.merge**2 for grid in grids]))
+
+    def run(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """Rows [n, width] of patches [P, C * depth * patch * patch]."""
+        raise NotImplementedError
+
+    def angles(self, positions: Ints, device: torch.device) -> TokenAngles:
+        """Rotary angles of patches at (row, column): [2, P]."""
+        rope: Rope = self.blocks[0].attn.rope  # type: ignore[union-attr, assignment]
+        return rope.gather(torch.from_numpy(positions).to(device))
+
+    def positions(self, grids: Iterable[Grid]) -> Ints:
+        """(row, column) of every patch: [2, P]."""
+        merge = self.config.merge
+        cells = [np.tile(cell_positions(g.rows, g.columns, merge), g.pairs) for g in grids]
+        return np.concatenate(cells, axis=1)
+
+    def _grid(self, item: EncoderInput) -> Grid:
+        frames, height, width, _ = item.tensors["pixels"].shape
+        c = self.config
+        grid = Grid(-(-frames // c.depth), height // c.patch, width // c.patch)
+        assert max(grid.rows, grid.columns) <= MAX_SIDE, "an image that no processor makes"
+        return grid
+
+    def _patches(self, item: EncoderInput) -> Tensor:
+        """Normalized patches of one item; the last frame fills the last patch up."""
+        c, pixels = self.config, item.tensors["pixels"]
+        frames, height, width, channels = pixels.shape
+        if missing := -frames % c.depth:
+            pixels = torch.cat((pixels, pixels[-1:].expand(missing, -1, -1, -1)))
+        cell = c.patch * c.merge
+        across = (height // cell, c.merge, c.patch, width // cell, c.merge, c.patch)
+        cut = pixels.view(-1, c.depth, *across, channels).permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
+        scale, shift = item.tensors["scale_shift"].view(2, channels, 1, 1, 1)
+        dtype = self.blocks[0].norm1.weight.dtype  # type: ignore[union-attr]
+        return (cut * scale + shift).to(dtype).reshape(-1, self.patch_embed.inputs)
+
+
+def pair_segments(grids: Iterable[Grid], device: torch.device) -> Segments:
+    """The patches of each pair of frames."""
+    return segments_of([g.rows * g.columns for g in grids for _ in range(g.pairs)], device)
+
+
+def segments_of(lengths: Sequence[int], device: torch.device) -> Segments:
+    starts = np.cumsum([0, *lengths], dtype=np.int32)
+    return Segments(torch.from_numpy(starts).to(device), max(lengths))
+
+
+def sum_of(x: Tensor, res: Tensor | None) -> Tensor:
+    """What the norm after a block would read."""
+    return x if res is None else add(x, res)
+
+
+@functools.lru_cache(256)
+def cell_positions(rows: int, columns: int, merge: int) -> Ints:
+    """(row, column) of the patches of one pair of frames, cell by cell: [2, rows * columns]."""
+    at = np.indices((rows, columns), np.int32)
+    cells = at.reshape(2, rows // merge, merge, columns // merge, merge)
+    return cells.transpose(0, 1, 3, 2, 4).reshape(2, -1)

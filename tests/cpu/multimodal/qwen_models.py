@@ -1,0 +1,94 @@
+"""Tiny models of Qwen's and GLM's multimodal families with random weights, in transformers."""
+
+import numpy as np
+import torch
+
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 199,
+    "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+}
+VISION = {"depth": 4, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}
+IDS = {
+    "vision_start_token_id": 190,
+    "vision_end_token_id": 191,
+    "image_token_id": 192,
+    "video_token_id": 193,
+}
+DEEPSTACK = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2], "patch_size": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+FAMILIES = {
+    "qwen2_vl": ({}, {"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}),
+    "qwen2_5_vl": ({}, {"intermediate_size": 44, "fullatt_block_indexes": [1, 3]} | VISION),
+    "qwen3_vl": ({}, {"intermediate_size": 44} | DEEPSTACK | VISION),
+    "qwen3_vl_moe": (EXPERTS, {"intermediate_size": 44} | DEEPSTACK | VISION),
+}
+"""Outer model type -> (further fields of the text half, fields of the tower)."""
+MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+
+
+def model_of(family):
+    """A model of transformers whose weights are large enough to tell errors."""
+    from transformers import AutoConfig, AutoModelForMultimodalLM
+
+    from tests.cpu.models.peers import scale_weights
+
+    text, vision = FAMILIES[family]
+    sections = {"text_config": TEXT | text, "vision_config": vision}
+    torch.manual_seed(2)
+    config = AutoConfig.for_model(family, **sections, **IDS)
+    model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
+    scale_weights(model, 2.0)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def saved(family, folder):
+    """Such a model, and its folder as the files are on the hub."""
+    model = model_of(family)
+    model.save_pretrained(folder)
+    if "moe" in family:  # transformers turns what it has loaded back, but not a new model's
+        from safetensors.torch import load_file, save_file
+
+        path = folder / "model.safetensors"
+        turned = {
+            name: one.transpose(1, 2).contiguous() if ".experts." in name else one
+            for name, one in load_file(path).items()
+        }
+        save_file(turned, path, {"format": "pt"})
+    return model
+
+
+def pixels_of(frames, height, width, seed=0):
+    """Frames of a drawn gradient with noise: uint8 [F, H, W, 3]."""
+    rng = np.random.default_rng(seed)
+    rows, columns = np.mgrid[0:height, 0:width]
+    smooth = np.stack((rows * 200 // height, columns * 200 // width, (rows + columns) % 200), -1)
+    noise = rng.integers(0, 56, (frames, height, width, 3))
+    return (smooth + noise).astype(np.uint8)
+
+
+def scale_shift():
+    """[2, 3]: what makes normalized numbers of bytes."""
+    mean, std = np.array(MEAN), np.array(STD)
+    return np.stack((1 / (255 * std), -mean / std)).astype(np.float32)
+
+
+def patches_of(pixels, patch, merge=2):
+    """(patches [P, 3 * 2 * patch^2], grid) as the processors of transformers make them."""
+    frames = np.concatenate([pixels, pixels[-1:]]) if len(pixels) % 2 else pixels
+    values = (torch.from_numpy(frames) / 255.0 - torch.tensor(MEAN)) / torch.tensor(STD)
+    count, height, width, _ = values.shape
+    rows, columns = height // patch, width // patch
+    cut = values.permute(0, 3, 1, 2).reshape(
+        count // 2, 2, 3, rows // merge, merge, patch, columns // merge, merge, patch
+    )
+    flat = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3 * 2 * patch**2)
+    return flat, [count // 2, rows, columns]

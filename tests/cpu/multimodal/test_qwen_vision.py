@@ -1,0 +1,81 @@
+"""The vision towers of Qwen's families give the rows that transformers' models give."""
+
+import functools
+
+import pytest
+import torch
+
+from quire.config.facts import read_hf_config
+from quire.models.base import EncoderInput
+from quire.models.build import build_model, read_model_config
+from tests.cpu.multimodal.qwen_models import FAMILIES, patches_of, pixels_of, saved, scale_shift
+
+SIZES = [(1, 4, 6), (1, 10, 22), (3, 8, 6), (1, 2, 2), (4, 18, 10)]
+"""Frames and patches of the items of one call: images of odd sizes, and videos."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    @functools.cache
+    def build(family):
+        folder = tmp_path_factory.mktemp(family)
+        theirs = saved(family, folder)
+        model_type, config = read_model_config(read_hf_config(folder))
+        model = build_model(model_type, config, folder=folder, dtype=torch.float32, progress=False)
+        return theirs, model.media_encoder
+
+    return build
+
+
+def inputs_of(family, sizes=SIZES):
+    patch = FAMILIES[family][1].get("patch_size", 14)
+    pixels = [pixels_of(f, h * patch, w * patch, i) for i, (f, h, w) in enumerate(sizes)]
+    items = [
+        EncoderInput(
+            "video" if len(one) > 1 else "image",
+            {"pixels": torch.from_numpy(one), "scale_shift": torch.from_numpy(scale_shift())},
+        )
+        for one in pixels
+    ]
+    patches, grids = zip(*(patches_of(one, patch) for one in pixels), strict=True)
+    return items, torch.cat(patches), torch.tensor(grids)
+
+
+@torch.inference_mode()
+def expected(theirs, patches, grids):
+    found = theirs.model.get_image_features(patches, grids)
+    rows = list(found.pooler_output)
+    levels = getattr(found, "deepstack_features", None) or []
+    return [torch.cat((one, *(level[i] for level in levels)), 1) for i, one in enumerate(rows)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_rows_of_packed_items_are_those_of_transformers(family, built):
+    theirs, encoder = built(family)
+    items, patches, grids = inputs_of(family)
+    got, want = encoder.encode(items), expected(theirs, patches, grids)
+    assert [one.shape for one in got] == [(one.shape[0], encoder.width) for one in want]
+    for mine, other in zip(got, want, strict=True):
+        assert (mine - other).abs().max().item() < 1e-4
+        assert other.abs().max().item() > 0.1
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@torch.inference_mode()
+def test_an_item_alone_has_the_rows_that_it_has_beside_others(family, built):
+    _, encoder = built(family)
+    items, _, _ = inputs_of(family)
+    for item, want in zip(items, encoder.encode(items), strict=True):
+        assert (encoder.encode([item])[0] - want).abs().max().item() < 1e-5
+
+
+@torch.inference_mode()
+def test_windows_hide_distant_patches_but_in_layers_that_see_the_frame(built):
+    theirs, encoder = built("qwen2_5_vl")
+    items, patches, grids = inputs_of("qwen2_5_vl", [(1, 20, 26)])
+    (want,) = expected(theirs, patches, grids)
+    assert (encoder.encode(items)[0] - want).abs().max().item() < 1e-4
+    whole, encoder.whole = encoder.whole, frozenset(range(4))
+    assert (encoder.encode(items)[0] - want).abs().max().item() > 1e-2
+    encoder.whole = whole
