@@ -22,6 +22,7 @@ from quire.errors import EngineDead, EngineError, QuireError
 from quire.executors.local_ranks import CONNECT, JOIN, LOAD, LocalRanks, Meeting, SpawnRank
 from quire.executors.rank_monitor import OtherNodes, RankMonitor, WatchedMessage
 from quire.executors.rank_status import RankStatusPage, RankStatusWriter
+from quire.executors.shm_broadcast import RingReader
 
 CALL_LIMIT_S = 600.0
 """Seconds for a start or a call: ranks load their weights in it."""
@@ -112,6 +113,22 @@ class AnswerReader(Protocol):
         ...
 
 
+class _KeptAnswers:
+    """The answers of a rank of this host. Some are kept here until they are asked for."""
+
+    def __init__(self, ring: RingReader) -> None:
+        self._ring = ring
+        self._kept: deque[tuple[int, bytes]] = deque()
+
+    def receive(self, check: Callable[[], None] | None = None) -> tuple[int, bytes]:
+        return self._kept.popleft() if self._kept else self._ring.receive(check)
+
+    def keep_arrived(self, check: Callable[[], None]) -> None:
+        """Make room in the ring: read the answers that are there."""
+        while (answer := self._ring.take(check)) is not None:
+            self._kept.append(answer)
+
+
 class NodeRanks(OtherNodes, Protocol):
     """The ranks on other nodes."""
 
@@ -173,7 +190,8 @@ class RankGroup:
         page = self._local.page
         self.status: RankStatusWriter = page.writer(0)
         """Of rank 0."""
-        self._readers: list[AnswerReader] = [*self._local.readers]
+        self._kept_answers = [_KeptAnswers(one) for one in self._local.readers]
+        self._readers: list[AnswerReader] = [*self._kept_answers]
         self.monitor = RankMonitor(page, devices, self._sent.oldest, nodes=nodes)
         try:
             meeting = None
@@ -214,7 +232,7 @@ class RankGroup:
         try:
             data = _encode(message)
             if self._local.ranks:
-                self._local.writer.send(number, data, self.check)
+                self._local.writer.send(number, data, self._make_room)
             if self._nodes is not None:
                 self._nodes.send(number, data, self.check)
         except EngineDead:
@@ -225,6 +243,18 @@ class RankGroup:
             self.monitor.fail(f"{type(error).__name__} while message {number} was sent to ranks")
             raise
         return number
+
+    def _make_room(self) -> None:
+        """Called while a message waits for room: a rank may wait for room for its answers."""
+        for one in self._kept_answers:
+            one.keep_arrived(self.check)
+        self.check()
+
+    def receive_before(self, number: int) -> None:
+        """Receive the answers to all messages before this one. Raises EngineDead."""
+        for sent in list(self._sent):
+            if sent.message.number < number:
+                self._receive(sent)
 
     def wait(self, number: int) -> list[FromRank]:
         """Return the answers of ranks 1 and up to a message. Raises EngineDead.

@@ -114,10 +114,11 @@ class RingWriter(_Ring):
         self._read_indexes = [_LINE * (1 + i) for i in range(len(handle.wake_fds))]
         self._written = 0
 
-    def send(self, number: int, data: bytes, check: Callable[[], None] | None = None) -> None:
+    def send(self, number: int, data: bytes, check: Callable[[], object] | None = None) -> None:
         """Send a message to all readers; wait while the ring is full.
 
-        check: called while it waits; may raise because a reader is gone.
+        check: called while it waits; may raise because a reader is gone. It must read what the
+        readers send back meanwhile, if they wait until there is room for that.
         """
         view = memoryview(data)
         for at in range(0, len(data) or 1, _PIECE_BYTES):
@@ -127,7 +128,7 @@ class RingWriter(_Ring):
                 os.eventfd_write(fd, 1)
 
     def _write_block(
-        self, place: bytes, piece: memoryview, check: Callable[[], None] | None
+        self, place: bytes, piece: memoryview, check: Callable[[], object] | None
     ) -> None:
         written, counters = self._written, self._counters
         oldest = written - len(self._blocks)

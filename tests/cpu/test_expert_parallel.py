@@ -6,6 +6,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
 from tests import tiers
+from tests.cpu.large_messages import large_answer
 from tests.cpu.models.peers import peer
 from tests.cpu.quant.oracle import tiny, tiny_tensors, write_folder
 from tests.cpu.tiny_models import write_model
@@ -85,6 +86,9 @@ def test_experts_move_between_steps_and_tokens_stay(folder, caplog, ranks):
     assert stats.moved_experts > 0
     assert 0 < stats.balancedness <= 1
     assert "experts: balancedness" in caplog.text
+    balanced = llm.llm_engine.engine.executor
+    with large_answer(balanced.inner.group):  # ranks exchange weights while they are called
+        balanced.inner.call("balance_experts", balanced._intervals)
     llm.llm_engine.engine.shutdown()
 
 

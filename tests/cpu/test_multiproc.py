@@ -15,6 +15,7 @@ from quire.errors import ConfigError, EngineDead, RequestError
 from quire.executors import multiproc
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.slots import BlockTableUpdate
+from tests.cpu.large_messages import send_large
 from tests.cpu.tiny_models import write_model
 
 pytestmark = [pytest.mark.usefixtures("forked"), pytest.mark.slow("engines of two processes")]
@@ -158,6 +159,11 @@ def test_a_step_that_fails_on_all_ranks_fails_its_request_alone(one, two, monkey
     assert ids(two, temperature=0) == ids(one, temperature=0)
     assert "IndexError" in caplog.text
     assert engine._executor.group.monitor.failure is None
+
+
+def test_a_large_message_passes_beside_a_large_answer(two):
+    """Neither fits in its ring: the rank waits for room for the answer, and so does the engine."""
+    send_large(two.llm_engine.engine.executor.group)
 
 
 def test_ranks_that_part_are_found(two, monkeypatch):

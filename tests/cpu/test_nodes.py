@@ -17,6 +17,7 @@ from quire.env import child_environment
 from quire.errors import ConfigError, EngineDead
 from quire.executors import rank_monitor
 from tests import tiers
+from tests.cpu.large_messages import send_large
 from tests.cpu.tiny_models import write_model
 from tests.faults.arming import Fault, Faults
 from tests.faults.node import SECRET
@@ -105,6 +106,7 @@ def test_tokens_are_those_of_one_rank(folder, node, sizes):
     assert ids(llm) == want, "prompts found in the prefix cache"
     ranks = ranks_of(agent)
     assert len(ranks) == llm.llm_engine.config.parallel.ranks // 2
+    send_large(llm.llm_engine.engine.executor.group, ranks)
     llm.llm_engine.engine.shutdown()
     assert agent.wait(ENDS_S) == 0, "it ends with the head, in order"
     assert ended(ranks)

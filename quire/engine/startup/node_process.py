@@ -407,8 +407,17 @@ class _Session:
         with suppress(zmq.Again):
             header, data = self._steps.recv_multipart(zmq.NOBLOCK)
             (number,) = STEP_HEADER.unpack(header)
-            self._local.writer.send(number, data, self._check)
+            self._local.writer.send(number, data, self._forward_answers)
             found = True
+        return self._forward_answers() or found
+
+    def _forward_answers(self) -> bool:
+        """Forward the answers that are there. Returns whether there were any. Also while a message
+        waits for room: its readers may wait for room for their answers."""
+        assert self._local is not None
+        assert self._steps is not None
+        self._check()
+        found = False
         for rank, reader in zip(self._local.ranks, self._local.readers):
             if (answer := reader.take(self._check)) is not None:
                 number, data = answer
