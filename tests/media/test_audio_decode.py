@@ -1,0 +1,134 @@
+"""Audio files of every format, and files that are none or too long."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+
+from quire.errors import RequestError, Unsupported
+from quire.media.audio_decode import decode_audio, mix_down
+
+soundfile = pytest.importorskip("soundfile")
+av = pytest.importorskip("av")
+
+RATE = 16_000
+
+
+def stereo(rate, seconds=1):
+    t = np.arange(rate * seconds) / rate
+    left, right = 0.4 * np.sin(2 * np.pi * 440 * t), 0.2 * np.sin(2 * np.pi * 660 * t)
+    return np.stack((left, right), 1).astype(np.float32)
+
+
+def written(kind, subtype, audio, rate):
+    file = io.BytesIO()
+    soundfile.write(file, audio, rate, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+def muxed(container, codec, audio, rate):
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as out:
+        stream = out.add_stream(codec, rate=rate, layout="stereo")
+        frame = av.AudioFrame.from_ndarray(
+            np.ascontiguousarray(audio.T), format="fltp", layout="stereo"
+        )
+        frame.sample_rate = rate
+        cut = av.AudioResampler(format="fltp" if codec == "aac" else "s16", frame_size=960)
+        for one in cut.resample(frame) + cut.resample(None):
+            out.mux(stream.encode(one))
+        out.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def similarity(got, want):
+    """The best correlation over delays of encoders."""
+    energy = np.convolve(np.square(got), np.ones(len(want)), "valid")
+    return np.max(np.correlate(got, want, "valid") / np.sqrt(energy * np.sum(np.square(want))))
+
+
+def cases():
+    audio = stereo(44_100)
+    for subtype in ("PCM_16", "PCM_24", "FLOAT", "ULAW"):
+        yield "WAV " + subtype, written("WAV", subtype, audio, 44_100)
+    yield "FLAC", written("FLAC", "PCM_16", audio, 44_100)
+    yield "Vorbis", written("OGG", "VORBIS", audio, 44_100)
+    yield "MP3", written("MP3", "MPEG_LAYER_III", audio, 44_100)
+    yield "AIFF", written("AIFF", "PCM_16", audio, 44_100)
+    audio = stereo(48_000)
+    yield "Opus", written("OGG", "OPUS", audio, 48_000)
+    yield "MP4", muxed("mp4", "aac", audio, 48_000)
+    yield "WebM", muxed("webm", "libopus", audio, 48_000)
+    yield "ADTS", muxed("adts", "aac", audio, 48_000)
+
+
+@pytest.mark.parametrize(("name", "data"), cases(), ids=lambda x: x if isinstance(x, str) else "")
+def test_formats_become_mono_at_the_rate(name, data):
+    got = decode_audio(data, RATE, 10)
+    assert got.sampling_rate == RATE
+    assert abs(len(got.samples) - RATE) < 1700  # encoders pad
+    want = stereo(RATE).mean(1)
+    assert similarity(got.samples[:8000], want[:4000]) > 0.99
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"RIFF", b"#EXTM3U\nhttp://127.0.0.1/x", b"fLaC" + bytes(99), b"OggS" + b"x" * 999,
+     b"\0\0\0\x20ftypM4A " + bytes(99), b"\x1aE\xdf\xa3" + b"z" * 99, b"ID3" + b"q" * 999,
+     b"%PDF-1.7", bytes(500)],
+)  # fmt: skip
+def test_what_is_no_audio_file_is_refused(data):
+    with pytest.raises(RequestError, match="cannot be decoded"):
+        decode_audio(data, RATE, 10)
+
+
+@pytest.mark.parametrize("kind", ["OPUS", "webm"])
+def test_a_small_file_of_a_long_recording_is_refused_early(kind):
+    silence = np.zeros((48_000 * 20, 2), np.float32)
+    if kind == "OPUS":
+        data = written("OGG", kind, silence, 48_000)
+    else:
+        data = muxed("webm", "libopus", silence, 48_000)
+    assert len(data) < 30_000
+    with pytest.raises(RequestError, match="longer than 3 seconds"):
+        decode_audio(data, RATE, 3)
+
+
+def test_contents_that_are_refused():
+    def refused(data, words):
+        with pytest.raises(RequestError, match=words):
+            decode_audio(data, RATE, 10)
+
+    refused(written("WAV", "PCM_16", np.zeros(0, np.float32), RATE), "has no samples")
+    refused(written("WAV", "FLOAT", np.full(99, np.nan, np.float32), RATE), "not finite")
+    refused(written("WAV", "PCM_16", np.zeros((99, 40), np.float32), RATE), "40 channels")
+    refused(written("WAV", "PCM_16", np.zeros(99, np.float32), 1000), "1000 Hz")
+    video = io.BytesIO()
+    with av.open(video, "w", format="mp4") as out:
+        stream = out.add_stream("mpeg4", rate=10)
+        stream.width = stream.height = 32
+        out.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8))))
+        out.mux(stream.encode(None))
+    refused(video.getvalue(), "no audio stream")
+
+
+def test_a_missing_decoder_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    monkeypatch.setitem(sys.modules, "av", None)
+    for data in (b"RIFF", b"\x1aE\xdf\xa3"):
+        with pytest.raises(Unsupported, match=r"quire-llm\[audio\]"):
+            decode_audio(data, RATE, 10)
+
+
+def test_arrays_become_mono_at_the_rate():
+    audio = stereo(RATE)
+    want = audio.mean(1)
+    for given in (want, audio, audio.T, want.astype(np.float64), want.tolist()):
+        np.testing.assert_allclose(mix_down(given, RATE, RATE), want, atol=1e-6)
+    words = (want * 32_768).astype(np.int16)
+    np.testing.assert_allclose(mix_down(words, RATE, RATE), want, atol=1e-4)
+    assert len(mix_down(want, 48_000, RATE)) == -(-len(want) // 3)
+    for bad in ("text", [[[1.0]]], [1, [2]], np.zeros(9, np.uint8), np.zeros(9, complex)):
+        with pytest.raises(RequestError, match="the audio"):
+            mix_down(bad, RATE, RATE)
