@@ -48,7 +48,7 @@ REFUSED: dict[str, str] = {
     _INDEXER: "axk2 deepseek_v32 dots3_note dots3_note_text glm_moe_dsa hy_v4",
     _ENCODER_DECODER: (
         "fsmt led longt5 m2m_100 mt5 mvp nllb-moe pegasus_x prophetnet switch_transformers t5 "
-        "t5gemma t5gemma2 umt5 whisper"
+        "t5gemma t5gemma2 umt5"
     ),
     _CODEBOOKS: "musicgen musicgen_melody",
     "attention is over compressed blocks of earlier tokens": "deepseek_v4",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quire.config.encoder_facts import SpeechFacts
 from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts
 from quire.config.options import LogprobsMode
 from quire.config.pooler_config import PoolingMethod as PoolingMethod
@@ -154,8 +155,9 @@ class SamplingSection:
 class EncoderSection:
     """Of an encoder-decoder model: sizes of sources, and tokens that its config files force."""
 
-    max_len: int  # tokens of the longest source
-    max_batched_tokens: int  # tokens of the sources of one step
+    max_len: int  # positions of the longest source
+    max_batched_tokens: int  # positions of the sources of one step
+    speech: SpeechFacts | None  # None: sources are token ids
     start_id: int  # the decoder's first token
     forced_first: int | None
     forced_last: tuple[int, ...]

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.config.conventions import conventions_of, fill_defaults, spare_layers
+from quire.config.encoder_facts import EncoderFacts as EncoderFacts
+from quire.config.encoder_facts import SpeechFacts
 from quire.config.json_file import (
     MAX_CONFIG_BYTES,
     check_sizes,
@@ -59,18 +61,6 @@ DEFAULT_ENCODER_LEN = 512
 """Tokens of a source, if config.json states no length: positions are relative."""
 MAX_TOKENIZER_LENGTH = 10**9
 """Tokenizers without a length limit have 10**30."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderFacts:
-    """The encoder of an encoder-decoder model, and the tokens that its config files force."""
-
-    max_len: int  # tokens of the longest source
-    start_id: int  # the decoder's first token
-    forced_first: int | None = None  # the first generated token
-    forced_last: tuple[int, ...] = ()  # one of these ends an answer of the greatest length
-    banned: tuple[int, ...] = ()
-    banned_first: tuple[int, ...] = ()  # as the first token that is chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,9 +318,11 @@ def _encoder(hf: Json, forced: Json) -> EncoderFacts:
             "config.json: decoder_start_token_id is missing: it is the decoder's first token; set "
             'it with hf_overrides={"decoder_start_token_id": ...}'
         )
+    speech = SpeechFacts.from_hf(found) if conventions_of(hf).source == "audio" else None
     words = [word for word in found.get("bad_words_ids") or () if len(word) == 1]
     return EncoderFacts(
-        max_len=context_length(hf) or DEFAULT_ENCODER_LEN,
+        max_len=speech.positions if speech else context_length(hf) or DEFAULT_ENCODER_LEN,
+        speech=speech,
         start_id=start[0],
         forced_first=next(iter(_ids(found.get("forced_bos_token_id"))), None),
         forced_last=_ids(found.get("forced_eos_token_id")),
@@ -449,7 +441,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     size = _int(hf, *EMBEDDING_KEYS)
     matrices = vocab * size * (1 if has_tied_embeddings(hf) else 2)
     if family.positions_kind == "learned":
-        positions = _int(hf, "max_position_embeddings", "n_positions") + 2
+        positions = _int(hf, "max_position_embeddings", "n_positions", "max_target_positions") + 2
         matrices += size * positions * (2 if has_encoder else 1)
     tables = matrices
     experts, _ = _experts(hf)

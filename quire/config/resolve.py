@@ -537,6 +537,7 @@ def resolve_encoder(model: ModelFacts, shape: EngineShape) -> EncoderSection | N
     return EncoderSection(
         max_len=shape.max_encoder_len,
         max_batched_tokens=shape.max_pass_tokens,
+        speech=found.speech,
         start_id=found.start_id,
         forced_first=found.forced_first,
         forced_last=found.forced_last,

@@ -70,6 +70,20 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeRules:
+    """Rules of time stamps, which are the tokens from `first_time` on (Whisper).
+
+    An answer begins with one. They come in pairs, never decrease, and one comes wherever all of
+    them together are likelier than any other token.
+    """
+
+    first_time: int
+    no_times: int  # the token that turns time stamps off: banned
+    end: int  # end of text; ids below are words
+    last_first: int  # the latest one to begin with, counted from first_time
+
+
+@dataclass(frozen=True, slots=True)
 class ForcedTokens:
     """Tokens that a model's generation config forces or forbids, by index in `Sequence.tokens`."""
 
@@ -79,6 +93,7 @@ class ForcedTokens:
     last: frozenset[int] = frozenset()  # one of these is the token at `end`; (): any
     banned: tuple[int, ...] = ()  # at every index
     banned_first: tuple[int, ...] = ()  # at the first index that no other rule determines
+    times: TimeRules | None = None  # None: time stamps are tokens like any other
 
     def allowed_at(self, index: int) -> frozenset[int] | None:
         """The tokens that are allowed at an index by force. None: all that are not banned."""
@@ -216,7 +231,8 @@ class Request:
     forced: ForcedTokens | None = None  # None: the model's configs force no token
     adapter: AdapterRef | None = None  # None: the model's own weights
     media: tuple[MediaItem, ...] = ()
-    """In the order of positions, without overlap. Each has digests in `extra_content`."""
+    """In the order of positions, without overlap. Each has digests in `extra_content`. With an
+    encoder prompt, their positions are its own, and the encoder reads their tensors."""
     rope_positions: bytes = b""
     """int32 [3, prompt tokens]: rotary positions of models with several axes; b"": 0, 1, 2, ..."""
     rope_delta: int = 0  # rotary position of generated token i is i + rope_delta
@@ -227,6 +243,11 @@ class Request:
         if self.adapter is None:
             return self.salt
         return b"adapter" + self.adapter.digest + self.salt
+
+    @property
+    def source_tokens(self) -> tuple[int, ...]:
+        """Token ids that an encoder reads; () if it reads a recording."""
+        return () if self.media else self.encoder_prompt
 
     @property
     def num_prompt_tokens(self) -> int:

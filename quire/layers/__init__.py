@@ -11,6 +11,7 @@ from quire.layers.attention import (
     EncoderAttention,
     SharedAttention,
 )
+from quire.layers.conv import Conv1d
 from quire.layers.embedding import (
     Embedding,
     PositionEmbedding,
@@ -56,6 +57,7 @@ __all__ = [
     "ClassifierLinear",
     "ClassifierNorm",
     "ColumnLinear",
+    "Conv1d",
     "CrossAttention",
     "DisentangledAttention",
     "Embedding",

@@ -58,6 +58,16 @@ class EncoderDecoderConfig(ModelConfig):
         return (own, replace(own, cross=True)) * self.layers
 
 
+class PackedSources(Protocol):
+    """Where each source is among packed ones. Fields as of SourceInputs."""
+
+    @property
+    def starts(self) -> Tensor: ...
+
+    @property
+    def longest(self) -> int: ...
+
+
 class SourceReader(Protocol):
     """A decoder layer with cross attention."""
 
@@ -84,9 +94,14 @@ class EncoderDecoder(Decoder):
 
     def encode(self, source: SourceInputs) -> None:
         """Run the encoder, and write keys and values of its output to the cache."""
-        hidden = self.encoder(self.embed_tokens(source.token_ids), source)
+        hidden = self.encode_source(source)
         for layer in self.layers:
             cast(SourceReader, layer).write_source(hidden, source)
+
+    def encode_source(self, source: SourceInputs) -> Tensor:
+        """Return the encoder's output [T, E]."""
+        hidden: Tensor = self.encoder(self.embed_tokens(source.token_ids), source)
+        return hidden
 
 
 class SourceAttention(nn.Module):
@@ -124,16 +139,16 @@ class OwnAttention(nn.Module):
 
 
 class BidirectionalAttention(nn.Module):
-    """Self-attention of the encoder."""
+    """Self-attention of an encoder."""
 
-    def __init__(self, c: EncoderDecoderConfig) -> None:
+    def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
-        size = c.hidden // c.encoder_heads
-        self.qkv_proj = QKVLinear(c.hidden, c.encoder_heads, c.encoder_heads, size, bias=True)
-        self.out_proj = RowLinear(c.hidden, c.hidden, bias=True)
+        size = hidden // heads
+        self.qkv_proj = QKVLinear(hidden, heads, heads, size, bias=True)
+        self.out_proj = RowLinear(hidden, hidden, bias=True)
         self.attn = EncoderAttention(size)
 
-    def forward(self, x: Tensor, source: SourceInputs) -> Tensor:
+    def forward(self, x: Tensor, source: PackedSources) -> Tensor:
         q, k, v = self.qkv_proj(x)
         return self.out_proj(self.attn(q, k, v, source.starts, source.longest))
 
@@ -157,7 +172,7 @@ class PostNormLayer(nn.Module):
 class PostNormEncoderLayer(PostNormLayer):
     def __init__(self, c: EncoderDecoderConfig) -> None:
         super().__init__(c, c.encoder_mlp)
-        self.self_attn = BidirectionalAttention(c)
+        self.self_attn = BidirectionalAttention(c.hidden, c.encoder_heads)
 
     def forward(self, x: Tensor, source: SourceInputs) -> Tensor:
         x = self.self_attn_layer_norm(self.self_attn(x, source), x)[0]

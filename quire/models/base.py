@@ -81,7 +81,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class SourceInputs:
-    """The inputs of an encoder. Tokens of all sources are packed."""
+    """The inputs of an encoder. Positions of all sources are packed."""
 
     token_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int32, in the source
@@ -89,6 +89,7 @@ class SourceInputs:
     longest: int  # tokens of the longest source
     slots: Tensor  # [T] int64: where the cache has the keys and values of the output
     attention: AttentionStep
+    features: tuple[Tensor, ...] = ()  # of each source, where they are recordings
 
 
 @dataclass(frozen=True, slots=True)

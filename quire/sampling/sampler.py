@@ -62,6 +62,7 @@ from quire.sampling.steps.grammar_masks import (
 )
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.request_processors import RequestLogitsProcessors
+from quire.sampling.steps.time_stamps import TimeStamps
 from quire.sampling.vocab_strips import VocabStrips
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class Sampler:
             MinTokens(),
             LogitBias(),
             ForcedTokenMasks(),
+            TimeStamps(max_seqs, self.device),
             RequestLogitsProcessors(),
             self._processors,
         ]

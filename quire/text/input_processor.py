@@ -17,11 +17,19 @@ from dataclasses import dataclass
 from quire.core.constraint import Constraint
 from quire.core.params import MAX_STOP_IDS, SamplingParams
 from quire.core.structured_output_params import StructuredOutputsParams
-from quire.core.types import AdapterRef, ForcedTokens, Request, StopConditions, ThinkingBudget
+from quire.core.types import (
+    AdapterRef,
+    ForcedTokens,
+    MediaItem,
+    Request,
+    StopConditions,
+    ThinkingBudget,
+)
 from quire.errors import RequestError, TooLong, Unsupported, context_overflow
 from quire.text import fill_in_middle, prompt_embeds, prompts
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds
 from quire.text.prompts import ParsedPrompt, Prompt
+from quire.text.speech import SpeechFormat, parse_speech_prompt
 from quire.text.tokenizing.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -63,15 +71,18 @@ class EncoderFormat:
     forced_last: frozenset[int] = frozenset()
     banned: tuple[int, ...] = ()
     banned_first: tuple[int, ...] = ()
+    speech: SpeechFormat | None = None  # None: the encoder reads tokens
 
-    def forced_tokens(self, prompt_len: int, stop: StopConditions) -> ForcedTokens | None:
+    def forced_tokens(self, prompt: Sequence[int], stop: StopConditions) -> ForcedTokens | None:
         """Return what is forced behind a decoder prompt. None: nothing."""
         last = self.forced_last if stop.eos_ids else frozenset[int]()
-        first = self.forced_first if prompt_len == 1 else None
-        if first is None and not (last or self.banned or self.banned_first):
+        first = self.forced_first if len(prompt) == 1 else None
+        times = None if self.speech is None else self.speech.time_rules(prompt)
+        if first is None and not (last or self.banned or self.banned_first or times):
             return None
-        end = prompt_len + stop.max_tokens - 1
-        return ForcedTokens(prompt_len, first, end, last, self.banned, self.banned_first)
+        end = len(prompt) + stop.max_tokens - 1
+        banned = self.banned, self.banned_first
+        return ForcedTokens(len(prompt), first, end, last, *banned, times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +169,16 @@ class InputProcessor:
         how = self._tokenization(requested, tokenization, add_special_tokens)
         embeds, source_text = NO_EMBEDS, None
         source: tuple[int, ...] = ()
-        if self._encoder is not None:
+        media: tuple[MediaItem, ...] = ()
+        if self._encoder is not None and self._encoder.speech is not None:
+            spoken = parse_speech_prompt(prompt)
+            media = (self._encoder.speech.read_recording(spoken.audio),)
+            source = (0,) * media[0].length
+            ids = self._speech_ids(spoken.decoder, self._encoder.start_id)
+            text = None if spoken.decoder is None else spoken.decoder.text
+            parsed = prompts.ParsedPrompt(text, ids, spoken.salt)
+            self._check_length(len(ids))
+        elif self._encoder is not None:
             read, decoder = prompts.parse_encoder_prompt(prompt)
             source, source_text = self._ids(read, how, "encoder_prompt"), read.text
             _check_source_length(len(source), self._encoder.max_len)
@@ -177,7 +197,7 @@ class InputProcessor:
         constraint = constraint or self._constraint(requested.structured_outputs)
         forced = None  # a constraint decides on the end by itself
         if self._encoder is not None and constraint is None:
-            forced = self._encoder.forced_tokens(len(ids), stop)
+            forced = self._encoder.forced_tokens(ids, stop)
         made = Request(
             id=request_id,
             prompt=ids,
@@ -197,6 +217,7 @@ class InputProcessor:
             encoder_prompt=source,
             forced=forced,
             adapter=adapter,
+            media=media,
         )
         return PreparedRequest(made, parsed.text, requested, source_text)
 
@@ -219,6 +240,17 @@ class InputProcessor:
         how = TokenizationOptions(self.max_model_len, add_special_tokens=False)
         given = self._ids(parsed, how, "decoder_prompt") if parsed.text or parsed.ids else ()
         return given if given[:1] == (start,) else (start, *given)
+
+    def _speech_ids(self, parsed: ParsedPrompt | None, start: int) -> tuple[int, ...]:
+        """Return the ids that a decoder begins with: context may precede the start token."""
+        if parsed is None:
+            return (start,)
+        how = TokenizationOptions(self.max_model_len, add_special_tokens=False)
+        ids = self._ids(parsed, how, "decoder_prompt")
+        if start not in ids:
+            message = "the decoder prompt of a speech model must have its start token"
+            raise RequestError(f"{message} (<|startoftranscript|>)", param="prompt")
+        return ids
 
     def _ids(
         self, parsed: ParsedPrompt, how: TokenizationOptions, param: str = "prompt"

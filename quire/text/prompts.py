@@ -70,7 +70,7 @@ def parse_encoder_prompt(prompt: Prompt) -> tuple[ParsedPrompt, ParsedPrompt | N
     None: the decoder begins as the model's config has it. Raises RequestError, Unsupported.
     """
     if not isinstance(prompt, Mapping) or not {"encoder_prompt", "decoder_prompt"} & prompt.keys():
-        return _without_extras(parse_prompt(prompt), "prompt"), None
+        return without_extras(parse_prompt(prompt), "prompt"), None
     known = ("encoder_prompt", "decoder_prompt", "cache_salt")
     for key, value in prompt.items():
         if key not in known and value is not None:
@@ -85,17 +85,19 @@ def parse_encoder_prompt(prompt: Prompt) -> tuple[ParsedPrompt, ParsedPrompt | N
         if given is None and key == "encoder_prompt":
             raise RequestError("encoder_prompt is missing: it is what is read", param=key)
         half = None if given is None else parse_prompt(given)  # type: ignore[arg-type]  # checked
-        halves.append(None if half is None else _without_extras(half, key))
+        halves.append(None if half is None else without_extras(half, key))
     source, decoder = halves
     assert source is not None
     salt = check_cache_salt(prompt.get("cache_salt"))
     return (replace(source, salt=salt) if salt else source), decoder
 
 
-def _without_extras(parsed: ParsedPrompt, param: str) -> ParsedPrompt:
+def without_extras(parsed: ParsedPrompt, param: str) -> ParsedPrompt:
+    """Return half of a prompt for an encoder-decoder. Raises Unsupported if it has a suffix or
+    vectors, which no such model reads."""
     for name, value in (("suffix", parsed.suffix), ("prompt_embeds", parsed.embeds)):
         if value is not None:
-            message = f"{name}: a model with an encoder reads text or token ids"
+            message = f"{name}: a model with an encoder does not read it"
             raise Unsupported(message, param=name if param == "prompt" else param)
     return parsed
 

@@ -22,7 +22,9 @@ def source_digest(request: Request) -> bytes:
     digest = sha256(request.cache_root).digest()
     if not request.encoder_prompt:
         return digest
-    return sha256(digest + b"encoder" + array("i", request.encoder_prompt).tobytes()).digest()
+    source = array("i", request.encoder_prompt).tobytes()
+    media = b"".join(item.digest for item in request.media)
+    return sha256(digest + b"encoder" + source + media).digest()
 
 
 class CrossBlocks:

@@ -54,7 +54,7 @@ class BeamSearch:
         vocab: int,
     ) -> None:
         self.name = request.id
-        self.prompt, self.encoder_prompt = request.prompt, request.encoder_prompt
+        self.prompt, self.encoder_prompt = request.prompt, request.source_tokens
         self._params = params
         self._eos = frozenset() if params.ignore_eos else frozenset(eos_ids)
         self._rounds = min(params.max_tokens, max_new_tokens)

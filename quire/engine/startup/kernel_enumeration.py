@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quire.config.engine_config import EngineConfig, PoolingSection
+from quire.config.engine_config import EncoderSection, EngineConfig, PoolingSection
 from quire.core.params import SamplingParams
 from quire.core.types import BlockCopy, Pooling, StopConditions
 from quire.distributed.collectives import ProcessGroupCollectives
@@ -23,6 +23,7 @@ from quire.distributed.mesh import mesh_of
 from quire.distributed.peer_memory import PROGRAMS
 from quire.engine.startup.executor_setup import build_runner, load_model, load_pooler
 from quire.engine.startup.model_setup import ModelDescription
+from quire.engine.startup.warmup import dummy_recordings
 from quire.kernels.formats.peer_memory import PeerMemory
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.kernel_spec import KernelSpec
@@ -136,10 +137,8 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             worker.compute(prompt_batch(0, [count], 0), [part])
         worker.compute(prompt_batch(1, [2], 0), [PromptEmbedsPart((), bytes(8))])
         if config.encoder is not None:
-            for count in sizes(config.encoder.max_batched_tokens):
-                blocks = [0] * -(-count // config.cache.block_size)
-                encoder = EncoderPart((EncoderSource((0,) * count, blocks, 0),))
-                worker.compute(prompt_batch(1, [2], 0), [encoder])
+            for sources in _encoder_batches(config.encoder, config.cache.block_size):
+                worker.compute(prompt_batch(1, [2], 0), [EncoderPart(sources)])
         worker.warm_up_kernels()
         hidden = _HiddenStates()
         worker.compute(decode_batch(rows, 1), [hidden])
@@ -255,6 +254,19 @@ def _sample(model: Any, sampler: Any, hidden: Tensor) -> None:
         integers = torch.zeros(rows, dtype=torch.int32, device=META)
         sampler.choose(logits, integers, integers, kind)
     lazy_fusion.flush()
+
+
+def _encoder_batches(
+    section: EncoderSection, block_size: int
+) -> Iterator[tuple[EncoderSource, ...]]:
+    """Yield the sources of steps of all sizes: one text, or recordings, which have one size."""
+    for count in sizes(section.max_batched_tokens // (section.max_len if section.speech else 1)):
+        length = section.max_len if section.speech else count
+        recordings = dummy_recordings(section.speech)
+        features = recordings[0].tensors[0] if recordings else None
+        blocks = [0] * -(-length // block_size)
+        source = EncoderSource((0,) * length, blocks, 0, features)
+        yield (source,) * (count if section.speech else 1)
 
 
 def sizes(most: int) -> list[int]:

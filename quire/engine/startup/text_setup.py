@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from quire.config.engine_config import EncoderSection, EngineConfig, ModelSection
+from quire.config.encoder_facts import SpeechFacts
+from quire.config.engine_config import EngineConfig, ModelSection
 from quire.core.params import SamplingParams
 from quire.errors import ConfigError, RequestError
 from quire.grammar.frontends import from_params
 from quire.grammar.frontends.from_params import StructuredDefaults
+from quire.media.processor import ProcessorFiles
+from quire.media.processors.whisper import Processor
 from quire.text.input_processor import EncoderFormat, InputProcessor
 from quire.text.pooling_input import PoolingInputProcessor
 from quire.text.prompt_embeds import EmbedsFormat
+from quire.text.speech import SpeechFormat, SpeechTokens
 from quire.text.templates.chat_template import load_chat_template
 from quire.text.tokenizing.tokenizer import Tokenizer, load_tokenizer
 
@@ -57,7 +61,7 @@ def build_input_processor(
         checks=checks,
         constrain=partial(from_params.params_to_constraint, house=structured_defaults(config)),
         embeds=_embeds_format(config.model),
-        encoder=_encoder_format(config.encoder),
+        encoder=_encoder_format(config, tokenizer),
     )
 
 
@@ -77,7 +81,8 @@ def build_pooling_processor(
     )
 
 
-def _encoder_format(section: EncoderSection | None) -> EncoderFormat | None:
+def _encoder_format(config: EngineConfig, tokenizer: Tokenizer | None) -> EncoderFormat | None:
+    section = config.encoder
     if section is None:
         return None
     return EncoderFormat(
@@ -87,7 +92,20 @@ def _encoder_format(section: EncoderSection | None) -> EncoderFormat | None:
         frozenset(section.forced_last),
         section.banned,
         section.banned_first,
+        None if section.speech is None else _speech_format(section.speech, tokenizer, config),
     )
+
+
+def _speech_format(
+    speech: SpeechFacts, tokenizer: Tokenizer | None, config: EngineConfig
+) -> SpeechFormat:
+    bins, frames = speech.features
+    files = ProcessorFiles({"num_mel_bins": bins, "max_source_positions": frames // 2})
+    tokens = None
+    if tokenizer is not None:
+        (end, *_) = sorted(config.sampling.eos_ids) or [tokenizer.eos_token_id or 0]
+        tokens = SpeechTokens.from_tokenizer(tokenizer, end, multilingual=speech.multilingual)
+    return SpeechFormat(tokens, Processor(files), speech.last_first_time)
 
 
 def _embeds_format(model: ModelSection) -> EmbedsFormat | None:

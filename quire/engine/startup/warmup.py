@@ -9,12 +9,14 @@ temporary cache, to measure the largest step; the cache gets the memory that is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
+from quire.config.encoder_facts import SpeechFacts
 from quire.config.engine_config import EngineConfig, PoolingTask
 from quire.config.memory.memory_plan import (
     FRAGMENTATION_RESERVE,
@@ -27,7 +29,7 @@ from quire.config.memory.memory_plan import (
 )
 from quire.core.params import SamplingParams
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.types import Pooling, Request, StopConditions
+from quire.core.types import MediaItem, MediaTensor, Pooling, Request, StopConditions
 from quire.errors import NoRoom, TooLong
 from quire.executors.base import Executor
 
@@ -79,11 +81,18 @@ def worst_step_lengths(config: EngineConfig) -> list[int]:
 
 
 def worst_source_lengths(config: EngineConfig) -> list[int]:
-    """Return source tokens per row of the step in which the encoder has most to do; [] without."""
+    """Return positions of sources per row of the step in which the encoder has most to do.
+
+    [] without an encoder. Recordings have all positions or none.
+    """
     if config.encoder is None:
         return []
+    rows = len(worst_step_lengths(config))
     left, counts = config.encoder.max_batched_tokens, []
-    for others in reversed(range(len(worst_step_lengths(config)))):
+    if config.encoder.speech is not None:
+        full = left // config.encoder.max_len
+        return ([config.encoder.max_len] * full + [0] * rows)[:rows]
+    for others in reversed(range(rows)):
         counts.append(max(min(left - others, config.encoder.max_len), 1))
         left -= counts[-1]
     return counts
@@ -92,7 +101,10 @@ def worst_source_lengths(config: EngineConfig) -> list[int]:
 def profiling_config(config: EngineConfig, shape: EngineShape) -> EngineConfig:
     """Return the config with a cache for the largest step alone, and nothing recorded or kept."""
     groups, lengths = config.cache.groups, worst_step_lengths(config)
-    blocks = 1 + sum(blocks_per_sequence(groups, shape, n + 2) for n in lengths) if groups else 0
+    own, blocks = replace(shape, max_encoder_len=0), 0
+    if groups:
+        blocks = 1 + sum(blocks_per_sequence(groups, own, n + 2) for n in lengths)
+    blocks += sum(-(-n // shape.block_size) for n in worst_source_lengths(config))
     return replace(
         config,
         cache=replace(config.cache, num_blocks=blocks, num_host_blocks=0, prefix_caching=False),
@@ -107,11 +119,12 @@ def run_dummy_requests(
     tokens: int = 1,
     first: SamplingParams | None = None,
     sources: Sequence[int] = (),
+    speech: SpeechFacts | None = None,
 ) -> None:
     """Run dummy requests to their end: `tokens` outputs each. Nothing else may be running.
 
-    first: the params of the first of them, if they differ. sources: tokens that an encoder reads of
-    each.
+    first: the params of the first of them, if they differ. sources: positions that an encoder reads
+    of each. speech: of EncoderSection.
     """
     for i, count in enumerate(counts):
         prompt = tuple((i + k) % DUMMY_VOCAB for k in range(count))
@@ -120,7 +133,8 @@ def run_dummy_requests(
         request = Request(f"start-{i}", prompt, stop, own_params, read_prefix_cache=False)
         if sources:  # the salt makes each a source of its own
             source = (0,) * sources[i]
-            request = replace(request, encoder_prompt=source, salt=b"%d" % i)
+            media = dummy_recordings(speech) if source else ()
+            request = replace(request, encoder_prompt=source, media=media, salt=b"%d" % i)
         _add_shortened(half[0], request)
     _run_to_end(half)
 
@@ -134,6 +148,15 @@ def _add_shortened(scheduler: Scheduler, request: Request) -> None:
             raise
         half = request.prompt[: len(request.prompt) // 2]
         _add_shortened(scheduler, replace(request, prompt=half))
+
+
+def dummy_recordings(speech: SpeechFacts | None) -> tuple[MediaItem, ...]:
+    """Return a silent recording; () for None."""
+    if speech is None:
+        return ()
+    size = 4 * math.prod(speech.features)
+    tensor = MediaTensor("input_features", "float32", speech.features, bytes(size))
+    return (MediaItem("audio", b"", 0, speech.positions, ((0, speech.positions),), (tensor,)),)
 
 
 def run_dummy_pooling(half: SchedulerAndExecutor, counts: Sequence[int], task: PoolingTask) -> None:
@@ -172,6 +195,7 @@ def _run_worst_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
         ALL_FEATURES,
         first=WITH_PROMPT_LOGPROBS,
         sources=worst_source_lengths(config),
+        speech=None if config.encoder is None else config.encoder.speech,
     )
 
 

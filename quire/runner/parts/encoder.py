@@ -9,14 +9,16 @@ from typing import cast
 
 import msgspec
 import numpy as np
+import torch
+from torch import Tensor
 
 from quire.attention.base import CrossAttentionStep
-from quire.core.types import StepPlan
+from quire.core.types import MediaTensor, StepPlan
 from quire.kernels.framework import lazy_fusion
 from quire.models.base import EncoderDecoderModel, LanguageModel, SourceInputs, StepInputs
 from quire.runner.parts.base import StepPart, StepVariant
 from quire.runner.step_batch import StepBatch
-from quire.sampling.h2d import to_device
+from quire.sampling.h2d import move_tensor, to_device
 
 
 class EncoderSource(msgspec.Struct, frozen=True, array_like=True):
@@ -25,6 +27,7 @@ class EncoderSource(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     blocks: list[int]
     slot: int  # of the sequence
+    features: MediaTensor | None = None  # of a recording; its token ids only count then
 
 
 class EncoderPart(StepPart, frozen=True, array_like=True):
@@ -40,7 +43,12 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
             return None
         return cls(
             tuple(
-                EncoderSource(seq.request.encoder_prompt, list(seq.cross_table), seq.slot)
+                EncoderSource(
+                    seq.request.encoder_prompt,
+                    list(seq.cross_table),
+                    seq.slot,
+                    seq.request.media[0].tensors[0] if seq.request.media else None,
+                )
                 for seq in starting
             )
         )
@@ -64,12 +72,20 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
             longest=max(lengths),
             slots=to_device(blocks.astype(np.int64) * size + positions % size, device),
             attention=attention,
+            features=tuple(
+                _on_device(one.features, device) for one in self.sources if one.features is not None
+            ),
         )
         slots = np.repeat(np.array([one.slot for one in self.sources], np.int32), lengths)
         with variant.forward(to_device(slots, device)):
             cast(EncoderDecoderModel, model).encode(source)
         lazy_fusion.flush()
         return step
+
+
+def _on_device(tensor: MediaTensor, device: torch.device) -> Tensor:
+    data = torch.frombuffer(bytearray(tensor.data), dtype=getattr(torch, tensor.dtype))
+    return move_tensor(data.view(tensor.shape), device)
 
 
 PART = EncoderPart

@@ -192,7 +192,7 @@ class RequestOutputProcessor:
             metrics=self.stats,
             lora_request=self._lora_request,
             encoder_prompt=self._prepared.encoder_prompt_text,
-            encoder_prompt_token_ids=list(self._prepared.request.encoder_prompt) or None,
+            encoder_prompt_token_ids=list(self._prepared.request.source_tokens) or None,
             num_cached_tokens=self._num_cached_tokens,
             error=self._error,
             fault=self._request_error,
