@@ -187,11 +187,15 @@ class _Variant:
 
 
 def _check_shapes(stated: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raise WeightError unless each tensor states its part's shape. Zeros: dummy values."""
+    """Raise WeightError unless each tensor states its part's shape. Zeros: dummy values.
+
+    A tensor that the checkpoint has for all parts, and ranks cut, states the shape of all.
+    """
     if stated.is_meta:
         return
+    fused = [sum(outputs for outputs, _ in shapes), shapes[0][1]]
     for found, shape in zip(stated.view(-1, 2).tolist(), shapes, strict=True):
-        if found not in ([0, 0], list(shape)):
+        if found not in ([0, 0], list(shape), fused):
             raise WeightError(f"{SHAPE} states {found} for a weight of {list(shape)}")
 
 

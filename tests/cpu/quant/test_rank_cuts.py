@@ -16,9 +16,9 @@ from tests.cpu.quant.stored_formats import ALL, FORMATS, SIDES, WITH_OUTLIERS
 
 pytestmark = pytest.mark.sampled(2)
 
-MODELS = ("llama", "qwen3_moe", "deepseek_v2")
+MODELS = ("llama", "phi3", "qwen3_moe", "deepseek_v2")
 EVERYDAY = [("gptq", "llama", 4), ("compressed w4 group asymmetric", "qwen3_moe", 2)]
-EVERYDAY += [("compressed fp8 block", "llama", 2)]
+EVERYDAY += [("compressed fp8 block", "llama", 2), ("compressed w4 group asymmetric", "phi3", 4)]
 
 
 def can_be_made(name, model, tp):
