@@ -31,6 +31,7 @@ from quire.config.facts import (
 )
 from quire.config.memory.memory_plan import MemoryPlan, gib, plan_memory, require_memory
 from quire.config.memory.weight_facts import WeightFacts
+from quire.config.model_identity import media_family
 from quire.config.options import Options
 from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
@@ -115,7 +116,7 @@ def plan_ranks(options: Options, plan: MemoryPlan, model: ModelFacts) -> list[Ra
         own = plan_memory(model, replace(shape, stage=stage), device_bytes=0, allowed_bytes=0)
         size = own.weight_bytes
         if weights is not None:
-            size = weights[rank] + beside + own.adapter_bytes
+            size = weights[rank] + beside + own.adapter_bytes + own.encoder_cache_bytes
         found.append(RankPlan(rank, stage, size, own.block_bytes, own.token_bytes))
     return found
 
@@ -165,6 +166,10 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
 
         numbers = plan_adapter_numbers(options, hf, config_folder, use.head, len(use.labels))
         facts = replace(facts, adapters=numbers)
+    if media_family(hf) is not None:  # so too
+        from quire.engine.startup.encoder_facts import plan_media_encoder
+
+        facts = replace(facts, media_encoder=plan_media_encoder(options, hf, config_folder))
     return facts, source
 
 
@@ -234,6 +239,11 @@ def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
         ("memory allowed", gib(plan.allowed_bytes)),
         ("weights", f"{gib(plan.weight_bytes)}, {plan.weight_bits:.2f} bits per weight ({source})"),
         *([("adapters, of those", gib(plan.adapter_bytes))] if plan.adapter_bytes else []),
+        *(
+            [("encoder cache, of those", _encoder_cache_row(plan))]
+            if plan.encoder_cache_bytes
+            else []
+        ),
         ("activations", f"{gib(plan.activation_bytes)} ({shape.max_num_batched_tokens} tokens)"),
         *([("context, libraries", gib(plan.overhead_bytes))] if plan.overhead_bytes else []),
     ]
@@ -257,6 +267,10 @@ def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
         ("longest context", f"{plan.max_fitting_len} tokens"),
         ("concurrency", f"{plan.concurrency:.2f} sequences of max_model_len"),
     ]
+
+
+def _encoder_cache_row(plan: MemoryPlan) -> str:
+    return f"{gib(plan.encoder_cache_bytes)} ({plan.shape.encoder_cache_rows} embeddings)"
 
 
 def _host_row(plan: MemoryPlan) -> str:
@@ -295,6 +309,7 @@ def as_json(
         "weight_bytes": plan.weight_bytes,
         "weight_bits": round(plan.weight_bits, 4),
         "adapter_bytes": plan.adapter_bytes,
+        "encoder_cache_bytes": plan.encoder_cache_bytes,
         "activation_bytes": plan.activation_bytes,
         "overhead_bytes": plan.overhead_bytes,
         "kv_room_bytes": plan.kv_available_bytes if plan.groups else 0,

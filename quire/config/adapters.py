@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import AdapterSection, StartupAdapter
-from quire.config.facts import ITEMSIZE, AdapterNumbers, DeviceFacts, ModelFacts
+from quire.config.facts import ITEMSIZE, DeviceFacts, ModelFacts
 from quire.config.memory.memory_plan import EngineShape, adapter_bytes, gib
+from quire.config.memory.part_facts import AdapterNumbers
 from quire.config.options import LoRAOptions
 from quire.errors import ConfigError
 

@@ -165,6 +165,17 @@ class EncoderSection:
     banned_first: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaEncoderSection:
+    """What makes rows of media items."""
+
+    modalities: tuple[str, ...]
+    step_rows: int  # in one step; an item with more is encoded alone
+    cache_rows: int  # on the device
+    row_bytes: int
+    bidirectional: bool
+
+
 @dataclass(frozen=True, slots=True)
 class StartupAdapter:
     """An adapter that is loaded at the start."""
@@ -311,5 +322,6 @@ class EngineConfig:
     health: HealthSection = HealthSection()
     adapters: AdapterSection | None = None  # None: requests with adapters are refused
     encoder: EncoderSection | None = None  # None: a decoder alone
+    media_encoder: MediaEncoderSection | None = None  # None: it reads text only
     generates: bool = True  # False: it serves pooling requests alone
     pooling: PoolingSection | None = None  # None: no pooling requests

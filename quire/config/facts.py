@@ -23,6 +23,7 @@ from quire.config.json_file import (
     read_json_object,
 )
 from quire.config.memory.kv_layout import LayerFacts
+from quire.config.memory.part_facts import AdapterNumbers, MediaEncoderFacts
 from quire.config.memory.weight_facts import WeightFacts, count_media, count_tensors
 from quire.config.mistral_format import PARAMS_FILE, config_of_params, read_params
 from quire.config.model_identity import (
@@ -63,17 +64,6 @@ MAX_TOKENIZER_LENGTH = 10**9
 """Tokenizers without a length limit have 10**30."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterNumbers:
-    """Numbers that the slots of adapters have on one rank, in the model's dtype."""
-
-    layers: int = 0  # for each rank of a slot, of all layers but experts
-    experts: int = 0  # for each rank of a slot
-    token: int = 0  # for each token of a slot whose row of embedding and output head is replaced
-    classifiers: int = 0  # for each slot, of heads that classify
-    scales: int = 0  # float32 numbers of each slot
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """A model as its files describe it."""
@@ -100,7 +90,10 @@ class ModelFacts:
     encoder: EncoderFacts | None = None  # None: a decoder alone
     fits_float16: bool = True  # False: its activations overflow there
     pooling: PoolingFacts = field(default_factory=PoolingFacts)
-    adapters: AdapterNumbers = AdapterNumbers()  # of an engine that serves adapters
+    adapters: AdapterNumbers = field(
+        default_factory=AdapterNumbers
+    )  # of an engine that serves adapters
+    media_encoder: MediaEncoderFacts | None = None  # None: it reads text only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

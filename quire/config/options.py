@@ -186,6 +186,9 @@ class CacheOptions:
     """Another name of kv_offloading_size, used only with preemption_mode swap. None: 4."""
     preemption_mode: Literal["recompute", "swap"] = "recompute"
     """swap: use swap_space GiB of host memory for KV. recompute: only kv_offloading_size."""
+    mm_encoder_cache_gb: float | None = option(None, above=0)
+    """GiB of device memory for encoded images, video and audio, which prompts with the same item
+    find there. None: for as many tokens as a step computes, and for the largest item."""
     disable_hybrid_kv_cache_manager: bool | None = None
     """Keep all blocks of layers with a window, in one block table for all layers."""
 

@@ -31,6 +31,7 @@ from quire.config.expert_balance import resolve_expert_balance
 from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.head_cuts import require_layer_cuts
 from quire.config.kv_cache_dtype import resolve_cache_dtype
+from quire.config.media_encoder import resolve_encoder_rows, resolve_media_encoder
 from quire.config.memory.host_memory import with_host_tier
 from quire.config.memory.kv_memory import (
     DEFAULT_MAX_LEN,
@@ -132,6 +133,7 @@ def resolve(
             served_names=options.model.served_model_name or (options.model.model,),
         ),
         encoder=resolve_encoder(model, plan.shape),
+        media_encoder=resolve_media_encoder(model, plan.shape),
         generates=generates,
         pooling=pooling,
         sampling=resolve_sampling(options, model, why),
@@ -192,6 +194,7 @@ def resolve_memory_plan(
         shape,
         max_num_batched_tokens=resolve_max_num_batched_tokens(options, device, shape, server, why),
     )
+    shape = resolve_encoder_rows(options.cache.mm_encoder_cache_gb, model, shape, why)
     shape = replace(shape, stage_layers=resolve_stage_layers(options, model, shape))
     plan, stage_block_bytes = plan_tightest_stage(options, model, device, shape, why)
     if asked_len is None or may_reduce_max_model_len(options, device, plan):

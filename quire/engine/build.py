@@ -78,6 +78,7 @@ from quire.engine.startup.scheduler_setup import (
     build_admission_control,
     build_encoder_budget,
     build_limits,
+    build_media_limits,
     build_pipeline_limit,
     cache_specs,
     dummy_request,
@@ -488,12 +489,14 @@ def build_scheduler(
                 SupportedTasks(
                     generates=config.generates,
                     tasks=() if config.pooling is None else config.pooling.tasks,
+                    media=config.media_encoder is not None,
                 ),
                 build_admission_control(section),
                 TenantKVQuota(order, ranks * cache.num_blocks, kv.max_blocks),
                 *build_limits(section, order, ranks),
                 *([ConstrainedRankLimit()] if ranks > 1 else []),
                 *build_encoder_budget(config.encoder),
+                *build_media_limits(config),
                 AdapterLimit(
                     1 if config.adapters is None else config.adapters.max_adapters, adapters
                 ),

@@ -52,6 +52,7 @@ from quire.models.base import (
     ModelConfig,
     field_of,
 )
+from quire.models.multimodal._base import MediaEncoder
 from quire.quant import mxfp4
 from quire.quant.extra_tensors import ExtraTensors
 from quire.quant.ggml_blocks import widen
@@ -207,14 +208,20 @@ def build_model(
     return cast(LanguageModel, model.eval())
 
 
+def describe_media_encoder(config: ModelConfig) -> MediaEncoder | None:
+    """Return a model's media encoder, whose parameters have shapes only; None: it has none."""
+    if config.media is None:
+        return None
+    with torch.device("meta"):
+        file = MEDIA_ENCODERS.load(config.media.family)
+        return cast(MediaEncoder, file.Encoder.from_hf(config.media.hf))
+
+
 def _describe(model_type: str, config: ModelConfig) -> Any:
     """Return a model whose parameters have shapes only."""
     with torch.device("meta"):
         model = _implementation(model_type).Model(config)
-        model.media_encoder = None
-        if config.media is not None:
-            file = MEDIA_ENCODERS.load(config.media.family)
-            model.media_encoder = file.Encoder.from_hf(config.media.hf)
+    model.media_encoder = describe_media_encoder(config)
     if config.media is not None:
         media = cast(Weights, model.media_encoder.weights)
         model.weights = cast(Weights, model.weights).in_wrapper(media)

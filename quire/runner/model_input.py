@@ -8,6 +8,7 @@ may change later, so it serves a worker in this process, in another process or o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -52,6 +53,7 @@ class ModelInputBuilder:
     ) -> None:
         """part_types: the parts that steps may have; None: all that exist."""
         self._tables = SlotTables(shape)
+        self._build_batch = partial(build_step_batch, has_rotary=shape.has_rotary)
         self._sampled_slots: set[int] = set()  # joined by sequences that generate
         self._part_types = load_part_types() if part_types is None else part_types
 
@@ -59,7 +61,7 @@ class ModelInputBuilder:
         """Copy what the step needs from the plan's live objects."""
         with span("prepare"):
             updates = self._tables.collect_updates(plan)
-            batch = build_step_batch(plan) if plan.rows else None
+            batch = self._build_batch(plan) if plan.rows else None
             leaves = self._sampled_slots.intersection(plan.leaves)
             joins = [SlotJoin.from_sequence(s) for s in plan.joins if s.request.pooling is None]
             self._sampled_slots -= leaves

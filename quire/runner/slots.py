@@ -28,6 +28,7 @@ class TableShape(NamedTuple):
     groups: int  # whose tables grow with the sequence
     block_size: int
     has_cross: bool = False
+    has_rotary: bool = False  # sequences may have rotary positions of their own
 
     @property
     def tables(self) -> int:

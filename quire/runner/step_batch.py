@@ -11,7 +11,7 @@ Axes: T tokens in the step, S rows, R sampled rows.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,21 @@ class StepBatch:
     next_drafts: Seq[int] = ()
     """[R] the draft behind each sampled token, -1 behind a row's last; () if no row has drafts."""
     may_have_prompts: bool = True  # False: no row computes a position of a prompt
+    rotary: Ints | None = None
+    """[T], or [axes * T]: rotary positions, axis by axis; None: they are those in the sequence."""
+
+    @property
+    def rotary_positions(self) -> Ints:
+        """[T], or [axes, T] if the axes differ."""
+        if self.rotary is None:
+            return self.positions
+        tokens = len(self.positions)
+        return self.rotary if len(self.rotary) == tokens else self.rotary.reshape(-1, tokens)
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether tokens have a rotary position per axis."""
+        return self.rotary is not None and len(self.rotary) != len(self.positions)
 
     @property
     def max_prior_context(self) -> int:
@@ -71,12 +86,39 @@ class StepBatch:
         return kept
 
 
-def build_step_batch(plan: StepPlan) -> StepBatch:
-    """Copy what the forward pass of a plan with rows needs, without block tables."""
+def build_step_batch(plan: StepPlan, *, has_rotary: bool = False) -> StepBatch:
+    """Copy what the forward pass of a plan with rows needs, without block tables.
+
+    has_rotary: sequences may have rotary positions that are not those of their tokens.
+    """
     seqs, starts, counts, wants, _ = zip(*plan.rows)
     if counts.count(1) == len(counts) and wants.count(Wants.TOKEN) == len(wants):
-        return _build_decode_batch(seqs, starts)
-    return _build_mixed_batch(plan.rows)
+        batch = _build_decode_batch(seqs, starts)
+    else:
+        batch = _build_mixed_batch(plan.rows)
+    if has_rotary and any(seq.request.rope_positions for seq in seqs):
+        batch = replace(batch, rotary=_rotary([plan.rows[i] for i in batch.rows]))
+    return batch
+
+
+def _rotary(rows: list[Row]) -> Ints:
+    """Return rotary positions of a batch with these rows, as StepBatch.rotary has them."""
+    axes = max(len(row.seq.request.rope_positions) // (4 * row.seq.prompt_len) for row in rows)
+    pieces = []
+    for seq, start, count, _, _ in rows:
+        given, prompt = seq.request.rope_positions, seq.prompt_len
+        positions = np.arange(start, start + count, dtype=np.int32)
+        if given:
+            positions += seq.request.rope_delta
+        piece = np.broadcast_to(positions, (axes, count))
+        if given and start < prompt:
+            known = np.frombuffer(given, np.int32).reshape(-1, prompt)[:, start : start + count]
+            piece = np.concatenate([known, piece[:, known.shape[1] :]], axis=1)
+        pieces.append(piece)
+    found = np.concatenate(pieces, axis=1)
+    if (found == found[0]).all():
+        return np.ascontiguousarray(found[0])
+    return found.reshape(-1)
 
 
 def _build_decode_batch(seqs: tuple, starts: tuple[int, ...]) -> StepBatch:

@@ -23,6 +23,7 @@ from quire.core.types import Request, StopConditions
 from quire.engine.build import build_core, build_scheduler
 from quire.engine.startup.executor_setup import build_executor, load_pooler
 from quire.models.build import build_model, read_model_config
+from quire.runner.media.encoder_pool import attach_pool
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds, pack_embeds
 
 TINY = {
@@ -99,10 +100,13 @@ def engine_of(
     propose=None,
     pooling=None,
     built=None,
+    media=None,
 ):
     """drafts, propose: the scheduler's max_drafts and proposer of next tokens, which have no option.
 
     built: (model, config) in place of the random model of these fields. kv: a name in KV_FORMATS.
+
+    media: a MediaEncoderSection, of a built model with a media encoder.
 
     pooling: a PoolingSection. A model with is_causal false has no KV: prompts are computed whole.
     """
@@ -169,9 +173,12 @@ def engine_of(
         )
         if hf.get("is_encoder_decoder")
         else None,
+        media_encoder=media,
         pooling=pooling,
         generates=bool(groups),
     )
+    if media is not None:
+        attach_pool(model, media.cache_rows, dtype, torch.device(device))
     pooler = load_pooler(model, None, config, torch.device(device))
     half = build_executor(model, config, processors, grammars, pooler)
     scheduler = build_scheduler(config, grammars)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from quire.config.facts import ITEMSIZE, AdapterNumbers, ModelFacts
+from quire.config.facts import ITEMSIZE, ModelFacts
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import (
     KVCacheGroup,
@@ -24,6 +24,7 @@ from quire.config.memory.kv_layout import (
     max_blocks_held,
     stage_ranges,
 )
+from quire.config.memory.part_facts import AdapterNumbers, MediaEncoderFacts
 from quire.config.quant.held import BEFORE_FP8
 from quire.config.quant.read import reconcile_quantization
 from quire.errors import ConfigError, NoRoom
@@ -40,6 +41,8 @@ CAPTURED_TOKENS = 1024
 """Steps with prompts are captured up to this size: quire.runner.gpu.mixed_batch_graphs."""
 CUDA_GRAPH_BYTES = 256 * MIB
 """Memory of the driver for captured graphs, outside of torch's pool."""
+PATCHES_PER_ROW = 4
+"""Patches that most models merge to one row."""
 FRAGMENTATION_RESERVE = 64 * MIB
 """Reserved beyond the measured peak, for fragmentation."""
 SMALL_BLOCK_RESERVE = 16 * MIB
@@ -71,6 +74,8 @@ class EngineShape:
     adapter_rank: int = 0  # of each slot
     adapter_experts: bool = False  # whether slots have room for adapters of experts
     adapter_tokens: int = 0  # of each slot, whose rows of the vocabulary are replaced
+    encoder_cache_rows: int = 0  # of media items; 0: there is no media encoder
+    encoder_step_rows: int = 0  # that the media encoder makes in one step
     has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
     has_fp8: bool = True  # whether the device multiplies FP8 numbers
 
@@ -106,6 +111,8 @@ class MemoryPlan:
     allowed_bytes: int
     weight_bytes: int
     adapter_bytes: int  # of those: slots of adapters
+    encoder_cache_bytes: int  # of those: rows of media items
+    encoder_step_bytes: int  # of a step of the media encoder, which is over before the model's
     weight_bits: float  # bits per weight, scales included, of all weights
     activation_bytes: int
     overhead_bytes: int  # used by the device's context and libraries; 0 on a CPU
@@ -315,8 +322,9 @@ def plan_memory(
         weights = weight_facts.bytes(itemsize, tensor, quantized, place, more, shape.data)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
     adapters = adapter_bytes(model.adapters, shape)
-    weights += adapters
-    activations = activation_bytes(model, shape)
+    encoder_cache, encoder_step = encoder_bytes(model.media_encoder, shape)
+    weights += adapters + encoder_cache
+    activations = max(activation_bytes(model, shape), encoder_step)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
     available = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
     if most_bytes is not None:
@@ -329,6 +337,8 @@ def plan_memory(
         allowed_bytes=allowed_bytes,
         weight_bytes=weights,
         adapter_bytes=adapters,
+        encoder_cache_bytes=encoder_cache,
+        encoder_step_bytes=encoder_step,
         weight_bits=weight_bits,
         activation_bytes=activations,
         overhead_bytes=overhead,
@@ -351,6 +361,20 @@ def adapter_bytes(numbers: AdapterNumbers, shape: EngineShape) -> int:
     ranked = numbers.layers + shape.adapter_experts * numbers.experts
     slot = shape.adapter_rank * ranked + shape.adapter_tokens * numbers.token + numbers.classifiers
     return shape.adapter_slots * (slot * ITEMSIZE[shape.dtype] + 4 * numbers.scales)
+
+
+def encoder_bytes(encoder: MediaEncoderFacts | None, shape: EngineShape) -> tuple[int, int]:
+    """Bytes of the encoder cache, and of a step of the encoder, on a rank of the first stage.
+
+    A row is made of up to PATCHES_PER_ROW patches. A layer of a tower holds its input, its output,
+    the residual and what is between its matrices: about thrice its widest layer for each patch.
+    """
+    if encoder is None or shape.stage:
+        return 0, 0
+    itemsize = ITEMSIZE[shape.dtype]
+    each = 3 * PATCHES_PER_ROW * encoder.widest
+    cache = shape.encoder_cache_rows * encoder.width * itemsize
+    return cache, shape.encoder_step_rows * (each + encoder.width) * itemsize
 
 
 def _fitting_blocks(available: int, block: int, given: int | None) -> int:

@@ -11,14 +11,22 @@ from quire.errors import RequestError, Unsupported
 
 
 class SupportedTasks(Admission):
-    """generates: requests may be for tokens. tasks: of pooling requests; (): there may be none."""
+    """generates: requests may be for tokens. tasks: of pooling requests; (): there may be none.
+    media: prompts may have images, video or audio."""
 
-    def __init__(self, *, generates: bool, tasks: Collection[PoolingTask]) -> None:
+    def __init__(
+        self, *, generates: bool, tasks: Collection[PoolingTask], media: bool = False
+    ) -> None:
         assert generates or tasks, "a model does something"
         self._generates = generates
         self._tasks = tasks
+        self._media = media
 
     def check_request(self, request: Request) -> None:
+        if request.media and not self._media:
+            modality = request.media[0].modality
+            message = f"this engine reads text only; the prompt has {modality}"
+            raise Unsupported(message, param=modality)
         pooling = request.pooling
         if pooling is None:
             if not self._generates:

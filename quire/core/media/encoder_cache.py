@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Container
 
-PAGE_ROWS = 16
+from quire.config.memory.part_facts import PAGE_ROWS
 
 
 def pages_for(rows: int) -> int:

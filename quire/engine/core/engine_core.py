@@ -198,6 +198,7 @@ class EngineCore:
         if not self.reset_prefix_cache():
             return False
         self._executor.release_kv_memory()
+        self._scheduler.observe_memory_release()
         return True
 
     def mark_ready(self) -> None:

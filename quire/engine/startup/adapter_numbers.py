@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from quire.config.adapters import ADAPTER_RANK_STEP, is_on
-from quire.config.facts import AdapterNumbers
+from quire.config.memory.part_facts import AdapterNumbers
 from quire.config.options import Options
 from quire.distributed.mesh import Mesh
 from quire.layers import ClassifierLinear

@@ -45,6 +45,7 @@ from quire.runner.cpu.tape_cache import padded_rows
 from quire.runner.device_worker import DeviceWorker
 from quire.runner.expert_steps import ExpertSteps
 from quire.runner.kv_tensors import allocate_kv_tensors
+from quire.runner.media.encoder_pool import attach_pool
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
 from quire.runner.slots import TableShape
@@ -93,6 +94,8 @@ def load_model(
         progress=config.load.progress and not mesh.rank,
         seed=config.model.seed,
     )
+    if config.media_encoder is not None:
+        attach_pool(model, config.media_encoder.cache_rows, DTYPES[config.model.dtype], device)
     if config.adapters is not None:
         scheduler, section = config.scheduler, config.adapters
         assert isinstance(model, nn.Module)
@@ -238,6 +241,7 @@ def table_shape(config: EngineConfig) -> TableShape:
         len([group for group in cache.groups if not group.cross]),
         cache.block_size,
         has_cross=config.encoder is not None,
+        has_rotary=config.media_encoder is not None,
     )
 
 
@@ -330,6 +334,7 @@ def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend
         packed=not layers,
         coded_cache=KV_FORMATS[config.cache.dtype].itemsize == 1,
         encoder=config.encoder is not None,
+        spans=config.media_encoder is not None and config.media_encoder.bidirectional,
     )
     choice = select_backend(None if wanted == "auto" else wanted, needs)
     log.debug("attention backend: %s", "; ".join(choice.reasons))

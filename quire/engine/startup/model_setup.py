@@ -20,6 +20,7 @@ from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
 from quire.config.quant.gguf import with_stored_types
 from quire.engine.startup.adapter_numbers import count_adapter_numbers
+from quire.engine.startup.encoder_facts import media_encoder_facts
 from quire.errors import ConfigError
 from quire.models.base import LabelTokens, ModelConfig
 from quire.models.build import read_model_config
@@ -102,6 +103,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         layers=layers,
         encoder=encoder,
         adapters=count_adapter_numbers(options, model_type, model_config, folder),
+        media_encoder=media_encoder_facts(model_config),
     )
     return ModelDescription(folder, model_type, model_config, facts)
 

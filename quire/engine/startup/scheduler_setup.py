@@ -18,6 +18,7 @@ from quire.core.scheduling.limits.encoder_budget import EncoderBudget
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.media_encoder import MediaEncoderLimit
 from quire.core.scheduling.limits.per_rank import per_rank
 from quire.core.scheduling.limits.pipeline import PipelineLimit
 from quire.core.scheduling.limits.prefill_limits import (
@@ -27,6 +28,7 @@ from quire.core.scheduling.limits.prefill_limits import (
 )
 from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
 from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
+from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
 from quire.core.scheduling.order.base import WaitingQueue
 from quire.core.types import Pooling, Request
 
@@ -71,6 +73,22 @@ def build_encoder_budget(section: EncoderSection | None) -> list[StepBudget]:
     if section is None:
         return []
     return [EncoderBudget(section.max_batched_tokens, section.max_len)]
+
+
+def build_media_limits(config: EngineConfig) -> list[StepBudget]:
+    """The limits of an engine with a media encoder; none without."""
+    section, scheduler = config.media_encoder, config.scheduler
+    if section is None:
+        return []
+    limit = MediaEncoderLimit(
+        section.modalities,
+        max_rows=section.step_rows,
+        cache_rows=section.cache_rows,
+        row_bytes=section.row_bytes,
+        ranks=config.parallel.data,
+        whole_prompts=not scheduler.chunked_prefill,
+    )
+    return [limit, UndividedRunLimit(scheduler.max_num_batched_tokens)]
 
 
 def build_limits(

@@ -36,6 +36,8 @@ class MediaEncoder(nn.Module):
     width: int
     """Numbers of a row: E, times 1 + the levels of DeepStack."""
     modalities: ClassVar[tuple[str, ...]]
+    bidirectional: ClassVar[bool] = False
+    """Whether tokens of an item attend to each other in both directions."""
 
     @classmethod
     @abstractmethod

@@ -125,7 +125,8 @@ class CpuWorker:
         for part in parts:
             part.write_inputs(self._model, inputs)
         carried = self._link.receive()
-        if inputs.decode_only and self._tapes is not None and not others:
+        has_tape = inputs.decode_only and not inputs.has_axes and not others
+        if has_tape and self._tapes is not None:
             found = self._tapes.run(inputs, attention_metadata, variant, carried)
             if found is not None and not self._link.is_last:
                 return self._hand_on(found)
@@ -133,11 +134,11 @@ class CpuWorker:
                 return self._sample(inputs, found, (), grammar_masks)
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
-            positions=torch.from_numpy(inputs.positions),
+            positions=torch.from_numpy(inputs.rotary_positions),
             attention=self._backend.plan(attention_metadata),
             carried=carried,
         )
-        for part in parts if self._link.is_first else ():
+        for part in parts:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(torch.from_numpy(inputs.token_slots)):
             hidden = self._model(step)

@@ -129,7 +129,7 @@ class DecodeForward:
         """Fill the first `rows` of `size`; a padding row writes nothing and attends to nothing."""
         for buffer, values, blank in (
             (self._token_ids, inputs.token_ids, 0),
-            (self._positions, inputs.positions, 0),
+            (self._positions, inputs.rotary_positions, 0),
             (self._contexts, inputs.contexts, 0),
             (self._token_slots, inputs.token_slots, -1),
             *((buffer, slots.numpy(), -1) for buffer, slots in zip(self._kv_slots, batch.slots)),

@@ -110,7 +110,7 @@ class CudaWorker:
         if slots.has_cross:
             longest = max([most, *(shape.tokens for shape in graph_shapes(max_tokens, rows))])
             self._token_starts = torch.arange(longest + 1, dtype=torch.int32, device=device)
-        self._mixed_inputs = MixedInputs(most, rows, NUM_STAGING_BUFFERS, device)
+        self._mixed_inputs = MixedInputs(most, slots, NUM_STAGING_BUFFERS, device)
         self._table_staging = StagingBuffer(
             4 * align_words(rows + most), NUM_STAGING_BUFFERS, device
         )
@@ -258,7 +258,7 @@ class CudaWorker:
             variant, others = split_variant(self._model, parts)
             for part in parts:
                 part.write_inputs(self._model, batch)
-            if batch.decode_only and not others:
+            if batch.decode_only and not others and not batch.has_axes:
                 return self._decode(batch, variant)
             return self._mixed(batch, others, variant)
         except BaseException:
@@ -357,6 +357,7 @@ class CudaWorker:
                 sampled=self._row_starts[:size],
                 row_slots=row_slots,
                 outputs=outputs,
+                rotary=positions,
             )
         return views
 
@@ -402,7 +403,7 @@ class CudaWorker:
         sampled = padded_sample_rows(len(inputs.sampled_slots), len(self._last_token))
         # where rows are sampled, a graph keeps only their hidden states, and parts read others
         needs_more = parts if self._generates else any(part.changes_inputs for part in parts)
-        eager = self._eager or needs_more
+        eager = self._eager or needs_more or inputs.has_axes
         shape = None if eager else select_graph_shape(inputs, self._shapes)
         pending_parts: list[PendingPart] = []
         if shape is not None:
@@ -510,7 +511,7 @@ class CudaWorker:
             past=past,
             cross=self._cross_metadata(views.token_slots),
         )
-        step = StepInputs(ids, views.positions, self._backend.plan(batch))
+        step = StepInputs(ids, views.rotary, self._backend.plan(batch))
         for part in parts:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(views.token_slots):

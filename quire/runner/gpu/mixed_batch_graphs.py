@@ -89,6 +89,9 @@ def pad_to_shape(inputs: StepBatch, shape: GraphShape) -> StepBatch:
         max_query=width,
         max_context=inputs.max_context,
         decode_only=False,
+        rotary=None
+        if inputs.rotary is None
+        else _pad_split(inputs.rotary, decodes, shape.decodes, width, 0),
     )
 
 

@@ -30,6 +30,7 @@ class DeviceInputs:
     sampled: Tensor  # [R]
     row_slots: Tensor  # [R]; negative: padding
     outputs: Tensor  # [R]
+    rotary: Tensor  # [T], or [axes, T]
 
 
 @dataclass(slots=True)

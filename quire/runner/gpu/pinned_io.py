@@ -14,8 +14,8 @@ from quire.runner.gpu.staging_buffer import align_words, pinned_words
 from quire.runner.step_batch import Ints, StepBatch
 
 INPUT_FIELDS = 6
-"""token ids, positions, contexts, rows, row slots, outputs: see quire.kernels.gpu.runtime.step_io.
-"""
+"""token ids, rotary positions, contexts, rows, row slots, outputs: see
+quire.kernels.gpu.runtime.step_io."""
 
 
 class PinnedIO:
@@ -44,7 +44,7 @@ class PinnedIO:
             done.synchronize()
         box, rows = self._input_slots[self._slot], len(inputs.slots)
         box[0, :rows] = inputs.token_ids
-        box[1, :rows] = inputs.positions
+        box[1, :rows] = inputs.rotary_positions
         box[2, :rows] = inputs.contexts
         box[3, :rows] = inputs.slots
         box[4, :rows] = inputs.slots

@@ -54,7 +54,9 @@ class PromptEmbedsPart(StepPart, frozen=True, array_like=True):
     def before_forward(
         self, model: LanguageModel, step: StepInputs, variant: StepVariant
     ) -> StepInputs:
-        """Write the vectors over the token embeddings."""
+        """Write the vectors over the token embeddings, on the first pipeline stage."""
+        if step.carried is not None:
+            return step
         vectors = step.inputs_embeds
         if vectors is None:
             slots = np.frombuffer(self.token_slots, np.int32)

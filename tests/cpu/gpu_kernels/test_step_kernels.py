@@ -83,6 +83,7 @@ def test_a_decode_step_reads_its_inputs_and_writes_its_results_in_turn(rows):
     last = ints(rng.integers(0, 97, slots))
     state = ints([0, 0])
     inbox = ints(rng.integers(0, 12 * block, (boxes, 6, stride)))
+    inbox[:, 2] = ints(rng.integers(1, 12 * block, (boxes, stride)))  # the length of the sequence
     inbox[:, 0] = ints(rng.integers(-1, 97, (boxes, stride)))
     inbox[:, 4] = ints(rng.permuted(np.tile(np.arange(stride), (boxes, 1)), axis=1) - 14)
     outbox = torch.zeros((boxes, 2, stride), dtype=torch.int32)
@@ -94,7 +95,7 @@ def test_a_decode_step_reads_its_inputs_and_writes_its_results_in_turn(rows):
         want_ids = torch.empty_like(ids)
         want_kv = torch.empty_like(kv)
         step_io.gather_inputs(
-            letter[0], letter[4], letter[1], last, tables, want_ids, want_kv, block
+            letter[0], letter[4], letter[2] - 1, last, tables, want_ids, want_kv, block
         )
         step_io.load_decode_inputs(state, inbox, words, last, tables, ids, kv, boxes, block)
         assert torch.equal(ids, want_ids)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from quire.core.media.encoder_cache import PAGE_ROWS
+from quire.config.memory.part_facts import PAGE_ROWS
 from quire.core.media.item_rows import rows_between, start_of_divided_run
 from quire.core.scheduling.limits.media_encoder import MediaStep, MediaSteps
 from quire.core.step_results import combine_results

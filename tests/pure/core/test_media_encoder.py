@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from quire.core.media.encoder_cache import PAGE_ROWS, EncoderCache, pages_for
+from quire.config.memory.part_facts import PAGE_ROWS
+from quire.core.media.encoder_cache import EncoderCache, pages_for
 from quire.core.media.item_rows import least_tokens, rows_between, start_of_divided_run
 from quire.core.scheduling.limits.media_encoder import MediaEncoderLimit, MediaSteps
 from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit

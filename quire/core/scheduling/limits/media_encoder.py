@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from quire.core.media.encoder_cache import PAGE_ROWS, EncoderCache, pages_for
+from quire.config.memory.part_facts import PAGE_ROWS
+from quire.core.media.encoder_cache import EncoderCache, pages_for
 from quire.core.media.item_rows import check_items, first_row_position
 from quire.core.scheduling.limits.base import NO_BOUND, Admission, StepBudget, StepListener
 from quire.core.snapshot import MediaStats

@@ -98,10 +98,11 @@ def _load_decode_inputs_kernel(
         real = slot >= 0
         last = tl.load(last_ptr + slot, mask=real & (token < 0), other=0)
         tl.store(id_ptr + r, tl.where(token < 0, last, token), mask=live)
-        entry = slot.to(tl.int64) * width + position // KV_BLOCK
+        place = tl.maximum(context - 1, 0)
+        entry = slot.to(tl.int64) * width + place // KV_BLOCK
         for g in tl.static_range(GROUPS):
             block = tl.load(tables_ptr + g * group_stride.to(tl.int64) + entry, mask=real, other=0)
-            at = block.to(tl.int64) * KV_BLOCK + position % KV_BLOCK
+            at = block.to(tl.int64) * KV_BLOCK + place % KV_BLOCK
             tl.store(kv_ptr + g * rows.to(tl.int64) + r, tl.where(real, at, -1), mask=live)
     tl.debug_barrier()  # every thread has read the state
     tl.store(state_ptr + 1, box)
@@ -217,8 +218,8 @@ def load_decode_inputs(
     """Load a decode step's integers from the current box, and gather as `gather_inputs` does.
 
     inbox: [boxes * 6 * stride] int32, pinned; of a box: token ids (negative: the slot's last),
-    positions, contexts, rows, row slots (negative: padding), outputs. words: [6, stride] int32 on
-    the device, of which the first is not written. ids: [S] int32. kv_slots: [G, S] int64.
+    rotary positions, contexts, rows, row slots (negative: padding), outputs. words: [6, stride]
+    int32 on the device, of which the first is not written. ids: [S] int32. kv_slots: [G, S] int64.
     """
     (groups, slots, width), rows = tables.shape, ids.shape[0]
     _load_decode_inputs_kernel(

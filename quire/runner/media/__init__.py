@@ -1,0 +1,1 @@
+"""Rows of images, video and audio on the device."""

@@ -1,0 +1,116 @@
+"""Encoder pool: what one rank has of media items, the rows that the model's encoder made of them.
+
+quire.core.media.encoder_cache decides which pages of the pool an item has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.config.memory.part_facts import PAGE_ROWS
+from quire.core.types import MediaTensor
+from quire.kernels.framework import lazy_fusion
+from quire.models.base import EncoderInput, EncodesMedia, LanguageModel
+from quire.sampling.h2d import move_tensor, to_device
+
+GIVEN_ROWS = "embeds"
+"""Name of the only tensor of an item that brings its rows itself."""
+
+
+class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
+    """One item that is encoded, and the pages that get its rows."""
+
+    modality: str
+    num_rows: int
+    tensors: tuple[MediaTensor, ...]
+    pages: tuple[int, ...]
+
+
+class EncoderPool:
+    """Rows [num_rows, width] in pages. An engine that sleeps has no memory for it."""
+
+    def __init__(
+        self, encoder: EncodesMedia, num_rows: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._encoder = encoder
+        self._shape = (num_rows // PAGE_ROWS * PAGE_ROWS, encoder.width)
+        self._dtype, self._device = dtype, device
+        self._rows: Tensor | None = None
+        self._rows = self._allocated()
+
+    def encode(self, items: Sequence[EncodeItem]) -> None:
+        """Encode items, and keep their rows. On the current stream."""
+        encoded = [one for one in items if not _brings_rows(one)]
+        made: list[Tensor] = []
+        if encoded:
+            made = self._encoder.encode(
+                [EncoderInput(one.modality, self._load(one)) for one in encoded]
+            )
+            lazy_fusion.flush()
+        rows = iter(made)
+        pool = self._allocated()
+        for one in items:
+            found = self._load(one)[GIVEN_ROWS] if _brings_rows(one) else next(rows)
+            if found.shape != (one.num_rows, self._shape[1]):
+                raise ValueError(
+                    f"the encoder made {list(found.shape)} of an item ({one.modality}) that takes "
+                    f"{one.num_rows} positions; it must make rows of {self._shape[1]} numbers"
+                )
+            pool[to_device(row_indexes(one.pages, one.num_rows), self._device)] = found.to(
+                self._dtype
+            )
+
+    def gather(self, indexes: Tensor) -> Tensor:
+        """Return rows [n, width] by their indexes in the pool: int64 [n]."""
+        return self._allocated().index_select(0, indexes)
+
+    def release(self) -> None:
+        """Return the memory to the system; all rows are lost. The next use allocates it again."""
+        self._rows = None
+
+    def _allocated(self) -> Tensor:
+        if self._rows is None:
+            self._rows = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
+        return self._rows
+
+    def _load(self, item: EncodeItem) -> dict[str, Tensor]:
+        return {
+            one.name: move_tensor(
+                torch.frombuffer(bytearray(one.data), dtype=getattr(torch, one.dtype)).view(
+                    one.shape
+                ),
+                self._device,
+            )
+            for one in item.tensors
+        }
+
+
+def row_indexes(pages: Sequence[int], rows: int) -> np.ndarray:
+    """Return where a pool has the rows of an item with these pages: int64 [rows]."""
+    starts = np.array(pages, np.int64) * PAGE_ROWS
+    return (starts[:, None] + np.arange(PAGE_ROWS)).reshape(-1)[:rows]
+
+
+def _brings_rows(item: EncodeItem) -> bool:
+    return len(item.tensors) == 1 and item.tensors[0].name == GIVEN_ROWS
+
+
+def attach_pool(
+    model: LanguageModel, num_rows: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Give a model with a media encoder its pool, for the parts of steps."""
+    if model.media_encoder is not None:
+        pool = EncoderPool(model.media_encoder, num_rows, dtype, device)
+        model.encoder_pool = pool  # type: ignore[attr-defined]
+
+
+def find_pool(model: object) -> EncoderPool | None:
+    """Return the pool of a model; None: of one without a media encoder, as later stages have."""
+    found = getattr(model, "encoder_pool", None)
+    assert found is None or isinstance(found, EncoderPool)
+    return found

@@ -1,0 +1,95 @@
+"""Media part: puts rows of media items in place of the token embeddings of prompt positions.
+
+Rows of a model with DeepStack are wider than embeddings: what is behind these goes to its first
+layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from quire.attention.base import SpanAttentionStep
+from quire.core.media.item_rows import rows_between
+from quire.core.scheduling.limits.media_encoder import MediaSteps
+from quire.core.types import StepPlan
+from quire.kernels.framework import lazy_fusion
+from quire.models.base import LanguageModel, StepInputs
+from quire.runner.media.encoder_pool import find_pool, row_indexes
+from quire.runner.parts.base import StepPart, StepVariant
+from quire.runner.step_batch import StepBatch
+from quire.sampling.h2d import to_device
+
+
+class MediaPart(StepPart, frozen=True, array_like=True):
+    """Which tokens of one step take which rows of the pool."""
+
+    tokens: bytes  # int64 [n], indexes into the step's T tokens
+    rows: bytes  # int64 [n]
+    token_slots: bytes  # int32 [T], of each token's sequence
+    spans: bytes  # int32 [T, 2], as attention reads them; b"": each token attends to those before
+
+    @classmethod
+    def prepare(cls, plan: StepPlan, batch: StepBatch) -> MediaPart | None:
+        """Copy from the plan; None if no token takes a row."""
+        found = next((part for part in plan.parts if isinstance(part, MediaSteps)), None)
+        if found is None:
+            return None
+        pages = found.ranks[plan.rows[0].seq.dp_rank].pages
+        tokens, rows = [], []
+        spans = None
+        for at, i in enumerate(batch.rows):
+            row = plan.rows[i]
+            first = int(batch.q_starts[at]) - row.start
+            for item in row.seq.request.media:
+                for run in rows_between(item, row.start, row.start + row.count):
+                    indexes = row_indexes(pages[item.digest], item.num_rows)
+                    tokens.append(np.arange(run.count) + first + run.position)
+                    rows.append(indexes[run.row : run.row + run.count])
+                    if item.bidirectional:
+                        if spans is None:
+                            spans = np.zeros((len(batch.token_slots), 2), np.int32)
+                        ends = run.position, run.position + run.count
+                        spans[first + run.position : first + ends[1]] = ends
+        if not tokens:
+            return None
+        return cls(
+            np.concatenate(tokens).tobytes(),
+            np.concatenate(rows).tobytes(),
+            batch.token_slots.tobytes(),
+            b"" if spans is None else spans.tobytes(),
+        )
+
+    def before_forward(
+        self, model: LanguageModel, step: StepInputs, variant: StepVariant
+    ) -> StepInputs:
+        """Write the rows over the token embeddings, on the first pipeline stage."""
+        device = step.token_ids.device
+        if self.spans:
+            spans = np.frombuffer(self.spans, np.int32).reshape(-1, 2)
+            attention = cast(SpanAttentionStep, step.attention)
+            step = replace(step, attention=attention.with_spans(to_device(spans, device)))
+        if step.carried is not None:
+            return step
+        pool = find_pool(model)
+        assert pool is not None, "a step with media, of a model without an encoder"
+        vectors = step.inputs_embeds
+        if vectors is None:
+            slots = np.frombuffer(self.token_slots, np.int32)
+            with variant.forward(to_device(slots, device)):
+                vectors = model.embed_tokens(step.token_ids)
+            lazy_fusion.flush()
+        tokens = to_device(np.frombuffer(self.tokens, np.int64), device)
+        rows = pool.gather(to_device(np.frombuffer(self.rows, np.int64), device))
+        width = vectors.shape[1]
+        vectors[tokens] = rows[:, :width].to(vectors.dtype)
+        if rows.shape[1] == width:
+            return replace(step, inputs_embeds=vectors)
+        deepstack = vectors.new_zeros(len(vectors), rows.shape[1] - width)
+        deepstack[tokens] = rows[:, width:].to(vectors.dtype)
+        return replace(step, inputs_embeds=vectors, deepstack=deepstack)
+
+
+PART = MediaPart
