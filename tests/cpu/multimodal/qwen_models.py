@@ -30,7 +30,58 @@ FAMILIES = {
     "qwen3_vl_moe": (EXPERTS, {"intermediate_size": 44} | DEEPSTACK | VISION),
 }
 """Outer model type -> (further fields of the text half, fields of the tower)."""
-MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+
+
+SPECIAL = {
+    "<|vision_start|>": 190,
+    "<|vision_end|>": 191,
+    "<|image_pad|>": 192,
+    "<|video_pad|>": 193,
+}
+SIZES = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 20}
+"""Bounds on pixels that most of the tests' images pass."""
+
+
+TIMES = {f"<{i / 10:.1f}": 200 + i for i in range(400)}
+"""Tokens of the first word of a time, for prompts that no model sees."""
+
+
+def processor_of(family, *, pil=True, times=False):
+    """A processor of transformers. times: its tokenizer tells the times of frames apart."""
+    import transformers
+
+    from tests.cpu.multimodal.families import tokenizer_of
+
+    classes = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}
+    newer = family.startswith("qwen3")
+    name = classes.get(family, "Qwen3VL")
+    settings = {"size": SIZES}
+    if newer:
+        settings |= {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    images = getattr(transformers, f"Qwen2VLImageProcessor{'Pil' if pil else ''}")(**settings)
+    video = "Qwen3VLVideoProcessor" if newer else "Qwen2VLVideoProcessor"
+    videos = getattr(transformers, video)(do_sample_frames=False, **settings)
+    return getattr(transformers, f"{name}Processor")(
+        images, tokenizer_of(SPECIAL | (TIMES if times else {})), videos
+    )
+
+
+def own_processor(processor, hf):
+    """Ours, with the files that a processor of transformers would write beside a config.json."""
+    from quire.media.processor import ProcessorFiles, processor_type
+
+    tokenizer = processor.tokenizer
+    files = ProcessorFiles(
+        hf,
+        {
+            "image": processor.image_processor.to_dict(),
+            "video": processor.video_processor.to_dict(),
+        },
+        {},
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+        tokenizer.get_vocab().get,
+    )
+    return processor_type(hf["model_type"])(files)
 
 
 def model_of(family):
@@ -77,14 +128,15 @@ def pixels_of(frames, height, width, seed=0):
 
 def scale_shift():
     """[2, 3]: what makes normalized numbers of bytes."""
-    mean, std = np.array(MEAN), np.array(STD)
+    mean, std = np.array((0.48, 0.46, 0.41)), np.array((0.27, 0.26, 0.28))
     return np.stack((1 / (255 * std), -mean / std)).astype(np.float32)
 
 
-def patches_of(pixels, patch, merge=2):
+def patches_of(pixels, patch, factors=None, merge=2):
     """(patches [P, 3 * 2 * patch^2], grid) as the processors of transformers make them."""
     frames = np.concatenate([pixels, pixels[-1:]]) if len(pixels) % 2 else pixels
-    values = (torch.from_numpy(frames) / 255.0 - torch.tensor(MEAN)) / torch.tensor(STD)
+    scale, shift = torch.from_numpy(scale_shift() if factors is None else factors)
+    values = torch.from_numpy(frames) * scale + shift
     count, height, width, _ = values.shape
     rows, columns = height // patch, width // patch
     cut = values.permute(0, 3, 1, 2).reshape(
