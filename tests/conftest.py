@@ -171,6 +171,7 @@ def pytest_runtest_teardown(item, nextitem):
     out = yield
     if nextitem is None or nextitem.path != item.path:
         gc.collect()  # engines in cycles, which would end within a test of another file
+        gc.freeze()  # what is left is of modules: no collection need look at it again
     whole = processor_s() - item.stash[BEGAN]
     if nextitem is None:
         item.user_properties.append(("session_s", whole - took))

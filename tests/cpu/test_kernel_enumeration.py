@@ -118,7 +118,7 @@ CASES = {
     ),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }
-EVERYDAY = ("two ranks with unequal shares", "latent", "a bidirectional encoder")
+EVERYDAY = ("two ranks with unequal shares", "a bidirectional encoder")
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def run(program, *case):
     return json.loads(answer)
 
 
-@pytest.mark.slow("steps of every size of three architectures")
+@pytest.mark.slow("steps of every size of two architectures")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(
     "case", [*EVERYDAY, *tiers.long(*(name for name in CASES if name not in EVERYDAY))]

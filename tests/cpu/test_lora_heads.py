@@ -9,6 +9,8 @@ from quire import RequestError, SamplingParams
 from tests import tiers
 from tests.cpu.lora_cases import GREEDY, PATHS, LoraCase, planned_and_real_bytes
 
+pytestmark = pytest.mark.sampled(2)
+
 TIED = "llama_bias_tied_head_dim"
 TARGETS = {
     "llama": ("embed_tokens", "lm_head", "q_proj"),

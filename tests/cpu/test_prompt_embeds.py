@@ -13,6 +13,8 @@ from quire.runner.parts.base import load_part_types
 from tests.cpu.test_paths import seen
 from tests.cpu.tiny_models import write_model
 
+pytestmark = pytest.mark.sampled(2)
+
 SIZES = {"dtype": "float32", "max_model_len": 128, "use_tqdm_on_load": False}
 ON = SIZES | {"enable_prompt_embeds": True}
 IDS = [70 + 7 * i % 200 for i in range(53)]

@@ -26,7 +26,7 @@ from tests.cpu.lora_folders import base_model
 from tests.server.running import SMALL, serving, wait_until
 
 NAMES = tiers.amount(40, 1000)
-OPERATIONS = tiers.amount(150, 10_000)
+OPERATIONS = tiers.amount(90, 10_000)
 KILLS = tiers.amount(1, 6)
 CLIENTS = 6
 SLOTS, HOST = 4, tiers.amount(12, 32)

@@ -167,6 +167,7 @@ EITHER = [path for path in CLIENTS if path.name not in READING]
 SERVED = [(path, "url") for path in EITHER] + [(path, "reading_url") for path in CLIENTS]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("path", "fixture"), SERVED, ids=[f"{path.name}-{name}" for path, name in SERVED]
 )

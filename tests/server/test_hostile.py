@@ -102,6 +102,7 @@ def test_a_hundred_requests_with_one_id_get_their_own_answers(server):
         assert text == server.model.text(encode(f"number {i}", add_special_tokens=False))
 
 
+@pytest.mark.long("the test below has as many")
 def test_the_most_sequences_there_may_be_do_not_take_for_ever(http):
     got = http.post(COMPLETE, json={"prompt": "a", "n": 16384, "max_tokens": 1})
     assert len(got.json()["choices"]) == 16384

@@ -114,6 +114,7 @@ def test_a_cancelled_caller_aborts_its_requests():
     asyncio.run(main())
 
 
+@pytest.mark.long("tests/server/test_survive.py kills engines every day")
 @pytest.mark.usefixtures("forked")
 @pytest.mark.slow("an engine process that is killed, and its successor")
 def test_requests_of_a_killed_engine_are_answered_by_the_next_and_equal():

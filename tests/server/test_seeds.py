@@ -388,6 +388,7 @@ assert said
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_script_runs_as_it_is(page_server, script):
     said, _ = run(page_server, script)

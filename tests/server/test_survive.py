@@ -292,6 +292,7 @@ assert {one.name() for one in psutil.Process().children()} <= {"fork-server"}
 """
 
 
+@pytest.mark.long("tests/cpu/test_llm_engines.py and the test of a server do so every day")
 @pytest.mark.usefixtures("forked")
 def test_streams_of_one_without_a_server_go_on_as_well():
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)

@@ -10,7 +10,10 @@ from quire.models._encoder_decoder import EncoderDecoder
 from tests.cpu.encoder_decoder.seq2seq import BART, T5, source_of, write_model
 from tests.cpu.tiny_models import write_tokenizer
 
-pytestmark = pytest.mark.slow("imports transformers, and makes models of it")
+pytestmark = [
+    pytest.mark.slow("imports transformers, and makes models of it"),
+    pytest.mark.sampled(3),
+]
 
 SOURCES = [source_of(length) for length in (40, 5, 17, 60, 33, 16, 2, 51)]
 FREE = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)

@@ -66,6 +66,7 @@ def test_graphs_of_adapters_are_captured_only_where_there_are_banks(gpu, adapter
     assert more == without  # sampling too: the head is one of the layers that adapters change
 
 
+@pytest.mark.long("two engines")
 def test_steps_of_scaled_adapters_are_launched_kernel_by_kernel(gpu, adapters, replayed):  # noqa: F811
     """Kernels that read factors and shifts are in no graph."""
     want = run(gpu(enforce_eager=True), adapters)

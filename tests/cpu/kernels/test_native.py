@@ -53,6 +53,7 @@ def agree(op):
     return taken
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("name", NATIVE)
 def test_a_kernel_agrees_with_its_reference(name):

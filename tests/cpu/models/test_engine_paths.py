@@ -25,7 +25,7 @@ pytestmark = needs_same_bits
 
 THROUGH = "transformers/"
 """Before a model type: the model runs through its class of transformers."""
-EVERYDAY = [("gemma2", None), ("qwen3_moe", "fp8")]
+EVERYDAY = [("gemma2", "fp8")]
 NAMES = [*VARIANTS, *(THROUGH + one for one in TYPES)]
 ALL = [(name, quantization) for name in NAMES for quantization in (None, "fp8")]
 CASES = [*EVERYDAY, *tiers.long(*(one for one in ALL if one not in EVERYDAY))]

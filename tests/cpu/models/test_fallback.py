@@ -161,6 +161,7 @@ class TestModel:
             "gpt2",
         )
 
+    @pytest.mark.sampled(4)
     def test_an_engine_answers_as_transformers(self, name, pairs):
         theirs, model, config = pairs(name)
         if "longrope" in name:

@@ -15,6 +15,8 @@ from tests import tiers
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import peer, prompt_of, scale_weights, tiny
 
+pytestmark = pytest.mark.sampled(3)
+
 LABELS = 3
 SEQUENCE = ["llama", "qwen3", "gemma2", "gpt2", "opt_post_norm_projected"]
 SEQUENCE_TOO = ["qwen2", "mistral", "mixtral", "gemma3_text", "phi", "phi3", "falcon", "bloom"]

@@ -15,6 +15,8 @@ from quire.text.score_prompts import QWEN3_INSTRUCTION
 from tests.cpu.pooling.folders import encoder_folder, st_folder, texts
 from tests.cpu.tiny_models import SHAPES, write_model
 
+pytestmark = pytest.mark.sampled(2)
+
 QUIET = {"dtype": "float32", "use_tqdm_on_load": False}
 QUERY, DOCUMENTS = (
     "what is the time of day",

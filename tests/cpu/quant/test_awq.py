@@ -15,6 +15,8 @@ from tests.cpu.quant.oracle import build, check_logits, check_pair, check_ranks,
 from tests.cpu.quant.packers_int import awq_gemm_tensors, awq_gemv_tensors, dense, rtn
 from tests.cpu.quant.single_layer import load_layer
 
+pytestmark = pytest.mark.sampled(2)
+
 CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 
 

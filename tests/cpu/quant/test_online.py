@@ -28,6 +28,8 @@ from tests.cpu.quant.oracle import (
     write_folder,
 )
 
+pytestmark = pytest.mark.sampled(2)
+
 NAMES = [name for name, form in ONLINE_FORMATS.items() if isinstance(form, OnlineFormat)]
 DISTINCT = {ONLINE_FORMATS[name]: name for name in reversed(NAMES)}
 KINDS = sorted(DISTINCT.values())

@@ -29,6 +29,8 @@ from tests.cpu.quantize.test_compressed import (
 )
 from tests.cpu.tiny_models import TEXT
 
+pytestmark = pytest.mark.sampled(3)
+
 QUICK = {"samples": 6, "seqlen": 40}
 
 

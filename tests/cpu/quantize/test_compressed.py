@@ -24,6 +24,8 @@ from quire.quantize.run import make_plan, quantize_model
 from tests import tiers
 from tests.cpu.quantize.folders import MOE, write_source
 
+pytestmark = pytest.mark.sampled(3)
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):

@@ -16,6 +16,8 @@ from tests import tiers
 from tests.cpu.quantize.folders import MOE, write_source
 from tests.cpu.quantize.test_compressed import Interrupted, run, tensors_of
 
+pytestmark = pytest.mark.sampled(3)
+
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64, "rope_theta": 10000.0}  # fmt: skip

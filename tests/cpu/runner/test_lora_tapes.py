@@ -22,6 +22,7 @@ def adapters(tmp_path_factory):
     return write_adapters(tmp_path_factory.mktemp("adapters"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", [*EVERYDAY, *tiers.long(*(p for p in PATHS if p not in EVERYDAY))])
 def test_tapes_give_the_bits_of_eager_steps(adapters, path):
     settings = SETTINGS | PATHS[path]
