@@ -138,9 +138,13 @@ class ImageProcessor(MediaProcessor):
         for key in ("image_token_id", "image_token_index"):
             if isinstance(found := self.files.config.get(key), int):
                 return found
-        found = self.files.token_id(self.placeholder("image", 1))
+        return self.token(self.placeholder("image", 1))
+
+    def token(self, text: str) -> int:
+        """Return the id of a token. Raises ConfigError if there is none."""
+        found = self.files.token_id(text)
         if found is None:
-            raise ConfigError("config.json has no image_token_id, and the tokenizer no such token")
+            raise ConfigError(f"the tokenizer has no token {text!r}, which images need")
         return found
 
     def item(self, tiles: Sequence[Pixels], sizes: Mapping[str, Any] = {}) -> ProcessedMedia:

@@ -22,7 +22,8 @@ class Processor(ImageProcessor):
         super().__init__(files)
         vision: dict[str, Any] = files.config.get("vision_config") or {}
         size = size_of(self.settings, "crop_size" if self.settings["do_center_crop"] else "size")
-        side, patch = int(vision.get("image_size") or 336), int(vision.get("patch_size") or 14)
+        self.side = side = int(vision.get("image_size") or 336)
+        self.patch = int(vision.get("patch_size") or 14)
         if size != (side, side):
             raise ConfigError(
                 f"preprocessor_config.json makes images of {size[0]} x {size[1]} pixels; the "
@@ -30,7 +31,7 @@ class Processor(ImageProcessor):
             )
         first = vision.get("model_type", "clip_vision_model") == "clip_vision_model"
         kept = files.config.get("vision_feature_select_strategy") == "full"
-        self.rows = (side // patch) ** 2 + first - (not kept)
+        self.rows = (side // self.patch) ** 2 + first - (not kept)
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
         return self.item([resized_and_cropped(pixels_of(media), self.settings)])

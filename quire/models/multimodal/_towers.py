@@ -7,6 +7,7 @@ Axes: N images or tiles, n rows of one, H and W pixels, E hidden size of the tex
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -80,11 +81,11 @@ def build_tower(hf: Hf, wanted: Sequence[int], defaults: Mapping[str, Any] = {})
 
 
 def tower_weights(
-    tower: Vit, *, ignore: Sequence[str] = (), alias: Mapping[str, str] = {}
+    tower: Vit, *, paths: Mapping[str, str] = {}, alias: Mapping[str, str] = {}
 ) -> Weights:
     """Return the names in the checkpoint of a wrapper with `tower` and `projector`.
 
-    ignore, alias: of the wrapper, in addition.
+    paths, alias: of the wrapper, in addition; names in `alias` are without "model.".
     """
     prefixes = ("vision_tower.vision_model.", "vision_tower.", "vision_model.")
     vectors = {
@@ -97,10 +98,11 @@ def tower_weights(
     used = {"*.post_layernorm.*"} if tower.post_layernorm is not None else set()
     return Weights(
         strip=("model.",),
-        paths=TOWER_NAMES,
-        alias=vectors | dict(alias),
+        paths=dict(paths) | TOWER_NAMES,
+        alias=vectors
+        | {f"{outer}{one}": to for outer in ("", "model.") for one, to in alias.items()},
         fuse=QKV,
-        ignore=(*(one for one in UNUSED if one not in used), *ignore),
+        ignore=tuple(one for one in UNUSED if one not in used),
         absent=absent,
     )
 
@@ -151,6 +153,37 @@ class ImageEncoder(MediaEncoder):
     def arrange(self, item: EncoderInput, rows: Tensor) -> Tensor:
         """Rows of the images of an item [N, n, E] -> rows of the item."""
         return rows.flatten(0, 1)
+
+
+def merge_neighbours(x: Tensor, factor: int) -> Tensor:
+    """Join the states of squares of a square grid: [N, n, C] -> [N, n / factor², factor² * C]."""
+    side = math.isqrt(x.shape[1])
+    lazy_fusion.flush()
+    cells = x.view(len(x), side // factor, factor, side // factor, factor, -1)
+    return cells.transpose(2, 3).reshape(len(x), (side // factor) ** 2, -1)
+
+
+def chosen_states(states: Sequence[Tensor], skipped: int) -> Tensor:
+    """Join states [N, n, C] of several layers, without the first `skipped` tokens of an image."""
+    if len(states) == 1 and not skipped:
+        return states[0]
+    return torch.cat([one[:, skipped:] for one in states], dim=-1)
+
+
+def feature_layers(hf: Hf, default: int) -> list[int]:
+    """Read vision_feature_layer: one hidden state of the tower or several."""
+    found = hf.get("vision_feature_layer")
+    layers = found if isinstance(found, list) else [default if found is None else found]
+    if not layers or not all(isinstance(one, int) for one in layers):
+        raise ConfigError(f"config.json: vision_feature_layer is {found!r:.80}; it must be layers")
+    return layers
+
+
+def skipped_tokens(hf: Hf, default: str) -> int:
+    """Read vision_feature_select_strategy: tokens left out at the start of each image."""
+    name = "vision_feature_select_strategy"
+    found = field_of(hf, name, str, default=default, one_of={"default", "full"})
+    return 1 if found == "default" else 0
 
 
 def text_hidden(hf: Hf) -> int:

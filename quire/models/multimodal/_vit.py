@@ -9,7 +9,7 @@ Axes: N images, P patches of all, T tokens of all, n tokens of one, E hidden, H 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -239,6 +239,11 @@ class Vit(nn.Module):
         self.layers = nn.ModuleList(VitLayer(c) for _ in range(max(self.wanted)))
         self.post_layernorm = LayerNorm(c.hidden, c.eps) if last_norm else None
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image, a class token included."""
+        return len(self.embeddings.position_embedding.weight)
+
     def unused(self) -> tuple[str, ...]:
         """Prefixes of the layers that a checkpoint has and this tower leaves out."""
         missing = range(len(self.layers), self.config.layers)
@@ -247,21 +252,15 @@ class Vit(nn.Module):
     def forward(self, patches: Tensor) -> list[Tensor]:
         """Patches [P, C * patch * patch] of whole images -> wanted states, each [N, n, E]."""
         x = self.embeddings(patches)
-        per_image = len(self.embeddings.position_embedding.weight)
-        packing = Packing.of([per_image] * (len(x) // per_image), x.device)
+        packing = Packing.of([self.tokens] * (len(x) // self.tokens), x.device)
         if self.pre_layrnorm is not None:
             x = self.pre_layrnorm(x)
-        return self._run(x, packing, set(self.wanted), per_image)
-
-    def _run(
-        self, x: Tensor, packing: Packing, wanted: Collection[int], per_image: int
-    ) -> list[Tensor]:
         found, res = {0: x}, None
         for i, layer in enumerate(self.layers, 1):
             x, res = layer(x, res, packing)
-            if i in wanted:
+            if i in self.wanted:
                 found[i] = add(x, res)
         if self.post_layernorm is not None:
             found[len(self.layers)] = self.post_layernorm(found[len(self.layers)])
         lazy_fusion.flush()
-        return [found[i].view(-1, per_image, x.shape[-1]) for i in self.wanted]
+        return [found[i].view(-1, self.tokens, x.shape[-1]) for i in self.wanted]

@@ -6,7 +6,6 @@ modeling_llava.py
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from quire.models.multimodal._base import Hf, field_of
@@ -15,6 +14,9 @@ from quire.models.multimodal._towers import (
     MLPProjector,
     activation_of,
     build_tower,
+    chosen_states,
+    feature_layers,
+    skipped_tokens,
     text_hidden,
     tower_weights,
 )
@@ -33,13 +35,8 @@ VISION = {
 class Encoder(ImageEncoder):
     def __init__(self, hf: Hf) -> None:
         super().__init__()
-        layer = hf.get("vision_feature_layer")
-        layers = [-2 if layer is None else layer] if not isinstance(layer, list) else layer
-        chosen = {"default", "full"}
-        strategy = field_of(
-            hf, "vision_feature_select_strategy", str, default="default", one_of=chosen
-        )
-        self.skipped = 1 if strategy == "default" else 0
+        layers = feature_layers(hf, -2)
+        self.skipped = skipped_tokens(hf, "default")
         self.tower = build_tower(hf.get("vision_config") or {}, layers, VISION)
         self.width = text_hidden(hf)
         self.projector = MLPProjector(
@@ -56,8 +53,8 @@ class Encoder(ImageEncoder):
         return cls(hf)
 
     def max_rows(self, modality: str) -> int:
-        return len(self.tower.embeddings.position_embedding.weight) - self.skipped
+        return self.tower.tokens - self.skipped
 
     def project(self, states: list[Tensor]) -> Tensor:
-        x = torch.cat([one[:, self.skipped :] for one in states], dim=-1)
+        x = chosen_states(states, self.skipped)
         return self.projector(x.flatten(0, 1)).view(*x.shape[:2], -1)

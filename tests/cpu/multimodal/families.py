@@ -213,3 +213,128 @@ def llava_of_siglip():
     )
     processor.num_additional_image_tokens = 0
     return config, processor
+
+
+@family
+def llava_next():
+    from transformers import AutoConfig, LlavaNextImageProcessorPil, LlavaNextProcessor
+
+    points = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
+    config = AutoConfig.for_model(
+        "llava_next", text_config=TEXT | {"model_type": "mistral", "sliding_window": None},
+        vision_config=VISION | {"model_type": "clip_vision_model"}, image_token_index=150,
+        image_grid_pinpoints=points,
+    )  # fmt: skip
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56},
+        image_grid_pinpoints=points,
+    )  # fmt: skip
+    processor = LlavaNextProcessor(
+        images, tokenizer_of({"<image>": 150}), patch_size=14,
+        vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    )  # fmt: skip
+    return config, processor
+
+
+def siglip_images(side, **more):
+    from transformers import SiglipImageProcessorPil
+
+    return SiglipImageProcessorPil(size={"height": side, "width": side}, **more)
+
+
+@family
+def paligemma():
+    from transformers import AutoConfig, PaliGemmaProcessor
+
+    config = AutoConfig.for_model(
+        "paligemma", text_config=TEXT | {"model_type": "gemma2", "head_dim": 16},
+        vision_config=VISION | {"model_type": "siglip_vision_model"}, image_token_index=150,
+        projection_dim=64, hidden_size=64, vocab_size=VOCAB,
+    )  # fmt: skip
+    config.text_config.use_bidirectional_attention = False
+    images = siglip_images(56)
+    images.image_seq_length = 16
+    tokens = {"<image>": 150, "<bos>": 151}
+    made = tokenizer_of(tokens, image_token="<image>")
+    made.bos_token = "<bos>"
+    return config, PaliGemmaProcessor(images, made)
+
+
+@family
+def gemma3():
+    from transformers import AutoConfig, Gemma3ImageProcessorPil, Gemma3Processor
+
+    text = TEXT | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 40}
+    config = AutoConfig.for_model(
+        "gemma3", text_config=text | {"query_pre_attn_scalar": 16},
+        vision_config=VISION | {"model_type": "siglip_vision_model"}, image_token_index=150,
+        mm_tokens_per_image=4, boi_token_index=151, eoi_token_index=152,
+    )  # fmt: skip
+    tokens = {"<image_soft_token>": 150, "<start_of_image>": 151, "<end_of_image>": 152}
+    names = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>"}
+    made = tokenizer_of(tokens, **names, eoi_token="<end_of_image>")
+    images = Gemma3ImageProcessorPil(
+        size={"height": 56, "width": 56}
+    )  # fmt: skip
+    return config, Gemma3Processor(images, made, image_seq_length=4)
+
+
+def tiled_images(side):
+    from transformers import GotOcr2ImageProcessorPil
+
+    return GotOcr2ImageProcessorPil(
+        size={"height": side, "width": side}, max_patches=6, crop_to_patches=True
+    )
+
+
+@family
+def internvl(**vision):
+    from transformers import AutoConfig, InternVLProcessor
+
+    vision = VISION | {"image_size": [56, 56], "patch_size": [14, 14]} | vision
+    config = AutoConfig.for_model(
+        "internvl", text_config=TEXT | {"model_type": "qwen2"}, vision_config=vision,
+        image_token_id=150, image_seq_length=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    tokens = {"<IMG_CONTEXT>": 150, "<img>": 151, "</img>": 152, "<video>": 153}
+    names = {"start_image_token": "<img>", "end_image_token": "</img>", "video_token": "<video>"}
+    made = tokenizer_of(tokens, **names, context_image_token="<IMG_CONTEXT>")
+    return config, TiledProcessor.of(InternVLProcessor, tiled_images(56), made, image_seq_length=4)
+
+
+@family
+def internvl_of_6b():
+    return internvl(
+        use_qk_norm=True, norm_type="rms_norm", attention_bias=True, use_mean_pooling=False
+    )
+
+
+class TiledProcessor:
+    """Makes processors without a processor for video."""
+
+    @staticmethod
+    def of(kind, images, tokenizer, **more):
+        from unittest import mock
+
+        from transformers import ProcessorMixin
+
+        with mock.patch.object(ProcessorMixin, "check_argument_for_proper_class"):
+            return kind(images, tokenizer, None, **more)
+
+
+@family
+def aya_vision():
+    from transformers import AutoConfig, AyaVisionProcessor
+
+    config = AutoConfig.for_model(
+        "aya_vision", text_config=TEXT | {"model_type": "cohere2", "sliding_window": 40, "logit_scale": 1.0},
+        vision_config=VISION | {"model_type": "siglip_vision_model"}, image_token_index=150,
+        alignment_intermediate_size=48, downsample_factor=2,
+    )  # fmt: skip
+    tiles = {f"TILE_{i}": 155 + i for i in range(1, 7)}
+    tokens = {"<|IMG_PATCH|>": 150, "<|START_OF_IMG|>": 151, "<|END_OF_IMG|>": 152}
+    tokens |= {"TILE_GLOBAL": 153, "<image>": 154, **tiles}
+    processor = AyaVisionProcessor(
+        tiled_images(56), tokenizer_of(tokens), patch_size=14, img_size=56, downsample_factor=2
+    )
+    return config, processor
