@@ -248,15 +248,19 @@ def _fuse_lora_linear(
     bank: Any,
     rows: Any,
 ) -> None:
-    """A pending base product runs after the first half; a gated MLP's activation may follow."""
+    """A pending base product runs after the first half; a gated MLP's activation may follow.
+
+    One row's product is fused with the norm before it, and loads so much before it waits that a
+    kernel beside it takes longer than after it.
+    """
     body, chain = _gpu_module("lora.lora_linear"), queue.pending
     if chain and chain[-1].op == "linear" and chain[-1].outputs is y and chain[-1].args[0] is x:
         weight = chain[-1].args[1]
-        if len(y) == 1 or not isinstance(weight, Fp8Weight):
+        if len(y) > 1 and not isinstance(weight, Fp8Weight):
             *before, product = queue.pop_all()
             _launch_each(before)
             launch = partial(launch, v=body.launch_shrink(y, x, bank, rows, early=True))
-            _launch_linear([product], None, memory_idle=True)  # the first half reads little
+            _launch_linear([product], None, memory_idle=False)
     if not body.fuses_act(bank):
         queue.launch_unfused(launch, out, y, x, bank, rows)
         return

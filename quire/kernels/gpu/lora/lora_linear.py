@@ -29,7 +29,12 @@ from quire.kernels.gpu.elementwise.activations import activate
 from quire.kernels.gpu.linear.gemv import FusedActivation
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
-from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
+from quire.kernels.gpu.runtime.pdl import (
+    PDL_ENABLED,
+    launch_dependents,
+    prefetch_l2,
+    wait_for_previous_kernel,
+)
 from quire.kernels.lora import check_rows, rows_per_input
 
 MAX_SPLIT_ROWS = 512
@@ -39,9 +44,7 @@ MAX_SLICES = 16
 MIN_SLICE = 256  # inputs
 STEP = 128  # inputs that are loaded at a time
 RANKS = 64  # the most that `shrink` multiplies at a time; `expand` half as many
-COLUMNS = 64  # outputs that a program has at a time: twice as many take three times the registers
-COLUMN_TILES = 4  # how often, where many adapters have rows: a program finds its rows once
-MANY_TILES = 8  # of rows, from which there may be too many for a program each
+COLUMNS = 64  # outputs of a program: twice as many take three times the registers
 
 
 @triton.jit
@@ -55,7 +58,7 @@ def _find_tile(start_ptr, tile, S: tl.constexpr, S_PAD: tl.constexpr, BM: tl.con
         slot = tl.where(tile < before, -1, slot)
         row = tl.where(tile < before, tile * BM, row)
         last = tl.where(tile < before, start, last)
-    if S <= 32:  # numbers of their own: threads need not wait for one another
+    if S <= 8:  # numbers of their own: threads need not wait for one another
         for s in tl.static_range(S):
             end = tl.load(start_ptr + s + 1)
             tiles = (end - start + BM - 1) // BM
@@ -79,21 +82,6 @@ def _find_tile(start_ptr, tile, S: tl.constexpr, S_PAD: tl.constexpr, BM: tl.con
 
 
 @triton.jit
-def _share(start_ptr, columns, TIMES: tl.constexpr, S: tl.constexpr, S_PAD: tl.constexpr,
-           BM: tl.constexpr, BASE: tl.constexpr):  # fmt: skip
-    """Tiles of outputs that a program has: one if there are programs for all, else TIMES."""
-    times = 1
-    if TIMES > 1:
-        s = tl.arange(0, S_PAD)
-        first = tl.load(start_ptr + s, s < S, 0)
-        tiles = tl.sum((tl.load(start_ptr + s + 1, s < S, 0) - first + BM - 1) // BM, 0)
-        if BASE:
-            tiles += (tl.load(start_ptr) + BM - 1) // BM
-        times = tl.where(tiles * columns <= tl.num_programs(0), 1, TIMES)
-    return times
-
-
-@triton.jit
 def _find_columns(bound_ptr, tile, P: tl.constexpr, BN: tl.constexpr):
     """(part, first output, end of the part's outputs) of a tile of outputs."""
     part, first, last, before = 0, 0, 0, 0
@@ -107,17 +95,6 @@ def _find_columns(bound_ptr, tile, P: tl.constexpr, BN: tl.constexpr):
         before += (high - low + BN - 1) // BN
         low = high
     return part, first, last
-
-
-@triton.jit
-def _find_part(bound_ptr, rank_ptr, slot, tile, P: tl.constexpr, BN: tl.constexpr):
-    """(part, rank, outputs [BN], whether these are of the part) of a tile of outputs."""
-    part, first, last = _find_columns(bound_ptr, tile, P, BN)
-    rank = 0
-    if slot >= 0:
-        rank = tl.load(rank_ptr + slot * P + part)
-    o = first + tl.arange(0, BN)
-    return part, rank, o, o < last
 
 
 @triton.jit
@@ -189,25 +166,36 @@ def _shrink(
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """EARLY: the next kernel waits for the end of this one before it reads or writes what kernels
-    before this one write or read. `expand` reads y, so it may not begin before those have ended."""
-    if PDL:
-        if EARLY:
-            launch_dependents()
-        wait_for_previous_kernel()
-        if not EARLY:
-            launch_dependents()
+    """Before it waits it finds its rows, which the step's first kernels have written, and
+    prefetches its part of A.
+
+    EARLY: the next kernel waits for the end of this one before it reads or writes what kernels
+    before this one write or read. `expand` reads y, so it may not begin before those have ended.
+    """
+    if PDL and EARLY:
+        launch_dependents()
     OWN: tl.constexpr = 1 if LOOPED else SLICES
     BLOCKS: tl.constexpr = R // BR
     at = tl.program_id(0) % (OWN * P * BLOCKS)
     tile = tl.program_id(0) // (OWN * P * BLOCKS)
     slot, row, end = _find_tile(start_ptr, tile, S, S_PAD, BM, False)
-    if slot < 0:
-        return
     piece = at % OWN
     block = at // OWN % BLOCKS
     part = at // (OWN * BLOCKS)
-    rank = tl.load(rank_ptr + slot * P + part)
+    rank = 0
+    if slot >= 0:
+        rank = tl.load(rank_ptr + slot * P + part)
+    first = piece * (STEPS * BK)
+    a_ptr += ((slot * P + part).to(tl.int64) * R + block * BR) * I
+    if PDL:
+        SLICE: tl.constexpr = STEPS * BK * (a_ptr.dtype.element_ty.primitive_bitwidth // 8)
+        if not LOOPED and I % (STEPS * BK) == 0 and SLICE % 16 == 0:
+            if block * BR < rank:
+                for line in tl.static_range(BR):
+                    prefetch_l2(a_ptr + line * I + first, SLICE)
+        wait_for_previous_kernel()
+        if not EARLY:
+            launch_dependents()
     if block * BR >= rank:
         return
     n = row + tl.arange(0, BM)
@@ -215,9 +203,8 @@ def _shrink(
     t = (tl.load(order_ptr + n, live, 0) // TOP).to(tl.int64)
     r = block * BR + tl.arange(0, BR)
     k = tl.arange(0, BK)
-    first = piece * (STEPS * BK)
     x_at = x_ptr + t[:, None] * X_T + k[None]
-    a_at = a_ptr + ((slot * P + part).to(tl.int64) * R + r)[None] * I + k[:, None]
+    a_at = a_ptr + tl.arange(0, BR)[None] * I + k[:, None]
     total = tl.zeros((BM, BR), tl.float32)
     sums = tl.zeros((BM, BR), tl.float32)
     for step in range(SLICES * STEPS if LOOPED else STEPS):
@@ -256,39 +243,33 @@ def _expand(
     R: tl.constexpr,
     PIECES: tl.constexpr,
     TILES: tl.constexpr,  # of the outputs: a tile is of one part
-    TIMES: tl.constexpr,  # tiles of the outputs that a program has
     BM: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    times = _share(start_ptr, TILES, TIMES, S, S_PAD, BM, False)
-    shares = (TILES + times - 1) // times
-    slot, row, end = _find_tile(start_ptr, tl.program_id(0) // shares, S, S_PAD, BM, False)
+    slot, row, end = _find_tile(start_ptr, tl.program_id(0) // TILES, S, S_PAD, BM, False)
+    part, first, last = _find_columns(bound_ptr, tl.program_id(0) % TILES, P, BN)
+    rank = 0
+    if slot >= 0:
+        rank = tl.load(rank_ptr + slot * P + part)
     n = row + tl.arange(0, BM)
     live = n < end
     t = tl.load(order_ptr + n, live, 0).to(tl.int64)
-    tile = tl.program_id(0) % shares * times
-    part, rank, o, known = _find_part(bound_ptr, rank_ptr, slot, tile, P, BN)
+    o = first + tl.arange(0, BN)
+    known = o < last
     b = _load_b(b_ptr, slot, rank, o, known, R, O, BR)
     if PDL:  # in every program
         wait_for_previous_kernel()
         launch_dependents()
-    for c in range(times):
-        if TIMES > 1:  # the next one, in flight while this one is multiplied
-            next_part, next_rank, next_o, next_known = _find_part(
-                bound_ptr, rank_ptr, slot, tile + c + 1, P, BN
-            )
-            next_b = _load_b(b_ptr, slot, next_rank, next_o, next_known & (c + 1 < times), R, O, BR)
-        if rank > 0:
-            sums = _delta(b, b_ptr, v_ptr, slot, part, rank, n, live, o, known, rows, R, O, P,
-                          PIECES, BM, BR, BN, PDL)  # fmt: skip
-            y_at = y_ptr + t[:, None] * Y_T + o[None]
-            inside = live[:, None] & known[None]
-            y = _adapted(y_at, inside, sums, factor_ptr, shift_ptr, slot, o, known, O)
-            tl.store(y_at, y.to(y_ptr.dtype.element_ty), inside)
-        if TIMES > 1:
-            part, rank, o, known, b = next_part, next_rank, next_o, next_known, next_b
+    if rank == 0:
+        return
+    sums = _delta(b, b_ptr, v_ptr, slot, part, rank, n, live, o, known, rows, R, O, P, PIECES, BM,
+                  BR, BN, PDL)  # fmt: skip
+    y_at = y_ptr + t[:, None] * Y_T + o[None]
+    inside = live[:, None] & known[None]
+    y = _adapted(y_at, inside, sums, factor_ptr, shift_ptr, slot, o, known, O)
+    tl.store(y_at, y.to(y_ptr.dtype.element_ty), inside)
 
 
 @kernel("rows")
@@ -310,7 +291,6 @@ def _expand_act(
     R: tl.constexpr,
     PIECES: tl.constexpr,
     ACT: tl.constexpr,
-    TIMES: tl.constexpr,
     BM: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
@@ -319,9 +299,7 @@ def _expand_act(
     """Tiles of rows without an adapter too: only their activation is computed."""
     TILES: tl.constexpr = (F + BN - 1) // BN
     O: tl.constexpr = 2 * F
-    times = _share(start_ptr, TILES, TIMES, S, S_PAD, BM, True)
-    shares = (TILES + times - 1) // times
-    slot, row, end = _find_tile(start_ptr, tl.program_id(0) // shares, S, S_PAD, BM, True)
+    slot, row, end = _find_tile(start_ptr, tl.program_id(0) // TILES, S, S_PAD, BM, True)
     rank, up_rank = 0, 0
     if slot >= 0:
         rank = tl.load(rank_ptr + slot * 2)
@@ -329,7 +307,7 @@ def _expand_act(
     n = row + tl.arange(0, BM)
     live = n < end
     t = tl.load(order_ptr + n, live, 0).to(tl.int64)
-    o = tl.program_id(0) % shares * times * BN + tl.arange(0, BN)
+    o = tl.program_id(0) % TILES * BN + tl.arange(0, BN)
     known = o < F
     b = _load_b(b_ptr, slot, rank, o, known, R, O, BR)
     up_b = _load_b(b_ptr, slot, up_rank, F + o, known, R, O, BR)
@@ -339,32 +317,23 @@ def _expand_act(
     if slot < -1:
         return
     dtype: tl.constexpr = y_ptr.dtype.element_ty
-    for c in range(times):
-        if TIMES > 1:  # the next one, in flight while this one is multiplied
-            next_o = o + BN
-            ahead = (next_o < F) & (c + 1 < times)
-            next_b = _load_b(b_ptr, slot, rank, next_o, ahead, R, O, BR)
-            next_up_b = _load_b(b_ptr, slot, up_rank, F + next_o, ahead, R, O, BR)
-        known = o < F
-        inside = live[:, None] & known[None]
-        y_at = y_ptr + t[:, None] * Y_T + o[None]
-        gate = tl.load(y_at, inside, 0.0)
-        if rank > 0:
-            sums = _delta(b, b_ptr, v_ptr, slot, 0, rank, n, live, o, known, rows, R, O, 2,
-                          PIECES, BM, BR, BN, PDL)  # fmt: skip
-            gate = _adapted(y_at, inside, sums, factor_ptr, shift_ptr, slot, o, known, O).to(dtype)
-            tl.store(y_at, gate, inside)
-        up = tl.load(y_at + F, inside, 0.0)
-        if up_rank > 0:
-            sums = _delta(up_b, b_ptr, v_ptr, slot, 1, up_rank, n, live, F + o, known, rows, R, O,
-                          2, PIECES, BM, BR, BN, PDL)  # fmt: skip
-            up = _adapted(y_at + F, inside, sums, factor_ptr, shift_ptr, slot, F + o, known,
-                          O).to(dtype)  # fmt: skip
-            tl.store(y_at + F, up, inside)
-        a = activate(gate.to(tl.float32), ACT) * up.to(tl.float32)
-        tl.store(a_ptr + t[:, None] * F + o[None], a.to(dtype), inside)
-        if TIMES > 1:
-            o, b, up_b = next_o, next_b, next_up_b
+    inside = live[:, None] & known[None]
+    y_at = y_ptr + t[:, None] * Y_T + o[None]
+    gate = tl.load(y_at, inside, 0.0)
+    if rank > 0:
+        sums = _delta(b, b_ptr, v_ptr, slot, 0, rank, n, live, o, known, rows, R, O, 2, PIECES,
+                      BM, BR, BN, PDL)  # fmt: skip
+        gate = _adapted(y_at, inside, sums, factor_ptr, shift_ptr, slot, o, known, O).to(dtype)
+        tl.store(y_at, gate, inside)
+    up = tl.load(y_at + F, inside, 0.0)
+    if up_rank > 0:
+        sums = _delta(up_b, b_ptr, v_ptr, slot, 1, up_rank, n, live, F + o, known, rows, R, O, 2,
+                      PIECES, BM, BR, BN, PDL)  # fmt: skip
+        up = _adapted(y_at + F, inside, sums, factor_ptr, shift_ptr, slot, F + o, known,
+                      O).to(dtype)  # fmt: skip
+        tl.store(y_at + F, up, inside)
+    a = activate(gate.to(tl.float32), ACT) * up.to(tl.float32)
+    tl.store(a_ptr + t[:, None] * F + o[None], a.to(dtype), inside)
 
 
 class SlicePlan(NamedTuple):
@@ -456,16 +425,15 @@ def launch(
         v = launch_shrink(y, x, bank, rows)
     slots, parts, rank, _ = bank.a.shape
     high, tiles, padded, pieces = _sizes(count, bank)
-    block, times = min(rank & -rank, RANKS // 2), COLUMN_TILES if tiles >= MANY_TILES else 1
+    block = min(rank & -rank, RANKS // 2)
     if act is not None:
-        columns = cdiv(bank.parts[0], COLUMNS)
         _expand_act(
-            (max_tiles(count, slots + 1, high) * cdiv(columns, times), 1, 1),
+            (max_tiles(count, slots + 1, high) * cdiv(bank.parts[0], COLUMNS), 1, 1),
             (v, rows.order, rows.starts, bank.b, bank.ranks, bank.factor, bank.shift, y, act.out),
             (count,),
             (
-                y.stride(0), bank.parts[0], slots, padded, rank, pieces, act.kind, times, high,
-                block, COLUMNS, PDL_ENABLED,
+                y.stride(0), bank.parts[0], slots, padded, rank, pieces, act.kind, high, block,
+                COLUMNS, PDL_ENABLED,
             ),
             warps=4,
             stages=1,
@@ -474,12 +442,12 @@ def launch(
         return
     columns = sum(cdiv(size, COLUMNS) for size in bank.parts)
     _expand(
-        (tiles * cdiv(columns, times), 1, 1),
+        (tiles * columns, 1, 1),
         (v, rows.order, rows.starts, bank.b, bank.ranks, bank.bounds, bank.factor, bank.shift, y),
         (count,),
         (
             y.stride(0), y.shape[1], slots, padded, parts, rank, pieces,
-            columns, times, high, block, COLUMNS, PDL_ENABLED,
+            columns, high, block, COLUMNS, PDL_ENABLED,
         ),
         warps=4,
         stages=1,
