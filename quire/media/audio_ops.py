@@ -122,6 +122,27 @@ def resample(audio: Audio, source: int, target: int) -> Audio:
     return np.concatenate((first, resampler.finish()))
 
 
+# -- cutting --------------------------------------------------------------------------------------
+
+SEARCH_SECONDS = 5.0
+"""The end of a piece in which the quietest place is looked for."""
+WINDOW_SECONDS = 0.1
+
+
+def split_at_quiet(audio: Audio, rate: int, longest: int) -> list[range]:
+    """Cut audio [n] into pieces of at most `longest` samples, at the middle of quiet windows."""
+    pieces, start = [], 0
+    window, search = int(WINDOW_SECONDS * rate), int(SEARCH_SECONDS * rate)
+    while len(audio) - start > longest:
+        low = start + longest - min(search, longest // 2)
+        energies = np.cumsum(np.square(audio[low : start + longest], dtype=np.float64))
+        quietest = int(np.argmin(energies[window:] - energies[:-window]))
+        end = low + quietest + window // 2
+        pieces.append(range(start, end))
+        start = end
+    return [*pieces, range(start, len(audio))]
+
+
 # -- log-mel features --------------------------------------------------------------------------
 
 MEL_FLOOR = 1e-10

@@ -31,6 +31,7 @@ from quire.server.formats.request_body import RequestBody
 from quire.server.routes import (
     adapters,
     admin,
+    audio,
     cancel,
     chat,
     completions,
@@ -64,6 +65,7 @@ ROUTES: tuple[ModuleType, ...] = (
     scoring,
     generative_scoring,
     tei,
+    audio,
     unsupported,
     health,
     admin,

@@ -227,6 +227,11 @@ class InputProcessor:
         return self.max_model_len if self._encoder is None else self._encoder.max_len
 
     @property
+    def speech(self) -> SpeechFormat | None:
+        """How recordings are read; None: the model reads none in this form."""
+        return None if self._encoder is None else self._encoder.speech
+
+    @property
     def has_encoder(self) -> bool:
         """Whether prompts are read by an encoder."""
         return self._encoder is not None

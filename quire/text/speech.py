@@ -16,7 +16,8 @@ from typing import Any, Literal
 from quire.core.types import MediaItem, TimeRules
 from quire.errors import ConfigError, RequestError
 from quire.media.audio_decode import mix_down
-from quire.media.processor import DecodedAudio, MediaProcessor
+from quire.media.processor import DecodedAudio
+from quire.media.processors.whisper import Processor as WhisperProcessor
 from quire.text.prompts import ParsedPrompt, Prompt, check_cache_salt, parse_prompt, without_extras
 from quire.text.tokenizing.tokenizer import Tokenizer
 
@@ -95,8 +96,13 @@ class SpeechFormat:
     in steps of TIME_STEP."""
 
     tokens: SpeechTokens | None  # None: there is no tokenizer, and no time stamps
-    processor: MediaProcessor
+    processor: WhisperProcessor
     last_first_time: int
+
+    @property
+    def longest(self) -> int:
+        """Samples of the longest recording of one prompt."""
+        return self.processor.longest_audio
 
     def time_rules(self, prompt: Sequence[int]) -> TimeRules | None:
         """Return the rules of time stamps for the answer to a decoder prompt; None: none."""

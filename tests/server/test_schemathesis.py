@@ -344,7 +344,8 @@ def test_whatever_is_asked_of_a_form_is_answered_or_refused(schema, fuzzed, fiel
 
 
 def test_good_requests_with_a_field_or_two_changed(schema, document, fuzzed):
-    read_bodies = [one for one in operations(schema) if "requestBody" in one.definition.raw]
+    found = [(one, one.definition.raw.get("requestBody")) for one in operations(schema)]
+    read_bodies = [one for one, body in found if body and "application/json" in body["content"]]
     served = [one for one in read_bodies if one.path in GOOD]
     assert {one.path for one in read_bodies} == {one.path for one in served}
     failures = [run(one, near_good(one, document), EXAMPLES * 4, send) for one in served]

@@ -38,13 +38,14 @@ class Processor(MediaProcessor):
             seconds=2 * self._positions * hop // rate,
         )
         self.sampling_rate = rate
+        self.longest_audio = self._log_mel.samples
 
     def placeholder(self, modality: Modality, index: int) -> str:
         return ""
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
         assert isinstance(media, DecodedAudio)
-        longest = self._log_mel.samples
+        longest = self.longest_audio
         if len(media.samples) > longest:
             raise RequestError(
                 f"the audio has {len(media.samples) / self.sampling_rate:.2f} s, and the model "

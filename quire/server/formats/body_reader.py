@@ -93,6 +93,13 @@ async def read_json_bytes(http: Request, limit: int) -> bytes:
             f"send the body as Content-Type: application/json, not {media_type or 'nothing'!r:.60}"
         )
         raise RequestError(message)
+    body = await read_bytes(http, limit)
+    _check_value_count(body)
+    return body
+
+
+async def read_bytes(http: Request, limit: int) -> bytes:
+    """The body of any request. Raises RequestError, BodyTooLarge, Overloaded."""
     if http.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         raise RequestError("send the body as it is: this server unpacks none (Content-Encoding)")
     length = http.headers.get("content-length", "")
@@ -104,7 +111,6 @@ async def read_json_bytes(http: Request, limit: int) -> bytes:
                 body = await _receive_bytes(http, limit, reservation)
         except ClientDisconnect:
             raise ClientDisconnected("the client went away before its body was complete") from None
-    _check_value_count(body)
     return body
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -135,8 +135,8 @@ def _prepare(
     return PreparedGeneration(plan, requests, parsers)
 
 
-def _raw_prompt(prompt: str | list[int], suffix: str | None) -> Prompt:
-    if not suffix:
+def _raw_prompt(prompt: str | list[int] | Mapping[str, Any], suffix: str | None) -> Prompt:
+    if not suffix or isinstance(prompt, Mapping):
         return prompt
     key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
     return {key: prompt, "suffix": suffix}

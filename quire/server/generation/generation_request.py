@@ -45,7 +45,8 @@ class Conversation:
 class RawPrompts:
     """Texts, token ids or embeddings that are continued as they are."""
 
-    prompts: Sequence[str | list[int]]
+    prompts: Sequence[str | list[int] | Mapping[str, Any]]
+    """A mapping: a prompt of quire.text.prompts with more than text or ids."""
     embeds: Sequence[str] = ()
     """Prompts before those: base64 of quire.server.formats.torch_archive."""
     add_special_tokens: bool = True

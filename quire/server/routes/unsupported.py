@@ -16,13 +16,10 @@ from quire.server.app_state import get_app_state
 
 router = APIRouter()
 
-_SPEECH = "speech models are not supported yet"
 _IMAGES = "image models are not supported yet"
 
 UNSUPPORTED_ROUTES = {
-    "/v1/audio/transcriptions": _SPEECH,
-    "/v1/audio/translations": _SPEECH,
-    "/v1/audio/speech": _SPEECH,
+    "/v1/audio/speech": "models that speak are not supported yet",
     "/v1/images/generations": _IMAGES,
     "/v1/moderations": "moderation models are not supported yet",
     "/collective_rpc": "functions of the engine's processes cannot be called over HTTP",
@@ -40,7 +37,7 @@ UNSUPPORTED_ROUTES = {
 
 SERVED_ROUTES = (
     "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, "
-    "/classify, /score, /rerank, /tokenize"
+    "/classify, /score, /rerank, /tokenize, /v1/audio/transcriptions"
 )
 
 
