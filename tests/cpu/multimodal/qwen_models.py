@@ -3,6 +3,16 @@
 import numpy as np
 import torch
 
+from quire.media.image_ops import from_tensor
+from quire.media.processor import (
+    DecodedVideo,
+    ExpandedItem,
+    ProcessorFiles,
+    VideoInfo,
+    processor_type,
+)
+from tests.cpu.multimodal.families import image, tokenizer_of
+
 TEXT = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -50,8 +60,6 @@ def processor_of(family, *, pil=True, times=False):
     """A processor of transformers. times: its tokenizer tells the times of frames apart."""
     import transformers
 
-    from tests.cpu.multimodal.families import tokenizer_of
-
     classes = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}
     newer = family.startswith("qwen3")
     name = classes.get(family, "Qwen3VL")
@@ -68,8 +76,6 @@ def processor_of(family, *, pil=True, times=False):
 
 def own_processor(processor, hf):
     """Ours, with the files that a processor of transformers would write beside a config.json."""
-    from quire.media.processor import ProcessorFiles, processor_type
-
     tokenizer = processor.tokenizer
     files = ProcessorFiles(
         hf,
@@ -144,3 +150,38 @@ def patches_of(pixels, patch, factors=None, merge=2):
     )
     flat = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3 * 2 * patch**2)
     return flat, [count // 2, rows, columns]
+
+
+def video_of(frames, height, width, fps=30.0, step=15, total=None):
+    """Frames of a source of which every `step`-th was decoded."""
+    pixels = np.stack([np.asarray(image(height, width, i)) for i in range(frames)])
+    total = total or frames * step
+    return DecodedVideo(
+        pixels, VideoInfo(fps, tuple(i * step for i in range(frames)), total, total / fps)
+    )
+
+
+def patches_in(item, processor):
+    """What the encoder makes of the tensors of an item: [P, 3 * 2 * patch^2]."""
+    pixels, factors = (from_tensor(one).copy() for one in item.tensors)
+    return patches_of(pixels, processor.settings["image"]["patch_size"], factors)
+
+
+def expanded(ours, text, items, tokenizer):
+    """(ids, items at their places) of a text with placeholders, each replaced by its item."""
+    ids, placed, seen = list(tokenizer.encode(text)), [], {"image": 0, "video": 0}
+    at, waiting = 0, list(items)
+    while at < len(ids):
+        for item in waiting:
+            seen_now = seen[item.modality] + 1
+            made = ours.expand(item, seen_now)
+            if tuple(ids[at : at + len(made.replaces)]) == made.replaces:
+                waiting.remove(item)
+                seen[item.modality] += 1
+                ids[at : at + len(made.replaces)] = made.token_ids
+                placed.append(ExpandedItem(item.modality, at, made, item.sizes))
+                at += len(made.token_ids) - 1
+                break
+        at += 1
+    assert not waiting
+    return ids, placed

@@ -9,16 +9,23 @@ import pytest
 import torch
 
 from quire.errors import ConfigError, RequestError
-from quire.media.image_ops import from_tensor
-from quire.media.processor import DecodedImage, DecodedVideo, ExpandedItem, VideoInfo
+from quire.media.processor import (
+    DecodedImage,
+    DecodedVideo,
+    ExpandedItem,
+    VideoInfo,
+    processor_type,
+)
 from quire.media.processors._qwen import PixelBounds, smart_resize
 from tests.cpu.multimodal.families import image
 from tests.cpu.multimodal.qwen_models import (
     FAMILIES,
+    expanded,
     model_of,
     own_processor,
-    patches_of,
+    patches_in,
     processor_of,
+    video_of,
 )
 
 SIZES = [(56, 56), (40, 120), (200, 61), (300, 333), (17, 23), (28, 560)]
@@ -35,15 +42,6 @@ def own(family, processor):
     return own_processor(processor, theirs_of(family).config.to_dict())
 
 
-def video_of(frames, height, width, fps=30.0, step=15, total=None):
-    """Frames of a source of which every `step`-th was decoded."""
-    pixels = np.stack([np.asarray(image(height, width, i)) for i in range(frames)])
-    total = total or frames * step
-    return DecodedVideo(
-        pixels, VideoInfo(fps, tuple(i * step for i in range(frames)), total, total / fps)
-    )
-
-
 def metadata_of(video):
     from transformers.video_utils import VideoMetadata
 
@@ -56,19 +54,13 @@ def metadata_of(video):
     )
 
 
-def patches(item, processor):
-    """What the encoder makes of the tensors of an item: [P, 3 * 2 * patch^2]."""
-    pixels, factors = (from_tensor(one).copy() for one in item.tensors)
-    return patches_of(pixels, processor.settings["image"]["patch_size"], factors)
-
-
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_pixels_of_images_equal_those_of_the_processor_with_pil(family):
     processor = processor_of(family)
     ours = own(family, processor)
     for size in SIZES:
         want = processor.image_processor(image(*size), return_tensors="pt")
-        got, grid = patches(ours.process(DecodedImage(np.asarray(image(*size))), {}), ours)
+        got, grid = patches_in(ours.process(DecodedImage(np.asarray(image(*size))), {}), ours)
         assert grid == want["image_grid_thw"][0].tolist()
         assert (got - want["pixel_values"]).abs().max().item() < 1e-5
 
@@ -78,7 +70,7 @@ def test_pixels_are_within_two_steps_of_the_processor_with_torchvision():
     ours = own("qwen2_vl", processor)
     for size in SIZES:
         want = processor.image_processor(image(*size), return_tensors="pt")["pixel_values"]
-        got, _ = patches(ours.process(DecodedImage(np.asarray(image(*size))), {}), ours)
+        got, _ = patches_in(ours.process(DecodedImage(np.asarray(image(*size))), {}), ours)
         off = (got - want).abs()
         assert off.max().item() < 2.01 * LEVEL
         assert off.mean().item() < 0.5 * LEVEL
@@ -92,7 +84,7 @@ def test_pixels_of_videos_are_within_two_steps_of_torchvision(family, shape):
     want = processor.video_processor(
         torch.from_numpy(video.frames).permute(0, 3, 1, 2), return_tensors="pt"
     )
-    got, grid = patches(ours.process(video, {}), ours)
+    got, grid = patches_in(ours.process(video, {}), ours)
     assert grid == want["video_grid_thw"][0].tolist()
     assert (got - want["pixel_values_videos"]).abs().max().item() < 2.01 * LEVEL
 
@@ -140,7 +132,7 @@ def test_options_of_a_request_bound_the_pixels_as_in_transformers():
     ):
         want = processor.image_processor(given, return_tensors="pt", **kwargs)["image_grid_thw"]
         item = ours.process(DecodedImage(np.asarray(given)), kwargs)
-        assert patches(item, ours)[1] == want[0].tolist()
+        assert patches_in(item, ours)[1] == want[0].tolist()
         assert item.sizes["grid"] == (1, want[0, 1] // 2, want[0, 2] // 2)
     with pytest.raises(RequestError, match="the former must not be above the latter"):
         ours.process(DecodedImage(np.asarray(given)), {"min_pixels": 28 * 28 * 21})
@@ -149,26 +141,6 @@ def test_options_of_a_request_bound_the_pixels_as_in_transformers():
 def test_patches_of_another_size_than_the_models_are_refused():
     with pytest.raises(ConfigError, match=r"patch_size for image is 16, and .* patch_size 14"):
         own("qwen2_vl", processor_of("qwen3_vl"))
-
-
-def expanded(ours, text, items, tokenizer):
-    """(ids, items at their places) of a text with placeholders, each replaced by its item."""
-    ids, placed, seen = list(tokenizer.encode(text)), [], {"image": 0, "video": 0}
-    at, waiting = 0, list(items)
-    while at < len(ids):
-        for item in waiting:
-            seen_now = seen[item.modality] + 1
-            made = ours.expand(item, seen_now)
-            if tuple(ids[at : at + len(made.replaces)]) == made.replaces:
-                waiting.remove(item)
-                seen[item.modality] += 1
-                ids[at : at + len(made.replaces)] = made.token_ids
-                placed.append(ExpandedItem(item.modality, at, made, item.sizes))
-                at += len(made.token_ids) - 1
-                break
-        at += 1
-    assert not waiting
-    return ids, placed
 
 
 MIXES = ["", "i", "v", "iv", "vi", "ivi", "iiv", "vv", "iii"]
@@ -268,6 +240,4 @@ def test_times_of_frames_are_those_of_the_source():
 
 
 def test_every_family_has_a_processor():
-    from quire.media.processor import processor_type
-
     assert all(processor_type(family) for family in FAMILIES)

@@ -1,0 +1,174 @@
+"""Prompts with images and videos of Qwen's families in an engine answer as in transformers."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from quire.config.engine_config import MediaEncoderSection
+from quire.config.facts import read_hf_config
+from quire.core.types import MediaItem
+from quire.media.processor import DecodedImage
+from quire.models.build import build_model, read_model_config
+from tests import tiers
+from tests.cpu.engine_of import engine_of, request, run
+from tests.cpu.multimodal.families import image
+from tests.cpu.multimodal.qwen_models import (
+    expanded,
+    own_processor,
+    patches_in,
+    processor_of,
+    saved,
+    video_of,
+)
+
+MEDIA = {
+    "a": lambda: image(56, 56),
+    "b": lambda: image(40, 120),
+    "c": lambda: image(100, 61),
+    "v": lambda: video_of(3, 60, 90, step=2),
+    "w": lambda: video_of(4, 90, 60, step=3),
+}
+PROMPTS = ["", "a", "bc", "abv", "wc", "cab"]
+TOKENS = 6
+
+
+class Family:
+    """A family's models, transformers' and ours, and requests to both."""
+
+    def __init__(self, family, folder):
+        self.theirs, self.name = saved(family, folder), family
+        hf = read_hf_config(folder)
+        model_type, config = read_model_config(hf)
+        model = build_model(model_type, config, folder=folder, dtype=torch.float32, progress=False)
+        self.hf, self.built = hf, (model, config)
+        self.tokenizer = processor_of(family).tokenizer
+        self.processor = own_processor(processor_of(family), self.theirs.config.to_dict())
+
+    @functools.cache  # noqa: B019 - families live as long as the tests
+    def asked(self, mix):
+        """(ids, processed items, their places) of a prompt."""
+        given = [(kind, MEDIA[kind]()) for kind in mix]
+        items, words = [], []
+        for kind, one in given:
+            modality = "video" if kind in "vw" else "image"
+            media = one if modality == "video" else DecodedImage(np.asarray(one))
+            items.append(self.processor.process(media, {}))
+            words += [f"w{len(words) + 9} w11", self.processor.placeholder(modality, 1)]
+        text = " ".join([*words, "w40 w41 w7"])
+        return *expanded(self.processor, text, items, self.tokenizer), items
+
+    def request(self, mix, name=None, **more):
+        ids, placed, items = self.asked(mix)
+        rope = self.processor.rope(ids, placed)
+        made = request(name or mix or "text", ids, TOKENS, logprobs=2, **more)
+        media = tuple(
+            MediaItem(
+                place.modality, (kind * 32).encode(), place.start, len(place.expansion.token_ids),
+                place.expansion.runs, item.tensors,
+            )
+            for kind, place, item in zip(mix, placed, items, strict=True)
+        )  # fmt: skip
+        fields = (
+            {} if rope is None else {"rope_positions": rope[0].tobytes(), "rope_delta": rope[1]}
+        )
+        extra = tuple((one.start, one.digest) for one in media)
+        return dataclasses.replace(made, media=media, extra_content=extra, **fields)
+
+    @functools.cache  # noqa: B019 - families live as long as the tests
+    def wanted(self, mix):
+        """(tokens, log probabilities of them and of the second best) of transformers."""
+        ids, _, items = self.asked(mix)
+        given = {"input_ids": torch.tensor([ids])}
+        kinds = torch.zeros(1, len(ids), dtype=torch.int32)
+        kinds[0, given["input_ids"][0] == 192] = 1
+        kinds[0, given["input_ids"][0] == 193] = 2
+        for modality, pixels, grids in (
+            ("image", "pixel_values", "image_grid_thw"),
+            ("video", "pixel_values_videos", "video_grid_thw"),
+        ):
+            own = [patches_in(one, self.processor) for one in items if one.modality == modality]
+            if own:
+                given[pixels] = torch.cat([one for one, _ in own])
+                given[grids] = torch.tensor([grid for _, grid in own])
+        seconds = [one.sizes["seconds"] for one in items if "seconds" in one.sizes]
+        if seconds:
+            given["second_per_grid_ts"] = seconds
+        if items:
+            given["mm_token_type_ids"] = kinds
+        self.theirs.model.rope_deltas = None
+        with torch.inference_mode():
+            found = self.theirs.generate(
+                **given, max_new_tokens=TOKENS, do_sample=False, output_scores=True,
+                return_dict_in_generate=True,
+            )  # fmt: skip
+        scores = torch.cat(found.scores).log_softmax(-1)
+        return found.sequences[0, len(ids) :].tolist(), scores.topk(2).values.flatten().tolist()
+
+    def engine(self, **settings):
+        width = self.built[0].media_encoder.width
+        media = MediaEncoderSection(
+            modalities=("image", "video"), row_bytes=4 * width, bidirectional=False,
+            step_rows=64, cache_rows=96,
+        )  # fmt: skip
+        settings.setdefault("budget", 200)
+        return engine_of(self.hf, built=self.built, media=media, **settings)
+
+
+@pytest.fixture(
+    scope="module", params=["qwen2_5_vl", "qwen3_vl", *tiers.long("qwen2_vl", "qwen3_vl_moe")]
+)
+def family(request, tmp_path_factory):
+    return Family(request.param, tmp_path_factory.mktemp("model"))
+
+
+def answers(built, requests):
+    """Name -> tokens and log probabilities."""
+    tokens, updates = run(built, requests)
+    found = {key: (ids, []) for key, ids in tokens.items()}
+    for update in updates:
+        assert update.error is None
+        for one in update.logprobs or ():
+            found[update.request_id, update.index][1].extend(one.values[1:])
+    return found
+
+
+def check(family, found):
+    for (name, _), (tokens, logprobs) in found.items():
+        wanted = family.wanted("" if name == "text" else name.split()[0])
+        assert tokens == wanted[0], name
+        assert logprobs == pytest.approx(wanted[1], abs=1e-4), name
+
+
+SETTINGS = {
+    "as it comes": {},
+    "chunks of 5, steps in flight": {"budget": 5, "seqs": 4, "depth": 2},
+    "preempted": {"block_size": 4},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_batch_of_prompts_is_answered_as_by_transformers(family, name):
+    requests, settings = [family.request(mix) for mix in PROMPTS], {}
+    if name == "preempted":
+        longest = max(len(one.prompt) for one in requests) + TOKENS
+        settings = {"num_blocks": longest // 4 + 2}
+    built = family.engine(**SETTINGS[name], **settings)
+    check(family, answers(built, requests))
+    assert (built.stats().preemptions > 0) == (name == "preempted")
+
+
+def test_a_prefix_with_an_image_is_found_again_and_answers_the_same(family):
+    built = family.engine(block_size=4)
+    answers(built, [family.request("bc")])
+    cached = {}
+    for mix in ("bc", "cab"):
+        built.add(family.request(mix, f"{mix} again"))
+        while not built.idle:
+            cached |= {one.request_id: one.cached_tokens for one in built.step()}
+    ids = family.asked("bc")[0]
+    assert cached["bc again"] == (len(ids) - 1) // 4 * 4
+    assert cached["cab again"] == 0
+    check(family, answers(built, [family.request("bc", "bc 2"), family.request("bc", "bc 3")]))
