@@ -8,6 +8,7 @@ QuireError
 ├── RequestError             an invalid request; has `param`           → 400
 │   ├── TooLong              prompt + max_tokens can never fit         → 400
 │   ├── UnknownModel                                                   → 404
+│   ├── MediaUnavailable     the address of an image gave no content   → 422
 │   └── Unsupported          valid, but this model or build cannot     → 501
 ├── Overloaded               try later; has `retry_after_s`            → 429
 └── EngineError              a fault of the engine; ends the request   → 500
@@ -73,6 +74,10 @@ def context_overflow(
 
 class UnknownModel(RequestError):
     """No model of this name is served here."""
+
+
+class MediaUnavailable(RequestError):
+    """An address of a request gave no image, video or recording."""
 
 
 class Unsupported(RequestError):

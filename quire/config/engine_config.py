@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.config.encoder_facts import SpeechFacts
+from quire.config.media import MediaSection
 from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts
 from quire.config.options import LogprobsMode
 from quire.config.pooler_config import PoolingMethod as PoolingMethod
@@ -323,5 +324,6 @@ class EngineConfig:
     adapters: AdapterSection | None = None  # None: requests with adapters are refused
     encoder: EncoderSection | None = None  # None: a decoder alone
     media_encoder: MediaEncoderSection | None = None  # None: it reads text only
+    media: MediaSection | None = None  # how the media of requests are read; None: they have none
     generates: bool = True  # False: it serves pooling requests alone
     pooling: PoolingSection | None = None  # None: no pooling requests

@@ -22,6 +22,7 @@ from quire.config.json_file import (
     raise_as_config_error,
     read_json_object,
 )
+from quire.config.media import MediaFacts
 from quire.config.memory.kv_layout import LayerFacts
 from quire.config.memory.part_facts import AdapterNumbers, MediaEncoderFacts
 from quire.config.memory.weight_facts import WeightFacts, count_media, count_tensors
@@ -88,6 +89,7 @@ class ModelFacts:
     top_k: int = 0  # experts a token goes to; 0: no mixture of experts
     expert_mlp: int = 0
     encoder: EncoderFacts | None = None  # None: a decoder alone
+    media: MediaFacts | None = None  # None: it reads text only
     fits_float16: bool = True  # False: its activations overflow there
     pooling: PoolingFacts = field(default_factory=PoolingFacts)
     adapters: AdapterNumbers = field(

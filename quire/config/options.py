@@ -14,11 +14,13 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from quire.config import vllm_options
+from quire.config.media import MediaOptions, parse_counts
 from quire.config.option_field import option
 from quire.config.pooler_config import PoolerConfig
 from quire.config.ray_options import RayOptions
@@ -442,6 +444,7 @@ class Options:
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     ray: RayOptions = field(default_factory=RayOptions)
     lora: LoRAOptions = field(default_factory=LoRAOptions)
+    media: MediaOptions = field(default_factory=MediaOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     health: HealthOptions = field(default_factory=HealthOptions)
@@ -521,6 +524,9 @@ def _normalize_value(name: str, given: object) -> object:
         return {"TRACE": "DEBUG", "WARN": "WARNING"}.get(given.upper(), given.upper())
     if name == "model_impl" and given == "vllm":
         return "quire"
+    if name == "limit_mm_per_prompt" and isinstance(given, str) and "=" in given:
+        with suppress(ValueError):
+            return parse_counts(given)
     if name == "pooler_config" and given is not None:
         return PoolerConfig.parse(given).non_default()
     if name in ("served_model_name", "lora_modules") and isinstance(given, str):

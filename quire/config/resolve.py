@@ -31,6 +31,7 @@ from quire.config.expert_balance import resolve_expert_balance
 from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.head_cuts import require_layer_cuts
 from quire.config.kv_cache_dtype import resolve_cache_dtype
+from quire.config.media import resolve_media
 from quire.config.media_encoder import resolve_encoder_rows, resolve_media_encoder
 from quire.config.memory.host_memory import with_host_tier
 from quire.config.memory.kv_memory import (
@@ -134,6 +135,7 @@ def resolve(
         ),
         encoder=resolve_encoder(model, plan.shape),
         media_encoder=resolve_media_encoder(model, plan.shape),
+        media=resolve_media(options.media, model.media),
         generates=generates,
         pooling=pooling,
         sampling=resolve_sampling(options, model, why),

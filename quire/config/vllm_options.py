@@ -89,7 +89,6 @@ _NO_EFFECT = {
         log_config_file""",
     "--enable-profiler-routes opens /start_profile, which writes to quire_profile/": """
         profiler_config""",
-    "of a multimodal model only the text half is served": "language_model_only",
     "reasoning_parser enables it": "enable_reasoning",
     "a server has it, and LLM.chat takes reasoning_parser and tool_parser": """reasoning_parser
         reasoning_parser_plugin reasoning_config tool_call_parser tool_parser_plugin
@@ -98,13 +97,13 @@ _NO_EFFECT = {
         specialize_active_lora enable_mixed_moe_lora_format""",
     "it belongs to a feature that is off": """lora_extra_vocab_size long_lora_scaling_factors
         enable_moe_shared_loras max_lora_cls_labels enable_tower_connector_lora
-        limit_mm_per_prompt media_io_kwargs mm_processor_cache_gb mm_processor_cache_type
+        mm_processor_cache_type
         mm_hasher_algorithm mm_shm_cache_max_object_size_mb mm_encoder_tp_mode
         mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path
-        mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin interleave_mm_strings
+        mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin
         skip_mm_profiling mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb
-        mm_device_do_normalize video_pruning_method allowed_local_media_path
-        allowed_media_domains io_processor_plugin
+        mm_device_do_normalize video_pruning_method
+        io_processor_plugin
         mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode
         mamba_cache_philox_rounds enable_mamba_cache_stochastic_rounding
         enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm
@@ -113,7 +112,7 @@ _NO_EFFECT = {
         ubatch_size
         logits_processor_pattern spec_tokens dbo sleep_preserve_parameter_names
         ec_manager_config engram_config aux_output_config elastic_ep_max_dp_size
-        trust_request_mm_kwargs disable_mm_preprocessor_cache max_prompt_adapters
+        disable_mm_preprocessor_cache max_prompt_adapters
         enable_multimodal_encoder_data_parallel max_prompt_adapter_token enable_lora_bias
         ngram_prompt_lookup_max
         ngram_prompt_lookup_min speculative_disable_mqa_scorer speculative_max_model_len
@@ -134,8 +133,7 @@ _UNSUPPORTED = {
         enable_fault_tolerance""",
     "balancing of experts by single options": """num_redundant_experts eplb_window_size
         eplb_step_interval eplb_log_balancedness""",
-    "multimodal input": """mm_processor_kwargs enable_mm_embeds mm_encoder_only
-        video_pruning_rate""",
+    "encoders alone, and dropping tokens of video": "mm_encoder_only video_pruning_rate",
     "running tools in the server": "tool_server",
     "changing how strictly calls follow their schemas (set `strict` in each function)": (
         "tool_strict_level"
@@ -207,10 +205,10 @@ _BOOLEAN_OPTIONS = """
     disable_log_requests
     enable_log_requests enable_return_routed_experts return_sampling_mask enable_trace_replay
     disable_cascade_attn multi_step_stream_outputs ray_workers_use_nsight numa_bind
-    enable_mm_embeds mm_encoder_only interleave_mm_strings skip_mm_profiling kv_cache_metrics
+    mm_encoder_only skip_mm_profiling kv_cache_metrics
     cudagraph_metrics enable_mfu_metrics enable_layerwise_nvtx_tracing enable_dbo
     enable_logging_iteration_details aggregate_engine_logging
-    use_fp64_gumbel enable_cumem_allocator monokernel enable_elastic_ep language_model_only
+    use_fp64_gumbel enable_cumem_allocator monokernel enable_elastic_ep
     fully_sharded_loras scheduler_reserve_full_isl disable_chunked_mm_input
     kv_sharing_fast_prefill allow_deprecated_quantization enable_fault_tolerance enable_reasoning
     engine_use_ray disable_async_output_proc jit_monitor_verbose disable_frontend_multiprocessing
@@ -221,7 +219,7 @@ _BOOLEAN_OPTIONS = """
     dcp_q_replicate data_parallel_multi_port_external_lb enable_hc_sp enable_shm_tensor_arena
     disable_nccl_for_dp_synchronization enable_mamba_shared_prefix_checkpoint use_replayssm
     mm_device_do_normalize enable_tower_connector_lora specialize_active_lora
-    enable_mixed_moe_lora_format enable_moe_shared_loras trust_request_mm_kwargs
+    enable_mixed_moe_lora_format enable_moe_shared_loras
     cohere_is_reasoning_model tokens_only enable_scale_out enable_flash_late_interaction
     grpc enable_prompt_adapter enable_lora_bias disable_mm_preprocessor_cache full_cuda_graph
     enable_multimodal_encoder_data_parallel disable_logprobs_during_spec_decoding
@@ -237,7 +235,7 @@ _SHORT_FLAGS = """decode_context_parallel_size:-dcp
     speculative_config:-sc diffusion_config:-dc compilation_config:-cc
     attention_config:-ac"""
 _LIST_OPTIONS = """cudagraph_capture_sizes cuda_graph_sizes prompt_adapters device_ids
-    numa_bind_nodes numa_bind_cpus allowed_media_domains ignore_patterns
+    numa_bind_nodes numa_bind_cpus ignore_patterns
     collect_detailed_traces kv_cache_dtype_skip_layers sleep_preserve_parameter_names
     cpu_offload_params offload_params"""
 LIST_OPTIONS = frozenset(_LIST_OPTIONS.split())

@@ -33,6 +33,15 @@ from quire.http_fetch.url import (
     resolve_redirect,
 )
 
+
+class FetchFailed(RequestError):
+    """The address was allowed and gave no content. may_retry: it may do so later."""
+
+    def __init__(self, message: str, *, param: str | None, may_retry: bool) -> None:
+        super().__init__(message, param=param)
+        self.may_retry = may_retry
+
+
 ResolveHost = Callable[[str, int], Awaitable[list[str]]]
 
 CHUNK = 1 << 16
@@ -153,7 +162,10 @@ class HttpFetcher:
                     headers = {
                         k: v for k, v in headers.items() if k.lower() not in CREDENTIAL_HEADERS
                     }
-                address = self._check_host(there, param)
+                if policy.hosts is not None and not host_matches(there.host, policy.hosts):
+                    message = f"{address} redirects to a host whose addresses are not fetched here"
+                    raise RequestError(message, param=param)
+                address = there
             raise RequestError(
                 f"{url!r:.100} redirects more than {policy.max_redirects} times", param=param
             )
@@ -226,7 +238,8 @@ def _check_headers(answer: _HttpResponse, policy: FetchPolicy, param: str | None
     """Check status and headers of the response. Raises RequestError."""
     address = answer.url
     if answer.status != 200:
-        raise RequestError(f"{address} answered {answer.status}", param=param)
+        message = f"{address} answered {answer.status}"
+        raise FetchFailed(message, param=param, may_retry=answer.status >= 500)
     if answer.header("content-encoding").lower() not in ("", "identity"):
         raise RequestError(f"{address} answered with compressed content", param=param)
     if policy.media_types and not answer.media_type.startswith(policy.media_types):
@@ -259,7 +272,8 @@ class _translate_errors:
             error.param = self._param
         why = next((why for kind, why in _ERROR_MESSAGES if isinstance(error, kind)), None)
         if why is not None:
-            raise RequestError(f"{self._url!r:.200}: {why}", param=self._param) from None
+            message = f"{self._url!r:.200}: {why}"
+            raise FetchFailed(message, param=self._param, may_retry=True) from None
 
 
 _ERROR_MESSAGES: tuple[tuple[type[BaseException], str], ...] = (

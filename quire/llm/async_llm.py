@@ -37,7 +37,7 @@ from quire.llm.pooling import make_outputs, read_settings, require_processor
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.text.input_processor import PreparedRequest
 from quire.text.pooling_input import PoolingInput
-from quire.text.prompts import Prompt
+from quire.text.prompts import Prompt, read_prompt_media
 from quire.text.tokenizing.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -424,7 +424,8 @@ def _is_long(prompt: Prompt) -> bool:
     fields = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
     text = fields.get("prompt")
     is_long = isinstance(text, str) and len(text) > LONG_CHARS
-    return is_long or fields.get("prompt_embeds") is not None
+    is_large = fields.get("prompt_embeds") is not None
+    return is_long or is_large or read_prompt_media(prompt) is not None
 
 
 AsyncLLMEngine = AsyncLLM

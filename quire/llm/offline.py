@@ -29,6 +29,7 @@ from quire.llm.beam_search import FinishedBeamSearch, run_beam_searches
 from quire.llm.chat_parsing import ChatContext, build_chat_parsing
 from quire.llm.engine import LLMEngine
 from quire.llm.legacy_guided import GuidedOptions, apply_guided, refuse_guided
+from quire.llm.media import ChatPrompt, MediaFeed, render_chat
 from quire.llm.pooling import PoolingMethods
 from quire.llm.progress import UseTqdm, track_adding
 from quire.llm.prompts import normalize_conversations, normalize_prompts
@@ -169,7 +170,7 @@ class LLM(PoolingMethods):
         each_params = (
             [] if reading is None else self._params_per_prompt(sampling_params, len(given))
         )
-        texts = self._render_conversations(
+        chats = self._render_conversations(
             given,
             chat_template,
             tools,
@@ -178,6 +179,7 @@ class LLM(PoolingMethods):
             content_format=chat_template_content_format,
             variables=chat_template_kwargs,
         )
+        texts = [one.text for one in chats]
         ids = self._enqueue(
             texts,
             sampling_params if reading is None else reading.adjust_params(each_params),
@@ -188,6 +190,7 @@ class LLM(PoolingMethods):
             mm_processor_kwargs=mm_processor_kwargs,
             add_special_tokens=False,  # the template has them
             rules=None if reading is None else reading.build_constraints(texts, given, each_params),
+            chats=chats,
         )
         outputs = self._queue.collect(ids, use_tqdm)
         if reading is not None:
@@ -217,6 +220,7 @@ class LLM(PoolingMethods):
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
+            runs=False,
         )
 
     def enqueue_chat(
@@ -238,7 +242,7 @@ class LLM(PoolingMethods):
     ) -> list[str]:
         """Queue conversations without running them; return their request ids."""
         self.check_generates()
-        texts = self._render_conversations(
+        chats = self._render_conversations(
             normalize_conversations(messages),
             chat_template,
             tools,
@@ -248,7 +252,7 @@ class LLM(PoolingMethods):
             variables=chat_template_kwargs,
         )
         return self._enqueue(
-            texts,
+            [one.text for one in chats],
             sampling_params,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
@@ -256,6 +260,8 @@ class LLM(PoolingMethods):
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
             add_special_tokens=False,  # the template has them
+            chats=chats,
+            runs=False,
         )
 
     def wait_for_completion(
@@ -312,11 +318,12 @@ class LLM(PoolingMethods):
         chat_template: str | Path | None,
         tools: Sequence[Any] | None,
         **how: Any,
-    ) -> list[str]:
+    ) -> list[ChatPrompt]:
         """Render each conversation to the text of a prompt. how: arguments of Template.render."""
         source = self._template if chat_template is None else load_chat_template(chat_template)
         template = self.get_tokenizer().template(source, tools)
-        return [template.render(one, tools, **how) for one in given]
+        reader = self.llm_engine.inputs.media
+        return [render_chat(reader, template, one, tools, **how) for one in given]
 
     def _enqueue(
         self,
@@ -330,15 +337,19 @@ class LLM(PoolingMethods):
         mm_processor_kwargs: Mapping[str, object] | None,
         add_special_tokens: bool = True,
         rules: Sequence[PromptConstraints] | None = None,
+        chats: Sequence[ChatPrompt] | None = None,
+        runs: bool = True,
     ) -> list[str]:
-        """Check everything, then queue everything, or nothing.
+        """Check everything, then queue everything, or nothing. Prompts with media are checked and
+        queued one by one: the engine runs the first while the next are prepared.
 
-        rules: constraints of each prompt beyond its params.
+        rules: constraints of each prompt beyond its params. chats: of which the prompts are the
+        texts. runs: the engine may run meanwhile.
         """
         self._check_awake()
         self.check_generates()
-        if mm_processor_kwargs:
-            raise Unsupported("mm_processor_kwargs: this model reads text only")
+        step = self._queue.step if runs else lambda: False
+        feed = MediaFeed(self.llm_engine.inputs.media, given, chats, mm_processor_kwargs, step)
         params = self._params_per_prompt(sampling_params, len(given))
         ranks = self._priority_per_prompt(priority, len(given))
         adapters = self.llm_engine.adapters.resolve(lora_request, len(given))
@@ -346,7 +357,7 @@ class LLM(PoolingMethods):
         now = time.monotonic()
         # Drawing ids from the counter last keeps them dense when a prompt is refused
         first = next(self._ids)
-        prepared = [
+        prepared = (
             inputs.process(
                 prompt,
                 one,
@@ -358,6 +369,7 @@ class LLM(PoolingMethods):
                 constraint=rule.constraint,
                 thinking=rule.thinking,
                 adapter=adapter,
+                media=feed.inputs(i),
             )
             for i, (prompt, one, rank, rule, adapter) in enumerate(
                 zip(
@@ -368,9 +380,10 @@ class LLM(PoolingMethods):
                     adapters,
                 )
             )
-        ]
+        )
+        ready = prepared if feed.has_media else list(prepared)
         self._ids = itertools.count(first + len(given))
-        return self._queue.submit(prepared, lora_per_prompt(lora_request, len(given)))
+        return self._queue.submit(ready, lora_per_prompt(lora_request, len(given)))
 
     def _params_per_prompt(
         self, given: SamplingParamsArg | None, count: int

@@ -6,7 +6,7 @@ One thread calls it: the caller of LLM.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quire.engine.core.gc_control import infrequent_gc
 from quire.llm.engine import LLMEngine
@@ -36,9 +36,9 @@ class RequestQueue:
         return self._done.keys() >= set(self._ids)
 
     def submit(
-        self, prepared: Sequence[PreparedRequest], lora_requests: Sequence[object]
+        self, prepared: Iterable[PreparedRequest], lora_requests: Sequence[object]
     ) -> list[str]:
-        """Queue requests in the engine, all or none. Returns their ids."""
+        """Queue requests in the engine as they come, all or none. Returns their ids."""
         ids: list[str] = []
         try:
             for one, lora_request in zip(prepared, lora_requests):
@@ -50,6 +50,14 @@ class RequestQueue:
         self._ids += ids
         return ids
 
+    def step(self) -> bool:
+        """Run a step; keep the outputs. Returns whether there was one to run."""
+        if not self._engine.has_unfinished_requests():
+            return False
+        for output in self._engine.step():
+            self._done[output.request_id] = output
+        return True
+
     def collect(self, ids: Sequence[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
         """Step until these are done; return their outputs. Ctrl-C between two steps aborts them.
 
@@ -59,6 +67,9 @@ class RequestQueue:
         missing = {one for one in ids if one not in self._done}
         try:
             with infrequent_gc(), InterruptHandler() as interrupt:
+                for output in [self._done[one] for one in ids if one in self._done]:
+                    _raise_fault(output)
+                    bar.count_finished(output)
                 while missing:
                     interrupt.check()
                     for output in self._engine.step():
@@ -82,9 +93,8 @@ class RequestQueue:
     def run_all(self) -> None:
         """Step until all are done. Their outputs stay here."""
         with infrequent_gc():
-            while self._engine.has_unfinished_requests():
-                for output in self._engine.step():
-                    self._done[output.request_id] = output
+            while self.step():
+                pass
 
     def abort(self, ids: Sequence[str]) -> None:
         """End requests, and drop their outputs."""

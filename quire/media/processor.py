@@ -123,7 +123,7 @@ class KwargRange:
     keys: tuple[str, ...] = ()
 
     def check(self, name: str, value: object) -> None:
-        """Raise RequestError if the value is not allowed."""
+        """Raise RequestError if the value is not allowed. name: mm_processor_kwargs.max_pixels."""
         if self.keys:
             if not isinstance(value, Mapping) or not set(value) <= set(self.keys) or not value:
                 allowed = ", ".join(self.keys)
@@ -148,7 +148,7 @@ class KwargRange:
 
 
 def _kwarg_error(message: str) -> RequestError:
-    return RequestError(f"mm_processor_kwargs.{message}", param="mm_processor_kwargs")
+    return RequestError(message, param=message.partition(".")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +195,19 @@ class MediaProcessor:
     """Options of mm_processor_kwargs; others are refused by name."""
     takes_embeds: ClassVar[bool] = False
     """Whether `expand` also takes an item of `sizes == {"rows": n}`: embeddings that were given."""
+    text_placeholders: ClassVar[bool] = False
+    """Whether placeholders are texts that are no tokens; `replaces` of an Expansion is then ()."""
     sampling_rate: int = 16000
     """Of the recordings that process() takes, in samples per second."""
 
     def __init__(self, files: ProcessorFiles) -> None:
         self.files = files
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a row of the encoder's output, for embeddings that are given."""
+        text = self.files.config.get("text_config") or self.files.config
+        return int(text["hidden_size"])
 
     def placeholder(self, modality: Modality, index: int) -> str:
         """Return what a prompt holds for the index-th item of a modality, from 1."""

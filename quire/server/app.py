@@ -136,6 +136,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state.engine.start()
     if state.options.trust_request_chat_template:
         state.template_workers.prepare()
+    if state.inputs.media is not None:
+        state.inputs.media.pipeline.prepare_workers()
     tasks = [asyncio.create_task(app.state.keys.watch())]
     if state.adapters.enabled:
         await state.adapters.refresh()
@@ -149,6 +151,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             task.cancel()
         await app.state.responses.close()
         state.template_workers.close()
+        if state.inputs.media is not None:
+            state.inputs.media.pipeline.close()
         await state.engine.stop()
 
 

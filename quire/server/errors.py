@@ -29,6 +29,7 @@ from quire.errors import (
     EngineCrashed,
     EngineDead,
     EngineError,
+    MediaUnavailable,
     Overloaded,
     Quarantined,
     QuireError,
@@ -65,6 +66,7 @@ CLIENT_CLOSED_REQUEST = 499
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (  # the narrowest first
     (UnknownModel, 404, "NotFoundError"),
     (Unsupported, 501, "NotImplementedError"),
+    (MediaUnavailable, 422, "UnprocessableEntityError"),
     (BodyTooLarge, 413, "RequestTooLargeError"),
     (InvalidUserInput, 400, "InvalidUserInput"),
     (RequestError, 400, "BadRequestError"),

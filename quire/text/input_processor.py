@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from quire.core.constraint import Constraint
@@ -19,14 +19,16 @@ from quire.core.params import MAX_STOP_IDS, SamplingParams
 from quire.core.structured_output_params import StructuredOutputsParams
 from quire.core.types import (
     AdapterRef,
-    ForcedTokens,
-    MediaItem,
     Request,
     StopConditions,
     ThinkingBudget,
 )
 from quire.errors import RequestError, TooLong, Unsupported, context_overflow
+from quire.media.expand import PlacedMedia
 from quire.text import fill_in_middle, prompt_embeds, prompts
+from quire.text.bad_words import BadWordTokens
+from quire.text.encoder_format import EncoderFormat
+from quire.text.media_prompt import MediaInputs, MediaReader, check_no_truncation
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds
 from quire.text.prompts import ParsedPrompt, Prompt
 from quire.text.speech import SpeechFormat, parse_speech_prompt
@@ -41,10 +43,8 @@ TOKENIZATION_KEYS = (
     "truncation",
     "max_length",
 )
-MAX_BAD_WORD_TOKENS = 1024
 NO_EMBEDS = PackedEmbeds((), ())
-MAX_CACHED_WORD_CHARS = 64
-"""Longest bad word whose tokens are cached, in characters."""
+NO_MEDIA = PlacedMedia(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +59,6 @@ class PreparedRequest:
     prompt_text: str | None
     params: SamplingParams
     encoder_prompt_text: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderFormat:
-    """What prompts of a model with an encoder become."""
-
-    max_len: int  # tokens of the longest source
-    start_id: int  # the decoder's first token
-    forced_first: int | None = None
-    forced_last: frozenset[int] = frozenset()
-    banned: tuple[int, ...] = ()
-    banned_first: tuple[int, ...] = ()
-    speech: SpeechFormat | None = None  # None: the encoder reads tokens
-
-    def forced_tokens(self, prompt: Sequence[int], stop: StopConditions) -> ForcedTokens | None:
-        """Return what is forced behind a decoder prompt. None: nothing."""
-        last = self.forced_last if stop.eos_ids else frozenset[int]()
-        first = self.forced_first if len(prompt) == 1 else None
-        times = None if self.speech is None else self.speech.time_rules(prompt)
-        if first is None and not (last or self.banned or self.banned_first or times):
-            return None
-        end = len(prompt) + stop.max_tokens - 1
-        banned = self.banned, self.banned_first
-        return ForcedTokens(len(prompt), first, end, last, *banned, times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +83,7 @@ class InputProcessor:
     constrain: makes the constraint of a structured output; None: not served.
     embeds: the vectors that prompts may have in place of token ids; None: such are refused.
     encoder: how prompts are divided between encoder and decoder; None: there is no encoder.
+    media: reads images, video and audio; None: the model reads text only.
     """
 
     def __init__(
@@ -123,6 +100,7 @@ class InputProcessor:
         constrain: Callable[[StructuredOutputsParams], Constraint] | None = None,
         embeds: EmbedsFormat | None = None,
         encoder: EncoderFormat | None = None,
+        media: MediaReader | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -136,7 +114,8 @@ class InputProcessor:
         self._constrain = constrain
         self._embeds = embeds
         self._encoder = encoder
-        self._bad_words: dict[str, list[list[int]]] = {}
+        self.media = media
+        self._bad_words = BadWordTokens(tokenizer)
 
     def process(
         self,
@@ -153,9 +132,11 @@ class InputProcessor:
         constraint: Constraint | None = None,
         thinking: ThinkingBudget | None = None,
         adapter: AdapterRef | None = None,
+        media: MediaInputs | None = None,
     ) -> PreparedRequest:
         """Check a prompt and its parameters and make a Request of them.
 
+        media: of the prompt, ready; None: what its dict has is prepared here, which takes long.
         tokenization: `tokenization_kwargs` of the callers' API (TOKENIZATION_KEYS).
         constraint: overrides what params.structured_outputs means.
         thinking: what params.thinking_token_budget means, given the model's reasoning tags.
@@ -167,13 +148,12 @@ class InputProcessor:
             message = "thinking_token_budget needs a conversation and a reasoning parser"
             raise RequestError(message, param="thinking_token_budget")
         how = self._tokenization(requested, tokenization, add_special_tokens)
-        embeds, source_text = NO_EMBEDS, None
+        embeds, placed, source_text = NO_EMBEDS, NO_MEDIA, None
         source: tuple[int, ...] = ()
-        media: tuple[MediaItem, ...] = ()
         if self._encoder is not None and self._encoder.speech is not None:
             spoken = parse_speech_prompt(prompt)
-            media = (self._encoder.speech.read_recording(spoken.audio),)
-            source = (0,) * media[0].length
+            recording = self._encoder.speech.read_recording(spoken.audio)
+            placed, source = PlacedMedia((), (recording,)), (0,) * recording.length
             ids = self._speech_ids(spoken.decoder, self._encoder.start_id)
             text = None if spoken.decoder is None else spoken.decoder.text
             parsed = prompts.ParsedPrompt(text, ids, spoken.salt)
@@ -186,9 +166,11 @@ class InputProcessor:
             text = None if decoder is None else decoder.text
             parsed = prompts.ParsedPrompt(text, ids, read.salt)
             self._check_length(len(ids))
-        elif (parsed := prompts.parse_prompt(prompt)).embeds is None:
-            ids = self._ids(parsed, how)
-            self._check_length(len(ids))
+        elif (parsed := prompts.parse_prompt(prompt)).media is not None or media is not None:
+            placed = self._place_media(parsed, how, media, cache_salt)
+            self._check_length(len(ids := placed.ids))
+        elif parsed.embeds is None:
+            self._check_length(len(ids := self._ids(parsed, how)))
         else:
             ids, embeds = self._pack_embeds(parsed, requested, how)
         salt = prompts.check_cache_salt(cache_salt) or parsed.salt
@@ -212,12 +194,14 @@ class InputProcessor:
             timed=timed,
             constraint=constraint,
             thinking=thinking,
-            extra_content=embeds.extra_content,
+            extra_content=embeds.extra_content or placed.extra_content,
             prompt_embeds=embeds.spans,
+            media=placed.items,
+            rope_positions=placed.rope_positions,
+            rope_delta=placed.rope_delta,
             encoder_prompt=source,
             forced=forced,
             adapter=adapter,
-            media=media,
         )
         return PreparedRequest(made, parsed.text, requested, source_text)
 
@@ -303,6 +287,29 @@ class InputProcessor:
         ids = (prompt_embeds.PLACEHOLDER,) * len(range(count)[kept]) if ids is None else ids[kept]
         self._check_ids("prompt_token_ids", ids)
         return ids, prompt_embeds.pack_embeds(vectors[kept], ids_at[kept], model)
+
+    def _place_media(
+        self,
+        parsed: ParsedPrompt,
+        how: TokenizationOptions,
+        inputs: MediaInputs | None,
+        salt: object,
+    ) -> PlacedMedia:
+        """Return the ids of a prompt with the tokens of its media. Raises RequestError."""
+        if self.media is None:
+            message = "this model reads text only"
+            raise Unsupported(f"prompt has 'multi_modal_data': {message}", param="multi_modal_data")
+        if inputs is None:
+            assert parsed.media is not None
+            salt = prompts.check_cache_salt(salt) or parsed.salt
+            inputs = MediaInputs(self.media.start(parsed.media, salt).result())
+        self._check_chars(parsed.text or "", how)
+        self._check_ids("prompt_token_ids", parsed.ids or ())
+        special = how.add_special_tokens
+        placed = self.media.place(parsed.text, parsed.ids, inputs, add_special_tokens=special)
+        check_no_truncation(len(placed.ids), how.max_tokens)
+        self._check_ids("prompt", placed.ids)
+        return placed
 
     def _fill_in_middle(
         self, parsed: ParsedPrompt, suffix: str, how: TokenizationOptions
@@ -461,7 +468,8 @@ class InputProcessor:
                     param="stop" if requested.stop_strings else "bad_words",
                 )
             requested.detokenize = False
-        requested.bad_words_token_ids = self._bad_word_ids(requested.bad_words or ())
+        requested.bad_words_token_ids = self._bad_words.token_ids(requested.bad_words or ())
+        self._check_ids("bad_words", (i for ids in requested.bad_words_token_ids for i in ids))
         return requested
 
     def _check_params(self, params: SamplingParams) -> None:
@@ -518,31 +526,6 @@ class InputProcessor:
 
     def _seed(self, params: SamplingParams) -> int:
         return self._seeds.getrandbits(63) if params.seed is None else params.seed
-
-    def _bad_word_ids(self, words: Sequence[str]) -> list[list[int]]:
-        made = [ids for word in words for ids in self._word_ids(word)]
-        total = sum(map(len, made))
-        if total > MAX_BAD_WORD_TOKENS:
-            raise RequestError(
-                f"bad_words are {total} tokens in all; at most {MAX_BAD_WORD_TOKENS} are allowed",
-                param="bad_words",
-            )
-        self._check_ids("bad_words", (i for ids in made for i in ids))
-        return made
-
-    def _word_ids(self, word: str) -> list[list[int]]:
-        """The ids of a word inside a text (after a space) and at the start of one."""
-        found = self._bad_words.get(word)
-        if found is None:
-            assert self.tokenizer is not None
-            bare = word.lstrip(" ")
-            forms = [self.tokenizer.encode(text, False) for text in (bare, " " + bare)]
-            found = [ids for i, ids in enumerate(forms) if ids and ids not in forms[:i]]
-            if len(self._bad_words) >= 4096:  # words come from requests
-                self._bad_words.clear()
-            if len(word) <= MAX_CACHED_WORD_CHARS:
-                self._bad_words[word] = found
-        return [list(ids) for ids in found]
 
 
 def _check_allowed_tokens_remain(params: SamplingParams, stop: StopConditions) -> None:

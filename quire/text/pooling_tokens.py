@@ -165,9 +165,14 @@ class PromptTokenizer:
             types = prompt_forms.check_token_ids(prompt["token_type_ids"], "token_type_ids")
             prompt = {key: value for key, value in prompt.items() if key != "token_type_ids"}
         parsed = prompt_forms.parse_prompt(prompt)
-        if parsed.suffix is not None or parsed.embeds is not None:
-            name = "prompt_embeds" if parsed.suffix is None else "suffix"
-            raise Unsupported(f"{name}: pooling prompts are text or token ids", param=name)
+        more = {
+            "suffix": parsed.suffix,
+            "prompt_embeds": parsed.embeds,
+            "multi_modal_data": parsed.media,
+        }
+        for name, value in more.items():
+            if value is not None:
+                raise Unsupported(f"{name}: pooling prompts are text or token ids", param=name)
         if parsed.ids is not None:
             self.check_vocabulary(parsed.ids, "prompt_token_ids")
             return _Parsed(ids=parsed.ids, types=self._types(types, parsed.ids), salt=parsed.salt)

@@ -5,9 +5,10 @@
     {"prompt_embeds": tensor, "prompt_token_ids": [1, 2, 3], "prompt_is_token_ids": [True, ...]}
     {"encoder_prompt": ..., "decoder_prompt": ...?}      of these forms, for models with an encoder
 
-and in dicts an optional `cache_salt` and `suffix` (quire.text.fill_in_middle). Unsupported inputs
-(media) are refused by name. Lengths and sampling: quire.text.input_processor; vectors:
-quire.text.prompt_embeds.
+and in dicts an optional `cache_salt`, `suffix` (quire.text.fill_in_middle), and media beside a
+text or ids: `multi_modal_data`, `multi_modal_uuids`, `mm_processor_kwargs`, `media_io_kwargs`.
+Lengths and sampling: quire.text.input_processor; vectors: quire.text.prompt_embeds; media:
+quire.text.media_prompt.
 """
 
 from __future__ import annotations
@@ -26,18 +27,25 @@ _KNOWN = (
     *("prompt", "prompt_token_ids", "prompt_embeds", "prompt_is_token_ids"),
     *("cache_salt", "suffix"),
 )
+_MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs")
 _REFUSED = {
     "encoder_prompt": "this model has no encoder; send 'prompt' or 'prompt_token_ids'",
     "decoder_prompt": "this model has no encoder; send 'prompt' or 'prompt_token_ids'",
-    "multi_modal_data": "this model reads text only",
-    "multi_modal_uuids": "this model reads text only",
-    "mm_processor_kwargs": "this model reads text only",
-    "media_io_kwargs": "this model reads text only",
     "token_type_ids": "token types are not supported for generation",
     "prompt_token_offsets": "prompt token offsets are not supported",
     "data": "prompts for IO plug-ins are not supported",
     "data_format": "prompts for IO plug-ins are not supported",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMedia:
+    """Media of a prompt as they were given. They are not checked."""
+
+    data: Any = None
+    uuids: Any = None
+    processor_kwargs: Any = None
+    io_kwargs: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +58,31 @@ class ParsedPrompt:
     suffix: str | None = None
     embeds: Any = None  # a tensor; not checked
     ids_at: tuple[bool, ...] = ()  # where ids are read beside embeds; (): nowhere
+    media: PromptMedia | None = None
 
 
 def parse_prompt(prompt: Prompt) -> ParsedPrompt:
     """Check the form of a prompt. Raises RequestError, Unsupported."""
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None)
-    if isinstance(prompt, Mapping):
-        return _from_dict(prompt)
-    return ParsedPrompt(None, check_token_ids(prompt, "prompt"))
+    if not isinstance(prompt, Mapping):
+        return ParsedPrompt(None, check_token_ids(prompt, "prompt"))
+    parsed, media = _from_dict(prompt), read_prompt_media(prompt)
+    if media is None:
+        return parsed
+    for name in ("suffix", "prompt_embeds"):
+        if prompt.get(name) is not None:
+            raise RequestError(f"{name} cannot be combined with multi_modal_data", param=name)
+    return replace(parsed, media=media)
+
+
+def read_prompt_media(prompt: Prompt) -> PromptMedia | None:
+    """Return the media of a prompt. None: it has none."""
+    if not isinstance(prompt, Mapping):
+        return None
+    given = [prompt.get(key) for key in _MEDIA_KEYS]
+    given = [None if isinstance(one, Mapping) and not one else one for one in given]
+    return None if all(one is None for one in given) else PromptMedia(*given)
 
 
 def parse_encoder_prompt(prompt: Prompt) -> tuple[ParsedPrompt, ParsedPrompt | None]:
@@ -95,7 +119,12 @@ def parse_encoder_prompt(prompt: Prompt) -> tuple[ParsedPrompt, ParsedPrompt | N
 def without_extras(parsed: ParsedPrompt, param: str) -> ParsedPrompt:
     """Return half of a prompt for an encoder-decoder. Raises Unsupported if it has a suffix or
     vectors, which no such model reads."""
-    for name, value in (("suffix", parsed.suffix), ("prompt_embeds", parsed.embeds)):
+    extras = (
+        ("suffix", parsed.suffix),
+        ("prompt_embeds", parsed.embeds),
+        ("multi_modal_data", parsed.media),
+    )
+    for name, value in extras:
         if value is not None:
             message = f"{name}: a model with an encoder does not read it"
             raise Unsupported(message, param=name if param == "prompt" else param)
@@ -104,7 +133,7 @@ def without_extras(parsed: ParsedPrompt, param: str) -> ParsedPrompt:
 
 def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:
     for key, value in prompt.items():
-        if key in _KNOWN or value is None or value == {}:
+        if key in _KNOWN or key in _MEDIA_KEYS or value is None or value == {}:
             continue
         if key in _REFUSED:
             raise Unsupported(f"prompt has {key!r}: {_REFUSED[key]}", param=str(key))

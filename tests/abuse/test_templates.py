@@ -14,7 +14,7 @@ import pytest
 
 from quire.errors import Overloaded, RequestError
 from quire.server.process import template_workers
-from quire.text.templates import jinja_sandbox, render_pool
+from quire.text.templates import jinja_sandbox
 from quire.text.templates.chat_template import RESERVED_VARIABLES, ChatTemplate
 from quire.text.templates.render_pool import TemplateRenderPool
 from tests.abuse import dialects
@@ -82,7 +82,7 @@ NOTHING = {
 
 
 def hire(made, **limits):
-    return TemplateRenderPool(made._launch, **limits)
+    return TemplateRenderPool(made._workers._launch, **limits)
 
 
 def render(made, source, most=MOST, **call):
@@ -154,7 +154,7 @@ def test_a_worker_that_is_killed_is_replaced(made):
 
 
 def test_too_many_who_wait_are_told_so(made, monkeypatch):
-    monkeypatch.setattr(render_pool, "MAX_WAITING", 3)
+    monkeypatch.setattr(made._workers, "_max_waiting", 3)
 
     async def many():
         return await asyncio.gather(

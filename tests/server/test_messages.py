@@ -284,7 +284,7 @@ def test_what_cannot_be_done_is_refused_in_this_dialects_form(http, body, status
 @pytest.mark.parametrize(
     ("content", "status"),
     [
-        ([{"type": "image", "source": {"type": "url", "url": "http://x"}}], 501),
+        ([{"type": "image", "source": {"type": "url", "url": "http://x"}}], 400),
         ([{"type": "document", "source": {"type": "text", "data": "x"}}], 501),
         ([{"type": "text"}], 400),
         (["text"], 400),

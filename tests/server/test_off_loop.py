@@ -7,7 +7,7 @@ import time
 import pytest
 
 from quire.errors import RequestError
-from quire.server.generation.build_requests import RENDER_CPU_BUDGET_S, run_off_loop
+from quire.server.generation.off_loop import RENDER_CPU_BUDGET_S, run_off_loop
 from quire.text.templates import jinja_sandbox
 from quire.text.templates.chat_template import ChatTemplate
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from quire.core.params import BeamSearchParams, SamplingParams
 from quire.core.types import Request, StopConditions, TokenLogprobs, Update
-from quire.errors import EngineError
+from quire.errors import EngineError, Unsupported
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +53,9 @@ class BeamSearch:
         max_new_tokens: int,
         vocab: int,
     ) -> None:
+        if request.media:  # each beam of each round would bring them again
+            message = "beam search takes no images, video or audio: sample instead"
+            raise Unsupported(message, param="use_beam_search")
         self.name = request.id
         self.prompt, self.encoder_prompt = request.prompt, request.source_tokens
         self._params = params

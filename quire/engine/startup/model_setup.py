@@ -15,6 +15,7 @@ from quire.config.facts import (
     read_hf_config,
     read_model_facts,
 )
+from quire.config.media import read_media_facts
 from quire.config.options import Options
 from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
@@ -72,6 +73,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         labels=len(use.labels),
         head_dtype=pooling.head_dtype() if use.labels else "float32",
         label_tokens=_label_tokens(use, folder, options, environment),
+        language_model_only=options.media.language_model_only,
     )
     if model_config.wrapper_type is not None and model_config.media is None:
         log.info(
@@ -102,6 +104,9 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         facts,
         layers=layers,
         encoder=encoder,
+        media=None
+        if (media := model_config.media) is None
+        else read_media_facts(config_folder, media.family, media.hf),
         adapters=count_adapter_numbers(options, model_type, model_config, folder),
         media_encoder=media_encoder_facts(model_config),
     )

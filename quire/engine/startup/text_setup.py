@@ -6,19 +6,27 @@ It needs no torch, so that an API process starts fast and stays small.
 from __future__ import annotations
 
 import random
+import socket
+import subprocess
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+from quire import env
 from quire.config.encoder_facts import SpeechFacts
 from quire.config.engine_config import EngineConfig, ModelSection
 from quire.core.params import SamplingParams
+from quire.engine.supervise.process_pipe import spawn_process
 from quire.errors import ConfigError, RequestError
 from quire.grammar.frontends import from_params
 from quire.grammar.frontends.from_params import StructuredDefaults
+from quire.media.limits import MediaLimits
+from quire.media.pipeline import MediaPipeline, PipelineSettings
 from quire.media.processor import ProcessorFiles
 from quire.media.processors.whisper import Processor
-from quire.text.input_processor import EncoderFormat, InputProcessor
+from quire.text.encoder_format import EncoderFormat
+from quire.text.input_processor import InputProcessor
+from quire.text.media_prompt import MediaReader
 from quire.text.pooling_input import PoolingInputProcessor
 from quire.text.prompt_embeds import EmbedsFormat
 from quire.text.speech import SpeechFormat, SpeechTokens
@@ -62,7 +70,51 @@ def build_input_processor(
         constrain=partial(from_params.params_to_constraint, house=structured_defaults(config)),
         embeds=_embeds_format(config.model),
         encoder=_encoder_format(config, tokenizer),
+        media=build_media_reader(config, tokenizer),
     )
+
+
+def build_media_reader(config: EngineConfig, tokenizer: Tokenizer | None) -> MediaReader | None:
+    """Build what reads images, video and audio. None: the model reads text only.
+
+    Its worker processes start when they are needed. Raises ConfigError.
+    """
+    section = config.media
+    if section is None or tokenizer is None:
+        return None
+    files = ProcessorFiles(
+        section.config,
+        section.preprocessors,
+        section.processor,
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        vocabulary=tokenizer.backend.token_to_id,
+    )
+    settings = PipelineSettings(
+        limits=MediaLimits(counts=section.counts),
+        kwargs=section.kwargs,
+        io_kwargs=section.io_kwargs,
+        cache_bytes=section.cache_bytes,
+        workers=section.workers,
+        folder=None if section.folder is None else Path(section.folder),
+        domains=section.domains,
+        takes_embeds=section.takes_embeds,
+        interleaves=section.interleaves,
+        trusts_kwargs=section.trusts_kwargs,
+    )
+    try:
+        pipeline = MediaPipeline(section.family, files, settings, start_media_worker)
+        return MediaReader(pipeline, tokenizer, config.scheduler.max_model_len)
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
+
+
+def start_media_worker() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process that decodes and processes media, and return the other end of its pipe."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        environment = env.sandbox_environment()
+        worker = spawn_process("quire.media.media_worker", theirs, env=environment)
+    return worker, ours
 
 
 def build_pooling_processor(

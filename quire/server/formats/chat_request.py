@@ -24,6 +24,12 @@ class ChatTemplateFields(SamplingFields):
         None, description="Refused unless the server has --trust-request-chat-template."
     )
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = Field(
+        None, description="Refused unless the server has --trust-request-mm-kwargs."
+    )
+    media_io_kwargs: dict[str, Any] | None = Field(
+        None, description="Refused unless the server has --trust-request-mm-kwargs."
+    )
     reasoning_effort: str | None = None
 
     def to_conversation(self, messages: ChatMessageList) -> Conversation:
@@ -80,6 +86,8 @@ class ChatCompletionFields(ChatTemplateFields):
             include_reasoning=self.include_reasoning is not False,
             modalities=self.modalities or ("text",),
             echo=self.echo,
+            processor_kwargs=self.mm_processor_kwargs,
+            media_io_kwargs=self.media_io_kwargs,
             **self.generation_request_fields(),
         )
 

@@ -287,14 +287,14 @@ def _convert_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[ChatM
         if texts is None:
             texts = []
             made.append({"role": "user", "content": texts})
-        texts.append(_convert_text(block, f"{where}[{i}]"))
+        texts.append(_convert_part(block, f"{where}[{i}]"))
     return made or [{"role": "user", "content": ""}]
 
 
 def _convert_tool_result(block: Mapping[str, Any], where: str) -> ChatMessageDict:
     content = block.get("content", "")
     if isinstance(content, list):
-        content = [_convert_text(part, f"{where}.content[{j}]") for j, part in enumerate(content)]
+        content = [_convert_part(part, f"{where}.content[{j}]") for j, part in enumerate(content)]
     elif not isinstance(content, str):
         raise _invalid_field(f"{where}.content", "text or a list of blocks")
     if not isinstance(block.get("tool_use_id"), str):
@@ -364,6 +364,22 @@ def _convert_text(block: object, where: str) -> dict[str, Any]:
     if not isinstance(block.get("text"), str):
         raise _invalid_field(f"{where}.text", "a string")
     return {"type": "text", "text": block["text"]}
+
+
+def _convert_part(block: object, where: str) -> dict[str, Any]:
+    """A block of text or an image as a part of OpenAI's chat route."""
+    if not isinstance(block, Mapping) or block.get("type") != "image":
+        return _convert_text(block, where)
+    given = block.get("source")
+    source = given if isinstance(given, Mapping) else {}
+    kind = source.get("type")
+    if kind == "url" and isinstance(source.get("url"), str):
+        url = source["url"]
+    elif kind == "base64" and isinstance(source.get("data"), str):
+        url = f"data:{source.get('media_type', '')};base64,{source['data']}"
+    else:
+        raise _invalid_field(f"{where}.source", "of type base64, with data, or url, with url")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _invalid_field(where: str, allowed: str) -> RequestError:

@@ -14,7 +14,7 @@ from quire.server.formats import ignored_fields
 from quire.server.formats.scoring_request import RerankRequest, ScoreItem
 from quire.server.formats.sse import encode
 from quire.server.formats.vector_encoding import VectorEncoding
-from quire.server.generation.build_requests import run_off_loop
+from quire.server.generation.off_loop import run_off_loop
 from quire.server.pooling.pooling_request import PoolingRequest
 from quire.server.pooling.run_pooling import PoolingResults
 

@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 from quire.server.errors import CLIENT_CLOSED_REQUEST, build_error_body
 from quire.server.formats import ignored_fields
 from quire.server.formats.ignored_fields import IgnoredField
-from quire.server.generation.build_requests import LONG_OUTPUT_TOKENS, run_off_loop
 from quire.server.generation.client_watch import ClientDisconnected
 from quire.server.generation.events import FullResponse, GenerationEvent
 from quire.server.generation.generation_stream import GenerationStream
+from quire.server.generation.off_loop import LONG_OUTPUT_TOKENS, run_off_loop
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"

@@ -30,7 +30,12 @@ class TokenizeChatRequest(ChatTemplateFields):
         """Only the conversation matters."""
         source = self.to_conversation(self.messages)
         return GenerationRequest(
-            source=source, model=self.model, tools=self.tools, ignored=self.ignored_fields()
+            source=source,
+            model=self.model,
+            tools=self.tools,
+            processor_kwargs=self.mm_processor_kwargs,
+            media_io_kwargs=self.media_io_kwargs,
+            ignored=self.ignored_fields(),
         )
 
 

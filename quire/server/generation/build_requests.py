@@ -5,13 +5,11 @@ Work that may take long (a long prompt) leaves the event loop: tokenizing releas
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from quire.core.params import RequestOutputKind, SamplingParams
 from quire.core.types import Request
@@ -20,7 +18,13 @@ from quire.server.app_state import AppState
 from quire.server.formats.torch_archive import read_tensor
 from quire.server.generation import output_parsers
 from quire.server.generation.events import OutputParser
-from quire.server.generation.generation_request import GenerationRequest, RawPrompts
+from quire.server.generation.generation_request import (
+    Conversation,
+    GenerationRequest,
+    RawPrompts,
+)
+from quire.server.generation.media import load_media
+from quire.server.generation.off_loop import LONG_CHARS, run_off_loop
 from quire.server.generation.plan_answers import plan_answers
 from quire.server.generation.request_context import RequestContext
 from quire.server.generation.request_templates import (
@@ -30,22 +34,14 @@ from quire.server.generation.request_templates import (
 )
 from quire.server.generation.validate import check_model, with_client_field_names
 from quire.text.input_processor import PreparedRequest
+from quire.text.media_prompt import MediaInputs
 from quire.text.output.answer_parser import PromptTail
 from quire.text.prompts import Prompt
-from quire.text.templates import jinja_sandbox
 from quire.tool_grammar.answer_plan import AnswerPlan
 from quire.tool_grammar.prompt_constraints import PromptConstraints
 
-T = TypeVar("T")
-
-LONG_CHARS = 8_000
-"""Prompts beyond this take milliseconds, and are prepared in another thread."""
 LONG_SCHEMA_CHARS = 2_000
 """The same for bodies with a schema or tools, which take up to 10 us a character."""
-RENDER_CPU_BUDGET_S = 0.02
-"""Processor time for chat templates of shorter ones: twenty messages take a fortieth of it."""
-LONG_OUTPUT_TOKENS = 20_000
-"""Tokens with their logprobs, beyond which an answer is put together in another thread."""
 
 
 class PreparedGeneration(NamedTuple):
@@ -69,26 +65,13 @@ async def build_requests(
         most = LONG_SCHEMA_CHARS if request.structure or request.tools else LONG_CHARS
         plan = await run_off_loop(lambda: plan_answers(state, request), size, most)
         params = _sampling_params(state, request, plan)
+        request = await load_media(state, request, context.key_owner, context.body_bytes)
         rendered = await render_request_templates(state, request)
         return await run_off_loop(
             lambda: _prepare(state, request, plan, params, context, rendered), size, LONG_CHARS
         )
     except RequestError as error:
         raise with_client_field_names(error, request.field_names) from None
-
-
-async def run_off_loop(work: Callable[[], T], size: int, most: int) -> T:
-    """Do the work: here if it is short, else in a thread.
-
-    Work whose chat template turns out to take long is stopped here and starts anew in the thread.
-    """
-    if size <= most:
-        with (
-            suppress(jinja_sandbox.RenderDeadlineExceeded),
-            jinja_sandbox.render_deadline(RENDER_CPU_BUDGET_S),
-        ):
-            return work()
-    return await asyncio.to_thread(work)
 
 
 def _sampling_params(
@@ -118,21 +101,45 @@ def _prepare(
     source = request.source
     if isinstance(source, RawPrompts):
         tails: list[PromptTail] = []
-        prompts: list[tuple[Prompt, PromptTail | None]] = [
-            (_raw_prompt(one, source.suffix), PromptTail(one) if isinstance(one, str) else None)
+        prompts: list[tuple[Prompt, PromptTail | None, MediaInputs | None]] = [
+            (
+                _raw_prompt(one, source.suffix),
+                PromptTail(one) if isinstance(one, str) else None,
+                None,
+            )
             for one in source.prompts
         ]
-        prompts[:0] = [({"prompt_embeds": read_tensor(one)}, None) for one in source.embeds]
+        prompts[:0] = [({"prompt_embeds": read_tensor(one)}, None, None) for one in source.embeds]
     else:
-        places = range(len(request.conversations))
-        tails = [render_conversation(state, request, rendered, place) for place in places]
-        prompts = [(tail.prompt, tail) for tail in tails]
+        chats = request.conversations
+        tails = [render_conversation(state, request, rendered, i) for i in range(len(chats))]
+        prompts = [(tail.prompt, tail, media_inputs(one, tail)) for one, tail in zip(chats, tails)]
     requests = [
-        _build_request(state, request, params, context, prompt, plan.constraints(tail))
-        for prompt, tail in prompts
+        _build_request(state, request, params, context, prompt, plan.constraints(tail), media)
+        for prompt, tail, media in prompts
     ]
     parsers = output_parsers.build_output_parsers(plan, tails, request.n)
     return PreparedGeneration(plan, requests, parsers)
+
+
+def media_inputs(one: Conversation, tail: PromptTail) -> MediaInputs | None:
+    """Return the media of a rendered conversation. None: it has neither media nor placeholders."""
+    items = () if one.media is None else one.media.items
+    return MediaInputs(items, tail.literals, True) if items or tail.literals else None
+
+
+def encode_conversation(
+    state: AppState, request: GenerationRequest, texts: RenderedPrompts
+) -> list[int]:
+    """Return the ids of the prompt of a conversation, with all tokens of its media."""
+    (one,) = request.conversations
+    tail = render_conversation(state, request, texts)
+    media = media_inputs(one, tail)
+    special = one.add_special_tokens
+    if media is None or state.inputs.media is None:
+        return state.require_tokenizer().encode(tail.prompt, add_special_tokens=special)
+    placed = state.inputs.media.place(tail.prompt, None, media, add_special_tokens=special)
+    return list(placed.ids)
 
 
 def _raw_prompt(prompt: str | list[int] | Mapping[str, Any], suffix: str | None) -> Prompt:
@@ -149,6 +156,7 @@ def _build_request(
     context: RequestContext,
     prompt: Prompt,
     constraints: PromptConstraints,
+    media: MediaInputs | None,
 ) -> PreparedRequest:
     side = request.truncation_side
     prepared = state.inputs.process(
@@ -166,6 +174,7 @@ def _build_request(
         adapter=check_model(
             state, context.key_owner, request.model
         ),  # again: it may be unloaded meanwhile
+        media=media,
     )
     _check_max_tokens(state, request, len(prepared.request.prompt))
     owned = with_tenant(prepared.request, context)

@@ -12,12 +12,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.core.structured_output_params import StructuredOutputsParams
+from quire.media.expand import ReadyItem
 from quire.server.formats.ignored_fields import IgnoredField
+from quire.text.media_prompt import MediaConversation
 
 ChatMessageDict = dict[str, Any]
 
 MAX_PROMPTS = 1024
 """Of one body."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedMedia:
+    """Media of a conversation: what its template writes for them, and the items in order."""
+
+    conversation: MediaConversation
+    items: Sequence[ReadyItem]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +49,8 @@ class Conversation:
     continue_final_message: bool = False
     add_special_tokens: bool = False
     """The template writes them itself."""
+    media: LoadedMedia | None = None
+    """Set by quire.server.generation.media: the messages have no contents of media then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +115,9 @@ class GenerationRequest:
     """Tokens of thought that are wished for, if this server can count them (`settled`)."""
 
     modalities: Sequence[str] = ("text",)
+    processor_kwargs: Mapping[str, Any] | None = None
+    """`mm_processor_kwargs`."""
+    media_io_kwargs: Mapping[str, Any] | None = None
 
     stream: bool = False
     stream_options: bool = False

@@ -55,7 +55,11 @@ def render_conversation(
         text = _render_own_template(state, arguments)
     check_chars(state, len(text), "messages")
     begun = message_text(one.messages[-1]) if one.continue_final_message else ""
-    return PromptTail(text, begun, arguments.variables)
+    if one.media is None:
+        return PromptTail(text, begun, arguments.variables)
+    text, literals = one.media.conversation.restore(text)
+    begun, _ = one.media.conversation.restore(begun)
+    return PromptTail(text, begun, arguments.variables, literals)
 
 
 def _render_own_template(state: AppState, arguments: TemplateArguments) -> str:
@@ -76,6 +80,8 @@ class TemplateArguments(NamedTuple):
     documents: Sequence[dict[str, Any]] | None
     content_format: ContentFormat
     variables: dict[str, Any]
+    media: Mapping[str, Sequence[str]] | None
+    interleave_media: bool
 
 
 def _template_arguments(
@@ -97,6 +103,8 @@ def _template_arguments(
         one.documents,
         state.options.chat_template_content_format,
         _template_variables(state, one),
+        None if one.media is None else one.media.conversation.placeholders,
+        state.inputs.media is not None and state.inputs.media.pipeline.settings.interleaves,
     )
 
 

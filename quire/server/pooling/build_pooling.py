@@ -14,7 +14,8 @@ from quire.config.engine_config import PoolingSection
 from quire.core.pooling_params import PoolingParams
 from quire.core.types import Request, Update
 from quire.server.app_state import AppState
-from quire.server.generation.build_requests import LONG_CHARS, run_off_loop, with_tenant
+from quire.server.generation.build_requests import with_tenant
+from quire.server.generation.off_loop import LONG_CHARS, run_off_loop
 from quire.server.generation.request_context import RequestContext
 from quire.server.generation.request_templates import (
     RenderedPrompts,

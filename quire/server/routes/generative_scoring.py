@@ -18,7 +18,6 @@ from quire.server.formats.body_reader import read_body
 from quire.server.formats.pooling_fields import TextList, TokenIdLists, check_count
 from quire.server.formats.request_body import RequestBody, StopTokenIds, TokenIdList
 from quire.server.formats.sse import build_full_response
-from quire.server.generation.build_requests import LONG_CHARS, run_off_loop
 from quire.server.generation.events import FullResponse
 from quire.server.generation.generation_request import (
     MAX_PROMPTS,
@@ -26,6 +25,7 @@ from quire.server.generation.generation_request import (
     RawPrompts,
 )
 from quire.server.generation.generation_stream import GenerationStream, start_generation
+from quire.server.generation.off_loop import LONG_CHARS, run_off_loop
 from quire.server.generation.validate import check_chars, check_generates
 
 router = APIRouter()

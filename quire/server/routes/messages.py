@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.server.app_state import AppState, get_app_state, get_key_owner
+from quire.server.app_state import get_app_state, get_key_owner
 from quire.server.formats import ignored_fields
 from quire.server.formats.body_reader import read_body, read_json_bytes
 from quire.server.formats.messages_formatter import MessagesFormatter
@@ -15,11 +15,11 @@ from quire.server.formats.messages_request import (
     AnthropicMessagesRequest,
 )
 from quire.server.formats.sse import EventStreamResponse, build_full_response, build_json_response
-from quire.server.generation.build_requests import LONG_CHARS, run_off_loop
-from quire.server.generation.generation_request import GenerationRequest
+from quire.server.generation.build_requests import encode_conversation
 from quire.server.generation.generation_stream import start_generation
+from quire.server.generation.media import load_media
+from quire.server.generation.off_loop import LONG_CHARS, run_off_loop
 from quire.server.generation.plan_answers import plan_answers
-from quire.server.generation.request_templates import render_conversation
 from quire.server.generation.validate import require_model, validate_request
 
 router = APIRouter()
@@ -54,13 +54,9 @@ async def count_tokens(http: Request) -> Response:
     validate_request(state, request)
     # Refuses tools as /v1/messages does
     await run_off_loop(lambda: plan_answers(state, request), len(raw), LONG_CHARS)
-    count = await run_off_loop(lambda: _count_prompt_tokens(state, request), len(raw), LONG_CHARS)
+    request = await load_media(state, request, get_key_owner(http), len(raw))
+    # This API has no templates of requests
+    ids = await run_off_loop(lambda: encode_conversation(state, request, {}), len(raw), LONG_CHARS)
     return build_json_response(
-        {"input_tokens": count}, ignored_fields.ignored_headers(request.ignored)
+        {"input_tokens": len(ids)}, ignored_fields.ignored_headers(request.ignored)
     )
-
-
-def _count_prompt_tokens(state: AppState, request: GenerationRequest) -> int:
-    (one,) = request.conversations
-    text = render_conversation(state, request, {}).prompt  # this API has no templates of requests
-    return len(state.require_tokenizer().encode(text, add_special_tokens=one.add_special_tokens))

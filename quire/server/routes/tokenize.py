@@ -20,12 +20,13 @@ from quire.server.formats.tokenize_request import (
     TokenizeCompletionRequest,
     TokenizeRequestKind,
 )
-from quire.server.generation.build_requests import LONG_CHARS, run_off_loop
+from quire.server.generation.build_requests import encode_conversation
 from quire.server.generation.generation_request import GenerationRequest
+from quire.server.generation.media import load_media
+from quire.server.generation.off_loop import LONG_CHARS, run_off_loop
 from quire.server.generation.plan_answers import plan_answers
 from quire.server.generation.request_templates import (
     RenderedPrompts,
-    render_conversation,
     render_request_templates,
 )
 from quire.server.generation.validate import require_model, validate_request
@@ -57,6 +58,7 @@ async def tokenize(http: Request) -> Response:
     validate_request(state, request)
     # Refuses tools as the chat route does
     await run_off_loop(lambda: plan_answers(state, request), len(raw), LONG_CHARS)
+    request = await load_media(state, request, get_key_owner(http), len(raw))
     texts = await render_request_templates(state, request)
     return await run_off_loop(
         lambda: _show_tokens(state, request, body, texts), len(raw), LONG_CHARS
@@ -102,9 +104,7 @@ def _encode(
         return state.require_tokenizer().encode(
             body.prompt, add_special_tokens=body.add_special_tokens
         )
-    (one,) = request.conversations
-    text = render_conversation(state, request, texts).prompt
-    return state.require_tokenizer().encode(text, add_special_tokens=one.add_special_tokens)
+    return encode_conversation(state, request, texts)
 
 
 @router.post("/detokenize", tags=["tokens"])

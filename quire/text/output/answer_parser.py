@@ -48,12 +48,13 @@ class PromptTail:
     """The end of a prompt, for the parser of its answer.
 
     continued_text: the text of its last message, if the answer continues it. variables: of the
-    template.
+    template. literals: spans of the prompt that hold no special tokens (quire.text.media_prompt).
     """
 
     prompt: str = ""
     continued_text: str = ""
     variables: Mapping[str, object] | None = None
+    literals: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)

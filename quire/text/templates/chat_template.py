@@ -20,7 +20,12 @@ from quire.config.json_file import read_text
 from quire.errors import ConfigError, RequestError
 from quire.text.templates import jinja_sandbox
 from quire.text.templates.content_format import detect_content_format
-from quire.text.templates.message_normalizer import ChatMessage, ContentFormat, normalize_messages
+from quire.text.templates.message_normalizer import (
+    ChatMessage,
+    ContentFormat,
+    MediaPlaceholders,
+    normalize_messages,
+)
 
 MAX_TEMPLATE_BYTES = 1 << 20
 """Of an operator's or a model's. The largest that are known have a thirtieth, and take 0.4 s to
@@ -85,10 +90,13 @@ class ChatTemplate:
         documents: Sequence[Any] | None = None,
         content_format: Literal["auto", "string", "openai"] = "auto",
         variables: Mapping[str, object] | None = None,
+        media: Mapping[str, Sequence[str]] | None = None,
+        interleave_media: bool = False,
     ) -> str:
         """The prompt of a conversation.
 
         variables: more values for the template, e.g. {"enable_thinking": False}.
+        media, interleave_media: quire.text.templates.message_normalizer.MediaPlaceholders.
         Raises: RequestError for malformed messages and for what the template refuses.
         """
         wanted = (
@@ -96,7 +104,12 @@ class ChatTemplate:
             if content_format == "auto"
             else _check_content_format(content_format)
         )
-        settled = normalize_messages(messages, wanted, knows_developer="developer" in self.source)
+        texts = None
+        if media is not None:
+            texts = MediaPlaceholders(media, interleaves=interleave_media)
+        settled = normalize_messages(
+            messages, wanted, knows_developer="developer" in self.source, media=texts
+        )
         if wanted == "openai" and not self._accepts_both_formats:
             settled = [_as_parts(message) for message in settled]
         return self.render_as_is(

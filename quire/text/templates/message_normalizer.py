@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from quire.errors import RequestError, Unsupported
@@ -46,10 +47,41 @@ _MEDIA = frozenset(
 )
 
 
+class MediaPlaceholders:
+    """What is written for media parts: {"type": "image"} is the next image, and so on.
+
+    texts: what a prompt holds for each item, by modality. interleaves: where content is one text,
+    placeholders stay between the texts; otherwise they are put before those.
+    """
+
+    def __init__(self, texts: Mapping[str, Sequence[str]], *, interleaves: bool = False) -> None:
+        self._texts = {modality: iter(each) for modality, each in texts.items()}
+        self.interleaves = interleaves
+
+    def take(self, modality: str) -> str | None:
+        """Return the text of the next item of a modality. None: there is none."""
+        return next(self._texts.get(modality, iter(())), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Media:
+    """A media part, and the text that a prompt holds for it."""
+
+    modality: str
+    text: str
+
+
 def normalize_messages(
-    messages: Sequence[Any], content_format: ContentFormat, *, knows_developer: bool = True
+    messages: Sequence[Any],
+    content_format: ContentFormat,
+    *,
+    knows_developer: bool = True,
+    media: MediaPlaceholders | None = None,
 ) -> list[ChatMessage]:
-    """Check the messages and bring them into one form. The caller's objects stay as they are."""
+    """Check the messages and bring them into one form. The caller's objects stay as they are.
+
+    media: None: the model reads text only.
+    """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(
             f"messages must be a list of messages, got a {type(messages).__name__}",
@@ -60,7 +92,7 @@ def normalize_messages(
     made: list[ChatMessage] = []
     joined: dict[int, list[object]] = {}  # place of a message -> contents that become its own
     for i, message in enumerate(messages):
-        one = _normalize_message(message, i, content_format)
+        one = _normalize_message(message, i, content_format, media)
         if one["role"] == "developer" and not knows_developer:
             one["role"] = "system"
             if made and made[-1]["role"] == "system":
@@ -73,7 +105,9 @@ def normalize_messages(
     return made
 
 
-def _normalize_message(message: object, i: int, content_format: ContentFormat) -> ChatMessage:
+def _normalize_message(
+    message: object, i: int, content_format: ContentFormat, media: MediaPlaceholders | None
+) -> ChatMessage:
     where = f"messages[{i}]"
     given = message if isinstance(message, Mapping) else _to_mapping(message)
     if not isinstance(given, Mapping):
@@ -83,7 +117,7 @@ def _normalize_message(message: object, i: int, content_format: ContentFormat) -
         raise _invalid(f"{where}.role", role, "a non-empty string")
     made = dict(given)
     made["content"] = _normalize_content(
-        given.get("content"), f"{where}.content", role, content_format
+        given.get("content"), f"{where}.content", role, content_format, media
     )
     _set_reasoning(made)
     if "tool_calls" in made:
@@ -105,7 +139,11 @@ def _invalid(where: str, given: object, allowed: str) -> RequestError:
 
 
 def _normalize_content(
-    content: object, where: str, role: str, content_format: ContentFormat
+    content: object,
+    where: str,
+    role: str,
+    content_format: ContentFormat,
+    media: MediaPlaceholders | None,
 ) -> object:
     if content is None:
         return ""
@@ -113,21 +151,29 @@ def _normalize_content(
         return content
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         raise _invalid(where, content, "text or a list of parts")
-    texts = [_part_text(part, f"{where}[{j}]") for j, part in enumerate(content)]
+    parts = [_read_part(part, f"{where}[{j}]", media) for j, part in enumerate(content)]
     if content_format == "string" or role == "tool":
-        return "\n".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
+        if media is None or not media.interleaves:
+            parts.sort(key=lambda one: isinstance(one, str))
+        return "\n".join(one if isinstance(one, str) else one.text for one in parts)
+    return [
+        {"type": "text", "text": one} if isinstance(one, str) else {"type": one.modality}
+        for one in parts
+    ]
 
 
-def _part_text(part: object, where: str) -> str:
+def _read_part(part: object, where: str, media: MediaPlaceholders | None) -> str | _Media:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
         raise _invalid(where, part, "text or an object with 'type'")
     kind = part.get("type", "text" if "text" in part else None)
+    if media is not None and isinstance(kind, str) and (text := media.take(kind)) is not None:
+        return _Media(kind, text)
     if kind in _MEDIA or (kind is None and _MEDIA.intersection(part)):
-        raise Unsupported(f"{where}: {kind or 'media'} parts need a multimodal model; this one "
-                          "reads text only", param="messages")  # fmt: skip
+        reads = "this one reads text only" if media is None else "this one does not read it"
+        raise Unsupported(f"{where}: {kind or 'media'} parts need a multimodal model; {reads}",
+                          param="messages")  # fmt: skip
     key = _TEXT_KEY.get(kind) if isinstance(kind, str) else None
     if key is None:
         raise _invalid(f"{where}.type", kind, f"one of {', '.join(_TEXT_KEY)}")

@@ -1,6 +1,7 @@
 """The options tree: flat names, help, and names of other engines."""
 
 import dataclasses
+import json
 import logging
 import re
 
@@ -8,6 +9,7 @@ import pytest
 
 from quire.config import vllm_options
 from quire.config.engine_args import AsyncEngineArgs, EngineArgs, options_of
+from quire.config.media import MediaFacts, read_media_facts, resolve_media
 from quire.config.options import Options, option_docs, option_specs
 from quire.config.quant.online import ONLINE_FORMATS
 from quire.errors import ConfigError
@@ -54,7 +56,7 @@ def test_an_unknown_name_gets_the_nearest():
         {"speculative_config": {"method": "ngram"}},
         {"cpu_offload_gb": 1},
         {"kv_offloading_backend": "lmcache"},
-        {"mm_processor_kwargs": {"a": 1}},
+        {"mm_encoder_only": True},
         {"prefix_caching_hash_algo": "xxhash"},
         {"kv_cache_dtype": "turboquant_k8v4"},
         {"rope_scaling": {"factor": 2}},
@@ -144,3 +146,55 @@ def test_the_help_of_quantization_lists_what_is_made_on_load():
     for name in ONLINE_FORMATS:
         if name not in ("fp8_per_channel", "fp8_per_block"):
             assert re.search(rf"\b{name}\b", text), name
+
+
+@pytest.mark.parametrize(
+    "given", ["image=2,video=0", '{"image": 2, "video": 0}', {"image": 2, "video": 0}]
+)
+def test_limits_of_media_have_two_forms(given):
+    options = Options.from_flat({"limit_mm_per_prompt": given}).media
+    assert options.limit_mm_per_prompt == {"image": 2, "video": 0}
+
+
+MEDIA = MediaFacts("llava", {"model_type": "llava"}, {}, {})
+
+
+def test_options_of_media_become_a_section():
+    given = {
+        "limit_mm_per_prompt": {"image": {"count": 3, "width": 9}},
+        "mm_processor_cache_gb": 0.5,
+    }
+    section = resolve_media(Options.from_flat(given).media, MEDIA)
+    assert (section.counts, section.cache_bytes) == ({"image": 3}, 1 << 29)
+    assert section.workers >= 1
+    assert resolve_media(Options.from_flat({"language_model_only": True}).media, MEDIA) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        ({"limit_mm_per_prompt": {"picture": 1}}, MEDIA),
+        ({"limit_mm_per_prompt": {"image": -1}}, MEDIA),
+        ({"allowed_local_media_path": "/no/such/folder"}, MEDIA),
+        ({"enable_mm_embeds": True}, None),
+        ({"mm_processor_kwargs": {"a": 1}}, None),
+    ],
+)
+def test_options_of_media_are_checked_at_the_start(given, facts):
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        resolve_media(Options.from_flat(given).media, facts)
+
+
+def test_files_of_processors_are_read_by_modality(tmp_path):
+    def write(name, **values):
+        (tmp_path / name).write_text(json.dumps(values))
+
+    write("preprocessor_config.json", image_processor_type="A", size=3)
+    write("video_preprocessor_config.json", size=4)
+    write("processor_config.json", image_token="<i>", feature_extractor={"rate": 5})
+    facts = read_media_facts(tmp_path, "llava", {})
+    assert facts.preprocessors["image"]["size"] == 3
+    assert facts.preprocessors["video"]["size"] == 4
+    assert facts.preprocessors["audio"]["rate"] == 5
+    assert facts.processor == {"image_token": "<i>"}
+    assert read_media_facts(tmp_path, "no_family", {}) is None

@@ -133,7 +133,7 @@ def test_token_types_come_with_token_ids():
         ("a b c d e f g h a b c", r"prompts\[1\]: .*maximum context length is 12 .* has 13 tokens"),
         ([99], r"prompts\[1\]: prompt_token_ids holds 99; .* \[0, 20\)"),
         ([], r"prompts\[1\]: the prompt is empty"),
-        ({"multi_modal_data": {"image": 1}}, r"prompts\[1\]: .*reads text only"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, r"prompts\[1\]: multi_modal_data: "),
         ("\ud800", r"prompts\[1\]: the text holds half a surrogate pair"),
         ({"prompt_embeds": [[1.0]]}, r"prompts\[1\]: prompt_embeds"),
     ],

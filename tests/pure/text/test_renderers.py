@@ -13,7 +13,7 @@ import pytest
 
 from quire.engine.supervise.process_pipe import spawn_process
 from quire.errors import EngineError, Overloaded, RequestError
-from quire.text.templates import render_pool
+from quire.sandbox import worker_pool
 from quire.text.templates.render_pool import TemplateRenderPool
 
 CALL = {"messages": [{"role": "user", "content": "hi"}]}
@@ -102,7 +102,7 @@ def test_a_process_that_cannot_be_had_is_our_fault(having, caplog):
 
 
 def test_a_worker_that_does_not_start_in_time_is_reported_with_its_work(having, monkeypatch):
-    monkeypatch.setattr(render_pool, "STARTUP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(worker_pool, "STARTUP_TIMEOUT_S", 0.05)
     _, to = having("deaf")
     with pytest.raises(Overloaded, match="starts in"):
         render(to)

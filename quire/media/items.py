@@ -1,0 +1,64 @@
+"""Media items of a request that are not yet read, and the checks that all forms share."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import RequestError
+from quire.media.processor import DecodedMedia, Modality
+
+MAX_UUID_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """One image, video or recording. It has one of the four contents, or a uuid alone.
+
+    where: its place in the request, for errors. uuid: the caller's name of the content; alone it
+    is what an earlier request of the same tenant had under it.
+    """
+
+    modality: Modality
+    where: str
+    url: str | None = None
+    data: bytes | None = None  # an encoded file
+    decoded: DecodedMedia | None = None
+    embeds: Mapping[str, Any] | None = None  # arrays by name; "embeds": [rows, width]
+    uuid: str | None = None
+
+    @property
+    def param(self) -> str:
+        """The field of the request that has it."""
+        return param_of(self.where)
+
+
+def param_of(where: str) -> str:
+    """Return the field of the request in which a place is: messages[0].content[1] -> messages."""
+    return where.partition("[")[0].partition(".")[0]
+
+
+def invalid_part(where: str, problem: str) -> RequestError:
+    """Return the error of a part: its place, and what is wrong with it."""
+    return RequestError(f"{where} {problem}", param=param_of(where))
+
+
+def check_uuid(given: object, where: str) -> str | None:
+    """Return the caller's name of an item. Raises RequestError."""
+    if given is None:
+        return None
+    if not isinstance(given, str) or not 0 < len(given) <= MAX_UUID_CHARS:
+        message = f"must be text of 1 to {MAX_UUID_CHARS} characters"
+        raise invalid_part(f"{where}.uuid", message)
+    return given
+
+
+def decode_base64(text: str, where: str) -> bytes:
+    """Decode strictly: no character is skipped. Raises RequestError."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid_part(where, "is not valid base64") from None

@@ -1,0 +1,220 @@
+"""Worker process that decodes media and makes an encoder's tensors of them, and its messages.
+
+    API process (quire.media.pipeline)                 worker
+    StartMediaWorker, once           ──▶
+                                     ◀──     MediaWorkerReady
+    MediaJob                         ──▶
+                                     ◀──     MediaResult, JobRefused, JobOutOfMemory, JobFailed, or
+                                             its end: over a limit
+
+The worker has the files of a processor and nothing else: no key in its environment, no file, no
+socket but this one (quire.sandbox.landlock).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from quire.core.types import MediaTensor
+from quire.errors import QuireError, RequestError
+from quire.media import decode
+from quire.media.audio_decode import decode_audio, mix_down
+from quire.media.limits import MediaLimits
+from quire.media.processor import (
+    DecodedAudio,
+    DecodedImage,
+    DecodedMedia,
+    DecodedVideo,
+    MediaProcessor,
+    Modality,
+    ProcessedMedia,
+    ProcessorFiles,
+    VideoInfo,
+    processor_type,
+)
+from quire.sandbox.landlock import restrict_process
+from quire.sandbox.limits import setup_worker_process
+from quire.sandbox.pipe import WorkerPipe
+from quire.sandbox.worker_loop import JobFailed, JobOutOfMemory, JobRefused, WorkerLoop
+
+MAX_MEMORY_GROWTH = 1 << 28
+"""Bytes that jobs may leave behind, all together: then the worker ends."""
+NICENESS = 5
+"""Lower priority than engines and API processes."""
+
+
+class StartMediaWorker(msgspec.Struct, frozen=True, tag=True):
+    """The first message to a worker. files: JSON of config, preprocessors and processor."""
+
+    family: str
+    files: bytes
+
+
+class MediaWorkerReady(msgspec.Struct, frozen=True, tag=True):
+    """The worker takes jobs."""
+
+
+class MediaJob(msgspec.Struct, frozen=True, tag=True):
+    """Decode and process one item."""
+
+    modality: Modality
+    where: str
+    """Its place in the request, for errors."""
+    content: bytes
+    """An encoded file; with `shape` the numbers of an array."""
+    shape: tuple[int, ...] | None
+    """Of decoded pixels (uint8) or samples (float32)."""
+    details: bytes
+    """JSON of what belongs to an array: a VideoInfo, or the sampling rate."""
+    kwargs: bytes
+    """JSON of mm_processor_kwargs."""
+    io_kwargs: bytes
+    """JSON of media_io_kwargs of this modality."""
+    limits: MediaLimits
+    seconds: float
+    """Of processor time."""
+    memory: int
+    """Bytes beyond what the worker has."""
+
+
+class MediaResult(msgspec.Struct, frozen=True, tag=True):
+    """The tensors of an item. sizes: JSON."""
+
+    tensors: tuple[MediaTensor, ...]
+    sizes: bytes
+
+
+MediaMessage = (
+    StartMediaWorker
+    | MediaWorkerReady
+    | MediaJob
+    | MediaResult
+    | JobRefused
+    | JobOutOfMemory
+    | JobFailed
+)
+MEDIA_DECODER: msgspec.msgpack.Decoder[MediaMessage] = msgspec.msgpack.Decoder(MediaMessage)
+
+
+def pack_files(files: ProcessorFiles) -> bytes:
+    """Return the files of a processor for a worker, without the tokenizer."""
+    return json.dumps([files.config, files.preprocessors, files.processor]).encode()
+
+
+def read_sizes(sizes: bytes) -> dict[str, Any]:
+    """Return `sizes` of a result, with tuples for lists."""
+    found = json.loads(sizes)
+    return {name: _as_tuples(value) for name, value in found.items()}
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def main(fd: int) -> int:
+    """Run jobs until the other end closes. Returns the exit status."""
+    setup_worker_process("quire-media")
+    Image.MAX_IMAGE_PIXELS = None  # decode.check_size is stricter, and refuses in place of warning
+    with suppress(OSError):
+        os.nice(NICENESS)
+    pipe = WorkerPipe(socket.socket(fileno=fd), MEDIA_DECODER)
+    start = pipe.receive()
+    if not isinstance(start, StartMediaWorker):
+        return 1
+    try:
+        kind = processor_type(start.family)
+        assert kind is not None, start.family
+        config, preprocessors, settings = json.loads(start.files)
+        processor = kind(ProcessorFiles(config, preprocessors, settings))
+    except Exception as error:  # noqa: BLE001 - the boundary: sent to the parent
+        with suppress(OSError):
+            pipe.send(JobFailed(f"{type(error).__name__}: {error}", ""))
+        return 1
+    loop = WorkerLoop(MediaJob, lambda job: carry_out(processor, job), growth=MAX_MEMORY_GROWTH)
+    _preload(processor)
+    restrict_process()
+    return loop.serve(pipe, MediaWorkerReady())
+
+
+def carry_out(processor: MediaProcessor, job: MediaJob) -> MediaResult:
+    """Return the tensors of an item. Raises RequestError."""
+    options = json.loads(job.io_kwargs)
+    media = _decode(processor, job, options)
+    made = processor.process(media, json.loads(job.kwargs))
+    return MediaResult(made.tensors, json.dumps(dict(made.sizes)).encode())
+
+
+def _decode(processor: MediaProcessor, job: MediaJob, options: Mapping[str, Any]) -> DecodedMedia:
+    if job.shape is not None:
+        return _from_array(processor, job, job.shape)
+    if job.modality == "image":
+        return decode.decode_image(job.content, job.limits, job.where)
+    if job.modality == "video":
+        return decode.decode_video(job.content, processor, options, job.limits, job.where)
+    rate = processor.sampling_rate
+    try:
+        return decode_audio(job.content, rate, job.limits.audio_seconds)
+    except RequestError as error:
+        raise RequestError(f"{job.where}: {error}") from None
+
+
+def _from_array(processor: MediaProcessor, job: MediaJob, shape: tuple[int, ...]) -> DecodedMedia:
+    if job.modality == "audio":
+        samples = np.frombuffer(job.content, np.float32).reshape(shape)
+        rate = processor.sampling_rate
+        given = int(json.loads(job.details)) or rate
+        if max(shape) / given > job.limits.audio_seconds:
+            message = f"is longer than {job.limits.audio_seconds:g} seconds"
+            raise RequestError(f"{job.where} {message}")
+        return DecodedAudio(mix_down(samples, given, rate), rate)
+    pixels = np.frombuffer(job.content, np.uint8).reshape(shape)
+    if job.modality == "image":
+        return DecodedImage(pixels)
+    details = json.loads(job.details)
+    details["frames_indices"] = tuple(details["frames_indices"])
+    return DecodedVideo(pixels, VideoInfo(**details))
+
+
+def _preload(processor: MediaProcessor) -> None:
+    """Import what decoders and processors import when they first need it."""
+    for name in decode.IMAGE_FORMATS:
+        file = io.BytesIO()
+        Image.new("P", (32, 32)).convert("RGB").save(file, name)
+        decode.decode_image(file.getvalue(), MediaLimits(), "")
+    if "video" in processor.modalities:
+        with suppress(ImportError):
+            import av  # noqa: F401
+    if "audio" in processor.modalities:
+        with suppress(ImportError):
+            import soundfile  # noqa: F401
+    for modality in processor.modalities:
+        with suppress(QuireError, ValueError, NotImplementedError):
+            processor.process(_example(modality, processor), {})
+    with suppress(OSError):
+        ctypes.CDLL("libgcc_s.so.1")  # a thread's end would look for it
+
+
+def _example(modality: str, processor: MediaProcessor) -> DecodedMedia:
+    if modality == "audio":
+        rate = processor.sampling_rate
+        return DecodedAudio(np.zeros(rate, np.float32), rate)
+    frames = np.zeros((4, 64, 96, 3), np.uint8)
+    if modality == "image":
+        return DecodedImage(frames[0])
+    return DecodedVideo(frames, VideoInfo(4.0, (0, 1, 2, 3), 4, 1.0))
+
+
+def to_processed(modality: Modality, result: MediaResult) -> ProcessedMedia:
+    """Return what a worker made."""
+    return ProcessedMedia(modality, result.tensors, read_sizes(result.sizes))

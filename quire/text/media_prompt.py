@@ -1,0 +1,257 @@
+"""Media in prompts, on the side of text: what templates write for them, and how that is tokenized.
+
+A placeholder is what a template or the author of a raw prompt writes. The same characters in a
+message of a user are text: before a template is rendered they are replaced by marks, and what the
+marks stood for is tokenized as text afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from quire.errors import RequestError
+from quire.media.content_parts import ReadTensor, extract_parts
+from quire.media.expand import PlacedMedia, ReadyItem
+from quire.media.items import MediaSource
+from quire.media.objects import read_media_data
+from quire.media.pipeline import MediaPipeline
+from quire.media.processor import MediaProcessor
+from quire.text.prompts import PromptMedia
+from quire.text.tokenizing.tokenizer import Tokenizer
+
+Span = tuple[int, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaInputs:
+    """The media of one prompt that are ready. literals: spans of its text without special tokens.
+
+    is_rendered: a chat template wrote the prompt.
+    """
+
+    items: Sequence[ReadyItem] = ()
+    literals: Sequence[Span] = ()
+    is_rendered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MediaConversation:
+    """A conversation for a chat template: its messages without the contents of media.
+
+    placeholders: what the prompt holds for each item, by modality.
+    """
+
+    messages: Sequence[Any]
+    parts: Sequence[MediaSource] = ()
+    placeholders: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    guard: PlaceholderGuard | None = None
+
+    def restore(self, text: str) -> tuple[str, list[Span]]:
+        """Return the rendered prompt, and the spans that are text of users."""
+        return (text, []) if self.guard is None else self.guard.restore(text)
+
+
+class MediaReader:
+    """Reads the media of prompts, and puts their tokens into those."""
+
+    def __init__(self, pipeline: MediaPipeline, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self.pipeline = pipeline
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._reserved = _reserved_strings(pipeline.processor, tokenizer)
+
+    def read_conversation(
+        self,
+        messages: Sequence[Any],
+        *,
+        objects: bool = False,
+        read_tensor: ReadTensor | None = None,
+    ) -> MediaConversation:
+        """Take the media out of messages. Raises RequestError.
+
+        objects, read_tensor: of quire.media.content_parts.extract_parts.
+        """
+        if isinstance(messages, str | bytes | Mapping):
+            return MediaConversation(messages)  # refused where it is rendered
+        found = extract_parts(messages, objects=objects, read_tensor=read_tensor)
+        guard = PlaceholderGuard(self._reserved)
+        made = guard.protect(found.messages)
+        texts = self.pipeline.placeholders(found.parts)
+        return MediaConversation(made, found.parts, texts, guard if guard.is_used else None)
+
+    async def prepare(self, parts: Sequence[MediaSource], **options: Any) -> list[ReadyItem]:
+        """Prepare the media of one prompt: quire.media.pipeline.MediaPipeline.prepare."""
+        return await self.pipeline.prepare(parts, max_tokens=self._max_model_len, **options)
+
+    def start_parts(
+        self, parts: Sequence[MediaSource], salt: str | None = None, **options: Any
+    ) -> Future[list[ReadyItem]]:
+        """Begin to prepare the media of a prompt, in the background."""
+        root = (salt or "").encode("utf-8", "replace")
+        return self.pipeline.start(parts, max_tokens=self._max_model_len, root=root, **options)
+
+    def start(self, given: PromptMedia, salt: str | None = None) -> Future[list[ReadyItem]]:
+        """Begin to prepare the media of a prompt's dict. Raises RequestError."""
+        parts = read_media_data(given.data, given.uuids)
+        kwargs, io_kwargs = given.processor_kwargs, given.io_kwargs
+        return self.start_parts(parts, salt, kwargs=kwargs, io_kwargs=io_kwargs)
+
+    def place(
+        self,
+        text: str | None,
+        ids: Sequence[int] | None,
+        inputs: MediaInputs,
+        *,
+        add_special_tokens: bool,
+    ) -> PlacedMedia:
+        """Return the ids of a prompt, text or ids, with the tokens of its media.
+
+        Raises RequestError.
+        """
+        if ids is not None:
+            return self.pipeline.place(ids, inputs.items, may_be_expanded=True)
+        assert text is not None
+        processor = self.pipeline.processor
+        if not inputs.is_rendered:
+            text = processor.prompt_text(text, [one.modality for one in inputs.items])
+        found, items = tokenize_prompt(
+            self._tokenizer, text, inputs, processor, add_special_tokens=add_special_tokens
+        )
+        return self.pipeline.place(found, items)
+
+
+class PlaceholderGuard:
+    """Replaces placeholders in texts of users by marks, and puts them back in the prompt."""
+
+    def __init__(self, reserved: re.Pattern[str]) -> None:
+        self._pattern = reserved
+        self._nonce = f"q{secrets.token_hex(12)}x"  # letters that no template and no JSON changes
+        self._found: list[str] = []
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any text has a placeholder."""
+        return bool(self._found)
+
+    def protect(self, value: T) -> T:
+        """Return a value with marks in all its texts; what has no placeholder is not copied."""
+        return self._protect(value)  # type: ignore[no-any-return]
+
+    def _protect(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._pattern.sub(self._mark, value) if self._pattern.search(value) else value
+        if isinstance(value, Mapping):
+            made = {key: self._protect(one) for key, one in value.items()}
+            return made if any(made[key] is not one for key, one in value.items()) else value
+        if isinstance(value, list | tuple):
+            items = [self._protect(one) for one in value]
+            return items if any(a is not b for a, b in zip(items, value)) else value
+        return value
+
+    def _mark(self, match: re.Match[str]) -> str:
+        self._found.append(match[0])
+        return f"{self._nonce}{len(self._found) - 1}q"
+
+    def restore(self, text: str) -> tuple[str, list[Span]]:
+        """Return the text without marks, and the spans that they stood for."""
+        pieces: list[str] = []
+        spans: list[Span] = []
+        at = length = 0
+        for match in re.finditer(rf"{self._nonce}(\d+)q", text):
+            before, literal = text[at : match.start()], self._found[int(match[1])]
+            pieces += [before, literal]
+            length += len(before) + len(literal)
+            spans.append((length - len(literal), length))
+            at = match.end()
+        return "".join([*pieces, text[at:]]), spans
+
+
+def _reserved_strings(processor: MediaProcessor, tokenizer: Tokenizer) -> re.Pattern[str]:
+    """All that a prompt may hold for an item, and the special tokens in it."""
+    found: set[str] = set()
+    for modality in processor.modalities:
+        first, second = (processor.placeholder(modality, number) for number in (1, 2))
+        added = [one for one in tokenizer.backend.added_tokens.values() if one and one in first]
+        found |= {re.escape(one) for one in added}
+        if first:
+            numbered = (
+                re.escape(first) if first == second else re.escape(first).replace("1", r"\d+")
+            )
+            found.add(numbered)
+    longest_first = sorted(found, key=len, reverse=True)
+    return re.compile("|".join(longest_first) or r"(?!)")
+
+
+def tokenize_prompt(
+    tokenizer: Tokenizer,
+    text: str,
+    inputs: MediaInputs,
+    processor: MediaProcessor,
+    *,
+    add_special_tokens: bool,
+) -> tuple[list[int], list[ReadyItem]]:
+    """Return the ids of a prompt, and its items.
+
+    A placeholder that is no token becomes an id below 0, which its item then replaces.
+    """
+    items = list(inputs.items)
+    cuts: list[tuple[int, int, list[int]]] = [
+        (start, end, _encode_literal(tokenizer, text[start:end])) for start, end in inputs.literals
+    ]
+    if processor.text_placeholders:
+        for start, end, place in _find_placeholders(text, items, processor, inputs.literals):
+            cuts.append((start, end, [-1 - place]))
+            items[place] = replace(
+                items[place], expansion=replace(items[place].expansion, replaces=(-1 - place,))
+            )
+    ids: list[int] = []
+    at = 0
+    special = add_special_tokens
+    for start, end, made in sorted(cuts):
+        if start > at or special:
+            ids += tokenizer.encode(text[at:start], special)
+            special = False
+        ids += made
+        at = end
+    if at < len(text) or not cuts:
+        ids += tokenizer.encode(text[at:], special)
+    return ids, items
+
+
+def _encode_literal(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text that must not become special tokens: it is cut within those."""
+    added = tokenizer.backend.added_tokens.values()
+    if len(text) < 2 or not any(one and one in text for one in added):
+        return tokenizer.encode(text, False)
+    return tokenizer.encode(text[:1], False) + _encode_literal(tokenizer, text[1:])
+
+
+def _find_placeholders(
+    text: str, items: Sequence[ReadyItem], processor: MediaProcessor, literals: Sequence[Span]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, end, index of the item) of each placeholder that is there."""
+    ends: dict[str, int] = {}
+    for place, item in enumerate(items):
+        form = processor.placeholder(item.modality, item.index)
+        at = text.find(form, ends.get(form, 0))
+        while at >= 0 and any(start <= at < end for start, end in literals):
+            at = text.find(form, at + len(form))
+        if at >= 0:
+            ends[form] = at + len(form)
+            yield at, at + len(form), place
+
+
+def check_no_truncation(length: int, most: int | None) -> None:
+    """Raise RequestError if a prompt with media would have to be cut."""
+    if most is not None and length > most:
+        raise RequestError(
+            f"the prompt has {length} tokens with its media, and truncate_prompt_tokens is {most}: "
+            "a prompt with media is not cut",
+            param="truncate_prompt_tokens",
+        )

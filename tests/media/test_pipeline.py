@@ -1,0 +1,245 @@
+"""The pipeline with real worker processes: caches, tenants, limits, and workers that end."""
+
+import asyncio
+import io
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from quire.core.types import MediaTensor
+from quire.engine.startup.text_setup import start_media_worker
+from quire.errors import EngineError, Overloaded, RequestError, Unsupported
+from quire.media.items import MediaSource
+from quire.media.limits import MediaLimits
+from quire.media.objects import read_media_data
+from quire.media.processor import DecodedImage, ProcessedMedia
+from quire.media.processor_cache import ProcessorCache, framed_digest
+from tests.media.conftest import ROWS
+from tests.media.files import data_url, encode, png, png_with_size
+
+WHERE = "messages[0].content[0]"
+NOISE = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+PHOTO = encode(Image.fromarray(NOISE))
+
+
+def part(data=None, **more):
+    return MediaSource("image", WHERE, data=data, **more)
+
+
+def prepare(pipeline, *parts, max_tokens=1000, **more):
+    return pipeline.prepare_blocking(parts, max_tokens=max_tokens, **more)
+
+
+def test_an_image_becomes_pixels_and_tokens(pipeline):
+    (item,) = prepare(pipeline, MediaSource("image", WHERE, url=data_url(png())))
+    assert item.media.tensors[0].shape == (1, 28, 28, 3)
+    assert item.expansion.rows == ROWS
+    placed = pipeline.place([1, 3, 5], [item])
+    assert placed.ids == (1, *[3] * ROWS, 5)
+    assert placed.items[0].tensors == item.media.tensors
+
+
+def test_a_file_and_the_same_image_in_python_have_equal_pixels(pipeline):
+    image = Image.open(io.BytesIO(PHOTO))
+    (one,) = prepare(pipeline, part(PHOTO))
+    (two,) = prepare(pipeline, *read_media_data({"image": image}))
+    assert one.media.tensors == two.media.tensors
+
+
+def test_equal_items_are_processed_once_also_at_the_same_time(make_pipeline):
+    pipeline = make_pipeline(workers=2)
+    ran = []
+    run = pipeline._run
+
+    async def counting(*given):
+        ran.append(given)
+        return await run(*given)
+
+    pipeline._run = counting
+
+    async def eight():
+        each = [pipeline.prepare([part(png())], max_tokens=99) for _ in range(8)]
+        return await asyncio.gather(*each)
+
+    found = asyncio.run(eight())
+    assert len({items[0].digest for items in found}) == 1
+    prepare(pipeline, part(png()))
+    assert len(ran) == 1
+
+
+def test_a_request_that_is_cancelled_does_not_end_what_others_wait_for(make_pipeline):
+    pipeline = make_pipeline()
+
+    async def both():
+        first = asyncio.ensure_future(pipeline.prepare([part(png())], max_tokens=99))
+        await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(pipeline.prepare([part(png())], max_tokens=99))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(both())[0].expansion.rows == ROWS
+
+
+def test_digests_separate_tenants_contents_and_options(pipeline):
+    base = prepare(pipeline, part(png()))[0].digest
+    assert prepare(pipeline, part(png()))[0].digest == base
+    others = [
+        prepare(pipeline, part(png()), root=b"a")[0].digest,
+        prepare(pipeline, part(png(41)))[0].digest,
+        prepare(pipeline, *read_media_data({"image": np.zeros((4, 6, 3), np.uint8)}))[0].digest,
+        prepare(pipeline, *read_media_data({"image": np.zeros((6, 4, 3), np.uint8)}))[0].digest,
+    ]
+    assert len({base, *others}) == 5
+    assert framed_digest(b"ab", b"c") != framed_digest(b"a", b"bc")
+
+
+def test_a_uuid_names_an_item_of_one_tenant(make_pipeline):
+    pipeline = make_pipeline()
+    with pytest.raises(RequestError, match="no item with the uuid 'cat' is cached"):
+        prepare(pipeline, part(uuid="cat"))
+    first = prepare(pipeline, part(png(), uuid="cat"), root=b"a")[0]
+    assert prepare(pipeline, part(uuid="cat"), root=b"a")[0].digest == first.digest
+    with pytest.raises(RequestError, match="is cached: send its content"):
+        prepare(pipeline, part(uuid="cat"), root=b"b")
+    # A name does not stand for other content that is sent.
+    assert prepare(pipeline, part(png(9), uuid="cat"), root=b"a")[0].digest != first.digest
+
+
+def test_the_cache_is_bounded_and_drops_the_least_recent():
+    def item(size):
+        return ProcessedMedia("image", (MediaTensor("a", "uint8", (size,), bytes(size)),))
+
+    cache = ProcessorCache(10_000)
+    for i in range(3):
+        cache.put(bytes([i]), item(3000), name=bytes([i]))
+        assert cache.find(b"\0") is not None or i == 2
+    assert cache.find(b"\1") is None
+    assert cache.named(b"\1") is None
+    assert cache.named(b"\2") == b"\2"
+    assert cache.num_bytes <= 10_000
+    cache.put(b"big", item(20_000))
+    assert cache.find(b"big") is None
+    assert cache.find(b"\2") is not None
+    ProcessorCache(0).put(b"a", item(1))
+
+
+def test_counts_are_checked_before_anything_is_read(make_pipeline):
+    pipeline = make_pipeline(limits=MediaLimits(counts={"image": 1}))
+    with pytest.raises(
+        RequestError, match=r"At most 1 image\(s\) may be .* in one prompt"
+    ) as refused:
+        prepare(pipeline, *[part(b"bad")] * 2)
+    assert "--limit-mm-per-prompt" in str(refused.value)
+    with pytest.raises(RequestError, match="reads no video; beside text it reads image"):
+        prepare(pipeline, MediaSource("video", WHERE, data=b""))
+    began = time.monotonic()
+    with pytest.raises(RequestError, match=r"At most 999 image\(s\)"):
+        prepare(make_pipeline(), *[part(b"bad")] * 2000)
+    assert time.monotonic() - began < 1
+
+
+def test_items_that_exceed_the_context_stop_early(pipeline):
+    parts = [part(png(20 + i)) for i in range(50)]
+    with pytest.raises(RequestError, match="the media of the prompt take 12 tokens or more"):
+        prepare(pipeline, *parts, max_tokens=2 * ROWS + 1)
+
+
+@pytest.mark.parametrize("data", [b"text", PHOTO[:-200], png_with_size(60_000, 60_000)])
+def test_a_bad_file_names_its_part(pipeline, data):
+    bad = MediaSource("image", "messages[0].content[1]", data=data)
+    with pytest.raises(RequestError, match=r"^messages\[0\]\.content\[1\] ") as refused:
+        prepare(pipeline, part(png()), bad)
+    assert refused.value.param == "messages"
+
+
+def test_options_are_checked_by_name_and_range(make_pipeline):
+    pipeline = make_pipeline()
+    for kwargs in ({"max_pixels": 10**12}, {"unknown": 1}, 5):
+        with pytest.raises(RequestError, match="mm_processor_kwargs"):
+            prepare(pipeline, part(png()), kwargs=kwargs)
+    for given in ({"video": {"num_frames": -2}}, {"video": {"fps": float("nan")}}, {"x": {}}, 5,
+               {"video": {"num_frames": 10**9}}, {"image": {"a": 1}}):  # fmt: skip
+        with pytest.raises(RequestError, match="media_io_kwargs"):
+            prepare(pipeline, part(png()), io_kwargs=given)
+    with pytest.raises(RequestError, match="this model takes none"):
+        make_pipeline(kwargs={"max_pixels": 4})
+
+
+def test_embeddings_need_the_flag_the_width_and_finite_numbers(make_pipeline):
+    rows = np.ones((ROWS, 8), np.float32)
+    with pytest.raises(Unsupported, match="--enable-mm-embeds"):
+        prepare(make_pipeline(), *read_media_data({"image": rows}))
+    pipeline = make_pipeline(takes_embeds=True)
+    if not pipeline.processor.takes_embeds:
+        with pytest.raises(Unsupported, match="takes no embeddings"):
+            prepare(pipeline, *read_media_data({"image": rows}))
+        return
+    (item,) = prepare(pipeline, *read_media_data({"image": rows}))
+    assert (item.media.tensors[0].name, item.expansion.rows) == ("embeds", ROWS)
+    for bad in (rows[:, :7], rows * np.nan, rows[:2]):
+        with pytest.raises(RequestError, match=r"multi_modal_data.image\[0\]"):
+            prepare(pipeline, *read_media_data({"image": bad}))
+
+
+# -- workers --------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_was_killed_is_replaced(make_pipeline):
+    pipeline = make_pipeline(cache_bytes=0)
+    prepare(pipeline, part(png()))
+    for pid in pipeline._pool.idle_workers:
+        os.kill(pid, signal.SIGKILL)
+    assert prepare(pipeline, part(png(7)))[0].expansion.rows == ROWS
+
+
+def test_an_image_over_the_memory_of_a_worker_is_an_error_of_its_own(make_pipeline, monkeypatch):
+    monkeypatch.setattr("quire.media.pipeline.MEMORY_LIMIT", 32 << 20)
+    pipeline = make_pipeline(cache_bytes=0)
+    large = png_with_size(6000, 6000, bytes(6000 * (1 + 3 * 6000)))
+    with pytest.raises(RequestError, match=r"takes more than 32 MiB|crashed, twice"):
+        prepare(pipeline, part(large))
+    assert prepare(pipeline, part(png()))[0].expansion.rows == ROWS
+
+
+def test_a_worker_has_no_files_no_network_and_no_secrets(make_pipeline, monkeypatch):
+    monkeypatch.setenv("QUIRE_API_KEY", "secret")
+    pipeline = make_pipeline()
+    prepare(pipeline, part(png()))
+    (pid,) = pipeline._pool.idle_workers
+    with open(f"/proc/{pid}/limits") as limits:
+        assert next(line.split()[3] for line in limits if line.startswith("Max open files")) == "1"
+    with open(f"/proc/{pid}/environ") as environment:
+        assert "secret" not in environment.read()
+
+
+def test_workers_that_do_not_start_are_errors_of_the_server(make_pipeline):
+    def fails():
+        raise OSError("no process can be had")
+
+    with pytest.raises(EngineError, match="no process can be had"):
+        prepare(make_pipeline(fails), part(png()))
+
+
+def test_too_many_items_that_wait_are_refused(make_pipeline, monkeypatch):
+    pipeline = make_pipeline(cache_bytes=0, launch=start_media_worker)
+    monkeypatch.setattr(pipeline._pool, "_max_waiting", 2)
+
+    async def many():
+        each = [pipeline.prepare([part(png(5 + i))], max_tokens=99) for i in range(5)]
+        return await asyncio.gather(*each, return_exceptions=True)
+
+    found = asyncio.run(many())
+    assert [isinstance(one, Overloaded) for one in found] == [False] * 2 + [True] * 3
+
+
+def test_decoded_images_are_not_copied_into_the_cache_key_by_identity(pipeline):
+    pixels = np.zeros((4, 6, 3), np.uint8)
+    media = MediaSource("image", WHERE, decoded=DecodedImage(pixels))
+    one = prepare(pipeline, media)[0].digest
+    pixels[0, 0] = 9
+    assert prepare(pipeline, media)[0].digest != one
