@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from quire.errors import ConfigError
 from quire.media.processor import DecodedMedia, Expansion, ProcessedMedia, ProcessorFiles, Settings
@@ -16,12 +16,18 @@ from quire.media.processors._pixels import (
 
 
 class Processor(ImageProcessor):
+    """Others of the kind have other defaults."""
+
     defaults = CLIP
+    vision: ClassVar[Settings] = {"model_type": "clip_vision_model"}
+    strategy: ClassVar[str] = "default"
 
     def __init__(self, files: ProcessorFiles) -> None:
         super().__init__(files)
-        vision: dict[str, Any] = files.config.get("vision_config") or {}
-        size = size_of(self.settings, "crop_size" if self.settings["do_center_crop"] else "size")
+        vision: dict[str, Any] = {**self.vision, **(files.config.get("vision_config") or {})}
+        size = size_of(
+            self.settings, "crop_size" if self.settings.get("do_center_crop") else "size"
+        )
         self.side = side = int(vision.get("image_size") or 336)
         self.patch = int(vision.get("patch_size") or 14)
         if size != (side, side):
@@ -29,8 +35,8 @@ class Processor(ImageProcessor):
                 f"preprocessor_config.json makes images of {size[0]} x {size[1]} pixels; the "
                 f"model's vision tower reads {side} x {side}"
             )
-        first = vision.get("model_type", "clip_vision_model") == "clip_vision_model"
-        kept = files.config.get("vision_feature_select_strategy") == "full"
+        first = vision["model_type"] == "clip_vision_model"
+        kept = files.config.get("vision_feature_select_strategy", self.strategy) == "full"
         self.rows = (side // self.patch) ** 2 + first - (not kept)
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.core.types import MediaTensor
 from quire.media.image_ops import pad, resize, to_tensor
 from quire.media.processor import (
     DecodedMedia,
@@ -40,20 +41,24 @@ class Processor(llava.Processor):
         parts = cut_tiles(padded(pixels, *best, resample), self.side, self.side)
         whole = resize(pixels, self.side, self.side, resample)
         tiles = [resized_and_cropped(one, settings) for one in (whole, *parts)]
-        order = self.order(height, width, best)
-        made = self.item(tiles, {"rows": len(order)})
-        return ProcessedMedia("image", (*made.tensors, to_tensor("order", order)), made.sizes)
+        further = self.order(height, width, best)
+        made = self.item(tiles, {"rows": further[0].shape[0]})
+        return ProcessedMedia("image", (*made.tensors, *further), made.sizes)
 
-    def order(self, height: int, width: int, best: tuple[int, int]) -> npt.NDArray[np.int32]:
+    def order(self, height: int, width: int, best: tuple[int, int]) -> tuple[MediaTensor, ...]:
         """Number the rows of the encoder in the order of the prompt; see its Encoder.
 
         All rows of the whole image, then each line of the unpadded tiles with its end.
         """
         lines, newline = self.grid_lines(best)
-        kept = unpadded(lines, height, width)
-        ends = np.full((len(kept), 1), newline)
-        flat = np.concatenate((kept, ends), axis=1).reshape(-1)
-        return np.concatenate((np.arange(self.rows), flat)).astype(np.int32)
+        return self.lines_in_order(unpadded(lines, height, width), newline)
+
+    def lines_in_order(self, lines: npt.NDArray[np.int64], newline: int) -> tuple[MediaTensor, ...]:
+        """Return `order` of all rows of the whole image, and of lines with their ends."""
+        ends = np.full((len(lines), 1), newline)
+        flat = np.concatenate((lines, ends), axis=1).reshape(-1)
+        order = np.concatenate((np.arange(self.rows), flat)).astype(np.int32)
+        return (to_tensor("order", order),)
 
     def grid_lines(self, best: tuple[int, int]) -> tuple[npt.NDArray[np.int64], int]:
         """Return the numbers of the rows of all tiles but the first, as they lie in the image, and

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,7 @@ TOWER_NAMES = {
     "vision_model": "tower",
     "encoder.layers": "layers",
     "multi_modal_projector": "projector",
+    "connector.modality_projection": "projector",
 }
 """Paths in checkpoints -> ours."""
 VECTORS = {"embeddings.class_embedding": "embeddings.class_token.weight"}
@@ -62,9 +63,15 @@ def build_clip(hf: Hf, wanted: Sequence[int], defaults: Mapping[str, Any] = {}) 
     return Vit(config, wanted)
 
 
-def build_siglip(hf: Hf, wanted: Sequence[int] = (-1,), *, last_norm: bool = True) -> Vit:
-    """Build the tower of a vision section. last_norm: the states are normed."""
-    return Vit(VitConfig(**vit_sizes(hf, **SIGLIP)), wanted, last_norm=last_norm)
+def build_siglip(
+    hf: Hf, wanted: Sequence[int] = (-1,), *, last_norm: bool = True, fractions: bool = False
+) -> Vit:
+    """Build the tower of a vision section. last_norm: the states are normed.
+
+    fractions: see VitConfig.
+    """
+    config = VitConfig(**vit_sizes(hf, **SIGLIP), fractions=fractions)
+    return Vit(config, wanted, last_norm=last_norm)
 
 
 def build_tower(hf: Hf, wanted: Sequence[int], defaults: Mapping[str, Any] = {}) -> Vit:
@@ -131,7 +138,7 @@ class ImageEncoder(MediaEncoder):
     and others of the family. Subclasses set `tower` and project its states.
     """
 
-    modalities = ("image",)
+    modalities: ClassVar[tuple[str, ...]] = ("image",)
     tower: Vit
 
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:

@@ -57,6 +57,7 @@ class VitConfig:
     rms_norms: bool = False
     qk_norms: bool = False  # of all heads at once
     scales: bool = False  # a factor of each number that a layer adds
+    fractions: bool = False  # a patch has the position of its place in the image, as a fraction
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -143,11 +144,30 @@ class LayerScale(Learned):
         return InitSpec(1.0, 0.02)
 
 
+def fractional_positions(rows: int, columns: int, side: int) -> Tensor:
+    """Positions of the patches of an image in a table of side x side: [rows * columns] int64.
+
+    In float32 and on the CPU as transformers computes them: patches at a border depend on it.
+    """
+    with torch.device("cpu"):
+        borders = torch.arange(1 / side, 1.0, 1 / side)
+
+        def buckets(count: int) -> Tensor:
+            step = 1.0 / torch.tensor([count])
+            places = torch.arange(count, dtype=torch.float32)[None] * step[:, None]
+            return torch.bucketize(places.clamp(max=1.0 - 1e-6), borders, right=True)[0]
+
+        return (buckets(rows)[:, None] * side + buckets(columns)[None]).flatten()
+
+
 class VitEmbeddings(nn.Module):
     """Patches of whole images [P, C * patch * patch] -> [T, E]."""
 
     def __init__(self, c: VitConfig) -> None:
         super().__init__()
+        self.places = None
+        if c.fractions:
+            self.places = fractional_positions(*c.grid, c.grid[0])
         self.patches = c.grid[0] * c.grid[1]
         kernel = (c.patch, c.patch)
         self.patch_embedding = PatchLinear(c.channels, kernel, c.hidden, c.patch_bias)
@@ -161,7 +181,11 @@ class VitEmbeddings(nn.Module):
         if self.class_token is not None:
             first = self.class_token.weight.expand(len(x), 1, -1)
             x = torch.cat((first, x), dim=1)
-        return (x + self.position_embedding.weight).flatten(0, 1)
+        table: Tensor = self.position_embedding.weight
+        if self.places is not None:
+            self.places = self.places.to(x.device)
+            table = table[self.places]
+        return (x + table).flatten(0, 1)
 
 
 class VitAttention(nn.Module):

@@ -6,6 +6,9 @@ modeling_llava.py
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from torch import Tensor
 
 from quire.models.multimodal._base import Hf, field_of
@@ -33,11 +36,17 @@ VISION = {
 
 
 class Encoder(ImageEncoder):
+    """Others of the kind have other defaults."""
+
+    vision: ClassVar[Mapping[str, Any]] = VISION
+    layer: ClassVar[int] = -2
+    strategy: ClassVar[str] = "default"
+
     def __init__(self, hf: Hf) -> None:
         super().__init__()
-        layers = feature_layers(hf, -2)
-        self.skipped = skipped_tokens(hf, "default")
-        self.tower = build_tower(hf.get("vision_config") or {}, layers, VISION)
+        layers = feature_layers(hf, self.layer)
+        self.skipped = skipped_tokens(hf, self.strategy)
+        self.tower = build_tower({**self.vision, **(hf.get("vision_config") or {})}, layers)
         self.width = text_hidden(hf)
         self.projector = MLPProjector(
             self.tower.config.hidden * len(layers),

@@ -7,7 +7,8 @@ transformers modeling_llava_next.py
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,15 +26,18 @@ PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 class Encoder(llava.Encoder):
     """An item has one tensor more
 
-    order   int32 [n]: for each row of the item, its row among those of all its tiles; the last but
-            one more than these is the vector at the end of a line
+    order    int32 [n]: for each row of the item, its row among those of all its tiles; the number
+             after these is the vector at the end of a line. Or [n, k], with
+    weights  float32 [n, k]: such a row is the weighted sum of k of these
     """
+
+    pinpoints: ClassVar[Sequence[Sequence[int]]] = PINPOINTS
 
     def __init__(self, hf: Hf) -> None:
         super().__init__(hf)
         self.image_newline = Learned(text_hidden(hf))
         self.weights = tower_weights(self.tower, alias={"image_newline": "image_newline.weight"})
-        points: Any = hf.get("image_grid_pinpoints") or PINPOINTS
+        points: Any = hf.get("image_grid_pinpoints") or self.pinpoints
         self.largest = max(int(height) * int(width) for height, width in points)
 
     def max_rows(self, modality: str) -> int:
@@ -44,4 +48,7 @@ class Encoder(llava.Encoder):
     def arrange(self, item: EncoderInput, rows: Tensor) -> Tensor:
         lazy_fusion.flush()
         table = torch.cat((rows.flatten(0, 1), self.image_newline.weight[None]))
-        return table[item.tensors["order"].long()]
+        found = table[item.tensors["order"].long()]
+        if (weights := item.tensors.get("weights")) is None:
+            return found
+        return (found * weights[..., None]).sum(1).to(rows.dtype)

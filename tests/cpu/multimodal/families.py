@@ -338,3 +338,46 @@ def aya_vision():
         tiled_images(56), tokenizer_of(tokens), patch_size=14, img_size=56, downsample_factor=2
     )
     return config, processor
+
+
+@family
+def idefics3(model_type="idefics3"):
+    from transformers import AutoConfig, Idefics3ImageProcessorPil, Idefics3Processor
+
+    config = AutoConfig.for_model(
+        model_type, text_config=TEXT | {"model_type": "llama"}, vision_config=VISION,
+        image_token_id=150, scale_factor=2,
+    )  # fmt: skip
+    places = {f"<row_{y}_col_{x}>": 147 + 6 * y + x for y in range(1, 6) for x in range(1, 7)}
+    tokens = {"<image>": 150, "<fake_token_around_image>": 151, "<end_of_utterance>": 152}
+    tokens |= {"<global-img>": 153, **places}
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": 168}, max_image_size={"longest_edge": 56}
+    )
+    return config, Idefics3Processor(images, tokenizer_of(tokens), image_seq_len=4)
+
+
+@family
+def smolvlm():
+    return idefics3("smolvlm")
+
+
+@family
+def llava_onevision():
+    from transformers import AutoConfig, LlavaOnevisionImageProcessorPil, LlavaOnevisionProcessor
+
+    points = [[56 * y, 56 * x] for y in range(1, 4) for x in range(1, 4)]
+    config = AutoConfig.for_model(
+        "llava_onevision", text_config=TEXT | {"model_type": "qwen2"},
+        vision_config=VISION | {"model_type": "siglip_vision_model"}, image_token_index=150,
+        video_token_index=151, image_grid_pinpoints=points, vision_aspect_ratio="anyres_max_2",
+    )  # fmt: skip
+    images = LlavaOnevisionImageProcessorPil(
+        size={"height": 56, "width": 56}, image_grid_pinpoints=points
+    )
+    processor = TiledProcessor.of(
+        LlavaOnevisionProcessor, images, tokenizer_of({"<image>": 150, "<video>": 151}),
+        num_image_tokens=16, vision_feature_select_strategy="full",
+        vision_aspect_ratio="anyres_max_2",
+    )  # fmt: skip
+    return config, processor

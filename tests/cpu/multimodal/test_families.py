@@ -10,6 +10,8 @@ PROMPTS = [(), (0,), (1, 2), (3, 0, 1)]
 """Which of the images each prompt has."""
 KWARGS = {"gemma3": {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 40}}
 """Options of requests."""
+FLAT = {"llava_onevision"}
+"""Transformers tiles no image of a nested list that has several."""
 CAUSAL = {"paligemma", "gemma3"}
 """Compared without spans in which tokens see each other in both directions."""
 
@@ -32,7 +34,8 @@ def both(pair, which):
     if not images:
         return pair.processor.tokenizer(text, return_tensors="pt"), images, text
     more = KWARGS.get(pair.hf["model_type"], {})
-    found = pair.processor(images=[images], text=[text], return_tensors="pt", **more)
+    given = images if pair.hf["model_type"] in FLAT else [images]
+    found = pair.processor(images=given, text=[text], return_tensors="pt", **more)
     if pair.hf["model_type"] in CAUSAL:
         found.pop("token_type_ids", None)
         found.pop("labels", None)
