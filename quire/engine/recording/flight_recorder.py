@@ -83,11 +83,28 @@ def _source_facts(request: Request) -> dict[str, Any]:
     return {"source": (len(request.encoder_prompt), int.from_bytes(digest[:4]) >> 1)}
 
 
+def _media_facts(request: Request) -> dict[str, Any]:
+    """Places of media items, and a number that distinguishes each; {} without any."""
+    if not request.media:
+        return {}
+    return {
+        "media": [
+            (_number(one.digest), one.modality, one.start, one.length, one.runs, one.bidirectional)
+            for one in request.media
+        ]
+    }
+
+
 def _adapter_facts(request: Request) -> dict[str, Any]:
     """A number that distinguishes the adapter; {} without one."""
     if request.adapter is None:
         return {}
-    return {"adapter": int.from_bytes(sha256(request.adapter.digest).digest()[:4]) >> 1}
+    return {"adapter": _number(request.adapter.digest)}
+
+
+def _number(digest: bytes) -> int:
+    """A number in place of a digest, which is not kept."""
+    return int.from_bytes(sha256(digest).digest()[:4]) >> 1
 
 
 class RecordRing:
@@ -335,6 +352,7 @@ class FlightRecorder(StepObserver):
             "prompt": len(request.prompt),
             **_source_facts(request),
             **_adapter_facts(request),
+            **_media_facts(request),
             "resumed": [None if one is None else len(one) for one in request.resumed_tokens],
             "parent": self._numbers.get(request.parent or ""),
             "kept": kept,

@@ -23,7 +23,15 @@ from quire.core.scheduling.limits.adapters import AdapterProvider, LoadOutcome
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import AdapterStats, GrammarStats
 from quire.core.tenant_limits import UNRESTRICTED, TenantLimits
-from quire.core.types import AdapterRef, Pooled, Request, StepPlan, StepResult, Wants
+from quire.core.types import (
+    AdapterRef,
+    MediaItem,
+    Pooled,
+    Request,
+    StepPlan,
+    StepResult,
+    Wants,
+)
 from quire.engine.recording.flight_recorder import PLAIN_FIELDS
 from quire.engine.recording.recording_file import Recording
 from quire.errors import EngineError
@@ -125,6 +133,19 @@ class SyntheticTokens:
 def _synthetic_source(length: int, number: int) -> tuple[int, ...]:
     """Return an encoder prompt of this length; equal ones for equal numbers."""
     return (number,) * length
+
+
+def _synthetic_item(
+    number: int,
+    modality: str,
+    start: int,
+    length: int,
+    runs: list[list[int]],
+    bidirectional: bool,
+) -> MediaItem:
+    """Return an item without content; equal ones for equal numbers."""
+    places = tuple([(offset, count) for offset, count in runs])
+    return MediaItem(modality, b"%d" % number, start, length, places, (), bidirectional)
 
 
 class RecordedGrammars:
@@ -333,6 +354,7 @@ class RecordingReplay:
         limits: TenantLimits = plain.get("tenant_limits", UNRESTRICTED)
         plain["tenant_limits"] = TenantLimits(weight=limits.weight, kv_share=limits.kv_share)
         first = len(prompt)
+        media = tuple([_synthetic_item(*one) for one in facts.get("media", ())])
         tokens = tuple(
             None if n is None else tuple(self._tokens.between((number, index), first, first + n))
             for index, n in enumerate(resumed[: num_sequences(facts)])
@@ -349,6 +371,8 @@ class RecordingReplay:
             adapter=_adapter_for(facts.get("adapter")),
             resumed_tokens=tokens,
             encoder_prompt=_synthetic_source(*facts.get("source", (0, 0))),
+            media=media,
+            extra_content=tuple([(item.start, item.digest) for item in media]),
             **plain,
         )
 

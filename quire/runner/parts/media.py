@@ -68,7 +68,7 @@ class MediaPart(StepPart, frozen=True, array_like=True):
         """Write the rows over the token embeddings, on the first pipeline stage."""
         device = step.token_ids.device
         if self.spans:
-            spans = np.frombuffer(self.spans, np.int32).reshape(-1, 2)
+            spans = np.frombuffer(self.spans, np.int32).reshape(-1, 2).copy()
             attention = cast(SpanAttentionStep, step.attention)
             step = replace(step, attention=attention.with_spans(to_device(spans, device)))
         if step.carried is not None:
@@ -77,12 +77,12 @@ class MediaPart(StepPart, frozen=True, array_like=True):
         assert pool is not None, "a step with media, of a model without an encoder"
         vectors = step.inputs_embeds
         if vectors is None:
-            slots = np.frombuffer(self.token_slots, np.int32)
+            slots = np.frombuffer(self.token_slots, np.int32).copy()
             with variant.forward(to_device(slots, device)):
                 vectors = model.embed_tokens(step.token_ids)
             lazy_fusion.flush()
-        tokens = to_device(np.frombuffer(self.tokens, np.int64), device)
-        rows = pool.gather(to_device(np.frombuffer(self.rows, np.int64), device))
+        tokens = to_device(np.frombuffer(self.tokens, np.int64).copy(), device)
+        rows = pool.gather(to_device(np.frombuffer(self.rows, np.int64).copy(), device))
         width = vectors.shape[1]
         vectors[tokens] = rows[:, :width].to(vectors.dtype)
         if rows.shape[1] == width:

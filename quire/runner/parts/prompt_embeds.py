@@ -59,7 +59,7 @@ class PromptEmbedsPart(StepPart, frozen=True, array_like=True):
             return step
         vectors = step.inputs_embeds
         if vectors is None:
-            slots = np.frombuffer(self.token_slots, np.int32)
+            slots = np.frombuffer(self.token_slots, np.int32).copy()
             with variant.forward(to_device(slots, step.token_ids.device)):
                 vectors = model.embed_tokens(step.token_ids)
             lazy_fusion.flush()

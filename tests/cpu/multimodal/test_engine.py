@@ -171,6 +171,19 @@ def test_rows_take_the_places_of_embeddings():
     same(alone("llama", requests), want)
 
 
+def test_generated_tokens_go_on_behind_the_axes_of_an_image():
+    one = ask("one", 1, 2, kind="mrope", tokens=5)
+    ((key, (tokens, logprobs)),) = alone("mrope", [one]).items()
+    for n in range(1, 5):
+        prompt = [*one.prompt, *tokens[:n]]
+        given = dataclasses.replace(
+            one, prompt=tuple(prompt), rope_positions=positions_of(prompt, one.media).tobytes()
+        )
+        found = alone("mrope", [given])[key]
+        assert found[0][: 5 - n] == tokens[n:]
+        assert found[1][:3] == pytest.approx(logprobs[3 * n : 3 * n + 3], abs=1e-5)
+
+
 SETTINGS = {
     "as it comes": {},
     "steps in flight": {"depth": 2},

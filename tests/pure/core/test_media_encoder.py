@@ -122,6 +122,19 @@ def test_a_run_that_must_not_be_divided_is_computed_whole():
         UndividedRunLimit(19).check_request(ask("a", one))
 
 
+def test_a_prefix_hit_ends_before_a_run_that_it_would_divide():
+    one = item(0, 20, bidirectional=True)
+    first, again = ask("a", one, tail=0), ask("b", one, tail=0)
+    longer = ask("c", one, one, tail=1)
+    run, _ = finish([first, again, longer], add_per_step=1, block_size=4)
+    causal = [ask(each.id, *[item(0, 20)] * len(each.media), tail=0) for each in (first, again)]
+    found = [
+        finish(given, add_per_step=1, block_size=4)[1].hits for given in ([first, again], causal)
+    ]
+    assert found == [0, 4], "the updates of b"
+    assert run.model.encoded_items == [b"\1"]
+
+
 def test_which_positions_take_rows():
     one = item(10, 6, runs=((1, 3), (5, 2), (8, 1)), bidirectional=True)
     assert [tuple(run) for run in rows_between(one, 12, 16)] == [(12, 1, 2), (15, 3, 1)]

@@ -34,7 +34,7 @@ from quire.errors import ConfigError
 from quire.executors.fake import Executor
 from tests import tiers
 from tests.pure.core.builders import FakeGrammars, fake_constraint
-from tests.pure.core.workload import Setup, with_pooling
+from tests.pure.core.workload import Setup, with_media, with_pooling
 
 EOS = 5
 WHOLE = 1 << 22
@@ -477,6 +477,26 @@ def test_sources_of_an_encoder_are_replayed_by_their_digests(tmp_path, monkeypat
     monkeypatch.setitem(Flight.fly.__globals__, "made", with_sources)
     setup = setup_of("tight")
     setup.blocks, setup.encoder = setup.blocks + 8, (20, 14)
+    flight = Flight(setup, tmp_path)
+    flight.fly(seed)
+    assert flight.replayed().differences == []
+
+
+@pytest.mark.parametrize("seed", range(tiers.amount(3, 20)))
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_media_items_are_replayed_by_their_digests(tmp_path, monkeypatch, seed, bidirectional):
+    """Their places, and which are equal, decide on plans; their content is not kept."""
+    rng = random.Random(seed)
+
+    def with_items(*given):
+        plain = [replace(one, parent=None) for one in made(*given)]
+        return with_media(rng, plain, bidirectional=bidirectional)
+
+    made = Flight.fly.__globals__["made"]
+    monkeypatch.setitem(Flight.fly.__globals__, "made", with_items)
+    setup = setup_of("tight")
+    setup.blocks, setup.budget = setup.blocks + 40, 60
+    setup.media = {"max_rows": 50, "cache_rows": 64}
     flight = Flight(setup, tmp_path)
     flight.fly(seed)
     assert flight.replayed().differences == []
