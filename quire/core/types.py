@@ -228,11 +228,13 @@ class Request:
     prompt_embeds: tuple[PromptEmbeds, ...] = ()
     """In the order of positions, without overlap. Each has digests in `extra_content`."""
     encoder_prompt: tuple[int, ...] = ()  # what an encoder reads; `prompt` is then the decoder's
+    encoder_media: MediaItem | None = None
+    """A recording that the encoder reads: its positions are those of `encoder_prompt`, whose ids
+    only count then."""
     forced: ForcedTokens | None = None  # None: the model's configs force no token
     adapter: AdapterRef | None = None  # None: the model's own weights
     media: tuple[MediaItem, ...] = ()
-    """In the order of positions, without overlap. Each has digests in `extra_content`. With an
-    encoder prompt, their positions are its own, and the encoder reads their tensors."""
+    """In the order of positions, without overlap. Each has digests in `extra_content`."""
     rope_positions: bytes = b""
     """int32 [3, prompt tokens]: rotary positions of models with several axes; b"": 0, 1, 2, ..."""
     rope_delta: int = 0  # rotary position of generated token i is i + rope_delta
@@ -247,7 +249,7 @@ class Request:
     @property
     def source_tokens(self) -> tuple[int, ...]:
         """Token ids that an encoder reads; () if it reads a recording."""
-        return () if self.media else self.encoder_prompt
+        return self.encoder_prompt if self.encoder_media is None else ()
 
     @property
     def num_prompt_tokens(self) -> int:

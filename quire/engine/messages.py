@@ -49,7 +49,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 
@@ -95,6 +95,7 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     num_beams: int
     prompt_embeds: tuple[PromptEmbeds, ...]
     encoder_prompt: tuple[int, ...]
+    encoder_media: MediaItem | None
     forced: ForcedTokens | None
     adapter: AdapterRef | None
     media: tuple[MediaItem, ...]

@@ -19,6 +19,7 @@ from quire.core.params import MAX_STOP_IDS, SamplingParams
 from quire.core.structured_output_params import StructuredOutputsParams
 from quire.core.types import (
     AdapterRef,
+    MediaItem,
     Request,
     StopConditions,
     ThinkingBudget,
@@ -150,10 +151,11 @@ class InputProcessor:
         how = self._tokenization(requested, tokenization, add_special_tokens)
         embeds, placed, source_text = NO_EMBEDS, NO_MEDIA, None
         source: tuple[int, ...] = ()
+        recording: MediaItem | None = None
         if self._encoder is not None and self._encoder.speech is not None:
             spoken = parse_speech_prompt(prompt)
             recording = self._encoder.speech.read_recording(spoken.audio)
-            placed, source = PlacedMedia((), (recording,)), (0,) * recording.length
+            source = (0,) * recording.length
             ids = self._speech_ids(spoken.decoder, self._encoder.start_id)
             text = None if spoken.decoder is None else spoken.decoder.text
             parsed = prompts.ParsedPrompt(text, ids, spoken.salt)
@@ -202,6 +204,7 @@ class InputProcessor:
             encoder_prompt=source,
             forced=forced,
             adapter=adapter,
+            encoder_media=recording,
         )
         return PreparedRequest(made, parsed.text, requested, source_text)
 

@@ -23,7 +23,7 @@ def source_digest(request: Request) -> bytes:
     if not request.encoder_prompt:
         return digest
     source = array("i", request.encoder_prompt).tobytes()
-    media = b"".join(item.digest for item in request.media)
+    media = b"" if request.encoder_media is None else request.encoder_media.digest
     return sha256(digest + b"encoder" + source + media).digest()
 
 

@@ -50,6 +50,7 @@ MAX_KEYS = 1 << 16
 """Block keys in a state record: writing more would delay a step."""
 PRIVATE_FIELDS = (
     "adapter",
+    "encoder_media",
     "encoder_prompt",
     "extra_content",
     "forced",

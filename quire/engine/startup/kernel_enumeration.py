@@ -23,7 +23,7 @@ from quire.distributed.mesh import mesh_of
 from quire.distributed.peer_memory import PROGRAMS
 from quire.engine.startup.executor_setup import build_runner, load_model, load_pooler
 from quire.engine.startup.model_setup import ModelDescription
-from quire.engine.startup.warmup import dummy_recordings
+from quire.engine.startup.warmup import dummy_recording
 from quire.kernels.formats.peer_memory import PeerMemory
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.kernel_spec import KernelSpec
@@ -262,8 +262,8 @@ def _encoder_batches(
     """Yield the sources of steps of all sizes: one text, or recordings, which have one size."""
     for count in sizes(section.max_batched_tokens // (section.max_len if section.speech else 1)):
         length = section.max_len if section.speech else count
-        recordings = dummy_recordings(section.speech)
-        features = recordings[0].tensors[0] if recordings else None
+        recording = dummy_recording(section.speech)
+        features = None if recording is None else recording.tensors[0]
         blocks = [0] * -(-length // block_size)
         source = EncoderSource((0,) * length, blocks, 0, features)
         yield (source,) * (count if section.speech else 1)

@@ -133,8 +133,8 @@ def run_dummy_requests(
         request = Request(f"start-{i}", prompt, stop, own_params, read_prefix_cache=False)
         if sources:  # the salt makes each a source of its own
             source = (0,) * sources[i]
-            media = dummy_recordings(speech) if source else ()
-            request = replace(request, encoder_prompt=source, media=media, salt=b"%d" % i)
+            media = dummy_recording(speech) if source else None
+            request = replace(request, encoder_prompt=source, encoder_media=media, salt=b"%d" % i)
         _add_shortened(half[0], request)
     _run_to_end(half)
 
@@ -150,13 +150,13 @@ def _add_shortened(scheduler: Scheduler, request: Request) -> None:
         _add_shortened(scheduler, replace(request, prompt=half))
 
 
-def dummy_recordings(speech: SpeechFacts | None) -> tuple[MediaItem, ...]:
-    """Return a silent recording; () for None."""
+def dummy_recording(speech: SpeechFacts | None) -> MediaItem | None:
+    """Return a silent recording; None for None."""
     if speech is None:
-        return ()
+        return None
     size = 4 * math.prod(speech.features)
     tensor = MediaTensor("input_features", "float32", speech.features, bytes(size))
-    return (MediaItem("audio", b"", 0, speech.positions, ((0, speech.positions),), (tensor,)),)
+    return MediaItem("audio", b"", 0, speech.positions, ((0, speech.positions),), (tensor,))
 
 
 def run_dummy_pooling(half: SchedulerAndExecutor, counts: Sequence[int], task: PoolingTask) -> None:

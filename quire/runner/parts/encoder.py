@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import CrossAttentionStep
-from quire.core.types import MediaTensor, StepPlan
+from quire.core.types import MediaTensor, Request, StepPlan
 from quire.kernels.framework import lazy_fusion
 from quire.models.base import EncoderDecoderModel, LanguageModel, SourceInputs, StepInputs
 from quire.runner.parts.base import StepPart, StepVariant
@@ -47,7 +47,7 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
                     seq.request.encoder_prompt,
                     list(seq.cross_table),
                     seq.slot,
-                    seq.request.media[0].tensors[0] if seq.request.media else None,
+                    _features_of(seq.request),
                 )
                 for seq in starting
             )
@@ -81,6 +81,10 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
             cast(EncoderDecoderModel, model).encode(source)
         lazy_fusion.flush()
         return step
+
+
+def _features_of(request: Request) -> MediaTensor | None:
+    return None if request.encoder_media is None else request.encoder_media.tensors[0]
 
 
 def _on_device(tensor: MediaTensor, device: torch.device) -> Tensor:

@@ -21,6 +21,7 @@ from quire.core.types import (
     Request,
     StopConditions,
     ThinkingBudget,
+    TimeRules,
     TokenLogprobs,
     Update,
 )
@@ -66,7 +67,10 @@ OTHERS = {
     "prompt_embeds": (PromptEmbeds(1, 2, "bfloat16", b"\x00\xff" * 4),),
     "encoder_prompt": (8, 9),
     "adapter": AdapterRef("mine", b"\x03", "/adapters/mine"),
-    "forced": ForcedTokens(1, 3, 9, frozenset({2}), (4, 5), (6,)),
+    "forced": ForcedTokens(1, 3, 9, frozenset({2}), (4, 5), (6,), TimeRules(50, 49, 40, 5)),
+    "encoder_media": MediaItem(
+        "audio", b"\x05", 0, 2, ((0, 2),), (MediaTensor("x", "float32", (1,), bytes(4)),)
+    ),
     "media": (
         MediaItem(
             "image",
