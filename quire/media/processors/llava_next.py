@@ -30,11 +30,11 @@ class Processor(llava.Processor):
 
     def __init__(self, files: ProcessorFiles) -> None:
         super().__init__(files)
+        self.settings["do_pad"] = False  # here it is about batches
         self.sizes = [(int(one[0]), int(one[1])) for one in self.settings["image_grid_pinpoints"]]
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
-        settings = {**self.settings, "do_pad": False}  # it is about batches
-        pixels = pixels_of(media)
+        pixels, settings = pixels_of(media), self.settings
         height, width = pixels.shape[:2]
         best = best_resolution(height, width, self.sizes)
         resample = int(settings["resample"])

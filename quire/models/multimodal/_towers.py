@@ -46,7 +46,6 @@ TOWER_NAMES = {
     "vision_model": "tower",
     "encoder.layers": "layers",
     "multi_modal_projector": "projector",
-    "connector.modality_projection": "projector",
 }
 """Paths in checkpoints -> ours."""
 VECTORS = {"embeddings.class_embedding": "embeddings.class_token.weight"}

@@ -33,7 +33,8 @@ class Encoder(ImageEncoder):
         self.width = text_hidden(hf)
         inputs = self.tower.config.hidden * self.factor**2
         self.projector = nn.ModuleDict({"proj": Linear(inputs, self.width)})
-        self.weights = tower_weights(self.tower)
+        names = {"connector.modality_projection": "projector"}
+        self.weights = tower_weights(self.tower, paths=names)
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Encoder:
