@@ -21,7 +21,7 @@ def test_frames_of_llava_onevision_are_pooled(tmp_path):
     whole = pixels["pixel_values"][:, 0]  # of each frame, before its tiles
     with torch.inference_mode():
         wanted = pair.theirs.model.get_video_features(whole[None]).pooler_output
-    assert (rows - wanted.flatten(0, 1)).abs().max().item() < 1e-5
+    assert (rows - wanted.flatten(0, 1)).abs().max().item() < 1e-4
     expansion = pair.own_processor.expand(item, 1)
     assert expansion.token_ids == (151,) * (3 * 2 * 2 + 1)
     assert expansion.rows == len(rows) <= pair.ours[0].media_encoder.max_rows("video")
