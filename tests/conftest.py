@@ -119,11 +119,26 @@ def sampled(items):
             tests.setdefault(file, {}).setdefault(name, []).append(item)
     for file in tests.values():
         for number, cases in enumerate(file.values()):
-            axes = [getattr(item, "callspec", None) for item in cases]
-            places = [dict(one.indices) if one else {} for one in axes]
             (every,) = cases[0].get_closest_marker("sampled").args
-            runs |= zip(cases, tiers.sample(places, every, number), strict=True)
+            runs |= zip(cases, tiers.sample(values_of(cases), every, number), strict=True)
     return runs.values()
+
+
+def values_of(cases):
+    """Of each case of a test, its values on all axes, by their identity.
+
+    Arguments that one parametrization gives together have equal numbers, and are one axis.
+    """
+    if not hasattr(cases[0], "callspec"):
+        return [("one",)]
+    specs = [item.callspec for item in cases]
+    axes = {}
+    for name in specs[0].params:
+        axes.setdefault(tuple(one.indices[name] for one in specs), []).append(name)
+    return [
+        tuple(tuple(id(one.params[name]) for name in names) for names in axes.values())
+        for one in specs
+    ]
 
 
 ONE_SERVER = {

@@ -17,18 +17,20 @@ import pytest
 LONG = False
 
 
-def sample(cases: list[dict[str, int]], every: int, first: int) -> list[bool]:
+def sample(cases: list[tuple[Any, ...]], every: int, first: int) -> list[bool]:
     """Which cases of one test run every day: one in `every`; of several axes each value as well.
 
-    cases: the number of the value on each axis. first: of the test in its file. Tests of one file
+    cases: of each, its values on all axes. first: number of the test in its file. Tests of one file
     begin at different cases, so that together they run every one.
     """
-    chosen = [i % every == first % min(every, len(cases)) for i in range(len(cases))]
-    if len({tuple(case[axis] for case in cases) for axis in cases[0]}) > 1:
-        seen = {value for case, runs in zip(cases, chosen) if runs for value in case.items()}
+    axes = [{value: i for i, value in enumerate(dict.fromkeys(axis))} for axis in zip(*cases)]
+    turns = [sum(map(dict.__getitem__, axes, case)) for case in cases]
+    chosen = [turn % every == first % min(every, len(cases)) for turn in turns]
+    if len(axes) > 1:  # of a product, a diagonal of which is chosen
+        seen = {value for case, runs in zip(cases, chosen) if runs for value in enumerate(case)}
         for i, case in enumerate(cases):
-            chosen[i] |= not case.items() <= seen
-            seen |= case.items()
+            chosen[i] |= not {*enumerate(case)} <= seen
+            seen |= {*enumerate(case)}
     return chosen
 
 

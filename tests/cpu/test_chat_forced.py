@@ -35,6 +35,7 @@ def check(out):
     jsonschema.validate(json.loads(call.function.arguments), WEATHER)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parser", [None, "auto", "qwen3_coder", "pythonic", "gemma4"])
 @pytest.mark.parametrize("choice", [NAMED, "required"])
 def test_calls_are_forced_in_any_dialect_and_without_one(llm, parser, choice):

@@ -109,6 +109,7 @@ def memory(engine):
     return [cache.view(torch.uint8) for cache in engine._executor.runner.worker._cache]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kv", CODED)
 @pytest.mark.parametrize("hf", [WINDOWED, *tiers.long(TINY)])
 def test_free_memory_reaches_no_row(hf, kv):

@@ -70,6 +70,7 @@ def ids(llm, prompts=PROMPTS, priorities=None, **params):
     return [list(each.token_ids) for output in outputs for each in output.outputs]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_stages_give_the_tokens_of_one_rank(one, staged, kind):
     priorities = [3, 1, 2, 1, 0, 2] if kind == "priorities" else None

@@ -96,6 +96,7 @@ def test_tokens_of_an_instruction_do_not_count(method, budget):
         assert np.allclose(got[str(i)], formula(method, states[str(i)], i * 4), atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_results_are_the_same_bits_however_steps_divide_prompts(name):
     """All methods side by side, with rows that generate, and preempted ones."""

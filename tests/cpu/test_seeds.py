@@ -142,6 +142,7 @@ def written(place, path):
     return str(script)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", ANSWERED, ids=lambda p: p.stem)
 def test_a_script_runs_unchanged(path, hub, capsys):
     names = runpy.run_path(written(hub, path), run_name="__main__")

@@ -110,6 +110,7 @@ def test_reasoning_content_and_calls_are_told_apart(reading):
     assert (choice["finish_reason"], choice.get("x_notes")) == ("tool_calls", None)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
     "more",

@@ -362,6 +362,7 @@ POOLING_MODELS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", POOLING_MODELS)
 def test_answers_of_models_that_pool(tokenizer, document, model):
     """Good ones too, of the routes that serve the model."""

@@ -68,6 +68,7 @@ def rotated_and_cached(s, t, qkv, interleaved):
     return q, k, cache
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dims", [16, 8, 6], ids=["whole heads", "half of each", "a part"])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotation_of_any_part_of_heads_is_fused(interleaved, dims, started):

@@ -30,6 +30,7 @@ def test_rows_are_quantized_to_the_bits_of_the_reference():
             assert torch.equal(got, want)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", range(4))
 def test_a_row_has_the_same_bits_in_any_tile_and_in_any_company(kind):
     weight, x = weights()[kind], torch.randn(70, 101) + 0.3

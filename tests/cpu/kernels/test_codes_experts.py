@@ -107,6 +107,7 @@ def close(got, want):
     assert (got != want).float().mean() < 0.02
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "clamped"])
 def test_experts_are_what_their_matrices_make_of_a_row(kind):

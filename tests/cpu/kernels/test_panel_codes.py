@@ -137,6 +137,7 @@ def check_integers(shape, rows, x=None, all_bits=BITS):
         assert ((got - exact).abs() <= 1.01 * cost + 2**-8 * want.abs() + 1e-5 * sizes + 1e-6).all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("shape", [(70, 96, 32), (33, 128, 16), (64, 300, 300), (40, 768, 128)])
 def test_products_of_bfloat16_are_those_of_rows_in_int8(shape):

@@ -54,6 +54,7 @@ def model(request, tmp_path):
     return *found, {"folder": tmp_path, "dtype": torch.float32, "progress": False}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", VARIANTS, indirect=True)
 @pytest.mark.parametrize("placement", ["linear", "round_robin"])
 def test_ranks_with_whole_experts_give_the_outputs_of_one(model, placement):

@@ -126,6 +126,7 @@ def test_names_of_the_hub_and_of_transformers_are_both_read(name, tmp_path):
     assert torch.equal(stepped(model, config, ids), want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", ["missing", "unexpected", "misshaped"])
 def test_a_checkpoint_that_differs_is_refused_by_name(tmp_path, change):
     theirs = peer("qwen3_moe", tmp_path)

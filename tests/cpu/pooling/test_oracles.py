@@ -121,6 +121,7 @@ ACTIVATIONS = {
 LABELLED = ["bert", "roberta", *tiers.long(*(one for one in VARIANTS if one not in CROSS))]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", LABELLED)
 @pytest.mark.parametrize("problem", ACTIVATIONS)
 def test_labels_are_those_of_transformers(variant, problem, tmp_path):

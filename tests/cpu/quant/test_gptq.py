@@ -70,6 +70,7 @@ EVERYDAY = [
 ALL = [(model, kind) for model in ("llama", "qwen3_moe", "deepseek_v2") for kind in FORMATS]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "kind"), [*EVERYDAY, *tiers.long(*(one for one in ALL if one not in EVERYDAY))]
 )

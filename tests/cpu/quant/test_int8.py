@@ -107,6 +107,7 @@ def fake_model(pair, inputs):
     return model, config
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["llama", "qwen3_moe", "deepseek_v2"])
 @pytest.mark.parametrize(
     "inputs", [ROWS, FIXED, ROWS | {"symmetric": False}, FIXED | {"symmetric": False}]

@@ -130,6 +130,7 @@ def test_fp8_weights_are_those_of_their_scales(tmp_path, config, quantize):
     assert model.lm_head.weight.kind in PLAIN
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", ["llama", "qwen3_moe"])
 @pytest.mark.parametrize(
     ("config", "quantize"),
@@ -180,6 +181,7 @@ def test_a_head_in_eight_bits(tmp_path):
     assert model.layers[0].mlp.down_proj.weight.kind in PLAIN
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["llama", "qwen3_moe"])
 @pytest.mark.parametrize(
     ("inputs", "zero"), [(INT8_FIXED, 11), (INT8_FIXED | {"symmetric": True}, 0), (INT8_ROWS, None)]

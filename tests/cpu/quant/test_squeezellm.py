@@ -54,6 +54,7 @@ def test_a_checkpoint_with_outliers_computes_what_its_values_do(tmp_path):
     check_pair(write_pair(tmp_path, tiny("llama"), quantizer(), CONFIG))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("sparse", "full"), [(False, False), (True, True), (False, True)])
 def test_three_bits_and_whole_rows_of_outliers(sparse, full, tmp_path):
     quantize = quantizer(3, sparse, full)

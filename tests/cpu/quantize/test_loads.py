@@ -26,6 +26,7 @@ def model_of(folder, **more):
     return model, Stepper(model, config).logits(IDS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("to", "settings"),
     [

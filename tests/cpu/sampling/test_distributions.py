@@ -63,6 +63,7 @@ def test_each_sampler_draws_the_exact_distribution(case):
     assert_follows(counts(logits, params), exact(logits, params))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kw", [{}, {"top_p": 0.95}, {"top_k": 40, "min_p": 0.01}])
 def test_vocabularies_of_many_chunks_are_drawn_exactly(kw):
     params = SamplingParams(**kw)

@@ -25,6 +25,7 @@ def assert_same_logprobs(found, want):
 LARGE = [(20_011, mode) for mode in MODES]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("vocab", "mode"), [*((333, mode) for mode in MODES), LARGE[0], *tiers.long(*LARGE[1:])]
 )

@@ -40,6 +40,7 @@ def company(rng, count):
     return made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vocab", [333, 4096, 20_011])
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_a_row_alone_gives_the_bits_it_gives_among_63_others(vocab, mode):

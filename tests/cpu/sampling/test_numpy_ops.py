@@ -35,6 +35,7 @@ def random_cut(rng):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("vocab", [40, 512, 5000])
 @pytest.mark.parametrize("steps", [0.0, 0.25])
 def test_cuts_and_draws_agree_with_and_without_ties(monkeypatch, vocab, steps):

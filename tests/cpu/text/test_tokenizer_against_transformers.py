@@ -60,6 +60,7 @@ def test_any_text_is_read_alike(pairs, name, text):
     assert_same(*pairs[name], text.encode("utf-8", "ignore").decode())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MADE)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)

@@ -284,6 +284,7 @@ def test_decoding_takes_the_fast_path_while_all_running_adapters_have_slots(monk
     engine.finish()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(tiers.amount(6, 200)))
 def test_the_fast_path_plans_what_the_general_rule_would(seed):
     logs = []

@@ -142,6 +142,7 @@ def test_children_of_a_held_request_share_its_source():
     run.close()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(tiers.amount(25, 400)))
 def test_random_requests_with_sources(seed):
     random_run(f"with sources {seed}", sources=True)

@@ -55,6 +55,7 @@ def recorded(run):
     return log
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(tiers.amount(20, 400)))
 def test_the_fast_paths_agree_with_the_general_rule(seed):
     rng = random.Random(f"fast {seed}")

@@ -73,6 +73,7 @@ COSTS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", COSTS)
 def test_a_long_prompt_and_decoding_rows_get_half_of_the_time_each(name):
     decode_s, seconds = COSTS[name]

@@ -138,6 +138,7 @@ def random_drive(seed):
     return engine, added, ends
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(tiers.amount(40, 1000)))
 def test_phases_are_not_negative_and_sum_to_the_wall_time(seed):
     engine, added, ends = random_drive(seed)

@@ -37,6 +37,7 @@ def _extend(matcher, draw, num_tokens):
         assert matcher.accept(llguidance_backend._draw_token(words, draw))
 
 
+@pytest.mark.sampled(3)
 def test_texts_do_not_use_up_the_states_of_others(grammar):
     begun = grammar.matcher()
     _extend(begun, random.Random(0), 3)

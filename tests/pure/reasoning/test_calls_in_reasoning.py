@@ -45,6 +45,7 @@ def read(reasoning, prompt, tools, parts, variables=None):
     return collect_pieces(pieces_of(chain, parts))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tools", sorted(set(FORMATS) - BARE - MESSAGES))
 def test_a_call_ends_reasoning_that_is_not_closed(tools):
     one = format_of(tools)

@@ -58,6 +58,7 @@ def test_any_chunking_of_any_bytes_gives_what_decode_gives(skip, data):
     assert streamed(tokenizer, [], ids, cuts, skip)[0] == tokenizer.decode(ids, skip)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MADE)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)

@@ -49,6 +49,7 @@ def test_the_reason_is_given_before_anything_is_loaded(model_type, monkeypatch):
     assert repr(model_type) in str(error.value)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "model_type",
     [*EVERYDAY, *tiers.long(*(one for one in TYPES if one not in {*EVERYDAY, *NO_TINY_CONFIG}))],
@@ -73,6 +74,7 @@ def unknown(monkeypatch):
     monkeypatch.setattr(probe, "_check_layers", lambda model, recorder: None)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("unknown")
 @pytest.mark.parametrize("model_type", [*MIXING, *tiers.long(*MIXING_TOO.split())])
 def test_an_unknown_class_whose_tokens_mix_outside_of_attention_is_refused(model_type):

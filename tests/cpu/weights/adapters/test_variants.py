@@ -31,6 +31,7 @@ def read(case, **how):
     return read_adapter(case.folder, case.modules, torch.float32, **how)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow("the first test imports peft and transformers")
 @pytest.mark.parametrize("variant", LINEARS)
 def test_linear_layers(case, variant):
@@ -45,6 +46,7 @@ def test_embedding_and_head(case):
     assert assert_equals_merged(read(made), made) == 4
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "lora",
     [
