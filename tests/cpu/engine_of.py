@@ -168,6 +168,7 @@ def engine_of(
             start_id=0,
             forced_first=None,
             forced_last=(),
+            speech=None,
             banned=(),
             banned_first=(),
         )
