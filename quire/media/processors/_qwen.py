@@ -1,7 +1,8 @@
 """Images and videos of Qwen's families: any size, whole cells of patches, positions of three axes.
 
-An item keeps its aspect ratio. Its pixels go to the encoder as bytes, which cuts, rescales and
-normalizes them on the device; frames are taken in pairs there.
+An item keeps its aspect ratio. Its pixels go to the encoder as bytes, which resizes, cuts and
+normalizes them on the device; frames are taken in pairs there. Only what shrinks by much is resized
+here, to send less.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import ConfigError, RequestError
-from quire.media.image_ops import resize, to_tensor
+from quire.media.image_ops import BICUBIC, resize, to_tensor
 from quire.media.processor import (
     DecodedImage,
     DecodedMedia,
@@ -33,6 +34,8 @@ from quire.media.processors._pixels import CLIP_MEAN, CLIP_STD, scale_shift
 
 MAX_RATIO = 200
 """Longest side by shortest: what the models' own processors refuse beyond."""
+SENT_PIXELS = 2
+"""Pixels that are sent to the encoder at most, for each that it makes of them."""
 USUAL = {
     "do_resize": True,
     "resample": 3,
@@ -136,9 +139,15 @@ class QwenProcessor(MediaProcessor):
                 f"an image or video has {width} x {height} pixels; with do_resize false both must "
                 f"be multiples of {factor}"
             )
-        pixels = resized(frames, height, width, int(settings["resample"]))
-        tensors = (to_tensor("pixels", pixels), to_tensor("scale_shift", scale_shift(settings)))
+        resample = int(settings["resample"])
+        if resample != BICUBIC or shrinks(frames, height, width):
+            frames = np.stack([resize(one, height, width, resample) for one in frames])
         grid = (-(-len(frames) // depth), height // factor, width // factor)
+        tensors = (
+            to_tensor("pixels", frames),
+            to_tensor("cells", np.zeros(grid[1:], np.uint8)),
+            to_tensor("scale_shift", scale_shift(settings)),
+        )
         return ProcessedMedia(modality, tensors, {"grid": grid, **sizes})
 
     def target_size(
@@ -219,11 +228,10 @@ class QwenProcessor(MediaProcessor):
         return bounds
 
 
-def resized(frames: Pixels, height: int, width: int, resample: int) -> Pixels:
-    """Resize frames [F, H, W, 3]."""
-    if frames.shape[1:3] == (height, width):
-        return frames
-    return np.stack([resize(one, height, width, resample) for one in frames])
+def shrinks(frames: Pixels, height: int, width: int) -> bool:
+    """Whether frames [F, H, W, 3] have so many more pixels than are wanted that fewer are sent."""
+    _, rows, columns, _ = frames.shape
+    return bool(rows * columns > SENT_PIXELS * height * width)
 
 
 def grid_cells(pairs: int, rows: int, columns: int, interval: float = 1.0) -> Cells:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
@@ -171,7 +172,11 @@ class Merger(nn.Module):
 
 
 class VisionTower(MediaEncoder):
-    """Base of the towers: reads "pixels" uint8 [F, H, W, C] and "scale_shift" float32 [2, C]."""
+    """Base of the towers.
+
+    An item is "pixels" uint8 [F, H, W, C], "scale_shift" float32 [2, C] of each channel, and
+    "cells" uint8 [rows, columns], whose shape is that of the grid of cells to resize to.
+    """
 
     modalities: ClassVar[tuple[str, ...]] = ("image", "video")
     blocks: nn.ModuleList
@@ -209,24 +214,44 @@ class VisionTower(MediaEncoder):
         return np.concatenate(cells, axis=1)
 
     def _grid(self, item: EncoderInput) -> Grid:
-        frames, height, width, _ = item.tensors["pixels"].shape
-        c = self.config
-        grid = Grid(-(-frames // c.depth), height // c.patch, width // c.patch)
+        c, (rows, columns) = self.config, item.tensors["cells"].shape
+        pairs = -(-len(item.tensors["pixels"]) // c.depth)
+        grid = Grid(pairs, rows * c.merge, columns * c.merge)
         assert max(grid.rows, grid.columns) <= MAX_SIDE, "an image that no processor makes"
         return grid
 
     def _patches(self, item: EncoderInput) -> Tensor:
-        """Normalized patches of one item; the last frame fills the last patch up."""
-        c, pixels = self.config, item.tensors["pixels"]
-        frames, height, width, channels = pixels.shape
-        if missing := -frames % c.depth:
-            pixels = torch.cat((pixels, pixels[-1:].expand(missing, -1, -1, -1)))
-        cell = c.patch * c.merge
-        across = (height // cell, c.merge, c.patch, width // cell, c.merge, c.patch)
-        cut = pixels.view(-1, c.depth, *across, channels).permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
-        scale, shift = item.tensors["scale_shift"].view(2, channels, 1, 1, 1)
-        dtype = self.blocks[0].norm1.weight.dtype  # type: ignore[union-attr]
-        return (cut * scale + shift).to(dtype).reshape(-1, self.patch_embed.inputs)
+        """Normalized patches of one item: [P, C * depth * patch * patch]."""
+        frames = item.tensors["pixels"].split(self.config.depth)  # not all at once: floats are wide
+        return torch.cat([self._pair_patches(pair, item) for pair in frames])
+
+    def _pair_patches(self, pixels: Tensor, item: EncoderInput) -> Tensor:
+        """Normalized patches of a pair of frames; a last one without another is both."""
+        c, (rows, columns) = self.config, item.tensors["cells"].shape
+        cell, channels = c.patch * c.merge, pixels.shape[-1]
+        images = resized(pixels, rows * cell, columns * cell).permute(0, 3, 1, 2)
+        scale, shift = item.tensors["scale_shift"].view(2, channels, 1, 1)
+        whole = images.to(torch.float32, memory_format=torch.contiguous_format)
+        whole = whole.mul_(scale).add_(shift).to(self.blocks[0].norm1.weight.dtype)  # type: ignore[union-attr, arg-type]
+        cut = whole.expand(c.depth, -1, -1, -1).view(
+            c.depth, channels, rows, c.merge, c.patch, columns, c.merge, c.patch
+        )
+        return cut.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(-1, self.patch_embed.inputs)
+
+
+def resized(pixels: Tensor, height: int, width: int) -> Tensor:
+    """Resize frames [F, H, W, C] of bytes, bicubic and antialiased, to whole numbers in [0, 255].
+
+    It is what torchvision does, which is what the models' fast processors use.
+    """
+    if pixels.shape[1:3] == (height, width):
+        return pixels
+    images = pixels.permute(0, 3, 1, 2)
+    whole = images if images.device.type == "cpu" else images.float()  # a GPU resizes floats only
+    made = functional.interpolate(whole, (height, width), mode="bicubic", antialias=True)
+    if made.is_floating_point():
+        made = made.round().clamp(0, 255)
+    return made.permute(0, 2, 3, 1)
 
 
 def pair_segments(grids: Iterable[Grid], device: torch.device) -> Segments:

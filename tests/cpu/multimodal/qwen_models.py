@@ -163,7 +163,15 @@ def video_of(frames, height, width, fps=30.0, step=15, total=None):
 
 def patches_in(item, processor):
     """What the encoder makes of the tensors of an item: [P, 3 * 2 * patch^2]."""
-    pixels, factors = (from_tensor(one).copy() for one in item.tensors)
+    from torchvision.transforms.v2 import functional
+
+    pixels, cells, factors = (from_tensor(one).copy() for one in item.tensors)
+    settings = processor.settings["image"]
+    size = [side * settings["patch_size"] * settings["merge_size"] for side in cells.shape]
+    frames = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    if frames.shape[2:] != tuple(size):
+        frames = functional.resize(frames, size, functional.InterpolationMode.BICUBIC)
+    pixels = frames.permute(0, 2, 3, 1).numpy()
     return patches_of(pixels, processor.settings["image"]["patch_size"], factors)
 
 

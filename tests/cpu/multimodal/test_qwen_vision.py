@@ -8,6 +8,7 @@ import torch
 from quire.config.facts import read_hf_config
 from quire.models.base import EncoderInput
 from quire.models.build import build_model, read_model_config
+from quire.models.multimodal._qwen_vision import resized
 from tests.cpu.multimodal.qwen_models import FAMILIES, patches_of, pixels_of, saved, scale_shift
 
 SIZES = [(1, 4, 6), (1, 10, 22), (3, 8, 6), (1, 2, 2), (4, 18, 10)]
@@ -33,7 +34,11 @@ def inputs_of(family, sizes=SIZES):
     items = [
         EncoderInput(
             "video" if len(one) > 1 else "image",
-            {"pixels": torch.from_numpy(one), "scale_shift": torch.from_numpy(scale_shift())},
+            {
+                "pixels": torch.from_numpy(one),
+                "cells": torch.zeros([side // patch // 2 for side in one.shape[1:3]]),
+                "scale_shift": torch.from_numpy(scale_shift()),
+            },
         )
         for one in pixels
     ]
@@ -79,3 +84,19 @@ def test_windows_hide_distant_patches_but_in_layers_that_see_the_frame(built):
     whole, encoder.whole = encoder.whole, frozenset(range(4))
     assert (encoder.encode(items)[0] - want).abs().max().item() > 1e-2
     encoder.whole = whole
+
+
+@pytest.mark.parametrize("size", [(84, 56), (28, 28), (56, 140)])
+def test_pixels_are_resized_on_the_device_as_torchvision_resizes_them(size):
+    from torchvision.transforms.v2 import functional
+
+    pixels = torch.from_numpy(pixels_of(2, 60, 90))
+    want = functional.resize(
+        pixels.permute(0, 3, 1, 2), size, functional.InterpolationMode.BICUBIC
+    ).permute(0, 2, 3, 1)
+    got = resized(pixels, *size)
+    assert got.dtype == torch.uint8
+    assert torch.equal(got, want)
+    off = (resized(pixels.float(), *size) - want).abs()  # as a GPU does
+    assert off.max().item() <= 1
+    assert off.mean().item() < 0.25  # bytes are rounded between rows and columns, too
