@@ -238,13 +238,13 @@ class Request:
     rope_positions: bytes = b""
     """int32 [3, prompt tokens]: rotary positions of models with several axes; b"": 0, 1, 2, ..."""
     rope_delta: int = 0  # rotary position of generated token i is i + rope_delta
+    bidirectional_prompt: bool = False  # with media: all tokens of the prompt attend to each other
 
     @property
     def cache_root(self) -> bytes:
         """What separates its cached KV from that of all other requests, from the first token on."""
-        if self.adapter is None:
-            return self.salt
-        return b"adapter" + self.adapter.digest + self.salt
+        root = b"both directions" + self.salt if self.bidirectional_prompt else self.salt
+        return root if self.adapter is None else b"adapter" + self.adapter.digest + root
 
     @property
     def source_tokens(self) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ class PlacedMedia:
     extra_content: tuple[tuple[int, bytes], ...] = ()
     rope_positions: bytes = b""
     rope_delta: int = 0
+    bidirectional_prompt: bool = False
 
 
 def place_items(
@@ -164,4 +165,5 @@ def _finish(
         assert array.shape == (3, len(made)), array.shape
         positions = np.ascontiguousarray(array, dtype="<i4").tobytes()
     content = tuple((one.start, one.digest) for one in found)
-    return PlacedMedia(tuple(made), found, content, positions, int(delta))
+    together = bool(found) and processor.bidirectional_prompt
+    return PlacedMedia(tuple(made), found, content, positions, int(delta), together)

@@ -195,6 +195,8 @@ class MediaProcessor:
     """Options of mm_processor_kwargs; others are refused by name."""
     takes_embeds: ClassVar[bool] = False
     """Whether `expand` also takes an item of `sizes == {"rows": n}`: embeddings that were given."""
+    bidirectional_prompt: ClassVar[bool] = False
+    """Whether all tokens of a prompt with an item attend to each other in both directions."""
     text_placeholders: ClassVar[bool] = False
     """Whether placeholders are texts that are no tokens; `replaces` of an Expansion is then ()."""
     sampling_rate: int = 16000

@@ -201,6 +201,7 @@ class InputProcessor:
             media=placed.items,
             rope_positions=placed.rope_positions,
             rope_delta=placed.rope_delta,
+            bidirectional_prompt=placed.bidirectional_prompt,
             encoder_prompt=source,
             forced=forced,
             adapter=adapter,

@@ -198,9 +198,9 @@ class KVCache:
             return 0
         keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
         hit = self._longest_hit(keys, self._is_available)
-        media = seq.request.media
-        while media and (start := start_of_divided_run(media, hit * self.block_size)) is not None:
-            hit = self._longest_hit(keys[: start // self.block_size], self._is_available)
+        request, size = seq.request, self.block_size
+        while request.media and (start := start_of_divided_run(request, hit * size)) is not None:
+            hit = self._longest_hit(keys[: start // size], self._is_available)
         return hit * self.block_size
 
     def load_prefix(self, seq: Sequence, step: int) -> int:

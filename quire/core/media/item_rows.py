@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from quire.core.types import MediaItem, Request, Sequence
@@ -37,35 +37,36 @@ def first_row_position(item: MediaItem, start: int, end: int) -> int | None:
     return None
 
 
-def start_of_divided_run(media: Iterable[MediaItem], end: int) -> int | None:
-    """Return where the run begins whose tokens attend to each other, and that a step would divide
-    if it ended before position `end`; None: it would divide none."""
-    for item in media:
-        if item.bidirectional and item.start < end < item.end:
+def undivided_runs(request: Request) -> Iterator[tuple[int, int]]:
+    """Yield [start, end) of each run of the prompt whose tokens attend to each other in both
+    directions, and which no step may divide."""
+    if request.bidirectional_prompt:
+        yield 0, len(request.prompt)
+        return
+    for item in request.media:
+        if item.bidirectional:
             for offset, count in item.runs:
-                if item.start + offset < end < item.start + offset + count:
-                    return item.start + offset
-    return None
+                yield item.start + offset, item.start + offset + count
+
+
+def start_of_divided_run(request: Request, end: int) -> int | None:
+    """Return where the run begins that a step would divide if it ended before position `end`; None:
+    it would divide none."""
+    return next((first for first, last in undivided_runs(request) if first < end < last), None)
 
 
 def longest_undivided(request: Request) -> int:
     """Return how many tokens its longest run has that no step may divide; 0: it has none."""
     if not request.media:
         return 0
-    runs = [count for item in request.media if item.bidirectional for _, count in item.runs]
-    return max(runs, default=0)
+    return max((last - first for first, last in undivided_runs(request)), default=0)
 
 
 def least_tokens(seq: Sequence) -> int:
     """Return the least number of tokens that the sequence's next row can have: 1, or all of a run
     that no step may divide."""
     start = seq.planned
-    for item in seq.request.media:
-        if item.bidirectional and item.start <= start < item.end:
-            for offset, count in item.runs:
-                if item.start + offset == start:
-                    return count
-    return 1
+    return next((last - first for first, last in undivided_runs(seq.request) if first == start), 1)
 
 
 def check_items(request: Request) -> None:

@@ -19,6 +19,7 @@ IMAGE = "<image>"
 
 class Processor(ImageProcessor):
     defaults = SIGLIP
+    bidirectional_prompt = True
 
     def __init__(self, files: ProcessorFiles) -> None:
         super().__init__(files)
@@ -41,4 +42,4 @@ class Processor(ImageProcessor):
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
         ids = (self.image_id,)
-        return Expansion(ids * self.rows, ((0, self.rows),), bidirectional=True, replaces=ids)
+        return Expansion(ids * self.rows, ((0, self.rows),), replaces=ids)

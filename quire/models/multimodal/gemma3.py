@@ -44,6 +44,8 @@ class PooledProjector(nn.Module):
 
 
 class Encoder(ImageEncoder):
+    bidirectional = True
+
     def __init__(self, hf: Hf) -> None:
         super().__init__()
         self.tower = build_siglip(hf.get("vision_config") or {})

@@ -29,6 +29,8 @@ VISION = {
 
 
 class Encoder(ImageEncoder):
+    bidirectional = True
+
     def __init__(self, hf: Hf) -> None:
         super().__init__()
         self.tower = build_siglip({**VISION, **(hf.get("vision_config") or {})})

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from quire.attention.base import SpanAttentionStep
-from quire.core.media.item_rows import rows_between
+from quire.core.media.item_rows import rows_between, undivided_runs
 from quire.core.scheduling.limits.media_encoder import MediaSteps
 from quire.core.types import StepPlan
 from quire.kernels.framework import lazy_fusion
@@ -39,7 +39,7 @@ class MediaPart(StepPart, frozen=True, array_like=True):
             return None
         pages = found.ranks[plan.rows[0].seq.dp_rank].pages
         tokens, rows = [], []
-        spans = None
+        spans: np.ndarray | None = None
         for at, i in enumerate(batch.rows):
             row = plan.rows[i]
             first = int(batch.q_starts[at]) - row.start
@@ -48,11 +48,12 @@ class MediaPart(StepPart, frozen=True, array_like=True):
                     indexes = row_indexes(pages[item.digest], item.num_rows)
                     tokens.append(np.arange(run.count) + first + run.position)
                     rows.append(indexes[run.row : run.row + run.count])
-                    if item.bidirectional:
-                        if spans is None:
-                            spans = np.zeros((len(batch.token_slots), 2), np.int32)
-                        ends = run.position, run.position + run.count
-                        spans[first + run.position : first + ends[1]] = ends
+            for begin, end in undivided_runs(row.seq.request):
+                low, high = max(begin, row.start), min(end, row.start + row.count)
+                if low < high:
+                    if spans is None:
+                        spans = np.zeros((len(batch.token_slots), 2), np.int32)
+                    spans[first + low : first + high] = begin, end
         if not tokens:
             return None
         return cls(

@@ -221,6 +221,22 @@ def test_tokens_of_a_run_see_each_other_in_any_engine(kind, settings):
     same(answers(engine(kind, **settings), requests), want)
 
 
+@pytest.mark.parametrize("settings", [{}, {"budget": 50, "seqs": 3, "block_size": 4}])
+def test_all_tokens_of_a_prompt_see_each_other(settings):
+    requests = [
+        dataclasses.replace(one, bidirectional_prompt=True)
+        for one in (ask("a", 1, tail=5), ask("b", 1, 2, n=2), ask("c", 1, tail=4))
+    ]
+    want = alone("llama", requests)
+    runs = alone("llama", [ask("c", 1, tail=4, bidirectional=True)])
+    assert want["c", 0] != runs["c", 0]
+    built_engine = engine(**settings)
+    same(
+        answers(built_engine, [*requests, ask("text"), ask("d", 1, tail=9)], stagger=4),
+        want | alone("llama", [ask("text"), ask("d", 1, tail=9)]),
+    )
+
+
 def test_an_item_is_encoded_once_and_its_prefix_found_again():
     built_engine = engine(block_size=4)
     encoder = MODELS["llama"][0].media_encoder

@@ -171,7 +171,7 @@ class FakeModel:
         assert len(drafts) == row.drafts
         tokens = seq.tokens[row.start : row.start + row.count - row.drafts]
         for end in (row.start, row.start + len(tokens)):
-            divided = start_of_divided_run(seq.request.media, end)
+            divided = start_of_divided_run(seq.request, end)
             assert divided is None or end == row.start == seq.prompt_len - 1, "a run was divided"
         tables = [list(t) for t in self.tables[seq.slot]]
         wants = row.wants, drafts, self.sources[seq.slot]

@@ -138,10 +138,10 @@ def test_a_prefix_hit_ends_before_a_run_that_it_would_divide():
 def test_which_positions_take_rows():
     one = item(10, 6, runs=((1, 3), (5, 2), (8, 1)), bidirectional=True)
     assert [tuple(run) for run in rows_between(one, 12, 16)] == [(12, 1, 2), (15, 3, 1)]
-    assert [start_of_divided_run([one], end) for end in range(10, 20)] == [
-        None, None, 11, 11, None, None, 15, None, None, None
-    ]  # fmt: skip
     request = ask("a", one)
+    assert [start_of_divided_run(request, end) for end in range(2, 12)] == [
+        None, None, 3, 3, None, None, 7, None, None, None
+    ]  # fmt: skip
     seq = next(Run(Setup(), []).scheduler.sequences(), None)
     assert seq is None
     run = Run(Setup(media=SIZES), [])
@@ -169,7 +169,7 @@ def test_what_no_step_could_encode_is_refused_with_the_numbers():
     )
     error = refused(ask("a", item(0, 40), item(0, 40, 2)), whole_prompts=True)
     assert "80 embeddings" in str(error)
-    assert "enable_chunked_prefill" in str(error)
+    assert "send fewer" in str(error)
     error = refused(ask("a", item(0, 3, modality="audio")))
     assert isinstance(error, Unsupported)
     assert str(error) == "this model reads no audio, but image"

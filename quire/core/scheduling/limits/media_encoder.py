@@ -151,11 +151,15 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
             if pages_for(item.num_rows) > self._num_pages:
                 what = f"the {item.modality} at position {item.start} of the prompt takes"
                 raise self._too_large(what, [item], "make it smaller")
-        if self._whole_prompts:
+        if self._needs_all(request):
             items = {item.digest: item for item in request.media}.values()
             if sum([pages_for(item.num_rows) for item in items]) > self._num_pages:
-                what = "without chunked prefill a step takes all items of a prompt, which are"
-                raise self._too_large(what, items, "send fewer, turn enable_chunked_prefill on")
+                what = "a step takes all items of this prompt, because it is not divided:"
+                raise self._too_large(what, items, "send fewer, or make them smaller")
+
+    def _needs_all(self, request: Request) -> bool:
+        """Whether the prompt's items must be there in one step."""
+        return self._whole_prompts or request.bidirectional_prompt
 
     def _too_large(self, what: str, items: Iterable[MediaItem], cure: str) -> TooLong:
         rows = sum([item.num_rows for item in items])
@@ -213,10 +217,11 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
         if not media or seq.planned >= media[-1].end:
             return want
         rank, taken = self._ranks[seq.dp_rank], []
-        allowed, any_rows = want, self._whole_prompts and not rank.users
+        allowed, whole = want, self._needs_all(seq.request)
+        any_rows = whole and not rank.users
         for item, position in _needed(seq, want):
             if not rank.fits(item, any_rows=any_rows):
-                allowed = 0 if self._whole_prompts else position - seq.planned
+                allowed = 0 if whole else position - seq.planned
                 break
             rank.add(item)  # what follows has to fit beside it
             taken.append(item)

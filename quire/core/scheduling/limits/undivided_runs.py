@@ -26,16 +26,15 @@ class UndividedRunLimit(StepBudget, Admission):
         longest = longest_undivided(request)
         if longest > self._per_step:
             raise TooLong(
-                f"the prompt has {longest} tokens of an image that attend to each other, and a "
-                f"step computes at most {self._per_step}: raise max_num_batched_tokens",
+                f"the prompt has {longest} tokens that attend to each other in both directions, "
+                f"and a step computes at most {self._per_step}: raise max_num_batched_tokens",
                 param="prompt",
             )
 
     def allow(self, seq: Sequence, want: int) -> int:
-        media = seq.request.media
-        if not media or seq.planned >= media[-1].end:
+        if not seq.request.media or seq.planned >= seq.prompt_len:
             return want
-        start = start_of_divided_run(media, seq.planned + want)
+        start = start_of_divided_run(seq.request, seq.planned + want)
         return want if start is None else max(start - seq.planned, 0)
 
     def free_decode_rows(self) -> int:
