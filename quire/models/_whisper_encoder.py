@@ -8,9 +8,8 @@ Axes:   M mel bins, P positions of a recording (half of its frames), T positions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +27,12 @@ from quire.layers import (
     add,
 )
 from quire.models._encoder_decoder import BidirectionalAttention, PackedSources
-from quire.models.base import CarriedStates, Hf, Weights, field_of
+from quire.models.base import CarriedStates, Hf, field_of
 
 EPS = 1e-5  # not in config.json
 KERNEL = 3
-KEYS = "k_proj"
+ZERO_BIAS = ("k_proj",)
+"""Keys have no bias in checkpoints; it would add the same to all scores of a query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,29 +115,3 @@ class WhisperEncoder(nn.Module):
         for layer in self.layers:
             x, res = layer(x, res, packed)
         return x if res is None else add(x, res)
-
-
-@dataclass(frozen=True, slots=True)
-class WhisperWeights(Weights):
-    """Keys have no bias in checkpoints; a bias of keys changes no score, so zeros stand in."""
-
-    def converted_shapes(
-        self, shapes: Iterable[tuple[str, Sequence[int]]]
-    ) -> list[tuple[str, Sequence[int]]]:
-        made: list[tuple[str, Sequence[int]]] = []
-        for name, shape in shapes:
-            made.append((name, shape))
-            if (bias := _missing_bias(name)) is not None:
-                made.append((bias, shape[:1]))
-        return made
-
-    def converted(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        for name, tensor in tensors:
-            yield name, tensor
-            if (bias := _missing_bias(name)) is not None:
-                yield bias, torch.zeros(tensor.shape[0], dtype=tensor.dtype)
-
-
-def _missing_bias(name: str) -> str | None:
-    path, _, param = name.rpartition(".")
-    return f"{path}.bias" if param == "weight" and path.endswith(f".{KEYS}") else None

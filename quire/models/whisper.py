@@ -30,8 +30,16 @@ from quire.models._encoder_decoder import (
     OwnAttention,
     SourceAttention,
 )
-from quire.models._whisper_encoder import EPS, EncoderSizes, WhisperEncoder, WhisperWeights
-from quire.models.base import CarriedStates, Hf, SourceInputs, StepInputs, dtype_of, field_of
+from quire.models._whisper_encoder import EPS, ZERO_BIAS, EncoderSizes, WhisperEncoder
+from quire.models.base import (
+    CarriedStates,
+    Hf,
+    SourceInputs,
+    StepInputs,
+    Weights,
+    dtype_of,
+    field_of,
+)
 
 CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True, "source": "audio"}
 
@@ -97,7 +105,7 @@ class DecoderLayer(nn.Module):
 
 class Model(EncoderDecoder):
     layer_class = DecoderLayer
-    weights = WhisperWeights(
+    weights = Weights(
         strip=("model.decoder.", "model."),
         rename={"proj_out": "lm_head", "layer_norm": "norm"},
         fuse={
@@ -105,6 +113,7 @@ class Model(EncoderDecoder):
             "encoder_attn.kv_proj": ("k_proj", "v_proj"),
         },
         tie={"lm_head": "embed_tokens"},
+        zero_bias=ZERO_BIAS,
     )
 
     def __init__(self, c: Config) -> None:

@@ -137,6 +137,7 @@ class Weights:
     absent: tuple[str, ...] = ()  # prefixes of our paths that this model or its stage leaves out
     tie: Mapping[str, str] = field(default_factory=dict)  # layer <- layer, if tied
     tie_if_missing: bool = False  # a layer that the checkpoint has is not tied
+    zero_bias: tuple[str, ...] = ()  # parts of layers with biases that have none in checkpoints
 
     wrapped: bool = False  # the checkpoint has towers beside this model
 
@@ -225,12 +226,28 @@ class Weights:
     def converted_shapes(
         self, shapes: Iterable[tuple[str, Sequence[int]]]
     ) -> list[tuple[str, Sequence[int]]]:
-        """Return (name, shape) of the tensors that the model is given: here those of the files."""
-        return list(shapes)
+        """Return (name, shape) of the tensors that the model is given: here those of the files,
+        and zero biases."""
+        found: list[tuple[str, Sequence[int]]] = []
+        for name, shape in shapes:
+            found.append((name, shape))
+            if (bias := self._zero_bias_of(name)) is not None:
+                found.append((bias, shape[:1]))
+        return found
 
     def converted(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that the model is given. converted_shapes() comes first."""
-        return iter(tensors)
+        for name, tensor in tensors:
+            yield name, tensor
+            if (bias := self._zero_bias_of(name)) is not None:
+                yield bias, tensor.new_zeros(tensor.shape[0])
+
+    def _zero_bias_of(self, name: str) -> str | None:
+        """Return the name of the bias that a weight lacks; None: it lacks none."""
+        if self.media is not None and is_tower_tensor(name):
+            return self.media._zero_bias_of(name)
+        path, _, param = name.rpartition(".")
+        return f"{path}.bias" if param == "weight" and _last(path) in self.zero_bias else None
 
     def ignores(self, name: str, layer: str) -> bool:
         """Whether a checkpoint tensor of `layer` carries nothing that this model needs."""
