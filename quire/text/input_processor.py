@@ -170,13 +170,13 @@ class InputProcessor:
             self._check_length(len(ids))
         elif (parsed := prompts.parse_prompt(prompt)).media is not None or media is not None:
             placed = self._place_media(parsed, how, media, cache_salt)
-            self._check_length(len(ids := placed.ids))
+            self._check_length(len(ids := placed.ids), max(placed.rope_delta, 0))
         elif parsed.embeds is None:
             self._check_length(len(ids := self._ids(parsed, how)))
         else:
             ids, embeds = self._pack_embeds(parsed, requested, how)
         salt = prompts.check_cache_salt(cache_salt) or parsed.salt
-        stop = self._stop(requested, len(ids))
+        stop = self._stop(requested, len(ids) + max(placed.rope_delta, 0))
         _check_allowed_tokens_remain(requested, stop)
         constraint = constraint or self._constraint(requested.structured_outputs)
         forced = None  # a constraint decides on the end by itself
@@ -380,11 +380,13 @@ class InputProcessor:
             return text
         return text[-bound:] if how.side == "left" else text[:bound]
 
-    def _check_length(self, length: int) -> None:
-        if length >= self.max_model_len:
+    def _check_length(self, length: int, ahead: int = 0) -> None:
+        """ahead: by how much rotary positions run ahead of tokens, as those of long videos do."""
+        if length + ahead >= self.max_model_len:
+            positions = f" with positions up to {length + ahead}" if ahead else ""
             raise context_overflow(
                 self.max_model_len,
-                f"the prompt has {length} tokens, and the output needs at least one",
+                f"the prompt has {length} tokens{positions}, and the output needs at least one",
                 param="prompt",
                 remedy="reduce the length of the prompt, or set truncate_prompt_tokens",
             )

@@ -95,6 +95,7 @@ class QwenProcessor(MediaProcessor):
     """Base of the families."""
 
     modalities: ClassVar[tuple[Modality, ...]] = ("image", "video")
+    takes_embeds: ClassVar[bool] = True
     defaults: ClassVar[dict[Modality, Settings]]
     """What preprocessor_config.json leaves out."""
     allowed_kwargs: ClassVar = {
@@ -175,7 +176,7 @@ class QwenProcessor(MediaProcessor):
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
         pad = self.id_of(f"{media.modality}_token_id", f"<|{media.modality}_pad|>")
-        rows = math.prod(media.sizes["grid"])
+        rows = math.prod(self.grid_of(media.modality, media.sizes))
         return Expansion((pad,) * rows, ((0, rows),), replaces=(pad,))
 
     def rope(
@@ -197,7 +198,25 @@ class QwenProcessor(MediaProcessor):
 
     def cells(self, item: ExpandedItem) -> Iterator[tuple[int, Cells]]:
         """Yield (position in the prompt, [3, n] relative rotary positions) of the item's runs."""
-        yield item.start, grid_cells(*item.sizes["grid"])
+        yield item.start, grid_cells(*self.grid_of(item.modality, item.sizes))
+
+    def grid_of(self, modality: Modality, sizes: Settings) -> tuple[int, int, int]:
+        """Return pairs of frames, rows and columns of cells. Raises RequestError.
+
+        Of embeddings that were given: what the caller says of their patches.
+        """
+        if "grid" in sizes:
+            pairs, rows, columns = sizes["grid"]
+            return pairs, rows, columns
+        name, merge = f"{modality}_grid_thw", int(self.settings[modality]["merge_size"])
+        found = sizes.get(name, ())
+        if len(found) != 3 or min(found) < 1 or found[1] % merge or found[2] % merge:
+            raise RequestError(
+                f"embeddings of {modality}s need {name}: three numbers, of which those of rows and "
+                f"columns of patches are multiples of {merge}",
+                param="multi_modal_data",
+            )
+        return found[0], found[1] // merge, found[2] // merge
 
     def id_of(self, field: str, text: str) -> int:
         """Return the id of a token of config.json, or of the tokenizer. Raises ConfigError."""

@@ -26,6 +26,6 @@ class Processor(QwenProcessor):
         interval = 1.0
         if item.modality == "video":
             vision = self.files.config.get("vision_config") or {}
-            interval = float(vision.get("tokens_per_second", 4)) * item.sizes["seconds"]
-        pairs, rows, columns = item.sizes["grid"]
+            interval = float(vision.get("tokens_per_second", 4)) * item.sizes.get("seconds", 1.0)
+        pairs, rows, columns = self.grid_of(item.modality, item.sizes)
         yield item.start, grid_cells(pairs, rows, columns, interval)

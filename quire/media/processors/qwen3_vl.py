@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from quire.errors import Unsupported
 from quire.media.processor import (
     DecodedVideo,
     ExpandedItem,
@@ -34,6 +35,11 @@ class Processor(QwenProcessor):
         "video": _SETTINGS
         | {"size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}},
     }
+
+    @property
+    def row_width(self) -> int:
+        levels = (self.files.config.get("vision_config") or {}).get("deepstack_visual_indexes")
+        return super().row_width * (1 + len((8, 16, 24) if levels is None else levels))
 
     def capped(
         self, settings: Settings, bounds: PixelBounds, frames: int, factor: int
@@ -69,7 +75,13 @@ class Processor(QwenProcessor):
         start = self.id_of("vision_start_token_id", "<|vision_start|>")
         pad = self.id_of("video_token_id", "<|video_pad|>")
         end = self.id_of("vision_end_token_id", "<|vision_end|>")
-        _, rows, columns = media.sizes["grid"]
+        _, rows, columns = self.grid_of("video", media.sizes)
+        if "times" not in media.sizes:
+            raise Unsupported(
+                "embeddings of videos have no times of frames, which this model's prompts have: "
+                "give the videos",
+                param="multi_modal_data",
+            )
         ids: list[int] = []
         runs = []
         for time in media.sizes["times"]:
@@ -81,6 +93,6 @@ class Processor(QwenProcessor):
         return Expansion(tuple(ids), tuple(runs), replaces=(start, pad, end))
 
     def cells(self, item: ExpandedItem) -> Iterator[tuple[int, Cells]]:
-        _, rows, columns = item.sizes["grid"]
+        _, rows, columns = self.grid_of(item.modality, item.sizes)
         for offset, _ in item.expansion.runs:
             yield item.start + offset, grid_cells(1, rows, columns)

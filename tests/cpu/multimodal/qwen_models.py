@@ -56,7 +56,7 @@ TIMES = {f"<{i / 10:.1f}": 200 + i for i in range(400)}
 """Tokens of the first word of a time, for prompts that no model sees."""
 
 
-def processor_of(family, *, pil=True, times=False):
+def processor_of(family, *, pil=False, times=False):
     """A processor of transformers. times: its tokenizer tells the times of frames apart."""
     import transformers
 

@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from quire import LLM, SamplingParams
 from quire.config.engine_config import MediaEncoderSection
 from quire.config.facts import read_hf_config
 from quire.core.types import MediaItem
+from quire.errors import RequestError
+from quire.media.image_ops import from_tensor
 from quire.media.processor import DecodedImage
+from quire.models.base import EncoderInput
 from quire.models.build import build_model, read_model_config
 from tests import tiers
 from tests.cpu.engine_of import engine_of, request, run
@@ -39,7 +43,8 @@ class Family:
     """A family's models, transformers' and ours, and requests to both."""
 
     def __init__(self, family, folder):
-        self.theirs, self.name = saved(family, folder), family
+        self.theirs, self.name, self.folder = saved(family, folder), family, folder
+        processor_of(family).save_pretrained(folder)
         hf = read_hf_config(folder)
         model_type, config = read_model_config(hf)
         model = build_model(model_type, config, folder=folder, dtype=torch.float32, progress=False)
@@ -51,14 +56,19 @@ class Family:
     def asked(self, mix):
         """(ids, processed items, their places) of a prompt."""
         given = [(kind, MEDIA[kind]()) for kind in mix]
-        items, words = [], []
+        items = []
         for kind, one in given:
             modality = "video" if kind in "vw" else "image"
             media = one if modality == "video" else DecodedImage(np.asarray(one))
             items.append(self.processor.process(media, {}))
-            words += [f"w{len(words) + 9} w11", self.processor.placeholder(modality, 1)]
-        text = " ".join([*words, "w40 w41 w7"])
-        return *expanded(self.processor, text, items, self.tokenizer), items
+        return *expanded(self.processor, self.text(mix), items, self.tokenizer), items
+
+    def text(self, mix):
+        """Words, and a placeholder for each item."""
+        marks = [
+            self.processor.placeholder("video" if kind in "vw" else "image", 1) for kind in mix
+        ]
+        return " ".join([*(f"w{i + 9} w11 {mark}" for i, mark in enumerate(marks)), "w40 w41 w7"])
 
     def request(self, mix, name=None, **more):
         ids, placed, items = self.asked(mix)
@@ -76,6 +86,16 @@ class Family:
         )
         extra = tuple((one.start, one.digest) for one in media)
         return dataclasses.replace(made, media=media, extra_content=extra, **fields)
+
+    def inputs(self, mix):
+        """What the encoder reads."""
+        return [
+            EncoderInput(
+                item.modality,
+                {one.name: torch.from_numpy(from_tensor(one).copy()) for one in item.tensors},
+            )
+            for item in self.asked(mix)[2]
+        ]
 
     @functools.cache  # noqa: B019 - families live as long as the tests
     def wanted(self, mix):
@@ -172,3 +192,39 @@ def test_a_prefix_with_an_image_is_found_again_and_answers_the_same(family):
     assert cached["bc again"] == (len(ids) - 1) // 4 * 4
     assert cached["cab again"] == 0
     check(family, answers(built, [family.request("bc", "bc 2"), family.request("bc", "bc 3")]))
+
+
+def given(mix, make=lambda kind: MEDIA[kind]()):
+    """multi_modal_data of a prompt."""
+    videos = [make(kind) for kind in mix if kind in "vw"]
+    found = {"image": [make(kind) for kind in mix if kind not in "vw"]}
+    found["video"] = [(one.frames, dataclasses.asdict(one.info)) for one in videos]
+    return {key: value for key, value in found.items() if value}
+
+
+def test_an_llm_answers_prompts_with_images_and_videos_as_transformers_does(family):
+    llm = LLM(
+        str(family.folder), dtype="float32", kv_cache_memory_bytes="32MiB", max_model_len=512,
+        max_num_batched_tokens=32, enable_mm_embeds=True,
+    )  # fmt: skip
+    greedy = SamplingParams(max_tokens=TOKENS, temperature=0, logprobs=2, ignore_eos=True)
+    prompts = [{"prompt": family.text(mix), "multi_modal_data": given(mix)} for mix in PROMPTS]
+    found = llm.generate(prompts, greedy, use_tqdm=False)
+    rows = family.built[0].media_encoder.encode(family.inputs("a"))[0]
+    grid = torch.tensor([[1, *(2 * side for side in family.asked("a")[2][0].sizes["grid"][1:])]])
+    embeds = {"image_embeds": rows, "image_grid_thw": grid}
+    prompt = {"prompt": family.text("a"), "multi_modal_data": {"image": embeds}}
+    found += llm.generate(prompt, greedy, use_tqdm=False)
+    for mix, output in zip([*PROMPTS, "a"], found, strict=True):
+        assert list(output.prompt_token_ids) == family.asked(mix)[0]
+        (one,) = output.outputs
+        tokens, logprobs = family.wanted(mix)
+        assert list(one.token_ids) == tokens
+        best = [sorted((x.logprob for x in step.values()), reverse=True) for step in one.logprobs]
+        assert np.ravel(best) == pytest.approx(logprobs, abs=1e-4)
+    if family.name == "qwen2_5_vl":  # 2 frames in 400 s: 4 positions a second
+        slow = {"fps": 0.01, "frames_indices": [0, 1, 2, 3], "total_num_frames": 4}
+        video = (MEDIA["w"]().frames, slow)
+        prompt = {"prompt": family.text("v"), "multi_modal_data": {"video": video}}
+        with pytest.raises(RequestError, match=r"tokens with positions up to 8\d\d"):
+            llm.generate(prompt, greedy, use_tqdm=False)

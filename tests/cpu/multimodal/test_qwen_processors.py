@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, Unsupported
 from quire.media.processor import (
     DecodedImage,
     DecodedVideo,
     ExpandedItem,
+    ProcessedMedia,
     VideoInfo,
     processor_type,
 )
@@ -233,6 +234,17 @@ def test_times_of_frames_are_those_of_the_source():
     assert [ids for ids in made.token_ids if ids == said["<|vision_start|>"]] == [190, 190]
     assert made.replaces == (190, 193, 191)
     assert made.rows == 2 * 2 * 2
+
+
+def test_embeddings_need_the_grid_of_their_patches():
+    ours = own("qwen3_vl", processor_of("qwen3_vl"))
+    made = ours.expand(ProcessedMedia("image", (), {"rows": 6, "image_grid_thw": (1, 4, 6)}), 1)
+    assert made.token_ids == (192,) * 6
+    for sizes in ({}, {"image_grid_thw": (1, 4)}, {"image_grid_thw": (1, 3, 4)}):
+        with pytest.raises(RequestError, match="embeddings of images need image_grid_thw"):
+            ours.expand(ProcessedMedia("image", (), {"rows": 6} | sizes), 1)
+    with pytest.raises(Unsupported, match="no times of frames"):
+        ours.expand(ProcessedMedia("video", (), {"rows": 6, "video_grid_thw": (1, 4, 6)}), 1)
 
 
 def test_every_family_has_a_processor():
