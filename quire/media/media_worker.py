@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import ctypes
 import io
+import itertools
 import json
 import os
 import socket
+import wave
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -192,17 +194,39 @@ def _preload(processor: MediaProcessor) -> None:
         file = io.BytesIO()
         Image.new("P", (32, 32)).convert("RGB").save(file, name)
         decode.decode_image(file.getvalue(), MediaLimits(), "")
-    if "video" in processor.modalities:
-        with suppress(ImportError):
-            import av  # noqa: F401
-    if "audio" in processor.modalities:
-        with suppress(ImportError):
-            import soundfile  # noqa: F401
+    for modality, example in (("video", _example_video), ("audio", _example_recording)):
+        if modality in processor.modalities:
+            with suppress(ImportError, QuireError, OSError, ValueError):  # a codec may be missing
+                example(processor)
     for modality in processor.modalities:
         with suppress(QuireError, ValueError, NotImplementedError):
             processor.process(_example(modality, processor), {})
     with suppress(OSError):
         ctypes.CDLL("libgcc_s.so.1")  # a thread's end would look for it
+
+
+def _example_video(processor: MediaProcessor) -> None:
+    """Decode a video of two frames."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream: Any = container.add_stream("mpeg4", rate=2)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        frames = [np.zeros((64, 64, 3), np.uint8)] * 2
+        packets = [stream.encode(av.VideoFrame.from_ndarray(one)) for one in frames]
+        for packet in itertools.chain(*packets, stream.encode()):
+            container.mux(packet)
+    decode.decode_video(file.getvalue(), processor, {}, MediaLimits(), "")
+
+
+def _example_recording(processor: MediaProcessor) -> None:
+    """Decode a recording of a moment."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as recording:
+        recording.setparams((1, 2, 16000, 0, "NONE", ""))
+        recording.writeframes(bytes(3200))
+    decode_audio(file.getvalue(), processor.sampling_rate, 1.0)
 
 
 def _example(modality: str, processor: MediaProcessor) -> DecodedMedia:

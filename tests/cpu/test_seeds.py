@@ -20,12 +20,15 @@ from safetensors.torch import load_file, save_file
 
 from quire import as_vllm
 from tests.cpu.lora_folders import write_adapter
+from tests.cpu.multimodal.families import image
+from tests.cpu.multimodal.folders import write_llava, write_qwen2_vl
 from tests.cpu.pooling.folders import encoder_folder
 from tests.cpu.tiny_models import SHAPES, TEMPLATE, write_hub, write_model
 
 SEEDS = sorted((pathlib.Path(__file__).parent / "seeds").glob("*.py"))
 POOLING = [path for path in SEEDS if path.stem.startswith("pooling_")]
-ANSWERED = [path for path in SEEDS if path not in POOLING]
+IMAGES = [path for path in SEEDS if path.stem.startswith("image_")]
+ANSWERED = [path for path in SEEDS if path not in (*POOLING, *IMAGES)]
 HUB = {
     "facebook/opt-125m": "opt",
     "meta-llama/Llama-2-7b-hf": "llama",
@@ -110,16 +113,25 @@ POOLERS = {
 }
 
 
+READERS = {
+    "llava-hf/llava-1.5-7b-hf": write_llava,
+    "Qwen/Qwen2-VL-2B-Instruct": write_qwen2_vl,
+}
+"""Models that read images."""
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """hub/: a hub cache. models/: an author's folder. work/: where the scripts run."""
     root = tmp_path_factory.mktemp("seeds")
     long = {"generation": ENDINGS, "max_position_embeddings": 8192}
-    write_hub(root / "hub", HUB | POOLERS | ADAPTERS, **long)
+    write_hub(root / "hub", HUB | POOLERS | ADAPTERS | READERS, **long)
     for name, kind in LOCAL.items():
         write_model(root / "models" / name, kind, **long)
     (root / "work").mkdir()
     (root / "work" / "<path_to_template>").write_text(TEMPLATE)
+    image(40, 60).save(root / "work" / "one.png")
+    image(80, 50).save(root / "work" / "two.jpg")
     return root
 
 
@@ -167,6 +179,19 @@ def test_a_script_of_a_pooling_model_runs_unchanged(path, hub, capsys):
     assert PRINTED[path.stem] in captured.out
     outputs = names["output"]
     assert all(one.finished for one in (outputs if isinstance(outputs, list) else [outputs]))
+
+
+@pytest.mark.slow("the first of them imports transformers")
+@pytest.mark.parametrize("path", IMAGES, ids=lambda p: p.stem)
+def test_a_script_with_images_runs_unchanged(path, hub, capsys):
+    names = runpy.run_path(written(hub, path), run_name="__main__")
+    printed = capsys.readouterr().out
+    for output in names["outputs"]:
+        assert output.outputs[0].finish_reason in ("stop", "length")
+        assert output.outputs[0].text in printed
+        assert len(output.prompt_token_ids) > len(
+            names["llm"].get_tokenizer().encode(output.prompt)
+        )
 
 
 @pytest.mark.usefixtures("forked")

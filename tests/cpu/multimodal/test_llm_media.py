@@ -1,0 +1,228 @@
+"""LLM and its prompts with media on tiny checkpoints, against transformers on the same files."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from quire import LLM, SamplingParams
+from quire.errors import RequestError, Unsupported
+from tests.cpu.multimodal import families
+from tests.cpu.multimodal.qwen_models import processor_of, saved
+
+TEMPLATE = (
+    "{% for m in messages %}w5 {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% else %} <image> {% endif %}"
+    "{% endfor %}{% endif %} w6 {% endfor %}{% if add_generation_prompt %}w7{% endif %}"
+)
+OPTIONS = {
+    "dtype": "float32",
+    "kv_cache_memory_bytes": "32MiB",
+    "max_model_len": 512,
+    "block_size": 16,
+    "limit_mm_per_prompt": {"image": 5},
+    "enable_mm_embeds": True,
+}
+GREEDY = SamplingParams(max_tokens=6, temperature=0, logprobs=1, ignore_eos=True)
+
+
+def photo(height=60, width=80, seed=0):
+    return families.image(height, width, seed)
+
+
+def url_of(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    made = families.made("llava", tmp_path_factory.mktemp("llava"))
+    made.processor.chat_template = TEMPLATE
+    made.processor.save_pretrained(made.folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def llm(pair):
+    return LLM(str(pair.folder), **OPTIONS)
+
+
+def theirs(pair, text, images):
+    """Ids and logprobs of transformers' greedy answer."""
+    inputs = pair.processor(images=images or None, text=text, return_tensors="pt")
+    with torch.inference_mode():
+        out = pair.theirs.generate(
+            **inputs, max_new_tokens=6, do_sample=False, output_scores=True,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+    ids = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    scores = [torch.log_softmax(one[0], -1)[i].item() for one, i in zip(out.scores, ids)]
+    return ids, scores, inputs["input_ids"].shape[1]
+
+
+def same(output, expected):
+    (one,) = output.outputs
+    ids, scores, length = expected
+    assert list(one.token_ids) == ids
+    found = [step[i].logprob for step, i in zip(one.logprobs, ids)]
+    assert np.abs(np.subtract(found, scores)).max() < 1e-4
+    assert len(output.prompt_token_ids) == length
+
+
+PROMPTS = [
+    ("w9 w8", []),
+    ("w3 <image> w4", [(60, 80)]),
+    ("<image> w3 w10 <image>", [(60, 80), (30, 100)]),
+    ("w3 <image> <image> w4 <image> w5", [(56, 56), (120, 40), (60, 80)]),
+]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_images_of_pil_answer_as_transformers_does(pair, llm, several):
+    expected, prompts = [], []
+    for text, sizes in PROMPTS:
+        images = [photo(*size, i) for i, size in enumerate(sizes)]
+        expected.append(theirs(pair, text, images))
+        data = {"image": images[0] if len(images) == 1 else images}
+        prompts.append({"prompt": text} | ({"multi_modal_data": data} if images else {}))
+    if several:
+        found = llm.generate(prompts * 3, GREEDY, use_tqdm=False)
+        expected = expected * 3
+    else:
+        found = [llm.generate(one, GREEDY, use_tqdm=False)[0] for one in prompts]
+    for one, want in zip(found, expected, strict=True):
+        same(one, want)
+
+
+def test_other_forms_of_an_image_are_the_same_image(pair, llm):
+    image = photo()
+    want = theirs(pair, "w3 <image> w4", [image])
+    ids = pair.processor.tokenizer("w3 <image> w4", add_special_tokens=False)["input_ids"]
+    for prompt in (
+        {"prompt": "w3 <image> w4", "multi_modal_data": {"image": np.asarray(image)}},
+        {"prompt": "w3 <image> w4", "multi_modal_data": {"image": torch.tensor(np.asarray(image))}},
+        {"prompt_token_ids": ids, "multi_modal_data": {"image": [image]}},
+        {"prompt_token_ids": [*ids[:1], *[150] * 16, *ids[2:]],
+         "multi_modal_data": {"image": [image]}},
+    ):  # fmt: skip
+        same(llm.generate(prompt, GREEDY, use_tqdm=False)[0], want)
+
+
+def test_embeddings_take_the_place_of_the_encoder(pair, llm):
+    image = photo(40, 90)
+    (rows,) = pair.rows(pair.process([image]))
+    prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": rows}}
+    if not llm.llm_engine.inputs.media.pipeline.processor.takes_embeds:
+        with pytest.raises(Unsupported, match="takes no embeddings"):
+            llm.generate(prompt, GREEDY, use_tqdm=False)
+        return
+    same(llm.generate(prompt, GREEDY, use_tqdm=False)[0], theirs(pair, "w3 <image> w4", [image]))
+
+
+def test_a_uuid_stands_for_an_image_that_was_sent(pair, llm):
+    image = photo(44, 44)
+    prompt = {"prompt": "w3 <image> w4", "multi_modal_uuids": {"image": ["mine"]}}
+    with pytest.raises(RequestError, match="'mine' is cached"):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+    llm.generate(prompt | {"multi_modal_data": {"image": image}}, GREEDY, use_tqdm=False)
+    want = theirs(pair, "w3 <image> w4", [image])
+    same(llm.generate(prompt, GREEDY, use_tqdm=False)[0], want)
+    none = prompt | {"multi_modal_data": {"image": [None]}}
+    same(llm.generate(none, GREEDY, use_tqdm=False)[0], want)
+
+
+def test_chat_takes_parts_and_keeps_text_of_users(pair, llm):
+    one, two = photo(), photo(100, 50)
+    content = [
+        {"type": "text", "text": "w8 "},
+        {"type": "image_url", "image_url": {"url": url_of(one)}},
+        {"type": "text", "text": "w9"},
+        {"type": "image_pil", "image_pil": two},
+    ]
+    want = theirs(pair, "w5 w8  <image> w9 <image>  w6 w7", [one, two])
+    (found,) = llm.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
+    same(found, want)
+    typed = [{"type": "text", "text": "w8 <image> w9"}, content[1]]
+    (found,) = llm.chat([{"role": "user", "content": typed}], GREEDY, use_tqdm=False)
+    assert found.prompt_token_ids.count(150) == 16
+    assert "w8 <image> w9" in found.prompt
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ({"prompt": "w3", "multi_modal_data": {"image": 1}}, "placeholders for image|image of PIL"),
+        ({"prompt": "<image> <image>", "multi_modal_data": {"image": photo()}}, "Found more"),
+        ({"prompt": "w3", "multi_modal_data": {"image": photo()}}, "has 0 placeholders"),
+        ({"prompt": "w3", "multi_modal_data": {"image": [photo()] * 6}}, r"At most 5 image\(s\)"),
+        ({"prompt": "w3", "multi_modal_data": {"video": np.zeros((2, 8, 8, 3))}}, "reads no video"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": photo()},
+          "mm_processor_kwargs": {"max_pixels": 10**12}}, "mm_processor_kwargs"),
+        ({"prompt": "w3 " * 600 + "<image>", "multi_modal_data": {"image": photo()}}, "maximum"),
+    ],
+)  # fmt: skip
+def test_prompts_that_do_not_fit_are_refused_and_others_run(pair, llm, prompt, reason):
+    with pytest.raises(RequestError, match=reason):
+        llm.generate([{"prompt": "w3 w4"}, prompt], GREEDY, use_tqdm=False)
+    same(llm.generate("w9 w8", GREEDY, use_tqdm=False)[0], theirs(pair, "w9 w8", []))
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_a_request_with_several_answers_has_one_encoder_output(pair, llm):
+    image = photo(70, 70)
+    params = SamplingParams(n=3, max_tokens=6, top_k=1, ignore_eos=True)
+    prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": image}}
+    (found,) = llm.generate(prompt, params, use_tqdm=False)
+    ids, _, _ = theirs(pair, "w3 <image> w4", [image])
+    assert [list(one.token_ids) for one in found.outputs] == [ids] * 3
+
+
+def test_the_text_half_alone_refuses_images(pair):
+    llm = LLM(
+        str(pair.folder), **OPTIONS | {"language_model_only": True, "enable_mm_embeds": False}
+    )
+    same(llm.generate("w9 w8", GREEDY, use_tqdm=False)[0], theirs(pair, "w9 w8", []))
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": photo()}}
+    with pytest.raises(Unsupported, match="reads text only"):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+# -- Qwen2-VL: positions of three axes, images of any size, video ----------------------------------
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen")
+    model, processor = saved("qwen2_vl", folder), processor_of("qwen2_vl")
+    processor.save_pretrained(folder)
+    return model, processor, LLM(str(folder), **OPTIONS)
+
+
+def test_qwen_answers_as_transformers_does(qwen):
+    model, processor, llm = qwen
+    mark = "<|vision_start|> <|image_pad|> <|vision_end|>"
+    images = [photo(60, 90), photo(120, 56, 1)]
+    text = f"w4 {mark} w6 {mark} w3"
+    inputs = processor(images=images, text=text, return_tensors="pt")
+    with torch.inference_mode():
+        out = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    prompt = {"prompt": text, "multi_modal_data": {"image": images}}
+    (found,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert list(found.prompt_token_ids) == inputs["input_ids"][0].tolist()
+    assert list(found.outputs[0].token_ids) == out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_options_of_the_processor_change_the_tokens(qwen):
+    _, _, llm = qwen
+    text = "<|vision_start|> <|image_pad|> <|vision_end|> w3"
+    prompt = {"prompt": text, "multi_modal_data": {"image": Image.new("RGB", (112, 112))}}
+    many = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+    less = {"max_pixels": 56 * 56}
+    few = llm.generate(prompt, GREEDY, use_tqdm=False, mm_processor_kwargs=less)[0]
+    own = llm.generate(prompt | {"mm_processor_kwargs": less}, GREEDY, use_tqdm=False)[0]
+    assert len(few.prompt_token_ids) == len(own.prompt_token_ids) < len(many.prompt_token_ids)
