@@ -135,7 +135,7 @@ def resolve_media(options: MediaOptions, facts: MediaFacts | None) -> MediaSecti
         config=facts.config,
         preprocessors=facts.preprocessors,
         processor=facts.processor,
-        counts=_counts(options.limit_mm_per_prompt),
+        counts=item_counts(options),
         kwargs=options.mm_processor_kwargs,
         io_kwargs=options.media_io_kwargs,
         cache_bytes=int(options.mm_processor_cache_gb * (1 << 30)),
@@ -148,8 +148,12 @@ def resolve_media(options: MediaOptions, facts: MediaFacts | None) -> MediaSecti
     )
 
 
-def _counts(given: Mapping[str, Any]) -> dict[str, int]:
-    """{"image": 2} or {"image": {"count": 2, ...}}, whose other keys are about profiling."""
+def item_counts(options: MediaOptions) -> dict[str, int]:
+    """Return the numbers of limit_mm_per_prompt. Raises ConfigError.
+
+    {"image": 2} or {"image": {"count": 2, ...}}, whose other keys are about profiling.
+    """
+    given = options.limit_mm_per_prompt
     found = {}
     for modality, value in given.items():
         count = value.get("count", 999) if isinstance(value, Mapping) else value

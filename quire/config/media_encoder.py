@@ -8,21 +8,33 @@ from dataclasses import replace
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import MediaEncoderSection
 from quire.config.facts import ITEMSIZE, ModelFacts
+from quire.config.media import item_counts
 from quire.config.memory.memory_plan import GIB, EngineShape
-from quire.config.memory.part_facts import PAGE_ROWS
+from quire.config.memory.part_facts import PAGE_ROWS, MediaEncoderFacts
+from quire.config.options import Options
 from quire.errors import ConfigError
 
 
+def _largest_items(options: Options, encoder: MediaEncoderFacts) -> dict[str, int]:
+    """Return the rows of the largest item of each modality that requests may have."""
+    counts = item_counts(options.media)
+    return {one: rows for one, rows in encoder.largest.items() if counts.get(one, 1)}
+
+
 def resolve_encoder_rows(
-    given_gb: float | None, model: ModelFacts, shape: EngineShape, why: DecisionLog
+    options: Options, model: ModelFacts, shape: EngineShape, why: DecisionLog
 ) -> EngineShape:
-    """Return the shape with the rows of the media encoder. given_gb: mm_encoder_cache_gb."""
-    encoder = model.media_encoder
+    """Return the shape with the rows of the media encoder."""
+    encoder, given_gb = model.media_encoder, options.cache.mm_encoder_cache_gb
     if encoder is None:
         if given_gb is not None:
             raise ConfigError("mm_encoder_cache_gb: this engine reads text only; leave it out")
         return shape
-    largest = min(max(encoder.largest.values()), shape.max_model_len)
+    items = _largest_items(options, encoder)
+    if not items:
+        why.record("media_encoder.cache_rows", 0, "limit_mm_per_prompt allows no item")
+        return shape
+    largest = min(max(items.values()), shape.max_model_len)
     step = max(largest, shape.max_num_batched_tokens)
     reason = "the tokens of a step" if step > largest else "the largest item"
     why.record("media_encoder.step_rows", step, reason)
@@ -41,13 +53,15 @@ def resolve_encoder_rows(
     return replace(shape, encoder_step_rows=step, encoder_cache_rows=cache)
 
 
-def resolve_media_encoder(model: ModelFacts, shape: EngineShape) -> MediaEncoderSection | None:
+def resolve_media_encoder(
+    options: Options, model: ModelFacts, shape: EngineShape
+) -> MediaEncoderSection | None:
     """Resolve the section. None: the engine reads text only."""
     encoder = model.media_encoder
-    if encoder is None:
+    if encoder is None or not shape.encoder_cache_rows:
         return None
     return MediaEncoderSection(
-        modalities=tuple(encoder.largest),
+        modalities=tuple(_largest_items(options, encoder)),
         step_rows=shape.encoder_step_rows,
         cache_rows=shape.encoder_cache_rows,
         row_bytes=encoder.width * ITEMSIZE[shape.dtype],

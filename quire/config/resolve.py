@@ -134,7 +134,7 @@ def resolve(
             served_names=options.model.served_model_name or (options.model.model,),
         ),
         encoder=resolve_encoder(model, plan.shape),
-        media_encoder=resolve_media_encoder(model, plan.shape),
+        media_encoder=resolve_media_encoder(options, model, plan.shape),
         media=resolve_media(options.media, model.media),
         generates=generates,
         pooling=pooling,
@@ -196,7 +196,7 @@ def resolve_memory_plan(
         shape,
         max_num_batched_tokens=resolve_max_num_batched_tokens(options, device, shape, server, why),
     )
-    shape = resolve_encoder_rows(options.cache.mm_encoder_cache_gb, model, shape, why)
+    shape = resolve_encoder_rows(options, model, shape, why)
     shape = replace(shape, stage_layers=resolve_stage_layers(options, model, shape))
     plan, stage_block_bytes = plan_tightest_stage(options, model, device, shape, why)
     if asked_len is None or may_reduce_max_model_len(options, device, plan):

@@ -149,7 +149,7 @@ def size_kv_cache(
 ) -> tuple[EngineConfig, MemoryPlan]:
     """Return config and plan with a cache in the memory that the measured step leaves on the
     tightest of the ranks' GPUs. Raises NoRoom."""
-    steps = record.buffer_bytes + record.reserved_bytes
+    steps = record.buffer_bytes + max(record.reserved_bytes, plan.encoder_step_bytes)
     steps += FRAGMENTATION_RESERVE + SMALL_BLOCK_RESERVE
     if not config.device.enforce_eager:
         steps += record.captured_bytes + CUDA_GRAPH_BYTES
