@@ -52,6 +52,17 @@ class AxialRope:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedAxialRope:
+    """Axes of positions have equal parts of the pairs, and take turns in one row of frequencies."""
+
+    axes: int
+
+    def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
+        found = unscaled_frequencies(theta, dims)
+        return torch.cat([found[axis :: self.axes] for axis in range(self.axes)]), 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ProportionalRope:
     """The first `share` of the pairs turns, by the angles of a whole head; the others do not."""
 

@@ -10,6 +10,8 @@ from quire.media.processors._pixels import ImageProcessor, size_of
 
 
 class Processor(internvl.Processor):
+    text_placeholders = True
+
     def tile_rows(self) -> int:
         vision: dict[str, Any] = self.files.config.get("vision_config") or {}
         patch = int(vision.get("patch_size") or 14)
@@ -29,5 +31,4 @@ class Processor(internvl.Processor):
             runs.append((len(ids), self.per_tile))
             ids += [patch] * self.per_tile
         ids.append(self.token("<|END_OF_IMG|>"))
-        replaces = self.files.tokenize(self.placeholder("image", index))
-        return Expansion(tuple(ids), tuple(runs), replaces=replaces)
+        return Expansion(tuple(ids), tuple(runs))

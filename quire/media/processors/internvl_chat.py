@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
-from quire.media.processor import KwargRange, Modality, ProcessorFiles, Settings
+from quire.media.processor import (
+    Expansion,
+    KwargRange,
+    ProcessedMedia,
+    ProcessorFiles,
+    Settings,
+)
 from quire.media.processors import internvl
 from quire.media.processors._pixels import scale_shift
 
@@ -19,6 +25,7 @@ KWARGS = {
 
 
 class Processor(internvl.Processor):
+    text_placeholders = True
     allowed_kwargs: ClassVar = {
         "dynamic_image_size": KwargRange(bool),
         "min_dynamic_patch": KwargRange(int, 1, internvl.MAX_TILES),
@@ -44,6 +51,8 @@ class Processor(internvl.Processor):
     def image_id(self) -> int:
         return self.token("<IMG_CONTEXT>")
 
-    def prompt_text(self, text: str, modalities: Sequence[Modality]) -> str:
-        """Write each image as one token: `<image>` is none, and joins with what follows."""
-        return text.replace("<image>", "<IMG_CONTEXT>", len(modalities))
+    def placeholder(self, modality: str, index: int) -> str:
+        return "<image>"
+
+    def expand(self, media: ProcessedMedia, index: int) -> Expansion:
+        return replace(super().expand(media, index), replaces=())

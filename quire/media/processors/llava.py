@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from quire.errors import ConfigError
 from quire.media.processor import DecodedMedia, Expansion, ProcessedMedia, ProcessorFiles, Settings
+from quire.media.processors import mistral3
 from quire.media.processors._pixels import (
     CLIP,
     ImageProcessor,
@@ -21,6 +22,12 @@ class Processor(ImageProcessor):
     defaults = CLIP
     vision: ClassVar[Settings] = {"model_type": "clip_vision_model"}
     strategy: ClassVar[str] = "default"
+
+    def __new__(cls, files: ProcessorFiles) -> Any:
+        """Return Pixtral's processor for a model with its tower."""
+        if (files.config.get("vision_config") or {}).get("model_type") == "pixtral":
+            return PixtralProcessor(files)
+        return super().__new__(cls)
 
     def __init__(self, files: ProcessorFiles) -> None:
         super().__init__(files)
@@ -45,3 +52,9 @@ class Processor(ImageProcessor):
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
         ids = (self.image_id,)
         return Expansion(ids * self.rows, ((0, self.rows),), replaces=ids)
+
+
+class PixtralProcessor(mistral3.Processor):
+    """Pixtral inside the class of LLaVA joins no patches."""
+
+    merge = 1

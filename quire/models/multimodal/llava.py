@@ -1,4 +1,4 @@
-"""LLaVA 1.5 and others of its class: states of a vision tower, through an MLP.
+"""LLaVA 1.5, Pixtral and others of the class: states of a vision tower, through an MLP.
 
 Source: model_type "llava", https://huggingface.co/llava-hf/llava-1.5-7b-hf; transformers
 modeling_llava.py
@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from quire.models.multimodal._base import Hf, field_of
+from quire.models.multimodal._base import Hf, MediaEncoder, field_of
+from quire.models.multimodal._pixtral import NativeSizeEncoder
 from quire.models.multimodal._towers import (
     ImageEncoder,
     MLPProjector,
@@ -58,7 +59,9 @@ class Encoder(ImageEncoder):
         self.weights = tower_weights(self.tower)
 
     @classmethod
-    def from_hf(cls, hf: Hf) -> Encoder:
+    def from_hf(cls, hf: Hf) -> MediaEncoder:
+        if (hf.get("vision_config") or {}).get("model_type") == "pixtral":
+            return NativeSizeEncoder(hf)
         return cls(hf)
 
     def max_rows(self, modality: str) -> int:

@@ -124,8 +124,11 @@ class Pair:
         at = 0
         for index, item in enumerate(items, 1):
             made = self.own_processor.expand(item, index)
-            size = len(made.replaces)
-            at = next(i for i in range(at, len(ids)) if tuple(ids[i : i + size]) == made.replaces)
+            form = made.replaces
+            if not form:
+                form = tuple(self.own_processor.files.encode(self.own_processor.placeholder("", 1)))
+            size = len(form)
+            at = next(i for i in range(at, len(ids)) if tuple(ids[i : i + size]) == form)
             ids[at : at + size] = made.token_ids
             runs += [[(at + offset, count) for offset, count in made.runs]]
             at += len(made.token_ids)
@@ -381,3 +384,39 @@ def llava_onevision():
         vision_aspect_ratio="anyres_max_2",
     )  # fmt: skip
     return config, processor
+
+
+PIXTRAL = VISION | {"model_type": "pixtral", "image_size": 112}
+
+
+def pixtral_processor(merge):
+    from transformers import PixtralImageProcessorPil, PixtralProcessor
+
+    tokens = {"[IMG]": 150, "[IMG_BREAK]": 151, "[IMG_END]": 152}
+    images = PixtralImageProcessorPil(
+        size={"longest_edge": 112}, patch_size={"height": 14, "width": 14}
+    )
+    return PixtralProcessor(images, tokenizer_of(tokens), patch_size=14, spatial_merge_size=merge)
+
+
+@family
+def pixtral():
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(
+        "llava", text_config=TEXT | {"model_type": "mistral", "head_dim": 16},
+        vision_config=PIXTRAL, image_token_index=150, vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )  # fmt: skip
+    return config, pixtral_processor(1)
+
+
+@family
+def mistral3():
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(
+        "mistral3", text_config=TEXT | {"model_type": "mistral", "head_dim": 16},
+        vision_config=PIXTRAL, image_token_index=150, spatial_merge_size=2,
+    )  # fmt: skip
+    return config, pixtral_processor(2)

@@ -18,7 +18,9 @@ CAUSAL = {"paligemma", "gemma3"}
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def pair(request, tmp_path_factory):
-    return made(request.param, tmp_path_factory.mktemp(request.param))
+    found = made(request.param, tmp_path_factory.mktemp(request.param))
+    found.own_processor.is_served = True  # PaliGemma's is not, for its attention
+    return found
 
 
 def prompt_of(pair, count):
