@@ -42,6 +42,8 @@ _OUTER_FIELDS = (
     *("sbert_ce_default_activation_function", "classifier_from_token", "method"),
     *("matryoshka_dimensions", "is_matryoshka", "task_instructions"),
 )
+_ABOUT_MEDIA = {"paligemma": ("use_bidirectional_attention",)}
+"""Wrapper -> fields of its text half that are about prompts with media only."""
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 _CLASS_SUFFIX = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 _BIDIRECTIONAL = re.compile(
@@ -96,6 +98,8 @@ def hoist_text(hf: Json) -> dict[str, Any]:
         flat = {"wrapper_type": outer_type} if outer_type in FLAT_WRAPPERS else {}
         return {**hf, **flat, **({"wrapper_config": hf.get("wrapper_config", hf)} if flat else {})}
     inner = hoist_text(hf[key])
+    for name in _ABOUT_MEDIA.get(outer_type, ()) if isinstance(outer_type, str) else ():
+        inner.pop(name, None)
     wins = [name for name in _OUTER_FIELDS if hf.get(name) is not None]
     if any(hf.get(name) is not None for name in _DTYPE_FIELDS):
         wins += _DTYPE_FIELDS

@@ -254,7 +254,6 @@ def paligemma():
         vision_config=VISION | {"model_type": "siglip_vision_model"}, image_token_index=150,
         projection_dim=64, hidden_size=64, vocab_size=VOCAB,
     )  # fmt: skip
-    config.text_config.use_bidirectional_attention = False
     images = siglip_images(56)
     images.image_seq_length = 16
     tokens = {"<image>": 150, "<bos>": 151}

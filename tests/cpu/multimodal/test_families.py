@@ -18,9 +18,7 @@ CAUSAL = {"paligemma", "gemma3"}
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def pair(request, tmp_path_factory):
-    found = made(request.param, tmp_path_factory.mktemp(request.param))
-    found.own_processor.is_served = True  # PaliGemma's is not, for its attention
-    return found
+    return made(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def prompt_of(pair, count):
