@@ -146,8 +146,10 @@ def network():
             ("ip", "netns", "exec", name),
             lambda: ip("link", "set", here, "down"),
         )
-    finally:
+    finally:  # a process that is still in the network keeps it, and with it both ends of the pair
+        subprocess.run(["ip", "link", "del", here], check=False)
         subprocess.run(["ip", "netns", "del", name], check=True)
+        assert here not in os.listdir("/sys/class/net")
 
 
 @pytest.mark.long("a start of an engine")
