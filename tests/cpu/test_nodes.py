@@ -16,6 +16,8 @@ from quire.engine.startup.rank_process import compare_ranks
 from quire.env import child_environment
 from quire.errors import ConfigError, EngineDead
 from quire.executors import rank_monitor
+from quire.executors.node_head import NodeHead
+from quire.executors.node_messages import EndRanks
 from tests import tiers
 from tests.cpu.large_messages import send_large
 from tests.cpu.tiny_models import write_model
@@ -68,6 +70,20 @@ def node(monkeypatch):
     faults.remove()
 
 
+@pytest.fixture
+def late_message(monkeypatch):
+    """The head's last message reaches an agent after the end of the connection for steps."""
+    send = NodeHead._send
+
+    def delayed(self, identity, message):
+        if isinstance(message, EndRanks):
+            self._steps.close(0)
+            time.sleep(0.3)
+        return send(self, identity, message)
+
+    monkeypatch.setattr(NodeHead, "_send", delayed)
+
+
 def head(folder, **options):
     more = {"nnodes": 2, "master_addr": ADDRESS, "master_port": PORT}
     return LLM(folder, **SIZES, **{"tensor_parallel_size": 2, **more, **options})
@@ -98,7 +114,7 @@ def ended(processes, within_s=ENDS_S):
     ],
     ids=lambda sizes: "x".join(map(str, sizes.values())),
 )
-def test_tokens_are_those_of_one_rank(folder, node, sizes):
+def test_tokens_are_those_of_one_rank(folder, node, sizes, late_message):
     want = ids(LLM(folder, **SIZES))
     agent = node()
     llm = head(folder, **sizes)

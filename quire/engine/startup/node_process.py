@@ -77,6 +77,9 @@ MAX_FAILED_HANDSHAKES = 3
 RETRY_LIMIT_S = 1.0
 """A connection that ended before its handshake is tried again at once, or never: what listens there
 speaks another protocol."""
+LAST_MESSAGE_S = 1.0
+"""Seconds for the head's last message, after the connection for steps has ended: a head that ends
+in order closes both, and which end arrives first is open."""
 _EVENTS = (
     zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -218,6 +221,7 @@ class _Session:
         self._connected = False
         self._failed_handshakes = 0
         self._ended_at: float | None = None  # a connection without a handshake
+        self._steps_ended_at: float | None = None
         self._local: LocalRanks | None = None
         self._monitor: RankMonitor | None = None
         self._failed_fd = os.eventfd(0, os.EFD_NONBLOCK)
@@ -259,6 +263,10 @@ class _Session:
                 if (ended := self._read_event(watch)) is not None:
                     log.warning("%s", ended)
                     return None
+            steps_ended = self._steps_ended_at
+            if steps_ended is not None and time.monotonic() - steps_ended > LAST_MESSAGE_S:
+                log.warning("the connection for steps has ended")
+                return None
             if self._failed_handshakes >= MAX_FAILED_HANDSHAKES:
                 log.error(
                     "the head at %s refuses this node: the cluster secrets differ", agent.head
@@ -290,6 +298,8 @@ class _Session:
         elif not self._connected:
             self._failed_handshakes += event != zmq.EVENT_DISCONNECTED
             self._ended_at = time.monotonic()
+        elif event == zmq.EVENT_DISCONNECTED and watch is self._steps_watch:
+            self._steps_ended_at = time.monotonic()
         elif event == zmq.EVENT_DISCONNECTED:
             self._connected = False
             return "the connection to the head's engine has ended"
