@@ -27,7 +27,11 @@ effect. Native models are compared in `tests/cpu/models`, those with an encoder 
 
 A model type that is not here is tried with its class in the installed `transformers`, or with the code of its folder
 (`--trust-remote-code`). A forward pass without memory shows every attention call; what the engine cannot serve
-exactly is refused with the layer and the reason. In a multimodal checkpoint the text half counts (`text_config`).
+exactly is refused with the layer and the reason.
+
+In a multimodal checkpoint the text half counts (`text_config`). **text and media**: images, and video or audio where
+the model has them, are read too, if its text half is native; `internvl_chat` (InternVL of the hub) is one more of them.
+Their towers are compared with `transformers` in `tests/cpu/multimodal`. **as text**: prompts with media are refused.
 
 What a model does ([pooling.md](pooling.md)) follows from its files (`modules.json` of sentence-transformers), else its class:
 

@@ -62,6 +62,8 @@ REFUSED: dict[str, str] = {
     ),
 }
 """Reason -> model types, separated by spaces, unless there is a native file."""
+MEDIA = "quire.models.multimodal"
+"""Folder with a file for each multimodal model whose images, video or audio are read."""
 LIMITS: dict[str, str] = {
     "granitemoehybrid": "only if all layers are attention",
     "minimax_m3_vl_text": "only if no layer is block-sparse",
@@ -75,6 +77,7 @@ CLASSES: dict[str, str] = {
     "aria_text": "AriaTextForCausalLM",
     "axk1": "AXK1ForCausalLM",
     "axk2": "AXK2ForCausalLM",
+    "aya_vision": "AyaVisionForConditionalGeneration",
     "bailing_hybrid": "BailingHybridForCausalLM",
     "bamba": "BambaForCausalLM",
     "bart": "BartForConditionalGeneration",
@@ -238,6 +241,7 @@ CLASSES: dict[str, str] = {
     "olmoe": "OlmoeForCausalLM",
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "opt": "OPTForCausalLM",
+    "paligemma": "PaliGemmaForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
     "pegasus_x": "PegasusXForConditionalGeneration",
     "persimmon": "PersimmonForCausalLM",
@@ -301,6 +305,7 @@ CLASSES: dict[str, str] = {
 }
 """Model type -> architecture, the class in config.json."""
 WRAPPERS: dict[str, str] = {
+    "aya_vision": "cohere2",
     "emu3": "emu3_text_model",
     "fuyu": "persimmon",
     "gemma3": "gemma3_text",
@@ -318,6 +323,7 @@ WRAPPERS: dict[str, str] = {
     "mistral3": "mistral",
     "mllama": "mllama_text_model",
     "moss_transcribe_diarize": "qwen3",
+    "paligemma": "gemma2",
     "qwen2_5_vl": "qwen2",
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2",
@@ -436,7 +442,9 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
     name, refusal = CLASSES[model_type], refusal_of(model_type)
     if model_type in WRAPPERS:
         half = _row(WRAPPERS[model_type], native)
-        return Architecture(name, model_type, half.served, half.note or "as text")
+        encodes = half.served == "native" and model_type in PluginRegistry(MEDIA).names()
+        note = "text and media" if encodes else half.note or "as text"
+        return Architecture(name, model_type, half.served, note)
     if model_type in native:
         return Architecture(name, model_type, "native")
     if model_type in ALIASES and ALIASES[model_type].target in native:
