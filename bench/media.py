@@ -1,0 +1,136 @@
+"""Images through an engine: how many a second, and how soon the first token.
+
+    python bench/media.py [--images 32] [--side 512] [--out 64] [--repeat 2] [--kw JSON]
+
+The model has the shape of Qwen2.5-VL-7B and random weights. Images are unique JPEG files of noise
+and lines. One JSON line a case:
+
+    crowd       `images` requests at once, one image each: requests and output tokens a second
+    lone        milliseconds until the first token of one request: `text` of as many tokens, an image
+                for the first time, the same image again
+"""
+
+import argparse
+import io
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from make_models import tokenizer_files
+from PIL import Image
+
+from quire import LLM, SamplingParams
+
+IDS = {"vision_start_token_id": 151652, "vision_end_token_id": 151653,
+       "image_token_id": 151655, "video_token_id": 151656}  # fmt: skip
+CONFIG = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "qwen2_5_vl_text", "hidden_size": 3584, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944,
+        "vocab_size": 152064, "max_position_embeddings": 128000, "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6, "hidden_act": "silu", "eos_token_id": 1,
+        "rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [16, 24, 24]},
+    },
+    "vision_config": {
+        "model_type": "qwen2_5_vl", "depth": 32, "hidden_size": 1280, "intermediate_size": 3420,
+        "num_heads": 16, "in_channels": 3, "patch_size": 14, "spatial_merge_size": 2,
+        "temporal_patch_size": 2, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+        "out_hidden_size": 3584, "hidden_act": "silu", "tokens_per_second": 2,
+    },
+    **IDS,
+}  # fmt: skip
+PREPROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12845056,
+    "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}  # fmt: skip
+
+
+def write_model(folder):
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
+    tokenizer_files(folder, CONFIG["text_config"]["vocab_size"] - 500)
+
+
+def photo(seed, side):
+    """A JPEG file as PIL opens it."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (side // 16, side // 16, 3), np.uint8)
+    image = Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=90)
+    return Image.open(io.BytesIO(file.getvalue()))
+
+
+def prompt_of(number, image=None, tokens=40):
+    words = [1000 + (number * 31 + k) % 5000 for k in range(tokens)]
+    if image is None:
+        return {"prompt_token_ids": words}
+    marks = [IDS["vision_start_token_id"], IDS["image_token_id"], IDS["vision_end_token_id"]]
+    return {"prompt_token_ids": marks + words, "multi_modal_data": {"image": image}}
+
+
+def params(tokens):
+    return SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
+
+
+def timed(llm, prompts, tokens):
+    began = time.perf_counter()
+    found = llm.generate(prompts, params(tokens), use_tqdm=False)
+    return time.perf_counter() - began, found
+
+
+def crowd(llm, a, turn):
+    prompts = [prompt_of(i, photo(1000 * turn + i, a.side)) for i in range(a.images)]
+    seconds, found = timed(llm, prompts, a.out)
+    return {"requests/s": a.images / seconds, "out tok/s": a.images * a.out / seconds,
+            "prompt tokens": len(found[0].prompt_token_ids), "s": seconds}  # fmt: skip
+
+
+def lone(llm, a, turn):
+    found = {"image ms": [], "again ms": [], "text ms": []}
+    for i in range(5):
+        image = photo(77_000 + 100 * turn + i, a.side)
+        seconds, (one,) = timed(llm, prompt_of(i, image), 1)
+        found["image ms"].append(seconds * 1e3)
+        found["again ms"].append(timed(llm, prompt_of(i + 500, image), 1)[0] * 1e3)
+        text = prompt_of(i + 900, None, len(one.prompt_token_ids))
+        found["text ms"].append(timed(llm, text, 1)[0] * 1e3)
+    return {name: statistics.median(some) for name, some in found.items()}
+
+
+CASES = {"crowd": crowd, "lone": lone}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--side", type=int, default=512)
+    parser.add_argument("--out", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--kw", default="{}", help="options of the engine")
+    a = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="quire-vl-") as folder:
+        write_model(Path(folder))
+        given = {"load_format": "dummy", "max_model_len": 4096} | json.loads(a.kw)
+        llm = LLM(folder, **given)
+        for case in a.cases.split(","):
+            for turn in range(a.repeat):
+                found = CASES[case](llm, a, turn)
+                line = {"model": "qwen2.5-vl-7b", "case": case, "side": a.side, "turn": turn}
+                found = {name: round(value, 2) for name, value in found.items()}
+                print(json.dumps(line | found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Prompts with images on a GPU answer as on a CPU, beside prompts of text and from graphs."""
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.kernels.framework import late_work
+from tests.cpu.multimodal import families, qwen_models
+
+OPTIONS = {
+    "dtype": "float32", "num_gpu_blocks_override": 256, "max_model_len": 512, "block_size": 16,
+    "max_num_batched_tokens": 160, "max_num_seqs": 8, "use_tqdm_on_load": False,
+}  # fmt: skip
+GREEDY = SamplingParams(max_tokens=8, temperature=0, logprobs=1, ignore_eos=True)
+SIZES = [[], [(60, 80)], [(60, 80), (30, 100)], [(120, 40)]]
+MARKS = {
+    "llava": "<image>",
+    "gemma3": "<start_of_image>",
+    "idefics3": "<image>",
+    "qwen2_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
+    "qwen2_5_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
+    "qwen3_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
+}
+
+
+def save(name, folder):
+    if name in qwen_models.FAMILIES:
+        qwen_models.saved(name, folder)
+        qwen_models.processor_of(name).save_pretrained(folder)
+    else:
+        families.made(name, folder).processor.save_pretrained(folder)
+
+
+def prompts(mark):
+    """Text and images; the same image twice; more tokens than a step computes."""
+    made = []
+    for i, sizes in enumerate(SIZES * 2):
+        images = [families.image(*size, k) for k, size in enumerate(sizes)]
+        text = " ".join([f"w{i % 4 + 9} w8", *[f"{mark} w4"] * len(images)])
+        made.append({"prompt": text} | ({"multi_modal_data": {"image": images}} if images else {}))
+    return made
+
+
+@pytest.mark.slow("engines on both devices, and kernels that are compiled")
+@pytest.mark.parametrize("name", MARKS)
+def test_answers_are_those_of_a_cpu(tmp_path, name):
+    save(name, tmp_path)
+    given = prompts(MARKS[name])
+    answers = []
+    for device in ("cpu", "cuda"):
+        llm = LLM(str(tmp_path), device=device, **OPTIONS)
+        before = late_work.counts()
+        answers.append([one.outputs[0] for one in llm.generate(given, GREEDY, use_tqdm=False)])
+        if device == "cuda":
+            assert late_work.counts().kernels == before.kernels, "kernels of steps were compiled"
+    for want, got in zip(*answers):
+        assert list(got.token_ids) == list(want.token_ids)
+        for one, other in zip(got.logprobs, want.logprobs):
+            for token, found in one.items():
+                assert abs(found.logprob - other[token].logprob) < 5e-3
+    torch.cuda.empty_cache()
