@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
 from quire.layers import (
     Activation,
@@ -196,6 +197,13 @@ class Decoder(nn.Module):
         weight is the embedding's, so the last stage has that too.
         """
         depth = len(self.layers)
+        if (encoder := getattr(self, "media_encoder", None)) is not None:
+            levels = encoder.width // self.embed_tokens.size - 1
+            if stage.start == 0 and stage.stop < levels:
+                raise ConfigError(
+                    f"the encoder's features are added after the first {levels} layers, and the "
+                    f"first pipeline stage has {stage.stop}; use fewer stages"
+                )
         self.is_last_stage = stage.stop == depth
         for i in range(depth):
             if i not in stage:

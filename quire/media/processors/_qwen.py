@@ -96,6 +96,8 @@ class QwenProcessor(MediaProcessor):
 
     modalities: ClassVar[tuple[Modality, ...]] = ("image", "video")
     takes_embeds: ClassVar[bool] = True
+    tokens: ClassVar[dict[Modality, str]] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
+    """The token of each cell, which is also the placeholder's."""
     defaults: ClassVar[dict[Modality, Settings]]
     """What preprocessor_config.json leaves out."""
     allowed_kwargs: ClassVar = {
@@ -117,7 +119,7 @@ class QwenProcessor(MediaProcessor):
                     )
 
     def placeholder(self, modality: Modality, index: int) -> str:
-        return f"<|vision_start|><|{modality}_pad|><|vision_end|>"
+        return f"<|vision_start|>{self.tokens[modality]}<|vision_end|>"
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
         modality: Modality = "image" if isinstance(media, DecodedImage) else "video"
@@ -126,12 +128,12 @@ class QwenProcessor(MediaProcessor):
         factor, depth = int(settings["patch_size"]) * merge, int(settings["temporal_patch_size"])
         if isinstance(media, DecodedVideo):
             frames, sizes = media.frames, self.video_sizes(media, depth, kwargs)
-            count = self.counted_frames(len(frames), depth)
+            count = self.video_frames(len(frames), depth)
             if settings.get("cap_pixels_per_frame"):
                 bounds = self.capped(settings, bounds, len(frames), factor)
         else:
             assert isinstance(media, DecodedImage), "these models read images and videos"
-            frames, sizes, count = media.pixels[None], {}, (1, 1)
+            frames, sizes, count = media.pixels[None], {}, self.image_frames(depth)
         height, width = frames.shape[1:3]
         if settings["do_resize"]:
             height, width = self.target_size(height, width, factor, bounds, count)
@@ -166,8 +168,12 @@ class QwenProcessor(MediaProcessor):
         most = max(min(bounds.most, total // frames), int(bounds.least * 1.05))
         return bounds._replace(most=most)
 
-    def counted_frames(self, frames: int, depth: int) -> tuple[int, int]:
-        """Return how many frames of a video the bounds on pixels are for: see smart_resize."""
+    def image_frames(self, depth: int) -> tuple[int, int]:
+        """Return how many frames of an image the bounds on pixels are for: see smart_resize."""
+        return 1, 1
+
+    def video_frames(self, frames: int, depth: int) -> tuple[int, int]:
+        """Return how many frames of a video the bounds on pixels are for."""
         return 1, 1
 
     def video_sizes(self, video: DecodedVideo, depth: int, kwargs: Settings) -> dict[str, Any]:
@@ -175,7 +181,7 @@ class QwenProcessor(MediaProcessor):
         return {}
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
-        pad = self.id_of(f"{media.modality}_token_id", f"<|{media.modality}_pad|>")
+        pad = self.id_of(f"{media.modality}_token_id", self.tokens[media.modality])
         rows = math.prod(self.grid_of(media.modality, media.sizes))
         return Expansion((pad,) * rows, ((0, rows),), replaces=(pad,))
 

@@ -9,9 +9,9 @@ Axes: F frames, H x W pixels, C channels, P patches of all items, E width of the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from quire.layers import (
     LayerNorm,
     Linear,
     PatchLinear,
+    PositionEmbedding,
     QKVLinear,
     RMSNorm,
     Rope,
@@ -40,12 +41,24 @@ from quire.layers.rope import TokenAngles
 from quire.layers.rope_scaling import AxialRope
 from quire.models.multimodal._base import EncoderInput, Hf, MediaEncoder, field_of
 
-EPS = 1e-6
 MAX_SIDE = 16384
 """Patches along the longer side of an image: more than processors let an image have."""
 MAX_ROWS = 16384
 """Rows of the largest image or video, as the processors' files on the hub limit them."""
 Ints = npt.NDArray[np.int32]
+
+
+class Taps(Hashable, Protocol):
+    """How a square table of learned positions is stretched over a grid."""
+
+    @property
+    def side(self) -> int:
+        """Positions along each side of the table."""
+        ...
+
+    def along(self, at: Ints, size: int) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        """(numbers, weights) of the learned positions around places of an axis, tap by tap."""
+        ...
 
 
 class Grid(NamedTuple):
@@ -75,6 +88,9 @@ class TowerConfig:
     merge: int
     channels: int
     theta: float
+    eps: float = 1e-6  # of norms
+    qkv_bias: bool = True
+    proj_bias: bool = True
 
 
 def tower_sizes(
@@ -113,11 +129,11 @@ class Segments:
 
 
 class TowerAttention(nn.Module):
-    def __init__(self, c: TowerConfig, bias: bool) -> None:
+    def __init__(self, c: TowerConfig) -> None:
         super().__init__()
         head_dim = c.hidden // c.heads
-        self.qkv = QKVLinear(c.hidden, c.heads, c.heads, head_dim, bias)
-        self.proj = Linear(c.hidden, c.hidden, bias)
+        self.qkv = QKVLinear(c.hidden, c.heads, c.heads, head_dim, c.qkv_bias)
+        self.proj = Linear(c.hidden, c.hidden, c.proj_bias)
         axes = (0,) * (head_dim // 4) + (1,) * (head_dim // 4)
         self.rope = Rope(RopeConfig(c.theta, head_dim, AxialRope(2), axes=axes), MAX_SIDE)
         self.attn = EncoderAttention(head_dim)
@@ -132,15 +148,11 @@ class TowerBlock(nn.Module):
     """A norm before attention and one before the MLP."""
 
     def __init__(
-        self,
-        c: TowerConfig,
-        mlp: nn.Module,
-        norm: type[AddLayerNorm | AddRMSNorm],
-        bias: bool = True,
+        self, c: TowerConfig, mlp: nn.Module, norm: type[AddLayerNorm | AddRMSNorm]
     ) -> None:
         super().__init__()
-        self.norm1, self.norm2 = norm(c.hidden, EPS), norm(c.hidden, EPS)
-        self.attn, self.mlp = TowerAttention(c, bias), mlp
+        self.norm1, self.norm2 = norm(c.hidden, c.eps), norm(c.hidden, c.eps)
+        self.attn, self.mlp = TowerAttention(c), mlp
 
     def forward(
         self, x: Tensor, res: Tensor | None, angles: TokenAngles, segments: Segments
@@ -213,6 +225,26 @@ class VisionTower(MediaEncoder):
         cells = [np.tile(cell_positions(g.rows, g.columns, merge), g.pairs) for g in grids]
         return np.concatenate(cells, axis=1)
 
+    def interpolate(
+        self, table: PositionEmbedding, grids: Sequence[Grid], taps: Taps, device: torch.device
+    ) -> Tensor:
+        """Learned position of every patch, made of those around it: [P, E].
+
+        taps: of (places along an axis, how many the axis has) -> rows or columns of the table, and
+        their weights, one after another.
+        """
+        merge = self.config.merge
+        found = [_taps_of_cells(g.rows, g.columns, merge, taps) for g in grids]
+        places = torch.from_numpy(np.concatenate([one for one, _ in found], axis=1)).to(device)
+        weights = torch.from_numpy(np.concatenate([one for _, one in found], axis=1)).to(device)
+        total = torch.zeros((), device=device)
+        for tap, share in zip(places, weights, strict=True):
+            vectors = table(tap)
+            lazy_fusion.flush()  # the vectors are read by torch
+            total = total + vectors * share[:, None]
+        frames = total.to(vectors.dtype).split([g.rows * g.columns for g in grids])
+        return torch.cat([one.repeat(g.pairs, 1) for one, g in zip(frames, grids, strict=True)])
+
     def _grid(self, item: EncoderInput) -> Grid:
         c, (rows, columns) = self.config, item.tensors["cells"].shape
         pairs = -(-len(item.tensors["pixels"]) // c.depth)
@@ -275,3 +307,14 @@ def cell_positions(rows: int, columns: int, merge: int) -> Ints:
     at = np.indices((rows, columns), np.int32)
     cells = at.reshape(2, rows // merge, merge, columns // merge, merge)
     return cells.transpose(0, 1, 3, 2, 4).reshape(2, -1)
+
+
+@functools.lru_cache(64)
+def _taps_of_cells(
+    rows: int, columns: int, merge: int, taps: Taps
+) -> tuple[Ints, npt.NDArray[np.float32]]:
+    """Numbers of the learned positions around each patch, and their weights: [n, patches]."""
+    row, column = cell_positions(rows, columns, merge)
+    pairs = [(a, b) for a in taps.along(row, rows) for b in taps.along(column, columns)]
+    places = np.stack([a[0] * taps.side + b[0] for a, b in pairs])
+    return places.astype(np.int32), np.stack([(a[1] * b[1]).astype(np.float32) for a, b in pairs])

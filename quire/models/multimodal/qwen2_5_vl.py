@@ -22,7 +22,6 @@ from quire.layers import AddRMSNorm, RMSNorm
 from quire.models._decoder import GatedMLP
 from quire.models.multimodal._base import Hf, Weights, field_of
 from quire.models.multimodal._qwen_vision import (
-    EPS,
     Grid,
     Merger,
     TowerBlock,
@@ -55,7 +54,7 @@ class Encoder(VisionTower):
             TowerBlock(c, GatedMLP(c.hidden, c.mlp, c.act, bias=True), AddRMSNorm)
             for _ in range(c.layers)
         )
-        self.merger = Merger(c, RMSNorm(c.hidden, EPS))
+        self.merger = Merger(c, RMSNorm(c.hidden, c.eps))
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Encoder:

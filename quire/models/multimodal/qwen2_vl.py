@@ -14,7 +14,6 @@ from quire.layers import AddLayerNorm, LayerNorm
 from quire.models._decoder import PlainMLP
 from quire.models.multimodal._base import Hf, Weights, field_of
 from quire.models.multimodal._qwen_vision import (
-    EPS,
     Grid,
     Merger,
     TowerBlock,
@@ -43,7 +42,7 @@ class Encoder(VisionTower):
         self.blocks = nn.ModuleList(
             TowerBlock(c, PlainMLP(c.hidden, c.mlp, c.act), AddLayerNorm) for _ in range(c.layers)
         )
-        self.merger = Merger(c, LayerNorm(c.hidden, EPS))
+        self.merger = Merger(c, LayerNorm(c.hidden, c.eps))
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Encoder:

@@ -8,12 +8,11 @@ Source: model_type "qwen3_vl", https://huggingface.co/Qwen/Qwen3-VL-8B-Instruct;
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import isqrt
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -22,13 +21,12 @@ from quire.layers import AddLayerNorm, LayerNorm, PositionEmbedding
 from quire.models._decoder import PlainMLP
 from quire.models.multimodal._base import Hf, Weights, field_of
 from quire.models.multimodal._qwen_vision import (
-    EPS,
     Grid,
+    Ints,
     Merger,
     TowerBlock,
     TowerConfig,
     VisionTower,
-    cell_positions,
     pair_segments,
     sum_of,
     tower_sizes,
@@ -51,14 +49,14 @@ class Encoder(VisionTower):
         """side: learned positions along a side. levels: layers whose states are merged too."""
         super().__init__(c, patch_bias=True)
         self.width = c.outputs * (1 + len(levels))
-        self.side, self.levels = side, tuple(levels)
+        self.taps, self.levels = LinearTaps(side), tuple(levels)
         self.pos_embed = PositionEmbedding(side**2, c.hidden)
         self.blocks = nn.ModuleList(
             TowerBlock(c, PlainMLP(c.hidden, c.mlp, c.act), AddLayerNorm) for _ in range(c.layers)
         )
-        self.merger = Merger(c, LayerNorm(c.hidden, EPS))
+        self.merger = Merger(c, LayerNorm(c.hidden, c.eps))
         cell = c.hidden * c.merge**2
-        self.deepstack = nn.ModuleList(Merger(c, LayerNorm(cell, EPS)) for _ in levels)
+        self.deepstack = nn.ModuleList(Merger(c, LayerNorm(cell, c.eps)) for _ in levels)
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Encoder:
@@ -73,7 +71,11 @@ class Encoder(VisionTower):
     def run(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         angles = self.angles(self.positions(grids), patches.device)
         segments = pair_segments(grids, patches.device)
-        x, res, rows = self.patch_embed(patches), self._learned(grids, patches.device), []
+        x, res, rows = (
+            self.patch_embed(patches),
+            self.interpolate(self.pos_embed, grids, self.taps, patches.device),
+            [],
+        )
         for i, block in enumerate(self.blocks):
             x, res = block(x, res, angles, segments)
             if i in self.levels:
@@ -82,42 +84,15 @@ class Encoder(VisionTower):
         lazy_fusion.flush()  # the rows are read by torch
         return torch.cat(rows, dim=1)
 
-    def _learned(self, grids: Sequence[Grid], device: torch.device) -> Tensor:
-        """The learned position of every patch, interpolated from the four around it: [P, E]."""
-        merge = self.config.merge
-        found = [position_taps(g.rows, g.columns, merge, self.side) for g in grids]
-        places = torch.from_numpy(np.concatenate([one for one, _ in found], axis=1)).to(device)
-        weights = torch.from_numpy(np.concatenate([one for _, one in found], axis=1)).to(device)
-        total = torch.zeros((), device=device)
-        for tap, share in zip(places, weights, strict=True):
-            vectors = self.pos_embed(tap)
-            lazy_fusion.flush()  # the vectors are read by torch
-            total = total + vectors * share[:, None]
-        frames = total.to(vectors.dtype).split([g.rows * g.columns for g in grids])
-        return torch.cat([one.repeat(g.pairs, 1) for one, g in zip(frames, grids, strict=True)])
 
+@dataclass(frozen=True, slots=True)
+class LinearTaps:
+    """Bilinear: the corners of a grid are those of the learned one."""
 
-@functools.lru_cache(64)
-def position_taps(
-    rows: int, columns: int, merge: int, side: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Numbers of the four learned positions around each patch, and their weights: [4, patches].
+    side: int
 
-    The corners of the grid are those of the side x side learned ones.
-    """
-    row, column = cell_positions(rows, columns, merge)
-    (top, down), (left, right) = _axis_taps(row, rows, side), _axis_taps(column, columns, side)
-    pairs = [(a, b) for a in (top, down) for b in (left, right)]
-    places = np.stack([a[0] * side + b[0] for a, b in pairs])
-    return places.astype(np.int32), np.stack([a[1] * b[1] for a, b in pairs])
-
-
-def _axis_taps(
-    at: npt.NDArray[np.int32], size: int, side: int
-) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """(numbers, weights) of the learned positions before and after each place of an axis."""
-    exact = at.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
-    low = np.floor(exact)
-    after = (exact - low).astype(np.float32)
-    low = low.astype(np.int64)
-    return (low, 1 - after), (np.minimum(low + 1, side - 1), after)
+    def along(self, at: Ints, size: int) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        exact = at.astype(np.float32) * np.float32(self.side - 1) / np.float32(max(size - 1, 1))
+        low = np.floor(exact).astype(np.int64)
+        after = exact - low.astype(np.float32)
+        return (low, 1 - after), (np.minimum(low + 1, self.side - 1), after)

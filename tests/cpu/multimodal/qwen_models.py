@@ -33,10 +33,19 @@ IDS = {
 }
 DEEPSTACK = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2], "patch_size": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+GLM = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 1, 2],
+    }
+}
 FAMILIES = {
     "qwen2_vl": ({}, {"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}),
     "qwen2_5_vl": ({}, {"intermediate_size": 44, "fullatt_block_indexes": [1, 3]} | VISION),
     "qwen3_vl": ({}, {"intermediate_size": 44} | DEEPSTACK | VISION),
+    "glm4v": (GLM, {"intermediate_size": 44, "image_size": 70} | VISION),
     "qwen3_vl_moe": (EXPERTS, {"intermediate_size": 44} | DEEPSTACK | VISION),
 }
 """Outer model type -> (further fields of the text half, fields of the tower)."""
@@ -47,6 +56,14 @@ SPECIAL = {
     "<|vision_end|>": 191,
     "<|image_pad|>": 192,
     "<|video_pad|>": 193,
+}
+GLM_SPECIAL = {
+    "<|begin_of_image|>": 190,
+    "<|end_of_image|>": 191,
+    "<|image|>": 192,
+    "<|video|>": 193,
+    "<|begin_of_video|>": 194,
+    "<|end_of_video|>": 195,
 }
 SIZES = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 20}
 """Bounds on pixels that most of the tests' images pass."""
@@ -60,6 +77,10 @@ def processor_of(family, *, pil=False, times=False):
     """A processor of transformers. times: its tokenizer tells the times of frames apart."""
     import transformers
 
+    if family == "glm4v":
+        images = getattr(transformers, f"Glm4vImageProcessor{'Pil' if pil else ''}")(size=SIZES)
+        videos = transformers.Glm4vVideoProcessor(do_sample_frames=False, size=SIZES)
+        return transformers.Glm4vProcessor(images, tokenizer_of(GLM_SPECIAL), videos)
     classes = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}
     newer = family.startswith("qwen3")
     name = classes.get(family, "Qwen3VL")
@@ -99,7 +120,9 @@ def model_of(family):
     text, vision = FAMILIES[family]
     sections = {"text_config": TEXT | text, "vision_config": vision}
     torch.manual_seed(2)
-    config = AutoConfig.for_model(family, **sections, **IDS)
+    glm = {"image_start_token_id": 190, "image_end_token_id": 191}
+    ids = IDS | (glm if family == "glm4v" else {})
+    config = AutoConfig.for_model(family, **sections, **ids)
     model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
     scale_weights(model, 2.0)
     model.generation_config.eos_token_id = None

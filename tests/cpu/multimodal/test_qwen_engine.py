@@ -45,6 +45,8 @@ class Family:
     def __init__(self, family, folder):
         self.theirs, self.name, self.folder = saved(family, folder), family, folder
         processor_of(family).save_pretrained(folder)
+        # transformers' GLM takes images or videos in one prompt.
+        self.prompts = ["", "a", "bc", "v", "w", "cab"] if family == "glm4v" else PROMPTS
         hf = read_hf_config(folder)
         model_type, config = read_model_config(hf)
         model = build_model(model_type, config, folder=folder, dtype=torch.float32, progress=False)
@@ -100,11 +102,13 @@ class Family:
     @functools.cache  # noqa: B019 - families live as long as the tests
     def wanted(self, mix):
         """(tokens, log probabilities of them and of the second best) of transformers."""
-        ids, _, items = self.asked(mix)
+        ids, placed, items = self.asked(mix)
         given = {"input_ids": torch.tensor([ids])}
         kinds = torch.zeros(1, len(ids), dtype=torch.int32)
-        kinds[0, given["input_ids"][0] == 192] = 1
-        kinds[0, given["input_ids"][0] == 193] = 2
+        for place in placed:
+            for start, count in place.expansion.runs:
+                start += place.start
+                kinds[0, start : start + count] = 1 if place.modality == "image" else 2
         for modality, pixels, grids in (
             ("image", "pixel_values", "image_grid_thw"),
             ("video", "pixel_values_videos", "video_grid_thw"),
@@ -138,7 +142,8 @@ class Family:
 
 
 @pytest.fixture(
-    scope="module", params=["qwen2_5_vl", "qwen3_vl", *tiers.long("qwen2_vl", "qwen3_vl_moe")]
+    scope="module",
+    params=["qwen2_5_vl", "qwen3_vl", *tiers.long("qwen2_vl", "qwen3_vl_moe", "glm4v")],
 )
 def family(request, tmp_path_factory):
     return Family(request.param, tmp_path_factory.mktemp("model"))
@@ -171,7 +176,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_batch_of_prompts_is_answered_as_by_transformers(family, name):
-    requests, settings = [family.request(mix) for mix in PROMPTS], {}
+    requests, settings = [family.request(mix) for mix in family.prompts], {}
     if name == "preempted":
         longest = max(len(one.prompt) for one in requests) + TOKENS
         settings = {"num_blocks": longest // 4 + 2}
@@ -208,14 +213,16 @@ def test_an_llm_answers_prompts_with_images_and_videos_as_transformers_does(fami
         max_num_batched_tokens=32, enable_mm_embeds=True,
     )  # fmt: skip
     greedy = SamplingParams(max_tokens=TOKENS, temperature=0, logprobs=2, ignore_eos=True)
-    prompts = [{"prompt": family.text(mix), "multi_modal_data": given(mix)} for mix in PROMPTS]
+    prompts = [
+        {"prompt": family.text(mix), "multi_modal_data": given(mix)} for mix in family.prompts
+    ]
     found = llm.generate(prompts, greedy, use_tqdm=False)
     rows = family.built[0].media_encoder.encode(family.inputs("a"))[0]
     grid = torch.tensor([[1, *(2 * side for side in family.asked("a")[2][0].sizes["grid"][1:])]])
     embeds = {"image_embeds": rows, "image_grid_thw": grid}
     prompt = {"prompt": family.text("a"), "multi_modal_data": {"image": embeds}}
     found += llm.generate(prompt, greedy, use_tqdm=False)
-    for mix, output in zip([*PROMPTS, "a"], found, strict=True):
+    for mix, output in zip([*family.prompts, "a"], found, strict=True):
         assert list(output.prompt_token_ids) == family.asked(mix)[0]
         (one,) = output.outputs
         tokens, logprobs = family.wanted(mix)

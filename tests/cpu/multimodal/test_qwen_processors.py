@@ -55,7 +55,7 @@ def metadata_of(video):
     )
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
 @pytest.mark.parametrize("pil", [False, True])
 def test_pixels_of_images_equal_those_of_the_library_that_resizes(family, pil):
     """The encoder resizes as torchvision does, and what shrinks by much is resized by PIL."""
@@ -73,7 +73,7 @@ def test_pixels_of_images_equal_those_of_the_library_that_resizes(family, pil):
     assert 0 < exact < len(SIZES)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "glm4v"])
 @pytest.mark.parametrize("shape", [(4, 60, 90), (3, 61, 140), (2, 300, 200), (5, 20, 33)])
 def test_pixels_of_videos_are_within_two_steps_of_torchvision(family, shape):
     processor = processor_of(family)
@@ -175,7 +175,7 @@ def mixed(family, mix, seed):
     return inputs, *expanded(ours, " ".join(texts) + end, items, processor.tokenizer), ours
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"])
 def test_tokens_and_rotary_positions_are_those_of_transformers(family):
     compared = 0
     for mix, seed in itertools.product(MIXES, range(3)):

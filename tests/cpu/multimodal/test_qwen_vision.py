@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.config.facts import read_hf_config
+from quire.errors import ConfigError
 from quire.models.base import EncoderInput
 from quire.models.build import build_model, read_model_config
 from quire.models.multimodal._qwen_vision import resized
@@ -48,7 +49,7 @@ def inputs_of(family, sizes=SIZES):
 
 @torch.inference_mode()
 def expected(theirs, patches, grids):
-    found = theirs.model.get_image_features(patches, grids)
+    found = theirs.model.get_video_features(patches, grids)
     rows = list(found.pooler_output)
     levels = getattr(found, "deepstack_features", None) or []
     return [torch.cat((one, *(level[i] for level in levels)), 1) for i, one in enumerate(rows)]
@@ -100,3 +101,13 @@ def test_pixels_are_resized_on_the_device_as_torchvision_resizes_them(size):
     off = (resized(pixels.float(), *size) - want).abs()  # as a GPU does
     assert off.max().item() <= 1
     assert off.mean().item() < 0.25  # bytes are rounded between rows and columns, too
+
+
+def test_a_first_stage_has_all_layers_that_features_are_added_after(tmp_path):
+    saved("qwen3_vl", tmp_path)
+    model_type, config = read_model_config(read_hf_config(tmp_path))
+    settings = {"load_format": "dummy", "dtype": torch.float32}
+    with pytest.raises(ConfigError, match=r"after the first 2 layers, and .* stage has 1"):
+        build_model(model_type, config, stage=range(1), **settings)
+    build_model(model_type, config, stage=range(2), **settings)
+    build_model(model_type, config, stage=range(1, 3), **settings)
