@@ -4,6 +4,7 @@ Each new constant of a kernel is a compilation of seconds. So all bit widths and
 cases here, among which the other axes vary together; the long tier has the full product.
 """
 
+from dataclasses import replace
 from itertools import islice, product
 
 import pytest
@@ -118,6 +119,29 @@ def test_results_do_not_depend_on_timing_and_hardly_on_the_number_of_rows(output
         for _ in range(3):
             assert torch.equal(multiply(x[:rows], weight), first)
         torch.testing.assert_close(first, whole[:rows], atol=1e-2, rtol=2**-7)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "group", "kind", "dtype", "rows"),
+    [
+        (16384, 4096, 128, 1, torch.bfloat16, 13),
+        (4096, 8192, 128, 0, torch.float16, 32),
+        (4096, 4160, 4160, 0, torch.bfloat16, 20),
+        (4096, 4096, 128, 1, torch.bfloat16, 64),
+    ],
+)
+def test_parts_of_large_matrices_are_near_float64(outputs, inputs, group, kind, dtype, rows):
+    from quire.kernels.gpu.linear import grouped_gemm_wgmma as wgmma
+
+    weight = replace(weight_of(outputs, inputs, 4, group, kind, dtype), perm=None)
+    x, bias = torch.randn(rows, inputs, device=CUDA).to(dtype), torch.randn(outputs).to(CUDA, dtype)
+    if not wgmma.supports(x, weight):
+        pytest.skip("Hopper only")
+    found = multiply(x, weight, bias)
+    check(found, x, weight, bias)
+    for _ in range(3):
+        assert torch.equal(multiply(x, weight, bias), found)
+    assert not weight.counters.any()
 
 
 @pytest.mark.parametrize("kind", [1, *tiers.long(0, 2, 3, 4)])

@@ -2,6 +2,7 @@
 
     up to 16        grouped_small_m.py, which lazy fusion also takes with the activation after it
     up to 64        grouped_gemm.py: codes are decoded in the registers that multiply
+                    large matrices of 4 bits on Hopper, from 9: grouped_gemm_wgmma.py, the same
     up to 768       grouped_gemm_hopper.py: some warps decode for others; elsewhere grouped_gemm.py
     more            grouped_widen.py into a scratch as large as the layer, then the library
 
@@ -72,8 +73,10 @@ def launch(out: Tensor, x: Tensor, weight: TiledWeight, bias: Tensor | None = No
         return
     if weight.perm is not None:
         x = gather_columns(x, weight.perm)
-    small, hopper = gluon_modules(x)
-    if small is not None and small.supports(x, weight, bias):
+    small, hopper, wgmma = gluon_modules(x)
+    if wgmma is not None and wgmma.supports(x, weight):
+        wgmma.launch(out, x, weight, bias)
+    elif small is not None and small.supports(x, weight, bias):
         small.launch(out, x, weight, bias)
     elif x.dtype not in HALF or x.shape[0] > _fused_rows(weight):
         plain = grouped_widen.widen(weight, x.dtype)
@@ -95,17 +98,17 @@ def _fused_rows(weight: TiledWeight) -> int:
     return _MOST_ROWS if weight.slices == 4 else grouped_gemm.SMALL_M
 
 
-def gluon_modules(x: Tensor) -> tuple[Any, Any]:
-    """The kernels for few and for more rows that need Gluon; None: not here."""
-    return (None, None) if x.is_cpu else _import_gluon_modules()
+def gluon_modules(x: Tensor) -> tuple[Any, Any, Any]:
+    """The kernels that need Gluon: for few rows, for more, and for 4 bits; None: not here."""
+    return (None, None, None) if x.is_cpu else _import_gluon_modules()
 
 
 @functools.cache
-def _import_gluon_modules() -> tuple[Any, Any]:
+def _import_gluon_modules() -> tuple[Any, Any, Any]:
     try:
         return tuple(
             import_module(f"quire.kernels.gpu.linear.{name}")
-            for name in ("grouped_small_m", "grouped_gemm_hopper")
+            for name in ("grouped_small_m", "grouped_gemm_hopper", "grouped_gemm_wgmma")
         )  # type: ignore[return-value]
     except ImportError:
-        return None, None
+        return None, None, None

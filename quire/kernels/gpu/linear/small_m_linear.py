@@ -39,7 +39,7 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
         body = gemv_fp8 if x.shape[0] == 1 else quantize_fused
         return body.supports(x, weight, bias)
     if isinstance(weight, TiledWeight):
-        small, _ = grouped_linear.gluon_modules(x)
+        small, *_ = grouped_linear.gluon_modules(x)
         few = x.shape[0] <= MAX_ROWS and weight.perm is None
         return few and small is not None and small.supports(x, weight, bias)
     if x.shape[0] == 1:
