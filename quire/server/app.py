@@ -153,6 +153,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.template_workers.close()
         if state.inputs.media is not None:
             state.inputs.media.pipeline.close()
+        if state.inputs.speech is not None:
+            state.inputs.speech.reader.close()
         await state.engine.stop()
 
 

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quire.core.types import MediaItem, TimeRules
+from quire.core.types import MediaItem, MediaTensor, TimeRules
 from quire.errors import ConfigError, RequestError
 from quire.media.audio_decode import mix_down
 from quire.media.processor import DecodedAudio
 from quire.media.processors.whisper import Processor as WhisperProcessor
+from quire.media.recording_reader import RecordingReader
 from quire.text.prompts import ParsedPrompt, Prompt, check_cache_salt, parse_prompt, without_extras
 from quire.text.tokenizing.tokenizer import Tokenizer
 
@@ -97,12 +98,8 @@ class SpeechFormat:
 
     tokens: SpeechTokens | None  # None: there is no tokenizer, and no time stamps
     processor: WhisperProcessor
+    reader: RecordingReader
     last_first_time: int
-
-    @property
-    def longest(self) -> int:
-        """Samples of the longest recording of one prompt."""
-        return self.processor.longest_audio
 
     def time_rules(self, prompt: Sequence[int]) -> TimeRules | None:
         """Return the rules of time stamps for the answer to a decoder prompt; None: none."""
@@ -126,13 +123,13 @@ class SpeechFormat:
     def source_of(self, samples: Any) -> MediaItem:
         """Return the source of mono samples [n] at the model's rate. Raises RequestError."""
         audio = DecodedAudio(samples, self.processor.sampling_rate)
-        made = self.processor.process(audio, {})
-        expansion = self.processor.expand(made, 1)
-        digest = hashlib.sha256(b"audio")
-        for tensor in made.tensors:
-            digest.update(tensor.data)
-        length = len(expansion.token_ids)
-        return MediaItem("audio", digest.digest(), 0, length, expansion.runs, made.tensors)
+        return self.source_from(self.processor.process(audio, {}).tensors[0])
+
+    @staticmethod
+    def source_from(features: MediaTensor) -> MediaItem:
+        """Return the source with these features [bins, frames]."""
+        digest, positions = hashlib.sha256(b"audio" + features.data), features.shape[1] // 2
+        return MediaItem("audio", digest.digest(), 0, positions, ((0, positions),), (features,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from quire.media.limits import MediaLimits
 from quire.media.pipeline import MediaPipeline, PipelineSettings
 from quire.media.processor import ProcessorFiles
 from quire.media.processors.whisper import Processor
+from quire.media.recording_reader import RecordingReader
 from quire.text.encoder_format import EncoderFormat
 from quire.text.input_processor import InputProcessor
 from quire.text.media_prompt import MediaReader
@@ -157,7 +158,8 @@ def _speech_format(
     if tokenizer is not None:
         (end, *_) = sorted(config.sampling.eos_ids) or [tokenizer.eos_token_id or 0]
         tokens = SpeechTokens.from_tokenizer(tokenizer, end, multilingual=speech.multilingual)
-    return SpeechFormat(tokens, Processor(files), speech.last_first_time)
+    reader = RecordingReader("whisper", files, start_media_worker)
+    return SpeechFormat(tokens, Processor(files), reader, speech.last_first_time)
 
 
 def _embeds_format(model: ModelSection) -> EmbedsFormat | None:

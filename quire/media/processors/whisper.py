@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from quire.media.audio_ops import split_at_quiet
 from quire.media.image_ops import to_tensor
 from quire.media.processor import (
     DecodedAudio,
@@ -31,7 +32,16 @@ class Processor(WhisperFeatures):
         return ""
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
+        """kwargs: `pieces` makes the features of each piece of a recording of any length."""
         assert isinstance(media, DecodedAudio)
+        if kwargs.get("pieces"):
+            pieces = split_at_quiet(media.samples, self.sampling_rate, self.longest_audio)
+            tensors = tuple(
+                to_tensor("input_features", self.log_mel(media.samples[one.start : one.stop]))
+                for one in pieces
+            )
+            borders = (*(one.start for one in pieces), len(media.samples))
+            return ProcessedMedia("audio", tensors, {"borders": borders})
         return ProcessedMedia("audio", (to_tensor("input_features", self.features(media)),))
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:

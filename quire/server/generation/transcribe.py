@@ -19,8 +19,6 @@ from starlette.requests import Request
 
 from quire.core.types import MediaItem
 from quire.errors import RequestError, Unsupported
-from quire.media.audio_decode import decode_audio
-from quire.media.audio_ops import Audio, split_at_quiet
 from quire.outputs import Logprob
 from quire.server.app_state import AppState
 from quire.server.formats.transcription_request import TranscriptionForm
@@ -31,12 +29,8 @@ from quire.text.languages import language_code
 from quire.text.speech import SpeechFormat, SpeechTokens, Task
 from quire.text.transcript import Piece
 
-MAX_SECONDS = 7200.0
-"""Of one recording."""
 PIECES_AT_A_TIME = 32
-"""Their features are held at a time: 1 MB each."""
-MAX_DECODING = 2
-"""Recordings that are decoded at a time, in threads of one process."""
+"""Their features go to the engine at a time: 1 MB each."""
 ID_PREFIX = "trsc-"
 
 FALLBACK_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -48,15 +42,14 @@ MIN_NO_SPEECH = 0.6
 
 @dataclass(frozen=True, slots=True)
 class SpeechRecording:
-    """A decoded recording, and the pieces that the model reads one by one."""
+    """A decoded recording: the pieces that the model reads one by one."""
 
-    samples: Audio
-    pieces: Sequence[range]  # of samples
-    rate: int
+    pieces: Sequence[MediaItem]
+    borders: Sequence[float]  # seconds: where each piece begins, and the end
 
     @property
     def seconds(self) -> float:
-        return len(self.samples) / self.rate
+        return self.borders[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,49 +104,31 @@ class Transcriber:
         return tuple(token for token in ids if token < self._tokens.end)[-most:]
 
     async def read(self, file: bytes) -> SpeechRecording:
-        """Decode and cut a file. Raises RequestError, Unsupported."""
-        processor = self._speech.processor
-
-        def work() -> SpeechRecording:
-            rate = processor.sampling_rate
-            samples = decode_audio(file, rate, MAX_SECONDS).samples
-            pieces = split_at_quiet(samples, rate, self._speech.longest)
-            return SpeechRecording(samples, pieces, rate)
-
-        async with _decoding:
-            return await asyncio.to_thread(work)
+        """Decode and cut a file. Raises RequestError, Unsupported, Overloaded, EngineError."""
+        found = await self._speech.reader.read(file)
+        rate = self._speech.processor.sampling_rate
+        sources = await asyncio.to_thread(
+            lambda: [self._speech.source_from(one) for one in found.features]
+        )
+        return SpeechRecording(sources, [border / rate for border in found.borders])
 
     async def transcribe(self, recording: SpeechRecording) -> Transcript:
         """Generate all pieces. Raises QuireErrors."""
         found: list[Piece] = []
+        await self._find_language(recording.pieces[0])
         for low in range(0, len(recording.pieces), PIECES_AT_A_TIME):
-            some = recording.pieces[low : low + PIECES_AT_A_TIME]
-            items = await self._sources(recording, some)
-            await self._find_language(items[0])
-            made = await self._with_fallback(recording, some, items)
-            found += made
+            found += await self._with_fallback(recording, low)
         return Transcript(found, self.language, recording.seconds)
 
     async def stream(self, recording: SpeechRecording) -> GenerationStream:
         """Start the generation of all pieces at once; the caller closes it. Raises QuireErrors."""
-        items = await self._sources(recording, recording.pieces)
-        await self._find_language(items[0])
-        temperature = self._form.temperature or 0.0
-        request = self._request(items, {**self._sampling(temperature)})
+        await self._find_language(recording.pieces[0])
+        request = self._request(recording.pieces, self._sampling(self._form.temperature or 0.0))
         return await start_generation(
             self._state, replace(request, stream=True), self._http, ID_PREFIX
         )
 
     # -- requests -------------------------------------------------------------------------------
-
-    async def _sources(
-        self, recording: SpeechRecording, pieces: Sequence[range]
-    ) -> list[MediaItem]:
-        def work() -> list[MediaItem]:
-            cut = (recording.samples[one.start : one.stop] for one in pieces)
-            return [self._speech.source_of(one) for one in cut]
-
-        return await asyncio.to_thread(work)
 
     def _sampling(self, temperature: float) -> dict[str, Any]:
         given = self._form.sampling_values()
@@ -222,9 +197,9 @@ class Transcriber:
 
     # -- pieces ---------------------------------------------------------------------------------
 
-    async def _with_fallback(
-        self, recording: SpeechRecording, pieces: Sequence[range], items: Sequence[MediaItem]
-    ) -> list[Piece]:
+    async def _with_fallback(self, recording: SpeechRecording, low: int) -> list[Piece]:
+        """The answers to PIECES_AT_A_TIME pieces from `low` on."""
+        items = recording.pieces[low : low + PIECES_AT_A_TIME]
         given, form = self._form.temperature, self._form
         retries = given is None and form.beams is None
         silence: list[float | None] = [None] * len(items)
@@ -235,7 +210,7 @@ class Transcriber:
         for temperature in FALLBACK_TEMPERATURES if retries else (given or 0.0,):
             request = self._request([items[i] for i in left], self._sampling(temperature))
             for i, choice in zip(left, await self._collect(request)):
-                borders = pieces[i].start / recording.rate, pieces[i].stop / recording.rate
+                borders = recording.borders[low + i], recording.borders[low + i + 1]
                 average = _average_logprob(choice)
                 made[i] = Piece(*borders, choice.token_ids, average, temperature, silence[i])
             left = [i for i in left if retries and self._fails(made[i])]
@@ -255,9 +230,6 @@ class Transcriber:
     def _is_silent(self, piece: Piece) -> bool:
         unlikely = piece.avg_logprob < MIN_AVG_LOGPROB and self._form.temperature is None
         return unlikely and (piece.no_speech_prob or 0.0) > MIN_NO_SPEECH
-
-
-_decoding = asyncio.Semaphore(MAX_DECODING)
 
 
 def _average_logprob(choice: FullChoice) -> float:
