@@ -119,12 +119,6 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
         """Whether the forward pass has other inputs than without the part."""
         return type(self).before_forward is not StepPart.before_forward
 
-    @property
-    def joins_forward(self) -> bool:
-        """Whether the forward pass has other inputs than without the part, or its output is read
-        by the part."""
-        return self.changes_inputs or type(self).apply is not StepPart.apply
-
     @classmethod
     def variant(cls, model: LanguageModel) -> StepVariant | None:
         """Return the variant that steps with this part run, on this model. None: the part has
@@ -132,8 +126,7 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
         return None
 
     def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
-        """Do what comes before the forward pass, such as to write what the variant reads, on the
-        current stream."""
+        """Write what the variant reads, before its forward pass, on the current stream."""
 
     def before_forward(
         self, model: LanguageModel, step: StepInputs, variant: StepVariant
@@ -168,10 +161,9 @@ def find_variants(model: LanguageModel) -> list[StepVariant]:
 def split_variant(
     model: LanguageModel, parts: Collection[StepPart]
 ) -> tuple[StepVariant, Collection[StepPart]]:
-    """Return a step's variant, and the parts without one that join its forward pass."""
+    """Return a step's variant, and the parts that have none."""
     if not parts:
         return PLAIN, parts
     variants = [own for part in parts if (own := part.variant(model)) is not None]
     assert len(variants) <= 1, f"a step of {len(variants)} variants"
-    others = [part for part in parts if part.variant(model) is None and part.joins_forward]
-    return (variants or [PLAIN])[0], others
+    return (variants or [PLAIN])[0], [part for part in parts if part.variant(model) is None]

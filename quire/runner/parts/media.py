@@ -1,4 +1,5 @@
-"""Media part: puts rows of media items in place of the token embeddings of prompt positions.
+"""Media part: encodes the items that a step is the first to need, and puts rows of items in place
+of the token embeddings of prompt positions.
 
 Rows of a model with DeepStack are wider than embeddings: what is behind these goes to its first
 layers.
@@ -17,15 +18,17 @@ from quire.core.scheduling.limits.media_encoder import MediaSteps
 from quire.core.types import StepPlan
 from quire.kernels.framework import lazy_fusion
 from quire.models.base import LanguageModel, StepInputs
-from quire.runner.media.encoder_pool import find_pool, row_indexes
+from quire.runner.media.encoder_pool import EncodeItem, find_pool, row_indexes
 from quire.runner.parts.base import StepPart, StepVariant
+from quire.runner.profiler import span
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device
 
 
 class MediaPart(StepPart, frozen=True, array_like=True):
-    """Which tokens of one step take which rows of the pool."""
+    """New items of one step, and which of its tokens take which rows of the pool."""
 
+    encodes: tuple[EncodeItem, ...]
     tokens: bytes  # int64 [n], indexes into the step's T tokens
     rows: bytes  # int64 [n]
     token_slots: bytes  # int32 [T], of each token's sequence
@@ -37,7 +40,7 @@ class MediaPart(StepPart, frozen=True, array_like=True):
         found = next((part for part in plan.parts if isinstance(part, MediaSteps)), None)
         if found is None:
             return None
-        pages = found.ranks[plan.rows[0].seq.dp_rank].pages
+        encodes, pages = found.ranks[plan.rows[0].seq.dp_rank]
         tokens, rows = [], []
         spans: np.ndarray | None = None
         for at, i in enumerate(batch.rows):
@@ -57,6 +60,9 @@ class MediaPart(StepPart, frozen=True, array_like=True):
         if not tokens:
             return None
         return cls(
+            tuple(
+                EncodeItem(item.modality, item.num_rows, item.tensors, own) for item, own in encodes
+            ),
             np.concatenate(tokens).tobytes(),
             np.concatenate(rows).tobytes(),
             batch.token_slots.tobytes(),
@@ -76,6 +82,8 @@ class MediaPart(StepPart, frozen=True, array_like=True):
             return step
         pool = find_pool(model)
         assert pool is not None, "a step with media, of a model without an encoder"
+        with span("encode"):
+            pool.encode(self.encodes)
         vectors = step.inputs_embeds
         if vectors is None:
             slots = np.frombuffer(self.token_slots, np.int32).copy()

@@ -30,6 +30,7 @@ from tests.cpu import engine_of as tiny
 from tests.cpu import test_structured as structured
 from tests.cpu.encoder_decoder.seq2seq import T5
 from tests.cpu.made_grammars import Grammars
+from tests.cpu.multimodal import test_engine as media
 
 
 class Event:
@@ -215,6 +216,27 @@ def test_a_model_with_an_encoder_answers_as_on_the_cpu(acted, name):
     got, _ = tiny.run(engine_of(hf, max_len=100, **settings), asked, stagger=2)
     assert {key: got[key] for key in want} == want
     assert len({tuple(tokens) for tokens in want.values()}) == len(want)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("kind", ["mrope", "llama", "deepstack"])
+@pytest.mark.parametrize("settings", [{"depth": 2}, {"budget": 70, "prefix": False}])
+def test_prompts_with_images_answer_as_on_the_cpu(acted, replayed, kind, settings):
+    both = {"bidirectional": kind == "llama"}
+    requests = media.workload(kind, **both)
+    requests += [media.ask("long", 1, kind=kind, tail=60, tokens=5, **both)]
+    requests = [one for one in requests if one.n == 1]
+    want = media.alone(kind, requests)
+    built = media.MODELS[kind]
+    hf = media.MROPE if kind == "mrope" else tiny.TINY
+    sizes = media.section(built, cache_rows=64)
+    given = {"budget": 64} | settings
+    engine = engine_of(hf, built=built, media=sizes, seqs=4, **given)
+    media.same(media.answers(engine, requests, stagger=3), want)
+    shapes = {key for key, _ in replayed if isinstance(key, GraphShape)}
+    assert shapes, "chunks of text were replayed"
+    assert len(shapes) < len(replayed)
 
 
 @pytest.fixture
