@@ -232,6 +232,13 @@ class MediaProcessor:
         """Return rotary positions [3, len(ids)] and the delta of later tokens. None: 0, 1, 2 ..."""
         return None
 
+    def item_text(self, media: ProcessedMedia, index: int) -> str:
+        """Return the text to be tokenized in place of the placeholder of an item.
+
+        What it adds around the placeholder may form tokens with the text of the prompt beside it.
+        """
+        return self.placeholder(media.modality, index)
+
     def prompt_text(self, text: str, modalities: Sequence[Modality]) -> str:
         """Return the text to be tokenized in place of a raw prompt; modalities: of its items."""
         return text

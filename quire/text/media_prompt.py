@@ -213,15 +213,39 @@ def tokenize_prompt(
     ids: list[int] = []
     at = 0
     special = add_special_tokens
+    writer = _ItemTexts(inputs.items, processor)
     for start, end, made in sorted(cuts):
         if start > at or special:
-            ids += tokenizer.encode(text[at:start], special)
+            ids += tokenizer.encode(writer.write(text[at:start]), special)
             special = False
         ids += made
         at = end
     if at < len(text) or not cuts:
-        ids += tokenizer.encode(text[at:], special)
+        ids += tokenizer.encode(writer.write(text[at:]), special)
     return ids, items
+
+
+class _ItemTexts:
+    """Writes the texts of items in place of their placeholders, in successive parts of a prompt."""
+
+    def __init__(self, items: Sequence[ReadyItem], processor: MediaProcessor) -> None:
+        self._texts: dict[str, list[str]] = {}
+        for one in items:
+            form = processor.placeholder(one.modality, one.index)
+            made = processor.item_text(one.media, one.index)
+            if made != form:
+                self._texts.setdefault(form, []).append(made)
+
+    def write(self, text: str) -> str:
+        """Return a part of the prompt with these texts; further placeholders stay."""
+        if not self._texts:
+            return text
+        forms = "|".join(re.escape(one) for one in self._texts)
+        return re.sub(forms, self._next, text)
+
+    def _next(self, match: re.Match[str]) -> str:
+        waiting = self._texts[match[0]]
+        return waiting.pop(0) if waiting else match[0]
 
 
 def _encode_literal(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -24,6 +24,10 @@ SCAN = {
 }
 """Settings of crops, whatever the file of the image processor states."""
 
+CROPS = "\n\n and here are some crops to help you see better \n\n"
+APART = "\n\n \n\n"
+"""What is between an image and its crops, and between two crops."""
+
 
 class Processor(ImageProcessor):
     defaults = SIGLIP | {"resample": 2}
@@ -48,21 +52,27 @@ class Processor(ImageProcessor):
         images = [resized_and_cropped(one, settings) for one in whole]
         return self.item(images, {"images": len(images)})
 
-    def expand(self, media: ProcessedMedia, index: int) -> Expansion:
-        first, last = "\n\n<start_of_image>", "<end_of_image>\n\n"
+    def item_text(self, media: ProcessedMedia, index: int) -> str:
+        """The line breaks around images form tokens with those of the prompt."""
+        pair = "<start_of_image><end_of_image>"
         count = int(media.sizes["images"])
-        between = f"{last} and here are some crops to help you see better {first}"
-        texts = [first, last]
-        if count > 1:
-            texts = [f"Here is the original image {first}", between]
-            texts += [f"{last} {first}"] * (count - 2) + [last]
-        ids, runs = list(self.files.tokenize(texts[0])), []
-        for text in texts[1:]:
+        if count == 1:
+            return f"\n\n{pair}\n\n"
+        crops = [pair] * (count - 1)
+        return f"Here is the original image \n\n{pair}{CROPS}{APART.join(crops)}\n\n"
+
+    def expand(self, media: ProcessedMedia, index: int) -> Expansion:
+        start, end = self.token("<start_of_image>"), self.token("<end_of_image>")
+        count = int(media.sizes["images"])
+        between = [CROPS, *[APART] * (count - 2)] if count > 1 else []
+        replaces, ids, runs = [start, end], [start], [(1, self.rows)]
+        for text in between:
+            words = (end, *self.files.tokenize(text), start)
+            replaces[-1:] = [*words, end]
+            ids += [*[self.image_id] * self.rows, *words]
             runs.append((len(ids), self.rows))
-            ids += [self.image_id] * self.rows
-            ids += self.files.tokenize(text)
-        start = self.token("<start_of_image>")
-        return Expansion(tuple(ids), tuple(runs), bidirectional=True, replaces=(start,))
+        ids += [*[self.image_id] * self.rows, end]
+        return Expansion(tuple(ids), tuple(runs), bidirectional=True, replaces=tuple(replaces))
 
 
 def crops(pixels: Pixels, settings: Settings) -> list[Pixels]:

@@ -52,13 +52,15 @@ def family(make):
 
 def tokenizer_of(tokens, **named):
     """A tokenizer of words. tokens: text -> id of special tokens; named: of extra special ones."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     vocab = {"<pad>": 0, "<s>": 1, "</s>": 2, **{word: i for i, word in enumerate(WORDS, 3)}}
+    vocab |= {"\n" * count: 100 + count for count in range(1, 6)}
     vocab |= tokens
     made = Tokenizer(models.WordLevel(vocab | {"<unk>": 198}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    parts = [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split(Regex("\\n+"), "isolated")]
+    made.pre_tokenizer = pre_tokenizers.Sequence(parts)
     found = PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
         unk_token="<unk>", extra_special_tokens=named,

@@ -9,7 +9,7 @@ from tests.cpu.multimodal.families import image, made
 
 TOKENS = 6
 PROMPTS = {
-    "one": ("w3 w17 {} w5", [(56, 56)]),
+    "one": ("w3 w17\n{}\nw5", [(56, 56)]),
     "two": ("w8 {} w9 {} w40 w41", [(40, 120), (200, 61)]),
     "none": ("w3 w4 w5", []),
 }
