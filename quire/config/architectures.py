@@ -290,6 +290,7 @@ CLASSES: dict[str, str] = {
     "ultrabert": "UltraBertModel",
     "umt5": "UMT5ForConditionalGeneration",
     "vaultgemma": "VaultGemmaForCausalLM",
+    "voxtral": "VoxtralForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
     "xglm": "XGLMForCausalLM",
     "xlm": "XLMWithLMHeadModel",
@@ -330,6 +331,7 @@ WRAPPERS: dict[str, str] = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
+    "voxtral": "llama",
 }
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""
 

@@ -8,6 +8,7 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.errors import RequestError
+from quire.media.image_ops import from_tensor
 from quire.media.processor import DecodedAudio, ProcessorFiles, processor_type
 from tests.cpu.encoder_decoder.speech import RATE, recording
 from tests.cpu.models.peers import scale_weights
@@ -114,3 +115,50 @@ def test_recordings_that_are_refused(pair):
     ):
         with pytest.raises(RequestError, match=words):
             pair.own_processor.process(DecodedAudio(audio, RATE), {})
+
+
+@pytest.fixture(scope="module")
+def voxtral(tmp_path_factory):
+    from transformers import AutoConfig, VoxtralForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("voxtral")
+    audio = {
+        "num_mel_bins": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32,
+        "intermediate_size": 128, "max_source_positions": 1500,
+    }  # fmt: skip
+    config = AutoConfig.for_model(
+        "voxtral", audio_config=audio, text_config=TEXT | {"model_type": "llama", "head_dim": 16},
+        audio_token_id=150,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    model = VoxtralForConditionalGeneration._from_config(config, attn_implementation="eager")
+    scale_weights(model, 2.0)
+    model.eval().save_pretrained(folder)
+    found = Pair(model, None, folder)
+    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80}
+    found.own_processor = processor_type("voxtral")(ProcessorFiles(found.hf, {"audio": extractor}))
+    return found
+
+
+@pytest.mark.parametrize("seconds", [(2.0,), (31.0, 0.5)])
+def test_recordings_of_any_length_in_voxtral(voxtral, seconds):
+    from transformers import WhisperFeatureExtractor
+
+    audios = [recording(one, 7) for one in seconds]
+    items = [voxtral.own_processor.process(DecodedAudio(one, RATE), {}) for one in audios]
+    extract, features = WhisperFeatureExtractor(feature_size=80), []
+    for audio, item in zip(audios, items):
+        made = extract(
+            audio, sampling_rate=RATE, padding=True, truncation=False, pad_to_multiple_of=480_000,
+            return_tensors="pt",
+        ).input_features.reshape(80, -1, 3000).transpose(0, 1)  # fmt: skip
+        features.append(made)
+        assert np.abs(from_tensor(item.tensors[0]) - made.numpy()).max() < 1e-3
+    ids = [1, 5, *[one for _ in audios for one in (151, 150, 7)], 40, 41]
+    ids, runs = voxtral.expanded(ids, items)
+    assert ids.count(150) == 375 * sum(len(one) for one in features)
+    rows = voxtral.rows(items)
+    with torch.inference_mode():
+        out = voxtral.theirs(input_ids=torch.tensor([ids]), input_features=torch.cat(features))
+    got = voxtral.logits(ids, runs, rows).log_softmax(-1)
+    assert (got - out.logits[0].log_softmax(-1)).abs().max().item() < 1e-4
