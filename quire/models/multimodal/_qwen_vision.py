@@ -40,6 +40,7 @@ from quire.layers import (
 from quire.layers.rope import TokenAngles
 from quire.layers.rope_scaling import AxialRope
 from quire.models.multimodal._base import EncoderInput, Hf, MediaEncoder, field_of
+from quire.sampling.h2d import to_device
 
 MAX_SIDE = 16384
 """Patches along the longer side of an image: more than processors let an image have."""
@@ -205,7 +206,7 @@ class VisionTower(MediaEncoder):
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         lazy_fusion.flush()
         grids = [self._grid(item) for item in items]
-        patches = torch.cat([self._patches(item) for item in items])
+        patches = joined([self.patches_of(item) for item in items])
         rows = self.run(patches, grids)
         lazy_fusion.flush()
         return list(rows.split([grid.patches // self.config.merge**2 for grid in grids]))
@@ -217,7 +218,7 @@ class VisionTower(MediaEncoder):
     def angles(self, positions: Ints, device: torch.device) -> TokenAngles:
         """Rotary angles of patches at (row, column): [2, P]."""
         rope: Rope = self.blocks[0].attn.rope  # type: ignore[union-attr, assignment]
-        return rope.gather(torch.from_numpy(positions).to(device))
+        return rope.gather(to_device(positions, device))
 
     def positions(self, grids: Iterable[Grid]) -> Ints:
         """(row, column) of every patch: [2, P]."""
@@ -235,8 +236,8 @@ class VisionTower(MediaEncoder):
         """
         merge = self.config.merge
         found = [_taps_of_cells(g.rows, g.columns, merge, taps) for g in grids]
-        places = torch.from_numpy(np.concatenate([one for one, _ in found], axis=1)).to(device)
-        weights = torch.from_numpy(np.concatenate([one for _, one in found], axis=1)).to(device)
+        places = to_device(np.concatenate([one for one, _ in found], axis=1), device)
+        weights = to_device(np.concatenate([one for _, one in found], axis=1), device)
         total = torch.zeros((), device=device)
         for tap, share in zip(places, weights, strict=True):
             vectors = table(tap)
@@ -252,10 +253,10 @@ class VisionTower(MediaEncoder):
         assert max(grid.rows, grid.columns) <= MAX_SIDE, "an image that no processor makes"
         return grid
 
-    def _patches(self, item: EncoderInput) -> Tensor:
+    def patches_of(self, item: EncoderInput) -> Tensor:
         """Normalized patches of one item: [P, C * depth * patch * patch]."""
         frames = item.tensors["pixels"].split(self.config.depth)  # not all at once: floats are wide
-        return torch.cat([self._pair_patches(pair, item) for pair in frames])
+        return joined([self._pair_patches(pair, item) for pair in frames])
 
     def _pair_patches(self, pixels: Tensor, item: EncoderInput) -> Tensor:
         """Normalized patches of a pair of frames; a last one without another is both."""
@@ -269,6 +270,11 @@ class VisionTower(MediaEncoder):
             c.depth, channels, rows, c.merge, c.patch, columns, c.merge, c.patch
         )
         return cut.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(-1, self.patch_embed.inputs)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all parts; no copy of a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def resized(pixels: Tensor, height: int, width: int) -> Tensor:
@@ -293,7 +299,7 @@ def pair_segments(grids: Iterable[Grid], device: torch.device) -> Segments:
 
 def segments_of(lengths: Sequence[int], device: torch.device) -> Segments:
     starts = np.cumsum([0, *lengths], dtype=np.int32)
-    return Segments(torch.from_numpy(starts).to(device), max(lengths))
+    return Segments(to_device(starts, device), max(lengths))
 
 
 def sum_of(x: Tensor, res: Tensor | None) -> Tensor:

@@ -37,7 +37,7 @@ from quire.models.multimodal._qwen_vision import (
 )
 
 
-class Merger(GatedMLP):
+class GatedMerger(GatedMLP):
     """A projection, and a gated MLP of its normed activations."""
 
     def __init__(self, c: TowerConfig) -> None:
@@ -74,7 +74,7 @@ class Encoder(VisionTower):
         )
         self.post_layernorm = RMSNorm(c.hidden, c.eps)
         self.downsample = PatchLinear(c.hidden, (c.merge, c.merge), c.outputs, bias=True)
-        self.merger = Merger(c)
+        self.merger = GatedMerger(c)
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Encoder:
@@ -101,7 +101,7 @@ class Encoder(VisionTower):
 
 @dataclass(frozen=True, slots=True)
 class CubicTaps:
-    """Bicubic: the edges of a grid are those of the learned one, which goes on beyond them."""
+    """Bicubic: the edges of a grid are those of the learned one, whose border is repeated."""
 
     side: int
 

@@ -32,6 +32,7 @@ from quire.models.multimodal._qwen_vision import (
     sum_of,
     tower_sizes,
 )
+from quire.sampling.h2d import to_device
 
 
 class Encoder(VisionTower):
@@ -67,7 +68,7 @@ class Encoder(VisionTower):
     def run(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         device, cell = patches.device, self.config.merge**2
         order, lengths = self._windows(grids)
-        turned = torch.from_numpy(order).to(device)
+        turned = to_device(order, device)
         patches = patches.view(len(order), -1)[turned].view(patches.shape)
         positions = self.positions(grids).reshape(2, -1, cell)[:, order].reshape(2, -1)
         angles = self.angles(positions, device)
