@@ -6,12 +6,16 @@ transformers modeling_llava_onevision.py
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from quire.models.multimodal import llava_next
+from quire.models.multimodal._base import Hf, field_of
 
 MAX_FRAMES = 32
 """Of a video."""
+LEAST_RATIO = 1.1
+"""Of sides, above which rows are shrunk to those of the most tiles."""
 
 
 class Encoder(llava_next.Encoder):
@@ -29,8 +33,15 @@ class Encoder(llava_next.Encoder):
     strategy = "full"
     pinpoints = tuple((384 * y, 384 * x) for y in range(1, 7) for x in range(1, 7))
 
+    def __init__(self, hf: Hf) -> None:
+        super().__init__(hf)
+        stated = field_of(hf, "vision_aspect_ratio", str, default="anyres_max_9")
+        self.most = int(stated.removeprefix("anyres_max_"))  # tiles, by their rows
+
     def max_rows(self, modality: str) -> int:
         side = self.tower.config.grid[0]
         if modality == "video":
             return MAX_FRAMES * ((side + 1) // 2) ** 2 + 1
-        return super().max_rows(modality)
+        unshrunk = int(LEAST_RATIO**2 * self.most * side**2)
+        lines = side * math.isqrt(self.largest) // self.tower.config.image[0] * 2
+        return min(super().max_rows(modality), side**2 + unshrunk + lines)
