@@ -20,6 +20,7 @@ PAGES = (
     "docs/quickstart.md",
     "docs/serving.md",
     "docs/pooling.md",
+    "docs/multimodal.md",
     "docs/quantize.md",
     "docs/observability.md",
     "docs/migrating-from-vllm.md",

@@ -351,7 +351,9 @@ class AsyncLLM:
         return await client.reset_prefix_cache(reset_running=reset_running_requests)
 
     async def reset_mm_cache(self) -> None:
-        """Do nothing: this model reads text only."""
+        """Forget processed images, video and audio. Rows of the encoder stay on the device."""
+        if self.inputs.media is not None:
+            self.inputs.media.reset_cache()
 
     async def reset_encoder_cache(self) -> None:
         """Do nothing: this model reads text only."""

@@ -458,7 +458,9 @@ class LLM(PoolingMethods):
         return self.llm_engine.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
-        """Do nothing: this model reads text only."""
+        """Forget processed images, video and audio. Rows of the encoder stay on the device."""
+        if self.llm_engine.inputs.media is not None:
+            self.llm_engine.inputs.media.reset_cache()
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Stop generating. 0: pause; 1: also drop and free the KV cache. See wake_up."""

@@ -52,6 +52,8 @@ from quire.sandbox.worker_loop import JobFailed, JobOutOfMemory, JobRefused, Wor
 
 MAX_MEMORY_GROWTH = 1 << 28
 """Bytes that jobs may leave behind, all together: then the worker ends."""
+KEPT_BYTES = 1 << 26
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of mallopt(3)
 NICENESS = 5
 """Lower priority than engines and API processes."""
 
@@ -130,6 +132,7 @@ def main(fd: int) -> int:
     Image.MAX_IMAGE_PIXELS = None  # decode.check_size is stricter, and refuses in place of warning
     with suppress(OSError):
         os.nice(NICENESS)
+    _keep_freed_memory()
     pipe = WorkerPipe(socket.socket(fileno=fd), MEDIA_DECODER)
     start = pipe.receive()
     if not isinstance(start, StartMediaWorker):
@@ -147,6 +150,14 @@ def main(fd: int) -> int:
     _preload(processor)
     restrict_process()
     return loop.serve(pipe, MediaWorkerReady())
+
+
+def _keep_freed_memory() -> None:
+    """Let the next item use the memory of the last: fresh pages cost more than decoding does."""
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, KEPT_BYTES)
+        mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def carry_out(processor: MediaProcessor, job: MediaJob) -> MediaResult:

@@ -155,9 +155,7 @@ class MediaPipeline:
         """
         if not parts:
             return []
-        self.settings.limits.check_counts(
-            [part.modality for part in parts], self.processor.modalities, parts[0].param
-        )
+        self.check_counts(parts)
         options, io_options = self._merge_kwargs(kwargs, io_kwargs)
         files = await fetch_all(self._fetcher, parts, self.settings.limits.prompt_bytes)
         slots = asyncio.Semaphore(self.settings.workers)
@@ -197,6 +195,13 @@ class MediaPipeline:
                     max_tokens, problem, param=part.param, remedy="send fewer or smaller ones"
                 )
             yield ReadyItem(part.modality, number, digest, media, expansion)
+
+    def check_counts(self, parts: Sequence[MediaSource]) -> None:
+        """Raise RequestError for a modality that is not read, or too many items of one."""
+        modalities = [part.modality for part in parts]
+        supported = self.processor.modalities
+        param = parts[0].param if parts else "prompt"
+        self.settings.limits.check_counts(modalities, supported, param)
 
     def prepare_blocking(self, parts: Sequence[MediaSource], **options: Any) -> list[ReadyItem]:
         """As prepare(), for a thread without an event loop."""
@@ -339,7 +344,8 @@ class MediaPipeline:
     # -- placing ------------------------------------------------------------------------------
 
     def placeholders(self, parts: Sequence[MediaSource]) -> dict[str, list[str]]:
-        """Return what prompts hold for the parts: by modality, in order."""
+        """Return what prompts hold for the parts: by modality, in order. Raises RequestError."""
+        self.check_counts(parts)
         made: dict[str, list[str]] = {}
         for part in parts:
             texts = made.setdefault(part.modality, [])

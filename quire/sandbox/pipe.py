@@ -27,7 +27,8 @@ class WorkerPipe(Generic[W]):
         """Send a message. Raises OSError if the other end is closed."""
         data = _encoder.encode(word)
         self._socket.settimeout(None)
-        self._socket.sendall(struct.pack("!I", len(data)) + data)
+        self._socket.sendall(struct.pack("!I", len(data)))
+        self._socket.sendall(data)
 
     def receive(self, timeout: float | None = None) -> W | None:
         """Return the next message. None: the other end is closed, or its message is invalid.
@@ -47,12 +48,13 @@ class WorkerPipe(Generic[W]):
             size = self._message_size()
             if size is not None and size > MAX_MESSAGE_BYTES:
                 return None
-        data = bytes(self._buffer[4 : 4 + size])
-        del self._buffer[: 4 + size]
         try:
-            return self._decoder.decode(data)
+            with memoryview(self._buffer) as view, view[4 : 4 + size] as data:
+                return self._decoder.decode(data)
         except (msgspec.DecodeError, ValueError, RecursionError):  # no UTF-8; too deep
             return None
+        finally:
+            del self._buffer[: 4 + size]
 
     def _message_size(self) -> int | None:
         return struct.unpack("!I", self._buffer[:4])[0] if len(self._buffer) >= 4 else None

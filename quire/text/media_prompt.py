@@ -85,6 +85,10 @@ class MediaReader:
         texts = self.pipeline.placeholders(found.parts)
         return MediaConversation(made, found.parts, texts, guard if guard.is_used else None)
 
+    def reset_cache(self) -> None:
+        """Forget processed media."""
+        self.pipeline.cache.clear()
+
     async def prepare(self, parts: Sequence[MediaSource], **options: Any) -> list[ReadyItem]:
         """Prepare the media of one prompt: quire.media.pipeline.MediaPipeline.prepare."""
         return await self.pipeline.prepare(parts, max_tokens=self._max_model_len, **options)

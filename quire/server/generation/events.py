@@ -14,7 +14,7 @@ content and tool calls. Events depend on neither HTTP nor an API.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -45,6 +45,8 @@ class PromptEvent(msgspec.Struct, frozen=True):
     """By position; None where nothing is known."""
     encoder_tokens: int = 0
     """Tokens that an encoder reads besides; they count as tokens of the prompt."""
+    media_tokens: int = 0
+    """Tokens of the prompt that images, video and audio take."""
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
@@ -78,18 +80,22 @@ class TokenUsage(msgspec.Struct):
     completion_tokens: int = 0
     cached_tokens: int = 0
     """Of the prompt, out of the prefix cache."""
+    media_tokens: int = 0
+    """Of the prompt, tokens of images, video and audio."""
     reasoning_tokens: int | None = None
     """Of the completion, tokens of reasoning; None without a reasoning parser."""
 
     def as_dict(self, *, details: bool) -> dict[str, object]:
         """As OpenAI's routes show it."""
-        body: dict[str, object] = {
+        body: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
         if details:
             body["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+            if self.media_tokens:
+                body["prompt_tokens_details"] |= {"multimodal_tokens": self.media_tokens}
         if self.reasoning_tokens is not None:
             body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return body

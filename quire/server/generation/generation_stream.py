@@ -142,6 +142,7 @@ class _PromptState:
             self.prepared.prompt_text,
             output_processor.prompt_logprobs,
             len(self.prepared.request.encoder_prompt),
+            sum(one.length for one in self.prepared.request.media),
         )
 
 
@@ -268,6 +269,7 @@ class GenerationStream:
         opening = prompt.build_prompt_event()
         self.usage.prompt_tokens += len(opening.prompt_ids) + opening.encoder_tokens
         self.usage.cached_tokens += opening.cached_tokens
+        self.usage.media_tokens += opening.media_tokens
         events.append(opening)
 
     def _emit_delta(

@@ -230,6 +230,15 @@ async def reset_prefix_cache(
     return Response()
 
 
+@router.post("/reset_mm_cache", tags=["operating"])
+async def reset_mm_cache(http: Request) -> Response:
+    """Forget processed images, video and audio of this API process."""
+    media = _require_dev_routes(http).inputs.media
+    if media is not None:
+        media.reset_cache()
+    return Response()
+
+
 @router.post("/abort_requests", tags=["operating"])
 async def abort_requests(http: Request) -> Response:
     """End requests of whatever client, in whatever process. Their answers end with "abort"."""

@@ -68,6 +68,7 @@ class RequestOutputProcessor:
         self._running = prepared.request.n
         self._prompt_ids = list(prepared.request.prompt)
         self._prompt_logprobs = _prompt_logprobs(prepared.params)
+        self._media_positions = _media_positions(prepared)
         self._prompt_sent = False
         self._num_cached_tokens: int | None = None
         self._needs_metadata = True
@@ -155,7 +156,10 @@ class RequestOutputProcessor:
             while len(self._prompt_logprobs) < update.cached_tokens + 1:
                 self._prompt_logprobs.append(None)
             for one in update.prompt_logprobs:
-                _append_logprobs(self._prompt_logprobs, one, self._tokenizer)
+                if len(self._prompt_logprobs) in self._media_positions:
+                    self._prompt_logprobs.append(None)
+                else:
+                    _append_logprobs(self._prompt_logprobs, one, self._tokenizer)
         if update.error is not None:
             self._error = update.error
             error = update.to_exception()
@@ -300,6 +304,19 @@ def _prompt_logprobs(params: SamplingParams) -> PromptLogprobs | None:
     flat = FlatLogprobs()
     flat.append(None)
     return flat
+
+
+def _media_positions(prepared: PreparedRequest) -> frozenset[int]:
+    """Positions of the prompt that take rows of an encoder: a probability of a token means nothing
+    there. Empty unless logprobs of the prompt are wanted."""
+    if prepared.params.prompt_logprobs is None:
+        return frozenset()
+    return frozenset(
+        item.start + offset + i
+        for item in prepared.request.media
+        for offset, count in item.runs
+        for i in range(count)
+    )
 
 
 def _append_logprobs(

@@ -1,5 +1,6 @@
 """LLM and its prompts with media on tiny checkpoints, against transformers on the same files."""
 
+import asyncio
 import base64
 import io
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from quire import LLM, SamplingParams
+from quire import LLM, AsyncLLM, SamplingParams
 from quire.errors import RequestError, Unsupported
 from tests.cpu.multimodal import families
 from tests.cpu.multimodal.qwen_models import processor_of, saved
@@ -226,3 +227,36 @@ def test_options_of_the_processor_change_the_tokens(qwen):
     few = llm.generate(prompt, GREEDY, use_tqdm=False, mm_processor_kwargs=less)[0]
     own = llm.generate(prompt | {"mm_processor_kwargs": less}, GREEDY, use_tqdm=False)[0]
     assert len(few.prompt_token_ids) == len(own.prompt_token_ids) < len(many.prompt_token_ids)
+
+
+def test_logprobs_of_a_prompt_leave_out_positions_of_images(llm):
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
+    prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": photo()}}
+    (found,) = llm.generate(prompt, params, use_tqdm=False)
+    known = [one is not None for one in found.prompt_logprobs]
+    ids = found.prompt_token_ids
+    first = ids.index(150)
+    assert len(known) == len(ids)
+    assert known == [0 < i < first or i >= first + 16 for i in range(len(ids))]
+
+
+def test_the_cache_of_processed_images_can_be_emptied(llm):
+    cache = llm.llm_engine.inputs.media.pipeline.cache
+    assert cache.num_bytes > 0
+    llm.reset_mm_cache()
+    assert cache.num_bytes == 0
+
+
+@pytest.mark.slow("starts an engine in a process of its own")
+def test_an_engine_in_another_process_streams_answers_to_images(pair):
+    async def run():
+        engine = AsyncLLM.from_engine_args(OPTIONS | {"model": str(pair.folder)})
+        try:
+            prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": photo()}}
+            async for one in engine.generate(prompt, GREEDY):
+                last = one
+            return last
+        finally:
+            engine.shutdown()
+
+    same(asyncio.run(run()), theirs(pair, "w3 <image> w4", [photo()]))
