@@ -101,4 +101,5 @@ def wrapper_config(name):
             "num_mel_bins": 8,
         }  # fmt: skip
     ids = dict.fromkeys(("image_token_id", "image_token_index", "video_token_id"), 198)
-    return AutoConfig.for_model(name.split()[0], **sections, **ids)
+    rows = {"mm_tokens_per_image": 4} if name == "gemma3" else {}
+    return AutoConfig.for_model(name.split()[0], **sections, **ids, **rows)
