@@ -45,7 +45,7 @@ def render_chat(
     found = reader.read_conversation(messages, objects=True)
     text = template.render(
         found.messages,
-        tools,
+        found.protect(tools),
         media=found.placeholders,
         interleave_media=reader.pipeline.settings.interleaves,
         **how,  # type: ignore[arg-type]

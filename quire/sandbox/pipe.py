@@ -49,8 +49,8 @@ class WorkerPipe(Generic[W]):
             if size is not None and size > MAX_MESSAGE_BYTES:
                 return None
         try:
-            with memoryview(self._buffer) as view, view[4 : 4 + size] as data:
-                return self._decoder.decode(data)
+            with memoryview(self._buffer) as view, view[4 : 4 + size] as message:
+                return self._decoder.decode(message)
         except (msgspec.DecodeError, ValueError, RecursionError):  # no UTF-8; too deep
             return None
         finally:

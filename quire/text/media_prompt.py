@@ -52,6 +52,10 @@ class MediaConversation:
     placeholders: Mapping[str, Sequence[str]] = field(default_factory=dict)
     guard: PlaceholderGuard | None = None
 
+    def protect(self, value: T) -> T:
+        """Return further values for the template, tools for instance, without placeholders."""
+        return value if self.guard is None else self.guard.protect(value)
+
     def restore(self, text: str) -> tuple[str, list[Span]]:
         """Return the rendered prompt, and the spans that are text of users."""
         return (text, []) if self.guard is None else self.guard.restore(text)
@@ -83,7 +87,7 @@ class MediaReader:
         guard = PlaceholderGuard(self._reserved)
         made = guard.protect(found.messages)
         texts = self.pipeline.placeholders(found.parts)
-        return MediaConversation(made, found.parts, texts, guard if guard.is_used else None)
+        return MediaConversation(made, found.parts, texts, guard)
 
     def reset_cache(self) -> None:
         """Forget processed media."""
@@ -138,21 +142,23 @@ class PlaceholderGuard:
         self._nonce = f"q{secrets.token_hex(12)}x"  # letters that no template and no JSON changes
         self._found: list[str] = []
 
-    @property
-    def is_used(self) -> bool:
-        """Whether any text has a placeholder."""
-        return bool(self._found)
-
     def protect(self, value: T) -> T:
-        """Return a value with marks in all its texts; what has no placeholder is not copied."""
-        return self._protect(value)  # type: ignore[no-any-return]
+        """Return a value with marks in all its texts; what has no placeholder is not copied.
+
+        Raises RequestError for a value that is nested too deep.
+        """
+        try:
+            return self._protect(value)  # type: ignore[no-any-return]
+        except RecursionError:
+            raise RequestError("messages are nested too deep", param="messages") from None
 
     def _protect(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._pattern.sub(self._mark, value) if self._pattern.search(value) else value
         if isinstance(value, Mapping):
-            made = {key: self._protect(one) for key, one in value.items()}
-            return made if any(made[key] is not one for key, one in value.items()) else value
+            pairs = [(self._protect(key), self._protect(one)) for key, one in value.items()]
+            same = all(a is c and b is d for (a, b), (c, d) in zip(pairs, value.items()))
+            return value if same else dict(pairs)
         if isinstance(value, list | tuple):
             items = [self._protect(one) for one in value]
             return items if any(a is not b for a, b in zip(items, value)) else value
@@ -164,6 +170,8 @@ class PlaceholderGuard:
 
     def restore(self, text: str) -> tuple[str, list[Span]]:
         """Return the text without marks, and the spans that they stood for."""
+        if not self._found:
+            return text, []
         pieces: list[str] = []
         spans: list[Span] = []
         at = length = 0

@@ -124,12 +124,17 @@ def test_a_placeholder_in_a_text_of_a_user_is_text(pipeline, tokenizer):
 
 def test_marks_are_found_in_every_part_of_a_message():
     guard = PlaceholderGuard(re.compile("<a>"))
-    message = {"name": "<a>", "tool_calls": [{"arguments": {"x": ("<a>b", 3)}}], "n": None}
+    message = {"name": "<a>", "tool_calls": [{"arguments": {"x": ("<a>b", 3)}}], "<a>": None}
     made = guard.protect(message)
     assert "<a>" not in repr(made)
     text, literals = guard.restore(f"{made['name']}{made['tool_calls'][0]['arguments']['x'][0]}!")
     assert (text, literals) == ("<a><a>b!", [(0, 3), (3, 6)])
     assert guard.protect(plain := {"a": ["b"]}) is plain
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(RequestError, match="nested too deep"):
+        guard.protect(deep)
 
 
 def test_placeholders_that_are_no_tokens_are_found_in_the_text(tokenizer):

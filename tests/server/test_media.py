@@ -172,7 +172,9 @@ def test_a_placeholder_in_a_text_is_text(client, post):
     without = post("/tokenize", model="vl", messages=ASK).json()
     pad = max(set(without["tokens"]), key=without["tokens"].count)
     assert with_words["tokens"].count(pad) == without["tokens"].count(pad)
-    assert client.chat.completions.create(messages=user(words), **GREEDY).choices
+    tool = {"type": "function", "function": {"name": "f", "description": words, "parameters": {}}}
+    for messages, more in ((user(words), {}), (ASK, {"tools": [tool]})):
+        assert client.chat.completions.create(messages=messages, **GREEDY, **more).choices
 
 
 def test_options_of_a_request_are_for_a_server_that_trusts_them(post):

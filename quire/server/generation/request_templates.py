@@ -95,12 +95,17 @@ def _template_arguments(
     hides_tools = (
         request.tool_choice == "none" and state.options.exclude_tools_when_tool_choice_none
     )
+    tools = None if hides_tools else _template_tools(request.tools)
+    documents = one.documents
+    if one.media is not None:
+        tools = one.media.conversation.protect(tools)
+        documents = one.media.conversation.protect(documents)
     return TemplateArguments(
         one.messages,
-        None if hides_tools else _template_tools(request.tools),
+        tools,
         one.add_generation_prompt,
         one.continue_final_message,
-        one.documents,
+        documents,
         state.options.chat_template_content_format,
         _template_variables(state, one),
         None if one.media is None else one.media.conversation.placeholders,
