@@ -248,11 +248,11 @@ def siglip_images(side, **more):
 
 
 @family
-def paligemma():
+def paligemma(text_type="gemma2"):
     from transformers import AutoConfig, PaliGemmaProcessor
 
     config = AutoConfig.for_model(
-        "paligemma", text_config=TEXT | {"model_type": "gemma2", "head_dim": 16},
+        "paligemma", text_config=TEXT | {"model_type": text_type, "head_dim": 16},
         vision_config=VISION | {"model_type": "siglip_vision_model"}, image_token_index=150,
         projection_dim=64, hidden_size=64, vocab_size=VOCAB,
     )  # fmt: skip
@@ -262,6 +262,11 @@ def paligemma():
     made = tokenizer_of(tokens, image_token="<image>")
     made.bos_token = "<bos>"
     return config, PaliGemmaProcessor(images, made)
+
+
+@family
+def paligemma_1():
+    return paligemma("gemma")
 
 
 @family
