@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +30,8 @@ from quire.config.memory.memory_plan import (
 from quire.core.params import SamplingParams
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import MediaItem, MediaTensor, Pooling, Request, StopConditions
-from quire.errors import NoRoom, TooLong
+from quire.engine.startup.media_warmup import media_request
+from quire.errors import NoRoom, RequestError, TooLong
 from quire.executors.base import Executor
 
 DUMMY_VOCAB = 2
@@ -199,6 +200,14 @@ def _run_worst_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     )
 
 
+def _run_media(half: SchedulerAndExecutor, config: EngineConfig) -> None:
+    request = media_request(config)
+    if request is not None:
+        with suppress(RequestError):  # a cache or limits that are too small for it
+            half[0].add(request)
+        _run_to_end(half)
+
+
 def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> PeakMemory:
     """Return peaks of the largest step and of the largest captured ones, in bytes. Raises
     NoRoom."""
@@ -248,6 +257,7 @@ def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, captured_by
             _run_worst_step(half, config)
         executor.call("warm_up_kernels")
         executor.call("capture_graphs", captured_bytes)
+        _run_media(half, config)
         pieces = SMALL_BLOCK_RESERVE // SMALL_TENSOR_BYTES
         executor.call("reserve_memory", FRAGMENTATION_RESERVE, pieces, SMALL_TENSOR_BYTES)
     half[0].reset_prefix_cache()

@@ -1,0 +1,35 @@
+"""The item of a start goes through the encoder of every family."""
+
+import pytest
+
+from quire import LLM
+from quire.engine.build import build_scheduler
+from quire.engine.startup.media_warmup import media_request
+from tests import tiers
+from tests.cpu.multimodal import families, qwen_models
+
+OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": "64MiB", "max_model_len": 2048}
+NAMES = ["llava", "qwen2_5_vl", *tiers.long("gemma3", "idefics3", "qwen3_vl")]
+
+
+@pytest.mark.slow("imports transformers, and makes models of it")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_start_sends_one_item_through_the_encoder(tmp_path, name):
+    if name in qwen_models.FAMILIES:
+        qwen_models.saved(name, tmp_path)
+        qwen_models.processor_of(name).save_pretrained(tmp_path)
+    else:
+        families.made(name, tmp_path).processor.save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), **OPTIONS).llm_engine
+    found = media_request(llm.config)
+    assert found is not None
+    scheduler = build_scheduler(llm.config)
+    scheduler.add(found)
+    while not scheduler.idle:
+        plan = scheduler.plan()
+        updates = scheduler.apply(plan, llm.engine.executor.submit(plan).wait())
+    assert [one.finish for one in updates] == ["length"]
+
+
+def test_a_model_of_text_has_none():
+    assert media_request(LLM("embedded").llm_engine.config) is None
