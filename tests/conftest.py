@@ -1,5 +1,6 @@
 """Tiers, groups for pytest-xdist, and where the time is spent. docs/testing.md has the rules."""
 
+import functools
 import gc
 import os
 import re
@@ -19,7 +20,7 @@ os.environ["COLUMNS"] = "100"  # argparse wraps help to the terminal
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 os.environ["SSL_CERT_FILE"] = ""
 
-from tests import fork_server, tiers, torchvision_wheel
+from tests import fork_server, late_imports, tiers, torchvision_wheel
 
 # 5 s for clients that set no limit: too little where other processes of the suite are busy.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.read = 60.0
@@ -44,6 +45,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     torchvision_wheel.install()
+    late_imports.install()
     # Tests start hundreds of processes: without bytecode each compiles quire again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -101,7 +103,6 @@ def pytest_collection_modifyitems(config, items):
     """Deselect the long tier, and put what is long first."""
     if not tiers.LONG:
         daily = [item for item in items if not item.get_closest_marker("long")]
-        daily = [item for item, runs in zip(daily, sampled(daily)) if runs]
         config.hook.pytest_deselected(items=list({*items} - {*daily}))
         items[:] = daily
     for item in items:
@@ -110,35 +111,31 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: order_of(item.path))
 
 
-def sampled(items):
-    """Whether the everyday tier runs each: of tests with the marker `sampled`, some cases only."""
-    tests, runs = {}, dict.fromkeys(items, True)
-    for item in items:
-        if item.get_closest_marker("sampled"):
-            file, _, name = item.nodeid.partition("[")[0].partition("::")
-            tests.setdefault(file, {}).setdefault(name, []).append(item)
-    for file in tests.values():
-        for number, cases in enumerate(file.values()):
-            (every,) = cases[0].get_closest_marker("sampled").args
-            runs |= zip(cases, tiers.sample(values_of(cases), every, number), strict=True)
-    return runs.values()
+SAMPLED = Counter()
+"""Tests with the marker `sampled` so far, by file."""
 
 
-def values_of(cases):
-    """Of each case of a test, its values on all axes, by their identity.
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc):
+    """In the everyday tier, of a test with the marker `sampled`, make some cases only."""
+    yield
+    test = metafunc.definition
+    if tiers.LONG or (marker := test.get_closest_marker("sampled")) is None:
+        return
+    cases = [one for one in metafunc._calls if not any(mark.name == "long" for mark in one.marks)]
+    if cases:  # a test without any would run without its arguments
+        (every,) = marker.args
+        runs = tiers.sample([values_of(one) for one in cases], every, SAMPLED[test.path])
+        metafunc._calls = [one for one, chosen in zip(cases, runs, strict=True) if chosen]
+        SAMPLED[test.path] += 1
+
+
+def values_of(case):
+    """The indices of a case on all axes.
 
     Arguments that one parametrization gives together have equal numbers, and are one axis.
     """
-    if not hasattr(cases[0], "callspec"):
-        return [("one",)]
-    specs = [item.callspec for item in cases]
-    axes = {}
-    for name in specs[0].params:
-        axes.setdefault(tuple(one.indices[name] for one in specs), []).append(name)
-    return [
-        tuple(tuple(id(one.params[name]) for name in names) for names in axes.values())
-        for one in specs
-    ]
+    return tuple(case.indices.values())
 
 
 ONE_SERVER = {
@@ -161,6 +158,7 @@ def group_of(file):
     return next((folder for folder in ("abuse", "clients") if folder in parts), file)
 
 
+@functools.cache
 def order_of(path):
     """What is long and cannot be cut comes first, so that the processes end together."""
     folders = ("abuse", "clients", "server", "cpu", "pure")

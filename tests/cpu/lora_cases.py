@@ -5,12 +5,12 @@ import json
 import warnings
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, LoRARequest, SamplingParams
 from tests import tiers
 from tests.cpu.models.peers import TINY, peer, prompt_of
+from tests.cpu.peft_alone import LoraConfig, PeftModel, get_peft_model
 from tests.cpu.tiny_models import write_ascii_tokenizer
 
 COUNT = 6

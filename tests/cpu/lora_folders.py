@@ -4,9 +4,9 @@ import functools
 import warnings
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from tests.cpu.peft_alone import LoraConfig, PeftModel, get_peft_model
 from tests.cpu.tiny_models import write_model
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

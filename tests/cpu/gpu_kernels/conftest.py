@@ -14,12 +14,13 @@ import torch
 
 from tests import tiers
 
+HERE = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items):
     """Skip with the reason where triton was loaded for the GPU before tests/cpu/conftest.py."""
-    for item in items:
-        if not item.path.is_relative_to(Path(__file__).parent):
-            continue
+    files = {path for path in {item.path for item in items} if path.is_relative_to(HERE)}
+    for item in (item for item in items if item.path in files):
         item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
         if os.environ.get("TRITON_INTERPRET") != "1":
             item.add_marker(pytest.mark.skip(reason="triton is loaded for the GPU: run tests/cpu"))
