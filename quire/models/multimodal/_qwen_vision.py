@@ -274,7 +274,7 @@ class VisionTower(MediaEncoder):
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """The rows of all parts; no copy of a single one."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def resized(pixels: Tensor, height: int, width: int) -> Tensor:
