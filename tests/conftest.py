@@ -125,17 +125,18 @@ def pytest_generate_tests(metafunc):
     cases = [one for one in metafunc._calls if not any(mark.name == "long" for mark in one.marks)]
     if cases:  # a test without any would run without its arguments
         (every,) = marker.args
-        runs = tiers.sample([values_of(one) for one in cases], every, SAMPLED[test.path])
+        runs = tiers.sample(values_of(cases), every, SAMPLED[test.path])
         metafunc._calls = [one for one, chosen in zip(cases, runs, strict=True) if chosen]
         SAMPLED[test.path] += 1
 
 
-def values_of(case):
-    """The indices of a case on all axes.
+def values_of(cases):
+    """Of each case of a test, its numbers on all axes.
 
     Arguments that one parametrization gives together have equal numbers, and are one axis.
     """
-    return tuple(case.indices.values())
+    axes = dict.fromkeys(tuple(one.indices[name] for one in cases) for name in cases[0].indices)
+    return [*zip(*axes, strict=True)]
 
 
 ONE_SERVER = {

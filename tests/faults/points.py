@@ -71,7 +71,9 @@ ENGINE = {
     # made ready
     "submit": Point("quire.executors.inline:Executor.submit", of_plan),
     "inputs": Point("quire.runner.model_input:ModelInputBuilder.build", of_plan),
-    "gather": Point("quire.runner.model_input:build_step_batch", lambda plan: of_plan(None, plan)),
+    "gather": Point(
+        "quire.runner.model_input:build_step_batch", lambda plan, **how: of_plan(None, plan)
+    ),
     # on the device
     "launch": Point("quire.runner.model_runner:ModelRunner.launch"),
     "leave": Point("quire.sampling.sampler:Sampler.leave"),

@@ -27,3 +27,12 @@ def test_each_value_of_each_axis_runs(every, sizes):
 
 def test_one_case_runs():
     assert tiers.sample([("one",)], 3, 2) == [True]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("one", "other"), [(i, i) for i in range(8)])
+def test_arguments_of_one_parametrization_are_one_axis(one, other, request):
+    name = request.node.originalname
+    runs = [item for item in request.session.items if getattr(item, "originalname", "") == name]
+    assert len(runs) <= (8 if tiers.LONG else 2)
+    assert one == other

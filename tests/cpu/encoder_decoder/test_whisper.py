@@ -13,7 +13,10 @@ from quire.models.build import read_model_config
 from tests.cpu.encoder_decoder import speech
 from tests.cpu.encoder_decoder.speech import EOT, IDS, NO_TIMES, PREVIOUS, PROMPT, RATE, SOT
 
-pytestmark = pytest.mark.slow("imports transformers, and makes models of it")
+pytestmark = [
+    pytest.mark.slow("imports transformers, and makes models of it"),
+    pytest.mark.sampled(2),
+]
 
 AUDIOS = [speech.recording(length, seed) for seed, length in enumerate((2.5, 30, 0.2, 11))]
 START = [SOT, IDS["<|en|>"], IDS["<|transcribe|>"]]

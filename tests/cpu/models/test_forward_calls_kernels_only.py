@@ -4,6 +4,7 @@ Where an op has no native kernel, or not for these arguments, its reference repl
 """
 
 import functools
+import itertools
 import sys
 from pathlib import Path
 
@@ -50,8 +51,9 @@ def files_of(frame):
 
 
 @pytest.mark.skipif(not library.available(), reason="without compiled kernels the references run")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "dtype"), itertools.product(VARIANTS, [torch.float32, torch.bfloat16])
+)
 def test_a_forward_pass_computes_in_kernels_only(variant, dtype):
     model_type, config = read_model_config(tiny(variant)[0])
     model = build_model(model_type, config, load_format="dummy", dtype=dtype)

@@ -14,7 +14,10 @@ from tests.cpu.encoder_decoder.speech import RATE, recording
 from tests.cpu.models.peers import scale_weights
 from tests.cpu.multimodal.families import TEXT, Pair, tokenizer_of
 
-pytestmark = pytest.mark.slow("imports transformers, and makes models of it")
+pytestmark = [
+    pytest.mark.slow("imports transformers, and makes models of it"),
+    pytest.mark.sampled(2),
+]
 
 TOKENS = {"<|AUDIO|>": 150, "<|audio_bos|>": 151, "<|audio_eos|>": 152}
 AUDIO = {

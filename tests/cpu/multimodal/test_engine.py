@@ -194,6 +194,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_answers_are_the_same_in_any_engine(kind, name):
@@ -202,6 +203,7 @@ def test_the_answers_are_the_same_in_any_engine(kind, name):
     assert (built_engine.stats().preemptions > 0) == (name == "few blocks")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["deepstack", "mrope"])
 def test_a_chunk_may_end_at_every_offset_inside_an_item(kind):
     one = ask("one", 1, 2, kind=kind, tokens=4)
@@ -210,6 +212,7 @@ def test_a_chunk_may_end_at_every_offset_inside_an_item(kind):
         same(answers(engine(kind, budget=budget), [one]), want)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["llama", "windowed"])
 @pytest.mark.parametrize(
     "settings", [{}, {"budget": 13, "seqs": 3}, {"num_blocks": 26, "block_size": 4}]
@@ -221,6 +224,7 @@ def test_tokens_of_a_run_see_each_other_in_any_engine(kind, settings):
     same(answers(engine(kind, **settings), requests), want)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", [{}, {"budget": 50, "seqs": 3, "block_size": 4}])
 def test_all_tokens_of_a_prompt_see_each_other(settings):
     requests = [

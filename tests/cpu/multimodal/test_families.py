@@ -44,6 +44,7 @@ def both(pair, which):
     return found, images, text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("which", PROMPTS)
 def test_logprobs_of_prompts_with_images_equal_transformers(pair, which):
     inputs, images, text = both(pair, which)

@@ -13,6 +13,7 @@ NAMES = ["llava", "qwen2_5_vl", *tiers.long("gemma3", "idefics3", "qwen3_vl")]
 
 
 @pytest.mark.slow("imports transformers, and makes models of it")
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_start_sends_one_item_through_the_encoder(tmp_path, name):
     if name in qwen_models.FAMILIES:

@@ -30,6 +30,7 @@ def pixels_of(images, given):
     return torch.as_tensor(found).flatten(0, -4).numpy()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CLASSES)
 def test_pixels_are_those_of_transformers(name):
     config, processor = FAMILIES[name]()

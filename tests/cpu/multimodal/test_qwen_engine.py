@@ -174,6 +174,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_batch_of_prompts_is_answered_as_by_transformers(family, name):
     requests, settings = [family.request(mix) for mix in family.prompts], {}

@@ -47,6 +47,7 @@ def finish(requests, *, add_per_step=3, **setup):
     return run, out
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("budget", range(1, 14))
 def test_a_chunk_may_end_at_every_offset_inside_an_item(budget):
     runs = ((1, 3), (5, 2), (8, 1))
@@ -233,6 +234,6 @@ def test_the_cache_keeps_its_pages_whatever_happens():
     assert cache.evictions > 1000
 
 
-@pytest.mark.parametrize("seed", range(tiers.amount(40, 600)))
+@pytest.mark.parametrize("seed", range(tiers.amount(15, 600)))
 def test_requests_with_items_have_their_outputs_whatever_the_engine_is(seed):
     random_media_run(seed)
