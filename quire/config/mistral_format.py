@@ -39,6 +39,9 @@ _SAME_MEANING = {
 _SCHEMES = {"TENSOR": "static", "NO_SCALES": "dynamic"}
 """qscheme_act -> activation_scheme of the same weights in a config.json."""
 _TOWERS = ("vision_encoder", "multimodal")
+TEXT_ONLY = "mistral-format"
+"""Type of a wrapper in this format: its towers have other names and orders than those of Hugging
+Face's mistral3, and are not read."""
 _UNSUPPORTED = {
     "qk_nope_head_dim": "latent attention",
     "q_lora_rank": "latent attention",
@@ -75,7 +78,7 @@ def config_of_params(params: Json) -> dict[str, Any]:
     hf |= _windows(params, hf["num_hidden_layers"]) | _experts(params) | _rope(params)
     hf |= _quantization(params)
     towers = {name: params[name] for name in _TOWERS if params.get(name)}
-    return {"model_type": "mistral3", "text_config": hf, **towers} if towers else hf
+    return {"model_type": TEXT_ONLY, "text_config": hf, **towers} if towers else hf
 
 
 def _size(params: Json, name: str) -> int:

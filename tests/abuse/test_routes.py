@@ -17,7 +17,14 @@ from tests.server.harness import Server, make_tokenizer
 CLOSED = {
     *("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused"),
     *("/drain_engine", "/undrain_engine"),
-    *("/reset_prefix_cache", "/abort_requests", "/server_info", "/start_profile", "/stop_profile"),
+    *(
+        "/reset_prefix_cache",
+        "/reset_mm_cache",
+        "/abort_requests",
+        "/server_info",
+        "/start_profile",
+        "/stop_profile",
+    ),
 }
 """Routes that operate on a server: closed unless it was started with the switch for them."""
 NEVER_SERVED = ("/collective_rpc", "/update_weights")

@@ -177,6 +177,8 @@ def test_two_ranks_answer_as_one_does(engines, feature):
 
 def test_tapes_replay_decode_steps(engines):
     eager = engines[0].llm_engine.config.device.enforce_eager
+    for feature in ("plain", "adapters"):
+        assert FEATURES[feature](engines[0]) == FEATURES[feature](engines[1])
     for llm in engines:
         tapes = llm.llm_engine.engine.executor._local if llm is engines[1] else None
         tapes = (tapes or llm.llm_engine.engine.executor).runner.worker._tapes

@@ -79,7 +79,7 @@ def test_towers_make_it_a_wrapper(tmp_path):
     found = read_hf_config(tmp_path)
     assert (found["model_type"], found["wrapper_type"], found["hidden_size"]) == (
         "mistral",
-        "mistral3",
+        "mistral-format",
         5120,
     )
 
