@@ -53,7 +53,7 @@ NO_CLASS = {"internlm2", "jina_bert", "qwen3_vl_moe_text"}
 NATIVE_ENCODERS = {row.model_type for row in architectures() if row.tested.endswith("encoders")}
 TYPES = sorted(
     {one for one in CLASSES if refusal_of(one) is None}
-    - {*WRAPPERS, *HALVES, *NATIVE_ENCODERS, *ENCODERS, *NO_CLASS}
+    - {*WRAPPERS, *HALVES, *NATIVE_ENCODERS, *ENCODERS, *NO_CLASS, "whisper"}  # it has an encoder
 )
 
 
