@@ -74,6 +74,15 @@ class Grid(NamedTuple):
         return self.pairs * self.rows * self.columns
 
 
+MERGER_2_PATHS = {
+    "patch_embed.proj": "patch_embed",
+    "merger.ln_q": "merger.norm",
+    "merger.mlp.0": "merger.fc1",
+    "merger.mlp.2": "merger.fc2",
+}
+"""Names of Qwen2-VL and Qwen2.5-VL -> ours."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerConfig:
     """Sizes that the towers share."""

@@ -161,6 +161,27 @@ class ImageEncoder(MediaEncoder):
         return rows.flatten(0, 1)
 
 
+class TileEncoder(ImageEncoder):
+    """Encodes tiles of which factor x factor neighbouring patches make a row.
+
+    Subclasses set `skipped` (leading tokens of the tower), `factor` and `projector`.
+    """
+
+    max_tiles: ClassVar[int] = 13
+    """Of an image: the tiles, and the thumbnail."""
+    skipped: int
+    factor: int
+    projector: nn.Module
+
+    def max_rows(self, modality: str) -> int:
+        return (self.tower.tokens - self.skipped) // self.factor**2 * self.max_tiles
+
+    def project(self, states: list[Tensor]) -> Tensor:
+        x = merge_neighbours(chosen_states(states, self.skipped), self.factor)
+        rows: Tensor = self.projector(x.flatten(0, 1))
+        return rows.view(*x.shape[:2], -1)
+
+
 def merge_neighbours(x: Tensor, factor: int) -> Tensor:
     """Join the states of squares of a square grid: [N, n, C] -> [N, n / factor², factor² * C]."""
     side = math.isqrt(x.shape[1])

@@ -12,11 +12,9 @@ from quire.kernels.framework import lazy_fusion
 from quire.layers import LayerNorm, Linear, gated_act
 from quire.models.multimodal._base import Hf, field_of
 from quire.models.multimodal._towers import (
-    ImageEncoder,
+    TileEncoder,
     build_tower,
-    chosen_states,
     feature_layers,
-    merge_neighbours,
     skipped_tokens,
     text_hidden,
     tower_weights,
@@ -32,8 +30,6 @@ VISION = {
     "patch_size": 14,
 }
 """What a vision section leaves out."""
-MAX_TILES = 13
-"""Of an image: the tiles, and the whole of it."""
 
 
 class GatedProjector(nn.Module):
@@ -52,7 +48,7 @@ class GatedProjector(nn.Module):
         return self.linear_2(gated_act(gate, up, "silu"))
 
 
-class Encoder(ImageEncoder):
+class Encoder(TileEncoder):
     def __init__(self, hf: Hf) -> None:
         super().__init__()
         layers = feature_layers(hf, -1)
@@ -71,10 +67,3 @@ class Encoder(ImageEncoder):
     @classmethod
     def from_hf(cls, hf: Hf) -> Encoder:
         return cls(hf)
-
-    def max_rows(self, modality: str) -> int:
-        return (self.tower.tokens - self.skipped) // self.factor**2 * MAX_TILES
-
-    def project(self, states: list[Tensor]) -> Tensor:
-        x = merge_neighbours(chosen_states(states, self.skipped), self.factor)
-        return self.projector(x.flatten(0, 1)).view(*x.shape[:2], -1)

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from quire.models.multimodal._base import Hf, field_of
 from quire.models.multimodal._intern_vit import NormedProjector, build_intern_vit, intern_weights
 from quire.models.multimodal._towers import (
-    ImageEncoder,
+    TileEncoder,
     activation_of,
-    chosen_states,
     feature_layers,
-    merge_neighbours,
     skipped_tokens,
     text_hidden,
 )
 
-MAX_TILES = 13
-"""Of an image: the tiles, and the thumbnail."""
 
-
-class Encoder(ImageEncoder):
+class Encoder(TileEncoder):
     hub: ClassVar[bool] = False  # names are those of checkpoints with code of their own
 
     def __init__(self, hf: Hf) -> None:
@@ -44,10 +37,3 @@ class Encoder(ImageEncoder):
     @classmethod
     def from_hf(cls, hf: Hf) -> Encoder:
         return cls(hf)
-
-    def max_rows(self, modality: str) -> int:
-        return (self.tower.tokens - self.skipped) // self.factor**2 * MAX_TILES
-
-    def project(self, states: list[Tensor]) -> Tensor:
-        x = merge_neighbours(chosen_states(states, self.skipped), self.factor)
-        return self.projector(x.flatten(0, 1)).view(*x.shape[:2], -1)

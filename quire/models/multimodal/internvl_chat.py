@@ -1,5 +1,4 @@
-"""InternVL in the form of the hub, whose checkpoints have code of their own; also H2OVL, NVLM-D and
-Skywork-R1V, which are made alike.
+"""InternVL in the form of the hub, whose checkpoints have code of their own.
 
 Source: model_type "internvl_chat", https://huggingface.co/OpenGVLab/InternVL3-8B
 """

@@ -22,6 +22,7 @@ from quire.layers import AddRMSNorm, RMSNorm
 from quire.models._decoder import GatedMLP
 from quire.models.multimodal._base import Hf, Weights, field_of
 from quire.models.multimodal._qwen_vision import (
+    MERGER_2_PATHS,
     Grid,
     Merger,
     TowerBlock,
@@ -38,12 +39,7 @@ from quire.sampling.h2d import to_device
 class Encoder(VisionTower):
     weights = Weights(
         strip=("model.visual.", "visual."),
-        paths={
-            "patch_embed.proj": "patch_embed",
-            "merger.ln_q": "merger.norm",
-            "merger.mlp.0": "merger.fc1",
-            "merger.mlp.2": "merger.fc2",
-        },
+        paths=MERGER_2_PATHS,
         fuse={"gate_up_proj": ("gate_proj", "up_proj")},
     )
 

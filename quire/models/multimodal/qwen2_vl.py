@@ -14,6 +14,7 @@ from quire.layers import AddLayerNorm, LayerNorm
 from quire.models._decoder import PlainMLP
 from quire.models.multimodal._base import Hf, Weights, field_of
 from quire.models.multimodal._qwen_vision import (
+    MERGER_2_PATHS,
     Grid,
     Merger,
     TowerBlock,
@@ -28,12 +29,7 @@ from quire.models.multimodal._qwen_vision import (
 class Encoder(VisionTower):
     weights = Weights(
         strip=("model.visual.", "visual."),
-        paths={
-            "patch_embed.proj": "patch_embed",
-            "merger.ln_q": "merger.norm",
-            "merger.mlp.0": "merger.fc1",
-            "merger.mlp.2": "merger.fc2",
-        },
+        paths=MERGER_2_PATHS,
         rename={"mlp.fc1": "c_fc", "mlp.fc2": "c_proj"},
     )
 
