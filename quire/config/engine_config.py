@@ -309,6 +309,23 @@ class ObserveSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationSection:
+    """How the drafts of speculative decoding are made, and how many at most."""
+
+    method: str = "none"  # a drafter; none: drafts come from the predictions of requests alone
+    max_drafts: int = 8  # of a row
+    lookup_min: int = 5  # ngram: tokens of the shortest and the longest match
+    lookup_max: int = 5
+    suffix_depth: int = 24  # suffix: tokens of a match and its drafts
+    suffix_requests: int = 10_000  # past outputs that are kept; 0: none
+    suffix_factor: float = 1.0  # drafts for each token of a match, at most
+    suffix_min_probability: float = 0.1  # of a draft, by the counts of the tree
+    draft_model: str | None = None  # folder of the drafter's weights; None: it has none of its own
+    synthetic_rates: tuple[float, ...] | None = None  # benchmarks: acceptance by position
+    adaptive: bool = True  # numbers of drafts are chosen from measured acceptance and step times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     model: ModelSection
     cache: CacheSection
@@ -327,3 +344,4 @@ class EngineConfig:
     media: MediaSection | None = None  # how the media of requests are read; None: they have none
     generates: bool = True  # False: it serves pooling requests alone
     pooling: PoolingSection | None = None  # None: no pooling requests
+    speculation: SpeculationSection = SpeculationSection()

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from quire.core.scheduler_stats import SchedulerStats
+from quire.core.types import DraftCounts
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Bounds, inclusive, of Counters.step_tokens; the last bucket counts larger steps."""
@@ -64,6 +65,7 @@ class EngineCounters(NamedTuple):
     """Sequences by the time from arrival to first token (time_bucket)."""
     inter_token_times: list[int]
     """Tokens by the time since the one before (time_bucket)."""
+    draft_counts: DraftCounts = DraftCounts()
 
 
 class GrammarStats(NamedTuple):

@@ -239,6 +239,8 @@ class Request:
     """int32 [3, prompt tokens]: rotary positions of models with several axes; b"": 0, 1, 2, ..."""
     rope_delta: int = 0  # rotary position of generated token i is i + rope_delta
     bidirectional_prompt: bool = False  # with media: all tokens of the prompt attend to each other
+    speculates: bool = True  # False: its rows have no drafts
+    prediction: tuple[int, ...] = ()  # tokens that the output probably repeats: drafts come from it
 
     @property
     def cache_root(self) -> bytes:
@@ -260,6 +262,14 @@ class Request:
     def num_answers(self) -> int:
         """What it counts as against limits of requests."""
         return max(self.n, self.num_beams)
+
+
+class DraftCounts(NamedTuple):
+    """Drafts that steps verified: of one sequence, or of an engine since its start."""
+
+    rows: int = 0  # with drafts
+    tokens: int = 0  # drafts in them
+    accepted: tuple[int, ...] = ()  # drafts accepted as first, second, ... of their row
 
 
 @dataclass(slots=True, eq=False)
@@ -455,6 +465,7 @@ class Update(NamedTuple):
         False  # ended because its text is complete: the last token is text, no end token
     )
     pooled: Pooled | None = None  # result of a request with `pooling`, in its last update
+    draft_counts: DraftCounts | None = None  # in the last update, if any of its rows had drafts
 
     def to_exception(self) -> RequestError | EngineError:
         """Return the error of an update that has one, as an exception."""

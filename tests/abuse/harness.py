@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -322,9 +322,10 @@ class Victim:
         first = psutil.Process(self.running.process.pid)
         found = set()
         for one in (first, *first.children(recursive=True)):
-            for link in one.net_connections("inet"):
-                if link.status == psutil.CONN_LISTEN:
-                    found.add(f"{link.laddr.ip}:{link.laddr.port}")
+            with suppress(psutil.NoSuchProcess):  # a child may end while we look
+                for link in one.net_connections("inet"):
+                    if link.status == psutil.CONN_LISTEN:
+                        found.add(f"{link.laddr.ip}:{link.laddr.port}")
         return found
 
     def settled(self, before: Figures | None = None, growth: int = MOST_GROWTH) -> Figures:

@@ -174,7 +174,8 @@ def test_the_lobby_closes_without_a_word_on_those_who_are_in_it(caplog):
         raw.sendall(b"GET /live HTTP/1.1\r\n\r\n")
         assert raw.recv(1 << 16).startswith(b"HTTP/1.1 200")  # it waits for us to hang up
         made.close()
-    assert caplog.messages == []
+    # Servers of other tests of this process may log their statistics meanwhile.
+    assert not [r.message for r in caplog.records if "telemetry" not in r.name]
 
 
 def test_a_request_under_way_when_the_lobby_closes_is_answered():
