@@ -49,7 +49,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 
@@ -102,6 +102,8 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     rope_positions: bytes
     rope_delta: int
     bidirectional_prompt: bool
+    speculates: bool
+    prediction: tuple[int, ...]
 
 
 class AdapterCard(NamedTuple):

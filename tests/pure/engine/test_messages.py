@@ -85,6 +85,8 @@ OTHERS = {
     "rope_positions": b"\x00\xff\x00\x00" * 3,
     "rope_delta": -7,
     "bidirectional_prompt": True,
+    "speculates": False,
+    "prediction": (4, 5),
 }
 
 
