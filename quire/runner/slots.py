@@ -29,6 +29,7 @@ class TableShape(NamedTuple):
     block_size: int
     has_cross: bool = False
     has_rotary: bool = False  # sequences may have rotary positions of their own
+    drafts: int = 0  # that a model proposes for a row at most; 0: none does
 
     @property
     def tables(self) -> int:

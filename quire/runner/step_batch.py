@@ -22,6 +22,15 @@ Ints = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
+class DraftInputs:
+    """What a model drafter reads of the S rows of a batch."""
+
+    next_tokens: Ints  # [S] known token behind the row's last one; -1: the step samples it
+    blocks: Ints  # [S] block table entries that the row has, in every group
+    most: Ints  # [S] drafts to propose; 0 of rows that are not sampled
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """One step's inputs. The arrays are this step's own."""
 
@@ -45,6 +54,7 @@ class StepBatch:
     may_have_prompts: bool = True  # False: no row computes a position of a prompt
     rotary: Ints | None = None
     """[T], or [axes * T]: rotary positions, axis by axis; None: they are those in the sequence."""
+    draft_inputs: DraftInputs | None = None  # None: no model drafts
 
     @property
     def rotary_positions(self) -> Ints:
@@ -86,10 +96,11 @@ class StepBatch:
         return kept
 
 
-def build_step_batch(plan: StepPlan, *, has_rotary: bool = False) -> StepBatch:
+def build_step_batch(plan: StepPlan, *, has_rotary: bool = False, drafts: int = 0) -> StepBatch:
     """Copy what the forward pass of a plan with rows needs, without block tables.
 
-    has_rotary: sequences may have rotary positions that are not those of their tokens.
+    has_rotary: sequences may have rotary positions that are not those of their tokens. drafts: that
+    a model proposes for a row at most; 0: none does.
     """
     seqs, starts, counts, wants, _ = zip(*plan.rows)
     if counts.count(1) == len(counts) and wants.count(Wants.TOKEN) == len(wants):
@@ -98,7 +109,23 @@ def build_step_batch(plan: StepPlan, *, has_rotary: bool = False) -> StepBatch:
         batch = _build_mixed_batch(plan.rows)
     if has_rotary and any(seq.request.rope_positions for seq in seqs):
         batch = replace(batch, rotary=_rotary([plan.rows[i] for i in batch.rows]))
+    if drafts:
+        batch = replace(
+            batch, draft_inputs=_draft_inputs([plan.rows[i] for i in batch.rows], drafts)
+        )
     return batch
+
+
+def _draft_inputs(rows: list[Row], drafts: int) -> DraftInputs:
+    """Return what a model drafter reads of rows in the order of a batch."""
+    next_tokens, blocks, most = [], [], []
+    for seq, start, count, wants, _ in rows:
+        samples = wants is Wants.TOKEN
+        end = start + count
+        next_tokens.append(seq.tokens[end] if not samples and end < len(seq.tokens) else -1)
+        blocks.append(min((len(table) for table in seq.tables), default=0))
+        most.append(drafts if samples and seq.request.speculates else 0)
+    return DraftInputs(*(np.array(of, dtype=np.int32) for of in (next_tokens, blocks, most)))
 
 
 def _rotary(rows: list[Row]) -> Ints:
