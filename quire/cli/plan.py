@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
 from quire.config.quant.gguf import with_stored_types
 from quire.config.resolve import resolve_memory_plan
+from quire.config.speculation import find_drafter
 from quire.config.vllm_environment import apply_environment
 from quire.engine.startup.device_facts import device_facts
 from quire.errors import NoRoom, WeightError
@@ -170,19 +172,25 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
         from quire.engine.startup.encoder_facts import plan_media_encoder
 
         facts = replace(facts, media_encoder=plan_media_encoder(options, hf, config_folder))
-    return facts, source
+    drafter = find_drafter(
+        options.speculation, partial(_find, options), name=model_options.model, hf=hf
+    )
+    return replace(facts, drafter=drafter), source
 
 
 def _folder(options: Options, name: str) -> Path:
-    model_options = options.model
+    return _find(options, name, options.model.revision)
+
+
+def _find(options: Options, name: str, revision: str | None) -> Path:
     if name == "embedded":
         from quire import embedded
 
         return embedded.path()
     return resolve_model_folder(
         name,
-        revision=model_options.revision,
-        token=model_options.hf_token,
+        revision=revision,
+        token=options.model.hf_token,
         download_dir=options.load.download_dir,
         env=env.read(),
         want="config",

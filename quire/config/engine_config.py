@@ -314,6 +314,7 @@ class SpeculationSection:
 
     method: str = "none"  # a drafter; none: drafts come from the predictions of requests alone
     max_drafts: int = 8  # of a row
+    max_len: int | None = None  # tokens of a sequence with drafts; None: as long as the model
     lookup_min: int = 5  # ngram: tokens of the shortest and the longest match
     lookup_max: int = 5
     suffix_depth: int = 24  # suffix: tokens of a match and its drafts

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.config.conventions import conventions_of, fill_defaults, spare_layers
+from quire.config.drafters import DrafterFacts
 from quire.config.encoder_facts import EncoderFacts as EncoderFacts
 from quire.config.encoder_facts import SpeechFacts
 from quire.config.json_file import (
@@ -96,6 +97,7 @@ class ModelFacts:
         default_factory=AdapterNumbers
     )  # of an engine that serves adapters
     media_encoder: MediaEncoderFacts | None = None  # None: it reads text only
+    drafter: DrafterFacts | None = None  # what makes drafts with weights; None: nothing does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from quire.config.media import MediaOptions, parse_counts
 from quire.config.option_field import option
 from quire.config.pooler_config import PoolerConfig
 from quire.config.ray_options import RayOptions
+from quire.config.speculation_options import SpeculationOptions
 from quire.config.values import coerce
 from quire.errors import ConfigError
 
@@ -446,6 +447,7 @@ class Options:
     lora: LoRAOptions = field(default_factory=LoRAOptions)
     media: MediaOptions = field(default_factory=MediaOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     health: HealthOptions = field(default_factory=HealthOptions)
     observe: ObserveOptions = field(default_factory=ObserveOptions)

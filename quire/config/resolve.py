@@ -49,6 +49,7 @@ from quire.config.parallel import (
 )
 from quire.config.pooling import ModelUse, choose_model_use, resolve_pooling
 from quire.config.quant.read import reconcile_quantization
+from quire.config.speculation import resolve_speculation
 from quire.config.stages import plan_tightest_stage, resolve_stage_layers
 from quire.config.structured_outputs import resolve_structured
 from quire.errors import ConfigError
@@ -140,6 +141,9 @@ def resolve(
         pooling=pooling,
         sampling=resolve_sampling(options, model, why),
         structured=resolve_structured(options, why),
+        speculation=resolve_speculation(
+            options.speculation, model, plan.shape, why, generates=generates
+        ),
         recovery=RecoverySection(wait_s=options.recovery.engine_restart_wait),
         health=HealthSection(
             canary_s=options.health.canary_interval,

@@ -27,8 +27,6 @@ RENAMED = {
     "max_seq_len_to_capture": "max_cudagraph_capture_size",
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
-    "speculative_model": "spec_model",
-    "num_speculative_tokens": "spec_tokens",
     "override_pooler_config": "pooler_config",
     "mm_cache_preprocessor": "mm_processor_cache_gb",
     "cuda_graph_sizes": "cudagraph_capture_sizes",
@@ -41,6 +39,28 @@ STRUCTURED_KEYS = {
     "guided_decoding_disable_additional_properties": "disable_additional_properties",
 }
 """Old name -> key of structured_outputs_config."""
+SPECULATIVE_KEYS = {
+    "speculative_model": "model",
+    "speculative_mode": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+    "speculative_max_model_len": "max_model_len",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_model_quantization": "quantization",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "speculative_disable_mqa_scorer": "disable_mqa_scorer",
+    "spec_decoding_acceptance_method": "rejection_sample_method",
+    "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
+    "disable_logprobs_during_spec_decoding": "disable_logprobs",
+}
+"""Old name -> key of speculative_config."""
+MERGED_KEYS = {
+    "structured_outputs_config": STRUCTURED_KEYS,
+    "speculative_config": SPECULATIVE_KEYS,
+}
+"""Option -> old names of its keys."""
 SILENT_ALIASES = ("model_tag", "tp", "pp")
 """Those of them that are accepted without a log line."""
 
@@ -110,16 +130,11 @@ _NO_EFFECT = {
         prefix_match_unit offload_backend cpu_offload_params
         offload_num_in_group offload_prefetch_step offload_params allow_deprecated_quantization
         ubatch_size
-        logits_processor_pattern spec_tokens dbo sleep_preserve_parameter_names
+        logits_processor_pattern dbo sleep_preserve_parameter_names
         ec_manager_config engram_config aux_output_config elastic_ep_max_dp_size
         disable_mm_preprocessor_cache max_prompt_adapters
         enable_multimodal_encoder_data_parallel max_prompt_adapter_token enable_lora_bias
-        ngram_prompt_lookup_max
-        ngram_prompt_lookup_min speculative_disable_mqa_scorer speculative_max_model_len
-        speculative_draft_tensor_parallel_size speculative_disable_by_batch_size
-        speculative_model_quantization spec_decoding_acceptance_method
-        typical_acceptance_sampler_posterior_threshold typical_acceptance_sampler_posterior_alpha
-        disable_logprobs_during_spec_decoding cohere_is_reasoning_model cohere_format""",
+        cohere_is_reasoning_model cohere_format""",
 }
 
 _UNSUPPORTED = {
@@ -127,7 +142,6 @@ _UNSUPPORTED = {
         model_loader_extra_config kv_cache_dtype_skip_layers""",
     "LoRA adapters by option": "default_mm_loras qlora_adapter_name_or_path",
     "prompt adapters": "enable_prompt_adapter prompt_adapters",
-    "speculative decoding": "speculative_config spec_method spec_model",
     "more than one device": """data_parallel_multi_port_external_lb decode_context_parallel_size
         prefill_context_parallel_size device_ids enable_dbo enable_elastic_ep
         enable_fault_tolerance""",
@@ -232,7 +246,7 @@ BOOLEAN_OPTIONS = frozenset(_BOOLEAN_OPTIONS.split())
 
 _SHORT_FLAGS = """decode_context_parallel_size:-dcp
     prefill_context_parallel_size:-pcp data_parallel_multi_port_external_lb:-dpm
-    speculative_config:-sc diffusion_config:-dc compilation_config:-cc
+    diffusion_config:-dc compilation_config:-cc
     attention_config:-ac"""
 _LIST_OPTIONS = """cudagraph_capture_sizes cuda_graph_sizes prompt_adapters device_ids
     numa_bind_nodes numa_bind_cpus ignore_patterns
@@ -246,15 +260,17 @@ SHORT_FLAGS = dict(pair.split(":") for pair in _SHORT_FLAGS.split())
 
 def option_names() -> Iterable[str]:
     """Yield every name of these tables."""
-    return sorted({*RENAMED, *STRUCTURED_KEYS, *NO_EFFECT, *UNSUPPORTED})
+    merged = (name for names in MERGED_KEYS.values() for name in names)
+    return sorted({*RENAMED, *merged, *NO_EFFECT, *UNSUPPORTED})
 
 
 def describe_effect(name: str) -> str:
     """Describe the effect of a name in one sentence."""
     if name in RENAMED:
         return f"Another name of {RENAMED[name]}."
-    if name in STRUCTURED_KEYS:
-        return f"Another name of {STRUCTURED_KEYS[name]} in structured_outputs_config."
+    for option, names in MERGED_KEYS.items():
+        if name in names:
+            return f"Another name of {names[name]} in {option}."
     if name in NO_EFFECT:
         return f"Accepted, no effect: {NO_EFFECT[name]}."
     advice = f"; {ADVICE[name]}" if name in ADVICE else ""
@@ -274,39 +290,32 @@ def translate(flat: dict[str, object]) -> dict[str, object]:
             raise ConfigError(f"{given} is another name of {name}; they differ: give one")
         if value is not None or name not in out:
             out[name] = value
-    _merge_structured_keys(out)
+    for option, names in MERGED_KEYS.items():
+        _merge_keys(out, option, names)
     if _swap_has_no_effect(out):
         log.info("swap_space has no effect without preemption_mode='swap'")
     out.update(_translate_values(out))
     return out
 
 
-def _merge_structured_keys(given: dict[str, object]) -> None:
-    """Move older names into structured_outputs_config. Raises ConfigError if values differ."""
-    structured = {key: given.pop(name) for name, key in STRUCTURED_KEYS.items() if name in given}
-    structured = {key: value for key, value in structured.items() if value is not None}
-    if not structured:
+def _merge_keys(given: dict[str, object], option: str, names: Mapping[str, str]) -> None:
+    """Move older names into the option's object. Raises ConfigError if values differ."""
+    older = {name: given.pop(name) for name in names if name in given}
+    older = {name: value for name, value in older.items() if value is not None}
+    if not older:
         return
-    log.info(
-        "%s: use structured_outputs_config=%s instead",
-        ", ".join(_given_structured_names(structured)),
-        json.dumps(structured),
-    )
-    whole = given.get("structured_outputs_config") or {}
+    whole = given.get(option) or {}
     if isinstance(whole, str):
-        whole = coerce("structured_outputs_config", dict, whole)
+        whole = coerce(option, dict, whole)
     if not isinstance(whole, Mapping):
-        raise ConfigError(f"structured_outputs_config must be a JSON object, got {whole!r}")
-    for name, key in STRUCTURED_KEYS.items():
-        if key in structured and whole.get(key, structured[key]) != structured[key]:
-            raise ConfigError(
-                f"{name} and {key} in structured_outputs_config differ: give one of them"
-            )
-    given["structured_outputs_config"] = {**whole, **structured}
-
-
-def _given_structured_names(structured: Mapping[str, object]) -> list[str]:
-    return [name for name, key in STRUCTURED_KEYS.items() if key in structured]
+        raise ConfigError(f"{option} must be a JSON object, got {whole!r}")
+    found = dict(whole)
+    for name, value in older.items():
+        if found.setdefault(names[name], value) != value:
+            raise ConfigError(f"{name} and {names[name]} in {option} differ: give one of them")
+    new = {names[name]: found[names[name]] for name in older}
+    log.info("%s: use %s=%s instead", ", ".join(older), option, json.dumps(new))
+    given[option] = found
 
 
 def _swap_has_no_effect(given: Mapping[str, object]) -> bool:

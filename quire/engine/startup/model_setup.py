@@ -20,6 +20,7 @@ from quire.config.options import Options
 from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
 from quire.config.quant.gguf import with_stored_types
+from quire.config.speculation import find_drafter
 from quire.engine.startup.adapter_numbers import count_adapter_numbers
 from quire.engine.startup.encoder_facts import media_encoder_facts
 from quire.errors import ConfigError
@@ -109,6 +110,12 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         else read_media_facts(config_folder, media.family, media.hf),
         adapters=count_adapter_numbers(options, model_type, model_config, folder),
         media_encoder=media_encoder_facts(model_config),
+        drafter=find_drafter(
+            options.speculation,
+            lambda name, revision: model_folder(name, revision, options, environment),
+            name=section.model,
+            hf=hf,
+        ),
     )
     return ModelDescription(folder, model_type, model_config, facts)
 

@@ -102,8 +102,8 @@ def test_flags_of_older_releases_are_accepted_and_logged(caplog):
 @pytest.mark.parametrize(
     "words",
     [
-        "--default-mm-loras audio=x", '-sc \'{"method": "ngram"}\'',
-        "--spec-method ngram", "--tool-strict-level function",
+        "--default-mm-loras audio=x",
+        "--tool-strict-level function",
         "--grpc", "--tokens-only", "--cpu-offload-gb 4",
         "--rope-theta 1e6", "--kv-transfer-config '{\"kv_connector\": \"x\"}'",
         "--kv-cache-dtype fp8_inc", "--kv-cache-dtype int4_per_token_head",

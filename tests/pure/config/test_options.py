@@ -53,7 +53,6 @@ def test_an_unknown_name_gets_the_nearest():
     "given",
     [
         {"default_mm_loras": {"audio": "x"}},
-        {"speculative_config": {"method": "ngram"}},
         {"cpu_offload_gb": 1},
         {"kv_offloading_backend": "lmcache"},
         {"mm_encoder_only": True},
