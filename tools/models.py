@@ -30,8 +30,10 @@ A model type that is not here is tried with its class in the installed `transfor
 exactly is refused with the layer and the reason.
 
 In a multimodal checkpoint the text half counts (`text_config`). **text and media**: images, and video or audio where
-the model has them, are read too, if its text half is native; `internvl_chat` (InternVL of the hub) is one more of them.
-Their towers are compared with `transformers` in `tests/cpu/multimodal`. **as text**: prompts with media are refused.
+the model has them, are read too, if its text half is native. Their towers are compared with `transformers` in
+`tests/cpu/multimodal`. **as text**: prompts with media are refused. **from its description**: the model's code is in its repository
+of the hub alone, and is not run. `tests/cpu/multimodal/test_hub_*.py` compare tensors by name, towers and projectors with relatives
+in `transformers` or with plain float32 forms, and tokens and tiles with tables; no answer of the original was compared.
 
 What a model does ([pooling.md](pooling.md)) follows from its files (`modules.json` of sentence-transformers), else its class:
 

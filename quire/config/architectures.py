@@ -165,6 +165,7 @@ CLASSES: dict[str, str] = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "gte": "GteModel",
+    "h2ovl_chat": "H2OVLChatModel",
     "helium": "HeliumForCausalLM",
     "hrm_text": "HrmTextForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
@@ -179,6 +180,7 @@ CLASSES: dict[str, str] = {
     "internlm2": "InternLM2ForCausalLM",
     "internlm3": "LlamaForCausalLM",
     "internvl": "InternVLForConditionalGeneration",
+    "internvl_chat": "InternVLChatModel",
     "iquestcoder": "LlamaForCausalLM",
     "jais2": "Jais2ForCausalLM",
     "jamba": "JambaForCausalLM",
@@ -234,6 +236,7 @@ CLASSES: dict[str, str] = {
     "nemotron_h": "NemotronHForCausalLM",
     "nllb-moe": "NllbMoeForConditionalGeneration",
     "nomic_bert": "NomicBertModel",
+    "NVLM_D": "NVLM_D_Model",
     "olmo": "OlmoForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
@@ -277,6 +280,7 @@ CLASSES: dict[str, str] = {
     "roformer": "RoFormerForCausalLM",
     "rwkv": "RwkvForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "skywork_chat": "SkyworkR1VChatModel",
     "smollm3": "SmolLM3ForCausalLM",
     "smolvlm": "SmolVLMForConditionalGeneration",
     "solar_open": "SolarOpenForCausalLM",
@@ -315,25 +319,31 @@ WRAPPERS: dict[str, str] = {
     "gemma4_unified": "gemma4_unified_text",
     "got_ocr2": "qwen2",
     "glm4v": "glm4",
+    "h2ovl_chat": "mistral",
     "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "internvl_chat": "qwen2",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",
     "mistral3": "mistral",
     "mllama": "mllama_text_model",
     "moss_transcribe_diarize": "qwen3",
+    "NVLM_D": "qwen2",
     "paligemma": "gemma2",
     "qwen2_5_vl": "qwen2",
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "skywork_chat": "qwen2",
     "smolvlm": "llama",
     "voxtral": "llama",
 }
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""
+HUB_WRAPPERS = frozenset(("h2ovl_chat", "internvl_chat", "NVLM_D", "skywork_chat"))
+"""Multimodal models whose code is in their repositories of the hub alone."""
 
 
 class ModelAlias(NamedTuple):
@@ -444,8 +454,9 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
     name, refusal = CLASSES[model_type], refusal_of(model_type)
     if model_type in WRAPPERS:
         half = _row(WRAPPERS[model_type], native)
-        encodes = half.served == "native" and model_type in PluginRegistry(MEDIA).names()
+        encodes = half.served == "native" and model_type.lower() in PluginRegistry(MEDIA).names()
         note = "text and media" if encodes else half.note or "as text"
+        note += ", from its description" if model_type in HUB_WRAPPERS else ""
         return Architecture(name, model_type, half.served, note)
     if model_type in native:
         return Architecture(name, model_type, "native")

@@ -157,6 +157,7 @@ class MediaPipeline:
             return []
         self.check_counts(parts)
         options, io_options = self._merge_kwargs(kwargs, io_kwargs)
+        options = {**self.processor.prompt_kwargs([one.modality for one in parts]), **options}
         files = await fetch_all(self._fetcher, parts, self.settings.limits.prompt_bytes)
         slots = asyncio.Semaphore(self.settings.workers)
 

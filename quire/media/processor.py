@@ -235,9 +235,14 @@ class MediaProcessor:
     def item_text(self, media: ProcessedMedia, index: int) -> str:
         """Return the text to be tokenized in place of the placeholder of an item.
 
-        What it adds around the placeholder may form tokens with the text of the prompt beside it.
+        It contains the placeholder once. What it adds around that may form tokens with the text of
+        the prompt beside it.
         """
         return self.placeholder(media.modality, index)
+
+    def prompt_kwargs(self, modalities: Sequence[Modality]) -> Settings:
+        """Return options that follow from the items of a prompt; a request's own are preferred."""
+        return {}
 
     def prompt_text(self, text: str, modalities: Sequence[Modality]) -> str:
         """Return the text to be tokenized in place of a raw prompt; modalities: of its items."""
@@ -259,7 +264,7 @@ class MediaProcessor:
 
 def processor_type(model_type: str) -> type[MediaProcessor] | None:
     """Return the processor class of an outer model_type. None: its media are not read."""
-    name = model_type.replace("-", "_")
+    name = model_type.replace("-", "_").lower()
     if name not in PROCESSORS.names():
         return None
     return cast("type[MediaProcessor]", PROCESSORS.load(name).Processor)

@@ -122,10 +122,13 @@ class MediaReader:
 
         Raises RequestError.
         """
-        if ids is not None:
-            return self.pipeline.place(ids, inputs.items, may_be_expanded=True)
-        assert text is not None
         processor = self.pipeline.processor
+        if ids is not None:
+            items: Sequence[ReadyItem] = inputs.items
+            if processor.text_placeholders:
+                items = [as_token_placeholder(self._tokenizer, one, processor) for one in items]
+            return self.pipeline.place(ids, items, may_be_expanded=True)
+        assert text is not None
         if not inputs.is_rendered:
             text = processor.prompt_text(text, [one.modality for one in inputs.items])
         found, items = tokenize_prompt(
@@ -213,28 +216,65 @@ def tokenize_prompt(
     A placeholder that is no token becomes an id below 0, which its item then replaces.
     """
     items = list(inputs.items)
-    cuts: list[tuple[int, int, list[int]]] = [
-        (start, end, _encode_literal(tokenizer, text[start:end])) for start, end in inputs.literals
+    cuts = [
+        _Cut(start, end, _encode_literal(tokenizer, text[start:end]))
+        for start, end in inputs.literals
     ]
+    writer = _ItemTexts(() if processor.text_placeholders else inputs.items, processor)
     if processor.text_placeholders:
         for start, end, place in _find_placeholders(text, items, processor, inputs.literals):
-            cuts.append((start, end, [-1 - place]))
+            cuts.append(_Cut(start, end, [-1 - place], *_around(items[place], processor)))
             items[place] = replace(
                 items[place], expansion=replace(items[place].expansion, replaces=(-1 - place,))
             )
     ids: list[int] = []
     at = 0
-    special = add_special_tokens
-    writer = _ItemTexts(inputs.items, processor)
-    for start, end, made in sorted(cuts):
-        if start > at or special:
-            ids += tokenizer.encode(writer.write(text[at:start]), special)
+    special, carried = add_special_tokens, ""
+    for cut in sorted(cuts, key=lambda one: one.start):
+        between = carried + writer.write(text[at : cut.start]) + cut.before
+        if between or special:
+            ids += tokenizer.encode(between, special)
             special = False
-        ids += made
-        at = end
-    if at < len(text) or not cuts:
-        ids += tokenizer.encode(writer.write(text[at:]), special)
+        ids += cut.ids
+        at, carried = cut.end, cut.after
+    if at < len(text) or carried or not cuts:
+        ids += tokenizer.encode(carried + writer.write(text[at:]), special)
     return ids, items
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A span of a prompt that becomes these ids. before, after: texts that are added beside it."""
+
+    start: int
+    end: int
+    ids: list[int]
+    before: str = ""
+    after: str = ""
+
+
+def _around(item: ReadyItem, processor: MediaProcessor) -> tuple[str, str]:
+    """Return what the text of an item has before and after its placeholder."""
+    form = processor.placeholder(item.modality, item.index)
+    before, _, after = processor.item_text(item.media, item.index).partition(form)
+    return before, after
+
+
+def as_token_placeholder(
+    tokenizer: Tokenizer, item: ReadyItem, processor: MediaProcessor
+) -> ReadyItem:
+    """Return an item that replaces the tokens of a placeholder that is a text, in a prompt of ids.
+
+    Its own tokens then include the texts around it.
+    """
+    made = item.expansion
+    form = tokenizer.encode(processor.placeholder(item.modality, item.index), False)
+    before, after = (
+        tuple(tokenizer.encode(text, False)) if text else () for text in _around(item, processor)
+    )
+    runs = tuple((start + len(before), count) for start, count in made.runs)
+    ids = (*before, *made.token_ids, *after)
+    return replace(item, expansion=replace(made, token_ids=ids, runs=runs, replaces=tuple(form)))
 
 
 class _ItemTexts:

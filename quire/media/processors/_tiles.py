@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from quire.media.image_ops import resize
@@ -19,14 +19,19 @@ def _grids(least: int, most: int) -> list[tuple[int, int]]:
 
 
 def nearest_grid(
-    height: int, width: int, tile: tuple[int, int], least: int, most: int
+    height: int,
+    width: int,
+    tile: tuple[int, int],
+    least: int,
+    most: int,
+    allowed: Callable[[tuple[int, int]], bool] = lambda grid: True,
 ) -> tuple[int, int]:
     """Return (rows, columns). Of equally near ones: the larger, if the image has half its pixels.
 
-    tile: (height, width).
+    tile: (height, width). allowed: which grids count; (1, 1) if none does.
     """
     best, nearest = (1, 1), float("inf")
-    for rows, columns in _grids(least, most):
+    for rows, columns in filter(allowed, _grids(least, most)):
         distance = abs(width / height - columns / rows)
         larger = height * width > 0.5 * tile[0] * tile[1] * rows * columns
         if distance < nearest or (distance == nearest and larger):

@@ -64,6 +64,7 @@ class Processor(ImageProcessor):
                 int(settings["min_patches"]),
                 int(settings["max_patches"]),
                 int(settings["resample"]),
+                thumbnail=bool(settings.get("use_thumbnail", True)),
             )
         else:
             tiles = [resized_and_cropped(pixels, settings)]

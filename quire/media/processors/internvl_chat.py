@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from quire.media.processor import (
+    DecodedMedia,
     Expansion,
     KwargRange,
     ProcessedMedia,
@@ -39,6 +40,7 @@ class Processor(internvl.Processor):
         side = int(config.get("force_image_size") or vision.get("image_size") or 448)
         self.settings |= NORMALIZED | {"size": {"height": side, "width": side}}
         self.settings |= self.own_names(config)
+        self.settings["use_thumbnail"] = config.get("use_thumbnail", True)
         self.scale_shift = scale_shift(self.settings)
         self.per_tile = self.tile_rows()
 
@@ -53,6 +55,9 @@ class Processor(internvl.Processor):
 
     def placeholder(self, modality: str, index: int) -> str:
         return "<image>"
+
+    def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
+        return super().process(media, self.own_names(kwargs))
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
         return replace(super().expand(media, index), replaces=())

@@ -96,12 +96,12 @@ def intern_weights(tower: Vit, *, hub: bool) -> Weights:
 class NormedProjector(nn.Module):
     """linear_2(act(linear_1(layer_norm(x))))."""
 
-    def __init__(self, inputs: int, outputs: int, act: str) -> None:
+    def __init__(self, inputs: int, hidden: int, outputs: int, act: str, bias: bool = True) -> None:
         super().__init__()
         self.layer_norm = LayerNorm(inputs, 1e-5)
-        self.linear_1 = Linear(inputs, outputs, bias=True)
+        self.linear_1 = Linear(inputs, hidden, bias)
         self.act = Activation(act)
-        self.linear_2 = Linear(outputs, outputs, bias=True)
+        self.linear_2 = Linear(hidden, outputs, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear_2(self.act(self.linear_1(self.layer_norm(x))))

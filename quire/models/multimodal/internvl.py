@@ -31,7 +31,7 @@ class Encoder(TileEncoder):
         self.width = text_hidden(hf)
         inputs = self.tower.config.hidden * self.factor**2
         act = activation_of(hf, "projector_hidden_act")
-        self.projector = NormedProjector(inputs, self.width, act)
+        self.projector = NormedProjector(inputs, self.width, self.width, act)
         self.weights = intern_weights(self.tower, hub=self.hub)
 
     @classmethod

@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.media.image_ops import from_tensor
 from tests.cpu.multimodal.families import Pair, image, made
 
 LAYER = {
@@ -31,24 +33,21 @@ def hub_names(tensors):
     for name, tensor in tensors.items():
         for theirs, hub in {**PATHS, **LAYER}.items():
             name = name.replace(theirs, hub)
-        if ".attention." in name:
+        if ".attention." in name and "_norm." not in name:
             at, part, param = name.rsplit(".", 2)
             qkv.setdefault(f"{at.replace('.attention', '.attn')}.qkv.{param}", {})[part] = tensor
         else:
-            found[name] = tensor
+            found[name.replace(".attention.", ".attn.")] = tensor
     joined = {
         name: torch.cat([parts[f"{one}_proj"] for one in "qkv"]) for name, parts in qkv.items()
     }
     return found | joined
 
 
-def test_internvl_of_the_hub_equals_that_of_transformers(tmp_path):
-    pair = made("internvl", tmp_path)
-    wanted = pair.rows(pair.process([image(300, 200)]))
-    hub = tmp_path / "hub"
-    hub.mkdir()
-    tensors = load_file(tmp_path / "model.safetensors")
-    save_file(hub_names(tensors), hub / "model.safetensors", {"format": "pt"})
+def write_hub(folder, pair, tensors, **more):
+    """A folder with the files of the hub, for the model of a pair with other tensors."""
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = {
         "model_type": "internvl_chat",
         "llm_config": pair.hf["text_config"],
@@ -57,11 +56,76 @@ def test_internvl_of_the_hub_equals_that_of_transformers(tmp_path):
         "max_dynamic_patch": 6,
         "ps_version": "v2",
     }
-    config["vision_config"] |= {"qkv_bias": False, "qk_normalization": False}
-    (hub / "config.json").write_text(json.dumps(config))
-    other = Pair(pair.theirs, pair.processor, hub)
+    vision = pair.hf["vision_config"]
+    config["vision_config"] |= {
+        "qkv_bias": vision["attention_bias"],
+        "qk_normalization": vision["use_qk_norm"],
+    }
+    (folder / "config.json").write_text(json.dumps(config | more))
+    return Pair(pair.theirs, pair.processor, folder)
+
+
+@pytest.mark.parametrize("model_type", ["internvl_chat", "skywork_chat", "h2ovl_chat"])
+def test_internvl_of_the_hub_equals_that_of_transformers(model_type, tmp_path):
+    pair = made("internvl", tmp_path)
+    wanted = pair.rows(pair.process([image(300, 200)]))
+    tensors = hub_names(load_file(tmp_path / "model.safetensors"))
+    other = write_hub(tmp_path / "hub", pair, tensors, model_type=model_type)
     items = other.process([image(300, 200)])
     assert other.own_processor.expand(items[0], 1).rows == len(wanted[0])
+    assert len(wanted[0]) <= other.ours[0].media_encoder.max_rows("image")
     theirs = pair.process([image(300, 200)])
     assert torch.equal(other.rows(theirs)[0], wanted[0])
     assert items[0].tensors[0] == theirs[0].tensors[0]
+
+
+def further_heads(name, tensor, heads=4, stored=8):
+    """A tensor of attention with heads after its own, as NVLM-D's checkpoint has them."""
+    size = 32 // heads
+    wide = tensor.new_full((stored * size, *tensor.shape[1:]), 9.0)
+    if name.endswith("qkv.weight"):
+        parts = tensor.chunk(3)
+        wide = tensor.new_full((3, stored * size, 32), 9.0)
+        for part, one in zip(wide, parts, strict=True):
+            part[:32] = one
+        return wide.flatten(0, 1)
+    if name.endswith("proj.weight"):
+        return torch.cat((tensor, tensor.new_full((32, stored * size - 32), 9.0)), 1)
+    wide[:32] = tensor
+    return wide if name.endswith("_norm.weight") else tensor
+
+
+def test_nvlm_reads_its_own_heads_and_has_no_biases_in_its_projector(tmp_path):
+    pair = made("internvl_of_6b", tmp_path)
+    tensors = hub_names(load_file(tmp_path / "model.safetensors"))
+    pair.theirs.model.vision_tower.layernorm = torch.nn.Identity()  # of the hub it has none
+    gone = ("qkv.bias", "vision_tower.layernorm.weight", "vision_tower.layernorm.bias")
+    tensors = {name: one for name, one in tensors.items() if not name.endswith(gone)}
+    tensors["mlp1.1.weight"] = torch.randn(96, 128) * 0.1
+    tensors["mlp1.3.weight"] = torch.randn(64, 96) * 0.1
+    del tensors["mlp1.1.bias"], tensors["mlp1.3.bias"]
+    layers = pair.theirs.model.vision_tower.encoder.layer
+    for layer in layers:  # its queries, keys and values have no biases
+        for one in "qkv":
+            getattr(layer.attention, f"{one}_proj").bias.data.zero_()
+    for name in [one for one in tensors if ".attn." in one]:
+        tensors[name] = further_heads(name, tensors[name])
+    vision = pair.hf["vision_config"] | {"image_size": 56, "patch_size": 14}
+    vision |= {"qkv_bias": False, "qk_normalization": True}
+    other = write_hub(tmp_path / "hub", pair, tensors, model_type="NVLM_D", vision_config=vision)
+    theirs = pair.theirs.model
+    projector = theirs.multi_modal_projector
+    projector.linear_1 = torch.nn.Linear(128, 96, bias=False)
+    projector.linear_1.weight.data = tensors["mlp1.1.weight"]
+    projector.linear_2 = torch.nn.Linear(96, 64, bias=False)
+    projector.linear_2.weight.data = tensors["mlp1.3.weight"]
+    items = pair.process([image(300, 200)])
+    pixels, scale_shift = (torch.from_numpy(from_tensor(one).copy()) for one in items[0].tensors)
+    pixels = (pixels * scale_shift[0] + scale_shift[1]).permute(0, 3, 1, 2)
+    states = theirs.vision_tower(pixels).last_hidden_state[:, 1:]
+    states = states.view(len(pixels), 4, 4, -1)
+    states = theirs.pixel_shuffle(states, scale_factor=0.5)
+    wanted = projector(states.flatten(1, 2)).flatten(0, 1)
+    (got,) = other.rows(items)
+    assert (got - wanted).abs().max().item() < 1e-4
+    assert len(got) <= other.ours[0].media_encoder.max_rows("image")

@@ -1,0 +1,85 @@
+"""Tokens and tiles of models whose code is on the hub alone, against tables of their descriptions."""
+
+import numpy as np
+import pytest
+
+from quire.media.processors.h2ovl_chat import two_grids
+from tests.cpu.multimodal.hub_prompts import HubPrompts, array
+
+INTERN = {
+    "vision_config": {"image_size": 56, "patch_size": 14},
+    "force_image_size": 56,
+    "downsample_ratio": 0.5,
+    "max_dynamic_patch": 6,
+    "use_thumbnail": True,
+    "dynamic_image_size": True,
+}
+ROWS = 4
+"""Of a tile of these sizes."""
+IMG = ["<img>", "</img>", "<IMG_CONTEXT>"]
+
+
+def tiles_text(tiles):
+    return f"<img>{'<IMG_CONTEXT>' * ROWS * tiles}</img>"
+
+
+@pytest.mark.parametrize("model_type", ["internvl_chat", "skywork_chat", "h2ovl_chat"])
+def test_the_tokens_of_tiles_stand_between_marks(model_type, tmp_path):
+    prompts = HubPrompts(tmp_path, INTERN | {"model_type": model_type}, IMG)
+    items = prompts.items((50, 50), (56, 170))
+    ids, runs = prompts.place("a<image>\nb <image><image_>", items)
+    text = f"a{tiles_text(1)}\nb {tiles_text(4)}<image_>"
+    assert ids == prompts.encode(text)
+    rows = [i for i, one in enumerate(ids) if one == prompts.token("<IMG_CONTEXT>")]
+    assert [i for [(at, n)] in runs for i in range(at, at + n)] == rows
+
+
+def test_options_of_a_request_have_the_names_of_the_config(tmp_path):
+    prompts = HubPrompts(tmp_path, INTERN | {"model_type": "internvl_chat"}, IMG)
+    assert [one.sizes["tiles"] for one in prompts.items((56, 170))] == [4]
+    assert [one.sizes["tiles"] for one in prompts.items((56, 170), max_dynamic_patch=2)] == [3]
+    assert [one.sizes["tiles"] for one in prompts.items((56, 170), dynamic_image_size=False)] == [1]
+    without = HubPrompts(
+        tmp_path, INTERN | {"model_type": "internvl_chat", "use_thumbnail": False}, IMG
+    )
+    assert [one.sizes["tiles"] for one in without.items((56, 170))] == [3]
+
+
+def test_names_of_tiles_are_text_and_join_the_text_beside_them(tmp_path):
+    prompts = HubPrompts(tmp_path, INTERN | {"model_type": "NVLM_D"}, ["<|vision_pad|>"])
+    items = prompts.items((50, 50), (56, 120))
+    ids, runs = prompts.place(">a<image>\n<image>|><image>", items)
+    pads = "<|vision_pad|>" * ROWS
+    one = f"<Image><tile_global_thumbnail>{pads}</Image>"
+    three = f"<Image><tile_1>{pads}<tile_2>{pads}<tile_global_thumbnail>{pads}</Image>"
+    assert ids == prompts.encode(f">a{one}\n{three}|><image>")
+    rows = [i for i, one in enumerate(ids) if one == prompts.token("<|vision_pad|>")]
+    assert [i for own in runs for at, n in own for i in range(at, at + n)] == rows
+
+
+@pytest.mark.parametrize(
+    ("size", "grids"),
+    [
+        ((50, 50), [(2, 2), (1, 1)]),  # as large as one tile
+        ((120, 120), [(1, 1), (2, 2)]),  # 3 x 3 would be too many
+        ((56, 112), [(2, 3), (1, 2)]),  # the nearest ratio of those with two rows or more
+        ((56, 400), [(1, 1), (1, 6)]),  # 4 or 5 columns of two rows would be too many
+    ],
+)
+def test_an_image_has_tiles_of_two_grids(size, grids):
+    assert list(two_grids(*size, (56, 56), 6)) == grids
+
+
+def test_an_image_that_is_alone_is_tiled_twice(tmp_path):
+    config = INTERN | {"model_type": "h2ovl_chat", "use_msac": True}
+    prompts = HubPrompts(tmp_path, config, IMG)
+    (alone,) = prompts.items((56, 112))
+    assert alone.sizes["tiles"] == 6 + 2 + 1
+    pixels = array(alone, "pixels")
+    first, second = prompts.items((56, 112), (50, 50))
+    assert (first.sizes["tiles"], second.sizes["tiles"]) == (3, 1)
+    assert np.array_equal(pixels[6:], array(first, "pixels"))
+    (off,) = prompts.items((56, 112), use_msac=False)
+    assert off.sizes == first.sizes
+    (square,) = prompts.items((120, 120))
+    assert square.sizes["tiles"] == 4 + 1
