@@ -19,7 +19,7 @@ from quire.distributed.stage_link import StageLink
 from quire.models.base import LanguageModel
 from quire.runner.device_worker import CompletedStep, DeviceWorker, StepHandle
 from quire.runner.expert_steps import ExpertSteps
-from quire.runner.media.encoder_pool import find_pool
+from quire.runner.media.media_rows import find_media_rows
 from quire.runner.model_input import ModelInput
 from quire.runner.profiler import span
 from quire.sampling.sampler import Sampler
@@ -90,9 +90,9 @@ class ModelRunner:
     def release_kv_memory(self) -> None:
         """Return the KV memory to the system; every block's content is lost."""
         self.worker.release_kv_memory()
-        pool = find_pool(self.model)
-        if pool is not None:
-            pool.release()
+        media = find_media_rows(self.model)
+        if media is not None:
+            media.pool.release()
 
     def _move_blocks(self, step: ModelInput) -> None:
         """Swap out, swap in, copy: one plan may free a block, refill it, and copy from it."""

@@ -23,7 +23,7 @@ from quire.core.types import Request, StopConditions
 from quire.engine.build import build_core, build_scheduler
 from quire.engine.startup.executor_setup import build_executor, load_pooler
 from quire.models.build import build_model, read_model_config
-from quire.runner.media.encoder_pool import attach_pool
+from quire.runner.media.media_rows import attach_media_rows
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds, pack_embeds
 
 TINY = {
@@ -179,7 +179,7 @@ def engine_of(
         generates=bool(groups),
     )
     if media is not None:
-        attach_pool(model, media.cache_rows, dtype, torch.device(device))
+        attach_media_rows(model, media.cache_rows, dtype, torch.device(device))
     pooler = load_pooler(model, None, config, torch.device(device))
     half = build_executor(model, config, processors, grammars, pooler)
     scheduler = build_scheduler(config, grammars)

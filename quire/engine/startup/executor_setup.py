@@ -45,7 +45,7 @@ from quire.runner.cpu.tape_cache import padded_rows
 from quire.runner.device_worker import DeviceWorker
 from quire.runner.expert_steps import ExpertSteps
 from quire.runner.kv_tensors import allocate_kv_tensors
-from quire.runner.media.encoder_pool import attach_pool
+from quire.runner.media.media_rows import attach_media_rows
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
 from quire.runner.slots import TableShape
@@ -95,7 +95,9 @@ def load_model(
         seed=config.model.seed,
     )
     if config.media_encoder is not None:
-        attach_pool(model, config.media_encoder.cache_rows, DTYPES[config.model.dtype], device)
+        attach_media_rows(
+            model, config.media_encoder.cache_rows, DTYPES[config.model.dtype], device
+        )
     if config.adapters is not None:
         scheduler, section = config.scheduler, config.adapters
         assert isinstance(model, nn.Module)

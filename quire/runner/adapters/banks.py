@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from quire.kernels.formats.lora_bank import LoraRows, SlotCopy
 from quire.kernels.lora import assign_rows
 from quire.layers import ClassifierLinear, Embedding, Experts, Linear, LMHead
+from quire.models.base import StepInputs
 from quire.runner.adapters.adapted_layer import AdaptedLayer, SlotLoad, SlotSizes, StepRows
 from quire.runner.adapters.embedding import AdaptedEmbedding
 from quire.runner.adapters.experts import AdaptedExperts
@@ -141,8 +142,14 @@ class AdapterBanks:
     def name(self) -> str:
         return "scaled adapters" if self._step.is_scaled else "adapters"
 
+    decodes = True
+    rotary_axes = 1
+
     def reset(self) -> None:
         self._step.is_scaled = False
+
+    def inputs(self, step: StepInputs) -> StepInputs:
+        return step
 
     @property
     def changes_logits(self) -> bool:

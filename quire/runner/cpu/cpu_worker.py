@@ -125,7 +125,7 @@ class CpuWorker:
         for part in parts:
             part.write_inputs(self._model, inputs)
         carried = self._link.receive()
-        has_tape = inputs.decode_only and not inputs.has_axes and not others
+        has_tape = inputs.decode_only and variant.decodes and not inputs.has_axes and not others
         if has_tape and self._tapes is not None:
             found = self._tapes.run(inputs, attention_metadata, variant, carried)
             if found is not None and not self._link.is_last:
@@ -141,7 +141,7 @@ class CpuWorker:
         for part in parts:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(torch.from_numpy(inputs.token_slots)):
-            hidden = self._model(step)
+            hidden = self._model(variant.inputs(step))
         if not self._link.is_last:
             return self._hand_on(hidden)
         forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)

@@ -110,7 +110,9 @@ class CudaWorker:
         if slots.has_cross:
             longest = max([most, *(shape.tokens for shape in graph_shapes(max_tokens, rows))])
             self._token_starts = torch.arange(longest + 1, dtype=torch.int32, device=device)
-        self._mixed_inputs = MixedInputs(most, slots, NUM_STAGING_BUFFERS, device)
+        self._variants = find_variants(model)
+        axes = max(one.rotary_axes for one in self._variants)
+        self._mixed_inputs = MixedInputs(most, slots, NUM_STAGING_BUFFERS, device, axes)
         self._table_staging = StagingBuffer(
             4 * align_words(rows + most), NUM_STAGING_BUFFERS, device
         )
@@ -127,7 +129,6 @@ class CudaWorker:
         self._generates = generates
         decodes = rows if generates else 0
         self._shapes = graph_shapes(max_tokens, decodes) if backend.supports_prefill_graphs else []
-        self._variants = find_variants(model)
         self._graphs = CudaGraphCache[GraphKey](weak_method(self._launch), device)
         self._graph_bytes = 0
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -209,7 +210,7 @@ class CudaWorker:
         its largest."""
         groups: list[list[GraphKey]] = []
         for variant in self._variants:
-            if self._generates:
+            if self._generates and variant.decodes:
                 decodes = decode_graph_groups(len(self._last_token), variant)
                 groups += [[*group] for group in decodes]
             shapes = [shape._replace(variant=variant.name) for shape in reversed(self._shapes)]
@@ -258,7 +259,7 @@ class CudaWorker:
             variant, others = split_variant(self._model, parts)
             for part in parts:
                 part.write_inputs(self._model, batch)
-            if batch.decode_only and not others and not batch.has_axes:
+            if batch.decode_only and variant.decodes and not others and not batch.has_axes:
                 return self._decode(batch, variant)
             return self._mixed(batch, others, variant)
         except BaseException:
@@ -269,7 +270,7 @@ class CudaWorker:
 
     def _launch(self, graph: GraphKey) -> None:
         """Launch the kernels of a graph, whose integers are where the device reads them."""
-        variant = next(one for one in self._variants if one.name == graph.variant)
+        variant = self._variant_of(graph)
         if isinstance(graph, GraphShape):
             self._store_hidden(self._mixed_forward(graph, variant))
         elif graph.part == "sampling":
@@ -282,10 +283,14 @@ class CudaWorker:
             else:
                 self._sample_decode(hidden, graph, variant)
 
+    def _variant_of(self, graph: GraphKey) -> StepVariant:
+        return next(one for one in self._variants if one.name == graph.variant)
+
     def _upload_empty(self, graph: GraphKey) -> None:
         """Upload the integers of a step without rows: it reads and writes no slot."""
         if isinstance(graph, GraphShape):
-            self._mixed_inputs.upload(pad_to_shape(EMPTY_BATCH, graph), self._stored_rows(graph))
+            padded = pad_to_shape(EMPTY_BATCH, graph, self._variant_of(graph).rotary_axes)
+            self._mixed_inputs.upload(padded, self._stored_rows(graph))
         else:
             self._pinned_io.out_of_sync = True
             self._pinned_io.write_inputs(EMPTY_BATCH, graph.size)
@@ -327,11 +332,8 @@ class CudaWorker:
         if not outside:
             done = torch.cuda.Event()
             done.record()
-            return _attach_masks(
-                PendingStep(
-                    inputs, done, self._pinned_io.output_view(done), None, (), grammar_masks
-                )
-            )
+            view = self._pinned_io.output_view(done)
+            return PendingStep(inputs, done, view, None, (), grammar_masks)
         assert self._hidden is not None
         views, hidden = self._get_decode_device_inputs(size), self._hidden[:size]
         pending = self._sample(
@@ -403,12 +405,15 @@ class CudaWorker:
         sampled = padded_sample_rows(len(inputs.sampled_slots), len(self._last_token))
         # where rows are sampled, a graph keeps only their hidden states, and parts read others
         needs_more = parts if self._generates else any(part.changes_inputs for part in parts)
-        eager = self._eager or needs_more or inputs.has_axes
-        shape = None if eager else select_graph_shape(inputs, self._shapes)
+        eager = self._eager or needs_more or variant not in self._variants
+        has_place = variant.rotary_axes > 1 or not inputs.has_axes
+        shape = None
+        if has_place and not eager:
+            shape = select_graph_shape(inputs, self._shapes)
         pending_parts: list[PendingPart] = []
         if shape is not None:
             with span("upload"):
-                padded = pad_to_shape(inputs, shape)
+                padded = pad_to_shape(inputs, shape, variant.rotary_axes)
                 views = self._mixed_inputs.upload(padded, max(sampled, self._stored_rows(shape)))
             with span("graph"):
                 self._graphs.run(shape._replace(variant=variant.name))
@@ -439,7 +444,8 @@ class CudaWorker:
 
     def _mixed_forward(self, shape: GraphShape, variant: StepVariant) -> Tensor:
         """Launch the forward pass of a step of this shape, up to what _store_hidden() keeps."""
-        views = self._mixed_inputs.views(shape.tokens, shape.rows, self._stored_rows(shape))
+        stored = self._stored_rows(shape)
+        views = self._mixed_inputs.views(shape.tokens, shape.rows, stored, variant.rotary_axes)
         longest = self._width * self._block_size
         hidden = self._gather_and_forward(
             views, shape.decodes, shape.tokens, longest, None, (), variant
@@ -515,7 +521,7 @@ class CudaWorker:
         for part in parts:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(views.token_slots):
-            return self._model(step)
+            return self._model(variant.inputs(step))
 
     def _cross_metadata(self, token_slots: Tensor) -> CrossMetadata | None:
         """Return the source of each token of a step; padding tokens read that of some slot."""
@@ -588,13 +594,4 @@ class CudaWorker:
             answer = copy.numpy()
         done = torch.cuda.Event()
         done.record()
-        return _attach_masks(
-            PendingStep(inputs, done, answer, fetched, pending_parts, grammar_masks)
-        )
-
-
-def _attach_masks(pending: PendingStep) -> PendingStep:
-    """Give the grammar masks the tokens of the step."""
-    if pending.masks is not None:
-        pending.masks.set_fetch(pending.tokens)
-    return pending
+        return PendingStep(inputs, done, answer, fetched, pending_parts, grammar_masks)

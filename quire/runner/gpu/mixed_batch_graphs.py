@@ -60,8 +60,11 @@ def select_graph_shape(inputs: StepBatch, shapes: Sequence[GraphShape]) -> Graph
     return None
 
 
-def pad_to_shape(inputs: StepBatch, shape: GraphShape) -> StepBatch:
-    """Return the step with its rows and tokens padded to the shape; `rows` have no meaning."""
+def pad_to_shape(inputs: StepBatch, shape: GraphShape, axes: int = 1) -> StepBatch:
+    """Return the step with its rows and tokens padded to the shape; `rows` have no meaning.
+
+    axes: of the rotary positions that the graph reads.
+    """
     decodes, width = inputs.num_decodes, shape.tokens
     shift = shape.decodes - decodes
     used = len(inputs.token_ids) + shift
@@ -89,10 +92,16 @@ def pad_to_shape(inputs: StepBatch, shape: GraphShape) -> StepBatch:
         max_query=width,
         max_context=inputs.max_context,
         decode_only=False,
-        rotary=None
-        if inputs.rotary is None
-        else _pad_split(inputs.rotary, decodes, shape.decodes, width, 0),
+        rotary=_pad_rotary(inputs, shape, axes),
     )
+
+
+def _pad_rotary(inputs: StepBatch, shape: GraphShape, axes: int) -> Ints | None:
+    if inputs.rotary is None and axes == 1:
+        return None
+    spread = np.broadcast_to(inputs.rotary_positions, (axes, len(inputs.positions)))
+    decodes, places = inputs.num_decodes, shape.decodes
+    return np.concatenate([_pad_split(one, decodes, places, shape.tokens, 0) for one in spread])
 
 
 def _pad_split(values: Ints, decodes: int, places: int, length: int, blank: int) -> Ints:

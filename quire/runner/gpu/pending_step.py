@@ -21,7 +21,7 @@ from quire.sampling.steps.grammar_masks import GrammarMasks
 class DeviceInputs:
     """A step's integers on the device."""
 
-    token_ids: Tensor  # [T]; negative: the slot's last token
+    token_ids: Tensor  # [T]; -1: the slot's last token
     token_slots: Tensor  # [T]; negative: padding
     positions: Tensor  # [T]
     q_starts: Tensor  # [S + 1]
@@ -43,6 +43,10 @@ class PendingStep:
     sampler_output: HostSamplerOutput | None
     parts: Sequence[PendingPart]
     masks: GrammarMasks | None = None
+
+    def __post_init__(self) -> None:
+        if self.masks is not None:
+            self.masks.set_fetch(self.tokens)
 
     def tokens(self) -> tuple[list[int], np.ndarray]:
         """Ids and tops of the rows that were sampled; waits for them."""

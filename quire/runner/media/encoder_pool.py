@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.config.memory.part_facts import PAGE_ROWS
 from quire.core.types import MediaTensor
 from quire.kernels.framework import lazy_fusion
-from quire.models.base import EncoderInput, EncodesMedia, LanguageModel
+from quire.models.base import EncoderInput, EncodesMedia
 from quire.sampling.h2d import move_tensor, to_device
 
 GIVEN_ROWS = "embeds"
@@ -41,7 +41,7 @@ class EncoderPool:
         self._shape = (num_rows // PAGE_ROWS * PAGE_ROWS, encoder.width)
         self._dtype, self._device = dtype, device
         self._rows: Tensor | None = None
-        self._rows = self._allocated()
+        self._rows = self.allocate()
 
     def encode(self, items: Sequence[EncodeItem]) -> None:
         """Encode items, and keep their rows. On the current stream."""
@@ -53,7 +53,7 @@ class EncoderPool:
             )
             lazy_fusion.flush()
         rows = iter(made)
-        pool = self._allocated()
+        pool = self.allocate()
         for one in items:
             found = self._load(one)[GIVEN_ROWS] if _brings_rows(one) else next(rows)
             if found.shape != (one.num_rows, self._shape[1]):
@@ -67,13 +67,14 @@ class EncoderPool:
 
     def gather(self, indexes: Tensor) -> Tensor:
         """Return rows [n, width] by their indexes in the pool: int64 [n]."""
-        return self._allocated().index_select(0, indexes)
+        return self.allocate().index_select(0, indexes)
 
     def release(self) -> None:
         """Return the memory to the system; all rows are lost. The next use allocates it again."""
         self._rows = None
 
-    def _allocated(self) -> Tensor:
+    def allocate(self) -> Tensor:
+        """Return all rows: [num_rows, width]. They have one address until they are released."""
         if self._rows is None:
             self._rows = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
         return self._rows
@@ -98,19 +99,3 @@ def row_indexes(pages: Sequence[int], rows: int) -> np.ndarray:
 
 def _brings_rows(item: EncodeItem) -> bool:
     return len(item.tensors) == 1 and item.tensors[0].name == GIVEN_ROWS
-
-
-def attach_pool(
-    model: LanguageModel, num_rows: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    """Give a model with a media encoder its pool, for the parts of steps."""
-    if model.media_encoder is not None:
-        pool = EncoderPool(model.media_encoder, num_rows, dtype, device)
-        model.encoder_pool = pool  # type: ignore[attr-defined]
-
-
-def find_pool(model: object) -> EncoderPool | None:
-    """Return the pool of a model; None: of one without a media encoder, as later stages have."""
-    found = getattr(model, "encoder_pool", None)
-    assert found is None or isinstance(found, EncoderPool)
-    return found

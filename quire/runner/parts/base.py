@@ -12,8 +12,8 @@ own. `write_inputs` fills the buffers before each step.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -46,8 +46,22 @@ class StepVariant(Protocol):
         """Whether logits have other kernels than without the variant."""
         ...
 
+    @property
+    def decodes(self) -> bool:
+        """Whether steps with it may have decoding rows alone, which have graphs of their own."""
+        ...
+
+    @property
+    def rotary_axes(self) -> int:
+        """Rotary positions of each token in its graphs."""
+        ...
+
     def reset(self) -> None:
         """Take the usual form and name, which graphs are captured of, until inputs are written."""
+        ...
+
+    def inputs(self, step: StepInputs) -> StepInputs:
+        """Return the inputs of a forward pass, from those without the variant; in its context."""
         ...
 
     def forward(self, token_slots: Tensor) -> AbstractContextManager[object]:
@@ -64,9 +78,14 @@ class _PlainVariant:
 
     name = ""
     changes_logits = False
+    decodes = True
+    rotary_axes = 1
 
     def reset(self) -> None:
         pass
+
+    def inputs(self, step: StepInputs) -> StepInputs:
+        return step
 
     def forward(self, token_slots: Tensor) -> AbstractContextManager[object]:
         return nullcontext()
@@ -76,6 +95,51 @@ class _PlainVariant:
 
 
 PLAIN: StepVariant = _PlainVariant()
+
+
+class CombinedVariant(NamedTuple):
+    """Of steps with parts that have one each. It has no graphs."""
+
+    variants: tuple[StepVariant, ...]
+
+    @property
+    def name(self) -> str:
+        return " and ".join(one.name for one in self.variants)
+
+    @property
+    def changes_logits(self) -> bool:
+        return any(one.changes_logits for one in self.variants)
+
+    @property
+    def decodes(self) -> bool:
+        return all(one.decodes for one in self.variants)
+
+    @property
+    def rotary_axes(self) -> int:
+        return max(one.rotary_axes for one in self.variants)
+
+    def reset(self) -> None:
+        for one in self.variants:
+            one.reset()
+
+    def inputs(self, step: StepInputs) -> StepInputs:
+        for one in self.variants:
+            step = one.inputs(step)
+        return step
+
+    @contextmanager
+    def forward(self, token_slots: Tensor) -> Iterator[None]:
+        with ExitStack() as stack:
+            for one in self.variants:
+                stack.enter_context(one.forward(token_slots))
+            yield
+
+    @contextmanager
+    def logits(self, row_slots: Tensor) -> Iterator[None]:
+        with ExitStack() as stack:
+            for one in self.variants:
+                stack.enter_context(one.logits(row_slots))
+            yield
 
 
 class ForwardOutput(NamedTuple):
@@ -161,9 +225,11 @@ def find_variants(model: LanguageModel) -> list[StepVariant]:
 def split_variant(
     model: LanguageModel, parts: Collection[StepPart]
 ) -> tuple[StepVariant, Collection[StepPart]]:
-    """Return a step's variant, and the parts that have none."""
+    """Return a step's variant, and the parts that do more than write its inputs."""
     if not parts:
         return PLAIN, parts
-    variants = [own for part in parts if (own := part.variant(model)) is not None]
-    assert len(variants) <= 1, f"a step of {len(variants)} variants"
-    return (variants or [PLAIN])[0], [part for part in parts if part.variant(model) is None]
+    variants = tuple(own for part in parts if (own := part.variant(model)) is not None)
+    others = [part for part in parts if part.variant(model) is None or part.changes_inputs]
+    if len(variants) > 1:
+        return CombinedVariant(variants), others
+    return (variants or (PLAIN,))[0], others

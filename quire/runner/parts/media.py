@@ -1,8 +1,5 @@
 """Media part: encodes the items that a step is the first to need, and puts rows of items in place
 of the token embeddings of prompt positions.
-
-Rows of a model with DeepStack are wider than embeddings: what is behind these goes to its first
-layers.
 """
 
 from __future__ import annotations
@@ -16,9 +13,9 @@ from quire.attention.base import SpanAttentionStep
 from quire.core.media.item_rows import rows_between, undivided_runs
 from quire.core.scheduling.limits.media_encoder import MediaSteps
 from quire.core.types import StepPlan
-from quire.kernels.framework import lazy_fusion
 from quire.models.base import LanguageModel, StepInputs
-from quire.runner.media.encoder_pool import EncodeItem, find_pool, row_indexes
+from quire.runner.media.encoder_pool import EncodeItem, row_indexes
+from quire.runner.media.media_rows import FIRST_ROW, find_media_rows
 from quire.runner.parts.base import StepPart, StepVariant
 from quire.runner.profiler import span
 from quire.runner.step_batch import StepBatch
@@ -31,7 +28,6 @@ class MediaPart(StepPart, frozen=True, array_like=True):
     encodes: tuple[EncodeItem, ...]
     tokens: bytes  # int64 [n], indexes into the step's T tokens
     rows: bytes  # int64 [n]
-    token_slots: bytes  # int32 [T], of each token's sequence
     spans: bytes  # int32 [T, 2], as attention reads them; b"": each token attends to those before
 
     @classmethod
@@ -65,40 +61,37 @@ class MediaPart(StepPart, frozen=True, array_like=True):
             ),
             np.concatenate(tokens).tobytes(),
             np.concatenate(rows).tobytes(),
-            batch.token_slots.tobytes(),
             b"" if spans is None else spans.tobytes(),
         )
+
+    @property
+    def changes_inputs(self) -> bool:
+        return bool(self.spans)
+
+    @classmethod
+    def variant(cls, model: LanguageModel) -> StepVariant | None:
+        return find_media_rows(model)
+
+    def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
+        """Encode new items, and put rows in place of token ids, on the first pipeline stage."""
+        found = find_media_rows(model)
+        if found is None:
+            return
+        with span("encode"):
+            found.pool.encode(self.encodes)
+        tokens = np.frombuffer(self.tokens, np.int64)
+        batch.token_ids[tokens] = FIRST_ROW - np.frombuffer(self.rows, np.int64)
 
     def before_forward(
         self, model: LanguageModel, step: StepInputs, variant: StepVariant
     ) -> StepInputs:
-        """Write the rows over the token embeddings, on the first pipeline stage."""
-        device = step.token_ids.device
-        if self.spans:
-            spans = np.frombuffer(self.spans, np.int32).reshape(-1, 2).copy()
-            attention = cast(SpanAttentionStep, step.attention)
-            step = replace(step, attention=attention.with_spans(to_device(spans, device)))
-        if step.carried is not None:
+        """Give attention the spans in which tokens attend to each other."""
+        if not self.spans:
             return step
-        pool = find_pool(model)
-        assert pool is not None, "a step with media, of a model without an encoder"
-        with span("encode"):
-            pool.encode(self.encodes)
-        vectors = step.inputs_embeds
-        if vectors is None:
-            slots = np.frombuffer(self.token_slots, np.int32).copy()
-            with variant.forward(to_device(slots, device)):
-                vectors = model.embed_tokens(step.token_ids)
-            lazy_fusion.flush()
-        tokens = to_device(np.frombuffer(self.tokens, np.int64).copy(), device)
-        rows = pool.gather(to_device(np.frombuffer(self.rows, np.int64).copy(), device))
-        width = vectors.shape[1]
-        vectors[tokens] = rows[:, :width].to(vectors.dtype)
-        if rows.shape[1] == width:
-            return replace(step, inputs_embeds=vectors)
-        deepstack = vectors.new_zeros(len(vectors), rows.shape[1] - width)
-        deepstack[tokens] = rows[:, width:].to(vectors.dtype)
-        return replace(step, inputs_embeds=vectors, deepstack=deepstack)
+        spans = np.frombuffer(self.spans, np.int32).reshape(-1, 2).copy()
+        attention = cast(SpanAttentionStep, step.attention)
+        spans_on_device = to_device(spans, step.token_ids.device)
+        return replace(step, attention=attention.with_spans(spans_on_device))
 
 
 PART = MediaPart

@@ -61,7 +61,7 @@ class PromptEmbedsPart(StepPart, frozen=True, array_like=True):
         if vectors is None:
             slots = np.frombuffer(self.token_slots, np.int32).copy()
             with variant.forward(to_device(slots, step.token_ids.device)):
-                vectors = model.embed_tokens(step.token_ids)
+                vectors = model.embed_tokens(step.token_ids.clamp(min=0))  # rows of media too
             lazy_fusion.flush()
         for piece in self.pieces:
             data = torch.frombuffer(bytearray(piece.data), dtype=getattr(torch, piece.dtype))

@@ -9,10 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from quire import LLM, AsyncLLM, SamplingParams
+from quire import LLM, AsyncLLM, LoRARequest, SamplingParams
 from quire.errors import RequestError, Unsupported
 from tests.cpu.multimodal import families
 from tests.cpu.multimodal.qwen_models import processor_of, saved
+from tests.cpu.peft_alone import LoraConfig, get_peft_model
 
 TEMPLATE = (
     "{% for m in messages %}w5 {% if m.content is string %}{{ m.content }}{% else %}"
@@ -260,3 +261,30 @@ def test_an_engine_in_another_process_streams_answers_to_images(pair):
             engine.shutdown()
 
     same(asyncio.run(run()), theirs(pair, "w3 <image> w4", [photo()]))
+
+
+@pytest.mark.slow("an engine, and peft beside transformers")
+def test_adapters_and_images_share_steps(pair, tmp_path):
+    """Rows with an adapter, with images, with both and with neither, in one step."""
+    folder, prompts = str(tmp_path / "adapter"), PROMPTS[:2]
+    images = [[photo(*size) for size in sizes] for _, sizes in prompts]
+    plain = [theirs(pair, text, given) for (text, _), given in zip(prompts, images)]
+    targets = r".*language_model.*\.(embed_tokens|q_proj|v_proj|gate_proj|down_proj)"
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False)
+    torch.manual_seed(5)
+    adapted = get_peft_model(pair.theirs, config)
+    try:
+        adapted.save_pretrained(folder, save_embedding_layers=False)
+        own = [theirs(pair, text, given) for (text, _), given in zip(prompts, images)]
+    finally:
+        adapted.unload()
+    assert own[1][0] != plain[1][0]
+    llm = LLM(str(pair.folder), **OPTIONS, enable_lora=True, max_lora_rank=8)
+    given = [
+        {"prompt": text, "multi_modal_data": {"image": pictures}} if pictures else text
+        for (text, _), pictures in zip(prompts, images)
+    ]
+    adapters = [None, None, *[LoRARequest("a", 1, folder)] * 2]
+    outputs = llm.generate(given * 2, GREEDY, lora_request=adapters, use_tqdm=False)
+    for output, expected in zip(outputs, [*plain, *own], strict=True):
+        same(output, expected)

@@ -31,7 +31,7 @@ def _write_tables_kernel(
 
 @kernel("tokens", "group_stride", "width")
 def _gather_inputs_kernel(
-    token_ptr,  # [T] ids; negative: the slot's last token
+    token_ptr,  # [T] ids; -1: the slot's last token
     slot_ptr,  # [T]; negative: padding
     position_ptr,  # [T]
     last_ptr,  # [M]
@@ -50,8 +50,8 @@ def _gather_inputs_kernel(
     slot = tl.load(slot_ptr + t, mask=live, other=-1)
     real = slot >= 0
     token = tl.load(token_ptr + t, mask=live, other=0)
-    last = tl.load(last_ptr + slot, mask=real & (token < 0), other=0)
-    tl.store(id_ptr + t, tl.where(token < 0, last, token), mask=live)
+    last = tl.load(last_ptr + slot, mask=real & (token == -1), other=0)
+    tl.store(id_ptr + t, tl.where(token == -1, last, token), mask=live)
     position = tl.load(position_ptr + t, mask=live, other=0)
     entry = slot.to(tl.int64) * width + position // KV_BLOCK
     for g in tl.static_range(GROUPS):
@@ -171,8 +171,8 @@ def gather_inputs(
 ) -> None:
     """Fill ids [T] int32 and kv_slots [G, T] int64, where each token's keys and values go.
 
-    token_ids, token_slots, positions: [T] int32; a negative id is the slot's last token, a negative
-    slot is padding (id as given, kv slot -1). last_token: [M]. tables: [G, M, W].
+    token_ids, token_slots, positions: [T] int32; id -1 is the slot's last token, a negative slot is
+    padding (id as given, kv slot -1). last_token: [M]. tables: [G, M, W].
     """
     tokens, (groups, slots, width) = token_ids.shape[0], tables.shape
     _gather_inputs_kernel(

@@ -1,0 +1,89 @@
+"""Media rows: the variant of steps in which rows of media items take the place of embeddings.
+
+A token id of FIRST_ROW is row 0 of the encoder pool, FIRST_ROW - 1 is row 1, and so on. Ids and
+pool have fixed addresses, so CUDA graphs can read both. Rows of a model with DeepStack are wider
+than embeddings: what is behind these goes to its first layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from quire.core.types import UNKNOWN
+from quire.kernels.framework import lazy_fusion
+from quire.layers import Rope
+from quire.models.base import LanguageModel, StepInputs
+from quire.runner.media.encoder_pool import EncoderPool
+
+FIRST_ROW: Final = UNKNOWN - 1
+
+
+class MediaRows:
+    """The variant of a model with a media encoder."""
+
+    name = "media"
+    changes_logits = False
+    decodes = False
+
+    def __init__(
+        self, embed: Callable[[Tensor], Tensor], pool: EncoderPool, rotary_axes: int
+    ) -> None:
+        """embed: token ids [T] -> [T, E]."""
+        self._embed = embed
+        self.pool = pool
+        self.rotary_axes = rotary_axes
+
+    def reset(self) -> None:
+        """Allocate the pool: graphs that are captured next read it."""
+        self.pool.allocate()
+
+    def forward(self, token_slots: Tensor) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def logits(self, row_slots: Tensor) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def inputs(self, step: StepInputs) -> StepInputs:
+        """Put rows of the pool in place of embeddings. Such tokens have id 0 from then on."""
+        if step.carried is not None:
+            return step
+        ids = step.token_ids
+        is_row = (ids <= FIRST_ROW)[:, None]
+        token_ids = ids.clamp(min=0)
+        vectors = step.inputs_embeds
+        if vectors is None:
+            vectors = self._embed(token_ids)
+            lazy_fusion.flush()
+        rows = self.pool.gather((FIRST_ROW - ids).clamp(min=0)).to(vectors.dtype)
+        width = vectors.shape[1]
+        embeds = torch.where(is_row, rows[:, :width], vectors)
+        step = replace(step, token_ids=token_ids, inputs_embeds=embeds)
+        if rows.shape[1] == width:
+            return step
+        return replace(step, deepstack=torch.where(is_row, rows[:, width:], 0))
+
+
+def attach_media_rows(
+    model: LanguageModel, num_rows: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Give a model with a media encoder its pool and the variant, for the parts of steps."""
+    if model.media_encoder is None:
+        return
+    pool = EncoderPool(model.media_encoder, num_rows, dtype, device)
+    assert isinstance(model, nn.Module)
+    has_axes = any(isinstance(m, Rope) and m.config.axes for m in model.modules())
+    rows = MediaRows(model.embed_tokens, pool, 3 if has_axes else 1)
+    model.media_rows = rows  # type: ignore[assignment]
+
+
+def find_media_rows(model: object) -> MediaRows | None:
+    """Return the variant of a model; None: of one without an encoder, as later stages have."""
+    found = getattr(model, "media_rows", None)
+    assert found is None or isinstance(found, MediaRows)
+    return found
