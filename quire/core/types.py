@@ -294,8 +294,10 @@ class Sequence:
     preemptions: int = 0
     max_len: int = 0  # len(tokens) at which it finishes with "length"
     stop_ids: frozenset[int] = frozenset()  # every id that may end it: EOS and stop_token_ids
+    plain_len: int = 0  # len(tokens) from which its rows may have drafts, at most max_len
     drafts: tuple[int, ...] = ()
     """Proposed next tokens: of its row in flight, or of its next row. Never part of `tokens`."""
+    row_drafts: int = 0  # those of its row in flight: it has no other row until that was applied
     cross_table: list[int] = field(default_factory=list)  # blocks of the encoder's output
     encoder_step: int = -1  # step that writes these; -1: they were found, or there are none
     dp_rank: int = 0  # data-parallel rank that has its slot and its blocks
@@ -327,7 +329,8 @@ class Wants(Enum):
 class Row(NamedTuple):
     """One sequence's share of a step: compute tokens[start : start + count - drafts], then drafts.
 
-    A row with drafts computes one known token and seq.drafts[:drafts], so count == 1 + drafts.
+    A row with drafts computes one token and seq.drafts[:drafts], so count == 1 + drafts. That token
+    may be UNKNOWN, as that of any row; the drafts are then proposed behind a likely one.
     """
 
     seq: Sequence
@@ -413,8 +416,7 @@ class StepResult:
     token_ids: Seq[Seq[int]]
     """Per row its accepted tokens: 0 .. drafts + 1 if it wants TOKEN, else none.
 
-    Without any, the last known token is computed once more. More than drafts + 1 are valid too:
-    the next row computes the KV of tokens that were not drafts of this row.
+    Without any, the last known token is computed once more.
     """
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # row -> one per token
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
@@ -465,7 +467,8 @@ class Update(NamedTuple):
         False  # ended because its text is complete: the last token is text, no end token
     )
     pooled: Pooled | None = None  # result of a request with `pooling`, in its last update
-    draft_counts: DraftCounts | None = None  # in the last update, if any of its rows had drafts
+    draft_counts: DraftCounts | None = None
+    """Of all its rows so far: in the update of each row with drafts, and in the last one."""
 
     def to_exception(self) -> RequestError | EngineError:
         """Return the error of an update that has one, as an exception."""

@@ -76,6 +76,7 @@ from quire.engine.startup.plain_config import plain_config
 from quire.engine.startup.rank_process import Ranks, check_params
 from quire.engine.startup.scheduler_setup import (
     build_admission_control,
+    build_drafting,
     build_encoder_budget,
     build_limits,
     build_media_limits,
@@ -507,6 +508,7 @@ def build_scheduler(
         max_seqs=section.max_num_seqs,
         max_len=section.max_model_len,
         steps_in_flight=section.steps_in_flight,
+        drafting=build_drafting(config.speculation),
         dummy_request=dummy_request(config),
         other_ranks=others,
     )

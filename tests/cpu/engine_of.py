@@ -19,12 +19,14 @@ from quire.config.engine_config import (
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import block_bytes, group_layers
 from quire.core.params import SamplingParams
+from quire.core.scheduling.drafting import Drafting
 from quire.core.types import Request, StopConditions
 from quire.engine.build import build_core, build_scheduler
 from quire.engine.startup.executor_setup import build_executor, load_pooler
 from quire.models.build import build_model, read_model_config
 from quire.runner.media.media_rows import attach_media_rows
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds, pack_embeds
+from tests.pure.core.builders import FunctionDrafter
 
 TINY = {
     "model_type": "llama",
@@ -102,7 +104,7 @@ def engine_of(
     built=None,
     media=None,
 ):
-    """drafts, propose: the scheduler's max_drafts and proposer of next tokens, which have no option.
+    """drafts, propose: maximum of a row, and a function in place of a host drafter.
 
     built: (model, config) in place of the random model of these fields. kv: a name in KV_FORMATS.
 
@@ -186,7 +188,12 @@ def engine_of(
     engine = build_core(
         config, scheduler, half, check=True, background=[] if grammars is None else [grammars]
     )
-    engine._scheduler._max_drafts, engine._scheduler._propose_drafts = drafts, propose
+    drafter = (
+        None
+        if propose is None
+        else FunctionDrafter(lambda seq, tokens: propose(dataclasses.replace(seq, tokens=tokens)))
+    )
+    engine._scheduler._drafting = Drafting(drafter, max_drafts=drafts, adaptive=False)
     return engine
 
 

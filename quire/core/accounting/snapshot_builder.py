@@ -48,7 +48,7 @@ def build_snapshot(
         preempted=accounting.num_preempted,
         max_seqs=scheduler.max_seqs,
         block_size=scheduler.block_size,
-        counters=accounting.counters(),
+        counters=accounting.counters()._replace(draft_counts=scheduler.draft_counts),
         rows=[_row(seq, at - accounting.accepted_at(seq)) for seq in sequences],
         block_states=states,
         block_owners=_block_owners(sequences, len(states), scheduler.num_ranks) if blocks else b"",

@@ -44,9 +44,7 @@ class StepBudgets:
 class PlanBuilder:
     """rows: in order; a sequence has at most one. copies: of each rank."""
 
-    def __init__(
-        self, budgets: StepBudgets, sequences: int, *, speculative: bool = False, ranks: int = 1
-    ) -> None:
+    def __init__(self, budgets: StepBudgets, sequences: int, *, ranks: int = 1) -> None:
         self.rows: list[Row] = []
         self.joins: list[Sequence] = []
         self.changed_tables: list[Sequence] = []
@@ -54,7 +52,6 @@ class PlanBuilder:
         self.preempted: list[str] = []
         self.short_ranks: set[int] = set()  # where a sequence was preempted: none starts there
         self._num_drafts = 0
-        self._speculative = speculative
         self._budgets = budgets
         for budget in budgets.all:
             budget.begin_step(sequences)
@@ -85,12 +82,7 @@ class PlanBuilder:
         return False
 
     def free_decode_rows(self) -> int:
-        """Return a number of rows of one token each that no limit would refuse.
-
-        0 if rows may have drafts: each row is then planned separately.
-        """
-        if self._speculative:
-            return 0
+        """Return a number of rows of one token each that no limit would refuse."""
         return min([budget.free_decode_rows() for budget in self._budgets.all], default=NO_BOUND)
 
     def take_decode_rows(self, rows: int) -> None:
@@ -106,7 +98,7 @@ class PlanBuilder:
             budget.take(seq, n)
         start, pending = seq.planned, seq.pending
         drafts = n - pending if n > pending else 0
-        seq.drafts = seq.drafts[:drafts]
+        seq.drafts, seq.row_drafts = seq.drafts[:drafts], drafts
         wants = Wants.NOTHING
         if n >= pending:
             wants = Wants.TOKEN if seq.request.pooling is None else Wants.POOLED
@@ -122,6 +114,7 @@ class PlanBuilder:
             if row.seq is seq:
                 del self.rows[i]
                 seq.planned = row.start
+                seq.row_drafts = 0
                 self._num_drafts -= row.drafts
                 if row.wants is Wants.TOKEN:
                     seq.tokens.pop()

@@ -37,11 +37,25 @@ class RequestGroup:
             end = len(request.prompt)  # so its rows are never planned as decodes
         if request.n == 1 and not request.resumed_tokens:  # most requests
             only = Sequence(
-                request, 0, list(request.prompt), new_tables(), max_len=end, stop_ids=stop_ids
+                request,
+                0,
+                list(request.prompt),
+                new_tables(),
+                max_len=end,
+                plain_len=end,
+                stop_ids=stop_ids,
             )
             return cls(request, (only,), only, {}, 1, request.hold)
         sequences = tuple(
-            Sequence(request, i, list(request.prompt), new_tables(), max_len=end, stop_ids=stop_ids)
+            Sequence(
+                request,
+                i,
+                list(request.prompt),
+                new_tables(),
+                max_len=end,
+                plain_len=end,
+                stop_ids=stop_ids,
+            )
             for i in range(request.n)
         )
         for seq, generated in zip(sequences, request.resumed_tokens):

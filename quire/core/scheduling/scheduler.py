@@ -22,6 +22,7 @@ from quire.core.admission.request_checks import check_length, check_request
 from quire.core.kv.kv_cache import KVCache
 from quire.core.scheduler_stats import SchedulerStats as SchedulerStats
 from quire.core.scheduling.block_allocation import BlockAllocator
+from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.dummy_step import (
     DUMMY_REQUEST,
     build_dummy_step,
@@ -40,6 +41,7 @@ from quire.core.scheduling.stop_check import StopResult, append_tokens
 from quire.core.scheduling.waiting import ResourceProvider, ResourceWaits
 from quire.core.types import (
     UNKNOWN,
+    DraftCounts,
     Request,
     Row,
     Sequence,
@@ -91,16 +93,13 @@ class Scheduler:
         max_len: int,
         steps_in_flight: int = 1,
         watermark: float = 0.0,
-        max_drafts: int = 0,
-        propose: Callable[[Sequence], Seq[int]] | None = None,
+        drafting: Drafting | None = None,
         dummy_request: Request = DUMMY_REQUEST,
         other_ranks: Seq[KVCache] = (),
     ) -> None:
-        """max_drafts: maximum per row; 0: no speculation, and results have no proposals.
-
-        propose: returns draft tokens for a sequence whose result had no proposals. dummy_request:
-        of one token, that any step of the model can compute. other_ranks: the caches of further
-        data-parallel ranks, as large as `kv`; max_seqs is then that of each rank.
+        """drafting: None: rows have no drafts. dummy_request: of one token, that any step of the
+        model can compute. other_ranks: the caches of further data-parallel ranks, as large as
+        `kv`; max_seqs is then that of each rank.
         """
         self._kvs = kvs = (kv, *other_ranks)
         self._block_size = kv.block_size
@@ -127,8 +126,7 @@ class Scheduler:
             self._prompt_logprobs,
             self._counters,
         )
-        self._max_drafts = max_drafts
-        self._propose_drafts = propose
+        self._drafting = drafting or Drafting()
         self._dummy_request = dummy_request
         self._planning_failures: list[Update] = []  # of sequences that could not be planned
 
@@ -169,7 +167,8 @@ class Scheduler:
             for admission in self.admissions:
                 admission.add_request(request)
                 added.append(admission)
-            self._registry.add_request(request, self._max_len, waits=waits)
+            group = self._registry.add_request(request, self._max_len, waits=waits)
+            self._drafting.add(request, group.sequences)
         except Exception:
             self._registry.groups.pop(request.id, None)
             for one in added:
@@ -253,12 +252,8 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Plan one step. Every plan must go to apply() or fail_step(), in order."""
         step = self._inflight.next_step
-        draft = PlanBuilder(
-            self._budgets,
-            len(self._running) + len(self._waiting_queue),
-            speculative=self._max_drafts > 0,
-            ranks=len(self._kvs),
-        )
+        sequences = len(self._running) + len(self._waiting_queue)
+        draft = PlanBuilder(self._budgets, sequences, ranks=len(self._kvs))
         self._schedule_running(draft)
         if len(draft.short_ranks) < len(self._kvs):
             self._schedule_waiting(draft)
@@ -283,7 +278,7 @@ class Scheduler:
             if (
                 len(tokens) == length
                 and start % size
-                and length < seq.max_len
+                and length < seq.plain_len
                 and ones < slack
                 and seq.state is running
             ):
@@ -301,9 +296,10 @@ class Scheduler:
         at_end = len(seq.tokens) >= seq.max_len and seq.request.pooling is None
         if at_end or not seq.pending:
             return  # its last token, or its pooled result, is in flight
-        if self._max_drafts and seq.tokens[-1] == UNKNOWN:
+        if seq.row_drafts:
             return  # only the step in flight can determine how many tokens it yields
-        n = draft.allowed_tokens(seq, self._choose_drafts(seq) if self._max_drafts else 0)
+        decodes = seq.pending == 1 and len(seq.tokens) >= seq.plain_len
+        n = draft.allowed_tokens(seq, self._drafting.choose(seq) if decodes else 0)
         if not n:
             return
         kv = self._kvs[seq.dp_rank]
@@ -317,15 +313,6 @@ class Scheduler:
             n = draft.allowed_tokens(seq, most=some) if 0 < some < n else some
         if n:
             draft.add(seq, n)
-
-    def _choose_drafts(self, seq: Sequence) -> int:
-        """Return the number of drafts in its next row; the sequence has at least as many."""
-        if seq.pending != 1 or seq.request.pooling is not None:
-            return 0
-        if not seq.drafts and self._propose_drafts is not None:
-            seq.drafts = tuple(self._propose_drafts(seq))
-        most = min(self._max_drafts, seq.max_len - len(seq.tokens) - 1)
-        return min(len(seq.drafts), most)
 
     def _preempt(self, seq: Sequence, draft: PlanBuilder) -> None:
         draft.remove(seq)
@@ -476,7 +463,8 @@ class Scheduler:
             head = seq.request.id, seq.index, (), "stop", None, None, None, seq.cached
             updates.append(Update(*head, pooled=result.pooled[i]))
         elif kept:
-            seq.drafts = result.drafts.get(i, ())
+            if i in result.drafts:
+                self._drafting.set_proposals(seq, result.drafts[i])
             updates.append(self._token_update(i, row, result, kept, done))
 
     def _append_tokens(self, row: Row, ids: Seq[int]) -> tuple[int, StopResult | None]:
@@ -492,6 +480,9 @@ class Scheduler:
             return 0, None
         kept, done = append_tokens(seq, known, ids)
         seq.computed = known + min(kept - 1, row.drafts)
+        if row.drafts:
+            seq.drafts, seq.row_drafts = (), 0
+            self._drafting.record(seq, row.drafts, max(kept - 1, 0))
         if kept != 1:
             seq.planned = seq.computed
         if not kept:
@@ -512,6 +503,7 @@ class Scheduler:
             done, text_complete = StopResult(result.finish_reasons[i]), ids[-1] not in seq.stop_ids
         ids, logprobs = ids[:kept], logprobs and logprobs[:kept]
         prompt_logprobs = self._prompt_logprobs.pop(seq)
+        counts = self._drafting.counts(seq) if row.drafts or done is not None else None
         if done is not None:
             self._finish(seq)
         return Update(
@@ -524,19 +516,23 @@ class Scheduler:
             prompt_logprobs,
             seq.cached,
             last_token_is_text=text_complete,
+            draft_counts=counts,
         )
 
     # -- ends and stats ------------------------------------------------------------------------
 
     def _finish_with_update(self, seq: Sequence, reason: str, error: str | None = None) -> Update:
+        counts = self._drafting.counts(seq)
         self._finish(seq)
-        return Update(seq.request.id, seq.index, (), reason, cached_tokens=seq.cached, error=error)
+        head = seq.request.id, seq.index, (), reason, None, None, None, seq.cached
+        return Update(*head, error=error, draft_counts=counts)
 
     def _finish(self, seq: Sequence) -> None:
         """Remove a live sequence from its current place, without an update."""
         request = seq.request
         group = self._registry.groups[request.id]
         self._registry.finish(seq)
+        self._drafting.remove(seq)
         self._prompt_logprobs.pop(seq)
         if not group.num_unfinished:
             self._resources.remove_request(request)
@@ -551,6 +547,11 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         acquitted = sum(one.unattributed_failures for one in self._listeners)
         return self._counters.stats(self._kvs, self._registry, unattributed_failures=acquitted)
+
+    @property
+    def draft_counts(self) -> DraftCounts:
+        """Drafts that steps verified since the start."""
+        return self._drafting.total
 
     def sequences(self) -> Iterator[Sequence]:
         """Live sequences: running ones in order of admission, waiting ones in the queue or outside,

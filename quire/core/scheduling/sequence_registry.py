@@ -90,7 +90,7 @@ class SequenceRegistry:
 
     # -- adding -------------------------------------------------------------------------------
 
-    def add_request(self, request: Request, max_len: int, *, waits: bool = False) -> None:
+    def add_request(self, request: Request, max_len: int, *, waits: bool = False) -> RequestGroup:
         """Queue the sequences of a request, or make them followers of the first.
 
         waits: they stay out of the queue until enqueue_ready().
@@ -110,6 +110,7 @@ class SequenceRegistry:
             followers, group.followers = group.followers, {}
             for seq in followers:
                 self._enqueue(seq, waits=waits)
+        return group
 
     def _enqueue(self, seq: Sequence, *, waits: bool) -> None:
         if waits:
@@ -164,7 +165,7 @@ class SequenceRegistry:
         self._inflight.invalidate_rows(seq)
         while seq.tokens[-1] == UNKNOWN:
             seq.tokens.pop()
-        seq.drafts = ()
+        seq.drafts, seq.row_drafts = (), 0
 
     def requeue(self, seq: Sequence) -> None:
         """Return a running sequence to the queue, without its blocks."""

@@ -9,9 +9,11 @@ from quire.config.engine_config import (
     EncoderSection,
     EngineConfig,
     SchedulerSection,
+    SpeculationSection,
 )
 from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
+from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.dummy_step import DUMMY_REQUEST
 from quire.core.scheduling.limits.base import StepBudget
 from quire.core.scheduling.limits.encoder_budget import EncoderBudget
@@ -31,6 +33,9 @@ from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLi
 from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
 from quire.core.scheduling.order.base import WaitingQueue
 from quire.core.types import Pooling, Request
+from quire.registry import PluginRegistry
+
+HOST_DRAFTERS = PluginRegistry("quire.core.drafters")
 
 
 def dummy_request(config: EngineConfig) -> Request:
@@ -38,6 +43,14 @@ def dummy_request(config: EngineConfig) -> Request:
     if config.generates or config.pooling is None:
         return DUMMY_REQUEST
     return replace(DUMMY_REQUEST, pooling=Pooling(config.pooling.tasks[0]))
+
+
+def build_drafting(section: SpeculationSection) -> Drafting:
+    """Build what chooses drafts. Methods that are no host drafter have a model on the workers."""
+    drafter = None
+    if section.method in HOST_DRAFTERS.names():
+        drafter = HOST_DRAFTERS.load(section.method).build(section)
+    return Drafting(drafter, max_drafts=section.max_drafts, adaptive=section.adaptive)
 
 
 def build_admission_control(section: SchedulerSection) -> AdmissionControl:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from quire.core.constraint import Constraint
+from quire.core.drafters.base import HostDrafter
 from quire.core.snapshot import GrammarStats
 from quire.core.types import Request, Sequence, SequenceState, StopConditions
 from quire.errors import RequestError
@@ -38,6 +39,19 @@ def sequence(prompt=(1, 2, 3), *, tables=1, index=0, output=(), **fields):
     for name, value in fields.items():
         setattr(seq, name, value)
     return seq
+
+
+class FunctionDrafter(HostDrafter):
+    """Proposes what function(sequence, its known tokens) returns."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def propose(self, seq, known, most):
+        return tuple(self.function(seq, seq.tokens[:known]))[:most]
+
+    def remove(self, seq):
+        pass
 
 
 def fake_constraint(ticks=1, least=1, *, fails=False):

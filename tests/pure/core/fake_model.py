@@ -272,10 +272,10 @@ class FakeModel:
         assert len(set(written)) == len(written), "two rows write one cell"
 
     def _run(self, seq, slot, start, tokens, wants, tables):
-        if UNKNOWN in tokens:
-            assert tokens == [UNKNOWN], "only the last token may be unknown"
-            tokens = [self.last[slot]]
         wants, drafts, source = wants
+        if UNKNOWN in tokens:
+            assert tokens == [UNKNOWN, *drafts], "only the last token may be unknown"
+            tokens = [self.last[slot], *drafts]
         start_state = 0
         if seq.request.encoder_prompt:
             start_state = fold(self._read(source, 0, len(seq.request.encoder_prompt)))

@@ -15,6 +15,7 @@ from quire.core.kv.cache_spec import FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostTier
 from quire.core.media.encoder_cache import pages_for
+from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.encoder_budget import EncoderBudget
@@ -45,7 +46,7 @@ from quire.core.types import (
     Request,
     StopConditions,
 )
-from tests.pure.core.builders import FakeGrammars, fake_constraint
+from tests.pure.core.builders import FakeGrammars, FunctionDrafter, fake_constraint
 from tests.pure.core.fake_model import (
     VOCAB,
     FakeModel,
@@ -93,6 +94,7 @@ class Setup:
     fault_isolation: bool = False
     more: list = field(default_factory=list)  # limits, before the others
     drafts: int = 0  # maximum of a row
+    adaptive: bool = False  # else every row has as many drafts as are proposed
     proposer: object = None  # (sequence, tokens) -> drafts
     model_proposes: bool = False  # else the scheduler proposes
     skips: object = None  # random.Random: a tenth of the rows yields no token
@@ -169,10 +171,13 @@ class Setup:
             max_len=max_len,
             steps_in_flight=self.depth,
             watermark=self.watermark,
-            max_drafts=self.drafts,
-            propose=None
-            if self.model_proposes or self.proposer is None
-            else lambda seq: self.proposer(seq, seq.tokens),
+            drafting=Drafting(
+                None
+                if self.model_proposes or self.proposer is None
+                else FunctionDrafter(self.proposer),
+                max_drafts=self.drafts,
+                adaptive=self.adaptive,
+            ),
             other_ranks=others,
         )
         models = []

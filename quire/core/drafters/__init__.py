@@ -1,0 +1,1 @@
+"""Host drafters: propose tokens from the tokens of requests. One file per method, by its name."""

@@ -1,0 +1,129 @@
+"""Host drafters propose what the tokens of a request make likely."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from quire.config.engine_config import SpeculationSection
+from quire.core.drafters.ngram import MAX_INDEXED, NgramDrafter
+from quire.core.drafters.prediction import PredictionDrafter
+from quire.engine.startup.scheduler_setup import HOST_DRAFTERS
+from tests.pure.core.builders import sequence
+
+pytestmark = pytest.mark.sampled(3)
+
+
+def growing(drafter, seq, tokens, most=8, rng=None):
+    """Return the proposals of a drafter as tokens come one by one, or several."""
+    found = {}
+    while tokens:
+        count = 1 if rng is None else rng.randrange(1, 9)
+        seq.tokens += tokens[:count]
+        tokens = tokens[count:]
+        found[len(seq.tokens)] = list(drafter.propose(seq, len(seq.tokens), most))
+    return found
+
+
+def common_suffix(tokens, end, other):
+    length = 0
+    while length < other and tokens[other - length - 1] == tokens[end - length - 1]:
+        length += 1
+    return length
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(20))
+def test_ngram_proposes_what_followed_an_earlier_place(size, seed):
+    rng = random.Random(seed)
+    vocab = rng.choice([2, 9, 1000])
+    text = [rng.randrange(vocab) for _ in range(150)]
+    text += text[20:60] + [1000] + text[61:90]
+    drafter, prompt = NgramDrafter(size, size), text[: rng.randrange(1, 100)]
+    seq = sequence(prompt)
+    for known, drafts in growing(drafter, seq, text[len(prompt) :], rng=rng).items():
+        places = [at for at in range(1, known) if common_suffix(text, known, at) >= size]
+        repeats = [text[:known][at:] for at in places]
+        if drafts:
+            assert any((again * 9)[:8] == drafts for again in repeats), (known, drafts)
+        longest = max([common_suffix(text, known, at) for at in places], default=0)
+        assert drafts or longest < size + 3 or vocab < 1000, (known, longest)
+    drafter.remove(seq)
+    assert not drafter._indexes
+
+
+def test_ngram_prefers_the_longest_and_the_latest_place():
+    seq = sequence([1, 2, 3, 7, 7, 2, 3, 8, 8, 1, 2, 3])
+    assert list(NgramDrafter(2, 3).propose(seq, 12, 2)) == [7, 7]
+    assert list(NgramDrafter(2, 2).propose(seq, 12, 2)) == [8, 8]
+
+
+def test_ngram_repeats_a_period():
+    seq = sequence([9, *[1, 2, 3] * 4])
+    assert list(NgramDrafter(3, 3).propose(seq, 13, 8)) == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+def test_a_long_prompt_is_indexed_in_several_calls():
+    tokens = list(range(3 * MAX_INDEXED))
+    seq, drafter = sequence([*tokens, *tokens[:9]]), NgramDrafter(3, 3)
+    known = len(seq.tokens)
+    drafter.propose(seq, known, 4)
+    seq.tokens[-9:] = tokens[-18:-9]
+    found = [bool(drafter.propose(seq, known, 4)) for _ in range(3)]
+    assert found[::2] == [False, True]
+
+
+def predicting(prediction, output=()):
+    seq = sequence((1, 2, 3), output=output)
+    seq.request = replace(seq.request, prediction=tuple(prediction))
+    return seq
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_prediction_is_followed_through_changes(seed):
+    """Replaced, skipped and added tokens cost some drafts, and no more."""
+    rng = random.Random(seed)
+    prediction = [rng.randrange(1000) for _ in range(200)]
+    output, at = [], 0
+    while at < 200:
+        change = rng.random()
+        if change < 0.03:
+            output.append(2000)
+            at += 1
+        elif change < 0.05:
+            at += rng.randrange(2, 9)
+        elif change < 0.06:
+            output += [3000, 3001]
+        else:
+            output.append(prediction[at])
+            at += 1
+    seq, drafter, right = predicting(prediction), PredictionDrafter(), 0
+    for known, drafts in growing(drafter, seq, list(output)).items():
+        right += drafts[:1] == output[known - 3 :][:1]
+    assert right > len(output) - 50
+    drafter.remove(seq)
+    assert not drafter._followers
+
+
+def test_a_prediction_is_proposed_from_the_first_token():
+    seq, drafter = predicting((5, 6, 7)), PredictionDrafter()
+    assert drafter.propose(seq, 3, 2) == (5, 6)
+    seq.tokens += [5, 6, 7]
+    assert drafter.propose(seq, 6, 2) == ()
+    seq.tokens += [8, 9, 10, 11]
+    assert drafter.propose(seq, 10, 2) == ()
+
+
+def test_a_prediction_that_is_too_short_is_no_error():
+    seq, drafter = predicting((5,)), PredictionDrafter()
+    assert sum([bool(one) for one in growing(drafter, seq, [7, 7, 7, 7, 5, 5]).values()]) == 0
+
+
+@pytest.mark.parametrize("name", HOST_DRAFTERS.names())
+def test_each_drafter_is_built_from_the_config(name):
+    drafter = HOST_DRAFTERS.load(name).build(SpeculationSection(method=name))
+    seq = predicting((4, 5), output=[1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3])
+    assert len(drafter.propose(seq, 15, 2)) <= 2
+    drafter.remove(seq)
