@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.config.architectures import POOLING_TASKS, Architecture, architectures
+from quire.config.architectures import Architecture, architectures
 from quire.config.pooling import SUFFIXES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/models.md"
@@ -51,7 +51,7 @@ def page() -> str:
     """The whole page."""
     rows = architectures()
     parts = [HEAD.replace("{suffixes}", _suffixes())]
-    encoders = [row for row in rows if row.tasks == POOLING_TASKS]
+    encoders = [row for row in rows if "generate" not in row.tasks and row.tasks]
     parts.append(_table(f"Encoders ({len(encoders)})", encoders, "what"))
     for title, served, last in (
         ("Native", "native", "what"),

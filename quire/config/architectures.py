@@ -93,6 +93,8 @@ CLASSES: dict[str, str] = {
     "bloom": "BloomForCausalLM",
     "blt": "BltForCausalLM",
     "camembert": "CamembertModel",
+    "clip": "CLIPModel",
+    "clip_text_model": "CLIPTextModel",
     "codegen": "CodeGenForCausalLM",
     "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
@@ -280,6 +282,10 @@ CLASSES: dict[str, str] = {
     "roformer": "RoFormerForCausalLM",
     "rwkv": "RwkvForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "siglip": "SiglipModel",
+    "siglip2": "Siglip2Model",
+    "siglip2_text_model": "Siglip2TextModel",
+    "siglip_text_model": "SiglipTextModel",
     "skywork_chat": "SkyworkR1VChatModel",
     "smollm3": "SmolLM3ForCausalLM",
     "smolvlm": "SmolVLMForConditionalGeneration",
@@ -311,6 +317,7 @@ CLASSES: dict[str, str] = {
 """Model type -> architecture, the class in config.json."""
 WRAPPERS: dict[str, str] = {
     "aya_vision": "cohere2",
+    "clip": "clip_text_model",
     "emu3": "emu3_text_model",
     "fuyu": "persimmon",
     "gemma3": "gemma3_text",
@@ -337,6 +344,8 @@ WRAPPERS: dict[str, str] = {
     "qwen2_vl": "qwen2",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "siglip": "siglip_text_model",
+    "siglip2": "siglip2_text_model",
     "skywork_chat": "qwen2",
     "smolvlm": "llama",
     "voxtral": "llama",
@@ -405,6 +414,8 @@ class Architecture:
         """Folder of the tests that compare it with transformers. Empty: refused."""
         if self.tasks == POOLING_TASKS:
             return "tests/cpu/encoders"
+        if self.tasks == ("embed",):
+            return "tests/cpu/multimodal"
         folders = {"native": "tests/cpu/models", "transformers": "tests/cpu/models/fallback"}
         return folders.get(self.served, "")
 
@@ -474,7 +485,10 @@ def _with_tasks(row: Architecture) -> Architecture:
     model_type = WRAPPERS.get(row.model_type, row.model_type)
     if model_type in ALIASES:
         model_type = ALIASES[model_type].target
-    if conventions_of({"model_type": model_type}).bidirectional:
+    conventions = conventions_of({"model_type": model_type})
+    if conventions.embedding_field:
+        return replace(row, tasks=("embed",))
+    if conventions.bidirectional:
         return replace(row, tasks=POOLING_TASKS)
     if row.name.endswith(ENCODER_DECODERS) and row.model_type not in WRAPPERS:
         return replace(row, tasks=("generate",))

@@ -47,6 +47,10 @@ class Conventions:
     uncached_layers: str = ""  # the field with the numbers of layers that keep nothing
     positions_after_padding: bool = False  # the first one is pad_token_id + 1
     bidirectional: bool = False  # an encoder: every token attends to all others
+    embedding_state: Literal["cls", "last"] = "cls"  # of an encoder: the token that is pooled
+    embedding_field: str = ""  # the field with the size of projected embeddings
+    ends_prompts: bool = False  # an embedding is the state of the first end token
+    pads_prompts: bool = False  # texts are padded to all positions, and tokens attend to that
     windows_unscaled: bool = False  # rope scaling is for layers without a window
     defaults: Json = field(default_factory=dict)  # other fields that config.json may leave out
     nested_defaults: Json = field(default_factory=dict)

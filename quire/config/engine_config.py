@@ -267,6 +267,9 @@ class PoolingSection:
     token_types: int = 0  # segments that the model distinguishes (BERT: 2); 0: it reads none
     score_format: ScoreFormat = "pair"  # of prompts of a model that classifies pairs
     late_interaction: LateInteractionSection | None = None  # None: no ColBERT model
+    end_token: int | Literal["highest"] | None = None  # prompts end behind the first of these
+    padded_length: int | None = None  # of texts; their states depend on the padding
+    pad_token: int = 0  # of a tokenizer that names none
 
     def reads_whole_prompt(self, task: PoolingTask) -> bool:
         """Whether a result needs the states of all tokens, which a cached prefix does not have."""

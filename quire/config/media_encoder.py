@@ -14,6 +14,9 @@ from quire.config.memory.part_facts import PAGE_ROWS, MediaEncoderFacts
 from quire.config.options import Options
 from quire.errors import ConfigError
 
+USUAL_PATCHES = 4
+"""Patches of a row of most families: a row of more counts as several tokens of a step."""
+
 
 def _largest_items(options: Options, encoder: MediaEncoderFacts) -> dict[str, int]:
     """Return the rows of the largest item of each modality that requests may have."""
@@ -35,7 +38,8 @@ def resolve_encoder_rows(
         why.record("media_encoder.cache_rows", 0, "limit_mm_per_prompt allows no item")
         return shape
     largest = min(max(items.values()), shape.max_model_len)
-    step = max(largest, shape.max_num_batched_tokens)
+    tokens = shape.max_num_batched_tokens * USUAL_PATCHES // encoder.patches_per_row
+    step = max(largest, tokens)
     reason = "the tokens of a step" if step > largest else "the largest item"
     why.record("media_encoder.step_rows", step, reason)
     row = encoder.width * ITEMSIZE[shape.dtype]

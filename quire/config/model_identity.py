@@ -40,7 +40,7 @@ _OUTER_FIELDS = (
     *("tie_word_embeddings", "quantization_config", "compression_config"),
     *("num_labels", "id2label", "problem_type", "sentence_transformers", "head_dtype"),
     *("sbert_ce_default_activation_function", "classifier_from_token", "method"),
-    *("matryoshka_dimensions", "is_matryoshka", "task_instructions"),
+    *("matryoshka_dimensions", "is_matryoshka", "task_instructions", "projection_dim"),
 )
 _ABOUT_MEDIA = {"paligemma": ("use_bidirectional_attention",)}
 """Wrapper -> fields of its text half that are about prompts with media only."""
@@ -53,7 +53,7 @@ _BIDIRECTIONAL = re.compile(
 _BY_POSITIONS = {("bert", "alibi"): "jina_bert", ("xlm-roberta", "rotary"): "jina_embeddings_v3"}
 """Model type and position_embedding_type -> the type that these models have here."""
 _TOWER = re.compile(
-    r"(?:model\.|thinker\.)?[^.]*(?:vision|visual|image|video|audio|speech|projector|projection"
+    r"(?:model\.|thinker\.)?(?!text_)[^.]*(?:vision|visual|image|video|audio|speech|projector|projection"
     r"|connector|aligner|patch_merger|whisper|resampler|perceiver|qformer|sep[ae]rator"
     r"|\bmlp1\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b|\bcode2wav\b)"
 )

@@ -300,6 +300,7 @@ def _embedding_section(
     files = facts.modules if use.runner == "pooling" else None
     sparse = use.head == "lm" and use.runner == "pooling"
     methods = _methods(facts, wanted, sparse=sparse, generates=use.runner == "generate")
+    hidden = facts.embedding_size(hidden)
     size = vocab if sparse else len(methods) * hidden
     dense = files.dense if files is not None else ()
     if dense and dense[0].inputs != size:
@@ -311,8 +312,11 @@ def _embedding_section(
     normalize = not sparse if files is None else files.normalize
     cut, sizes = facts.matryoshka()
     truncated = None if files is None else files.truncate_dim
+    padded_length, pad_token = facts.padding()
     section = PoolingSection(
-        tasks=_embedding_tasks(files.kind if files else "embed", sparse, len(methods)),
+        tasks=("embed",)
+        if facts.projects
+        else _embedding_tasks(files.kind if files else "embed", sparse, len(methods)),
         methods=methods,
         size=size,
         dense=dense,
@@ -327,6 +331,9 @@ def _embedding_section(
         late_interaction=None
         if files is None
         else resolve_late_interaction(files, bidirectional=facts.bidirectional),
+        end_token=facts.end_token(),
+        padded_length=padded_length,
+        pad_token=pad_token,
     )
     if use.runner == "pooling" and facts.token_layers:
         section = _with_token_layers(section, facts.token_layers, hidden)

@@ -72,9 +72,38 @@ class PoolingFacts:
         """Return how its class pools embeddings; None: that is not known."""
         if not self.bidirectional:
             return "last"
-        if conventions_of(self.hf).bidirectional:
-            return "cls"
+        if (found := conventions_of(self.hf)).bidirectional:
+            return found.embedding_state
         return self._stated_method("pooling")  # a decoder that was made an encoder: in any way
+
+    @property
+    def projects(self) -> bool:
+        """Whether the model projects the one state that is an embedding."""
+        return bool(conventions_of(self.hf).embedding_field)
+
+    def embedding_size(self, hidden: int) -> int:
+        """Return the numbers of an embedding. hidden: of a hidden state."""
+        found = self.hf.get(conventions_of(self.hf).embedding_field)
+        return found if _is_size(found) and isinstance(found, int) else hidden
+
+    def end_token(self) -> int | Literal["highest"] | None:
+        """Return the token whose first state is the embedding; None: there is no such token.
+
+        "highest": of older files of CLIP, whose end token 2 is an error.
+        """
+        if not conventions_of(self.hf).ends_prompts:
+            return None
+        token = self.hf.get("eos_token_id")
+        token = token[0] if isinstance(token, list) and token else token
+        if not isinstance(token, int):
+            raise _error("eos_token_id", token, "a token id")
+        return "highest" if token == 2 else token
+
+    def padding(self) -> tuple[int | None, int]:
+        """Return the length to which texts are padded, None: they are not; and the token."""
+        if not conventions_of(self.hf).pads_prompts:
+            return None, 0
+        return int(self.hf["max_position_embeddings"]), int(self.hf.get("pad_token_id") or 0)
 
     def classifier_method(self) -> PoolingMethod:
         """Return which state a head that classifies reads."""

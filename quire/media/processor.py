@@ -197,6 +197,8 @@ class MediaProcessor:
     """Whether `expand` also takes an item of `sizes == {"rows": n}`: embeddings that were given."""
     bidirectional_prompt: ClassVar[bool] = False
     """Whether all tokens of a prompt with an item attend to each other in both directions."""
+    is_whole_prompt: ClassVar[bool] = False
+    """Whether an item is a prompt by itself, without text and without other items."""
     text_placeholders: ClassVar[bool] = False
     """Whether placeholders are texts that are no tokens; `replaces` of an Expansion is then ()."""
     sampling_rate: int = 16000

@@ -31,6 +31,7 @@ __all__ = [
     "LanguageModel",
     "MediaEncoderConfig",
     "ModelConfig",
+    "ResultRows",
     "SourceInputs",
     "StepInputs",
     "Weights",
@@ -58,6 +59,14 @@ class HiddenTaps:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultRows:
+    """Rows of a media encoder that are results by themselves, in place of those of the layers."""
+
+    is_row: Tensor  # bool [T, 1], whether a token has a row
+    rows: Tensor  # [T, width]; of other tokens any
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """The inputs of a forward pass. Tokens of all rows are packed; there is no batch axis.
 
@@ -73,6 +82,7 @@ class StepInputs:
     token_types: Tensor | None = None  # [T] int32: segment of each token (BERT); None: all 0
     carried: Tensor | None = None  # [T, E] of the pipeline stage before; None: the first stage
     taps: HiddenTaps | None = None
+    result_rows: ResultRows | None = None
     deepstack: Tensor | None = None  # [T, levels * E]: added after the first layers, one each
     layer_inputs: Tensor | None = (
         None  # [T, layers * P]: further inputs of each layer, side by side
@@ -105,7 +115,12 @@ class EncodesMedia(Protocol):
 
     @property
     def width(self) -> int:
-        """Numbers of a row: E, times 1 + the levels of DeepStack."""
+        """Numbers of a row: E, times 1 + the levels of DeepStack; of results, those of a result."""
+        ...
+
+    @property
+    def makes_results(self) -> bool:
+        """Whether rows are results of the model, in place of embeddings of tokens."""
         ...
 
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:

@@ -123,6 +123,14 @@ class MediaReader:
         Raises RequestError.
         """
         processor = self.pipeline.processor
+        if processor.is_whole_prompt:
+            if text or ids or len(inputs.items) != 1:
+                raise RequestError(
+                    f"this model reads a text or one {processor.modalities[0]}, never both: the "
+                    f"prompt has {len(inputs.items)} items, and its text must be empty",
+                    param="prompt",
+                )
+            return self.pipeline.place((), inputs.items)
         if ids is not None:
             items: Sequence[ReadyItem] = inputs.items
             if processor.text_placeholders:

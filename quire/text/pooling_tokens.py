@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from quire.config.engine_config import PoolingSection
@@ -27,7 +27,7 @@ class TokenizedPrompt:
     ids: tuple[int, ...]
     types: bytes = b""  # of each id; b"": all 0
     chunks: tuple[tuple[int, ...], ...] = ()  # (): there is one, `ids`
-    expansion: int = 0  # trailing tokens that expand a ColBERT query
+    expansion: int = 0  # trailing tokens that expand a ColBERT query, or pad a text
     unattended: int = 0  # of those, how many no token attends to
     kept_rows: tuple[int, ...] | None = None  # tokens whose states count; None: all
     prefix_tokens: int = 0  # leading ones that do not count in means
@@ -258,7 +258,22 @@ class PromptTokenizer:
         made = layout.join(ids)
         self.check_vocabulary(made, "the tokenized text")
         types = self.types_of_pair(layout, len(ids), 0)
-        return TokenizedPrompt(made, types, prefix_tokens=parsed.prefix_tokens, salt=salt)
+        prefix = parsed.prefix_tokens
+        return self._ended(TokenizedPrompt(made, types, prefix_tokens=prefix, salt=salt))
+
+    def _ended(self, made: TokenizedPrompt) -> TokenizedPrompt:
+        """End a prompt where the model reads its embedding: behind an end token, or the padding."""
+        section, ids = self._section, made.ids
+        if section.end_token is not None:
+            end = max(ids) if section.end_token == "highest" else section.end_token
+            # A prompt without the token has the state of its first one, as in transformers.
+            return replace(made, ids=ids[: ids.index(end) + 1 if end in ids else 1])
+        if section.padded_length is None or len(ids) >= section.padded_length:
+            return made
+        own = None if self.tokenizer is None else self.tokenizer.pad_token_id
+        pad = section.pad_token if own is None else own
+        count = section.padded_length - len(ids)
+        return replace(made, ids=(*ids, *(pad,) * count), expansion=count)
 
     def _assemble_ids(
         self, parsed: _Parsed, plan: PoolingPlan, options: PoolingInputOptions, salt: bytes
@@ -271,7 +286,8 @@ class PromptTokenizer:
             ids, types = cut(ids, plan.max_tokens, side), cut(types, plan.max_tokens, side)
         size = self.max_model_len
         if len(ids) <= size:
-            return TokenizedPrompt(ids, types, kept_rows=self._kept_rows(ids, plan.role), salt=salt)
+            kept = self._kept_rows(ids, plan.role)
+            return self._ended(TokenizedPrompt(ids, types, kept_rows=kept, salt=salt))
         self._check_length(len(ids), plan)
         chunks = tuple(ids[i : i + size] for i in range(0, len(ids), size))
         return TokenizedPrompt((), b"", chunks, salt=salt)

@@ -41,8 +41,6 @@ CAPTURED_TOKENS = 1024
 """Steps with prompts are captured up to this size: quire.runner.gpu.mixed_batch_graphs."""
 CUDA_GRAPH_BYTES = 256 * MIB
 """Memory of the driver for captured graphs, outside of torch's pool."""
-PATCHES_PER_ROW = 4
-"""Patches that most models merge to one row."""
 FRAGMENTATION_RESERVE = 64 * MIB
 """Reserved beyond the measured peak, for fragmentation."""
 SMALL_BLOCK_RESERVE = 16 * MIB
@@ -366,13 +364,13 @@ def adapter_bytes(numbers: AdapterNumbers, shape: EngineShape) -> int:
 def encoder_bytes(encoder: MediaEncoderFacts | None, shape: EngineShape) -> tuple[int, int]:
     """Bytes of the encoder cache, and of a step of the encoder, on a rank of the first stage.
 
-    A row is made of up to PATCHES_PER_ROW patches. A layer of a tower holds its input, its output,
+    A layer of a tower holds its input, its output,
     the residual and what is between its matrices: about thrice its widest layer for each patch.
     """
     if encoder is None or shape.stage:
         return 0, 0
     itemsize = ITEMSIZE[shape.dtype]
-    each = 3 * PATCHES_PER_ROW * encoder.widest
+    each = 3 * encoder.patches_per_row * encoder.widest
     cache = shape.encoder_cache_rows * encoder.width * itemsize
     return cache, shape.encoder_step_rows * (each + encoder.width) * itemsize
 

@@ -29,3 +29,4 @@ class MediaEncoderFacts:
     largest: Mapping[str, int]  # modality -> rows of its largest item
     widest: int  # inputs and outputs together of its widest layer
     bidirectional: bool = False  # tokens of an item attend to each other in both directions
+    patches_per_row: int = 4  # that a row is made of, at most

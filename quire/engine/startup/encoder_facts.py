@@ -31,4 +31,5 @@ def media_encoder_facts(config: ModelConfig) -> MediaEncoderFacts | None:
             default=encoder.width,
         ),
         bidirectional=encoder.bidirectional,
+        patches_per_row=encoder.patches_per_row,
     )

@@ -6,7 +6,7 @@ Pixels stay 8-bit integers up to the encoder: it rescales and normalizes them on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -122,7 +122,7 @@ def cut_tiles(pixels: Pixels, height: int, width: int) -> list[Pixels]:
 class ImageProcessor(MediaProcessor):
     """Base of processors of still images whose encoder reads `pixels` and `scale_shift`."""
 
-    defaults: Settings = CLIP
+    defaults: ClassVar[Settings] = CLIP
 
     def __init__(self, files: ProcessorFiles) -> None:
         super().__init__(files)

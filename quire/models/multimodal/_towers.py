@@ -55,11 +55,16 @@ UNUSED = ("*.position_ids", "*.post_layernorm.*", "*vision*.head.*")
 """Tensors of towers that no wrapper of these families reads: buffers, and heads for other tasks."""
 
 
-def build_clip(hf: Hf, wanted: Sequence[int], defaults: Mapping[str, Any] = {}) -> Vit:
-    """Build the tower of a vision section. defaults: of the wrapper, before those of CLIP."""
+def build_clip(
+    hf: Hf, wanted: Sequence[int], defaults: Mapping[str, Any] = {}, *, last_norm: bool = False
+) -> Vit:
+    """Build the tower of a vision section. defaults: of the wrapper, before those of CLIP.
+
+    last_norm: the states are normed.
+    """
     sizes = vit_sizes(hf, **{**CLIP, **defaults})
     config = VitConfig(**sizes, class_token=True, patch_bias=False, first_norm=True)
-    return Vit(config, wanted)
+    return Vit(config, wanted, last_norm=last_norm)
 
 
 def build_siglip(
@@ -87,11 +92,16 @@ def build_tower(hf: Hf, wanted: Sequence[int], defaults: Mapping[str, Any] = {})
 
 
 def tower_weights(
-    tower: Vit, *, paths: Mapping[str, str] = {}, alias: Mapping[str, str] = {}
+    tower: Vit,
+    *,
+    paths: Mapping[str, str] = {},
+    alias: Mapping[str, str] = {},
+    used: Sequence[str] = (),
 ) -> Weights:
     """Return the names in the checkpoint of a wrapper with `tower` and `projector`.
 
-    paths, alias: of the wrapper, in addition; names in `alias` are without "model.".
+    paths, alias: of the wrapper, in addition; names in `alias` are without "model.". used: those of
+    UNUSED that the wrapper reads.
     """
     prefixes = ("vision_tower.vision_model.", "vision_tower.", "vision_model.")
     vectors = {
@@ -101,7 +111,8 @@ def tower_weights(
         for theirs, ours in VECTORS.items()
     }
     absent = tuple(f"tower.{name}" for name in tower.unused())
-    used = {"*.post_layernorm.*"} if tower.post_layernorm is not None else set()
+    if tower.post_layernorm is not None:
+        used = (*used, "*.post_layernorm.*")
     return Weights(
         strip=("model.",),
         paths=dict(paths) | TOWER_NAMES,

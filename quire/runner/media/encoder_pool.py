@@ -43,6 +43,11 @@ class EncoderPool:
         self._rows: Tensor | None = None
         self._rows = self.allocate()
 
+    @property
+    def makes_results(self) -> bool:
+        """Whether rows are results of the model, in place of embeddings of tokens."""
+        return self._encoder.makes_results
+
     def encode(self, items: Sequence[EncodeItem]) -> None:
         """Encode items, and keep their rows. On the current stream."""
         encoded = [one for one in items if not _brings_rows(one)]

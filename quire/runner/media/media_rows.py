@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from quire.core.types import UNKNOWN
 from quire.kernels.framework import lazy_fusion
 from quire.layers import Rope
-from quire.models.base import LanguageModel, StepInputs
+from quire.models.base import LanguageModel, ResultRows, StepInputs
 from quire.runner.media.encoder_pool import EncoderPool
 
 FIRST_ROW: Final = UNKNOWN - 1
@@ -50,17 +50,20 @@ class MediaRows:
         return nullcontext()
 
     def inputs(self, step: StepInputs) -> StepInputs:
-        """Put rows of the pool in place of embeddings. Such tokens have id 0 from then on."""
+        """Put rows of the pool in place of embeddings or results. Such tokens have id 0 then."""
         if step.carried is not None:
             return step
         ids = step.token_ids
         is_row = (ids <= FIRST_ROW)[:, None]
         token_ids = ids.clamp(min=0)
+        rows = self.pool.gather((FIRST_ROW - ids).clamp(min=0))
+        if self.pool.makes_results:
+            return replace(step, token_ids=token_ids, result_rows=ResultRows(is_row, rows))
         vectors = step.inputs_embeds
         if vectors is None:
             vectors = self._embed(token_ids)
             lazy_fusion.flush()
-        rows = self.pool.gather((FIRST_ROW - ids).clamp(min=0)).to(vectors.dtype)
+        rows = rows.to(vectors.dtype)
         width = vectors.shape[1]
         embeds = torch.where(is_row, rows[:, :width], vectors)
         step = replace(step, token_ids=token_ids, inputs_embeds=embeds)
