@@ -129,6 +129,37 @@ class RequestStateStats:
     is_corrupted: bool = False
 
 
+@dataclass(slots=True)
+class SpecDecodeMetrics:
+    """Drafts of one sequence. acceptance_histogram[i]: steps that accepted i of their drafts.
+
+    A step here is one with drafts. num_spec_tokens: the most that one of them accepted.
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+    @classmethod
+    def from_counts(cls, steps: int, drafted: int, accepted: Sequence[int]) -> SpecDecodeMetrics:
+        """accepted[i]: steps that accepted more than i drafts."""
+        total = sum(accepted)
+        at_least = (steps, *accepted)
+        return cls(
+            mean_acceptance_length=1 + total / max(steps, 1),
+            draft_acceptance_rate=total / max(drafted, 1),
+            acceptance_histogram=[a - b for a, b in zip(at_least, (*accepted, 0))],
+            num_spec_steps=steps,
+            num_accepted_draft_tokens=total,
+            num_draft_tokens=drafted,
+            num_spec_tokens=len(accepted),
+        )
+
+
 @dataclass
 class FunctionCall:
     """arguments: JSON text."""
@@ -166,7 +197,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     lora_request: object | None = None
     sampling_mask: object | None = None
-    spec_decode_metrics: object | None = None
+    spec_decode_metrics: SpecDecodeMetrics | None = None
     weight_versions: list[tuple[str, int, int]] | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)

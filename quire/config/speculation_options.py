@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 from quire.config.option_field import option
@@ -18,7 +18,7 @@ OPTION_NAME = "speculative_config"
 class SpeculationOptions:
     """Speculative decoding: a step verifies several drafted tokens of a sequence."""
 
-    speculative_config: dict[str, Any] | None = option(None, short="-sc")
+    speculative_config: dict[str, Any] | None = field(default=None, metadata={"short": "-sc"})
     """JSON: method (ngram, suffix, draft_model, eagle, eagle3, mtp, medusa), model (folder or name
     of the drafter), num_speculative_tokens (most drafts of a step; the number is chosen by
     measurement), prompt_lookup_min and prompt_lookup_max (tokens of a match of ngram, 5),
@@ -228,10 +228,11 @@ def _check_ranges(parsed: SpeculativeConfig) -> None:
             f"{OPTION_NAME}.suffix_decoding_min_token_prob must be in [0, 1], got "
             f"{parsed.suffix_decoding_min_token_prob}"
         )
-    low, high = parsed.prompt_lookup_min, parsed.prompt_lookup_max
-    if low is not None and high is not None and low > high:
+    least_match, match = parsed.prompt_lookup_min, parsed.prompt_lookup_max
+    if least_match is not None and match is not None and least_match > match:
         raise ConfigError(
-            f"{OPTION_NAME}.prompt_lookup_min ({low}) must be <= prompt_lookup_max ({high})"
+            f"{OPTION_NAME}.prompt_lookup_min ({least_match}) must be <= prompt_lookup_max "
+            f"({match})"
         )
     table = parsed.num_speculative_tokens_per_batch_size
     if table is not None and not (isinstance(table, list) and all(map(_is_bound, table))):

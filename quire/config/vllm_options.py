@@ -103,8 +103,10 @@ _NO_EFFECT = {
         kv_cache_metrics kv_cache_metrics_sample custom_histogram_buckets enable_mfu_metrics
         enable_layerwise_nvtx_tracing enable_logging_iteration_details collect_detailed_traces
         otlp_traces_endpoint aggregate_engine_logging
-        per_request_spec_decode_metrics disable_log_requests enable_log_requests
+        disable_log_requests enable_log_requests
         watchdog_config usage_context exclude_log_deltas""",
+    "--enable-per-request-metrics shows the figures of drafts too": """
+        per_request_spec_decode_metrics""",
     "set --log-level, --log-format or VLLM_LOGGING_CONFIG_PATH instead": """logging_config
         log_config_file""",
     "--enable-profiler-routes opens /start_profile, which writes to quire_profile/": """

@@ -209,6 +209,10 @@ class SamplingParams:
     """The name older releases use for structured_outputs."""
     truncate_prompt_tokens: int | None = None
     """Keep the last k tokens of the prompt. -1: as many as fit."""
+    prediction: str | list[int] | None = None
+    """Text or tokens that the output probably repeats: it is made faster where it does."""
+    speculative: bool | None = None
+    """False: no drafts for this request. None or True: as the engine makes them."""
     bad_words_token_ids: list[list[int]] = field(default_factory=list, init=False, repr=False)
     """quire.text.input_processor fills it: each bad word, with and without a leading space."""
 
@@ -386,6 +390,10 @@ class SamplingParams:
         if self.thinking_token_budget is not None:
             allowed = "an integer >= 0, or -1 or None for no budget"
             check_int("thinking_token_budget", self.thinking_token_budget, 0, None, allowed)
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            check_token_ids("prediction", self.prediction)
+        if self.speculative not in (None, True, False):
+            raise invalid_param("speculative", self.speculative, "True, False or None")
         start = self.routed_experts_prompt_start
         check_int("routed_experts_prompt_start", start, 0, None, "an integer >= 0")
         if isinstance(self.structured_outputs, dict):

@@ -15,10 +15,14 @@ COUNTER_NAMES = {
     "prompt_tokens": "vllm",
     "prompt_tokens_cached": "vllm",
     "generation_tokens": "vllm",
+    "spec_decode_num_drafts": "vllm",
+    "spec_decode_num_draft_tokens": "vllm",
+    "spec_decode_num_accepted_tokens": "vllm",
     "kernel_compilations_after_ready": "quire",
     "graph_captures_after_ready": "quire",
 }
 """Name -> prefix; metrics that vLLM does not have are quire's."""
+PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ def collect_metrics(engine: LLMEngine) -> list[Metric]:
             for name, values in metric_definitions.counters(now).items()
             if name in COUNTER_NAMES
         ]
+        accepted = list(now.counters.draft_counts.accepted)
+        found.append(Vector(f"vllm:{PER_POSITION}", labels, accepted))
     labels = {**model, "engine": "0" if len(snapshots) == 1 else "all"}
     found += [
         Counter(

@@ -30,6 +30,7 @@ from quire.text import fill_in_middle, prompt_embeds, prompts
 from quire.text.bad_words import BadWordTokens
 from quire.text.encoder_format import EncoderFormat
 from quire.text.media_prompt import MediaInputs, MediaReader, check_no_truncation
+from quire.text.prediction import predicted_tokens, speculates
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds
 from quire.text.prompts import ParsedPrompt, Prompt
 from quire.text.speech import SpeechFormat, parse_speech_prompt
@@ -206,6 +207,10 @@ class InputProcessor:
             forced=forced,
             adapter=adapter,
             encoder_media=recording,
+            speculates=speculates(requested),
+            prediction=predicted_tokens(
+                requested, self.tokenizer, most=stop.max_tokens, vocab=self.vocab_size
+            ),
         )
         return PreparedRequest(made, parsed.text, requested, source_text)
 
@@ -569,13 +574,13 @@ def _kept_tokens(length: int, how: TokenizationOptions) -> slice:
 def _engine_params(requested: SamplingParams) -> SamplingParams:
     """best_of ranks by cumulative logprob, so the engine must report the chosen tokens' ones.
 
-    The form of the text travels as a constraint, once.
+    The form of the text is sent as a constraint, and the prediction as tokens.
     """
     ranks = requested.num_sequences != requested.n and requested.logprobs is None
-    if not ranks and requested.structured_outputs is None:
+    if not ranks and requested.structured_outputs is None and requested.prediction is None:
         return requested
     engine = requested.clone()
-    engine.structured_outputs = None
+    engine.structured_outputs = engine.prediction = None
     if ranks:
         engine.logprobs = 0
     return engine

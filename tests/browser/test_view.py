@@ -123,7 +123,7 @@ def frame_of(total, rows=50):
     return {
         "at": 5.0, "running": rows, "waiting": 3, "preempted": 1, "max_seqs": 64,
         "rows": [{**row, "id": f"chatcmpl-{i}", "blocks": 9, "preemptions": 0, "seconds": 1.0} for i in range(rows)],
-        "totals": {"prompt": 9, "generated": 9, "steps": 3, "finished": 0, "preemptions": 1, "queried": 4, "hit": 1, "cuts": {}},
+        "totals": {"prompt": 9, "generated": 9, "steps": 3, "finished": 0, "preemptions": 1, "queried": 4, "hit": 1, "cuts": {}, "draft_rows": 0, "drafted": 0, "accepted": 0},
         "blocks": {"size": 16, "total": total, "held": held + 10, "shared": 10, "cached": total - held - 20, "free": 10},
         "first": [0.01, 0.02, 0.03], "gap": None, "map": base64.b64encode(zlib.compress(packed)).decode(),
     }  # fmt: skip

@@ -158,6 +158,22 @@ def bound(form, backend="auto"):
     )
 
 
+def predicts(text):
+    """The engine's request has the tokens of the predicted text, and no text; usage counts."""
+
+    def prove(server, path, field, value, more):
+        reaches(
+            lambda seen: (
+                seen.request.prediction == tuple(server.tokenizer.encode(text, False))
+                and seen.params.prediction is None
+            )
+        )(server, path, field, value, more)
+        usage = json.dumps(ask(server, path, {**more, field: value}).body["usage"])
+        assert '"accepted_prediction_tokens": 0' in usage or path == MESSAGES
+
+    return prove
+
+
 def refused(status, param=None):
     """An error, streamed or not; nothing reaches the engine."""
 
@@ -248,8 +264,23 @@ STRUCTURE = [  # on every route
     ("guided_decoding_backend", "xgrammar", told),
 ]
 
+SPECULATION = [  # on every route
+    ("prediction", {"type": "content", "content": "abc"}, predicts("abc")),
+    (
+        "prediction",
+        {"type": "content", "content": [{"type": "text", "text": t} for t in ("ab", "c")]},
+        predicts("abc"),
+    ),
+    ("prediction", {"type": "content", "content": ""}, predicts("")),
+    ("prediction", {"type": "text", "content": "abc"}, refused(400)),
+    ("speculative", False, reaches(lambda seen: not seen.request.speculates)),
+    ("speculative", True, reaches(lambda seen: seen.request.speculates)),
+    ("vllm_xargs", {"speculative": False}, reaches(lambda seen: not seen.request.speculates)),
+]
+
 SAMPLING = [
     *STRUCTURE,
+    *SPECULATION,
     ("temperature", 0.7, reaches()),
     ("top_p", 0.5, reaches()),
     ("top_k", 7, reaches()),
@@ -428,6 +459,7 @@ ROWS = {
         ("session_id", "s", told),
     ],
     MESSAGES: [
+        *SPECULATION,
         ("messages", [{"role": "user", "content": "Other."}], changes(other_text)),
         ("model", "alias", changes(lambda _, after: after.body["model"] == "tiny")),
         ("model", "other", refused(404)),

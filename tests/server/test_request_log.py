@@ -10,6 +10,7 @@ import pytest
 from quire import log as logs
 from quire.core.scheduler_stats import SchedulerStats
 from quire.core.snapshot import EngineCounters, Snapshot
+from quire.core.types import DraftCounts
 from quire.server.options import ServerOptions
 from quire.server.telemetry import stats_logger
 from quire.server.telemetry.http_metrics import LOAD_COUNTER
@@ -141,6 +142,21 @@ def test_statistics_are_rates_since_the_line_before():
         "prefix cache hits 75.0%"
     )
     assert numbers["generation_tokens_per_s"] == 20.0
+
+
+def test_drafts_have_a_line_of_their_own():
+    scene = Scene()
+    scene.board.add(LOAD_COUNTER)
+    for counts in (DraftCounts(10, 30, (5,)), DraftCounts(20, 60, (15, 5))):
+        found = snapshot(steps=counts.rows)
+        scene.answer = found._replace(counters=found.counters._replace(draft_counts=counts))
+        words, _ = scene.line()
+    assert words.splitlines()[1] == (
+        "SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 1.50 tokens/s, "
+        "Drafted throughput: 3.00 tokens/s, Accepted: 15 tokens, Drafted: 30 tokens, "
+        "Per-position acceptance rate: 1.000, 0.500, Avg Draft acceptance rate: 50.0%"
+    )
+    assert len(scene.line()[0].splitlines()) == 1, "none since the line before"
 
 
 def test_an_engine_that_took_over_counts_from_its_own_start():

@@ -45,6 +45,7 @@ def counters(now: Snapshot) -> MetricValues:
     """Return the counters: totals since the engine started."""
     stats, counted = now.stats, now.counters
     cached, loaded = counted.cached_tokens, counted.loaded_tokens
+    drafts = counted.draft_counts
     return {
         "prefix_cache_queries": {"": stats.prefix_query_tokens},
         "prefix_cache_hits": {"": stats.prefix_hit_tokens},
@@ -67,6 +68,12 @@ def counters(now: Snapshot) -> MetricValues:
         "prompt_tokens_cached": {"": cached},
         "prompt_tokens_cached_by_source": {"device": cached - loaded, "host": loaded},
         "generation_tokens": {"": counted.generated_tokens},
+        "spec_decode_num_drafts": {"": drafts.rows},
+        "spec_decode_num_draft_tokens": {"": drafts.tokens},
+        "spec_decode_num_accepted_tokens": {"": sum(drafts.accepted)},
+        "spec_decode_num_accepted_tokens_per_pos": {
+            str(position): number for position, number in enumerate(drafts.accepted or (0,))
+        },
         "engine_steps": {"": counted.steps},
         "engine_step_seconds": {"": counted.step_seconds},
         "kernel_compilations_after_ready": {"": now.late_work.kernel_compilations},

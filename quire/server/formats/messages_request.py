@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from quire.errors import RequestError, Unsupported
 from quire.server.formats.ignored_fields import IgnoredField
 from quire.server.formats.request_body import StringList
+from quire.server.formats.speculation_fields import SpeculationFields
 from quire.server.formats.structured_output import StructuredOutputFields
 from quire.server.generation.generation_request import (
     ChatMessageDict,
@@ -171,7 +172,7 @@ class AnthropicCountTokensRequest(StructuredOutputFields):
         return {**given, **(self.chat_template_kwargs or {})}
 
 
-class AnthropicMessagesRequest(AnthropicCountTokensRequest):
+class AnthropicMessagesRequest(AnthropicCountTokensRequest, SpeculationFields):
     """A conversation, and how to continue it.
 
     A budget of thinking that this server cannot keep is reported as ignored and not refused: a
@@ -231,6 +232,7 @@ class AnthropicMessagesRequest(AnthropicCountTokensRequest):
             "top_p": self.top_p,
             "stop": self.stop_sequences or None,
             "extra_args": self.vllm_xargs,
+            **self.speculation_values(),
         }
         return {name: value for name, value in given.items() if value is not None}
 

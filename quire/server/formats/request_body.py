@@ -61,7 +61,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {"function_call": ("none",)}
 HARMLESS_FIELDS = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prediction", "session_id", "output_kind", "skip_clone"),
+        *("session_id", "output_kind", "skip_clone"),
     }
 )
 """Known fields that change nothing in an answer of this server."""

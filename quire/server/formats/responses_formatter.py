@@ -308,7 +308,8 @@ class ResponsesFormatter:
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0}
+            | ({} if usage.prediction is None else usage.prediction.as_dict()),
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
         if closing.timing is not None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from quire.errors import RequestError, Unsupported
 from quire.server.formats.ignored_fields import IgnoredField
 from quire.server.formats.request_body import LogitBias, StopTokenIds, StringList
-from quire.server.formats.structured_output import StructuredOutputFields
+from quire.server.formats.speculation_fields import SpeculationFields
 from quire.server.generation.generation_request import (
     ChatMessageDict,
     Conversation,
@@ -79,7 +79,7 @@ class ResponsesTextConfig(_ResponsesObject):
     verbosity: str | None = None
 
 
-class ResponsesRequest(StructuredOutputFields):
+class ResponsesRequest(SpeculationFields):
     """Items, and how a model's answer to them is to be made."""
 
     model: str | None = None
@@ -226,6 +226,7 @@ class ResponsesRequest(StructuredOutputFields):
             given["logprobs"] = self.top_logprobs or 0
         if self.truncation == "auto":
             given["truncate_prompt_tokens"] = -1
+        given |= self.speculation_values()
         return {name: value for name, value in given.items() if value is not None}
 
 

@@ -15,7 +15,7 @@ from quire.server.formats.request_body import (
     StopTokenIds,
     StringList,
 )
-from quire.server.formats.structured_output import StructuredOutputFields
+from quire.server.formats.speculation_fields import SpeculationFields
 from quire.server.generation.generation_request import BeamSearchOptions
 
 
@@ -31,7 +31,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Chunks are never padded here.")
 
 
-class SamplingFields(StructuredOutputFields):
+class SamplingFields(SpeculationFields):
     """Fields of sampling and of its output, the same on every route."""
 
     model: str | None = None
@@ -95,7 +95,7 @@ class SamplingFields(StructuredOutputFields):
         given = {name: value for name, value in given.items() if value is not None}
         if self.vllm_xargs is not None:
             given["extra_args"] = {**self.vllm_xargs, **given.get("extra_args", {})}
-        return given
+        return given | self.speculation_values()
 
     @property
     def beams(self) -> BeamSearchOptions | None:

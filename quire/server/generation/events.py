@@ -73,6 +73,20 @@ class ChoiceFinish(msgspec.Struct, frozen=True):
     """What was meant as markup and made no sense: it is in the text."""
 
 
+class PredictionUsage(msgspec.Struct):
+    """Tokens of a prediction that were drafted, by whether the model generated them too."""
+
+    accepted: int = 0
+    rejected: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """As OpenAI's routes show it."""
+        return {
+            "accepted_prediction_tokens": self.accepted,
+            "rejected_prediction_tokens": self.rejected,
+        }
+
+
 class TokenUsage(msgspec.Struct):
     """Tokens of one response so far. A prompt counts once, whatever n."""
 
@@ -84,6 +98,8 @@ class TokenUsage(msgspec.Struct):
     """Of the prompt, tokens of images, video and audio."""
     reasoning_tokens: int | None = None
     """Of the completion, tokens of reasoning; None without a reasoning parser."""
+    prediction: PredictionUsage | None = None
+    """None: the request predicted nothing."""
 
     def as_dict(self, *, details: bool) -> dict[str, object]:
         """As OpenAI's routes show it."""
@@ -96,8 +112,13 @@ class TokenUsage(msgspec.Struct):
             body["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
             if self.media_tokens:
                 body["prompt_tokens_details"] |= {"multimodal_tokens": self.media_tokens}
+        completion: dict[str, int] = {}
         if self.reasoning_tokens is not None:
-            body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+            completion["reasoning_tokens"] = self.reasoning_tokens
+        if self.prediction is not None:
+            completion |= self.prediction.as_dict()
+        if completion:
+            body["completion_tokens_details"] = completion
         return body
 
 

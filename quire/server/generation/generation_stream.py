@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from starlette.requests import Request
 
-from quire.core.types import Update
+from quire.core.types import DraftCounts, Update
 from quire.outputs import SampleLogprobs
 from quire.server.app_state import AppState, get_key_owner, get_tenant
 from quire.server.generation.beams import start_beam_search
@@ -28,6 +29,7 @@ from quire.server.generation.events import (
     FinalEvent,
     FullResponse,
     GenerationEvent,
+    PredictionUsage,
     PromptEvent,
     TokenUsage,
     collect_response,
@@ -43,7 +45,11 @@ from quire.server.generation.validate import (
 )
 from quire.server.telemetry.request_timer import RequestTimer, get_request_timer
 from quire.text.input_processor import PreparedRequest
-from quire.text.output.output_processor import RequestOutputProcessor, SequenceOutput
+from quire.text.output.output_processor import (
+    RequestOutputProcessor,
+    SequenceOutput,
+    draft_metrics,
+)
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +186,9 @@ class GenerationStream:
         self._by_id = {one.prepared.request.id: one for one in self._prompts}
         self._is_full = not request.stream
         self._prompt_only = request.prompt_only
+        self._draft_counts: dict[int, DraftCounts] = {}  # by choice
+        if request.sampling.get("prediction") is not None:
+            self.usage.prediction = PredictionUsage()
         self._output_parsers = prepared.parsers
         if self._output_parsers and self._output_parsers[0].reasoning_tokens is not None:
             self.usage.reasoning_tokens = 0
@@ -218,9 +227,16 @@ class GenerationStream:
     def build_final_event(self) -> FinalEvent:
         """The last event."""
         timing = self._timer.breakdown() if self.request.timing else None
-        return FinalEvent(
-            self.usage, timing, self._timer.latency_metrics() if self._reports_metrics else None
-        )
+        counts, usage = self._draft_counts, self.usage
+        if usage.prediction is not None:
+            accepted = sum(sum(one.accepted) for one in counts.values())
+            drafted = sum(one.tokens for one in counts.values())
+            usage.prediction = PredictionUsage(accepted, drafted - accepted)
+        metrics: dict[str, object] | None = None
+        if self._reports_metrics and (times := self._timer.latency_metrics()) is not None:
+            found = draft_metrics(next(iter(counts.values()), None))
+            metrics = {**times, "speculative_decoding": found and asdict(found)}
+        return FinalEvent(usage, timing, metrics)
 
     def process_updates(self, updates: Sequence[Update]) -> list[GenerationEvent]:
         """The events that these updates make. Raises RequestError and EngineError."""
@@ -249,6 +265,8 @@ class GenerationStream:
     ) -> None:
         if update.finish == "error":
             raise to_client_error(update.to_exception(), self.request)
+        if update.draft_counts is not None:
+            self._draft_counts[prompt.first_choice + update.index] = update.draft_counts
         assembler = prompt.output_processor
         answer = assembler.process(update)
         for index in assembler.aborts:

@@ -43,7 +43,7 @@ _BEAM_SEARCH_PARAMS = frozenset(
     {
         *("n", "max_tokens", "temperature", "ignore_eos", "skip_special_tokens", "seed"),
         *("include_stop_str_in_output", "allowed_token_ids", "truncate_prompt_tokens"),
-        *("skip_reading_prefix_cache", "detokenize"),
+        *("skip_reading_prefix_cache", "detokenize", "speculative"),
     }
 )
 
@@ -66,6 +66,7 @@ def validate_request(state: AppState, request: GenerationRequest) -> None:
             _check_embeds(state, source.embeds)
     else:
         check_chars(state, request.prompt_chars, "messages")
+    check_chars(state, len(request.sampling.get("prediction") or ""), "prediction")
     _check_tools(request.tools)
     for conversation in request.conversations:
         _check_conversation(state, conversation)

@@ -30,6 +30,12 @@ export class EngineView {
       new Chart({ title: "Time to first token", format: seconds, series: SHARES("first"), note: "Of the last 10 seconds, as the engine sees it" }),
       new Chart({ title: "Time between tokens", format: seconds, series: SHARES("gap"), note: "Of the last 10 seconds, as the engine sees it" }),
     ];
+    this.drafts = new Chart({
+      title: "Tokens per step with drafts", format: (tokens) => tokens.toFixed(2),
+      series: [{ name: "tokens", of: (frame) => frame.rates.draftSteps }],
+      note: "Of a sequence: one, and the drafts that were accepted",
+    });
+    this.charts.push(this.drafts);
     $("charts").append(...this.charts.map((one) => one.node));
     this.lines = new Map(); // id -> row of the table
     this.paused = false;
@@ -126,6 +132,7 @@ export class EngineView {
     this.#tiles(frame);
     this.#blocks(frame, map);
     this.#table(frame);
+    this.drafts.node.hidden = $("drafts").hidden = !frame.totals.drafted;
     for (const chart of this.charts) chart.update(this.history);
     showAllWhy(this.history.since(WINDOW_S), frame);
   }
@@ -138,6 +145,7 @@ export class EngineView {
     say($("n-out"), short(rates.out));
     say($("n-in"), short(rates.in));
     say($("n-hits"), totals.queried ? percent(totals.hit / totals.queried) : "–");
+    say($("n-drafts"), totals.drafted ? percent(totals.accepted / totals.drafted) : "–");
     const busy = frame.running + frame.waiting > 0;
     $("engine-dot").classList.toggle("busy", busy);
   }

@@ -47,8 +47,12 @@ export class History {
     while (j > 0 && now.at - this.frames[j].at < RATE_S) j -= 1;
     const then = this.frames[j];
     const span = now.at - then.at;
-    if (span <= 0) return { out: 0, in: 0, steps: 0 };
+    if (span <= 0) return { out: 0, in: 0, steps: 0, draftSteps: null };
     const rate = (name) => (now.totals[name] - then.totals[name]) / span;
-    return { out: rate("generated"), in: rate("prompt"), steps: rate("steps") };
+    const drafts = rate("draft_rows");
+    return {
+      out: rate("generated"), in: rate("prompt"), steps: rate("steps"),
+      draftSteps: drafts ? 1 + rate("accepted") / drafts : null,
+    };
   }
 }

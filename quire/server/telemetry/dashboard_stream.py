@@ -234,6 +234,9 @@ def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
             "preemptions": stats.preemptions,
             "queried": stats.prefix_query_tokens,
             "hit": stats.prefix_hit_tokens + stats.tier_hit_tokens,
+            "draft_rows": counters.draft_counts.rows,
+            "drafted": counters.draft_counts.tokens,
+            "accepted": sum(counters.draft_counts.accepted),
             "cuts": dict(zip(BREAKDOWN_FIELDS, counters.breakdown_seconds)),
         },
         "blocks": {

@@ -151,6 +151,14 @@ ENGINE_METRICS = (
     _counter("prompt_tokens_cached_by_source", "The same, by tier.", "source", "device", "host"),
     _counter("generation_tokens", "Tokens generated."),
     _histogram("iteration_tokens_total", STEP_TOKENS, "Tokens in a step of the engine."),
+    _counter("spec_decode_num_drafts", "Steps of a sequence that verified drafts."),
+    _counter("spec_decode_num_draft_tokens", "Drafted tokens in them."),
+    _counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."),
+    _counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "The same, by position among the drafts of a step.",
+        "position",
+    ),
     _counter("engine_steps", "Steps that had rows.", own=True),
     _counter("engine_step_seconds", "Time in which a step was under way.", own=True),
     _counter(
@@ -217,10 +225,6 @@ KEY_METRICS = (
 PLANNED_METRICS = (
     _counter("mm_cache_queries", "Images and sounds looked up in a cache of their embeddings."),
     _counter("mm_cache_hits", "Those found there."),
-    _counter("spec_decode_num_drafts", "Drafts of speculative decoding."),
-    _counter("spec_decode_num_draft_tokens", "Tokens of the drafts."),
-    _counter("spec_decode_num_accepted_tokens", "Tokens of the drafts that were accepted."),
-    _counter("spec_decode_num_accepted_tokens_per_pos", "The same, by position.", "position", "0"),
 )
 """Of features that are not built yet: 0, and with the prefix vllm only, for its dashboards."""
 

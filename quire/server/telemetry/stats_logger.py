@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from quire.core.snapshot import Snapshot
+from quire.core.types import DraftCounts
 from quire.server.telemetry.http_metrics import LOAD_COUNTER
 from quire.server.telemetry.metric_specs import FINISH_REASONS
 from quire.server.telemetry.shared_counters import SharedCounters
@@ -46,11 +47,15 @@ class StatsLogger:
         """Log a line, for ever."""
         while True:
             await asyncio.sleep(seconds)
-            if line := await self.build_line():
-                log.info(line[0], extra=line[1])
+            if found := await self.build_line():
+                for line in found[0].splitlines():
+                    log.info(line, extra=found[1])
 
     async def build_line(self) -> tuple[str, dict[str, float]] | None:
-        """The line since the last one, and its numbers; None: nothing happened."""
+        """The line since the last one, and its numbers; None: nothing happened.
+
+        If drafts were verified, a second line follows.
+        """
         load, ended = self._load_and_finished()
         idle, self._finished_before = not load and ended == self._finished_before, ended
         since, self._last_at = self._last_at, self._clock()
@@ -60,8 +65,13 @@ class StatsLogger:
         if now is None:
             return f"{self._name}the engine does not answer", {}
         self._last_snapshot = now
-        rates = compute_rates(before, now, max(self._last_at - since, 1e-9))
-        return self._name + LINE_FORMAT.format(**rates), rates
+        seconds = max(self._last_at - since, 1e-9)
+        rates = compute_rates(before, now, seconds)
+        line = self._name + LINE_FORMAT.format(**rates)
+        counted = _draft_counts_since(before, now)
+        if counted.rows:
+            line += f"\n{self._name}{format_drafts(counted, seconds)}"
+        return line, rates
 
     def _load_and_finished(self) -> tuple[float, float]:
         """Requests under way, and sequences that have ended, in all API processes."""
@@ -93,3 +103,27 @@ def compute_rates(before: Snapshot | None, now: Snapshot, seconds: float) -> dic
         "kv_cache_usage": stats.usage,
         "prefix_cache_hit_rate": hits / queries if queries else 0.0,
     }
+
+
+def _draft_counts_since(before: Snapshot | None, now: Snapshot) -> DraftCounts:
+    counts = now.counters.draft_counts
+    if before is None or now.counters.steps < before.counters.steps:
+        return counts
+    old = before.counters.draft_counts
+    padded = (*old.accepted, *(0,) * (len(counts.accepted) - len(old.accepted)))
+    accepted = tuple(new - one for new, one in zip(counts.accepted, padded))
+    return DraftCounts(counts.rows - old.rows, counts.tokens - old.tokens, accepted)
+
+
+def format_drafts(counts: DraftCounts, seconds: float) -> str:
+    """The part of the line about drafts, in vLLM's words. counts: of rows with drafts."""
+    accepted = sum(counts.accepted)
+    rates = ", ".join(f"{one / counts.rows:.3f}" for one in counts.accepted) or "0.000"
+    return (
+        f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / counts.rows:.2f}, "
+        f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
+        f"Drafted throughput: {counts.tokens / seconds:.2f} tokens/s, "
+        f"Accepted: {accepted} tokens, Drafted: {counts.tokens} tokens, "
+        f"Per-position acceptance rate: {rates}, "
+        f"Avg Draft acceptance rate: {accepted / max(counts.tokens, 1):.1%}"
+    )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from quire.core.params import RequestOutputKind, SamplingParams
 from quire.core.sequence_timing import SequenceTiming
-from quire.core.types import TokenLogprobs, Update
+from quire.core.types import DraftCounts, TokenLogprobs, Update
 from quire.errors import RequestError
 from quire.outputs import (
     CompletionOutput,
@@ -24,6 +24,7 @@ from quire.outputs import (
     RequestOutput,
     RequestStateStats,
     SampleLogprobs,
+    SpecDecodeMetrics,
 )
 from quire.text.input_processor import PreparedRequest
 from quire.text.output.output_text import (
@@ -217,6 +218,7 @@ class SequenceOutput:
         self.index = index
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.draft_counts: DraftCounts | None = None
         self._text = text
         self._tokenizer = tokenizer
         self._token_ids: list[int] = []
@@ -234,6 +236,8 @@ class SequenceOutput:
 
     def add(self, update: Update) -> None:
         ids, finish = update.token_ids, update.finish
+        if update.draft_counts is not None:
+            self.draft_counts = update.draft_counts
         ended = finish == "stop" and not update.last_token_is_text
         kept = self._text.push(ids, last=finish is not None, ended=ended)
         self._token_ids.extend(ids if kept == len(ids) else ids[:kept])
@@ -280,7 +284,13 @@ class SequenceOutput:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             lora_request=lora_request,
+            spec_decode_metrics=draft_metrics(self.draft_counts),
         )
+
+
+def draft_metrics(counts: DraftCounts | None) -> SpecDecodeMetrics | None:
+    """Return the figures of a sequence's drafts; None: it had none."""
+    return None if counts is None else SpecDecodeMetrics.from_counts(*counts)
 
 
 def _sample_logprobs(params: SamplingParams) -> SampleLogprobs | None:

@@ -104,7 +104,7 @@ def test_shortcuts_are_keys():
     given = {"spec_method": "ngram", "spec_tokens": 3}
     assert section(given) == section(config(method="ngram", num_speculative_tokens=3))
     assert section({"spec_model": "[ngram]"}) == section(config(method="ngram"))
-    with pytest.raises(ConfigError, match="spec_tokens=3 and num_speculative_tokens .* differ"):
+    with pytest.raises(ConfigError, match=r"spec_tokens=3 and num_speculative_tokens .* differ"):
         section(given | config(num_speculative_tokens=4))
 
 
@@ -118,7 +118,7 @@ def test_old_words_become_keys_with_a_note_of_the_new_form(caplog):
     assert found == section(config(method="ngram", num_speculative_tokens=5, prompt_lookup_max=4))
     assert 'use speculative_config={"model": "[ngram]", "num_speculative_tokens": 5' in caplog.text
     assert section({"speculative_mode": "[ngram]"}) == section(config(method="ngram"))
-    with pytest.raises(ConfigError, match="num_speculative_tokens .* differ"):
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens .* differ"):
         section({"num_speculative_tokens": 5} | config(num_speculative_tokens=4))
 
 
@@ -143,7 +143,7 @@ def test_keys_without_an_effect_are_noted(keys, note, caplog):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"methodd": "ngram"}, "no key 'methodd'; did you mean method"),
+        ({"prompt_lookup": 4}, "no key 'prompt_lookup'; did you mean prompt_lookup_m"),
         ({"num_speculative_tokens": 4}, "needs a method"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "must be >= 1, got 0"),
         ({"method": "ngram", "num_speculative_tokens": "x"}, "must be a whole number"),
@@ -171,7 +171,9 @@ def test_errors_name_what_is_allowed(keys, message):
 
 def test_a_method_without_a_drafter_names_those_that_there_are(monkeypatch):
     monkeypatch.setattr(speculation, "built_methods", lambda: ["ngram"])
-    with pytest.raises(ConfigError, match="method 'suffix' is not supported; supported are ngram$"):
+    with pytest.raises(
+        ConfigError, match=r"method 'suffix' is not supported; supported are ngram$"
+    ):
         section(config(method="suffix"))
 
 
