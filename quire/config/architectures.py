@@ -252,6 +252,7 @@ CLASSES: dict[str, str] = {
     "persimmon": "PersimmonForCausalLM",
     "phi": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "phi3_v": "Phi3VForCausalLM",
     "phi4_multimodal": "Phi4MultimodalForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "plbart": "PLBartForConditionalGeneration",
@@ -339,6 +340,7 @@ WRAPPERS: dict[str, str] = {
     "moss_transcribe_diarize": "qwen3",
     "NVLM_D": "qwen2",
     "paligemma": "gemma2",
+    "phi3_v": "phi3",
     "qwen2_5_vl": "qwen2",
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2",
@@ -351,7 +353,7 @@ WRAPPERS: dict[str, str] = {
     "voxtral": "llama",
 }
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""
-HUB_WRAPPERS = frozenset(("h2ovl_chat", "internvl_chat", "NVLM_D", "skywork_chat"))
+HUB_WRAPPERS = frozenset(("h2ovl_chat", "internvl_chat", "NVLM_D", "phi3_v", "skywork_chat"))
 """Multimodal models whose code is in their repositories of the hub alone."""
 
 
@@ -376,6 +378,7 @@ ALIASES = {
     "kimi_k2": ModelAlias("deepseek_v3"),
     "xlm-roberta": ModelAlias("roberta"),
     "camembert": ModelAlias("roberta"),
+    "phi3_v_text": ModelAlias("phi3"),
     "qwen2_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
     "qwen2_5_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
     "qwen2_5_omni_text": ModelAlias("qwen2", defaults=_BASE),

@@ -28,8 +28,9 @@ LANGUAGE_PREFIXES = (
     *("language.", "model.llm.", "llm."),
 )
 """Prefixes of the tensors of a language model in the checkpoint of a wrapper."""
-FLAT_WRAPPERS = ("qwen2_vl", "qwen2_5_vl")
-"""Wrappers whose older files have the fields of the text half at the top."""
+FLAT_WRAPPERS = {"phi3_v": "img_processor", "qwen2_vl": "", "qwen2_5_vl": ""}
+"""Wrappers with the fields of the text half at the top, some in their older files only -> the field
+that tells them from a model of text; "": their type does."""
 
 _TYPES = {
     class_name: model_type
@@ -95,8 +96,7 @@ def hoist_text(hf: Json) -> dict[str, Any]:
     outer_type = hf.get("model_type")
     key = next((key for key in TEXT_SECTIONS if _is_text_half(hf.get(key), outer_type)), None)
     if key is None:
-        flat = {"wrapper_type": outer_type} if outer_type in FLAT_WRAPPERS else {}
-        return {**hf, **flat, **({"wrapper_config": hf.get("wrapper_config", hf)} if flat else {})}
+        return {**hf, **_as_flat_wrapper(hf)}
     inner = hoist_text(hf[key])
     for name in _ABOUT_MEDIA.get(outer_type, ()) if isinstance(outer_type, str) else ():
         inner.pop(name, None)
@@ -113,6 +113,14 @@ def hoist_text(hf: Json) -> dict[str, Any]:
     made["wrapper_config"] = hf
     made["wrapper_architectures"] = hf.get("wrapper_architectures") or hf.get("architectures")
     return made
+
+
+def _as_flat_wrapper(hf: Json) -> dict[str, Any]:
+    """Return what marks a flat config.json as that of a wrapper; {}: it is none."""
+    mark = FLAT_WRAPPERS.get(str(hf.get("model_type")))
+    if mark is None or (mark and not hf.get(mark)):
+        return {}
+    return {"wrapper_type": hf["model_type"], "wrapper_config": hf.get("wrapper_config", hf)}
 
 
 def resolve_identity(hf: Json) -> dict[str, Any]:

@@ -131,13 +131,20 @@ def _check_numbers(
                 f"{modality} were given: write {text!r} once for each item",
                 param=param,
             )
-        total = found + extra.get(modality, 0)
-        if total > len(given):
-            raise RequestError(
-                f"Found more {text!r} placeholders in input prompt than actual multimodal data "
-                f"items: {total} placeholders, {len(given)} items of {modality}",
-                param=param,
-            )
+        check_number(found + extra.get(modality, 0), len(given), text, modality, param)
+
+
+def check_number(total: int, given: int, text: str, modality: Modality, param: str) -> None:
+    """Raise RequestError if a prompt has more placeholders than items were given.
+
+    text: a placeholder that is not given.
+    """
+    if total > given:
+        raise RequestError(
+            f"Found more {text!r} placeholders in input prompt than actual multimodal data "
+            f"items: {total} placeholders, {given} items of {modality}",
+            param=param,
+        )
 
 
 def _finish(

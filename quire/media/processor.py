@@ -201,6 +201,8 @@ class MediaProcessor:
     """Whether an item is a prompt by itself, without text and without other items."""
     text_placeholders: ClassVar[bool] = False
     """Whether placeholders are texts that are no tokens; `replaces` of an Expansion is then ()."""
+    special_tokens_in_parts: ClassVar[bool] = False
+    """Whether each text between items is tokenized as a prompt, with the tokens at its start."""
     sampling_rate: int = 16000
     """Of the recordings that process() takes, in samples per second."""
 

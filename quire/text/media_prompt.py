@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from quire.errors import RequestError
 from quire.media.content_parts import ReadTensor, extract_parts
-from quire.media.expand import PlacedMedia, ReadyItem
+from quire.media.expand import PlacedMedia, ReadyItem, check_number
 from quire.media.items import MediaSource
 from quire.media.objects import read_media_data
 from quire.media.pipeline import MediaPipeline
-from quire.media.processor import MediaProcessor
+from quire.media.processor import MediaProcessor, Modality
 from quire.text.prompts import PromptMedia
 from quire.text.tokenizing.tokenizer import Tokenizer
 
@@ -199,16 +199,19 @@ def _reserved_strings(processor: MediaProcessor, tokenizer: Tokenizer) -> re.Pat
     """All that a prompt may hold for an item, and the special tokens in it."""
     found: set[str] = set()
     for modality in processor.modalities:
-        first, second = (processor.placeholder(modality, number) for number in (1, 2))
+        first = processor.placeholder(modality, 1)
         added = [one for one in tokenizer.backend.added_tokens.values() if one and one in first]
         found |= {re.escape(one) for one in added}
         if first:
-            numbered = (
-                re.escape(first) if first == second else re.escape(first).replace("1", r"\d+")
-            )
-            found.add(numbered)
+            found.add(_placeholder_pattern(processor, modality))
     longest_first = sorted(found, key=len, reverse=True)
     return re.compile("|".join(longest_first) or r"(?!)")
+
+
+def _placeholder_pattern(processor: MediaProcessor, modality: Modality) -> str:
+    """Return a regular expression of the placeholders of a modality, with any number."""
+    first, second = (re.escape(processor.placeholder(modality, number)) for number in (1, 2))
+    return first if first == second else first.replace("1", r"\d+")
 
 
 def tokenize_prompt(
@@ -230,22 +233,26 @@ def tokenize_prompt(
     ]
     writer = _ItemTexts(() if processor.text_placeholders else inputs.items, processor)
     if processor.text_placeholders:
-        for start, end, place in _find_placeholders(text, items, processor, inputs.literals):
-            cuts.append(_Cut(start, end, [-1 - place], *_around(items[place], processor)))
-            items[place] = replace(
-                items[place], expansion=replace(items[place].expansion, replaces=(-1 - place,))
-            )
+        found = sorted(_find_placeholders(text, items, processor, inputs.literals))
+        cuts += [
+            _Cut(start, end, [-1 - place], *_around(items[place], processor))
+            for start, end, place in found
+        ]
+        items = [
+            replace(items[i], expansion=replace(items[i].expansion, replaces=(-1 - i,)))
+            for i in dict.fromkeys([*(place for _, _, place in found), *range(len(items))])
+        ]
     ids: list[int] = []
     at = 0
-    special, carried = add_special_tokens, ""
+    each = processor.special_tokens_in_parts and bool(items)
+    special, carried = add_special_tokens or each, ""
     for cut in sorted(cuts, key=lambda one: one.start):
         between = carried + writer.write(text[at : cut.start]) + cut.before
         if between or special:
             ids += tokenizer.encode(between, special)
-            special = False
         ids += cut.ids
-        at, carried = cut.end, cut.after
-    if at < len(text) or carried or not cuts:
+        at, carried, special = cut.end, cut.after, each and cut.ids[0] < 0
+    if at < len(text) or carried or special or not cuts:
         ids += tokenizer.encode(carried + writer.write(text[at:]), special)
     return ids, items
 
@@ -319,7 +326,17 @@ def _encode_literal(tokenizer: Tokenizer, text: str) -> list[int]:
 def _find_placeholders(
     text: str, items: Sequence[ReadyItem], processor: MediaProcessor, literals: Sequence[Span]
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, index of the item) of each placeholder that is there."""
+    """Yield (start, end, index of the item) of each placeholder that is there.
+
+    Raises RequestError where there are more than items.
+    """
+    for modality in dict.fromkeys(one.modality for one in items):
+        total = sum(
+            not any(start <= match.start() < end for start, end in literals)
+            for match in re.finditer(_placeholder_pattern(processor, modality), text)
+        )
+        given = sum(one.modality == modality for one in items)
+        check_number(total, given, processor.placeholder(modality, given + 1), modality, "prompt")
     ends: dict[str, int] = {}
     for place, item in enumerate(items):
         form = processor.placeholder(item.modality, item.index)

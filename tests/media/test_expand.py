@@ -9,7 +9,13 @@ from quire.core.types import MediaTensor
 from quire.errors import RequestError
 from quire.media.expand import ReadyItem, place_items
 from quire.media.processor import Expansion, MediaProcessor, ProcessedMedia, ProcessorFiles
-from quire.text.media_prompt import MediaInputs, MediaReader, PlaceholderGuard, tokenize_prompt
+from quire.text.media_prompt import (
+    MediaInputs,
+    MediaReader,
+    PlaceholderGuard,
+    as_token_placeholder,
+    tokenize_prompt,
+)
 
 A, B, ROW, SEP, CLIP = 90, 91, 92, 93, 94
 
@@ -155,5 +161,34 @@ def test_placeholders_that_are_no_tokens_are_found_in_the_text(tokenizer):
     )
     a, b = tokenizer.encode("a", False), tokenizer.encode("b", False)
     assert ids == [*a, -2, *b, -1]
-    placed = place_items(ids, made[::-1], family)
+    placed = place_items(ids, made, family)
     assert placed.ids == (*a, SEP, ROW, SEP, *b, SEP, ROW, ROW, SEP)
+    with pytest.raises(RequestError, match=r"Found more .* placeholders .*: 3 placeholders, 2"):
+        tokenize_prompt(
+            tokenizer,
+            "[image 1][image 2][image 1]",
+            MediaInputs(items),
+            family,
+            add_special_tokens=False,
+        )
+
+
+def test_a_prompt_of_ids_has_the_tokens_of_placeholders_that_are_texts(tokenizer):
+    class Around(Family):
+        text_placeholders = True
+
+        def placeholder(self, modality, index):
+            return "[i]"
+
+        def item_text(self, media, index):
+            return "<[i]>"
+
+    family = Around(ProcessorFiles({}))
+    one = as_token_placeholder(tokenizer, item("x", replaces=(), rows=1), family)
+    before, after = tokenizer.encode("<", False), tokenizer.encode(">", False)
+    ids = tokenizer.encode("a[i]b", False)
+    placed = place_items(ids, [one], family, may_be_expanded=True)
+    whole = (*tokenizer.encode("a", False), *before, SEP, ROW, SEP, *after)
+    assert placed.ids == (*whole, *tokenizer.encode("b", False))
+    assert placed.items[0].runs == ((2, 1),)
+    assert place_items(placed.ids, [one], family, may_be_expanded=True).ids == placed.ids

@@ -48,11 +48,11 @@ def test_options_of_a_request_have_the_names_of_the_config(tmp_path):
 def test_names_of_tiles_are_text_and_join_the_text_beside_them(tmp_path):
     prompts = HubPrompts(tmp_path, INTERN | {"model_type": "NVLM_D"}, ["<|vision_pad|>"])
     items = prompts.items((50, 50), (56, 120))
-    ids, runs = prompts.place(">a<image>\n<image>|><image>", items)
+    ids, runs = prompts.place(">a<image>\n<image>|>", items)
     pads = "<|vision_pad|>" * ROWS
     one = f"<Image><tile_global_thumbnail>{pads}</Image>"
     three = f"<Image><tile_1>{pads}<tile_2>{pads}<tile_global_thumbnail>{pads}</Image>"
-    assert ids == prompts.encode(f">a{one}\n{three}|><image>")
+    assert ids == prompts.encode(f">a{one}\n{three}|>")
     rows = [i for i, one in enumerate(ids) if one == prompts.token("<|vision_pad|>")]
     assert [i for own in runs for at, n in own for i in range(at, at + n)] == rows
 

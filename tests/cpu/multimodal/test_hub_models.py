@@ -1,0 +1,111 @@
+"""Families whose code is on the hub alone: rows are those of plain forms, tensors have the hub's
+names, and prompts with rows have the logits of the text half in transformers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire import LLM, SamplingParams
+from quire.errors import WeightError
+from tests.cpu.multimodal.families import image
+from tests.cpu.multimodal.hub_models import FAMILIES, built, hd_image
+from tests.cpu.multimodal.hub_prompts import array
+
+SIZES = [(56, 56), (40, 120), (200, 61), (300, 333)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def made(request, tmp_path_factory):
+    return FAMILIES[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@torch.inference_mode()
+def test_rows_are_those_of_the_plain_form(made):
+    items = made.prompts.items(*SIZES[:2]) + made.prompts.items(*SIZES[2:])
+    got = made.rows(items)
+    assert len({len(one) for one in got}) > 1 or made.config["model_type"] in ("qwen", "chatglm")
+    for i, (item, own) in enumerate(zip(items, got, strict=True), 1):
+        wanted = made.rows_of(item)
+        assert len(own) == made.prompts.processor.expand(item, i).rows
+        assert len(own) <= made.ours[0].media_encoder.max_rows("image")
+        assert (own - wanted).abs().max().item() < 1e-4 * max(1.0, wanted.abs().max().item())
+        assert wanted.std().item() > 1e-2
+
+
+def prompt_with(made, count):
+    forms = [made.prompts.processor.placeholder("image", i) for i in range(1, count + 1)]
+    return "ab" + "".join(f"{form}\nc" for form in forms)
+
+
+def test_prompts_with_images_have_the_logits_of_the_text_half(made):
+    items = made.prompts.items(*SIZES[:2])
+    ids, runs = made.prompts.place(prompt_with(made, 2), items)
+    rows = made.rows(items)
+    assert [sum(n for _, n in own) for own in runs] == [len(own) for own in rows]
+    got, wanted = made.logits(ids, runs, rows)
+    assert (got.log_softmax(-1) - wanted.log_softmax(-1)).abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize("change", ["lost", "further"])
+def test_tensors_of_the_encoder_are_all_required_and_no_others_taken(made, change, tmp_path):
+    tensors = load_file(made.folder / "model.safetensors")
+    (one, *_) = made.towers
+    tensors |= {f"{one}.x": torch.ones(3)} if change == "further" else {}
+    save_file(
+        {name: x for name, x in tensors.items() if change == "further" or name != one},
+        tmp_path / "model.safetensors", {"format": "pt"},
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(made.config))
+    with pytest.raises(WeightError, match="1 missing" if change == "lost" else "1 unexpected"):
+        built(tmp_path)
+
+
+@pytest.mark.parametrize("size", [(56, 56), (40, 120), (200, 61), (300, 333), (20, 700)])
+@pytest.mark.parametrize("most", [1, 4, 16])
+def test_phi_resizes_an_image_to_whole_tiles(size, most, tmp_path):
+    made = FAMILIES["phi3_v"](tmp_path)
+    (item,) = made.prompts.items(size, num_crops=most)
+    assert np.array_equal(array(item, "pixels"), np.asarray(hd_image(image(*size), most, 56)))
+
+
+def test_phi_tokenizes_each_text_between_images_as_a_prompt(tmp_path):
+    made = FAMILIES["phi3_v"](tmp_path)
+    prompts = made.prompts
+    two, one = prompts.items((56, 56), (40, 120))
+    ids, runs = prompts.place("a<|image_2|>\n<|image_1|>b", [one, two])
+    image_id = prompts.token("<|image|>")
+    assert [len(own) for own in runs] == [1, 1]
+    (at, n), (at_1, n_1) = runs[0][0], runs[1][0]
+    assert (n, n_1) == tuple(prompts.processor.expand(x, 1).rows for x in (two, one))
+    assert ids == [
+        *prompts.encode("a"), *[image_id] * n, *prompts.encode("\n"), *[image_id] * n_1,
+        *prompts.encode("b"),
+    ]  # fmt: skip
+    assert (at, at_1) == (1, 1 + n + 1)
+
+
+@pytest.mark.slow("a whole engine")
+def test_two_images_of_phi_answer_as_its_text_half_does(tmp_path):
+    """Two numbered images, as in the guides that users follow."""
+    made = FAMILIES["phi3_v"](tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"num_crops": 4}')
+    prompt = "<|user|>\n<|image_1|>\n<|image_2|>\nWhat?<|end|>\n<|assistant|>\n"
+    given = [image(56, 56), image(40, 120)]
+    llm = LLM(
+        str(tmp_path), dtype="float32", max_model_len=512, num_gpu_blocks_override=64,
+        limit_mm_per_prompt={"image": 2},
+    )  # fmt: skip
+    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    (output,) = llm.generate(
+        {"prompt": prompt, "multi_modal_data": {"image": given}}, sampling, use_tqdm=False
+    )
+    items = made.prompts.items((56, 56), (40, 120))
+    ids, runs = made.prompts.place(prompt, items)
+    assert list(output.prompt_token_ids) == ids
+    found = list(output.outputs[0].token_ids)
+    more = [*ids, *found]
+    _, wanted = made.logits(more, runs, made.rows(items))
+    assert found == wanted[len(ids) - 1 : -1].argmax(-1).tolist()
