@@ -175,6 +175,10 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     drafter = find_drafter(
         options.speculation, partial(_find, options), name=model_options.model, hf=hf
     )
+    if drafter is not None:  # so too
+        from quire.engine.startup.drafter_setup import plan_drafter
+
+        drafter = plan_drafter(options, drafter, hf, config_folder)
     return replace(facts, drafter=drafter), source
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.json_file import MAX_BYTES, MAX_CONFIG_BYTES, check_sizes, read_json_object
+from quire.config.memory.part_facts import DrafterMemory
 from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
@@ -34,6 +35,7 @@ class DrafterFacts:
     max_len: int | None = None
     drafts: int | None = None  # of a row, as the files state: layers, heads, a proposal
     verifier: str | None = None  # name of the target that the files state
+    memory: DrafterMemory | None = None  # None: not read yet
 
 
 def read_drafter(folder: Path, name: str = "") -> DrafterFacts:

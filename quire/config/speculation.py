@@ -107,6 +107,12 @@ def resolve_speculation(
             f"{OPTION_NAME}.draft_tensor_parallel_size must be 1 or {shape.tensor}, the target's, "
             f"got {parsed.draft_tensor_parallel_size}"
         )
+    if drafter is not None and max(shape.stages, shape.data) > 1:
+        raise ConfigError(
+            f"{OPTION_NAME}: method {method!r} runs on one pipeline stage and one data-parallel "
+            f"rank, and there are {max(shape.stages, shape.data)}: use tensor_parallel_size, or "
+            "ngram or suffix"
+        )
     most = _resolve_max_drafts(method, parsed, drafter, why)
     low, high = parsed.prompt_lookup_min, parsed.prompt_lookup_max
     reason = "requested" if parsed.method else "the drafter's files show it"

@@ -49,6 +49,7 @@ from quire.engine.core.adapter_store import AdapterStore
 from quire.engine.core.engine_core import Closeable, EngineCore
 from quire.engine.startup import gpu_startup
 from quire.engine.startup.device_facts import device_facts
+from quire.engine.startup.drafter_setup import load_drafter
 from quire.engine.startup.early_start import DRIVER, begin_startup, early_device
 from quire.engine.startup.executor_setup import (
     build_adapter_store,
@@ -321,6 +322,7 @@ def _assemble_rank(
         launched = join_launched_ranks(config)
         device, mesh, comm, group = launched.device, launched.mesh, launched.comm, launched
     model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
+    drafter = load_drafter(found.drafter, model, config, device, mesh, comm)
     link = link_stages(found.config, config, device, mesh, comm)
     pooler = load_pooler(model, found.folder, config, device, link)
     timer.lap("weights")
@@ -339,7 +341,7 @@ def _assemble_rank(
     processors = load_processors(config.model.logits_processors, config, device)
 
     def half(config: EngineConfig) -> SchedulerAndExecutor:
-        parts = (model, config, processors, grammars, pooler, device)
+        parts = (model, config, processors, grammars, pooler, device, drafter)
         executor: Executor = (
             build_executor(*parts)
             if group is None

@@ -181,7 +181,7 @@ def build_model(
     model = _describe(model_type, config)
     headers: Mapping[str, files.TensorHeader] = {}
     if folder is not None and load_format != "dummy":
-        headers = _checkpoint_headers(folder, load_format)
+        headers = checkpoint_headers(folder, load_format)
     if config.head != "lm":
         model.set_head(config, list(headers))
     if stage is not None and any(layer.cross for layer in config.attention_layers()):
@@ -189,7 +189,7 @@ def build_model(
     if stage is not None:
         model.keep_stage(stage, tied=_is_tied(model, config, folder, load_format))
     if max(mesh.tp, mesh.ep) > 1:
-        _shard_model(model, mesh, comm or connect(mesh), experts, redundant_experts)
+        shard_model(model, mesh, comm or connect(mesh), experts, redundant_experts)
     quantized = reconcile_quantization(config.quantized, quant, len(config.attention_layers()))
     if _is_tied(model, config, folder, load_format):
         for source in cast(Weights, model.weights).tie.values():
@@ -249,11 +249,11 @@ def describe_adaptable(
     if config.head != "lm":
         headers: Mapping[str, files.TensorHeader] = {}
         if folder is not None and load_format != "dummy":
-            headers = _checkpoint_headers(folder, load_format)
+            headers = checkpoint_headers(folder, load_format)
         model.set_head(config, list(headers))
     if mesh.size > 1:
         with torch.device("meta"):
-            _shard_model(model, mesh, SingleProcessCollectives(), experts)
+            shard_model(model, mesh, SingleProcessCollectives(), experts)
     return model, adapter_modules(model, config.tied)
 
 
@@ -298,7 +298,7 @@ def load_weights(
             extra.shapes(
                 scales.without_scales(
                     (name, header.shape)
-                    for name, header in _checkpoint_headers(folder, load_format).items()
+                    for name, header in checkpoint_headers(folder, load_format).items()
                 )
             )
         )
@@ -324,20 +324,24 @@ def _is_tied(model: nn.Module, config: ModelConfig, folder: Path | None, load_fo
     """Whether layers share weights as `Weights.tie` states."""
     weights = cast(Weights, model.weights)
     if config.tied and weights.tie_if_missing and folder is not None and load_format != "dummy":
-        names = _checkpoint_headers(folder, load_format)
+        names = checkpoint_headers(folder, load_format)
         return not {weights.target(name).layer for name in names} & weights.tie.keys()
     return config.tied
 
 
-def assign_kv_tensors(model: nn.Module, groups: Sequence[KVCacheGroup]) -> None:
-    """Set the block tables and the tensor of the cache that every attention layer uses."""
+def assign_kv_tensors(model: nn.Module, groups: Sequence[KVCacheGroup], *, first: int = 0) -> None:
+    """Set the block tables and the tensor of the cache that every attention layer uses.
+
+    first: number of the model's first layer in the groups, which may have those of others too.
+    """
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     for g, group in enumerate(groups):
         for i, layer in enumerate(group.layers):
-            layers[layer].group, layers[layer].place = g, i
+            if first <= layer < first + len(layers):
+                layers[layer - first].group, layers[layer - first].place = g, i
 
 
-def _checkpoint_headers(folder: Path, load_format: str) -> Mapping[str, files.TensorHeader]:
+def checkpoint_headers(folder: Path, load_format: str) -> Mapping[str, files.TensorHeader]:
     """Dtype and shape of every tensor, so that a wrong checkpoint is refused before it is read."""
     if files.has_headers(files.weight_files(folder, load_format)[0]):
         return files.read_headers(folder, load_format)
@@ -350,7 +354,7 @@ def _checkpoint_headers(folder: Path, load_format: str) -> Mapping[str, files.Te
     }
 
 
-def _shard_model(
+def shard_model(
     model: nn.Module,
     mesh: Mesh,
     comm: Collectives,

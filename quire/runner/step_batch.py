@@ -27,7 +27,7 @@ class DraftInputs:
 
     next_tokens: Ints  # [S] known token behind the row's last one; -1: the step samples it
     blocks: Ints  # [S] block table entries that the row has, in every group
-    most: Ints  # [S] drafts to propose; 0 of rows that are not sampled
+    most: Ints  # [S] drafts of the sequence; 0: it has none, ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,12 @@ def _draft_inputs(rows: list[Row], drafts: int) -> DraftInputs:
     """Return what a model drafter reads of rows in the order of a batch."""
     next_tokens, blocks, most = [], [], []
     for seq, start, count, wants, _ in rows:
-        samples = wants is Wants.TOKEN
-        end = start + count
-        next_tokens.append(seq.tokens[end] if not samples and end < len(seq.tokens) else -1)
+        request, end = seq.request, start + count
+        is_chunk = wants is Wants.NOTHING and end < len(seq.tokens)
+        next_tokens.append(seq.tokens[end] if is_chunk else -1)
         blocks.append(min((len(table) for table in seq.tables), default=0))
-        most.append(drafts if samples and seq.request.speculates else 0)
+        excluded = request.pooling is not None or request.hold or request.num_beams > 1
+        most.append(0 if excluded or not request.speculates else drafts)
     return DraftInputs(*(np.array(of, dtype=np.int32) for of in (next_tokens, blocks, most)))
 
 

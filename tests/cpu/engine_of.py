@@ -15,6 +15,7 @@ from quire.config.engine_config import (
     ParallelSection,
     SamplingSection,
     SchedulerSection,
+    SpeculationSection,
 )
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import block_bytes, group_layers
@@ -22,8 +23,9 @@ from quire.core.params import SamplingParams
 from quire.core.scheduling.drafting import Drafting
 from quire.core.types import Request, StopConditions
 from quire.engine.build import build_core, build_scheduler
+from quire.engine.startup.drafter_setup import load_drafter
 from quire.engine.startup.executor_setup import build_executor, load_pooler
-from quire.models.build import build_model, read_model_config
+from quire.models.build import assign_kv_tensors, build_model, read_model_config
 from quire.runner.media.media_rows import attach_media_rows
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds, pack_embeds
 from tests.pure.core.builders import FunctionDrafter
@@ -103,6 +105,8 @@ def engine_of(
     pooling=None,
     built=None,
     media=None,
+    speculation=None,
+    drafter=None,
 ):
     """drafts, propose: maximum of a row, and a function in place of a host drafter.
 
@@ -110,10 +114,12 @@ def engine_of(
 
     media: a MediaEncoderSection, of a built model with a media encoder.
 
+    speculation: a SpeculationSection, with the DrafterDescription `drafter` of its method.
+
     pooling: a PoolingSection. A model with is_causal false has no KV: prompts are computed whole.
     """
     model, model_config = built or model_of(hf, dtype, device)
-    layers = model_config.attention_layers()
+    layers = model_config.attention_layers() + (() if drafter is None else drafter.memory.layers)
     groups, kv = group_layers(layers), kv or str(dtype).removeprefix("torch.")
     if not groups:
         num_blocks, prefix, chunked = 0, False, False
@@ -159,7 +165,12 @@ def engine_of(
             policy=policy,
             steps_in_flight=depth,
         ),
-        load=LoadSection(format="dummy", download_dir=None, hf_token=None, progress=False),
+        load=LoadSection(
+            format="auto" if drafter else "dummy",
+            download_dir=None,
+            hf_token=None,
+            progress=False,
+        ),
         device=DeviceSection(kind=device, attention_backend="auto", threads=1, enforce_eager=eager),
         parallel=ParallelSection(tensor=1),
         sampling=SamplingSection(defaults={}, eos_ids=()),
@@ -179,21 +190,29 @@ def engine_of(
         media_encoder=media,
         pooling=pooling,
         generates=bool(groups),
+        speculation=speculation or SpeculationSection(),
     )
     if media is not None:
         attach_media_rows(model, media.cache_rows, dtype, torch.device(device))
     pooler = load_pooler(model, None, config, torch.device(device))
-    half = build_executor(model, config, processors, grammars, pooler)
+    loaded = None
+    if drafter is not None:
+        assign_kv_tensors(model, groups)
+        loaded = load_drafter(drafter, model, config, torch.device(device))
+    half = build_executor(model, config, processors, grammars, pooler, drafter=loaded)
     scheduler = build_scheduler(config, grammars)
     engine = build_core(
         config, scheduler, half, check=True, background=[] if grammars is None else [grammars]
     )
-    drafter = (
-        None
-        if propose is None
-        else FunctionDrafter(lambda seq, tokens: propose(dataclasses.replace(seq, tokens=tokens)))
-    )
-    engine._scheduler._drafting = Drafting(drafter, max_drafts=drafts, adaptive=False)
+    if speculation is None:
+        host = (
+            None
+            if propose is None
+            else FunctionDrafter(
+                lambda seq, tokens: propose(dataclasses.replace(seq, tokens=tokens))
+            )
+        )
+        engine._scheduler._drafting = Drafting(host, max_drafts=drafts, adaptive=False)
     return engine
 
 

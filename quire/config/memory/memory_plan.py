@@ -24,7 +24,7 @@ from quire.config.memory.kv_layout import (
     max_blocks_held,
     stage_ranges,
 )
-from quire.config.memory.part_facts import AdapterNumbers, MediaEncoderFacts
+from quire.config.memory.part_facts import AdapterNumbers, DrafterMemory, MediaEncoderFacts
 from quire.config.quant.held import BEFORE_FP8
 from quire.config.quant.read import reconcile_quantization
 from quire.errors import ConfigError, NoRoom
@@ -120,7 +120,9 @@ class MemoryPlan:
     num_blocks: int
     max_len_kv_bytes: int  # KV of one sequence of max_model_len
     max_fitting_len: int  # tokens of the longest sequence that fits
-    layers: tuple[LayerFacts, ...]  # of all pipeline stages, with one rank's heads
+    layers: tuple[
+        LayerFacts, ...
+    ]  # of all pipeline stages, with one rank's heads; a drafter's last
     groups: tuple[KVCacheGroup, ...]  # of all pipeline stages
     sized_by: str | None = None  # the option that set the cache's size, if one did
     given_share: float = 1.0  # gpu_memory_utilization, if it was given
@@ -301,7 +303,9 @@ def plan_memory(
 
     Does not raise if too little is free: `require_kv_memory` does.
     """
-    layers = rank_layers(model.layers, shape.tensor)
+    drafter = None if model.drafter is None else model.drafter.memory
+    further = () if drafter is None else drafter.layers
+    layers = rank_layers((*model.layers, *further), shape.tensor)
     groups = group_layers(layers, hybrid=shape.hybrid, dealt=shape.stages > 1)
     own_layers, own_groups, weight_facts = layers, groups, model.weights
     if shape.stage_layers:
@@ -319,10 +323,12 @@ def plan_memory(
     if shape.data > 1:
         weights = weight_facts.bytes(itemsize, tensor, quantized, place, more, shape.data)
     weights += model.rotary * shape.max_model_len * 4 + model.pooling.dense_bytes
+    drafter_weights, drafter_step = drafter_bytes(drafter, shape)
+    weights += drafter_weights
     adapters = adapter_bytes(model.adapters, shape)
     encoder_cache, encoder_step = encoder_bytes(model.media_encoder, shape)
     weights += adapters + encoder_cache
-    activations = max(activation_bytes(model, shape), encoder_step)
+    activations = max(activation_bytes(model, shape) + drafter_step, encoder_step)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
     available = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
     if most_bytes is not None:
@@ -359,6 +365,18 @@ def adapter_bytes(numbers: AdapterNumbers, shape: EngineShape) -> int:
     ranked = numbers.layers + shape.adapter_experts * numbers.experts
     slot = shape.adapter_rank * ranked + shape.adapter_tokens * numbers.token + numbers.classifiers
     return shape.adapter_slots * (slot * ITEMSIZE[shape.dtype] + 4 * numbers.scales)
+
+
+def drafter_bytes(drafter: DrafterMemory | None, shape: EngineShape) -> tuple[int, int]:
+    """Bytes of a drafter's weights on one rank, and of its pass over a step beside the model's."""
+    if drafter is None:
+        return 0, 0
+    itemsize = ITEMSIZE[shape.dtype]
+    place = shape.device if shape.has_fp8 else BEFORE_FP8
+    weights = drafter.weights.bytes(itemsize, shape.tensor, drafter.quantization, place)
+    weights += drafter.rotary * shape.max_model_len * 4
+    step = shape.max_num_batched_tokens * (drafter.states + drafter.widest) * itemsize
+    return weights, step
 
 
 def encoder_bytes(encoder: MediaEncoderFacts | None, shape: EngineShape) -> tuple[int, int]:

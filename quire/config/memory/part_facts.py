@@ -1,9 +1,14 @@
-"""Facts of parts beside the text model: what adapters and a media encoder take of the device."""
+"""Facts of parts beside the text model: what adapters, a media encoder and a drafter take of the
+device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from quire.config.memory.kv_layout import LayerFacts
+from quire.config.memory.weight_facts import WeightFacts
+from quire.config.quant.facts import QuantFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +35,15 @@ class MediaEncoderFacts:
     widest: int  # inputs and outputs together of its widest layer
     bidirectional: bool = False  # tokens of an item attend to each other in both directions
     patches_per_row: int = 4  # that a row is made of, at most
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterMemory:
+    """What a drafter with weights takes."""
+
+    layers: tuple[LayerFacts, ...]  # what each of its attention layers keeps of a token
+    weights: WeightFacts
+    quantization: QuantFacts | None
+    rotary: int  # as in ModelFacts
+    states: int  # numbers of the model's states that it reads, of each token of a step
+    widest: int  # numbers of a token in its own pass

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from quire.distributed.mesh import Mesh
 from quire.distributed.stage_link import StageLink
 from quire.engine.core.adapter_scaling import needs_scaling
 from quire.engine.core.adapter_store import AdapterStore
+from quire.engine.startup.drafter_setup import LoadedDrafter, build_drafter, drafts_with_weights
 from quire.errors import ConfigError, RequestError
 from quire.executors.base import Executor
 from quire.executors.inline import Executor as Inline
@@ -217,9 +218,10 @@ def build_executor(
     grammars: GrammarLookup | None = None,
     pooler: Pooler | None = None,
     device: torch.device | None = None,
+    drafter: LoadedDrafter | None = None,
 ) -> Executor:
     """Build an executor of one rank in this process. device: see build_runner()."""
-    runner = build_runner(model, config, processors, grammars, pooler, device)
+    runner = build_runner(model, config, processors, grammars, pooler, device, drafter)
     return build_inline_executor(config, runner, ModelInputBuilder(table_shape(config)))
 
 
@@ -244,6 +246,7 @@ def table_shape(config: EngineConfig) -> TableShape:
         cache.block_size,
         has_cross=config.encoder is not None,
         has_rotary=config.media_encoder is not None,
+        drafts=config.speculation.max_drafts if drafts_with_weights(config.speculation) else 0,
     )
 
 
@@ -254,13 +257,14 @@ def build_runner(
     grammars: GrammarLookup | None = None,
     pooler: Pooler | None = None,
     device: torch.device | None = None,
+    drafter: LoadedDrafter | None = None,
     comm: Collectives | None = None,
     link: StageLink | None = None,
 ) -> ModelRunner:
     """Build one rank: KV tensors, attention backend, sampler and worker around a model.
 
-    device: of the tensors; None: the config's. comm: of the ranks that sample the same rows. link:
-    to other pipeline stages; None: there are none.
+    device: of the tensors; None: the config's. drafter: of the model; None: none has weights. comm:
+    of the ranks that sample the same rows. link: to other pipeline stages; None: there are none.
     """
     if link is not None:
         own = stage_cache(config.cache, config.parallel, link.stage)
@@ -289,9 +293,15 @@ def build_runner(
         comm=comm,
         mesh=Mesh() if link is None else link.mesh,
     )
+    backend = _build_backend(config, tensors)
+    further: dict[str, Any] = {}
+    if link is not None and not link.is_alone:
+        further["link"] = link
+    if drafter is not None:
+        further["drafter"] = build_drafter(drafter, config, backend, device)
     worker = _worker_class(config.device.kind)(
         model,
-        _build_backend(config, tensors),
+        backend,
         sampler,
         table_shape(config),
         cache=tensors,
@@ -301,7 +311,7 @@ def build_runner(
         eager=config.device.enforce_eager or config.parallel.data > 1,
         pooler=pooler,
         generates=config.generates,
-        **({} if link is None or link.is_alone else {"link": link}),
+        **further,
     )
     experts = None
     if isinstance(comm, ProcessGroupCollectives) and comm.dp_exchange is not None:

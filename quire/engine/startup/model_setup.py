@@ -20,8 +20,9 @@ from quire.config.options import Options
 from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
 from quire.config.quant.gguf import with_stored_types
-from quire.config.speculation import find_drafter
+from quire.config.speculation import find_drafter as read_drafter_facts
 from quire.engine.startup.adapter_numbers import count_adapter_numbers
+from quire.engine.startup.drafter_setup import DrafterDescription, find_drafter
 from quire.engine.startup.encoder_facts import media_encoder_facts
 from quire.errors import ConfigError
 from quire.models.base import LabelTokens, ModelConfig
@@ -43,6 +44,7 @@ class ModelDescription:
     model_type: str
     config: ModelConfig
     facts: ModelFacts
+    drafter: DrafterDescription | None = None  # None: none has weights
 
 
 def torch_device(kind: str, local_rank: int = 0) -> torch.device:
@@ -110,14 +112,17 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         else read_media_facts(config_folder, media.family, media.hf),
         adapters=count_adapter_numbers(options, model_type, model_config, folder),
         media_encoder=media_encoder_facts(model_config),
-        drafter=find_drafter(
-            options.speculation,
-            lambda name, revision: model_folder(name, revision, options, environment),
-            name=section.model,
-            hf=hf,
-        ),
     )
-    return ModelDescription(folder, model_type, model_config, facts)
+    own = read_drafter_facts(
+        options.speculation,
+        lambda name, revision: model_folder(name, revision, options, environment),
+        name=section.model,
+        hf=hf,
+    )
+    drafter = find_drafter(options, own, model_type, model_config, hf, folder)
+    if own is not None and drafter is not None:
+        own = replace(own, memory=drafter.memory)
+    return ModelDescription(folder, model_type, model_config, replace(facts, drafter=own), drafter)
 
 
 def _label_tokens(

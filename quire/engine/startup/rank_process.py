@@ -35,6 +35,7 @@ from quire.distributed.collectives import (
     open_store,
 )
 from quire.distributed.mesh import Mesh, mesh_of
+from quire.engine.startup.drafter_setup import load_drafter
 from quire.engine.startup.executor_setup import (
     build_inline_executor,
     build_runner,
@@ -335,6 +336,7 @@ def _load(link: RankLink, orders: StartRank) -> RankLoop:
         )
         link.finish_phase(CONNECT)
         model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
+        drafter = load_drafter(found.drafter, model, config, device, mesh, comm)
         processors = load_processors(config.model.logits_processors, config, device)
         stages = link_stages(found.config, config, device, mesh, comm)
         pooler = load_pooler(model, found.folder, config, device, stages)
@@ -345,7 +347,7 @@ def _load(link: RankLink, orders: StartRank) -> RankLoop:
     def build(config: EngineConfig) -> ModelRunner:
         if gpu is not None:
             free_device_memory(device)
-        return build_runner(model, config, processors, None, pooler, device, comm, stages)
+        return build_runner(model, config, processors, None, pooler, device, drafter, comm, stages)
 
     def measure() -> DeviceUse | int:
         if gpu is None:

@@ -18,11 +18,12 @@ from quire.core.types import NO_BLOCK, UNKNOWN, BlockCopy, StepResult
 from quire.distributed.stage_link import StageLink
 from quire.kernels.copy_blocks import copy_blocks
 from quire.kernels.native import library
-from quire.models.base import LanguageModel, StepInputs
+from quire.models.base import HiddenTaps, LanguageModel, StepInputs
 from quire.platform import cpu
 from quire.pooling.pooler import Pooler
 from quire.runner.cpu.tape_cache import DecodeForward, TapeCache
 from quire.runner.device_worker import CompletedStep, build_step_result
+from quire.runner.drafters.base import ModelDrafter, TargetStates
 from quire.runner.kv_tensors import release_pages
 from quire.runner.parts.base import ForwardOutput, StepPart, split_variant
 from quire.runner.slots import BlockTableUpdate, TableShape
@@ -51,9 +52,11 @@ class CpuWorker:
         pooler: Pooler | None = None,
         generates: bool = True,
         link: StageLink | None = None,
+        drafter: ModelDrafter | None = None,
     ) -> None:
         """eager: record no tapes. generates: steps have sampled rows. link: to other pipeline
         stages; None: there are none."""
+        self._drafter = drafter
         self._link = link = link or StageLink()
         self._model = model
         self._backend = backend
@@ -81,6 +84,7 @@ class CpuWorker:
                 has_cross=slots.has_cross,
                 whole_logits=sampler.strips is None,
                 is_last_stage=link.is_last,
+                taps=None if drafter is None else drafter.taps,
             )
             self._tapes = TapeCache(forward)
 
@@ -129,14 +133,15 @@ class CpuWorker:
         if has_tape and self._tapes is not None:
             found = self._tapes.run(inputs, attention_metadata, variant, carried)
             if found is not None and not self._link.is_last:
-                return self._hand_on(found)
+                return self._hand_on(found.out)
             if found is not None:
-                return self._sample(inputs, found, (), grammar_masks)
+                return self._sample(inputs, found.out, (), grammar_masks, found.states)
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.rotary_positions),
             attention=self._backend.plan(attention_metadata),
             carried=carried,
+            taps=None if self._drafter is None else HiddenTaps(self._drafter.taps),
         )
         for part in parts:
             step = part.before_forward(self._model, step, variant)
@@ -146,12 +151,14 @@ class CpuWorker:
             return self._hand_on(hidden)
         forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
         extras = [part.apply(forward).result() for part in parts]
+        states = None if step.taps is None else TargetStates(hidden, step.taps.hidden)
         if not inputs.sampled_rows:
+            self._propose(inputs, (), (), states)
             return build_step_result(inputs, (), {}, extras, RowErrors({}, {}, {}))
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
         with variant.logits(torch.tensor(inputs.sampled_slots, dtype=torch.int32)):
             logits = self._model.logits(chosen, whole=self._sampler.strips is None)
-        return self._sample(inputs, logits, extras, grammar_masks)
+        return self._sample(inputs, logits, extras, grammar_masks, states)
 
     def _hand_on(self, hidden: Tensor) -> StepResult:
         self._link.send(hidden)
@@ -197,22 +204,37 @@ class CpuWorker:
         logits: Tensor,
         extras: Sequence[Mapping[str, Any]],
         grammar_masks: GrammarMasks | None,
+        states: TargetStates | None,
     ) -> StepResult:
         """Sample a token for each row of logits [R, V]."""
         slots = inputs.sampled_slots
         sampled = self._sampler.sample(logits, slots, inputs.num_outputs.tolist(), grammar_masks)
         ids = sampled.token_ids.tolist()
+        kept = inputs.accepted(ids)
         if inputs.next_drafts:  # of a row the last accepted one
-            kept = inputs.accepted(ids)
             self._last_token[[slots[i] for i in kept]] = [ids[i] for i in kept]
         else:
             self._last_token[list(slots)] = ids
         if grammar_masks is not None:
             grammar_masks.set_fetch(lambda: (ids, sampled.top_logits.numpy()))
             grammar_masks.commit_tokens()
+        extras = [*extras, self._propose(inputs, ids, kept, states)]
         return build_step_result(
             inputs, ids, sampled.logprobs(), extras, sampled.row_errors, grammar_masks
         )
+
+    def _propose(
+        self,
+        inputs: StepBatch,
+        ids: Sequence[int],
+        kept: Sequence[int],
+        states: TargetStates | None,
+    ) -> Mapping[str, Any]:
+        """Return the drafts that a model proposes, as fields of the result."""
+        if self._drafter is None or states is None:
+            return {}
+        drafts = self._drafter.propose(inputs, ids, kept, states, self.attention_metadata)
+        return {"drafts": drafts}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor
 from quire.attention.base import AttentionMetadata, Backend, CrossMetadata
 from quire.core.types import NO_BLOCK
 from quire.kernels.native.op_tape import NotRecordableError, OpTape, TapeRecorder
-from quire.models.base import LanguageModel, StepInputs
+from quire.models.base import HiddenTaps, LanguageModel, StepInputs
+from quire.runner.drafters.base import TargetStates
 from quire.runner.parts.base import PLAIN, StepVariant
 from quire.runner.step_batch import StepBatch
 
@@ -29,13 +31,28 @@ _RECORDER_LOCK = threading.Lock()
 """The kernels have one recorder, which the engines of this process share."""
 
 
+class DecodeOutput(NamedTuple):
+    """The results of a decode step. states: what a drafter reads; None: there is none."""
+
+    out: Tensor
+    states: TargetStates | None
+
+    def of_rows(self, rows: int) -> DecodeOutput:
+        """Return those of the first rows."""
+        states = self.states
+        if states is not None:
+            taps = {layer: one[:rows] for layer, one in states.taps.items()}
+            states = TargetStates(states.hidden[:rows], taps)
+        return DecodeOutput(self.out[:rows], states)
+
+
 class TapeCache:
     """Owns the tapes. Runs on the device thread."""
 
     def __init__(self, forward: DecodeForward) -> None:
         self._forward = forward
         self._recorder = TapeRecorder()
-        self._tapes: dict[str, dict[int, OpTape[Tensor]]] = {}  # by variant and size
+        self._tapes: dict[str, dict[int, OpTape[DecodeOutput]]] = {}  # by variant and size
         self._not_recordable: set[str] = set()  # variants
 
     def run(
@@ -44,7 +61,7 @@ class TapeCache:
         batch: AttentionMetadata,
         variant: StepVariant = PLAIN,
         carried: Tensor | None = None,
-    ) -> Tensor | None:
+    ) -> DecodeOutput | None:
         """Return logits [R, V] of a decode-only step, or a strip of them, until the next call. Of a
         stage before the last: hidden states [R, E].
 
@@ -58,9 +75,9 @@ class TapeCache:
         size = padded_rows(rows)
         self._forward.fill_inputs(inputs, batch, rows, size, carried)
         tape = self._tapes.setdefault(name, {}).get(size) or self._record(size, variant)
-        return None if tape is None else tape.replay()[:rows]
+        return None if tape is None else tape.replay().of_rows(rows)
 
-    def _record(self, size: int, variant: StepVariant) -> OpTape[Tensor] | None:
+    def _record(self, size: int, variant: StepVariant) -> OpTape[DecodeOutput] | None:
         """Return a new tape; None: the model's forward pass cannot be recorded."""
         try:
             with _RECORDER_LOCK:
@@ -92,17 +109,19 @@ class DecodeForward:
         has_cross: bool = False,
         whole_logits: bool = True,
         is_last_stage: bool = True,
+        taps: frozenset[int] | None = None,
     ) -> None:
         """max_rows: rows of the largest step. width: blocks of the longest sequence or source.
 
         whole_logits: False: of this rank's strip of the vocabulary. is_last_stage: False: there are
-        no logits.
+        no logits. taps: of a drafter, which reads states; None: there is none.
         """
         rows = padded_rows(max_rows)
         self._model = model
         self._backend = backend
         self._whole_logits = whole_logits
         self._is_last_stage = is_last_stage
+        self._taps = taps
         self._carried: Tensor | None = None  # [rows, E]
         self._token_ids = torch.zeros(rows, dtype=torch.int32)
         self._positions = torch.zeros(rows, dtype=torch.int32)
@@ -150,7 +169,7 @@ class DecodeForward:
                 self._carried = carried.new_zeros(len(self._token_ids), carried.shape[1])
             self._carried[:rows] = carried
 
-    def run(self, size: int, variant: StepVariant) -> Tensor:
+    def run(self, size: int, variant: StepVariant) -> DecodeOutput:
         """Return the logits or hidden states of the first `size` rows."""
         batch = AttentionMetadata(
             q_starts=self._starts[: size + 1],
@@ -162,19 +181,22 @@ class DecodeForward:
             decodes=size,
             cross=self._cross_metadata(size),
         )
+        taps = None if self._taps is None else HiddenTaps(self._taps)
         step = StepInputs(
             token_ids=self._token_ids[:size],
             positions=self._positions[:size],
             attention=self._backend.plan(batch),
             carried=None if self._carried is None else self._carried[:size],
+            taps=taps,
         )
         slots = self._token_slots[:size]
         with variant.forward(slots):
             hidden = self._model(step)
         if not self._is_last_stage:
-            return hidden
+            return DecodeOutput(hidden, None)
         with variant.logits(slots):
-            return self._model.logits(hidden, whole=self._whole_logits)
+            logits = self._model.logits(hidden, whole=self._whole_logits)
+        return DecodeOutput(logits, None if taps is None else TargetStates(hidden, taps.hidden))
 
     def _cross_metadata(self, size: int) -> CrossMetadata | None:
         if self._cross_table is None or self._cross_lengths is None:

@@ -1,0 +1,1 @@
+"""Heads that draft for a model: one file per kind, found by name."""

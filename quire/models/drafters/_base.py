@@ -1,0 +1,153 @@
+"""Contract of a head: a small model that reads hidden states of another, its target.
+
+A file holds `read_config` and `Head`. The embedding and the output head are the target's where the
+head's checkpoint has none.
+
+Axes: n tokens, E hidden of the head, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from quire.errors import ConfigError, WeightError
+from quire.kernels.argmax import argmax
+from quire.kernels.framework import lazy_fusion
+from quire.layers import Embedding, LMHead, ParamModule
+from quire.models._decoder import Decoder
+from quire.models.base import ModelConfig, StepInputs
+from quire.weights.mapping import InitSpec, Weights, WeightShard, unsharded_layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """Shape of a head. Its files add their own fields."""
+
+    layer: ModelConfig  # of its decoder layers; one without KV has attention_layers() == ()
+    target: ModelConfig
+
+
+class DraftHead(nn.Module):
+    """Base of heads that run once for each token and draft of a row."""
+
+    label_rows = None  # as models have them
+    media_encoder = None
+    weights: Weights
+    taps: tuple[int, ...] = ()
+    """Layers of the target whose outputs begin() reads."""
+    prepare: ClassVar[Any] = Decoder.prepare
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_map: TokenMap | None = None
+        self.embed_tokens: Embedding | None = None  # None: the target's, as the head below
+        self.lm_head: LMHead | None = None
+        self.__dict__["target"] = None  # no module of this one
+
+    def attach(self, target: nn.Module) -> None:
+        """Take the target's embedding and output head, where the head has none of its own.
+
+        Raises: ConfigError if their sizes differ.
+        """
+        own, given = self.config.layer.hidden, self.config.target.hidden
+        missing = [name for name in ("embed_tokens", "lm_head") if getattr(self, name) is None]
+        if missing and own != given:
+            raise ConfigError(
+                f"speculative_config: the head's checkpoint has no {missing[0]}, and a row of the "
+                f"model's has {given} numbers, not {own}: the head was made for another model"
+            )
+        self.__dict__["target"] = target
+
+    def begin(self, hidden: Tensor, taps: Mapping[int, Tensor], at: Tensor) -> Tensor:
+        """Return what the first pass reads of the target's tokens `at` [n]: [n, E].
+
+        hidden: [T, E] after the last norm. taps: layer -> [T, E] after it.
+        """
+        return hidden.index_select(0, at)
+
+    def forward(self, step: StepInputs, states: Tensor) -> Tensor:
+        """Return the state behind each token, which a later pass reads: [n, E].
+
+        step: token t[i + 1] at the position i of the state. states: [n, E] of begin(), or of the
+        pass before.
+        """
+        raise NotImplementedError
+
+    def head_input(self, states: Tensor) -> Tensor:
+        """Return what the output head reads of states [n, E]."""
+        return states
+
+    def drafts(self, states: Tensor) -> Tensor:
+        """Return the most probable token behind each state: [n, E] -> [n] int32."""
+        head = self.lm_head or self.__dict__["target"].lm_head
+        ids, _ = argmax(head(self.head_input(states), True))
+        lazy_fusion.flush()
+        return ids if self.token_map is None else self.token_map(ids)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids [n] -> embeddings [n, E]."""
+        table = self.embed_tokens or self.__dict__["target"].embed_tokens
+        return cast(Tensor, table(ids))
+
+
+class TokenMap(ParamModule):
+    """Ids of a smaller vocabulary to those of the target: id + offsets[id]."""
+
+    offsets: Tensor
+
+    def __init__(self, size: int, vocab: int) -> None:
+        """vocab: of the target."""
+        super().__init__()
+        self.size, self.vocab = size, vocab
+        self.ids = torch.empty(0)  # until the offsets are loaded
+        self.declare("offsets")
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[n] int32 -> [n] int32."""
+        return self.ids.index_select(0, ids)
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        return unsharded_layout((self.size,))
+
+    def dtype(self, param: str) -> torch.dtype | None:
+        return torch.int64
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(0.0, 0.0)
+
+    def after_load(self, dtype: torch.dtype) -> None:
+        offsets = self.offsets.detach()
+        ids = offsets + torch.arange(self.size, device=offsets.device)
+        if not offsets.is_meta and not bool(((ids >= 0) & (ids < self.vocab)).all()):
+            raise WeightError(
+                f"d2t: the head drafts tokens {ids.min()} to {ids.max()}; those of the model are 0 "
+                f"to {self.vocab - 1}"
+            )
+        self.ids = ids.int()
+
+
+def has_tensor(names: Collection[str], module: str) -> bool:
+    """Whether a checkpoint has the weight of a module, under any prefix."""
+    return any(f".{name}".endswith(f".{module}.weight") for name in names)
+
+
+def side_by_side(*parts: Tensor) -> Tensor:
+    """Return tensors [n, A], [n, B], ... as one: [n, A + B + ...]."""
+    lazy_fusion.flush()  # they are read by torch
+    return torch.cat(parts, dim=1)
+
+
+def taps_before(layers: Sequence[int], depth: int) -> tuple[int, ...]:
+    """Return the layers whose outputs are the inputs of `layers`. Raises ConfigError."""
+    if not layers or not all(type(one) is int and 1 <= one <= depth for one in layers):
+        raise ConfigError(
+            f"config.json: eagle_aux_hidden_state_layer_ids is {list(layers)}; it must hold "
+            f"numbers from 1 to {depth}, the layers of the model"
+        )
+    return tuple(one - 1 for one in layers)

@@ -1,0 +1,117 @@
+"""Drafts as a chain: a first pass over the tokens of the step, then one pass for each more draft.
+
+Axes: n tokens of the first pass, m rows with drafts, E hidden
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.attention.base import Backend
+from quire.models.base import StepInputs
+from quire.runner.drafters._passes import (
+    FirstPass,
+    Indexes,
+    PassLimits,
+    batch_behind,
+    build_first_pass,
+)
+from quire.runner.drafters.base import MetadataOf, TargetStates
+from quire.runner.step_batch import StepBatch
+
+
+class ChainModel(Protocol):
+    """What makes drafts, one after the other: quire.models.drafters._base.DraftHead."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+
+    def begin(self, hidden: Tensor, taps: Mapping[int, Tensor], at: Tensor) -> Tensor: ...
+
+    def __call__(self, step: StepInputs, states: Tensor, /) -> Tensor: ...
+
+    def drafts(self, states: Tensor) -> Tensor: ...
+
+
+class ChainDrafter:
+    """Runs a chain model. slots: of the engine, if the model is given each token in its place."""
+
+    def __init__(
+        self,
+        model: ChainModel,
+        backend: Backend,
+        limits: PassLimits,
+        device: torch.device,
+        slots: int | None = None,
+    ) -> None:
+        self.taps = frozenset(model.taps)
+        self._model = model
+        self._backend = backend
+        self._limits = limits
+        self._device = device
+        self._given = None if slots is None else np.zeros(slots, dtype=np.int32)
+
+    def propose(
+        self,
+        batch: StepBatch,
+        ids: Sequence[int],
+        kept: Sequence[int],
+        states: TargetStates,
+        metadata_of: MetadataOf,
+    ) -> dict[int, tuple[int, ...]]:
+        first = build_first_pass(batch, ids, kept, self._limits, self._given)
+        if first is None:
+            return {}
+        known = self._model.begin(states.hidden, states.taps, self._tensor(first.at))
+        tokens = self._tensor(first.batch.token_ids)
+        out = self._run(first.batch, tokens, known, metadata_of)
+        if not first.rows:
+            return {}
+        return self._continue(first, out.index_select(0, self._tensor(first.ends)), metadata_of)
+
+    def _continue(
+        self, first: FirstPass, states: Tensor, metadata_of: MetadataOf
+    ) -> dict[int, tuple[int, ...]]:
+        """Return the drafts of each row. states: [m, E] at its last token."""
+        rows, chains = np.arange(len(first.rows)), []
+        drafts = self._model.drafts(states)
+        for count in range(1, int(first.most.max()) + 1):
+            chains.append((rows, drafts))
+            going = np.flatnonzero(first.most[rows] > count)
+            if not len(going):
+                break
+            if len(going) < len(rows):
+                at = self._tensor(going)
+                rows, drafts, states = rows[going], drafts[at], states[at]
+            states = self._run(batch_behind(first, rows, count), drafts, states, metadata_of)
+            drafts = self._model.drafts(states)
+        found: dict[int, tuple[int, ...]] = {}
+        fetched = torch.cat([one for _, one in chains]).tolist()  # the only wait for the device
+        for row, token in zip(np.concatenate([one for one, _ in chains]).tolist(), fetched):
+            found[first.rows[row]] = (*found.get(first.rows[row], ()), token)
+        return found
+
+    def _run(
+        self, batch: StepBatch, tokens: Tensor, states: Tensor, metadata_of: MetadataOf
+    ) -> Tensor:
+        step = StepInputs(
+            token_ids=tokens,
+            positions=self._tensor(batch.positions),
+            attention=self._backend.plan(metadata_of(batch)),
+        )
+        return self._model(step, states)
+
+    def _tensor(self, values: Indexes) -> Tensor:
+        return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+
+def build_head_drafter(
+    model: ChainModel, backend: Backend, limits: PassLimits, device: torch.device, slots: int
+) -> ChainDrafter:
+    """Build the drafter of a head, which has no tokens in places of their own."""
+    return ChainDrafter(model, backend, limits, device)
