@@ -74,7 +74,7 @@ class AsyncLLM:
         self.inputs = build_input_processor(config, tokenizer)
         self._connect = connect
         self._request_numbers = itertools.count()
-        self._pooling_inputs = build_pooling_processor(config, tokenizer)
+        self._pooling_inputs = build_pooling_processor(config, tokenizer, self.inputs.media)
         self._adapters = AsyncAdapterRequests(enabled=config.adapters is not None)
         self._running: dict[str, list[OutputGeneration | RunningPool]] = {}  # by the user's id
         self._client: EnginePool | None = None

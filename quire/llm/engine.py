@@ -54,7 +54,9 @@ class LLMEngine:
         self.engine: EngineCore | PooledEngines = built.engine
         self.inputs = built.input_processor
         self.adapters = AdapterRequests(built.adapters)
-        self.pooling_inputs = build_pooling_processor(built.config, built.tokenizer)
+        self.pooling_inputs = build_pooling_processor(
+            built.config, built.tokenizer, self.inputs.media
+        )
         self.finished: Tally[str] = Tally()
         self._running: dict[str, RequestOutputProcessor] = {}
         self._subscribers: dict[str, Callable[[Update], None]] = {}
@@ -187,6 +189,13 @@ class LLMEngine:
             for one in added:
                 del self._subscribers[one]
         return [updates[one] for one in added]
+
+    def step_while_pooling(self) -> bool:
+        """Run a step while pool() waits for its next request. Returns whether there was one."""
+        if self.engine.empty:
+            return False
+        self._kept_outputs += self._step()
+        return True
 
     def step(self) -> list[RequestOutput]:
         """Run one step; return the outputs it yields, by each request's output_kind."""

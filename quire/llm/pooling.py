@@ -13,6 +13,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.types import AdapterRef, Pooled, Request, Update
 from quire.errors import RequestError, Unsupported
 from quire.llm.engine import LLMEngine
+from quire.llm.media import MediaFeed
 from quire.llm.progress import ProcessedBar, UseTqdm
 from quire.llm.prompts import normalize_prompts
 from quire.outputs import (
@@ -151,7 +152,7 @@ class PoolingMethods:
     ) -> list[ScoringRequestOutput]:
         """Score one query with each of N documents, or N queries with N documents.
 
-        data_1, data_2: a text, {"content": [parts]}, or a list of those. chat_template: writes
+        data_1, data_2: a text, {"content": [parts]} of text and media, or a list of those. chat_template: writes
         messages of the roles query and document, for rerankers that are decoders; instruction:
         for their templates. max_tokens_per_query, max_tokens_per_doc: cut texts; 0: no limit.
         """
@@ -200,14 +201,17 @@ class PoolingMethods:
         given = normalize_prompts(prompts)
         adapters = self.llm_engine.adapters.resolve(lora_request, len(given))
         params, options = read_settings(pooling_params, truncate_prompt_tokens, tokenization_kwargs)
+        feed = MediaFeed(processor.media, given, None, None, self.llm_engine.step_while_pooling)
         number = next(self._ids)
         lazily = processor.iter_prompts(
             given, params, task=task, name=f"pool-{number}", options=options,
             common={"arrived_at": time.monotonic()},
+            media=feed.inputs if feed.has_media else None,
         )  # fmt: skip
         if any(adapters):
             lazily = (_adapted(one, adapter) for one, adapter in zip(lazily, adapters))
-        checked = lazily if len(given) <= MAX_UNCHECKED_PROMPTS else list(lazily)
+        is_lazy = feed.has_media or len(given) <= MAX_UNCHECKED_PROMPTS
+        checked = lazily if is_lazy else list(lazily)
         inputs, arrays, cached = self._run(checked, len(given), use_tqdm)
         self._ids = itertools.count(number + len(inputs))
         return [

@@ -62,15 +62,15 @@ def extract_parts(
     parts: list[MediaSource] = []
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, list | tuple) or not any(map(_is_media, content)):
+        if not isinstance(content, list | tuple) or not any(map(is_media_part, content)):
             made.append(message)
             continue
         kept: list[object] = []
         for j, part in enumerate(content):
-            if not _is_media(part):
+            if not is_media_part(part):
                 kept.append(part)
                 continue
-            found = _read_part(part, f"{where}[{i}].content[{j}]", objects, read_tensor)
+            found = read_part(part, f"{where}[{i}].content[{j}]", objects, read_tensor)
             parts.append(found)
             kept.append({"type": found.modality})
         made.append({**message, "content": kept})
@@ -84,13 +84,15 @@ def _part_type(part: Mapping[str, Any]) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _is_media(part: object) -> bool:
+def is_media_part(part: object) -> bool:
+    """Whether a part of a content is an image, a video or a recording."""
     return isinstance(part, Mapping) and _part_type(part) in _KINDS
 
 
-def _read_part(
+def read_part(
     part: Mapping[str, Any], where: str, objects: bool, read_tensor: ReadTensor | None
 ) -> MediaSource:
+    """Read one part. where: its place in the request. The rest: see extract_parts()."""
     kind = cast(str, _part_type(part))
     modality, form = _KINDS[kind]
     uuid = check_uuid(part.get("uuid"), where)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,16 @@ class PlacedMedia:
     rope_positions: bytes = b""
     rope_delta: int = 0
     bidirectional_prompt: bool = False
+
+    def request_fields(self) -> dict[str, Any]:
+        """Return the fields of a Request, all but the prompt."""
+        return {
+            "media": self.items,
+            "extra_content": self.extra_content,
+            "rope_positions": self.rope_positions,
+            "rope_delta": self.rope_delta,
+            "bidirectional_prompt": self.bidirectional_prompt,
+        }
 
 
 def place_items(

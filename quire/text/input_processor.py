@@ -183,6 +183,9 @@ class InputProcessor:
         forced = None  # a constraint decides on the end by itself
         if self._encoder is not None and constraint is None:
             forced = self._encoder.forced_tokens(ids, stop)
+        content = placed.request_fields()
+        if embeds.spans:
+            content["extra_content"] = embeds.extra_content
         made = Request(
             id=request_id,
             prompt=ids,
@@ -197,12 +200,7 @@ class InputProcessor:
             timed=timed,
             constraint=constraint,
             thinking=thinking,
-            extra_content=embeds.extra_content or placed.extra_content,
             prompt_embeds=embeds.spans,
-            media=placed.items,
-            rope_positions=placed.rope_positions,
-            rope_delta=placed.rope_delta,
-            bidirectional_prompt=placed.bidirectional_prompt,
             encoder_prompt=source,
             forced=forced,
             adapter=adapter,
@@ -211,6 +209,7 @@ class InputProcessor:
             prediction=predicted_tokens(
                 requested, self.tokenizer, most=stop.max_tokens, vocab=self.vocab_size
             ),
+            **content,
         )
         return PreparedRequest(made, parsed.text, requested, source_text)
 

@@ -39,6 +39,11 @@ class MediaInputs:
     literals: Sequence[Span] = ()
     is_rendered: bool = False
 
+    def behind(self, chars: int) -> MediaInputs:
+        """Return the media of the same text behind so many characters."""
+        moved = [(start + chars, end + chars) for start, end in self.literals]
+        return replace(self, literals=moved)
+
 
 @dataclass(frozen=True, slots=True)
 class MediaConversation:
@@ -84,10 +89,14 @@ class MediaReader:
         if isinstance(messages, str | bytes | Mapping):
             return MediaConversation(messages)  # refused where it is rendered
         found = extract_parts(messages, objects=objects, read_tensor=read_tensor)
-        guard = PlaceholderGuard(self._reserved)
+        guard = self.placeholder_guard()
         made = guard.protect(found.messages)
         texts = self.pipeline.placeholders(found.parts)
         return MediaConversation(made, found.parts, texts, guard)
+
+    def placeholder_guard(self) -> PlaceholderGuard:
+        """Return a guard for the texts of one request."""
+        return PlaceholderGuard(self._reserved)
 
     def reset_cache(self) -> None:
         """Forget processed media."""
@@ -242,18 +251,22 @@ def tokenize_prompt(
             replace(items[i], expansion=replace(items[i].expansion, replaces=(-1 - i,)))
             for i in dict.fromkeys([*(place for _, _, place in found), *range(len(items))])
         ]
+    each = processor.special_tokens_in_parts and bool(items)
+    if not cuts:
+        return tokenizer.encode(writer.write(text), add_special_tokens or each), items
     ids: list[int] = []
     at = 0
-    each = processor.special_tokens_in_parts and bool(items)
-    special, carried = add_special_tokens or each, ""
+    special, carried = each, ""
     for cut in sorted(cuts, key=lambda one: one.start):
         between = carried + writer.write(text[at : cut.start]) + cut.before
         if between or special:
             ids += tokenizer.encode(between, special)
         ids += cut.ids
-        at, carried, special = cut.end, cut.after, each and cut.ids[0] < 0
-    if at < len(text) or carried or special or not cuts:
+        at, carried, special = cut.end, cut.after, each and min(cut.ids, default=0) < 0
+    if at < len(text) or carried or special:
         ids += tokenizer.encode(carried + writer.write(text[at:]), special)
+    if add_special_tokens and not each:
+        ids = list(tokenizer.special_token_layout().join(ids))
     return ids, items
 
 

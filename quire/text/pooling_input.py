@@ -7,7 +7,8 @@ quire.text.pooling_output makes numbers of the engine's results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from quire.core.params import SamplingParams
 from quire.core.pooling_params import PoolingParams
 from quire.core.types import Pooling, Request, StopConditions
 from quire.errors import RequestError
+from quire.text.marked_media import MarkedTexts
+from quire.text.media_prompt import MediaInputs, MediaReader
 from quire.text.pooling_plan import PoolingInputOptions, PoolingPlan, PoolingPlanner, Role
 from quire.text.pooling_tokens import ItemNames, PromptTokenizer, TokenizedPrompt
 from quire.text.prompts import Prompt
@@ -67,6 +70,7 @@ class PoolingInputProcessor:
     """Makes requests of one model. Threads may share it.
 
     generates: the model generates too. chat_template: the server's, which may write scores.
+    media: reads images, video and audio; None: the model reads text only.
     """
 
     def __init__(
@@ -78,12 +82,14 @@ class PoolingInputProcessor:
         vocab_size: int,
         generates: bool = False,
         chat_template: str | None = None,
+        media: MediaReader | None = None,
     ) -> None:
         self.section = section
         self.max_model_len = max_model_len
+        self.media = media
         self._generates = generates
         self._planner = PoolingPlanner(section, max_model_len, vocab_size)
-        self._prompts = PromptTokenizer(tokenizer, section, max_model_len, vocab_size)
+        self._prompts = PromptTokenizer(tokenizer, section, max_model_len, vocab_size, media)
         self._pairs = PairTokenizer(self._prompts)
         self._template: ScoreTemplate | None = None
         if tokenizer is not None and not generates and section.tasks[0] == "classify":
@@ -99,20 +105,24 @@ class PoolingInputProcessor:
         param: str = "prompts",
         options: PoolingInputOptions = DEFAULT_OPTIONS,
         common: Mapping[str, Any] | None = None,
+        media: Callable[[int], MediaInputs | None] | None = None,
     ) -> Iterator[PoolingInput]:
         """Yield what is to be run for each prompt, some prompts after others.
 
         So the first run while the next are tokenized; a bad one raises when its turn comes.
         task: of params that have none; None: the model's own. name: start of the requests' ids.
         param: the caller's name of `prompts`, for errors. common: further fields of each Request.
+        media: returns the ready media of a prompt, by its index; None: what their dicts have.
         Raises: RequestError, TooLong, Unsupported.
         """
         plans = self._planner.plans(params, len(prompts), task, options)
-        for start in range(0, len(prompts), PIECE_PROMPTS):
-            places = range(start, min(start + PIECE_PROMPTS, len(prompts)))
+        size = PIECE_PROMPTS if media is None else 1
+        for start in range(0, len(prompts), size):
+            places = range(start, min(start + size, len(prompts)))
             piece, own = prompts[start : places.stop], plans[start : places.stop]
             names = ItemNames(param, len(prompts), places)
-            tokens = self._prompts.tokenize(piece, own, options, names)
+            ready = () if media is None else [media(i) for i in places]
+            tokens = self._prompts.tokenize(piece, own, options, names, ready)
             yield from _build(tokens, own, name, common, start)
 
     def process_text_pairs(
@@ -174,7 +184,14 @@ class PoolingInputProcessor:
         names: the caller's names of the two, for errors. Raises RequestError, TooLong, Unsupported.
         """
         kind = self.score_kind
-        sides = read_texts(queries, names[0]), read_texts(documents, names[1])
+        marked = options.marked or MarkedTexts()
+        sides = read_texts(queries, names[0], marked), read_texts(documents, names[1], marked)
+        if marked.has_media:
+            options = self._with_media(sides, marked, options)
+            sides = (
+                [marked.protect(one) for one in sides[0]],
+                [marked.protect(one) for one in sides[1]],
+            )
         pairs = pair_indices(len(sides[0]), len(sides[1]))
         check_side_limits(options, self.max_model_len)
         template = self._template
@@ -206,6 +223,22 @@ class PoolingInputProcessor:
         inputs = _build(tokens, [plan] * len(tokens), name, common)
         place = {i: k for k, i in enumerate(order)}
         return ScoreInputs(kind, inputs, [(place[i],) for i in range(len(pairs))], "")
+
+    def _with_media(
+        self,
+        sides: tuple[list[str], list[str]],
+        marked: MarkedTexts,
+        options: PoolingInputOptions,
+    ) -> PoolingInputOptions:
+        """Return the options with the media of the texts, prepared."""
+        for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+            if getattr(options, name):
+                message = f"{name}: texts are not cut where some have images, video or audio"
+                raise RequestError(message, param=name)
+        if options.marked is None:
+            marked.bind(self.media, objects=True)
+            marked.prepare_blocking(itertools.chain(*sides))
+        return replace(options, marked=marked)
 
     def _each_side(
         self,
@@ -257,6 +290,9 @@ def _build(
             pooling = replace(pooling, use_activation=False)
         if one.unattended:
             pooling = replace(pooling, unattended_tokens=one.unattended)
+        placed: dict[str, Any] = {}
+        if one.media is not None:
+            placed = one.media.request_fields()
         skips = replace(pooling, skip_tokens=one.prefix_tokens) if one.prefix_tokens else pooling
         requests = tuple(
             Request(
@@ -269,6 +305,7 @@ def _build(
                 pooling=pooling if c else skips,
                 token_types=one.types,
                 **fields,
+                **placed,
             )
             for c, ids in enumerate(one.chunks or (one.ids,))
         )

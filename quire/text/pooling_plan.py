@@ -11,6 +11,7 @@ from quire.core.param_checks import invalid_param
 from quire.core.pooling_params import OWN_TASK, PoolingParams
 from quire.core.types import Pooling
 from quire.errors import RequestError
+from quire.text.marked_media import MarkedTexts
 
 Role = Literal["query", "document"]
 Side = Literal["left", "right"]
@@ -39,6 +40,7 @@ class PoolingInputOptions:
     max_tokens_per_doc: int = 0
     instruction: str | None = None  # of score templates
     chat_template: str | None = None  # of scores; None: the model's
+    marked: MarkedTexts | None = None  # media of texts that have marks, prepared
 
 
 @dataclass(frozen=True, slots=True)

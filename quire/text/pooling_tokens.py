@@ -10,9 +10,11 @@ from typing import TypeVar
 from quire.config.engine_config import PoolingSection
 from quire.core.param_checks import invalid_param
 from quire.errors import RequestError, Unsupported, context_overflow
+from quire.media.expand import PlacedMedia
 from quire.text import prompts as prompt_forms
+from quire.text.media_prompt import MediaInputs, MediaReader, check_no_truncation
 from quire.text.pooling_plan import PoolingInputOptions, PoolingPlan, Role
-from quire.text.prompts import Prompt
+from quire.text.prompts import ParsedPrompt, Prompt
 from quire.text.tokenizing.special_token_layout import SpecialTokenLayout
 from quire.text.tokenizing.tokenizer import Tokenizer
 
@@ -32,6 +34,7 @@ class TokenizedPrompt:
     kept_rows: tuple[int, ...] | None = None  # tokens whose states count; None: all
     prefix_tokens: int = 0  # leading ones that do not count in means
     salt: bytes = b""
+    media: PlacedMedia | None = None  # items of the prompt; its ids are `ids`
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class _Parsed:
     types: bytes = b""
     prefix_tokens: int = 0
     salt: str | None = None
+    media: PlacedMedia | None = None  # with all ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,10 @@ class PromptTokenizer:
         section: PoolingSection,
         max_model_len: int,
         vocab_size: int,
+        media: MediaReader | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.media = media
         self.max_model_len = max_model_len
         self._section = section
         self._vocab_size = vocab_size
@@ -88,12 +94,16 @@ class PromptTokenizer:
         plans: Sequence[PoolingPlan],
         options: PoolingInputOptions,
         names: ItemNames,
+        media: Sequence[MediaInputs | None] = (),
     ) -> list[TokenizedPrompt]:
-        """Return the ids of each prompt. Raises RequestError, TooLong, Unsupported."""
+        """Return the ids of each prompt. media: of each, ready; (): what their dicts have.
+
+        Raises RequestError, TooLong, Unsupported.
+        """
         parsed: list[_Parsed] = []
         for i, (prompt, plan) in enumerate(zip(prompts, plans)):
             try:
-                parsed.append(self._parse(prompt, plan, options))
+                parsed.append(self._parse(prompt, plan, options, media[i] if media else None))
             except RequestError as error:
                 raise names.locate(error, i) from None
         at = [i for i, one in enumerate(parsed) if one.text is not None]
@@ -157,22 +167,28 @@ class PromptTokenizer:
 
     # -- forms of a prompt --------------------------------------------------------------------
 
-    def _parse(self, prompt: Prompt, plan: PoolingPlan, options: PoolingInputOptions) -> _Parsed:
-        if isinstance(prompt, str):
+    def _parse(
+        self,
+        prompt: Prompt,
+        plan: PoolingPlan,
+        options: PoolingInputOptions,
+        inputs: MediaInputs | None,
+    ) -> _Parsed:
+        if isinstance(prompt, str) and options.marked is not None:
+            prompt, inputs = options.marked.write(prompt)
+        if isinstance(prompt, str) and inputs is None:
             return self._parse_text(prompt, plan, options, None)
         types = None
         if isinstance(prompt, Mapping) and prompt.get("token_type_ids") is not None:
             types = prompt_forms.check_token_ids(prompt["token_type_ids"], "token_type_ids")
             prompt = {key: value for key, value in prompt.items() if key != "token_type_ids"}
         parsed = prompt_forms.parse_prompt(prompt)
-        more = {
-            "suffix": parsed.suffix,
-            "prompt_embeds": parsed.embeds,
-            "multi_modal_data": parsed.media,
-        }
+        more = {"suffix": parsed.suffix, "prompt_embeds": parsed.embeds}
         for name, value in more.items():
             if value is not None:
                 raise Unsupported(f"{name}: pooling prompts are text or token ids", param=name)
+        if parsed.media is not None or inputs is not None:
+            return self._parse_media(parsed, inputs, plan, options)
         if parsed.ids is not None:
             self.check_vocabulary(parsed.ids, "prompt_token_ids")
             return _Parsed(ids=parsed.ids, types=self._types(types, parsed.ids), salt=parsed.salt)
@@ -198,6 +214,65 @@ class PromptTokenizer:
                 raise context_overflow(limit, problem, param="prompt", remedy=SHORTER)
             text = text[-bound:] if self.side(options) == "left" else text[:bound]
         return _Parsed(text=text, prefix_tokens=count, salt=salt)
+
+    def _parse_media(
+        self,
+        parsed: ParsedPrompt,
+        inputs: MediaInputs | None,
+        plan: PoolingPlan,
+        options: PoolingInputOptions,
+    ) -> _Parsed:
+        if self.media is None:
+            message = "multi_modal_data: this model reads text only"
+            raise Unsupported(message, param="multi_modal_data")
+        if plan.role is not None:
+            message = "multi_modal_data: queries and documents of this model are texts"
+            raise Unsupported(message, param="multi_modal_data")
+        salt = options.cache_salt if parsed.salt is None else parsed.salt
+        if inputs is None:
+            assert parsed.media is not None
+            inputs = MediaInputs(self.media.start(parsed.media, salt).result())
+        count = 0
+        if parsed.ids is None:
+            assert parsed.text is not None
+            if plan.prefix and not self._section.include_prompt:
+                count = self._count_prefix(plan.prefix, options.add_special_tokens)
+            parsed = replace(parsed, text=plan.prefix + parsed.text)
+            inputs = inputs.behind(len(plan.prefix))
+        placed = self.place(
+            parsed.text, parsed.ids, inputs, plan, special=options.add_special_tokens
+        )
+        return _Parsed(prefix_tokens=count, salt=parsed.salt, media=placed)
+
+    def place(
+        self,
+        text: str | None,
+        ids: tuple[int, ...] | None,
+        inputs: MediaInputs,
+        plan: PoolingPlan,
+        *,
+        special: bool,
+    ) -> PlacedMedia:
+        """Return the ids of a prompt with its media. special: the tokenizer adds special tokens.
+
+        Raises RequestError, TooLong.
+        """
+        assert self.media is not None
+        bound = self.require_tokenizer().max_chars(self.max_model_len)
+        if bound is not None and len(text or "") > bound:
+            problem = f"the input has {len(text or '')} characters, and so many tokens hold {bound}"
+            raise context_overflow(self.max_model_len, problem, param="prompt")
+        self.check_vocabulary(ids or (), "prompt_token_ids")
+        placed = self.media.place(text, ids, inputs, add_special_tokens=special)
+        length = len(placed.ids) + max(placed.rope_delta, 0)
+        if length > self.max_model_len:
+            problem = f"the input has {length} tokens with its media"
+            raise context_overflow(self.max_model_len, problem, param="prompt")
+        if not placed.ids:
+            raise RequestError("the text is empty: it has no tokens", param="prompt")
+        check_no_truncation(length, plan.max_tokens)
+        self.check_vocabulary(placed.ids, "the tokenized text")
+        return placed
 
     def _types(self, given: tuple[int, ...] | None, ids: Sequence[int]) -> bytes:
         if given is None:
@@ -239,6 +314,11 @@ class PromptTokenizer:
     ) -> TokenizedPrompt:
         """Add special tokens, and cut, divide or refuse what is too long."""
         salt = salt_digest(options.cache_salt if parsed.salt is None else parsed.salt)
+        if parsed.media is not None:
+            count = parsed.prefix_tokens
+            return TokenizedPrompt(
+                parsed.media.ids, prefix_tokens=count, salt=salt, media=parsed.media
+            )
         if parsed.text is None:
             return self._assemble_ids(parsed, plan, options, salt)
         ids = parsed.text_ids

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from quire.core.param_checks import check_int
 from quire.errors import RequestError, TooLong, Unsupported, context_overflow
+from quire.media.content_parts import is_media_part
+from quire.media.expand import PlacedMedia
+from quire.text.marked_media import MarkedTexts
 from quire.text.pooling_plan import PoolingInputOptions, PoolingPlan
 from quire.text.pooling_tokens import ItemNames, PromptTokenizer, TokenizedPrompt, cut, salt_digest
 from quire.text.score_prompts import ScoreTemplate
@@ -15,31 +19,42 @@ from quire.text.tokenizing.special_token_layout import SpecialTokenLayout
 log = logging.getLogger(__name__)
 
 SHORTER_PAIR = "set max_tokens_per_doc or truncate_prompt_tokens, or reduce the texts"
-_FORMS = "a text, or a dict with 'content' (a list of parts of the type text)"
+_FORMS = "a text, or a dict with 'content' (a list of parts)"
 
 
-def read_texts(given: object, param: str) -> list[str]:
-    """Return the texts of one side of a score. Raises RequestError, Unsupported."""
+def read_texts(given: object, param: str, media: MarkedTexts) -> list[str]:
+    """Return the texts of one side of a score, with marks for their media, which get the items.
+
+    Raises RequestError, Unsupported.
+    """
     if isinstance(given, (str, Mapping)):
-        return [_read_text(given, param)]
+        return [_read_text(given, param, media)]
     if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
         message = f"{param} must be {_FORMS}, or a list of those"
         raise RequestError(f"{message}; got a {type(given).__name__}", param=param)
     if not given:
         message = f"At least one text element must be given; {param} is empty"
         raise RequestError(message, param=param)
-    return [_read_text(one, f"{param}[{i}]") for i, one in enumerate(given)]
+    return [_read_text(one, f"{param}[{i}]", media) for i, one in enumerate(given)]
 
 
-def _read_text(given: object, param: str) -> str:
+def _read_text(given: object, param: str, media: MarkedTexts) -> str:
     if isinstance(given, str):
         return given
+    if isinstance(given, Mapping) and "content" not in given and is_media_part(given):
+        return media.add(given, param)
     if isinstance(given, Mapping):
         content = given.get("content", given.get("text"))
         if isinstance(content, str):
             return content
         if isinstance(content, Sequence):
-            return "".join(_part_text(part, param) for part in content)
+            pieces = [
+                media.add(part, f"{param}.content[{i}]")
+                if is_media_part(part)
+                else _part_text(part, param)
+                for i, part in enumerate(content)
+            ]
+            return "".join(pieces)
     raise RequestError(f"{param} must be {_FORMS}; got a {type(given).__name__}", param=param)
 
 
@@ -52,7 +67,8 @@ def _part_text(part: object, param: str) -> str:
         return text
     if isinstance(kind, str):
         raise Unsupported(
-            f"{param} has a part of the type {kind!r:.60}: scores read text", param=param
+            f"{param} has a part of the type {kind!r:.60}; known are text and those of media",
+            param=param,
         )
     raise RequestError(f"{param} must be {_FORMS}", param=param)
 
@@ -105,6 +121,9 @@ class PairTokenizer:
         made = []
         for i, (query, document) in enumerate(pairs):
             try:
+                if (placed := self._join_media(query, document, layout, plan, options)) is not None:
+                    made.append(TokenizedPrompt(placed.ids, salt=salt, media=placed))
+                    continue
                 one, two = self._fit(ids[query], ids[document], layout.count, plan, options)
                 joined = layout.join(one, two)
                 prompts.check_vocabulary(joined, "the tokenized text")
@@ -113,6 +132,28 @@ class PairTokenizer:
             types = prompts.types_of_pair(layout, len(one), len(two))
             made.append(TokenizedPrompt(joined, types, salt=salt))
         return made
+
+    def _join_media(
+        self,
+        query: str,
+        document: str,
+        layout: SpecialTokenLayout,
+        plan: PoolingPlan,
+        options: PoolingInputOptions,
+    ) -> PlacedMedia | None:
+        """Return the prompt of a pair with media. None: it has none."""
+        if options.marked is None:
+            return None
+        text, inputs = options.marked.write(query + document)
+        if inputs is None:
+            return None
+        if layout.between:
+            message = "images, video and audio need a chat_template that writes query and document"
+            raise Unsupported(message, param="chat_template")
+        middle = len(options.marked.write(query)[0])  # tokens do not cross it
+        inputs = replace(inputs, literals=[*inputs.literals, (middle, middle)])
+        special = options.add_special_tokens
+        return self._prompts.place(text, None, inputs, plan, special=special)
 
     def _encode(self, pairs: Sequence[tuple[str, str]], names: ItemNames) -> dict[str, list[int]]:
         """Tokenize each text once."""
@@ -187,6 +228,13 @@ class PairTokenizer:
         salt = salt_digest(options.cache_salt)
         for i, ids in enumerate(prompts.encode_texts(texts, names)):
             try:
+                if options.marked is not None:
+                    text, inputs = options.marked.write(texts[i], is_rendered=True)
+                    if inputs is not None:
+                        special = bool(layout.count)
+                        placed = prompts.place(text, None, inputs, plan, special=special)
+                        made.append(TokenizedPrompt(placed.ids, salt=salt, media=placed))
+                        continue
                 if plan.max_tokens is not None and len(ids) + layout.count > plan.max_tokens:
                     ids = self._write_short(pairs[i], template, plan, options, layout.count)
                 self._check_length(len(ids) + layout.count)

@@ -119,9 +119,12 @@ def start_media_worker() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def build_pooling_processor(
-    config: EngineConfig, tokenizer: Tokenizer | None
+    config: EngineConfig, tokenizer: Tokenizer | None, media: MediaReader | None
 ) -> PoolingInputProcessor | None:
-    """Build the input processor of pooling requests. None: the model takes none."""
+    """Build the input processor of pooling requests. None: the model takes none.
+
+    media: that of the other input processor.
+    """
     if config.pooling is None:
         return None
     return PoolingInputProcessor(
@@ -131,6 +134,7 @@ def build_pooling_processor(
         vocab_size=config.model.vocab,
         generates=config.generates,
         chat_template=load_chat_template(config.model.chat_template),
+        media=media,
     )
 
 

@@ -8,16 +8,20 @@ from pydantic import Field
 
 from quire.core.pooling_params import PoolingParams
 from quire.errors import RequestError, Unsupported
+from quire.media.content_parts import is_media_part
 from quire.server.formats.pooling_fields import (
     EncodingFields,
     InputFields,
+    ItemDict,
     ItemList,
     PoolingFields,
     TextList,
     check_count,
 )
 from quire.server.formats.vector_encoding import VectorEncoding
-from quire.server.pooling.pooling_request import Inputs, PoolingRequest
+from quire.server.generation.generation_request import Conversation
+from quire.server.pooling.pooling_request import Conversations, Inputs, PoolingRequest
+from quire.text.marked_media import MarkedTexts
 from quire.text.score_pairs import read_texts
 
 JinaType = Literal["float", "base64", "binary", "ubinary"]
@@ -82,11 +86,16 @@ def _first(*values: Any) -> Any:
     return next((one for one in values if one is not None), None)
 
 
+def _has_media(given: ItemDict) -> bool:
+    content = given.get("content")
+    return isinstance(content, list) and any(map(is_media_part, content))
+
+
 class CohereEmbedRequest(PoolingFields):
-    """Texts to embed, as Cohere's API takes them."""
+    """Texts or images to embed, as Cohere's API takes them."""
 
     texts: TextList | None = None
-    images: TextList | None = Field(None, description="Refused: texts only.")
+    images: TextList | None = Field(None, description="URLs, data: or others.")
     inputs: ItemList | None = None
     input_type: str | None = None
     embedding_types: Annotated[list[CohereType], Field(max_length=8)] | None = None
@@ -106,23 +115,42 @@ class CohereEmbedRequest(PoolingFields):
         return found
 
     def given_texts(self) -> list[str]:
-        """Raises RequestError, Unsupported."""
-        given = {n: v for n in ("texts", "images", "inputs") if (v := getattr(self, n))}
+        """Return the texts; [] where there are images. Raises RequestError, Unsupported."""
+        name = self._given_field()
+        check_count(getattr(self, name), name)
+        if self.texts:
+            return self.texts
+        if self.inputs is None or any(map(_has_media, self.inputs)):
+            return []
+        return read_texts(self.inputs, "inputs", MarkedTexts())
+
+    def _given_field(self) -> str:
+        given = [name for name in ("texts", "images", "inputs") if getattr(self, name)]
         if len(given) != 1:
             message = "give one of texts, images and inputs, and not empty"
-            raise RequestError(message, param=next(iter(given), "texts"))
-        if self.images:
-            raise Unsupported("images: this model reads text only", param="images")
-        if self.texts:
-            check_count(self.texts, "texts")
-            return self.texts
-        assert self.inputs is not None
-        check_count(self.inputs, "inputs")
-        return read_texts(self.inputs, "inputs")
+            raise RequestError(message, param=given[0] if given else "texts")
+        return given[0]
+
+    def _source(self) -> Inputs | Conversations:
+        """Return texts as they are; images, and texts with images, for the chat template."""
+        texts = self.given_texts()
+        if texts:
+            return Inputs(prompts=texts)
+        contents: list[Any] = [one.get("content") for one in self.inputs or ()]
+        for url in self.images or ():
+            contents.append([{"type": "image_url", "image_url": {"url": url}}])
+        return self.conversations_source(
+            [
+                Conversation(
+                    messages=[{"role": "user", "content": one}], add_generation_prompt=False
+                )
+                for one in contents
+            ]
+        )
 
     def pooling_request(self) -> PoolingRequest:
         """Raises RequestError, Unsupported."""
-        texts = self.given_texts()
+        source, name = self._source(), self._given_field()
         params = PoolingParams(task="embed", dimensions=self.output_dimension)
         if self.max_tokens is not None:
             params.truncate_prompt_tokens = self.max_tokens
@@ -136,9 +164,10 @@ class CohereEmbedRequest(PoolingFields):
             "left" if self.truncate == "START" else "right"
         )
         return PoolingRequest(
-            source=Inputs(prompts=texts),
+            source=source,
             field_names={
-                "prompt": "texts" if self.texts else "inputs",
+                "prompt": name,
+                "messages": name,
                 "dimensions": "output_dimension",
                 "truncate_prompt_tokens": "max_tokens",
             },

@@ -20,6 +20,7 @@ from quire.server.pooling.pooling_request import (
     PoolingRequest,
     TruncationSide,
 )
+from quire.text.marked_media import MarkedTexts
 from quire.text.pooling_output import EmbedDtype, Endianness
 from quire.text.score_pairs import read_texts
 
@@ -41,6 +42,12 @@ class PoolingFields(RequestBody):
     cache_salt: str | None = None
     request_id: str | None = None
     x_timing: bool | None = Field(None, description="Show where the time went.")
+    mm_processor_kwargs: dict[str, Any] | None = Field(
+        None, description="Options of images, video and audio; with --trust-request-mm-kwargs."
+    )
+    media_io_kwargs: dict[str, Any] | None = Field(
+        None, description="Options of reading files, by modality; with --trust-request-mm-kwargs."
+    )
 
     def request_fields(self) -> dict[str, Any]:
         """Fields of PoolingRequest that these bodies name alike."""
@@ -52,8 +59,22 @@ class PoolingFields(RequestBody):
             "salt": self.cache_salt,
             "request_id": self.request_id,
             "timing": bool(self.x_timing),
+            "processor_kwargs": self.mm_processor_kwargs,
+            "media_io_kwargs": self.media_io_kwargs,
             "ignored": self.ignored_fields(),
         }
+
+    def conversations_source(self, chats: list[Conversation]) -> Conversations:
+        """Return conversations as the source of a request."""
+        return Conversations(
+            request=GenerationRequest(
+                source=chats,
+                model=self.model,
+                salt=self.cache_salt,
+                processor_kwargs=self.mm_processor_kwargs,
+                media_io_kwargs=self.media_io_kwargs,
+            )
+        )
 
 
 class EncodingFields(RequestBody):
@@ -92,12 +113,15 @@ class InputFields(PoolingFields):
             if self.input is not None:
                 raise RequestError("give input or messages, not both", param="input")
             chats = self._conversations(self.messages)
-            return Conversations(request=GenerationRequest(source=chats, model=self.model))
+            return self.conversations_source(chats)
         if self.input is None:
             message = "give input (text or token ids), or messages"
             raise RequestError(message, param="input")
         special = self.add_special_tokens is not False
-        return Inputs(prompts=prompts_of(self.input), add_special_tokens=special)
+        media = MarkedTexts()
+        prompts = prompts_of(self.input, media=media)
+        found = media if media.has_media else None
+        return Inputs(prompts=prompts, add_special_tokens=special, media=found)
 
     def _conversations(self, given: ChatMessageList | list[ChatMessageList]) -> list[Conversation]:
         chats: Any = given if given and isinstance(given[0], list) else [given]
@@ -139,15 +163,20 @@ class InputFields(PoolingFields):
         )
 
 
-def prompts_of(given: Any, param: str = "input") -> list[str | list[int] | tuple[str, str]]:
-    """The prompts of a field, each a text or token ids. Raises RequestError, Unsupported."""
+def prompts_of(
+    given: Any, param: str = "input", media: MarkedTexts | None = None
+) -> list[str | list[int] | tuple[str, str]]:
+    """The prompts of a field, each a text or token ids. media: gets the media of texts.
+
+    Raises RequestError, Unsupported.
+    """
     if isinstance(given, str):
         return [given]
     if given and isinstance(given[0], int):
         return [given]
     check_count(given, param)
     if isinstance(given[0], dict):
-        return [*read_texts(given, param)]
+        return [*read_texts(given, param, media or MarkedTexts())]
     return list(given)
 
 

@@ -11,6 +11,7 @@ from quire.errors import RequestError
 from quire.server.formats.pooling_fields import ItemDict, PoolingFields, check_count
 from quire.server.formats.request_body import StringList
 from quire.server.pooling.pooling_request import MAX_DOCUMENTS, Pairs, PoolingRequest
+from quire.text.marked_media import MarkedTexts
 from quire.text.score_pairs import read_texts
 
 ScoreItem = str | ItemDict
@@ -35,10 +36,11 @@ class ScoringFields(PoolingFields):
         queries: list[str],
         documents: list[str],
         names: tuple[str, str],
+        media: MarkedTexts,
         *,
         cuts: bool,
     ) -> PoolingRequest:
-        """Translate the body. names: of the fields of queries and documents."""
+        """Translate the body. names: of the fields of queries and documents. media: of both."""
         active = self.activation if self.use_activation is None else self.use_activation
         params = PoolingParams(use_activation=active)
         params.truncate_prompt_tokens = self.truncate_prompt_tokens
@@ -57,6 +59,7 @@ class ScoringFields(PoolingFields):
                 max_tokens_per_query=self.max_tokens_per_query,
                 max_tokens_per_doc=self.max_tokens_per_doc,
                 instruction=instruction,
+                media=media if media.has_media else None,
             ),
             field_names={"query": names[0], "document": names[1], "prompt": names[1]},
             params=params,
@@ -81,15 +84,16 @@ class ScoreRequest(ScoringFields):
         """Raises RequestError, Unsupported."""
         first = self._only(_QUERY_FIELDS, "queries")
         second = self._only(_DOCUMENT_FIELDS, "documents")
-        queries, documents = texts_of(getattr(self, first), first), None
-        documents = texts_of(getattr(self, second), second)
+        media = MarkedTexts()
+        queries = texts_of(getattr(self, first), first, media)
+        documents = texts_of(getattr(self, second), second, media)
         if len(queries) not in (1, len(documents)):
             message = (
                 "Input lengths must be either 1:1, 1:N or N:N, got "
                 f"{len(queries)} in {first} and {len(documents)} in {second}"
             )
             raise RequestError(message, param=first)
-        return self.scoring_request(queries, documents, (first, second), cuts=False)
+        return self.scoring_request(queries, documents, (first, second), media, cuts=False)
 
     def _only(self, names: tuple[str, ...], usual: str) -> str:
         given = [name for name in names if getattr(self, name) is not None]
@@ -145,15 +149,16 @@ class RerankRequest(ScoringFields):
         """Raises RequestError, Unsupported."""
         self.count()
         name = "texts" if self.is_tei else "documents"
-        documents = texts_of(self.given_documents, name, self.rank_fields)
-        query = texts_of(self.query, "query")
+        media = MarkedTexts()
+        documents = texts_of(self.given_documents, name, media, self.rank_fields)
+        query = texts_of(self.query, "query", media)
         cuts = self.truncation is not False
         if self.is_tei:
             cuts = bool(self.truncate)
             self.use_activation = not self.raw_scores
         if self.truncation_direction is not None:
             self.truncation_side = side_of(self.truncation_direction)
-        return self.scoring_request(query, documents, ("query", name), cuts=cuts)
+        return self.scoring_request(query, documents, ("query", name), media, cuts=cuts)
 
 
 def side_of(direction: str) -> Any:
@@ -164,8 +169,10 @@ def side_of(direction: str) -> Any:
     return direction.lower()
 
 
-def texts_of(given: ScoreData, param: str, rank_fields: list[str] | None = None) -> list[str]:
-    """The texts of a field. rank_fields: of objects, those that count.
+def texts_of(
+    given: ScoreData, param: str, media: MarkedTexts, rank_fields: list[str] | None = None
+) -> list[str]:
+    """The texts of a field. media: gets their media. rank_fields: of objects, those that count.
 
     Raises: RequestError, Unsupported.
     """
@@ -176,7 +183,7 @@ def texts_of(given: ScoreData, param: str, rank_fields: list[str] | None = None)
             one if isinstance(one, str) else _ranked_text(one, rank_fields, f"{param}[{i}]", param)
             for i, one in enumerate(items)
         ]
-    return read_texts(items if isinstance(given, list) else items[0], param)
+    return read_texts(items if isinstance(given, list) else items[0], param, media)
 
 
 def _ranked_text(item: ItemDict, names: list[str], where: str, param: str) -> str:

@@ -14,7 +14,8 @@ from quire.config.engine_config import PoolingSection
 from quire.core.pooling_params import PoolingParams
 from quire.core.types import Request, Update
 from quire.server.app_state import AppState
-from quire.server.generation.build_requests import with_tenant
+from quire.server.generation.build_requests import media_inputs, with_tenant
+from quire.server.generation.media import load_marked, load_media
 from quire.server.generation.off_loop import LONG_CHARS, run_off_loop
 from quire.server.generation.request_context import RequestContext
 from quire.server.generation.request_templates import (
@@ -88,7 +89,11 @@ async def build_inputs(
     """Tokenize the inputs and make a request of each. Raises RequestError, TooLong, Unsupported."""
     source = request.source
     texts: RenderedPrompts = {}
+    await load_marked(state, request, context.key_owner, context.body_bytes)
     if isinstance(source, Conversations):
+        chats = await load_media(state, source.request, context.key_owner, context.body_bytes)
+        source = replace(source, request=chats)
+        request = replace(request, source=source)
         texts = await render_request_templates(state, source.request)
     size = max(context.body_bytes, _count_chars(source))
     return await run_off_loop(lambda: _build(state, request, context, texts), size, LONG_CHARS)
@@ -108,6 +113,8 @@ def _build(
     assert state.pooling is not None, "validate_pooling has checked it"
     source, names = request.source, request.field_names
     options = PoolingInputOptions(truncation_side=request.truncation_side, cache_salt=request.salt)
+    if not isinstance(source, Conversations):
+        options = replace(options, marked=source.media)
     shared: dict[str, Any] = {
         "params": _params(state.pooling, request),
         "name": state.new_engine_id(context.public_id),
@@ -130,22 +137,28 @@ def _build(
         inputs = scores.inputs
     elif isinstance(source, Inputs):
         options = replace(options, add_special_tokens=source.add_special_tokens)
+        prompts = source.prompts
+        if (marked := source.media) is not None:
+            prompts = [marked.protect(one) if isinstance(one, str) else one for one in prompts]
         inputs = _process_prompts(
-            state.pooling, source.prompts, names["prompt"], {**shared, "options": options}
+            state.pooling, prompts, names["prompt"], {**shared, "options": options}
         )
     else:
         chats = source.request
-        prompts = [
-            render_conversation(state, chats, texts, place).prompt
-            for place in range(len(chats.conversations))
-        ]
+        each = chats.conversations
+        tails = [render_conversation(state, chats, texts, place) for place in range(len(each))]
+        media = [media_inputs(one, tail) for one, tail in zip(each, tails)]
         special = chats.add_special_tokens
         options = replace(options, add_special_tokens=special, use_prompts=False)
         lazily = state.pooling.iter_prompts(
-            prompts, param=names["prompt"], options=options, **shared
+            [tail.prompt for tail in tails],
+            param=names["prompt"],
+            options=options,
+            media=media.__getitem__ if any(media) else None,
+            **shared,
         )
         inputs = list(lazily)
-    requests = [with_tenant(one, context) for each in inputs for one in each.requests]
+    requests = [with_tenant(request, context) for one in inputs for request in one.requests]
     return PreparedPooling(inputs, requests, scores)
 
 

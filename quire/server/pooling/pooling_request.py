@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from quire.core.pooling_params import PoolingParams
 from quire.server.formats.ignored_fields import IgnoredField
 from quire.server.generation.generation_request import GenerationRequest
+from quire.text.marked_media import MarkedTexts
 
 MAX_INPUTS = 2048
 """Of one body, as at OpenAI."""
@@ -36,6 +37,8 @@ class Inputs:
 
     prompts: Sequence[str | list[int] | tuple[str, str]]
     add_special_tokens: bool = True
+    media: MarkedTexts | None = None
+    """Of texts with marks."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -61,6 +64,8 @@ class Pairs:
     max_tokens_per_query: int | None = None
     max_tokens_per_doc: int | None = None
     instruction: str | None = None
+    media: MarkedTexts | None = None
+    """Of texts with marks."""
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -87,4 +92,7 @@ class PoolingRequest:
     salt: str | None = None
     request_id: str | None = None
     timing: bool = False
+    processor_kwargs: Mapping[str, Any] | None = None
+    """`mm_processor_kwargs`."""
+    media_io_kwargs: Mapping[str, Any] | None = None
     ignored: Sequence[IgnoredField] = ()

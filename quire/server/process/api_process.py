@@ -358,12 +358,12 @@ def build_app_state(
     orders: RunApiProcess,
 ) -> AppState:
     """Build the state of the routes, for an engine that is ready."""
+    number = orders.index + orders.count * orders.incarnation
+    inputs = build_input_processor(config, tokenizer, process=number)
     return AppState(
         engine=engines,
-        inputs=build_input_processor(
-            config, tokenizer, process=orders.index + orders.count * orders.incarnation
-        ),
-        pooling=build_pooling_processor(config, tokenizer),
+        inputs=inputs,
+        pooling=build_pooling_processor(config, tokenizer, inputs.media),
         generates=config.generates,
         tokenizer=tokenizer,
         chat_template=config.model.chat_template,
