@@ -152,9 +152,10 @@ class PoolingMethods:
     ) -> list[ScoringRequestOutput]:
         """Score one query with each of N documents, or N queries with N documents.
 
-        data_1, data_2: a text, {"content": [parts]} of text and media, or a list of those. chat_template: writes
-        messages of the roles query and document, for rerankers that are decoders; instruction:
-        for their templates. max_tokens_per_query, max_tokens_per_doc: cut texts; 0: no limit.
+        data_1, data_2: a text, {"content": [parts]} of text and media, or a list of those.
+        chat_template: writes messages of the roles query and document, for rerankers that are
+        decoders; instruction: for their templates. max_tokens_per_query, max_tokens_per_doc: cut
+        texts; 0: no limit.
         """
         processor = self._pooling_processor("score")
         (adapter,) = self.llm_engine.adapters.resolve(lora_request, 1)

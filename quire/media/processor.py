@@ -25,6 +25,9 @@ Modality = Literal["image", "video", "audio"]
 Pixels = npt.NDArray[np.uint8]
 Settings = Mapping[str, Any]
 
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""Chat template for models that were not trained with one: contents alone."""
+
 PROCESSORS = PluginRegistry("quire.media.processors")
 MAX_KWARG_PIXELS = 1 << 26
 """Largest number of pixels that options of a request may set."""
@@ -203,6 +206,8 @@ class MediaProcessor:
     """Whether placeholders are texts that are no tokens; `replaces` of an Expansion is then ()."""
     special_tokens_in_parts: ClassVar[bool] = False
     """Whether each text between items is tokenized as a prompt, with the tokens at its start."""
+    fallback_template: ClassVar[str | None] = None
+    """Chat template of checkpoints that have none."""
     sampling_rate: int = 16000
     """Of the recordings that process() takes, in samples per second."""
 

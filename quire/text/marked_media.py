@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from quire.errors import RequestError, Unsupported
+from quire.errors import RequestError
 from quire.media.content_parts import ReadTensor, read_part
 from quire.media.expand import ReadyItem
 from quire.media.items import MediaSource, param_of
@@ -63,11 +63,11 @@ class MarkedTexts:
     ) -> None:
         """Read the parts for a model. objects, read_tensor: of content_parts.extract_parts.
 
-        Raises RequestError; Unsupported for None, a model that reads text only.
+        Raises RequestError, also for None: a model that reads text only.
         """
         if reader is None:
             where = self._given[0][1]
-            raise Unsupported(f"{where}: this model reads text only", param=param_of(where))
+            raise RequestError(f"{where}: this model reads text only", param=param_of(where))
         self._reader, self._guard = reader, reader.placeholder_guard()
         self._parts = [read_part(*one, objects, read_tensor) for one in self._given]
 

@@ -78,7 +78,7 @@ def build_input_processor(
 def build_media_reader(config: EngineConfig, tokenizer: Tokenizer | None) -> MediaReader | None:
     """Build what reads images, video and audio. None: the model reads text only.
 
-    Its worker processes start when they are needed. Raises ConfigError.
+    A tokenizer without a chat template gets that of the family, if it has one. The worker processes start when they are needed. Raises ConfigError.
     """
     section = config.media
     if section is None or tokenizer is None:
@@ -104,6 +104,8 @@ def build_media_reader(config: EngineConfig, tokenizer: Tokenizer | None) -> Med
     )
     try:
         pipeline = MediaPipeline(section.family, files, settings, start_media_worker)
+        if tokenizer.chat_template is None:
+            tokenizer.chat_template = pipeline.processor.fallback_template
         return MediaReader(pipeline, tokenizer, config.scheduler.max_model_len)
     except RequestError as error:
         raise ConfigError(str(error)) from None

@@ -105,8 +105,8 @@ def test_every_token_has_a_vector_and_an_image_is_not_cut(pair, embeds):
         embeds.embed(prompt, truncate_prompt_tokens=9, use_tqdm=False)
     with pytest.raises(RequestError, match="512"):
         embeds.embed(prompt | {"prompt": "w3 <image> " + "w4 " * 600}, use_tqdm=False)
+    many = {"prompt": "<image>" * 3, "multi_modal_data": {"image": [photo()] * 3}}
     with pytest.raises(RequestError, match="At most 2 image"):
-        many = {"prompt": "<image>" * 3, "multi_modal_data": {"image": [photo()] * 3}}
         embeds.embed(["w3", many], use_tqdm=False)
 
 
