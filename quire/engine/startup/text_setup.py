@@ -78,7 +78,8 @@ def build_input_processor(
 def build_media_reader(config: EngineConfig, tokenizer: Tokenizer | None) -> MediaReader | None:
     """Build what reads images, video and audio. None: the model reads text only.
 
-    A tokenizer without a chat template gets that of the family, if it has one. The worker processes start when they are needed. Raises ConfigError.
+    A tokenizer without a chat template gets that of the family, if it has one. The worker
+    processes start when they are needed. Raises ConfigError.
     """
     section = config.media
     if section is None or tokenizer is None:
