@@ -106,10 +106,13 @@ CLASSES: dict[str, str] = {
     "data2vec-text": "Data2VecTextModel",
     "dbrx": "DbrxForCausalLM",
     "deberta_v2": "DebertaV2Model",
+    "deepseek": "DeepseekForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "deepseek_v32": "DeepseekV32ForCausalLM",
     "deepseek_v4": "DeepseekV4ForCausalLM",
+    "deepseek_vl": "DeepseekVLForConditionalGeneration",
+    "deepseek_vl_v2": "DeepseekVLV2ForCausalLM",
     "diffllama": "DiffLlamaForCausalLM",
     "distilbert": "DistilBertModel",
     "doge": "DogeForCausalLM",
@@ -318,6 +321,8 @@ CLASSES: dict[str, str] = {
 """Model type -> architecture, the class in config.json."""
 WRAPPERS: dict[str, str] = {
     "aya_vision": "cohere2",
+    "deepseek_vl": "llama",
+    "deepseek_vl_v2": "deepseek_v2",
     "clip": "clip_text_model",
     "emu3": "emu3_text_model",
     "fuyu": "persimmon",
@@ -353,7 +358,9 @@ WRAPPERS: dict[str, str] = {
     "voxtral": "llama",
 }
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""
-HUB_WRAPPERS = frozenset(("h2ovl_chat", "internvl_chat", "NVLM_D", "phi3_v", "skywork_chat"))
+HUB_WRAPPERS = frozenset(
+    ("deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "NVLM_D", "phi3_v", "skywork_chat")
+)
 """Multimodal models whose code is in their repositories of the hub alone."""
 
 

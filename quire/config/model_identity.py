@@ -53,6 +53,11 @@ _BIDIRECTIONAL = re.compile(
 """Classes of checkpoints whose decoders attend in both directions: of LLM2Vec and Nemotron."""
 _BY_POSITIONS = {("bert", "alibi"): "jina_bert", ("xlm-roberta", "rotary"): "jina_embeddings_v3"}
 """Model type and position_embedding_type -> the type that these models have here."""
+_BY_FIELDS = (
+    ("deepseek_v2", "use_mla", False, "deepseek"),
+    ("deepseek_v2", "topk_method", "noaux_tc", "deepseek_v3"),
+)
+"""Model type, a field and its value -> the type that these models have here."""
 _TOWER = re.compile(
     r"(?:model\.|thinker\.)?(?!text_)[^.]*(?:vision|visual|image|video|audio|speech|projector|projection"
     r"|connector|aligner|patch_merger|whisper|resampler|perceiver|qformer|sep[ae]rator"
@@ -152,6 +157,9 @@ def resolve_identity(hf: Json) -> dict[str, Any]:
     model = next(filter(None, served), None)
     if model is None:
         model = ModelAlias(_other_type(stated, classes or ()))
+    for known, field, value, target in _BY_FIELDS:
+        if model.target == known and found.get(field) == value:
+            model = model._replace(target=target)
     found = {**model.defaults, **found, "model_type": model.target}
     if any(_BIDIRECTIONAL.match(one) for one in classes or ()):
         found.setdefault("is_causal", False)

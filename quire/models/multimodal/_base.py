@@ -65,12 +65,15 @@ def normalized_patches(
 ) -> Tensor:
     """Cut images into patches and normalize them: x * scale + shift of each channel.
 
-    pixels: uint8 [N, H, W, C]; H and W are multiples of `patch`. scale_shift: float32 [2, C].
-    Returns [N * H/patch * W/patch, C * patch * patch], row by row of each image, in float32 inside.
+    pixels: uint8 [N, H, W, C]; pixels beyond the last whole patch are left out. scale_shift:
+    float32 [2, C]. Returns [N * H//patch * W//patch, C * patch * patch], row by row of each image,
+    in float32 inside.
     """
     lazy_fusion.flush()
     count, height, width, channels = pixels.shape
-    cut = pixels.view(count, height // patch, patch, width // patch, patch, channels)
+    rows, columns = height // patch, width // patch
+    cut = pixels[:, : rows * patch, : columns * patch]
+    cut = cut.reshape(count, rows, patch, columns, patch, channels)
     cut = cut.permute(0, 1, 3, 5, 2, 4)  # [N, rows, columns, C, patch, patch]
     scale, shift = scale_shift.view(2, channels, 1, 1)
     return (cut * scale + shift).to(dtype).reshape(-1, channels * patch * patch)

@@ -426,3 +426,16 @@ def mistral3():
         vision_config=PIXTRAL, image_token_index=150, spatial_merge_size=2,
     )  # fmt: skip
     return config, pixtral_processor(2)
+
+
+@family
+def deepseek_vl():
+    from transformers import AutoConfig, DeepseekVLImageProcessorPil, DeepseekVLProcessor
+
+    config = AutoConfig.for_model(
+        "deepseek_vl", text_config=TEXT | {"model_type": "llama"}, image_token_id=150,
+        vision_config=VISION | {"model_type": "siglip_vision_model"}, tie_word_embeddings=False,
+    )  # fmt: skip
+    images = DeepseekVLImageProcessorPil(size={"height": 56, "width": 56})
+    made = tokenizer_of({"<image_placeholder>": 150}, image_token="<image_placeholder>")
+    return config, DeepseekVLProcessor(images, made, num_image_tokens=16)

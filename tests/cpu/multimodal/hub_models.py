@@ -196,6 +196,141 @@ def phi3_v(folder):
     return HubModel(folder, config, tensors, prompts, rows_of, text, tuple(own))
 
 
+# -- DeepSeek-VL2 -------------------------------------------------------------------------------
+
+TIMM = (
+    ("embeddings.patch_embedding", "vision.patch_embed.proj"),
+    ("embeddings.position_embedding.weight", "vision.pos_embed"),
+    ("encoder.layers", "vision.blocks"),
+    ("post_layernorm", "vision.norm"),
+)
+TIMM_LAYER = {"self_attn.out_proj": "attn.proj", "layer_norm1": "norm1", "layer_norm2": "norm2"}
+
+
+def timm_names(tower):
+    """The tensors of a SigLIP of transformers as timm names and joins them."""
+    found, parts = {}, {}
+    for name, tensor in named(without_prefix(tower), *TIMM).items():
+        for theirs, timm in TIMM_LAYER.items():
+            name = name.replace(theirs, timm)
+        at, dot, rest = name.partition("self_attn.")
+        if dot:
+            parts.setdefault(f"{at}attn.qkv.{rest.split('.')[1]}", {})[rest[0]] = tensor
+        else:
+            found[name] = tensor[None] if name == "vision.pos_embed" else tensor
+    return found | {name: torch.cat([own[one] for one in "qkv"]) for name, own in parts.items()}
+
+
+def without_prefix(tower):
+    return {n.removeprefix("vision_model."): x for n, x in tower.state_dict().items()}
+
+
+class DeepseekMoe(torch.nn.Module):
+    """The text half of DeepSeek-OCR-2 in transformers, with a head: DeepSeek-MoE."""
+
+    def __init__(self, fields):
+        from transformers.models.deepseek_ocr2 import modeling_deepseek_ocr2 as theirs
+
+        super().__init__()
+        config = theirs.DeepseekOcr2TextConfig(**fields)
+        config._attn_implementation = "eager"
+        self.model = theirs.DeepseekOcr2TextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def get_input_embeddings(self):
+        return self.model.embed_tokens
+
+    def forward(self, inputs_embeds):
+        hidden = self.model(inputs_embeds=inputs_embeds).last_hidden_state
+        return type("Outputs", (), {"logits": self.lm_head(hidden)})
+
+    def hub_tensors(self):
+        """With one tensor for each matrix of an expert."""
+        found = {}
+        for name, tensor in self.state_dict().items():
+            at, _, bank = name.partition("experts.")
+            if "shared_" in at or bank not in ("gate_up_proj", "down_proj"):
+                found[name] = tensor
+                continue
+            for i, one in enumerate(tensor):
+                names = ("gate_proj", "up_proj") if bank == "gate_up_proj" else ("down_proj",)
+                for part, matrix in zip(names, one.chunk(len(names)), strict=True):
+                    found[f"{at}experts.{i}.{part}.weight"] = matrix.clone()
+        return found
+
+
+@family
+def deepseek_vl_v2(folder):
+    fields = TEXT | {
+        "vocab_size": 300, "num_key_value_heads": 4, "num_hidden_layers": 3,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
+        "moe_intermediate_size": 32, "routed_scaling_factor": 1.0, "topk_method": "greedy",
+        "n_group": 1, "topk_group": 1,
+    }  # fmt: skip
+    torch.manual_seed(3)
+    text = DeepseekMoe(fields | {"mlp_layer_types": ["dense", "sparse", "sparse"]}).eval()
+    scale_weights(text.model, 2.0)
+    # A side has 5 patches, which are no whole squares, and 2 pixels more, which none has.
+    tower = tower_of("Siglip", image_size=62, patch_size=12, hidden_act="gelu_pytorch_tanh")
+    own = {
+        "image_newline": random(64),
+        "view_seperator": random(64),
+        "projector.layers.0.weight": random(64, 128),
+        "projector.layers.0.bias": random(64),
+        "projector.layers.2.weight": random(64, 64),
+        "projector.layers.2.bias": random(64),
+    }
+    tensors = named(text.hub_tensors(), ("", "language.")) | timm_names(tower) | own
+    tensors["vision.attn_pool.latent"] = random(1, 1, 32)
+    config = {
+        "model_type": "deepseek_vl_v2",
+        "language_config": fields | {
+            "architectures": ["DeepseekV2ForCausalLM"], "use_mla": False, "kv_lora_rank": None,
+            "q_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0,
+            "first_k_dense_replace": 1,
+        },
+        "vision_config": {
+            "model_type": "vision", "width": 32, "layers": 3, "heads": 4, "mlp_ratio": 1.5,
+            "image_size": 62, "patch_size": 12,
+        },
+        "projector_config": {"model_type": "mlp_projector", "n_embed": 64},
+        "candidate_resolutions": [[62, 62], [62, 124], [124, 62], [124, 124], [186, 62]],
+        "tile_tag": "2D",
+        "global_view_pos": "head",
+    }  # fmt: skip
+    prompts = HubPrompts(folder, config, ["<image>"])
+
+    def rows_of(item):
+        tiles = normal(item)
+        states = tower(tiles).last_hidden_state.view(len(tiles), 5, 5, 32)
+        grid = F.pad(states.permute(0, 3, 1, 2), (0, 1, 0, 1))
+        cells = F.unfold(grid, 2, stride=2).transpose(1, 2)
+        inner = F.gelu(cells @ own["projector.layers.0.weight"].T + own["projector.layers.0.bias"])
+        cells = inner @ own["projector.layers.2.weight"].T + own["projector.layers.2.bias"]
+        cells = cells.view(len(tiles), 3, 3, 64)
+        y, x = deepseek_grid(item)
+        found = [row for line in cells[0] for row in (*line, own["image_newline"])]
+        found.append(own["view_seperator"])
+        for i in range(y):
+            for line in range(3):
+                found += [row for j in range(x) for row in cells[1 + i * x + j, line]]
+                found.append(own["image_newline"])
+        return torch.stack(found)
+
+    return HubModel(folder, config, tensors, prompts, rows_of, text, tuple(own))
+
+
+def deepseek_grid(item):
+    """Rows and columns of tiles, of their number and that of all rows."""
+    tiles = len(array(item, "pixels")) - 1
+    rows = item.sizes["rows"]
+    return next(
+        (y, tiles // y)
+        for y in range(1, tiles + 1)
+        if tiles % y == 0 and 3 * 4 + 1 + y * 3 * (tiles // y * 3 + 1) == rows
+    )
+
+
 def hd_image(image, most, side):
     """Phi-3-vision's resized and padded image, with PIL."""
     turned = image.width < image.height

@@ -83,3 +83,40 @@ def test_an_image_that_is_alone_is_tiled_twice(tmp_path):
     assert off.sizes == first.sizes
     (square,) = prompts.items((120, 120))
     assert square.sizes["tiles"] == 4 + 1
+
+
+DEEPSEEK = {
+    "model_type": "deepseek_vl_v2",
+    "vision_config": {"image_size": 56, "patch_size": 14},
+    "candidate_resolutions": [[56, 56], [56, 112], [112, 56], [112, 112]],  # width, height
+}
+
+
+def test_deepseek_tiles_two_images_and_no_more(tmp_path):
+    prompts = HubPrompts(tmp_path, DEEPSEEK, ["<image>"])
+    wide, tall = prompts.items((56, 100), (100, 40))
+    assert [len(array(one, "pixels")) for one in (wide, tall)] == [3, 3]
+    lines = 2 * 3 + 1  # of the whole image, and the separator
+    assert [one.sizes["rows"] for one in (wide, tall)] == [lines + 2 * 5, lines + 4 * 3]
+    assert array(wide, "order").tolist() == [
+        *(0, 1, 12, 2, 3, 12), 13, *(4, 5, 8, 9, 12, 6, 7, 10, 11, 12),
+    ]  # fmt: skip
+    ids, runs = prompts.place("a<image>\n<image>b", [wide, tall])
+    rows = wide.sizes["rows"], tall.sizes["rows"]
+    assert runs == [[(1, rows[0])], [(2 + rows[0], rows[1])]]
+    assert ids.count(prompts.token("<image>")) == sum(rows)
+    three = prompts.items((56, 100), (100, 40), (56, 56))
+    assert {len(array(one, "pixels")) for one in three} == {2}
+    tail = HubPrompts(tmp_path, DEEPSEEK | {"global_view_pos": "tail"}, ["<image>"])
+    (wide,) = tail.items((56, 100))
+    assert array(wide, "order").tolist()[-7:] == [13, 0, 1, 12, 2, 3, 12]
+
+
+def test_deepseek_pads_with_the_mean_color(tmp_path):
+    prompts = HubPrompts(tmp_path, DEEPSEEK, ["<image>"])
+    (wide,) = prompts.items((20, 100))
+    whole, left, right = array(wide, "pixels")
+    assert (whole[:20] == 127).all()
+    assert (whole[24:32] != 127).any()
+    assert (left[:16] == 127).all()
+    assert (right[-16:] == 127).all()
