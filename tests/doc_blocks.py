@@ -21,6 +21,7 @@ PAGES = (
     "docs/serving.md",
     "docs/pooling.md",
     "docs/multimodal.md",
+    "docs/speculative.md",
     "docs/quantize.md",
     "docs/observability.md",
     "docs/migrating-from-vllm.md",

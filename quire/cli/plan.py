@@ -23,6 +23,7 @@ from quire.config.advice import advise
 from quire.config.architectures import check_served
 from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.config.decisions import DecisionLog
+from quire.config.engine_config import SpeculationSection
 from quire.config.facts import (
     DeviceFacts,
     ModelFacts,
@@ -38,7 +39,7 @@ from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
 from quire.config.quant.gguf import with_stored_types
 from quire.config.resolve import resolve_memory_plan
-from quire.config.speculation import find_drafter
+from quire.config.speculation import find_drafter, resolve_speculation
 from quire.config.vllm_environment import apply_environment
 from quire.engine.startup.device_facts import device_facts
 from quire.errors import NoRoom, WeightError
@@ -55,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
     plan = build_plan(options, model, server=not args.offline)
     engines = 1 if plan.shape.data > 1 else options.parallel.data_parallel_size
     ranks, advice = plan_ranks(options, plan, model), advise(model, plan, engines)
+    drafts = plan_drafts(options, plan, model)
     try:
         require_memory(plan)
         problem = None
@@ -64,10 +66,13 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         found = as_json(name, plan, ranks, source, problem)
         found |= {"data_parallel_size": engines * plan.shape.data, "advice": advice}
+        found["speculation"] = {"method": drafts.method, "max_drafts": drafts.max_drafts}
         found["devices"] = engines * plan.shape.ranks
         print(json.dumps(found, indent=2))
     else:
         print_plan(name, plan, ranks, source)
+        if drafts.method != "none":
+            print(f"drafts by {drafts.method}, at most {drafts.max_drafts} of a row in a step")
         if engines > 1:
             print(f"{engines} engines need {engines * plan.shape.ranks} devices")
         for line in advice:
@@ -85,6 +90,14 @@ def _parser() -> OptionParser:
     parser.add_argument("--offline", action="store_true", help="plan for LLM(), not for a server")
     add_options(parser)
     return parser
+
+
+def plan_drafts(options: Options, plan: MemoryPlan, model: ModelFacts) -> SpeculationSection:
+    """Return how drafts are made. Raises ConfigError."""
+    use = choose_model_use(options.pooling, model.pooling, options.model.model)
+    return resolve_speculation(
+        options.speculation, model, plan.shape, DecisionLog([]), generates=use.runner != "pooling"
+    )
 
 
 class RankPlan(NamedTuple):

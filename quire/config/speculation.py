@@ -115,7 +115,7 @@ def resolve_speculation(
         )
     most = _resolve_max_drafts(method, parsed, drafter, why)
     low, high = parsed.prompt_lookup_min, parsed.prompt_lookup_max
-    reason = "requested" if parsed.method else "the drafter's files show it"
+    reason = "requested" if drafter is None or parsed.method else "the drafter's files show it"
     return SpeculationSection(
         method=str(why.record("speculation.method", method, reason)),
         max_drafts=most,

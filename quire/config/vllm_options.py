@@ -303,7 +303,11 @@ def translate(flat: dict[str, object]) -> dict[str, object]:
 def _merge_keys(given: dict[str, object], option: str, names: Mapping[str, str]) -> None:
     """Move older names into the option's object. Raises ConfigError if values differ."""
     older = {name: given.pop(name) for name in names if name in given}
-    older = {name: value for name, value in older.items() if value is not None}
+    older = {
+        name: value if names[name] == "model" else _number(value)
+        for name, value in older.items()
+        if value is not None
+    }
     if not older:
         return
     whole = given.get(option) or {}
@@ -318,6 +322,14 @@ def _merge_keys(given: dict[str, object], option: str, names: Mapping[str, str])
     new = {names[name]: found[names[name]] for name in older}
     log.info("%s: use %s=%s instead", ", ".join(older), option, json.dumps(new))
     given[option] = found
+
+
+def _number(value: object) -> object:
+    """Return the number that a word of a command line is; other values as they are."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _swap_has_no_effect(given: Mapping[str, object]) -> bool:

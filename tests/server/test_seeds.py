@@ -56,6 +56,15 @@ SERVE = {
         "api_key": ("token-abc123",),
     },
     "vllm serve SOME_MODEL --chat-template ./path-to-chat-template.jinja": {},
+    # the words that a tutorial explains one by one
+    'vllm serve SOME_MODEL --speculative-model "[ngram]" --num_speculative_tokens 5 '
+    "--ngram_prompt_lookup_max 4 --use-v2-block-manager": {
+        "speculative_config": {
+            "model": "[ngram]",
+            "num_speculative_tokens": 5,
+            "prompt_lookup_max": 4,
+        }
+    },
     "vllm serve mistralai/Mistral-7B-Instruct-v0.3 --trust-remote-code "
     "--enable-chunked-prefill --max_num_batched_tokens 1024": {"max_num_batched_tokens": 1024},
     "vllm serve facebook/opt-13b --tensor-parallel-size 4": {"tensor_parallel_size": 4},
