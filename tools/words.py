@@ -21,7 +21,7 @@ import grimp
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONTRACT = {
-    "models": {"Config", "Model", "Layer", "SelfAttention", "MLP", "SparseMLP", "Encoder"},
+    "models": {"Config", "Model", "Layer", "SelfAttention", "MLP", "SparseMLP", "Encoder", "Head"},
     "media": {"Processor"},
     "attention": {"Backend"},
     "quant": {"Method"},

@@ -15,12 +15,15 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from quire.config.conventions import fill_defaults
 from quire.errors import ConfigError, WeightError
 from quire.kernels.argmax import argmax
 from quire.kernels.framework import lazy_fusion
 from quire.layers import Embedding, LMHead, ParamModule
+from quire.models import llama
 from quire.models._decoder import Decoder
-from quire.models.base import ModelConfig, StepInputs
+from quire.models._rope import rotary_sizes_of
+from quire.models.base import ModelConfig, StepInputs, field_of
 from quire.weights.mapping import InitSpec, Weights, WeightShard, unsharded_layout
 
 
@@ -46,7 +49,7 @@ class DraftHead(nn.Module):
         super().__init__()
         self.config = config
         self.token_map: TokenMap | None = None
-        self.embed_tokens: Embedding | None = None  # None: the target's, as the head below
+        self.embed_tokens: Embedding | None = None
         self.lm_head: LMHead | None = None
         self.__dict__["target"] = None  # no module of this one
 
@@ -56,13 +59,23 @@ class DraftHead(nn.Module):
         Raises: ConfigError if their sizes differ.
         """
         own, given = self.config.layer.hidden, self.config.target.hidden
-        missing = [name for name in ("embed_tokens", "lm_head") if getattr(self, name) is None]
-        if missing and own != given:
+        if own != given and (self.own_embedding is None or self.own_head is None):
             raise ConfigError(
-                f"speculative_config: the head's checkpoint has no {missing[0]}, and a row of the "
-                f"model's has {given} numbers, not {own}: the head was made for another model"
+                f"speculative_config: the head has {own} hidden numbers and its checkpoint lacks "
+                f"an embedding or an output head; the model's have {given}: the head was made for "
+                "another model"
             )
         self.__dict__["target"] = target
+
+    @property
+    def own_embedding(self) -> Embedding | None:
+        """The embedding of the head's checkpoint; None: it is the target's."""
+        return self.embed_tokens
+
+    @property
+    def own_head(self) -> LMHead | None:
+        """The output head of the head's checkpoint; None: it is the target's."""
+        return self.lm_head
 
     def begin(self, hidden: Tensor, taps: Mapping[int, Tensor], at: Tensor) -> Tensor:
         """Return what the first pass reads of the target's tokens `at` [n]: [n, E].
@@ -85,14 +98,14 @@ class DraftHead(nn.Module):
 
     def drafts(self, states: Tensor) -> Tensor:
         """Return the most probable token behind each state: [n, E] -> [n] int32."""
-        head = self.lm_head or self.__dict__["target"].lm_head
+        head = self.own_head or self.__dict__["target"].lm_head
         ids, _ = argmax(head(self.head_input(states), True))
         lazy_fusion.flush()
         return ids if self.token_map is None else self.token_map(ids)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids [n] -> embeddings [n, E]."""
-        table = self.embed_tokens or self.__dict__["target"].embed_tokens
+        table = self.own_embedding or self.__dict__["target"].embed_tokens
         return cast(Tensor, table(ids))
 
 
@@ -130,6 +143,21 @@ class TokenMap(ParamModule):
                 f"to {self.vocab - 1}"
             )
         self.ids = ids.int()
+
+
+def read_layer_config(hf: Mapping[str, Any], target: ModelConfig) -> llama.Config:
+    """Read the decoder layers of a head, which are Llama's or Qwen 3's. Raises ConfigError."""
+    fields = fill_defaults({"num_hidden_layers": 1, "max_position_embeddings": 2048, **hf})
+    bias = field_of(fields, "attention_bias", bool, default=False)
+    window = field_of(fields, "sliding_window", int, default=None)
+    kinds = field_of(fields, "layer_types", list, default=[])
+    return llama.Config(
+        **{**rotary_sizes_of(fields), "vocab": target.vocab},
+        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=field_of(fields, "mlp_bias", bool, default=False),
+    )
 
 
 def has_tensor(names: Collection[str], module: str) -> bool:

@@ -16,18 +16,17 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from quire.config.conventions import fill_defaults
 from quire.kernels.framework import lazy_fusion
 from quire.layers import AddRMSNorm, Embedding, Linear, LMHead, QKVLinear, RMSNorm, add
 from quire.models import llama, qwen3
 from quire.models._decoder import GatedMLP
-from quire.models._rope import rotary_sizes_of
 from quire.models.base import Hf, ModelConfig, StepInputs, field_of
 from quire.models.drafters._base import (
     DraftHead,
     HeadConfig,
     TokenMap,
     has_tensor,
+    read_layer_config,
     side_by_side,
     taps_before,
 )
@@ -48,7 +47,7 @@ def read_config(hf: Hf, target: ModelConfig) -> Config:
     """Read config.json of either layout. Raises ConfigError."""
     speculators = hf.get("transformer_layer_config")
     own: dict[str, Any] = {**hf, **(speculators or {})}
-    layer = layer_config(own, target)
+    layer = read_layer_config(own, target)
     eagle = {**(hf.get("eagle_config") or {}), **hf}
     field_of(eagle, "use_aux_hidden_state", bool, default=True, one_of=(True,))
     depth = target.layers
@@ -70,22 +69,7 @@ def read_config(hf: Hf, target: ModelConfig) -> Config:
     )
 
 
-def layer_config(hf: Mapping[str, Any], target: ModelConfig) -> llama.Config:
-    """Read the decoder layers of a head, which are Llama's or Qwen 3's."""
-    fields = fill_defaults({"num_hidden_layers": 1, "max_position_embeddings": 2048, **hf})
-    bias = field_of(fields, "attention_bias", bool, default=False)
-    window = field_of(fields, "sliding_window", int, default=None)
-    kinds = field_of(fields, "layer_types", list, default=[])
-    return llama.Config(
-        **{**rotary_sizes_of(fields), "vocab": target.vocab},
-        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=field_of(fields, "mlp_bias", bool, default=False),
-    )
-
-
-class FirstLayer(nn.Module):
+class WideLayer(nn.Module):
     """Reads the embedding and the state side by side."""
 
     def __init__(self, config: Config, attention: type[llama.SelfAttention]) -> None:
@@ -131,7 +115,7 @@ class Head(DraftHead):
         norms = [RMSNorm(width, c.norm_eps) for _ in range(count)] if config.fc_norm else []
         self.fc_norm = nn.ModuleList(norms)
         self.fc = Linear(count * width, c.hidden)
-        layers: list[nn.Module] = [FirstLayer(config, attention)]
+        layers: list[nn.Module] = [WideLayer(config, attention)]
         layers += [_layer(c, i, attention) for i in range(1, c.layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(c.hidden, c.norm_eps)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from quire.config.engine_config import SpeculationSection
+from quire.config.facts import read_hf_config
 from quire.engine.startup.drafter_setup import describe_drafter
 from quire.models.build import build_model, read_model_config
 from tests.cpu.engine_of import TINY, engine_of
@@ -62,15 +63,14 @@ def write(folder, hf, tensors):
 
 @cache
 def built_target(folder):
-    hf = json.loads((folder / "config.json").read_text())
-    kind, config = read_model_config(hf)
+    kind, config = read_model_config(read_hf_config(folder))
     model = build_model(kind, config, folder=folder, dtype=torch.float32, progress=False)
     return model, config
 
 
 def engine_with(target, method, folder, drafts=4, **knobs):
     """An engine of the target's folder, with a drafter's."""
-    hf = json.loads((target / "config.json").read_text())
+    hf = read_hf_config(target)
     model, config = built_target(target)
     found = describe_drafter(method, folder, hf["model_type"], config, hf)
     section = SpeculationSection(method=method, max_drafts=drafts, adaptive=False)
@@ -79,15 +79,15 @@ def engine_with(target, method, folder, drafts=4, **knobs):
 
 
 def plain_engine(target, **knobs):
-    hf = json.loads((target / "config.json").read_text())
+    hf = read_hf_config(target)
     return engine_of(hf, built=built_target(target), **{"max_len": 200, **knobs})
 
 
 # -- references in plain torch ----------------------------------------------------------------
 
 
-def rms(x, weight):
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
+def rms(x, weight, eps=EPS):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
 def rotate(x, positions):

@@ -1,0 +1,89 @@
+"""Layers that predict further tokens: their drafts are those of transformers' layers."""
+
+from functools import cache
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.cpu.drafters.heads import chain, check_drafts, drawn, engine_with, plain_engine, rms
+from tests.cpu.engine_of import request, run
+from tests.cpu.models.peers import peer, scale_weights
+
+
+def one_layer_of(theirs, tmp_path):
+    """A model of one layer like the last of another, and its tensors by the names of a checkpoint."""
+    from transformers import AutoModelForCausalLM
+
+    config = type(theirs.config)(**theirs.config.to_dict())
+    config.num_hidden_layers, config.first_k_dense_replace = 1, 0
+    torch.manual_seed(9)
+    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    scale_weights(made, 2.0)
+    made.save_pretrained(tmp_path)
+    return made, load_file(tmp_path / "model.safetensors")
+
+
+def added_tensors(tensors, layer, vocab, size, *, own):
+    """The tensors of layer n of a checkpoint with n layers. own: it has embedding and head too."""
+    draw, at = drawn(4), f"model.layers.{layer}."
+    found = {
+        name.replace("model.layers.0.", at): one
+        for name, one in tensors.items()
+        if name.startswith("model.layers.0.")
+    }
+    found |= {
+        f"{at}enorm.weight": draw(size, around=1.0),
+        f"{at}hnorm.weight": draw(size, around=1.0),
+        f"{at}eh_proj.weight": draw(size, 2 * size, std=0.3),
+        f"{at}shared_head.norm.weight": tensors["model.norm.weight"],
+    }
+    if own:
+        found[f"{at}embed_tokens.weight"] = draw(vocab, size, std=1.0)
+        found[f"{at}shared_head.head.weight"] = draw(vocab, size)
+    return found
+
+
+def reference_of(theirs, layer, head, at, eps, count=4):
+    table = head.get(f"{at}embed_tokens.weight", theirs.model.embed_tokens.weight)
+    output = head.get(f"{at}shared_head.head.weight", theirs.lm_head.weight)
+    norm = lambda x, name: rms(x, head[f"{at}{name}.weight"], eps)  # noqa: E731
+
+    def step(following, states):
+        embedded = table[following]
+        embedded[0] = 0
+        both = torch.cat((norm(embedded, "enorm"), norm(states, "hnorm")), -1)
+        x = both @ head[f"{at}eh_proj.weight"].T
+        out = layer.model(inputs_embeds=x[None]).last_hidden_state[0]
+        return out, (out @ output.T).argmax(-1)
+
+    @cache
+    @torch.no_grad()
+    def reference(tokens):
+        states = theirs.model(torch.tensor([tokens[:-1]])).last_hidden_state[0]
+        return chain(tokens, states, step, count)
+
+    return reference
+
+
+@pytest.mark.slow("transformers' models of experts, and engines over them")
+@pytest.mark.parametrize(
+    ("variant", "own", "knobs"),
+    [("deepseek_v3", False, {"budget": 13}), ("glm4_moe", True, {"depth": 2})],
+)
+def test_drafts_are_those_of_the_reference(variant, own, knobs, tmp_path):
+    target = tmp_path / "target"
+    theirs = peer(variant, target)
+    layer, tensors = one_layer_of(theirs, tmp_path / "layer")
+    c = theirs.config
+    head = added_tensors(tensors, c.num_hidden_layers, c.vocab_size, c.hidden_size, own=own)
+    path = target / "model.safetensors"
+    save_file({**load_file(path), **head}, path)
+    reference = reference_of(
+        theirs, layer, head, f"model.layers.{c.num_hidden_layers}.", c.rms_norm_eps
+    )
+    prompts = [request("a", [5, 6, 7, 8] * 6, 20), request("b", range(20, 60), 20)]
+    want, _ = run(plain_engine(target), prompts)
+    got, whole = check_drafts(engine_with(target, "mtp", target, **knobs), prompts, reference)
+    assert got == want
+    assert whole > 0.5
