@@ -117,7 +117,7 @@ def build(argv: Sequence[str]) -> int:
     )
     folder = store.kernel_folder(environment.cache_dir, version("triton"), gpu.capability)
     for server in (True, False):  # `quire serve` and LLM() have other defaults: a manifest each
-        config, _, _ = resolve(options, found.facts, facts, server=server)
+        config, _, _ = resolve(found.options, found.facts, facts, server=server)
         plain = plain_config(config, options)
         task = build_task(*plain, found.config, folder, gpu.capability, gpu.sm_count)
         if not _run_build(msgspec.structs.replace(task, launchers=False)):

@@ -30,9 +30,7 @@ def main(argv: Sequence[str]) -> int:
     server = not args.offline
     environment = env.read()
     options = apply_environment(options_from(argparse.Namespace(**rest)))
-    resolved = resolve_config(
-        describe_model(options, environment), options, environment, server=server
-    )
+    resolved = resolve_config(describe_model(options, environment), environment, server=server)
     settings, why = flatten_config(resolved.config), list(resolved.decisions)
     if server:
         server_options = server_options_from(argparse.Namespace(**server_args))

@@ -39,7 +39,7 @@ from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
 from quire.config.quant.gguf import with_stored_types
 from quire.config.resolve import resolve_memory_plan
-from quire.config.speculation import find_drafter, resolve_speculation
+from quire.config.speculation import find_drafter, resolve_speculation, with_verifier
 from quire.config.vllm_environment import apply_environment
 from quire.engine.startup.device_facts import device_facts
 from quire.errors import NoRoom, WeightError
@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     options = apply_environment(options_from(args))
+    options = with_verifier(options, _folder(options, options.model.model))
     model, source = model_facts(options)
     plan = build_plan(options, model, server=not args.offline)
     engines = 1 if plan.shape.data > 1 else options.parallel.data_parallel_size

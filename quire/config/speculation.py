@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from quire.config.decisions import DecisionLog
 from quire.config.drafters import DrafterFacts, Json, mtp_layers, read_drafter
 from quire.config.engine_config import SpeculationSection
 from quire.config.facts import ModelFacts
+from quire.config.json_file import read_json_object
 from quire.config.memory.memory_plan import EngineShape
+from quire.config.options import Options
 from quire.config.speculation_options import (
     OPTION_NAME,
     SpeculationOptions,
@@ -62,6 +65,30 @@ def wanted_drafter(given: SpeculationOptions) -> tuple[str | None, str | None, s
             "show it"
         )
     return method, None if method in HOST_METHODS else model, parsed.revision
+
+
+def with_verifier(options: Options, folder: Path) -> Options:
+    """Return the options that serve a model's folder: a head of *speculators* names its model.
+
+    That model is then served with the head. folder: of options.model. Raises: ConfigError.
+    """
+    path = folder / "config.json"
+    if not path.is_file() or "speculators_config" not in read_json_object(path):
+        return options
+    section, head = options.model, read_drafter(folder)
+    if head.verifier is None or parse_speculative_config(options.speculation) is not None:
+        raise ConfigError(
+            f"{section.model} is a head for speculative decoding: give its model, and the head as "
+            f'{OPTION_NAME}={{"model": "{section.model}"}}'
+        )
+    log.info("%s is a head: %s is served with it", section.model, head.verifier)
+    given = {"model": section.model, "revision": section.revision}
+    names = section.served_model_name or (section.model, head.verifier)
+    return replace(
+        options,
+        model=replace(section, model=head.verifier, revision=None, served_model_name=names),
+        speculation=SpeculationOptions(speculative_config=given),
+    )
 
 
 def find_drafter(

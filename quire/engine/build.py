@@ -235,7 +235,7 @@ def _resolve_and_assemble(
         found = describe_model(options, environment)
         timer.lap("model files")
         timer.wait_for(DRIVER)
-        resolved = resolve_config(found, options, environment, server=server)
+        resolved = resolve_config(found, environment, server=server)
         timer.lap("config")
         for line in advise(found.facts, resolved.plan):
             log.info("%s", line)
@@ -414,10 +414,11 @@ def _finish_startup(built: EngineCoreBundle, timer: StartupTimer) -> None:
 
 
 def resolve_config(
-    found: ModelDescription, options: Options, environment: env.Env, *, server: bool = False
+    found: ModelDescription, environment: env.Env, *, server: bool = False
 ) -> ResolvedConfig:
     """Resolve options and facts to a config. Raises ConfigError, NoRoom."""
-    return resolve(options, found.facts, device_facts(options, environment), server=server)
+    device = device_facts(found.options, environment)
+    return resolve(found.options, found.facts, device, server=server)
 
 
 def missing_for_structured_output(config: EngineConfig) -> str | None:

@@ -105,7 +105,7 @@ def test_dummy_requests_make_the_largest_possible_step(tokens, seats, length, fi
     }
     options = Options.from_flat(said)
     found = describe_model(options, env.read())
-    config, plan, _ = resolve_config(found, options, env.read())
+    config, plan, _ = resolve_config(found, env.read())
     small = warmup.profiling_config(config, plan.shape)
     llm = LLM("embedded", **said, num_gpu_blocks_override=small.cache.num_blocks)
     executor = Counts(llm.llm_engine.engine._executor)
@@ -126,7 +126,7 @@ def test_dummy_requests_make_the_largest_possible_step(tokens, seats, length, fi
 def test_dummy_requests_fit_a_cache_that_is_smaller_than_a_prompt():
     said = {"max_model_len": 128, "block_size": 4, "num_gpu_blocks_override": 9}
     options = Options.from_flat(said)
-    config, _, _ = resolve_config(describe_model(options, env.read()), options, env.read())
+    config, _, _ = resolve_config(describe_model(options, env.read()), env.read())
     executor = Counts(LLM("embedded", **said).llm_engine.engine._executor)
     warmup.run_dummy_requests((build_scheduler(config), executor), [126], warmup.RANDOM)
     assert executor.steps[0] == (31, 1)

@@ -21,6 +21,7 @@ from quire.config.pooling import ModelUse, choose_model_use
 from quire.config.pooling_facts import read_pooling_facts
 from quire.config.quant.gguf import with_stored_types
 from quire.config.speculation import find_drafter as read_drafter_facts
+from quire.config.speculation import with_verifier
 from quire.engine.startup.adapter_numbers import count_adapter_numbers
 from quire.engine.startup.drafter_setup import DrafterDescription, find_drafter
 from quire.engine.startup.encoder_facts import media_encoder_facts
@@ -44,6 +45,7 @@ class ModelDescription:
     model_type: str
     config: ModelConfig
     facts: ModelFacts
+    options: Options  # that serve it: those given, unless they name a head
     drafter: DrafterDescription | None = None  # None: none has weights
 
 
@@ -54,8 +56,12 @@ def torch_device(kind: str, local_rank: int = 0) -> torch.device:
 
 def describe_model(options: Options, environment: env.Env) -> ModelDescription:
     """Find the model and read its small files. No weights are read."""
+    given = options.model
+    folder = model_folder(given.model, given.revision, options, environment)
+    options = with_verifier(options, folder)
     section = options.model
-    folder = model_folder(section.model, section.revision, options, environment)
+    if section is not given:
+        folder = model_folder(section.model, section.revision, options, environment)
     config_folder = (
         folder
         if section.hf_config_path is None
@@ -122,7 +128,8 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
     drafter = find_drafter(options, own, model_type, model_config, hf, folder)
     if own is not None and drafter is not None:
         own = replace(own, memory=drafter.memory)
-    return ModelDescription(folder, model_type, model_config, replace(facts, drafter=own), drafter)
+    facts = replace(facts, drafter=own)
+    return ModelDescription(folder, model_type, model_config, facts, options, drafter)
 
 
 def _label_tokens(

@@ -111,8 +111,8 @@ def _format_adapter(request: Request) -> str:
 
 
 def format_given_params(params: SamplingParams) -> str:
-    """The parameters that are not as they are by default, long ones cut."""
-    shown = ((name, getattr(params, name)) for name in _DEFAULTS)
+    """The parameters that are not as they are by default, long ones cut, without a prediction."""
+    shown = ((name, getattr(params, name)) for name in _DEFAULTS if name != "prediction")
     return ", ".join(
         f"{name} {reprlib.repr(value)}" for name, value in shown if value != _DEFAULTS[name]
     )
