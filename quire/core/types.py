@@ -374,6 +374,7 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     preempted: tuple[str, ...] = ()
     num_drafts: int = 0  # draft tokens of all rows
+    proposals: int = 0  # drafts that a model should propose for each row of the next step, at most
     parts: tuple[object, ...] = ()
     """What step budgets add for parts of the worker (quire.runner.parts), each of its own type."""
     dp_plans: tuple[StepPlan, ...] = ()

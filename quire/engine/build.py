@@ -511,7 +511,7 @@ def build_scheduler(
         max_seqs=section.max_num_seqs,
         max_len=section.max_model_len,
         steps_in_flight=section.steps_in_flight,
-        drafting=build_drafting(config.speculation),
+        drafting=build_drafting(config),
         dummy_request=dummy_request(config),
         other_ranks=others,
     )

@@ -1,7 +1,16 @@
 """Drafting: chooses the drafts of the next row of each sequence, and counts which are accepted.
 
-A sequence for which no drafts are found is not looked at again for some tokens, so its rows take
-the scheduler's fast path: Sequence.plain_len is the length from which it is looked at.
+    probability of draft j of a row = a_0 * a_1 * ... * a_j      a: decayed acceptance by position
+    drafts of the row = those proposed whose probability is at least the price (DraftCosts)
+
+A sequence without drafts is not looked at again for some tokens, more each time, so its rows take
+the scheduler's fast path: Sequence.plain_len is the length from which it is looked at. Sequences
+are looked at in the same steps, so the others are steps of single tokens. A sequence whose drafts
+do not pay has some again after LAST_WAIT tokens, as a probe.
+
+A row with drafts must be applied before its sequence has another one. If drafts bring enough, the
+next step is planned after that (`awaited`), and has all rows; if not, only rows that expect much
+have drafts, and take part in every second step.
 """
 
 from __future__ import annotations
@@ -11,10 +20,28 @@ from collections.abc import Sequence as Seq
 
 from quire.core.drafters.base import HostDrafter
 from quire.core.drafters.prediction import PredictionDrafter
-from quire.core.types import UNKNOWN, DraftCounts, Request, Sequence
+from quire.core.scheduling.draft_costs import DraftCosts
+from quire.core.types import UNKNOWN, DraftCounts, Request, Sequence, StepPlan
 
-FIRST_WAIT, LAST_WAIT = 2, 64
-"""Tokens after which a sequence without drafts is looked at again: the first time, and at most."""
+LAST_WAIT = 64
+"""Tokens after which a sequence without drafts is looked at again, at most. A power of 2."""
+MISSES_PER_WAIT = 2
+"""Looks without a proposal after which the wait doubles."""
+PROBE_DRAFTS = 2
+"""Drafts of a row that are verified although they do not pay."""
+PROBE_SHARE = 8
+"""Of so many rows one is a probe, at most, in a step that has any."""
+ROW_RATE = 1 / 4
+"""Weight of the last row in the acceptance of a sequence."""
+FIRST_MEAN = 0.6
+WAIT_SHARE = 0.05
+"""Expected drafts per row from which the next step is planned after a step with drafts."""
+SKIP_GAIN = 2.0
+"""Accepted drafts that a row must expect to have drafts, if the next step is not."""
+MEASURE_EVERY = 8
+"""Of so many steps without drafts one is measured."""
+BUSY_SHARE, FREE_SHARE = 16, 2
+"""Share of the token budget that drafts take at most: if prompts wait, and if none do."""
 
 
 class DraftTally:
@@ -40,30 +67,67 @@ class DraftTally:
 
 
 class _DraftState:
-    """State of a sequence that may have drafts. wait: tokens until it is looked at again."""
+    """State of a sequence that may have drafts.
 
-    __slots__ = ("sources", "tally", "wait")
+    rates: acceptance by position, of drafts behind accepted ones. wait: tokens until it is looked
+    at again. guessed: the drafts of its row in flight assume a token that was unknown.
+    """
+
+    __slots__ = ("guessed", "misses", "rates", "sources", "tally", "wait")
 
     def __init__(self, sources: Seq[HostDrafter]) -> None:
         self.sources = sources
+        self.rates: list[float] = []
         self.tally = DraftTally()
-        self.wait = FIRST_WAIT
+        self.wait = 1
+        self.misses = 0
+        self.guessed = False
 
 
 class Drafting:
-    """Helper of the scheduler. It writes `drafts` and `plain_len` of sequences."""
+    """Helper of the scheduler. It writes `drafts` and `plain_len` of sequences.
+
+    step, rows: of the step that is planned; the scheduler sets them. begun: the last step in which
+    a sequence was looked at. awaited: the last step whose result the next plan should wait for.
+    plain_step: the last step that has no drafts, and follows such a step, to be measured.
+    """
 
     def __init__(
-        self, drafter: HostDrafter | None = None, *, max_drafts: int = 0, adaptive: bool = True
+        self,
+        drafter: HostDrafter | None = None,
+        *,
+        max_drafts: int = 0,
+        max_len: int | None = None,
+        adaptive: bool = True,
+        overlaps: bool = False,
+        step_tokens: int | None = None,
+        model: bool = False,
     ) -> None:
         """drafter: of sequences whose results have no proposals; None: there is none. max_drafts:
-        of a row; 0: none are verified. adaptive: False: every row has as many as are proposed."""
-        self._adaptive = adaptive
-        self._max_drafts = max_drafts
+        of a row; 0: none are verified. max_len: of a sequence with drafts. adaptive: False: every
+        row has as many as are proposed. overlaps: a step is planned before the one before is over.
+        step_tokens: the token budget of a step. model: results have proposals."""
+        self._max_drafts, self._max_len = max_drafts, max_len
+        self._adaptive, self._overlaps = adaptive, overlaps
+        self._step_tokens = step_tokens
         self._prediction = PredictionDrafter()
         self._sources = () if drafter is None else (drafter,)
         self._states: dict[Sequence, _DraftState] = {}
         self._total = DraftTally()
+        self._means = [FIRST_MEAN] * max_drafts
+        self._costs = DraftCosts()
+        self.step = self.rows = self.awaited = 0
+        self.prompts_wait = False  # the last step had prompt tokens
+        self.begun = self.plain_step = -1
+        self.has_model = model
+        self._probes_model = False  # whether the proposals of the last step are a probe
+        self._price = self._expected = 0.0
+        self._left = self._probes = 0
+        self._awaits = True  # whether a step with drafts is awaited
+        self._applied = (0, 0, 0)  # rows, drafts and accepted ones of the step applied last
+        self._accepted = 0
+
+    # -- sequences ----------------------------------------------------------------------------
 
     def add(self, request: Request, sequences: Iterable[Sequence]) -> None:
         """Follow the sequences of a new request, if they may have drafts."""
@@ -73,13 +137,26 @@ class Drafting:
         sources = (self._prediction, *self._sources) if request.prediction else self._sources
         for seq in sequences:
             self._states[seq] = _DraftState(sources)
-            seq.plain_len = 0
+            if sources:
+                seq.plain_len = 0
 
     def remove(self, seq: Sequence) -> None:
         """A sequence has ended."""
         state = self._states.pop(seq, None)
         for source in state.sources if state is not None else ():
             source.remove(seq)
+
+    def counts(self, seq: Sequence) -> DraftCounts | None:
+        """Return the counts of a sequence that has not been removed; None: it had no drafts."""
+        state = self._states.get(seq)
+        return state.tally.to_counts() if state is not None and state.tally.rows else None
+
+    @property
+    def total(self) -> DraftCounts:
+        """Counts since the start."""
+        return self._total.to_counts()
+
+    # -- plans --------------------------------------------------------------------------------
 
     def choose(self, seq: Sequence) -> int:
         """Return the number of drafts for the next row of a sequence with one pending token.
@@ -91,21 +168,112 @@ class Drafting:
         if state is None:
             seq.plain_len = seq.max_len
             return 0
+        if self.begun != self.step:
+            self._begin_step()
         length, known = len(seq.tokens), _known(seq)
-        most = min(self._max_drafts, seq.max_len - length - 1)
-        drafts = seq.drafts
-        if not drafts and most > 0:
-            for source in state.sources:
-                drafts = tuple(source.propose(seq, known, most + length - known)[length - known :])
-                if drafts:
-                    break
-        seq.drafts = drafts[: max(most, 0)]
-        if seq.drafts:
+        if not self._left:
+            seq.drafts, seq.plain_len = (), min(length + 1, seq.max_len)
+            return 0
+        proposed = self._propose(state, seq, known)
+        count = self._affordable(state, len(proposed)) if proposed else 0
+        seq.drafts = proposed[:count]
+        if count:
+            self._left -= count
+            state.guessed = known < length
             seq.plain_len = 0
+        elif not proposed:
+            state.misses += 1
+            if state.misses % MISSES_PER_WAIT == 0:
+                state.wait = min(2 * state.wait, LAST_WAIT)
+            self._put_off(state, seq)
         else:
-            state.wait = min(2 * state.wait, LAST_WAIT) if self._adaptive else 1
-            seq.plain_len = min(length + state.wait, seq.max_len)
-        return len(seq.drafts)
+            state.wait = min(2 * state.wait, LAST_WAIT)
+            self._put_off(state, seq)
+        return count
+
+    def end_plan(self, drafts: int) -> int:
+        """Sequences were looked at, or a model proposes. drafts: in all rows.
+
+        Returns the number of drafts that the model should propose behind the step's tokens.
+        """
+        proposals = self._next_proposals() if self.has_model else 0
+        if self._overlaps and self.begun == self.step and self._expected:
+            self._awaits = self._expected >= WAIT_SHARE * self.rows
+        if proposals or (drafts and self._overlaps and self._awaits):
+            self.awaited = self.step
+        return proposals
+
+    def _next_proposals(self) -> int:
+        if not self._adaptive:
+            return self._max_drafts
+        price, probability, count = self._costs.price(self.rows), 1.0, 0
+        while count < self._max_drafts:
+            probability *= self._means[count]
+            if probability < price:
+                break
+            count += 1
+        self._probes_model = not count and self.step % LAST_WAIT == 0
+        return min(self._max_drafts, PROBE_DRAFTS) if self._probes_model else count
+
+    def _begin_step(self) -> None:
+        self.begun, self._expected = self.step, 0.0
+        self._probes = max(self.rows // PROBE_SHARE, 1)
+        share = BUSY_SHARE if self.prompts_wait else FREE_SHARE
+        self._left = self.rows * self._max_drafts
+        if self._step_tokens is not None:
+            self._left = min(self._left, self._step_tokens // share)
+        if self._adaptive:
+            self._price = self._costs.price(self.rows)
+            if self._costs.take_plain(self.rows):
+                self.plain_step = self.step + (2 if self._overlaps else 0)
+            if self.step <= self.plain_step:
+                self._left = 0
+
+    def _propose(self, state: _DraftState, seq: Sequence, known: int) -> tuple[int, ...]:
+        """Return proposals for its next row, as many as it may have."""
+        length = len(seq.tokens)
+        end = seq.max_len if self._max_len is None else min(seq.max_len, self._max_len)
+        most = min(self._max_drafts, end - length - 1)
+        if most <= 0:
+            return ()
+        for source in state.sources:
+            found = source.propose(seq, known, most + length - known)[length - known :]
+            if found:
+                return tuple(found)
+        return seq.drafts[:most]
+
+    def _affordable(self, state: _DraftState, proposed: int) -> int:
+        """Return how many of its proposals a row should have."""
+        most = min(proposed, self._left)
+        if not self._adaptive:
+            self._expected += most
+            return most
+        rates, means = state.rates, self._means
+        for position in range(len(rates), proposed):
+            rates.append((1 + means[position]) / 2)
+        count, probability, expected = 0, 1.0, 0.0
+        while count < most:
+            probability *= rates[count]
+            if probability < self._price:
+                break
+            expected += probability
+            count += 1
+        self._expected += expected
+        if count and (self._awaits or not self._overlaps or expected >= SKIP_GAIN):
+            return count
+        if self._probes_model:
+            return min(most, PROBE_DRAFTS)
+        if state.wait >= LAST_WAIT and self._probes and most:
+            self._probes -= 1
+            return min(most, PROBE_DRAFTS)
+        return 0
+
+    def _put_off(self, state: _DraftState, seq: Sequence) -> None:
+        """Look at the sequence again in the next step whose number is a multiple of its wait."""
+        wait = state.wait - self.step % state.wait if self._adaptive else 1
+        seq.plain_len = min(len(seq.tokens) + wait, seq.max_len)
+
+    # -- results ------------------------------------------------------------------------------
 
     def set_proposals(self, seq: Sequence, drafts: tuple[int, ...]) -> None:
         """A result of the sequence has proposals. Tokens that later steps in flight will yield are
@@ -117,21 +285,50 @@ class Drafting:
     def record(self, seq: Sequence, drafts: int, accepted: int) -> None:
         """Count a row that had drafts."""
         self._total.add(drafts, accepted)
+        self._accepted += accepted
         state = self._states.get(seq)
-        if state is not None:
-            state.tally.add(drafts, accepted)
-            if accepted:
-                state.wait = FIRST_WAIT
+        if state is None:
+            return
+        state.tally.add(drafts, accepted)
+        if not accepted and state.guessed:
+            return  # the token that was assumed was wrong, which shows nothing about the drafts
+        _update(state.rates, drafts, accepted, ROW_RATE)
+        _update(self._means, drafts, accepted, 1 / (1 / ROW_RATE + self.rows / 2))
+        state.misses = 0
+        if accepted:
+            state.wait = 1
+        else:
+            state.wait = min(2 * state.wait, LAST_WAIT)
+            self._put_off(state, seq)
 
-    def counts(self, seq: Sequence) -> DraftCounts | None:
-        """Return the counts of a sequence that has not been removed; None: it had no drafts."""
-        state = self._states.get(seq)
-        return state.tally.to_counts() if state is not None and state.tally.rows else None
+    def end_result(self, plan: StepPlan) -> None:
+        """A plan was applied. It is called for those whose time is worth to be observed."""
+        self._applied = len(plan.rows), plan.num_drafts, self._accepted
+        self._accepted = 0
 
-    @property
-    def total(self) -> DraftCounts:
-        """Counts since the start."""
-        return self._total.to_counts()
+    def observe_step(self, prompt_tokens: int, seconds: float) -> None:
+        """The step of end_result() had so many prompt tokens, and took so long."""
+        self.prompts_wait = prompt_tokens > 0
+        rows, drafts, accepted = self._applied
+        self._applied = (0, 0, 0)
+        if not rows or prompt_tokens:
+            return
+        if drafts:
+            self._costs.observe_drafts(rows, drafts, accepted, seconds)
+        else:
+            self._costs.observe_plain(rows, seconds)
+
+    def measures(self, plan: StepPlan) -> bool:
+        """Whether the time of a step is to be observed."""
+        if plan.num_drafts or plan.step == self.plain_step:
+            return True
+        return not plan.step % MEASURE_EVERY and not plan.proposals
+
+
+def _update(rates: list[float], drafts: int, accepted: int, weight: float) -> None:
+    """Update acceptance by position: of accepted drafts, and of the one that was not."""
+    for position in range(min(accepted + 1, drafts, len(rates))):
+        rates[position] += ((position < accepted) - rates[position]) * weight
 
 
 def _known(seq: Sequence) -> int:

@@ -51,7 +51,7 @@ class PlanBuilder:
         self.copies: list[list[BlockCopy]] = [[] for _ in range(ranks)]
         self.preempted: list[str] = []
         self.short_ranks: set[int] = set()  # where a sequence was preempted: none starts there
-        self._num_drafts = 0
+        self.num_drafts = 0
         self._budgets = budgets
         for budget in budgets.all:
             budget.begin_step(sequences)
@@ -104,7 +104,7 @@ class PlanBuilder:
             wants = Wants.TOKEN if seq.request.pooling is None else Wants.POOLED
         self.rows.append(Row(seq, start, n, wants, drafts))
         seq.planned = start + n - drafts
-        self._num_drafts += drafts
+        self.num_drafts += drafts
         if wants is Wants.TOKEN:
             seq.tokens.append(UNKNOWN)
 
@@ -115,15 +115,15 @@ class PlanBuilder:
                 del self.rows[i]
                 seq.planned = row.start
                 seq.row_drafts = 0
-                self._num_drafts -= row.drafts
+                self.num_drafts -= row.drafts
                 if row.wants is Wants.TOKEN:
                     seq.tokens.pop()
                 for budget in self._budgets.all:
                     budget.undo(seq, row.count)
                 return
 
-    def build(self, step: int, moves: Seq[RankMoves]) -> StepPlan:
-        """moves: of each rank."""
+    def build(self, step: int, moves: Seq[RankMoves], proposals: int = 0) -> StepPlan:
+        """moves: of each rank. proposals: see StepPlan."""
         sent = [one.plan_part() for one in self._budgets.sending]
         plan = StepPlan(
             step=step,
@@ -137,7 +137,8 @@ class PlanBuilder:
             swap_in=moves[0].tier.loads,
             copies=tuple(self.copies[0]),
             preempted=tuple(self.preempted),
-            num_drafts=self._num_drafts,
+            num_drafts=self.num_drafts,
+            proposals=proposals,
             parts=tuple([part for part in sent if part is not None]),
         )
         return plan if len(moves) == 1 else divide_plan(plan, moves, self.copies)
@@ -174,6 +175,7 @@ def divide_plan(
             swap_out=moved.tier.stores,
             swap_in=moved.tier.loads,
             copies=tuple(copies[rank]) if copies else (),
+            proposals=plan.proposals,
             parts=parts,
         )
         for rank, (rows, moved) in enumerate(zip(rows_of, moves, strict=True))

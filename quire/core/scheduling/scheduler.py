@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
 from quire.core.admission.request_checks import check_length, check_request
 from quire.core.kv.kv_cache import KVCache
@@ -31,6 +30,7 @@ from quire.core.scheduling.dummy_step import (
 from quire.core.scheduling.inflight_steps import InflightStep, InflightSteps
 from quire.core.scheduling.limits.base import Admission, StepBudget, StepListener
 from quire.core.scheduling.order.base import WaitingQueue
+from quire.core.scheduling.outcomes import EnqueueResult, FailedStep
 from quire.core.scheduling.plan_builder import PlanBuilder, RankMoves, StepBudgets
 from quire.core.scheduling.prompt_logprobs_buffer import PromptLogprobsBuffer
 from quire.core.scheduling.replay_state import ReplayState
@@ -61,20 +61,6 @@ MAX_SKIPPED = 64
 
 _UPDATE_TAIL = tuple(Update._field_defaults.values())[5:]
 """Default values of the fields of an Update after cached_tokens."""
-
-
-class FailedStep(NamedTuple):
-    """Outcome of a step that raised: requests back in the queue, and the culprit if known."""
-
-    requeued: list[str]
-    culprit: str | None
-
-
-class EnqueueResult(NamedTuple):
-    """Requests whose wait for resources is over: queued ones, and updates of failed ones."""
-
-    queued: list[str]
-    failed: list[Update]
 
 
 class Scheduler:
@@ -127,6 +113,7 @@ class Scheduler:
             self._counters,
         )
         self._drafting = drafting or Drafting()
+        self._measures_step = False
         self._dummy_request = dummy_request
         self._planning_failures: list[Update] = []  # of sequences that could not be planned
 
@@ -179,6 +166,12 @@ class Scheduler:
     def serialize_steps(self) -> bool:
         """Whether each step must be over before the next is planned."""
         return any([one.serialize_steps for one in self._listeners])  # noqa: C419 twice as fast
+
+    @property
+    def awaits_result(self) -> bool:
+        """Whether the result of the step planned last should be applied before the next is planned,
+        if it is in flight: its sequences with drafts could have no row."""
+        return self._drafting.awaited == self._inflight.last_step
 
     def is_waiting_for_resources(self, request_id: str) -> bool:
         """Whether the request waits for resources."""
@@ -251,15 +244,19 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Plan one step. Every plan must go to apply() or fail_step(), in order."""
-        step = self._inflight.next_step
-        sequences = len(self._running) + len(self._waiting_queue)
+        step, drafting = self._inflight.next_step, self._drafting
+        drafting.step, drafting.rows = step, len(self._running)
+        sequences = drafting.rows + len(self._waiting_queue)
         draft = PlanBuilder(self._budgets, sequences, ranks=len(self._kvs))
         self._schedule_running(draft)
         if len(draft.short_ranks) < len(self._kvs):
             self._schedule_waiting(draft)
         leaves = self._registry.take_leaves()
         moves = [RankMoves(one, kv.take_copies(step)) for one, kv in zip(leaves, self._kvs)]
-        plan = draft.build(step, moves)
+        proposals = 0
+        if drafting.begun == step or drafting.has_model:
+            proposals = drafting.end_plan(draft.num_drafts)
+        plan = draft.build(step, moves, proposals)
         self._inflight.push(plan)
         return plan
 
@@ -354,6 +351,8 @@ class Scheduler:
         """Report to listeners how long an applied step took, and its prompt tokens."""
         for listener in self._listeners:
             listener.observe_step(prompt_tokens, seconds)
+        if self._measures_step:
+            self._drafting.observe_step(prompt_tokens, seconds)
 
     def apply(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Record what the model generated. Rows of sequences that left meanwhile are dropped.
@@ -380,6 +379,9 @@ class Scheduler:
                     self._apply_row(i, row, result, updates)
                 except Exception as error:  # noqa: BLE001 isolates an error in one row's result
                     updates.append(self._fail_sequence(seq, error))
+        self._measures_step = self._drafting.measures(plan)
+        if self._measures_step:
+            self._drafting.end_result(plan)
         return updates
 
     def _fail_sequence(self, seq: Sequence, error: Exception) -> Update:

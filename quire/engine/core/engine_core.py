@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from quire.core.accounting.snapshot_builder import build_snapshot
 from quire.core.accounting.time_accounting import TimeAccounting
 from quire.core.scheduler_stats import EngineLoad
-from quire.core.scheduling.scheduler import FailedStep, Scheduler, SchedulerStats
+from quire.core.scheduling.outcomes import FailedStep
+from quire.core.scheduling.scheduler import Scheduler, SchedulerStats
 from quire.core.snapshot import ExpertBalanceStats, LateWorkCounts, Snapshot
 from quire.core.types import Request, StepPlan, Update
 from quire.engine.core.step_observer import CompositeStepObserver, StepObserver
@@ -153,6 +154,8 @@ class EngineCore:
         self._time_accounting.enter_step()
         updates = self._apply_admission_changes() if self._scheduler.has_ready else []
         depth = 1 if self._scheduler.serialize_steps else self._max_in_flight
+        if self._in_flight and self._scheduler.awaits_result:
+            depth = len(self._in_flight)
         if not self._scheduler.idle and len(self._in_flight) < depth and not self._halted:
             self._submit_step()
         flying = len(self._in_flight)

@@ -9,7 +9,6 @@ from quire.config.engine_config import (
     EncoderSection,
     EngineConfig,
     SchedulerSection,
-    SpeculationSection,
 )
 from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
@@ -45,12 +44,20 @@ def dummy_request(config: EngineConfig) -> Request:
     return replace(DUMMY_REQUEST, pooling=Pooling(config.pooling.tasks[0]))
 
 
-def build_drafting(section: SpeculationSection) -> Drafting:
+def build_drafting(config: EngineConfig) -> Drafting:
     """Build what chooses drafts. Methods that are no host drafter have a model on the workers."""
-    drafter = None
+    section, scheduler, drafter = config.speculation, config.scheduler, None
     if section.method in HOST_DRAFTERS.names():
         drafter = HOST_DRAFTERS.load(section.method).build(section)
-    return Drafting(drafter, max_drafts=section.max_drafts, adaptive=section.adaptive)
+    return Drafting(
+        drafter,
+        max_drafts=section.max_drafts if config.generates else 0,
+        max_len=section.max_len,
+        adaptive=section.adaptive,
+        overlaps=scheduler.steps_in_flight > 1 and config.parallel.stages == 1,
+        step_tokens=scheduler.max_num_batched_tokens,
+        model=drafter is None and section.method != "none",
+    )
 
 
 def build_admission_control(section: SchedulerSection) -> AdmissionControl:

@@ -177,6 +177,9 @@ class Setup:
                 else FunctionDrafter(self.proposer),
                 max_drafts=self.drafts,
                 adaptive=self.adaptive,
+                overlaps=self.depth > 1 and not self.staged,
+                step_tokens=self.budget,
+                model=self.model_proposes,
             ),
             other_ranks=others,
         )
@@ -264,7 +267,8 @@ class Run:
         if self.scheduler.has_ready:
             self._record(self.scheduler.enqueue_ready().failed)
             self.scheduler.check()
-        if not self.scheduler.idle:
+        awaits = self.in_flight and self.scheduler.awaits_result
+        if not self.scheduler.idle and not awaits:
             planned = self.scheduler.plan()
             self._check_plan(planned)
             self.scheduler.check()
@@ -290,7 +294,9 @@ class Run:
         result = self.model.wait()
         if plan.step in self.setup.errors and plan.rows:
             result = replace(result, errors={0: "bad row"})
-        return self.scheduler.apply(plan, result)
+        updates = self.scheduler.apply(plan, result)
+        self.scheduler.observe_step(0, 1.0 + sum(row.count for row in plan.rows) / 64)
+        return updates
 
     def _check_plan(self, plan):
         self._check_ranks(plan)
@@ -615,6 +621,7 @@ def with_drafts(rng, setup):
     setup.drafts = rng.choice([1, 2, 3, 7])
     setup.proposer = rng.choice([ngram, oracle(setup.windows, rng.choice([0.0, 0.2, 0.5]))])
     setup.model_proposes = rng.random() < 0.5
+    setup.adaptive = rng.random() < 0.5
     return setup
 
 
