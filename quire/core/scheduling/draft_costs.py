@@ -14,6 +14,8 @@ from __future__ import annotations
 FIRST_PRICE = 0.2
 """Before anything is measured."""
 LEAST_PRICE = 0.02
+NOISE = 8
+"""A step with fewer drafts than a part of its rows, 1 / NOISE, shows less about their price."""
 PLAIN_EVERY = 128
 """Steps of a size with drafts after which one without is due, to measure that."""
 
@@ -26,7 +28,7 @@ class _Size:
 
     def __init__(self) -> None:
         self.plain_s = 0.0  # 0: unknown
-        self.price = FIRST_PRICE
+        self.price: float | None = None  # None: unknown
         self.since_plain = PLAIN_EVERY
 
 
@@ -38,7 +40,12 @@ class DraftCosts:
 
     def price(self, rows: int) -> float:
         """Return the least probability of acceptance at which a draft pays; 1: none does."""
-        return self._size(rows).price
+        price = self._size(rows).price
+        return FIRST_PRICE if price is None else price
+
+    def is_known(self, rows: int) -> bool:
+        """Whether the price was measured: until then few drafts should be made."""
+        return self._size(rows).price is not None
 
     def take_plain(self, rows: int) -> bool:
         """Whether steps without drafts are due, to measure them. Returns True once for a number of
@@ -63,7 +70,9 @@ class DraftCosts:
             return
         extra = max(seconds - size.plain_s, 0.0) / drafts
         price = min(max(extra * (rows + accepted) / seconds, LEAST_PRICE), 1.0)
-        size.price += (price - size.price) / (2 if price < size.price else 4)
+        known = price if size.price is None else size.price
+        weight = 1 / 2 if price < known else 1 / 4
+        size.price = known + (price - known) * weight * min(NOISE * drafts / rows, 1.0)
 
     def _size(self, rows: int) -> _Size:
         bits = rows.bit_length()

@@ -31,9 +31,11 @@ PROBE_DRAFTS = 2
 """Drafts of a row that are verified although they do not pay."""
 PROBE_SHARE = 8
 """Of so many rows one is a probe, at most, in a step that has any."""
+FIRST_SHARE = 4
+"""Of so many rows one draft is made, before their cost is known."""
 ROW_RATE = 1 / 4
 """Weight of the last row in the acceptance of a sequence."""
-FIRST_MEAN = 0.6
+FIRST_MEAN = 0.4
 WAIT_SHARE = 0.05
 """Expected drafts per row from which the next step is planned after a step with drafts."""
 SKIP_GAIN = 2.0
@@ -212,6 +214,8 @@ class Drafting:
             if probability < price:
                 break
             count += 1
+        if not self._costs.is_known(self.rows):
+            return min(self._max_drafts, PROBE_DRAFTS)
         self._probes_model = not count and self.step % LAST_WAIT == 0
         return min(self._max_drafts, PROBE_DRAFTS) if self._probes_model else count
 
@@ -224,6 +228,8 @@ class Drafting:
             self._left = min(self._left, self._step_tokens // share)
         if self._adaptive:
             self._price = self._costs.price(self.rows)
+            if not self._costs.is_known(self.rows):
+                self._left = min(self._left, max(self.rows // FIRST_SHARE, PROBE_DRAFTS))
             if self._costs.take_plain(self.rows):
                 self.plain_step = self.step + (2 if self._overlaps else 0)
             if self.step <= self.plain_step:
@@ -250,7 +256,7 @@ class Drafting:
             return most
         rates, means = state.rates, self._means
         for position in range(len(rates), proposed):
-            rates.append((1 + means[position]) / 2)
+            rates.append((1 + 2 * means[position]) / 3)
         count, probability, expected = 0, 1.0, 0.0
         while count < most:
             probability *= rates[count]
@@ -293,7 +299,7 @@ class Drafting:
         if not accepted and state.guessed:
             return  # the token that was assumed was wrong, which shows nothing about the drafts
         _update(state.rates, drafts, accepted, ROW_RATE)
-        _update(self._means, drafts, accepted, 1 / (1 / ROW_RATE + self.rows / 2))
+        _update(self._means, drafts, accepted, 1 / (1 / ROW_RATE + self.rows / 4))
         state.misses = 0
         if accepted:
             state.wait = 1

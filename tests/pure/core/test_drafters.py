@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 
 from quire.config.engine_config import SpeculationSection
+from quire.core.drafters import suffix
 from quire.core.drafters.ngram import MAX_INDEXED, NgramDrafter
 from quire.core.drafters.prediction import PredictionDrafter
+from quire.core.drafters.suffix import SuffixDrafter
+from quire.core.types import AdapterRef
 from quire.engine.startup.scheduler_setup import HOST_DRAFTERS
 from tests.pure.core.builders import sequence
 
@@ -127,3 +130,98 @@ def test_each_drafter_is_built_from_the_config(name):
     seq = predicting((4, 5), output=[1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3])
     assert len(drafter.propose(seq, 15, 2)) <= 2
     drafter.remove(seq)
+
+
+def brute_force(tokens, depth, factor, least, most):
+    """The drafts and the score of suffix decoding, from all occurrences of all suffixes."""
+    best, best_score = [], 0.0
+    for length in range(2, min(depth, len(tokens)) + 1):
+        places = [
+            at
+            for at in range(length, len(tokens))
+            if tokens[at - length : at] == tokens[len(tokens) - length :]
+        ]
+        drafts, probability, score = [], 1.0, 0.0
+        while places and len(drafts) < min(most, int(factor * length)):
+            ahead = [tokens[at + len(drafts)] for at in places if at + len(drafts) < len(tokens)]
+            if not ahead:
+                break
+            count, token = max((ahead.count(one), one) for one in ahead)
+            probability *= count / len(places)
+            if probability < least:
+                break
+            drafts.append(token)
+            score += probability
+            places = [
+                at
+                for at in places
+                if at + len(drafts) <= len(tokens) and tokens[at + len(drafts) - 1] == token
+            ]
+        if score > best_score:
+            best, best_score = drafts, score
+    return best, best_score
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_suffix_proposes_what_promises_most(seed, monkeypatch):
+    """Compared with a brute force; the order of equally frequent tokens is free."""
+    monkeypatch.setattr(suffix, "MAX_OCCURRENCES", 1000)
+    monkeypatch.setattr(suffix, "continuation", lambda text, at, end, most: text[at : at + most])
+    rng = random.Random(seed)
+    vocab, least, factor = rng.choice([2, 4, 20]), rng.choice([0.0, 0.1, 0.5]), rng.choice([1, 2.5])
+    text = [rng.randrange(vocab) for _ in range(rng.randrange(3, 80))]
+    text += text[: rng.randrange(len(text))]
+    drafter = SuffixDrafter(depth=12, requests=0, factor=factor, min_probability=least)
+    seq = sequence(text)
+    drafts = drafter.propose(seq, len(text), 9)
+    want, score = brute_force(text, 12, factor, least, 9)
+    matches = drafter._matches(text, len(text), text, (links := drafter._links[seq]),
+                               links.previous(len(text)), 0)
+    assert drafter._best(text, len(text), matches, 9)[1] == pytest.approx(score)
+    assert len(drafts) == len(want) or vocab < 20
+
+
+def past(drafter, output, **fields):
+    """Let a sequence with this output end."""
+    seq = sequence((1, 2), output=output, **fields)
+    drafter.propose(seq, len(seq.tokens), 4)
+    drafter.remove(seq)
+
+
+def suffix_drafter(requests=10):
+    return SuffixDrafter(depth=24, requests=requests, factor=1.0, min_probability=0.1)
+
+
+def test_suffix_reads_past_outputs_of_the_same_tenant_salt_and_adapter():
+    drafter = suffix_drafter()
+    past(drafter, [5, 6, 7, 8, 9], tenant=b"a")
+    ask = lambda **fields: list(drafter.propose(sequence((3, 5, 6, 7), **fields), 4, 8))  # noqa: E731
+    assert ask(tenant=b"a") == [8, 9]
+    assert ask() == ask(tenant=b"b") == ask(tenant=b"a", salt=b"s") == []
+    adapted = sequence((3, 5, 6, 7), tenant=b"a")
+    adapted.request = replace(adapted.request, adapter=AdapterRef("x", b"digest"))
+    assert list(drafter.propose(adapted, 4, 8)) == []
+
+
+def test_suffix_forgets_the_oldest_outputs():
+    drafter = suffix_drafter(requests=3)
+    for i in range(40):
+        past(drafter, [100 + i, 200 + i, 300 + i, 400 + i], tenant=b"ab"[i % 7 == 0 :][:1])
+    live = [
+        i
+        for i in range(40)
+        for tenant in (b"a", b"b")
+        if drafter.propose(sequence((1, 100 + i, 200 + i), tenant=tenant), 3, 4)
+    ]
+    assert live == [37, 38, 39]
+    assert len(drafter._order) == 3
+    texts = drafter._past.values()
+    assert sum(len(one.links._latest) for one in texts) < 60
+    assert sum(len(one.tokens) for one in texts) < 60
+
+
+def test_suffix_keeps_no_output_where_none_is_to_be_kept():
+    drafter = suffix_drafter(requests=0)
+    past(drafter, [5, 6, 7, 8, 9])
+    assert not drafter._past
+    assert not drafter._links

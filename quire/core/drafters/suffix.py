@@ -1,0 +1,244 @@
+"""Suffix drafter: proposes what followed the longest matches of the last tokens, by their counts.
+
+It reads the prompt and output of a request, and past outputs. Of each match length the drafts are
+the most frequent tokens, one after the other, while the product of their shares of the occurrences
+is high enough; the length whose drafts promise most is taken. Instead of a tree of suffixes, texts
+have links from each pair of tokens to the one before that is equal, and the latest occurrences are
+compared: a token costs one link.
+
+Past outputs are those of the same tenant, cache salt and adapter, so that nobody can learn from
+the speed of an answer what others were answered.
+
+Source: Oliaro et al., SuffixDecoding, NeurIPS 2025; links in place of a tree are ours.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence as Seq
+
+from quire.config.engine_config import SpeculationSection
+from quire.core.drafters.base import HostDrafter
+from quire.core.drafters.ngram import continuation
+from quire.core.types import Sequence
+
+MAX_OCCURRENCES = 8
+"""Occurrences of the last pair that are compared: the latest ones."""
+MAX_INDEXED = 4096
+"""Tokens that one call adds to the links of a prompt."""
+SEPARATOR = -2
+"""Between two past outputs."""
+
+Scope = tuple[bytes, bytes]
+Match = tuple[int, int]
+"""Tokens that agree, and the place behind them."""
+
+
+class PairLinks:
+    """Links from each place in a list of tokens to the latest one before behind an equal pair."""
+
+    __slots__ = ("_latest", "_previous")
+
+    def __init__(self) -> None:
+        self._latest: dict[int, int] = {}  # pair -> latest place
+        self._previous = array("i", (0, 0))  # place -> the one before; 0: none
+
+    @property
+    def end(self) -> int:
+        """The last place that has links."""
+        return len(self._previous) - 1
+
+    def extend(self, tokens: list[int], end: int) -> None:
+        """Add places up to `end`."""
+        latest, previous = self._latest, self._previous
+        find, add = latest.get, previous.append
+        for place in range(len(previous), end + 1):
+            pair = tokens[place - 2] << 32 | tokens[place - 1]
+            add(find(pair, 0))
+            latest[pair] = place
+
+    def latest(self, one: int, other: int) -> int:
+        """Return the latest place behind a pair of tokens; 0: there is none."""
+        return self._latest.get(one << 32 | other, 0)
+
+    def previous(self, place: int) -> int:
+        """Return the place before that has an equal pair; 0: there is none."""
+        return self._previous[place]
+
+    def remove(self, tokens: list[int], places: range) -> None:
+        """Remove the oldest places. Links to them are left, and mean nothing."""
+        for place in places:
+            pair = tokens[place - 2] << 32 | tokens[place - 1]
+            if self._latest.get(pair, 0) in places:
+                del self._latest[pair]
+
+
+class PastOutputs:
+    """Outputs of one scope, one behind the other."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = [SEPARATOR] * 2
+        self.links = PairLinks()
+        self.first = 0  # places up to it were removed
+        self.outputs = 0
+
+    def add(self, output: list[int]) -> int:
+        """Add an output. Returns the place behind it."""
+        self.tokens += output
+        self.tokens.append(SEPARATOR)
+        self.links.extend(self.tokens, len(self.tokens))
+        self.outputs += 1
+        return len(self.tokens)
+
+    def remove_oldest(self, end: int) -> None:
+        """Remove the oldest output, which add() returned this place for."""
+        self.links.remove(self.tokens, range(max(self.first, 2), end + 1))
+        self.first = end
+        self.outputs -= 1
+
+    def compacted(self) -> PastOutputs:
+        """Return the same without what was removed."""
+        fresh = PastOutputs()
+        fresh.tokens += self.tokens[self.first :]
+        fresh.links.extend(fresh.tokens, len(fresh.tokens))
+        fresh.outputs = self.outputs
+        return fresh
+
+
+class SuffixDrafter(HostDrafter):
+    """depth: tokens of a match, at most. requests: past outputs that are kept. factor: drafts for
+    each token of a match. min_probability: of a draft."""
+
+    def __init__(
+        self, *, depth: int, requests: int, factor: float, min_probability: float
+    ) -> None:
+        self._depth, self._factor, self._min_probability = depth, factor, min_probability
+        self._requests = requests
+        self._links: dict[Sequence, PairLinks] = {}
+        self._past: dict[Scope, PastOutputs] = {}
+        self._order: deque[tuple[Scope, int]] = deque()  # past outputs, the oldest first
+
+    def propose(self, seq: Sequence, known: int, most: int) -> Seq[int]:
+        links = self._links.get(seq)
+        if links is None:
+            links = self._links[seq] = PairLinks()
+        tokens = seq.tokens
+        links.extend(tokens, min(known, links.end + MAX_INDEXED))
+        if known < 2 or links.end < known:
+            return ()
+        matches = self._matches(tokens, known, tokens, links, links.previous(known), 0)
+        drafts, score = self._best(tokens, known, matches, most)
+        past = self._past.get(_scope(seq))
+        if past is not None:
+            place = past.links.latest(tokens[known - 2], tokens[known - 1])
+            matches = self._matches(tokens, known, past.tokens, past.links, place, past.first)
+            others, other_score = self._best(past.tokens, len(past.tokens), matches, most)
+            if other_score > score:
+                return others
+        return drafts
+
+    def remove(self, seq: Sequence) -> None:
+        if self._links.pop(seq, None) is None or not self._requests:
+            return
+        output = seq.tokens[seq.prompt_len :]
+        if len(output) > 2:
+            self._keep(_scope(seq), output)
+
+    def _keep(self, scope: Scope, output: list[int]) -> None:
+        past = self._past.get(scope)
+        if past is None:
+            past = self._past[scope] = PastOutputs()
+        self._order.append((scope, past.add(output)))
+        if len(self._order) > self._requests:
+            oldest, end = self._order.popleft()
+            self._remove_oldest(oldest, end)
+
+    def _remove_oldest(self, scope: Scope, end: int) -> None:
+        past = self._past[scope]
+        past.remove_oldest(end)
+        if not past.outputs:
+            del self._past[scope]
+        elif past.first > len(past.tokens) // 2:
+            self._past[scope], moved = past.compacted(), past.first - 2
+            self._order = deque(
+                [(one, at - moved if one == scope else at) for one, at in self._order]
+            )
+
+    def _matches(
+        self,
+        tokens: list[int],
+        known: int,
+        text: list[int],
+        links: PairLinks,
+        place: int,
+        first: int,
+    ) -> list[Match]:
+        """Return the latest occurrences of the last tokens before `known` in a text, the longest
+        first. place: of the latest one. first: places up to it do not count."""
+        found: list[Match] = []
+        while place > first and len(found) < MAX_OCCURRENCES:
+            length, most = 2, min(self._depth, known, place)
+            while length < most and text[place - length - 1] == tokens[known - length - 1]:
+                length += 1
+            found.append((length, place))
+            place = links.previous(place)
+        found.sort(reverse=True)
+        return found
+
+    def _best(
+        self, text: list[int], end: int, matches: list[Match], most: int
+    ) -> tuple[list[int], float]:
+        """Return the drafts of the match length that promises most, and how many it promises."""
+        best: list[int] = []
+        best_score = 0.0
+        for i, (length, _) in enumerate(matches, 1):
+            if i < len(matches) and matches[i][0] == length:
+                continue  # all matches of a length count together, with longer ones
+            limit = min(most, int(self._factor * length))
+            if limit > best_score:
+                places = [place for _, place in matches[:i]]
+                drafts, score = self._follow(text, end, places, limit)
+                if score > best_score:
+                    best, best_score = drafts, score
+        return best, best_score
+
+    def _follow(
+        self, text: list[int], end: int, places: list[int], most: int
+    ) -> tuple[list[int], float]:
+        """Return the most frequent tokens behind some places, and the sum of probabilities."""
+        drafts: list[int] = []
+        probability, score = 1.0, 0.0
+        while len(drafts) < most:
+            if len(places) == 1:
+                rest = continuation(text, places[0], end, most - len(drafts))
+                if SEPARATOR in rest:
+                    rest = rest[: rest.index(SEPARATOR)]
+                return drafts + rest, score + probability * len(rest)
+            counts: dict[int, int] = {}
+            for place in places:
+                if place < end and text[place] != SEPARATOR:
+                    counts[text[place]] = counts.get(text[place], 0) + 1
+            if not counts:
+                break
+            token = max(counts, key=counts.__getitem__)
+            probability *= counts[token] / len(places)
+            if probability < self._min_probability:
+                break
+            drafts.append(token)
+            score += probability
+            places = [place + 1 for place in places if place < end and text[place] == token]
+        return drafts, score
+
+
+def _scope(seq: Sequence) -> Scope:
+    return seq.request.tenant, seq.request.cache_root
+
+
+def build(section: SpeculationSection) -> HostDrafter:
+    return SuffixDrafter(
+        depth=section.suffix_depth,
+        requests=section.suffix_requests,
+        factor=section.suffix_factor,
+        min_probability=section.suffix_min_probability,
+    )
