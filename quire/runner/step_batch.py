@@ -54,7 +54,7 @@ class StepBatch:
     may_have_prompts: bool = True  # False: no row computes a position of a prompt
     rotary: Ints | None = None
     """[T], or [axes * T]: rotary positions, axis by axis; None: they are those in the sequence."""
-    draft_inputs: DraftInputs | None = None  # None: no model drafts
+    draft_inputs: DraftInputs | None = None  # None: no model drafts, or not in this step
 
     @property
     def rotary_positions(self) -> Ints:
@@ -109,10 +109,9 @@ def build_step_batch(plan: StepPlan, *, has_rotary: bool = False, drafts: int = 
         batch = _build_mixed_batch(plan.rows)
     if has_rotary and any(seq.request.rope_positions for seq in seqs):
         batch = replace(batch, rotary=_rotary([plan.rows[i] for i in batch.rows]))
-    if drafts:
-        batch = replace(
-            batch, draft_inputs=_draft_inputs([plan.rows[i] for i in batch.rows], drafts)
-        )
+    if drafts and (plan.proposals or not batch.decode_only):
+        most = min(drafts, max(plan.proposals, 1))  # without proposals: for the KV of prompts
+        batch = replace(batch, draft_inputs=_draft_inputs([plan.rows[i] for i in batch.rows], most))
     return batch
 
 

@@ -6,7 +6,7 @@ is high enough; the length whose drafts promise most is taken. Instead of a tree
 have links from each pair of tokens to the one before that is equal, and the latest occurrences are
 compared: a token costs one link.
 
-Past outputs are those of the same tenant, cache salt and adapter, so that nobody can learn from
+Past outputs are those of the same tenant, cache salt and adapter, so that no tenant learns from
 the speed of an answer what others were answered.
 
 Source: Oliaro et al., SuffixDecoding, NeurIPS 2025; links in place of a tree are ours.
@@ -110,9 +110,7 @@ class SuffixDrafter(HostDrafter):
     """depth: tokens of a match, at most. requests: past outputs that are kept. factor: drafts for
     each token of a match. min_probability: of a draft."""
 
-    def __init__(
-        self, *, depth: int, requests: int, factor: float, min_probability: float
-    ) -> None:
+    def __init__(self, *, depth: int, requests: int, factor: float, min_probability: float) -> None:
         self._depth, self._factor, self._min_probability = depth, factor, min_probability
         self._requests = requests
         self._links: dict[Sequence, PairLinks] = {}

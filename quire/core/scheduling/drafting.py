@@ -21,6 +21,7 @@ from collections.abc import Sequence as Seq
 from quire.core.drafters.base import HostDrafter
 from quire.core.drafters.prediction import PredictionDrafter
 from quire.core.scheduling.draft_costs import DraftCosts
+from quire.core.scheduling.limits.base import NO_BOUND
 from quire.core.types import UNKNOWN, DraftCounts, Request, Sequence, StepPlan
 
 LAST_WAIT = 64
@@ -102,7 +103,7 @@ class Drafting:
         max_len: int | None = None,
         adaptive: bool = True,
         overlaps: bool = False,
-        step_tokens: int | None = None,
+        step_tokens: int = NO_BOUND,
         model: bool = False,
     ) -> None:
         """drafter: of sequences whose results have no proposals; None: there is none. max_drafts:
@@ -222,11 +223,10 @@ class Drafting:
     def _begin_step(self) -> None:
         self.begun, self._expected = self.step, 0.0
         self._probes = max(self.rows // PROBE_SHARE, 1)
-        share = BUSY_SHARE if self.prompts_wait else FREE_SHARE
         self._left = self.rows * self._max_drafts
-        if self._step_tokens is not None:
-            self._left = min(self._left, self._step_tokens // share)
         if self._adaptive:
+            share = BUSY_SHARE if self.prompts_wait else FREE_SHARE
+            self._left = min(self._left, self._step_tokens // share)
             self._price = self._costs.price(self.rows)
             if not self._costs.is_known(self.rows):
                 self._left = min(self._left, max(self.rows // FIRST_SHARE, PROBE_DRAFTS))

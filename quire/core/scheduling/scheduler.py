@@ -253,9 +253,8 @@ class Scheduler:
             self._schedule_waiting(draft)
         leaves = self._registry.take_leaves()
         moves = [RankMoves(one, kv.take_copies(step)) for one, kv in zip(leaves, self._kvs)]
-        proposals = 0
-        if drafting.begun == step or drafting.has_model:
-            proposals = drafting.end_plan(draft.num_drafts)
+        looked = drafting.begun == step or drafting.has_model
+        proposals = drafting.end_plan(draft.num_drafts) if looked else 0
         plan = draft.build(step, moves, proposals)
         self._inflight.push(plan)
         return plan

@@ -231,7 +231,7 @@ class CpuWorker:
         states: TargetStates | None,
     ) -> Mapping[str, Any]:
         """Return the drafts that a model proposes, as fields of the result."""
-        if self._drafter is None or states is None:
+        if self._drafter is None or states is None or inputs.draft_inputs is None:
             return {}
         drafts = self._drafter.propose(inputs, ids, kept, states, self.attention_metadata)
         return {"drafts": drafts}

@@ -105,8 +105,8 @@ def test_drafts_do_not_preempt_and_do_not_exceed_the_budget():
     setup = Setup(budget=5, drafts=3, proposer=lambda seq, tokens: (0, 0, 0))
     run = started(setup, request("a", (1, 2), 9), request("b", (1, 2), 9))
     plan = run.scheduler.plan()
-    assert [(row.count, row.drafts) for row in plan.rows] == [(3, 2), (1, 0)]
-    assert plan.num_drafts == 2
+    assert [(row.count, row.drafts) for row in plan.rows] == [(4, 3), (1, 0)]
+    assert plan.num_drafts == 3
 
 
 def test_drafts_of_a_row_do_not_exceed_its_remaining_tokens():

@@ -43,7 +43,7 @@ def test_ngram_proposes_what_followed_an_earlier_place(size, seed):
     rng = random.Random(seed)
     vocab = rng.choice([2, 9, 1000])
     text = [rng.randrange(vocab) for _ in range(150)]
-    text += text[20:60] + [1000] + text[61:90]
+    text += [*text[20:60], 1000, *text[61:90]]
     drafter, prompt = NgramDrafter(size, size), text[: rng.randrange(1, 100)]
     seq = sequence(prompt)
     for known, drafts in growing(drafter, seq, text[len(prompt) :], rng=rng).items():
@@ -175,8 +175,9 @@ def test_suffix_proposes_what_promises_most(seed, monkeypatch):
     seq = sequence(text)
     drafts = drafter.propose(seq, len(text), 9)
     want, score = brute_force(text, 12, factor, least, 9)
-    matches = drafter._matches(text, len(text), text, (links := drafter._links[seq]),
-                               links.previous(len(text)), 0)
+    matches = drafter._matches(
+        text, len(text), text, (links := drafter._links[seq]), links.previous(len(text)), 0
+    )
     assert drafter._best(text, len(text), matches, 9)[1] == pytest.approx(score)
     assert len(drafts) == len(want) or vocab < 20
 
