@@ -238,14 +238,17 @@ class Request:
     rope_positions: bytes = b""
     """int32 [3, prompt tokens]: rotary positions of models with several axes; b"": 0, 1, 2, ..."""
     rope_delta: int = 0  # rotary position of generated token i is i + rope_delta
-    bidirectional_prompt: bool = False  # with media: all tokens of the prompt attend to each other
+    bidirectional_tokens: int = 0
+    """With media: so many tokens at the start of the prompt attend to each other."""
     speculates: bool = True  # False: its rows have no drafts
     prediction: tuple[int, ...] = ()  # tokens that the output probably repeats: drafts come from it
 
     @property
     def cache_root(self) -> bytes:
         """What separates its cached KV from that of all other requests, from the first token on."""
-        root = b"both directions" + self.salt if self.bidirectional_prompt else self.salt
+        root = self.salt
+        if self.bidirectional_tokens:
+            root = b"both directions %d" % self.bidirectional_tokens + root
         return root if self.adapter is None else b"adapter" + self.adapter.digest + root
 
     @property

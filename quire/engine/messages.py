@@ -101,7 +101,7 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     media: tuple[MediaItem, ...]
     rope_positions: bytes
     rope_delta: int
-    bidirectional_prompt: bool
+    bidirectional_tokens: int
     speculates: bool
     prediction: tuple[int, ...]
 

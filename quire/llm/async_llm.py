@@ -356,7 +356,8 @@ class AsyncLLM:
             self.inputs.media.reset_cache()
 
     async def reset_encoder_cache(self) -> None:
-        """Do nothing: this model reads text only."""
+        """Forget what the encoder made of images, video and audio."""
+        await self._on_this_loop().reset_encoder_cache()
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Stop generating. 0: pause; 1: also drop and free the KV cache."""

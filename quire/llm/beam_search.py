@@ -152,7 +152,7 @@ def _build_search(
         request,
         params,
         eos_ids=engine.inputs.eos_ids,
-        max_new_tokens=engine.inputs.max_model_len - len(request.prompt),
+        max_new_tokens=engine.inputs.room_behind(request),
         vocab=engine.inputs.vocab_size,
     )
 

@@ -197,6 +197,10 @@ class PooledEngines:
         """Empty the prefix caches. Returns False if blocks are in use."""
         return self.run(self._pool.reset_prefix_cache())
 
+    def reset_encoder_cache(self) -> None:
+        """Forget what encoders made of images, video and audio."""
+        self.run(self._pool.reset_encoder_cache())
+
     def release_kv_memory(self) -> bool:
         """Empty the prefix caches and free the KV memory until the next request."""
         self.run(self._pool.sleep(1, "abort"))

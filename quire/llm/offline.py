@@ -462,6 +462,10 @@ class LLM(PoolingMethods):
         if self.llm_engine.inputs.media is not None:
             self.llm_engine.inputs.media.reset_cache()
 
+    def reset_encoder_cache(self) -> None:
+        """Forget what the encoder made of images, video and audio."""
+        self.llm_engine.engine.reset_encoder_cache()
+
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Stop generating. 0: pause; 1: also drop and free the KV cache. See wake_up."""
         sleep_mode.check_sleep_args(level, mode)

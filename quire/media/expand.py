@@ -45,7 +45,7 @@ class PlacedMedia:
     extra_content: tuple[tuple[int, bytes], ...] = ()
     rope_positions: bytes = b""
     rope_delta: int = 0
-    bidirectional_prompt: bool = False
+    bidirectional_tokens: int = 0
 
     def request_fields(self) -> dict[str, Any]:
         """Return the fields of a Request, all but the prompt."""
@@ -54,7 +54,7 @@ class PlacedMedia:
             "extra_content": self.extra_content,
             "rope_positions": self.rope_positions,
             "rope_delta": self.rope_delta,
-            "bidirectional_prompt": self.bidirectional_prompt,
+            "bidirectional_tokens": self.bidirectional_tokens,
         }
 
 
@@ -183,5 +183,5 @@ def _finish(
         assert array.shape == (3, len(made)), array.shape
         positions = np.ascontiguousarray(array, dtype="<i4").tobytes()
     content = tuple((one.start, one.digest) for one in found)
-    together = bool(found) and processor.bidirectional_prompt
+    together = len(made) if found and processor.bidirectional_prompt else 0
     return PlacedMedia(tuple(made), found, content, positions, int(delta), together)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
 from hashlib import sha256
 
 from quire.media.processor import ProcessedMedia
@@ -28,35 +28,26 @@ def framed_digest(*fields: bytes) -> bytes:
     return digest.digest()
 
 
-@dataclass(slots=True)
-class CacheCounts:
-    """What a cache found, in items."""
-
-    queries: int = 0
-    hits: int = 0
-
-
 class ProcessorCache:
     """Least recently used items go first. Threads may share it."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of tensors; 0: nothing is kept."""
+        """max_bytes: of tensors; 0: nothing is kept. on_find is called with each result."""
         self._max_bytes = max_bytes
         self._items: OrderedDict[bytes, ProcessedMedia] = OrderedDict()
         self._names: OrderedDict[bytes, bytes] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
-        self.counts = CacheCounts()
+        self.on_find: Callable[[bool], None] = lambda found: None
 
     def find(self, digest: bytes) -> ProcessedMedia | None:
         """Return the item of this digest."""
         with self._lock:
-            self.counts.queries += 1
             found = self._items.get(digest)
             if found is not None:
-                self.counts.hits += 1
                 self._items.move_to_end(digest)
-            return found
+        self.on_find(found is not None)
+        return found
 
     def named(self, name: bytes) -> bytes | None:
         """Return the digest of the item that was last put under a name and is still here."""

@@ -82,8 +82,8 @@ class ServerOptions:
     """Allow cookies from these origins."""
     enable_dev_routes: bool = False
     """Enable the routes that operate on the server: /sleep, /wake_up, /reset_prefix_cache,
-    /reset_mm_cache, /abort_requests, /pause, /resume, /drain_engine, /undrain_engine,
-    /server_info."""
+    /reset_mm_cache, /reset_encoder_cache, /abort_requests, /pause, /resume, /drain_engine,
+    /undrain_engine, /server_info."""
     enable_profiler_routes: bool = False
     """Enable /start_profile and /stop_profile."""
 

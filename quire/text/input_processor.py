@@ -218,6 +218,10 @@ class InputProcessor:
         """Tokens of the longest prompt: of the encoder, where there is one."""
         return self.max_model_len if self._encoder is None else self._encoder.max_len
 
+    def room_behind(self, request: Request) -> int:
+        """Return how many tokens fit behind a prompt."""
+        return self.max_model_len - len(request.prompt) - max(request.rope_delta, 0)
+
     @property
     def speech(self) -> SpeechFormat | None:
         """How recordings are read; None: the model reads none in this form."""

@@ -20,6 +20,7 @@ CLOSED = {
     *(
         "/reset_prefix_cache",
         "/reset_mm_cache",
+        "/reset_encoder_cache",
         "/abort_requests",
         "/server_info",
         "/start_profile",

@@ -104,6 +104,16 @@ def test_a_stream_gives_the_same_text_and_usage(client):
     assert chunks[-1].usage == whole.usage
 
 
+def test_a_beam_search_reads_the_image(client):
+    beams = {"extra_body": {"use_beam_search": True, "ignore_eos": True}, **GREEDY}
+    one = client.chat.completions.create(messages=ASK, n=1, **beams)
+    plain = client.chat.completions.create(messages=ASK, **GREEDY, extra_body={"ignore_eos": True})
+    assert one.choices[0].message.content == plain.choices[0].message.content
+    several = client.chat.completions.create(messages=ASK, n=3, **beams)
+    assert len({each.message.content for each in several.choices}) == 3
+    assert several.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
 def test_all_ways_to_send_an_image_give_one_answer(client, post, running, folder):
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -338,3 +348,22 @@ def test_bytes_of_an_image_are_not_kept_as_text(llava):
     with httpx.Client(base_url=llava.url, timeout=60) as http:
         body = {"messages": user(image(data_url(buffer.getvalue())), "two")}
         assert http.post("/v1/chat/completions", json=GREEDY | body).status_code == 200
+
+
+def test_lookups_of_processed_images_are_counted(client, running):
+    def counts():
+        text = httpx.get(f"{running.url}/metrics").text
+        lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if "mm_cache" in line)
+        return [
+            sum(
+                float(n) for key, n in lines.items() if key.startswith(f"vllm:mm_cache_{one}_total")
+            )
+            for one in ("queries", "hits")
+        ]
+
+    new = encode(Image.new("RGB", (61, 47), "teal"), "PNG")
+    before = counts()
+    for _ in range(3):
+        client.chat.completions.create(messages=user(image(data_url(new))), **GREEDY)
+    queries, hits = (after - was for after, was in zip(counts(), before))
+    assert (queries, hits) == (3, 2)

@@ -104,6 +104,7 @@ def test_the_document_is_complete(document, fuzzed):
 BODILESS = {
     *("/ping", "/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache"),
     "/reset_mm_cache",
+    "/reset_encoder_cache",
     *("/start_profile", "/stop_profile", "/v1/responses/{response_id}/cancel"),
     *("/drain_engine", "/undrain_engine"),
 }
@@ -391,7 +392,13 @@ def test_answers_of_models_that_pool(tokenizer, document, model):
 OPEN = {
     *("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/server_info"),
     *("/drain_engine", "/undrain_engine"),
-    *("/reset_prefix_cache", "/reset_mm_cache", "/abort_requests", "/v1/responses/{response_id}"),
+    *(
+        "/reset_prefix_cache",
+        "/reset_mm_cache",
+        "/reset_encoder_cache",
+        "/abort_requests",
+        "/v1/responses/{response_id}",
+    ),
     *("/v1/responses/{response_id}/cancel", "/v1/responses", "/tokenizer_info", "/load"),
 }
 """Routes that answer otherwise where they are open, or where there is a store."""

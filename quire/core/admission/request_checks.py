@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.core.kv.kv_cache import KVCache
+from quire.core.media.item_tensors import with_tensors_of
 from quire.core.scheduling.request_group import RequestGroup
 from quire.core.types import Request
 from quire.errors import RequestError, TooLong, context_overflow
 
 
-def check_request(request: Request, groups: Mapping[str, RequestGroup]) -> None:
-    """Raise RequestError if the request is malformed or conflicts with active requests."""
+def check_request(request: Request, groups: Mapping[str, RequestGroup]) -> Request:
+    """Return the request with what it shares with its parent.
+
+    Raises RequestError if it is malformed or conflicts with active requests.
+    """
     if request.id in groups:
         raise RequestError(f"request id {request.id!r} is in use", param="request_id")
     if not request.prompt or request.n < 1 or request.stop.max_tokens < 1:
@@ -21,13 +25,14 @@ def check_request(request: Request, groups: Mapping[str, RequestGroup]) -> None:
         )
     _check_resumed(request)
     if request.parent is None:
-        return
+        return request
     parent = groups.get(request.parent)
     if parent is None or not parent.hold:
         raise RequestError(
             f"parent {request.parent!r} is not a request made with hold=True, or was released",
             param="parent",
         )
+    return with_tensors_of(request, parent.request)
 
 
 def _check_resumed(request: Request) -> None:

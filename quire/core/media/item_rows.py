@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from quire.core.types import MediaItem, Request, Sequence
@@ -40,8 +42,8 @@ def first_row_position(item: MediaItem, start: int, end: int) -> int | None:
 def undivided_runs(request: Request) -> Iterator[tuple[int, int]]:
     """Yield [start, end) of each run of the prompt whose tokens attend to each other in both
     directions, and which no step may divide."""
-    if request.bidirectional_prompt:
-        yield 0, len(request.prompt)
+    if request.bidirectional_tokens:
+        yield 0, request.bidirectional_tokens
         return
     for item in request.media:
         if item.bidirectional:
@@ -69,11 +71,15 @@ def least_tokens(seq: Sequence) -> int:
     return next((last - first for first, last in undivided_runs(seq.request) if first == start), 1)
 
 
-def check_items(request: Request) -> None:
+def check_items(request: Request, most: Mapping[str, int]) -> None:
     """Raise RequestError unless the items are in order within the prompt, and separate its cached
-    blocks from those of other items."""
+    blocks from those of other items. most: items of a modality."""
     end, size = 0, len(request.prompt)
     separated = {*request.extra_content}
+    for modality, count in Counter(item.modality for item in request.media).items():
+        if count > most.get(modality, count):
+            message = f"At most {most[modality]} {modality}(s) may be provided in one prompt"
+            raise RequestError(f"{message}; got {count}.", param=modality)
     for item in request.media:
         offset = 0
         for start, count in item.runs:
@@ -91,6 +97,21 @@ def check_items(request: Request) -> None:
             f"{size} positions of the prompt",
             param="prompt",
         )
+    if not 0 <= request.bidirectional_tokens <= size:
+        message = f"bidirectional_tokens is {request.bidirectional_tokens}; the prompt has {size}"
+        raise RequestError(message, param="prompt")
+
+
+def check_rope_positions(request: Request, max_len: int) -> None:
+    """Raise RequestError unless rotary positions, of later tokens too, are in [0, max_len)."""
+    given = request.rope_positions
+    if not given:
+        return
+    positions = struct.unpack(f"<{len(given) // 4}i", given)
+    last = len(request.prompt) - 1 + request.rope_delta
+    if min(min(positions), last) < 0 or max(max(positions), last) >= max_len:
+        message = f"rope_positions and rope_delta must lead to positions in [0, {max_len})"
+        raise RequestError(message, param="prompt")
 
 
 def _wrong(item: MediaItem, problem: str) -> RequestError:

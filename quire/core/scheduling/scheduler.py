@@ -143,7 +143,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
-        check_request(request, self._registry.groups)
+        request = check_request(request, self._registry.groups)
         check_length(request, self._kvs[0], self._max_len)
         for admission in self.admissions:
             admission.check_request(request)

@@ -10,12 +10,13 @@ parent is held until then, so no token is computed twice.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from quire.core.params import BeamSearchParams, SamplingParams
 from quire.core.types import Request, StopConditions, TokenLogprobs, Update
-from quire.errors import EngineError, Unsupported
+from quire.errors import EngineError
 
 
 @dataclass(slots=True, eq=False)
@@ -53,9 +54,6 @@ class BeamSearch:
         max_new_tokens: int,
         vocab: int,
     ) -> None:
-        if request.media:  # each beam of each round would bring them again
-            message = "beam search takes no images, video or audio: sample instead"
-            raise Unsupported(message, param="use_beam_search")
         self.name = request.id
         self.prompt, self.encoder_prompt = request.prompt, request.source_tokens
         self._params = params
@@ -140,8 +138,23 @@ class BeamSearch:
             return request
         prompt = self.prompt + beam.tokens
         return replace(
-            request, prompt=prompt, parent=beam.request_id, num_beams=1, deadline_at=None
+            request,
+            prompt=prompt,
+            parent=beam.request_id,
+            num_beams=1,
+            deadline_at=None,
+            rope_positions=self._rope_positions(len(beam.tokens)),
         )
+
+    def _rope_positions(self, tokens: int) -> bytes:
+        """Rotary positions of the prompt and so many tokens behind it; b"": 0, 1, 2, ..."""
+        given, start = self._first_request.rope_positions, len(self.prompt)
+        if not given:
+            return given
+        first = start + self._first_request.rope_delta
+        tail = struct.pack(f"<{tokens}i", *range(first, first + tokens))
+        size = 4 * start
+        return b"".join(given[at : at + size] + tail for at in range(0, len(given), size))
 
     def _expand(self, beam: Beam, update: Update) -> Iterable[Beam]:
         assert update.logprobs is not None

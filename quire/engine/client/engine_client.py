@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire.core.admission.request_blocklist import RequestBlocklist
+from quire.core.media.item_tensors import without_tensors
 from quire.core.scheduler_stats import EngineLoad, SchedulerStats
 from quire.core.snapshot import Snapshot
 from quire.core.types import Request, Update
@@ -131,7 +132,7 @@ class EngineClient:
         if self.restart_reason is not None:
             await self._restart.wait(len(all_of_them), self.restart_wait_s)
             self._check_blocklist(all_of_them)  # one of them may have killed the engine
-        travelling = [request_to_wire(self._without_lost_parent(one)) for one in all_of_them]
+        travelling = [request_to_wire(self._without_repetition(one)) for one in all_of_them]
         stream = RequestStream(self, all_of_them)
         for request_id in stream.request_ids:
             assert request_id not in self._streams, f"two requests with the id {request_id}"
@@ -184,10 +185,13 @@ class EngineClient:
         stream._add_call_id = number
         return AddRequests(number, travelling)
 
-    def _without_lost_parent(self, request: Request) -> Request:
-        """The request without its parent, if an earlier engine held that."""
-        if request.parent is None or not self.restarts or request.parent in self._held_requests:
+    def _without_repetition(self, request: Request) -> Request:
+        """The request without tensors that the engine has of its parent, or without a parent that
+        an earlier engine held."""
+        if request.parent is None:
             return request
+        if not self.restarts or request.parent in self._held_requests:
+            return without_tensors(request)
         return replace(request, parent=None)
 
     def fail_streams(self, error: EngineError) -> None:
@@ -389,6 +393,10 @@ class EngineClient:
     async def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
         """Empty the prefix cache. False if blocks are in use. reset_running: abort all first."""
         return await self.call(bool, "reset_prefix_cache", reset_running)
+
+    async def reset_encoder_cache(self) -> None:
+        """Forget what encoders made of images, video and audio."""
+        await self.call(type(None), "reset_encoder_cache")
 
     async def check(self) -> None:
         """Check the invariants of pool and cache. Raises AssertionError."""

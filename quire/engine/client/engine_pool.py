@@ -319,6 +319,10 @@ class EnginePool:
         """Empty the prefix caches. False if blocks are in use. reset_running: abort all first."""
         return all(await self._all(lambda one: one.reset_prefix_cache(reset_running=reset_running)))
 
+    async def reset_encoder_cache(self) -> None:
+        """Forget what encoders made of images, video and audio."""
+        await self._all(lambda one: one.reset_encoder_cache())
+
     async def check(self) -> None:
         """Check the invariants of pools and caches. Raises AssertionError."""
         await self._all(lambda one: one.check())

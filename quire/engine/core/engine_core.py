@@ -201,8 +201,18 @@ class EngineCore:
         if not self.reset_prefix_cache():
             return False
         self._executor.release_kv_memory()
-        self._scheduler.observe_memory_release()
+        self._drop_encoded()
         return True
+
+    def reset_encoder_cache(self) -> None:
+        """Forget what encoders made of images, video and audio. Running requests encode theirs
+        again where they still need them."""
+        self.drain()
+        self._drop_encoded()
+
+    def _drop_encoded(self) -> None:
+        self._scheduler.observe_memory_release()
+        self._observer.on_memory_release()
 
     def mark_ready(self) -> None:
         """Start-up is over: kernel compilations and graph captures are counted from now on."""

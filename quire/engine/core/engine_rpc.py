@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quire.core.media.item_tensors import check_tensors
 from quire.core.params import RequestOutputKind
 from quire.core.scheduler_stats import SchedulerStats
 from quire.core.types import Request, Update
@@ -104,6 +105,7 @@ class EngineRpc:
             "snapshot": engine.snapshot,
             "abort_named": self._abort_named,
             "reset_prefix_cache": self._reset_prefix_cache,
+            "reset_encoder_cache": engine.reset_encoder_cache,
             "wake_up": self._wake_up,
             "adapters": lambda: [] if self._adapters is None else self._adapters.cards(),
             "unload_adapter": lambda *args: self._require_adapters().unload(*args),
@@ -224,6 +226,7 @@ class EngineRpc:
                 raise
             except ValueError as error:
                 raise RequestError(str(error), param="extra_args") from error
+        check_tensors(request)
         self.engine.add(request)
         self._owned[request.id] = _OwnedRequest(box, request)
 

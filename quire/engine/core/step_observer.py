@@ -37,6 +37,9 @@ class StepObserver:
     def on_prefix_cache_reset(self) -> None:
         """The prefix cache was emptied."""
 
+    def on_memory_release(self) -> None:
+        """What is on the device beside weights and KV was given up."""
+
     def on_step_planned(self, plan: StepPlan) -> None:
         """A plan was made; it is submitted next."""
 
@@ -89,6 +92,9 @@ class CompositeStepObserver(StepObserver):
 
     def on_prefix_cache_reset(self) -> None:
         self._notify(lambda one: one.on_prefix_cache_reset())
+
+    def on_memory_release(self) -> None:
+        self._notify(lambda one: one.on_memory_release())
 
     def on_step_planned(self, plan: StepPlan) -> None:
         self._notify(lambda one: one.on_step_planned(plan))

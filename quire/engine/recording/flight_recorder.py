@@ -10,6 +10,7 @@ is its kind:
     "a" added   at, facts of the request    "g" admission  at, requests queued, requests ended
     "x" abort   at, request                 "e" abort      at, request, index of the sequence
     "r" release at, request                 "c" prefix cache reset  at
+    "d" rows of encoders forgotten  at
     "k" keys    sequence, block keys (two values: how many came before, and the rest)
     "p" plan    step, at, available blocks, joins (sequence, request, index, computed tokens, block
                 keys), starts, sequences, counts, samples (the last three only if they differ: from
@@ -265,6 +266,9 @@ class FlightRecorder(StepObserver):
 
     def on_prefix_cache_reset(self) -> None:
         self._append("c", self._clock())
+
+    def on_memory_release(self) -> None:
+        self._append("d", self._clock())
 
     def on_step_planned(self, plan: StepPlan) -> None:
         self._step = plan.step

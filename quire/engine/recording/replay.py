@@ -288,6 +288,8 @@ class RecordingReplay:
             scheduler.release(str(record[2]))
         elif kind == "c":
             scheduler.reset_prefix_cache()
+        elif kind == "d":
+            scheduler.observe_memory_release()
         elif kind == "p":
             self._plan_step(self._read_step(record))
         elif kind == "l":

@@ -32,6 +32,7 @@ from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLi
 from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
 from quire.core.scheduling.order.base import WaitingQueue
 from quire.core.types import Pooling, Request
+from quire.media.limits import DEFAULT_COUNT
 from quire.registry import PluginRegistry
 
 HOST_DRAFTERS = PluginRegistry("quire.core.drafters")
@@ -100,6 +101,7 @@ def build_media_limits(config: EngineConfig) -> list[StepBudget]:
     section, scheduler = config.media_encoder, config.scheduler
     if section is None:
         return []
+    counts = config.media.counts if config.media is not None else {}
     limit = MediaEncoderLimit(
         section.modalities,
         max_rows=section.step_rows,
@@ -107,6 +109,8 @@ def build_media_limits(config: EngineConfig) -> list[StepBudget]:
         row_bytes=section.row_bytes,
         ranks=config.parallel.data,
         whole_prompts=not scheduler.chunked_prefill,
+        counts=dict.fromkeys(section.modalities, DEFAULT_COUNT) | dict(counts),
+        max_len=scheduler.max_model_len,
     )
     return [limit, UndividedRunLimit(scheduler.max_num_batched_tokens)]
 

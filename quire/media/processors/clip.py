@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from quire.errors import ConfigError
-from quire.media.processor import DecodedMedia, Expansion, ProcessedMedia, ProcessorFiles
+from quire.media.processor import (
+    PLAIN_TEMPLATE,
+    DecodedMedia,
+    Expansion,
+    ProcessedMedia,
+    ProcessorFiles,
+)
 from quire.media.processors._pixels import (
     CLIP,
     ImageProcessor,
@@ -17,6 +23,7 @@ class EmbeddedImages(ImageProcessor):
     """Base of processors of models that embed an image."""
 
     is_whole_prompt = True
+    fallback_template = PLAIN_TEMPLATE
 
     def placeholder(self, modality: str, index: int) -> str:
         return ""

@@ -61,7 +61,7 @@ def _build_search(
         request,
         wanted,
         eos_ids=inputs.eos_ids,
-        max_new_tokens=inputs.max_model_len - len(request.prompt),
+        max_new_tokens=inputs.room_behind(request),
         vocab=inputs.vocab_size,
     )
 

@@ -239,6 +239,13 @@ async def reset_mm_cache(http: Request) -> Response:
     return Response()
 
 
+@router.post("/reset_encoder_cache", tags=["operating"])
+async def reset_encoder_cache(http: Request) -> Response:
+    """Forget what the encoder made of images, video and audio."""
+    await _require_dev_routes(http).engine.reset_encoder_cache()
+    return Response()
+
+
 @router.post("/abort_requests", tags=["operating"])
 async def abort_requests(http: Request) -> Response:
     """End requests of whatever client, in whatever process. Their answers end with "abort"."""

@@ -23,7 +23,6 @@ UNSUPPORTED_ROUTES = {
     "/v1/images/generations": _IMAGES,
     "/v1/moderations": "moderation models are not supported yet",
     "/collective_rpc": "functions of the engine's processes cannot be called over HTTP",
-    "/reset_encoder_cache": "/reset_prefix_cache and /reset_mm_cache empty the other caches",
     "/update_weights": "taking in other weights while running is not built yet",
     "/inference/v1/generate": "prompts as token ids go to /v1/completions, with return_token_ids",
     "/v1/chat/completions/render": "/tokenize takes messages and shows the tokens of the prompt",

@@ -85,6 +85,13 @@ class Telemetry:
         )
         if state.log_stats or tracing is not None:
             state.engine.observer = self.request_metrics
+        if state.inputs.media is not None:
+            state.inputs.media.pipeline.cache.on_find = self._count_lookup
+
+    def _count_lookup(self, found: bool) -> None:
+        self.counters.add("mm_cache_queries")
+        if found:
+            self.counters.add("mm_cache_hits")
 
     # -- one request ------------------------------------------------------------------------------
 
@@ -146,8 +153,6 @@ class Telemetry:
                 found += self._collect_engine(
                     engine, now, {**model, "engine": str(self._app_state.engine.ranks[engine])}
                 )
-        if "vllm" in self.prefixes:
-            found += metrics.collect_planned_metrics(labels)
         return _merge_families(found)
 
     def _collect_engine(

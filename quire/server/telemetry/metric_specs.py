@@ -222,13 +222,12 @@ KEY_METRICS = (
 )
 """Of each name in the key file; the same."""
 
-PLANNED_METRICS = (
-    _counter("mm_cache_queries", "Images and sounds looked up in a cache of their embeddings."),
-    _counter("mm_cache_hits", "Those found there."),
-)
-"""Of features that are not built yet: 0, and with the prefix vllm only, for its dashboards."""
-
 REQUEST_METRICS = (
+    _counter(
+        "mm_cache_queries",
+        "Images, videos and recordings looked up in the cache of processed ones.",
+    ),
+    _counter("mm_cache_hits", "Of those, found there."),
     _counter(
         "key_file_reads", "Readings of a changed key file.", "result", "ok", "failed", own=True
     ),

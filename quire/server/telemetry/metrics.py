@@ -250,12 +250,6 @@ def _build_adapter_info(
     return family
 
 
-def collect_planned_metrics(labels: Labels) -> Iterator[Family]:
-    """Metrics of features that are not built yet: dashboards then show 0, not an error."""
-    for one in names.PLANNED_METRICS:
-        yield _build_simple_metric(one, dict.fromkeys(one.values or ("",), 0.0), labels, "vllm")
-
-
 def collect_key_metrics(
     now: Snapshot, keys: Mapping[bytes, str], labels: Labels
 ) -> Iterator[Family]:

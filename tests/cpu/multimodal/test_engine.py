@@ -228,7 +228,7 @@ def test_tokens_of_a_run_see_each_other_in_any_engine(kind, settings):
 @pytest.mark.parametrize("settings", [{}, {"budget": 50, "seqs": 3, "block_size": 4}])
 def test_all_tokens_of_a_prompt_see_each_other(settings):
     requests = [
-        dataclasses.replace(one, bidirectional_prompt=True)
+        dataclasses.replace(one, bidirectional_tokens=len(one.prompt))
         for one in (ask("a", 1, tail=5), ask("b", 1, 2, n=2), ask("c", 1, tail=4))
     ]
     want = alone("llama", requests)

@@ -248,6 +248,22 @@ def test_the_cache_of_processed_images_can_be_emptied(llm):
     assert cache.num_bytes == 0
 
 
+def test_rows_of_the_encoder_can_be_forgotten(pair, llm):
+    def ask():
+        prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": photo(50, 70)}}
+        (found,) = llm.generate(prompt | {"cache_salt": next(salts)}, GREEDY, use_tqdm=False)
+        stats = llm.llm_engine.engine.snapshot().media
+        return found.outputs[0].token_ids, stats.misses, stats.cached
+
+    salts = iter("abc")
+    first, misses, cached = ask()
+    assert cached
+    llm.reset_encoder_cache()
+    assert llm.llm_engine.engine.snapshot().media.cached == 0
+    again, later, _ = ask()
+    assert (again, later) == (first, misses + 1)
+
+
 @pytest.mark.slow("starts an engine in a process of its own")
 def test_an_engine_in_another_process_streams_answers_to_images(pair):
     async def run():

@@ -574,9 +574,12 @@ def random_media_run(seed, most_steps=20_000, **fixed):
         "cache_rows": 16 * (pages_for(largest) + rng.choice([0, 0, 1, 3, 20])),
     }
     if bidirectional and rng.random() < 0.3:
-        requests = [replace(one, bidirectional_prompt=bool(one.media)) for one in requests]
+        requests = [
+            replace(one, bidirectional_tokens=len(one.prompt) if one.media else 0)
+            for one in requests
+        ]
         largest = max(len(one.prompt) for one in requests)
-    if not setup.chunked or any(one.bidirectional_prompt for one in requests):
+    if not setup.chunked or any(one.bidirectional_tokens for one in requests):
         setup.media["cache_rows"] = 16 * (pages_for(most) + 3)
     if bidirectional:
         setup.budget = max(setup.budget, largest + setup.max_rows)

@@ -84,7 +84,7 @@ OTHERS = {
     ),
     "rope_positions": b"\x00\xff\x00\x00" * 3,
     "rope_delta": -7,
-    "bidirectional_prompt": True,
+    "bidirectional_tokens": 1,
     "speculates": False,
     "prediction": (4, 5),
 }

@@ -12,12 +12,12 @@ in the cache, and items that others still need are seldom encoded twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from quire.config.memory.part_facts import PAGE_ROWS
 from quire.core.media.encoder_cache import EncoderCache, pages_for
-from quire.core.media.item_rows import check_items, first_row_position
+from quire.core.media.item_rows import check_items, check_rope_positions, first_row_position
 from quire.core.scheduling.limits.base import NO_BOUND, Admission, StepBudget, StepListener
 from quire.core.snapshot import MediaStats
 from quire.core.types import MediaItem, Request, Sequence
@@ -123,11 +123,16 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
         row_bytes: int,
         ranks: int = 1,
         whole_prompts: bool = False,
+        counts: Mapping[str, int] | None = None,
+        max_len: int | None = None,
     ) -> None:
         """max_rows: that the encoder makes in one step; an item with more is encoded alone.
         cache_rows: of each data-parallel rank. row_bytes: of one row on the device, for stats.
-        whole_prompts: a step computes a prompt whole or not yet, and encodes all of its items."""
+        whole_prompts: a step computes a prompt whole or not yet, and encodes all of its items.
+        counts: items of a modality in one prompt; None: any. max_len: rotary positions are below;
+        None: they are not checked."""
         self._modalities = modalities
+        self._counts, self._max_len = counts or {}, max_len
         self._num_pages = cache_rows // PAGE_ROWS
         self._whole_prompts = whole_prompts
         self._page_bytes = PAGE_ROWS * row_bytes
@@ -142,7 +147,9 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
     # -- requests -------------------------------------------------------------------------------
 
     def check_request(self, request: Request) -> None:
-        check_items(request)
+        check_items(request, self._counts)
+        if self._max_len is not None:
+            check_rope_positions(request, self._max_len)
         for item in request.media:
             if item.modality not in self._modalities:
                 served = ", ".join(self._modalities)
@@ -159,7 +166,7 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
 
     def _needs_all(self, request: Request) -> bool:
         """Whether the prompt's items must be there in one step."""
-        return self._whole_prompts or request.bidirectional_prompt
+        return self._whole_prompts or request.bidirectional_tokens > 0
 
     def _too_large(self, what: str, items: Iterable[MediaItem], cure: str) -> TooLong:
         rows = sum([item.num_rows for item in items])
