@@ -223,10 +223,7 @@ KEY_METRICS = (
 """Of each name in the key file; the same."""
 
 REQUEST_METRICS = (
-    _counter(
-        "mm_cache_queries",
-        "Images, videos and recordings looked up in the cache of processed ones.",
-    ),
+    _counter("mm_cache_queries", "Media items looked up in the cache of processed ones."),
     _counter("mm_cache_hits", "Of those, found there."),
     _counter(
         "key_file_reads", "Readings of a changed key file.", "result", "ok", "failed", own=True
