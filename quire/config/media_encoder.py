@@ -37,6 +37,10 @@ def resolve_encoder_rows(
     if not items:
         why.record("media_encoder.cache_rows", 0, "limit_mm_per_prompt allows no item")
         return shape
+    if model.encoder is not None:  # the cache has the KV of its rows
+        step = max(*items.values(), shape.max_encoder_len)
+        why.record("media_encoder.step_rows", step, "the positions of the longest source")
+        return replace(shape, encoder_step_rows=step)
     largest = min(max(items.values()), shape.max_model_len)
     tokens = shape.max_num_batched_tokens * USUAL_PATCHES // encoder.patches_per_row
     step = max(largest, tokens)

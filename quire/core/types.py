@@ -229,8 +229,8 @@ class Request:
     """In the order of positions, without overlap. Each has digests in `extra_content`."""
     encoder_prompt: tuple[int, ...] = ()  # what an encoder reads; `prompt` is then the decoder's
     encoder_media: MediaItem | None = None
-    """A recording that the encoder reads: its positions are those of `encoder_prompt`, whose ids
-    only count then."""
+    """A recording or an image that the encoder reads, at positions of `encoder_prompt`; the ids of
+    those of a recording only count."""
     forced: ForcedTokens | None = None  # None: the model's configs force no token
     adapter: AdapterRef | None = None  # None: the model's own weights
     media: tuple[MediaItem, ...] = ()
@@ -254,7 +254,8 @@ class Request:
     @property
     def source_tokens(self) -> tuple[int, ...]:
         """Token ids that an encoder reads; () if it reads a recording."""
-        return self.encoder_prompt if self.encoder_media is None else ()
+        media = self.encoder_media
+        return () if media is not None and media.modality == "audio" else self.encoder_prompt
 
     @property
     def num_prompt_tokens(self) -> int:

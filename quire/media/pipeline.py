@@ -203,6 +203,10 @@ class MediaPipeline:
         supported = self.processor.modalities
         param = parts[0].param if parts else "prompt"
         self.settings.limits.check_counts(modalities, supported, param)
+        most = self.processor.most_items
+        if most is not None and len(parts) > most:
+            message = f"this model reads at most {most} {supported[0]} of a prompt"
+            raise RequestError(f"{message}; got {len(parts)}", param=param)
 
     def prepare_blocking(self, parts: Sequence[MediaSource], **options: Any) -> list[ReadyItem]:
         """As prepare(), for a thread without an event loop."""

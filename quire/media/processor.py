@@ -202,6 +202,10 @@ class MediaProcessor:
     """Whether all tokens of a prompt with an item attend to each other in both directions."""
     is_whole_prompt: ClassVar[bool] = False
     """Whether an item is a prompt by itself, without text and without other items."""
+    most_items: ClassVar[int | None] = None
+    """Items that a prompt may have; None: any number."""
+    writes_special_tokens: ClassVar[bool] = False
+    """Whether prompt_text() writes all special tokens: the tokenizer adds none."""
     text_placeholders: ClassVar[bool] = False
     """Whether placeholders are texts that are no tokens; `replaces` of an Expansion is then ()."""
     special_tokens_in_parts: ClassVar[bool] = False

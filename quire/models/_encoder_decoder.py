@@ -12,10 +12,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, cast
 
+import torch
 from torch import Tensor, nn
 
 from quire.config.memory.kv_layout import LayerFacts
 from quire.errors import ConfigError
+from quire.kernels.framework import lazy_fusion
 from quire.layers import (
     ACTIVATION_KINDS,
     Activation,
@@ -34,6 +36,7 @@ from quire.layers import (
 from quire.models._decoder import Decoder
 from quire.models.base import (
     CarriedStates,
+    EncodesMedia,
     Hf,
     ModelConfig,
     SourceInputs,
@@ -99,8 +102,15 @@ class EncoderDecoder(Decoder):
             cast(SourceReader, layer).write_source(hidden, source)
 
     def encode_source(self, source: SourceInputs) -> Tensor:
-        """Return the encoder's output [T, E]."""
-        hidden: Tensor = self.encoder(self.embed_tokens(source.token_ids), source)
+        """Return the encoder's output [T, E]. Rows of media are in place of embeddings."""
+        vectors: Tensor = self.embed_tokens(source.token_ids)
+        if source.media:
+            encoder = cast(EncodesMedia, self.media_encoder)
+            lazy_fusion.flush()
+            rows = torch.cat(encoder.encode(source.media))
+            lazy_fusion.flush()
+            vectors[source.media_rows] = rows.to(vectors.dtype)
+        hidden: Tensor = self.encoder(vectors, source)
         return hidden
 
 
@@ -257,7 +267,7 @@ class PostNormModel(EncoderDecoder):
 
     layer_class = PostNormDecoderLayer
     weights = Weights(
-        strip=("model.decoder.", "model."),
+        strip=("model.decoder.", "decoder.", "model."),
         rename={"shared": "embed_tokens"},
         alias={"final_logits_bias": "final_logits_bias.bias"},
         fuse={
@@ -265,8 +275,8 @@ class PostNormModel(EncoderDecoder):
             "encoder_attn.kv_proj": ("k_proj", "v_proj"),
         },
         ignore=(
-            "model.encoder.embed_tokens.weight",
-            "model.decoder.embed_tokens.weight",
+            "*encoder.embed_tokens.weight",
+            "*decoder.embed_tokens.weight",
             "*coder.version",
         ),
         tie={"lm_head": "embed_tokens"},
@@ -277,7 +287,8 @@ class PostNormModel(EncoderDecoder):
         self.norm = None
         self.embed_positions = self.build_positions(c)
         self.layernorm_embedding = self.build_embedding_norm(c)
-        self.final_logits_bias = LogitsBias(self.lm_head)
+        # Wrappers have an output head of their own.
+        self.final_logits_bias = LogitsBias(self.lm_head) if c.wrapper_type is None else None
 
     @staticmethod
     def build_positions(c: PostNormConfig) -> nn.Module:

@@ -90,6 +90,14 @@ class StepInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """One image, video or recording. Tensors are on the device, under names of the family."""
+
+    modality: str  # "image", "video" or "audio"
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class SourceInputs:
     """The inputs of an encoder. Positions of all sources are packed."""
 
@@ -99,15 +107,8 @@ class SourceInputs:
     longest: int  # tokens of the longest source
     slots: Tensor  # [T] int64: where the cache has the keys and values of the output
     attention: AttentionStep
-    features: tuple[Tensor, ...] = ()  # of each source, where they are recordings
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """One image, video or recording. Tensors are on the device, under names of the family."""
-
-    modality: str  # "image", "video" or "audio"
-    tensors: Mapping[str, Tensor]
+    media: tuple[EncoderInput, ...] = ()  # of the sources that have one
+    media_rows: Tensor | None = None  # int64 [n]: the positions that take their rows, in order
 
 
 class EncodesMedia(Protocol):

@@ -126,7 +126,8 @@ class Model(EncoderDecoder):
 
     def encode_source(self, source: SourceInputs) -> Tensor:
         encoder = cast(WhisperEncoder, self.encoder)
-        hidden: Tensor = encoder.norm(encoder.run(encoder.embed(source.features), source), None)[0]
+        features = [one.tensors["input_features"] for one in source.media]
+        hidden: Tensor = encoder.norm(encoder.run(encoder.embed(features), source), None)[0]
         return hidden
 
     def embed(self, step: StepInputs) -> Tensor:

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.core.constraint import Constraint
 from quire.core.params import MAX_STOP_IDS, SamplingParams
@@ -162,8 +162,10 @@ class InputProcessor:
             parsed = prompts.ParsedPrompt(text, ids, spoken.salt)
             self._check_length(len(ids))
         elif self._encoder is not None:
-            read, decoder = prompts.parse_encoder_prompt(prompt)
-            source, source_text = self._ids(read, how, "encoder_prompt"), read.text
+            takes_media = self.media is not None
+            read, decoder = prompts.parse_encoder_prompt(prompt, takes_media=takes_media)
+            source, recording = self._source(read, how, media, cache_salt)
+            source_text = read.text
             _check_source_length(len(source), self._encoder.max_len)
             ids = self._decoder_ids(decoder, self._encoder.start_id)
             text = None if decoder is None else decoder.text
@@ -233,6 +235,24 @@ class InputProcessor:
         return self._encoder is not None
 
     # -- the prompt -------------------------------------------------------------------------
+
+    def _source(
+        self,
+        read: ParsedPrompt,
+        how: TokenizationOptions,
+        media: MediaInputs | None,
+        salt: object,
+    ) -> tuple[tuple[int, ...], MediaItem | None]:
+        """Return the ids that an encoder reads, and the image among them."""
+        if read.media is not None or media is not None:
+            placed = self._place_media(read, how, media, salt)
+            return placed.ids, next(iter(placed.items), None)
+        if self.media is not None and read.text is not None:
+            processor = self.media.pipeline.processor
+            read = replace(read, text=processor.prompt_text(read.text, ()))
+            special = how.add_special_tokens and not processor.writes_special_tokens
+            how = replace(how, add_special_tokens=special)
+        return self._ids(read, how, "encoder_prompt"), None
 
     def _decoder_ids(self, parsed: ParsedPrompt | None, start: int) -> tuple[int, ...]:
         """Return the ids that a decoder begins with: the first is always the model's own."""

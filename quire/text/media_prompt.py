@@ -148,8 +148,9 @@ class MediaReader:
         assert text is not None
         if not inputs.is_rendered:
             text = processor.prompt_text(text, [one.modality for one in inputs.items])
+        special = add_special_tokens and not processor.writes_special_tokens
         found, items = tokenize_prompt(
-            self._tokenizer, text, inputs, processor, add_special_tokens=add_special_tokens
+            self._tokenizer, text, inputs, processor, add_special_tokens=special
         )
         return self.pipeline.place(found, items)
 

@@ -85,16 +85,19 @@ def read_prompt_media(prompt: Prompt) -> PromptMedia | None:
     return None if all(one is None for one in given) else PromptMedia(*given)
 
 
-def parse_encoder_prompt(prompt: Prompt) -> tuple[ParsedPrompt, ParsedPrompt | None]:
+def parse_encoder_prompt(
+    prompt: Prompt, *, takes_media: bool = False
+) -> tuple[ParsedPrompt, ParsedPrompt | None]:
     """Parse a prompt of a model with an encoder: what each half reads.
 
         {"encoder_prompt": ..., "decoder_prompt": ...?}     each text, ids, or a dict of them
         any other form                                      the encoder's
 
-    None: the decoder begins as the model's config has it. Raises RequestError, Unsupported.
+    None: the decoder begins as the model's config has it. takes_media: the encoder reads media
+    too. Raises RequestError, Unsupported.
     """
     if not isinstance(prompt, Mapping) or not {"encoder_prompt", "decoder_prompt"} & prompt.keys():
-        return without_extras(parse_prompt(prompt), "prompt"), None
+        return without_extras(parse_prompt(prompt), "prompt", takes_media=takes_media), None
     known = ("encoder_prompt", "decoder_prompt", "cache_salt")
     for key, value in prompt.items():
         if key not in known and value is not None:
@@ -109,20 +112,21 @@ def parse_encoder_prompt(prompt: Prompt) -> tuple[ParsedPrompt, ParsedPrompt | N
         if given is None and key == "encoder_prompt":
             raise RequestError("encoder_prompt is missing: it is what is read", param=key)
         half = None if given is None else parse_prompt(given)  # type: ignore[arg-type]  # checked
-        halves.append(None if half is None else without_extras(half, key))
+        media = takes_media and key == "encoder_prompt"
+        halves.append(None if half is None else without_extras(half, key, takes_media=media))
     source, decoder = halves
     assert source is not None
     salt = check_cache_salt(prompt.get("cache_salt"))
     return (replace(source, salt=salt) if salt else source), decoder
 
 
-def without_extras(parsed: ParsedPrompt, param: str) -> ParsedPrompt:
+def without_extras(parsed: ParsedPrompt, param: str, *, takes_media: bool = False) -> ParsedPrompt:
     """Return half of a prompt for an encoder-decoder. Raises Unsupported if it has a suffix or
-    vectors, which no such model reads."""
+    vectors, which no such model reads, or media, which few do."""
     extras = (
         ("suffix", parsed.suffix),
         ("prompt_embeds", parsed.embeds),
-        ("multi_modal_data", parsed.media),
+        ("multi_modal_data", None if takes_media else parsed.media),
     )
     for name, value in extras:
         if value is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from quire.core.kv.cross_blocks import source_digest
 from quire.core.types import Request, Sequence, SequenceState
 
 
@@ -88,7 +89,7 @@ def best_parent(group: RequestGroup, child: Sequence) -> tuple[Sequence, int]:
 def _shared_prefix_len(parent: Sequence, child: Sequence) -> int:
     """Number of leading tokens of the child whose KV the parent has. At least one is left."""
     one, other = parent.request, child.request
-    if (one.cache_root, one.encoder_prompt) != (other.cache_root, other.encoder_prompt):
+    if source_digest(one) != source_digest(other):
         return 0
     if not other.read_prefix_cache:
         return 0

@@ -262,10 +262,8 @@ def _encoder_batches(
     """Yield the sources of steps of all sizes: one text, or recordings, which have one size."""
     for count in sizes(section.max_batched_tokens // (section.max_len if section.speech else 1)):
         length = section.max_len if section.speech else count
-        recording = dummy_recording(section.speech)
-        features = None if recording is None else recording.tensors[0]
         blocks = [0] * -(-length // block_size)
-        source = EncoderSource((0,) * length, blocks, 0, features)
+        source = EncoderSource((0,) * length, blocks, 0, dummy_recording(section.speech))
         yield (source,) * (count if section.speech else 1)
 
 

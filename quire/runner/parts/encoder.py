@@ -5,6 +5,8 @@ A source is brought by the one sequence whose start writes its blocks; others fi
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -13,9 +15,15 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import CrossAttentionStep
-from quire.core.types import MediaTensor, Request, StepPlan
+from quire.core.types import MediaItem, MediaTensor, StepPlan
 from quire.kernels.framework import lazy_fusion
-from quire.models.base import EncoderDecoderModel, LanguageModel, SourceInputs, StepInputs
+from quire.models.base import (
+    EncoderDecoderModel,
+    EncoderInput,
+    LanguageModel,
+    SourceInputs,
+    StepInputs,
+)
 from quire.runner.parts.base import StepPart, StepVariant
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import move_tensor, to_device
@@ -27,7 +35,7 @@ class EncoderSource(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     blocks: list[int]
     slot: int  # of the sequence
-    features: MediaTensor | None = None  # of a recording; its token ids only count then
+    media: MediaItem | None = None  # its recording or image
 
 
 class EncoderPart(StepPart, frozen=True, array_like=True):
@@ -47,7 +55,7 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
                     seq.request.encoder_prompt,
                     list(seq.cross_table),
                     seq.slot,
-                    _features_of(seq.request),
+                    seq.request.encoder_media,
                 )
                 for seq in starting
             )
@@ -72,9 +80,15 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
             longest=max(lengths),
             slots=to_device(blocks.astype(np.int64) * size + positions % size, device),
             attention=attention,
-            features=tuple(
-                _on_device(one.features, device) for one in self.sources if one.features is not None
+            media=tuple(
+                EncoderInput(
+                    one.media.modality,
+                    {tensor.name: _on_device(tensor, device) for tensor in one.media.tensors},
+                )
+                for one in self.sources
+                if one.media is not None
             ),
+            media_rows=to_device(self._media_rows(lengths), device),
         )
         slots = np.repeat(np.array([one.slot for one in self.sources], np.int32), lengths)
         with variant.forward(to_device(slots, device)):
@@ -82,9 +96,16 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
         lazy_fusion.flush()
         return step
 
-
-def _features_of(request: Request) -> MediaTensor | None:
-    return None if request.encoder_media is None else request.encoder_media.tensors[0]
+    def _media_rows(self, lengths: Sequence[int]) -> np.ndarray:
+        """Return the positions among packed sources that take rows of media: int64 [n]."""
+        firsts = itertools.accumulate([0, *lengths])
+        runs = [
+            np.arange(count) + first + source.media.start + offset
+            for source, first in zip(self.sources, firsts)
+            if source.media is not None
+            for offset, count in source.media.runs
+        ]
+        return np.concatenate(runs) if runs else np.zeros(0, np.int64)
 
 
 def _on_device(tensor: MediaTensor, device: torch.device) -> Tensor:

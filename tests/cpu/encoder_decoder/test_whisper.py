@@ -45,7 +45,7 @@ def encoded(monkeypatch):
     runs, encode = [], EncoderDecoder.encode
 
     def counted(self, source):
-        runs.append(len(source.features))
+        runs.append(len(source.media))
         encode(self, source)
 
     monkeypatch.setattr(EncoderDecoder, "encode", counted)

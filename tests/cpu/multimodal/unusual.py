@@ -1,0 +1,104 @@
+"""Tiny models with images beside other architectures than a decoder with a tower, as folders.
+
+A family is a function of a folder that saves a random model, and returns a Pair: the model and the
+processor of transformers, and how prompts are written.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from tests.cpu.multimodal.families import VOCAB, tokenizer_of
+
+FAMILIES = {}
+
+
+def family(make):
+    FAMILIES[make.__name__] = make
+    return make
+
+
+@dataclass
+class Pair:
+    """decodes: the text is read by an encoder. limit: images of a prompt."""
+
+    theirs: object
+    processor: object
+    folder: object
+    decodes: bool = False
+    limit: int = 1
+    texts: tuple = ("w5 w6 w7", "w9", "w40 w41 w42 w43 w44")
+    settings: dict = field(default_factory=dict)
+
+    def inputs(self, text, images):
+        """What transformers' model reads of a prompt."""
+        given = {"images": images} if images else {}
+        return dict(self.processor(text=text, **given, return_tensors="pt"))
+
+    @torch.inference_mode()
+    def logprobs(self, text, images, made):
+        """Log-probabilities [len(made), V] of transformers where each of these tokens comes."""
+        inputs = self.inputs(text, images)
+        made = torch.tensor([made])
+        if self.decodes:
+            start = torch.tensor([[self.theirs.config.text_config.decoder_start_token_id or 0]])
+            inputs["decoder_input_ids"] = torch.cat((start, made[:, :-1]), dim=1)
+            logits = self.theirs(**inputs).logits[0]
+        else:
+            ids = inputs.pop("input_ids")
+            whole = torch.cat((ids, made[:, :-1]), dim=1)
+            inputs["attention_mask"] = torch.ones_like(whole)
+            logits = self.theirs(input_ids=whole, **inputs).logits[0, ids.shape[1] - 1 :]
+        return logits.log_softmax(-1)
+
+
+def save(folder, config, processor, images=None, **more):
+    """Save a model with random weights as large as a trained model's."""
+    from transformers import AutoModelForMultimodalLM
+
+    torch.manual_seed(3)
+    model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "embed" in name or "shared" in name or "position" in name:
+                value.normal_(0, 1.0)
+            elif value.ndim > 1:
+                value.normal_(0, 1.5 / value[0].numel() ** 0.5)
+            else:
+                value += 0.2 * torch.randn_like(value)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    (images or processor.image_processor).save_pretrained(folder)
+    processor.tokenizer.save_pretrained(folder)
+    return Pair(model, processor, folder, **more)
+
+
+BART = {
+    "model_type": "bart", "vocab_size": VOCAB, "d_model": 32, "encoder_layers": 2,
+    "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 40, "decoder_ffn_dim": 48, "max_position_embeddings": 128,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}  # fmt: skip
+
+
+@family
+def florence2(folder):
+    from transformers import AutoConfig, CLIPImageProcessorPil, Florence2Processor
+
+    vision = {
+        "depths": [1, 2, 1, 1], "embed_dim": [8, 16, 24, 32], "num_heads": [2, 2, 3, 4],
+        "num_groups": [2, 4, 3, 2], "window_size": 3, "projection_dim": 32,
+        "max_position_embeddings": 6, "max_temporal_embeddings": 4,
+    }  # fmt: skip
+    config = AutoConfig.for_model(
+        "florence2", text_config=BART, vision_config=vision, image_token_id=150
+    )
+    images = CLIPImageProcessorPil(
+        size={"height": 112, "width": 112}, do_center_crop=False, resample=3
+    )
+    images.image_seq_length = 17
+    processor = Florence2Processor(images, tokenizer_of({"<image>": 150}, image_token="<image>"))
+    texts = ("<OD>", "w9", "<CAPTION_TO_PHRASE_GROUNDING> w5 w6", "w40 w41 w42")
+    return save(folder, config, processor, decodes=True, texts=texts)
