@@ -18,7 +18,9 @@ SMALL = {"skip_tokenizer_init": True, "dtype": "float32", "kv_cache_memory_bytes
 def answers(model, **options):
     """Token ids and logprobs, and the figures of the drafts of each sequence."""
     llm = LLM(str(model), **SMALL, **options)
-    found = [one for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False) for one in output.outputs]
+    found = [
+        one for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False) for one in output.outputs
+    ]
     return [(one.token_ids, one.logprobs) for one in found], [
         one.spec_decode_metrics for one in found
     ]

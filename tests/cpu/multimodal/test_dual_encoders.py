@@ -1,18 +1,11 @@
 """LLM.embed and LLM.score of CLIP, SigLIP and SigLIP 2 against get_text_features and
 get_image_features of transformers."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from quire import LLM, PoolingParams
-from quire.config.facts import read_hf_config
-from quire.media.image_ops import from_tensor
-from quire.media.processor import DecodedImage, ProcessorFiles, processor_type
-from quire.models.base import EncoderInput
-from quire.models.build import build_model, read_model_config
+from quire import LLM, PoolingParams, RequestError
 from tests.cpu.multimodal import dual_encoders
 from tests.cpu.multimodal.families import image
 
@@ -56,16 +49,27 @@ def embed(pair, prompts, **params):
     return np.array([one.outputs.embedding for one in found])
 
 
+def picture(one):
+    return {"prompt": "", "multi_modal_data": {"image": one}}
+
+
 def normalized(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-@pytest.mark.slow("imports torch and transformers, and starts four engines")
-def test_texts_have_the_features_of_transformers(pair):
-    want = np.array([text_features(pair, pair[2](one)["input_ids"]) for one in TEXTS])
+@pytest.mark.slow("starts four engines, and imports transformers")
+def test_texts_and_images_have_the_features_of_transformers(pair):
+    images, tokenizer = images_of(), pair[2]
+    prompts = []
+    for text, one in zip(TEXTS, images):  # texts and images in the same steps
+        prompts += [text, picture(one)]
+    prompts.append(picture(images[-1]))
+    texts = np.array([text_features(pair, tokenizer(one)["input_ids"]) for one in TEXTS])
+    want = np.concatenate((texts, image_features(pair, images)))
     assert np.ptp(normalized(want) @ normalized(want).T) > 0.1
     for active in (False, True):
-        got = embed(pair, TEXTS, use_activation=active)
+        got = embed(pair, prompts, use_activation=active)
+        got = np.concatenate((got[:-1:2], got[1::2], got[-1:]))
         np.testing.assert_allclose(got, normalized(want) if active else want, atol=2e-5, rtol=2e-5)
 
 
@@ -77,25 +81,37 @@ def test_token_ids_end_where_transformers_pools(pair):
     np.testing.assert_allclose(got, want, atol=2e-5, rtol=2e-5)
 
 
-@torch.inference_mode()
-def test_images_have_the_features_of_transformers(pair):
-    """As items of one step, beside texts, whose places they take in the result."""
-    images, config = images_of(), pair[-1].llm_engine.config.media
-    files = ProcessorFiles(config.config, config.preprocessors, config.processor)
-    processor = processor_type(config.family)(files)
-    items = [processor.process(DecodedImage(np.asarray(one)), {}) for one in images]
-    assert all(processor.expand(one, 1).rows == 1 for one in items)
-    folder = Path(pair[-1].llm_engine.config.model.name)
-    model_type, made = read_model_config(read_hf_config(folder), head="none")
-    model = build_model(model_type, made, folder=folder, dtype=torch.float32, progress=False)
-    rows = model.media_encoder.encode(
-        [
-            EncoderInput(
-                "image", {x.name: torch.from_numpy(from_tensor(x).copy()) for x in one.tensors}
-            )
-            for one in items
-        ]
+def test_texts_are_scored_against_images(pair):
+    llm, images = pair[-1], images_of(seed=1)
+    documents = [{"content": [{"type": "image_pil", "image_pil": one}]} for one in images]
+    found = llm.score("w7 w8", [*documents, "w7 w8"], use_tqdm=False)
+    text = text_features(pair, pair[2]("w7 w8")["input_ids"])
+    want = normalized(np.concatenate((image_features(pair, images), text[None])))
+    np.testing.assert_allclose(
+        [one.outputs.score for one in found], want @ normalized(text), atol=1e-5
     )
-    want = image_features(pair, images)
-    np.testing.assert_allclose(torch.cat(rows).numpy(), want, atol=2e-5, rtol=2e-5)
-    assert model.media_encoder.makes_results
+
+
+def test_an_image_is_cached_by_its_content(pair):
+    llm, (first, second, *_) = pair[-1], images_of(seed=2)
+    got = embed(pair, [picture(first), picture(second), picture(first)])
+    assert (got[0] == got[2]).all()
+    assert (got[0] != got[1]).any()
+    assert (embed(pair, [picture(first)]) == got[:1]).all()
+    assert llm.llm_engine.config.media_encoder.step_rows >= 1
+
+
+def test_a_prompt_has_a_text_or_one_image(pair):
+    one = image(56, 56)
+    for prompt in (
+        {"prompt": "w7", "multi_modal_data": {"image": one}},
+        {"prompt_token_ids": [7], "multi_modal_data": {"image": one}},
+        {"prompt": "", "multi_modal_data": {"image": [one, one]}},
+    ):
+        with pytest.raises(RequestError, match="a text or one image, never both"):
+            embed(pair, [prompt])
+    part = {"type": "image_pil", "image_pil": one}
+    with pytest.raises(RequestError, match="a text or one image, never both"):
+        pair[-1].score("w7", {"content": [part, {"type": "text", "text": "w7"}]})
+    with pytest.raises(RequestError, match="this model has no task 'token_embed'"):
+        embed(pair, ["w7"], task="token_embed")
