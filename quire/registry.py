@@ -15,7 +15,9 @@ from typing import Any
 
 from quire.errors import ConfigError
 
-FRAMEWORK_MODULES = frozenset({"base", "build", "fallback", "multimodal", "parser", "select"})
+FRAMEWORK_MODULES = frozenset(
+    {"base", "build", "drafters", "fallback", "multimodal", "parser", "select"}
+)
 """Modules of a plug-in folder that are not plug-ins: its contract, selection, assembly, what serves
 names that have no plug-in, and folders of other kinds."""
 
