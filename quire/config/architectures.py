@@ -194,6 +194,7 @@ CLASSES: dict[str, str] = {
     "jina_bert": "JinaBertModel",
     "jina_embeddings_v3": "JinaEmbeddingsV3Model",
     "kimi_linear": "KimiLinearForCausalLM",
+    "kimi_vl": "KimiVLForConditionalGeneration",
     "kolibri1": "Kolibri1ForCausalLM",
     "laguna": "LagunaForCausalLM",
     "led": "LEDForConditionalGeneration",
@@ -339,6 +340,7 @@ WRAPPERS: dict[str, str] = {
     "idefics3": "llama",
     "internvl": "qwen2",
     "internvl_chat": "qwen2",
+    "kimi_vl": "deepseek_v3",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",
@@ -361,7 +363,10 @@ WRAPPERS: dict[str, str] = {
 }
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""
 HUB_WRAPPERS = frozenset(
-    ("deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "NVLM_D", "phi3_v", "skywork_chat")
+    (
+        *("deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "NVLM_D", "phi3_v"),
+        "skywork_chat",
+    )
 )
 """Multimodal models whose code is in their repositories of the hub alone."""
 

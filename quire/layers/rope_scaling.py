@@ -43,12 +43,19 @@ class UnscaledRope:
 
 @dataclass(frozen=True, slots=True)
 class AxialRope:
-    """Every axis of positions has an equal part of the pairs, with frequencies of its own."""
+    """Every axis of positions has an equal part of the pairs, with frequencies of its own.
+
+    alternate: pairs of the axes take turns.
+    """
 
     axes: int
+    alternate: bool = False
 
     def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
-        return unscaled_frequencies(theta, dims // self.axes).repeat(self.axes), 1.0
+        found = unscaled_frequencies(theta, dims // self.axes)
+        if self.alternate:
+            return found.repeat_interleave(self.axes), 1.0
+        return found.repeat(self.axes), 1.0
 
 
 @dataclass(frozen=True, slots=True)

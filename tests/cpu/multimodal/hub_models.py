@@ -244,19 +244,20 @@ class DeepseekMoe(torch.nn.Module):
         hidden = self.model(inputs_embeds=inputs_embeds).last_hidden_state
         return type("Outputs", (), {"logits": self.lm_head(hidden)})
 
-    def hub_tensors(self):
-        """With one tensor for each matrix of an expert."""
-        found = {}
-        for name, tensor in self.state_dict().items():
-            at, _, bank = name.partition("experts.")
-            if "shared_" in at or bank not in ("gate_up_proj", "down_proj"):
-                found[name] = tensor
-                continue
-            for i, one in enumerate(tensor):
-                names = ("gate_proj", "up_proj") if bank == "gate_up_proj" else ("down_proj",)
-                for part, matrix in zip(names, one.chunk(len(names)), strict=True):
-                    found[f"{at}experts.{i}.{part}.weight"] = matrix.clone()
-        return found
+
+def hub_experts(tensors):
+    """Tensors of transformers with one for each matrix of an expert, as the hub has them."""
+    found = {}
+    for name, tensor in tensors.items():
+        at, _, bank = name.partition("experts.")
+        if "shared_" in at or bank not in ("gate_up_proj", "down_proj"):
+            found[name] = tensor
+            continue
+        for i, one in enumerate(tensor):
+            names = ("gate_proj", "up_proj") if bank == "gate_up_proj" else ("down_proj",)
+            for part, matrix in zip(names, one.chunk(len(names)), strict=True):
+                found[f"{at}experts.{i}.{part}.weight"] = matrix.clone()
+    return found
 
 
 @family
@@ -280,7 +281,7 @@ def deepseek_vl_v2(folder):
         "projector.layers.2.weight": random(64, 64),
         "projector.layers.2.bias": random(64),
     }
-    tensors = named(text.hub_tensors(), ("", "language.")) | timm_names(tower) | own
+    tensors = named(hub_experts(text.state_dict()), ("", "language.")) | timm_names(tower) | own
     tensors["vision.attn_pool.latent"] = random(1, 1, 32)
     config = {
         "model_type": "deepseek_vl_v2",
@@ -329,6 +330,116 @@ def deepseek_grid(item):
         for y in range(1, tiles + 1)
         if tiles % y == 0 and 3 * 4 + 1 + y * 3 * (tiles // y * 3 + 1) == rows
     )
+
+
+# -- Kimi-VL ------------------------------------------------------------------------------------
+
+
+def layer_norm(x, tensors, name, eps=1e-5):
+    weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def linear(x, tensors, name):
+    return F.linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
+
+
+def attend(q, k, v):
+    """[n, H, D] each."""
+    q, k, v = (one.transpose(0, 1)[None] for one in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
+
+
+def dense(tensors, name, outputs, inputs, bias=True):
+    """Add the random tensors of a linear layer."""
+    tensors[f"{name}.weight"] = random(outputs, inputs)
+    if bias:
+        tensors[f"{name}.bias"] = random(outputs, scale=0.2)
+
+
+def norm(tensors, name, size):
+    tensors[f"{name}.weight"] = 1 + random(size, scale=0.2)
+    tensors[f"{name}.bias"] = random(size, scale=0.2)
+
+
+def turned(x, rows, columns, theta=10000.0):
+    """Neighbouring channels of heads [n, H, D] as complex numbers, turned: the first pair by the
+    columns, the second by the rows, and so on."""
+    n, _, size = x.shape
+    angles = torch.empty(n, size // 2)
+    for i in range(size // 4):
+        step = theta ** (-4 * i / size)
+        angles[:, 2 * i], angles[:, 2 * i + 1] = columns * step, rows * step
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:2], -1, 2).contiguous())
+    made = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.view_as_real(made).flatten(-2)
+
+
+@family
+def kimi_vl(folder):
+    text = text_half(
+        "deepseek_v3", vocab_size=300, num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=32,
+        qk_nope_head_dim=24, qk_rope_head_dim=16, v_head_dim=20, n_routed_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=2, n_group=1,
+        topk_group=1, first_k_dense_replace=1,
+    )  # fmt: skip
+    own, at = {}, "vision_tower.encoder.blocks"
+    torch.manual_seed(4)
+    own["vision_tower.patch_embed.proj.weight"] = random(32, 3, 14, 14, scale=0.05)
+    own["vision_tower.patch_embed.proj.bias"] = random(32)
+    own["vision_tower.patch_embed.pos_emb.weight"] = random(6, 6, 32, scale=0.5)
+    for i in range(2):
+        norm(own, f"{at}.{i}.norm0", 32)
+        norm(own, f"{at}.{i}.norm1", 32)
+        dense(own, f"{at}.{i}.wqkv", 96, 32)
+        dense(own, f"{at}.{i}.wo", 32, 32)
+        dense(own, f"{at}.{i}.mlp.fc0", 48, 32)
+        dense(own, f"{at}.{i}.mlp.fc1", 32, 48)
+    norm(own, "vision_tower.encoder.final_layernorm", 32)
+    norm(own, "multi_modal_projector.pre_norm", 32)
+    dense(own, "multi_modal_projector.linear_1", 128, 128)
+    dense(own, "multi_modal_projector.linear_2", 64, 128)
+    config = {
+        "model_type": "kimi_vl",
+        "architectures": ["KimiVLForConditionalGeneration"],
+        "text_config": text.config.to_dict(),
+        "vision_config": {
+            "model_type": "moonvit", "hidden_size": 32, "num_attention_heads": 2,
+            "num_hidden_layers": 2, "intermediate_size": 48, "patch_size": 14,
+            "init_pos_emb_height": 6, "init_pos_emb_width": 6, "merge_kernel_size": [2, 2],
+        },
+    }  # fmt: skip
+    tensors = named(hub_experts(text.state_dict()), ("", "language_model.")) | own
+    special = ["<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
+    prompts = HubPrompts(folder, config, special, {"in_token_limit": 64})
+
+    def rows_of(item):
+        image = normal(item)
+        kernel = own["vision_tower.patch_embed.proj.weight"]
+        x = F.conv2d(image, kernel, own["vision_tower.patch_embed.proj.bias"], stride=14)
+        _, _, tall, wide = x.shape
+        table = own["vision_tower.patch_embed.pos_emb.weight"].permute(2, 0, 1)[None]
+        x = x + F.interpolate(table, (tall, wide), mode="bicubic")
+        x = x[0].flatten(1).T
+        rows = torch.arange(tall * wide) // wide
+        columns = torch.arange(tall * wide) % wide
+        for i in range(2):
+            q, k, v = (
+                linear(layer_norm(x, own, f"{at}.{i}.norm0"), own, f"{at}.{i}.wqkv")
+                .view(-1, 3, 2, 16)
+                .unbind(1)
+            )
+            q, k = (turned(one, rows, columns) for one in (q, k))
+            x = x + linear(attend(q, k, v), own, f"{at}.{i}.wo")
+            inner = linear(layer_norm(x, own, f"{at}.{i}.norm1"), own, f"{at}.{i}.mlp.fc0")
+            x = x + linear(F.gelu(inner, approximate="tanh"), own, f"{at}.{i}.mlp.fc1")
+        x = layer_norm(x, own, "vision_tower.encoder.final_layernorm")
+        x = layer_norm(x, own, "multi_modal_projector.pre_norm")
+        x = x.view(tall // 2, 2, wide // 2, 2, 32).permute(0, 2, 1, 3, 4).reshape(-1, 128)
+        x = F.gelu(linear(x, own, "multi_modal_projector.linear_1"))
+        return linear(x, own, "multi_modal_projector.linear_2")
+
+    return HubModel(folder, config, tensors, prompts, rows_of, text, tuple(own))
 
 
 def hd_image(image, most, side):

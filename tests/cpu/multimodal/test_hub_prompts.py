@@ -120,3 +120,23 @@ def test_deepseek_pads_with_the_mean_color(tmp_path):
     assert (whole[24:32] != 127).any()
     assert (left[:16] == 127).all()
     assert (right[-16:] == 127).all()
+
+
+def test_kimi_shrinks_to_a_number_of_patches_and_pads_right_and_below(tmp_path):
+    config = {"model_type": "kimi_vl", "vision_config": {"patch_size": 14}}
+    special = ["<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
+    prompts = HubPrompts(tmp_path, config, special)
+    small, large = prompts.items((30, 60), (280, 420), in_token_limit=150)
+    assert (small.sizes["grid"], large.sizes["grid"]) == ((2, 3), (5, 8))  # 14.1 * 14, 21.2 * 14
+    pixels = array(small, "pixels")
+    assert pixels.shape == (1, 56, 84, 3)
+    assert not pixels[:, 30:].any()
+    assert not pixels[:, :, 60:].any()
+    assert pixels[:, 29, 59].any()
+    form = prompts.processor.placeholder("image", 1)
+    ids, runs = prompts.place(f"a{form}b{form}", [small, large])
+    pads = ["<|media_pad|>" * n for n in (6, 40)]
+    assert ids == prompts.encode(
+        "".join(a + form.replace("<|media_pad|>", b) for a, b in zip("ab", pads, strict=True))
+    )
+    assert [own[0][1] for own in runs] == [6, 40]
