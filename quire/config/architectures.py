@@ -389,6 +389,7 @@ ALIASES = {
     "new": ModelAlias("gte"),
     "telechat3": ModelAlias("llama"),
     "xverse": ModelAlias("llama"),
+    "mimo": ModelAlias("qwen2"),
     "kimi_k2": ModelAlias("deepseek_v3"),
     "xlm-roberta": ModelAlias("roberta"),
     "camembert": ModelAlias("roberta"),

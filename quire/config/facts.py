@@ -528,7 +528,7 @@ def count_weights_in_headers(
             (tied and name.endswith("lm_head.weight"))
             or (wrapped and is_tower_tensor(name))
             or (not head and name.startswith(OUTPUT_HEADS))
-            or any(layer in name for layer in spare)
+            or any(layer in name for layer in (*spare, "mtp_layers."))
         )
 
     loaded = ((name, one) for name, one in headers.items() if is_loaded(name))

@@ -5,14 +5,12 @@ Source: model_type "qwen2", https://huggingface.co/Qwen/Qwen2.5-7B; transformers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.models import llama
 from quire.models._rope import rotary_sizes_of
 from quire.models._windows import read_upper_layer_windows
 from quire.models.base import Hf
-
-Model = llama.Model
 
 CONVENTIONS = {
     "windows": "upper",
@@ -40,3 +38,11 @@ class Config(llama.Config):
             qkv_bias=True,
             windows=read_upper_layer_windows(hf, sizes["layers"]),
         )
+
+
+class Model(llama.Model):
+    """MiMo's checkpoints also have layers that predict further tokens (quire.models.drafters)."""
+
+    weights = replace(
+        llama.Model.weights, ignore=(*llama.Model.weights.ignore, "model.mtp_layers.*")
+    )

@@ -67,16 +67,18 @@ class MTPHead(DraftHead):
 
     def forward(self, step: StepInputs, states: Tensor) -> Tensor:
         layer = cast(Any, self.layers[self.at])
-        both = layer.enorm(self.embed_known(step)), layer.hnorm(states)
+        both = layer.enorm(embed_known(self, step)), layer.hnorm(states)
         x, res = layer(layer.eh_proj(side_by_side(*both)), None, step)
-        return self.flushed(layer.shared_head.norm(x, res)[0])
+        return flushed(layer.shared_head.norm(x, res)[0])
 
-    def embed_known(self, step: StepInputs) -> Tensor:
-        """Return the embeddings of a step's tokens: zeros at position 0."""
-        found = self.flushed(self.embed(step.token_ids))
-        return torch.where((cast(Tensor, step.positions) > 0)[:, None], found, 0)
 
-    def flushed(self, x: Tensor) -> Tensor:
-        """Return a tensor that torch may read."""
-        lazy_fusion.flush()
-        return x
+def embed_known(head: DraftHead, step: StepInputs) -> Tensor:
+    """Return the embeddings of a step's tokens [n, E]: zeros at position 0."""
+    found = flushed(head.embed(step.token_ids))
+    return torch.where((cast(Tensor, step.positions) > 0)[:, None], found, 0)
+
+
+def flushed(x: Tensor) -> Tensor:
+    """Return a tensor that torch may read."""
+    lazy_fusion.flush()
+    return x

@@ -1,5 +1,6 @@
 """Layers that predict further tokens: their drafts are those of transformers' layers."""
 
+import json
 from functools import cache
 
 import pytest
@@ -11,12 +12,23 @@ from tests.cpu.engine_of import request, run
 from tests.cpu.models.peers import peer, scale_weights
 
 
+MIMO = {
+    "enorm": "token_layernorm",
+    "hnorm": "hidden_layernorm",
+    "eh_proj": "input_proj",
+    "shared_head.norm": "final_layernorm",
+}
+"""Names of MiMo for those of DeepSeek."""
+
+
 def one_layer_of(theirs, tmp_path):
     """A model of one layer like the last of another, and its tensors by the names of a checkpoint."""
     from transformers import AutoModelForCausalLM
 
     config = type(theirs.config)(**theirs.config.to_dict())
     config.num_hidden_layers, config.first_k_dense_replace = 1, 0
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
     torch.manual_seed(9)
     made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     scale_weights(made, 2.0)
@@ -44,7 +56,13 @@ def added_tensors(tensors, layer, vocab, size, *, own):
     return found
 
 
-def reference_of(theirs, layer, head, at, eps, count=4):
+def renamed(name, at):
+    """MiMo's name of a tensor of layer n."""
+    path = name.removeprefix(at).removesuffix(".weight")
+    return name.replace(at, "model.mtp_layers.0.").replace(path, MIMO.get(path, path))
+
+
+def reference_of(theirs, layer, head, at, eps, count=4, *, mimo=False):
     table = head.get(f"{at}embed_tokens.weight", theirs.model.embed_tokens.weight)
     output = head.get(f"{at}shared_head.head.weight", theirs.lm_head.weight)
     norm = lambda x, name: rms(x, head[f"{at}{name}.weight"], eps)  # noqa: E731
@@ -52,7 +70,8 @@ def reference_of(theirs, layer, head, at, eps, count=4):
     def step(following, states):
         embedded = table[following]
         embedded[0] = 0
-        both = torch.cat((norm(embedded, "enorm"), norm(states, "hnorm")), -1)
+        both = [norm(embedded, "enorm"), norm(states, "hnorm")]
+        both = torch.cat(both[::-1] if mimo else both, -1)
         x = both @ head[f"{at}eh_proj.weight"].T
         out = layer.model(inputs_embeds=x[None]).last_hidden_state[0]
         return out, (out @ output.T).argmax(-1)
@@ -69,19 +88,28 @@ def reference_of(theirs, layer, head, at, eps, count=4):
 @pytest.mark.slow("transformers' models of experts, and engines over them")
 @pytest.mark.parametrize(
     ("variant", "own", "knobs"),
-    [("deepseek_v3", False, {"budget": 13}), ("glm4_moe", True, {"depth": 2})],
+    [
+        ("deepseek_v3", False, {"budget": 13}),
+        ("glm4_moe", True, {"depth": 2}),
+        ("mimo", False, {"block_size": 8}),
+    ],
 )
 def test_drafts_are_those_of_the_reference(variant, own, knobs, tmp_path):
     target = tmp_path / "target"
-    theirs = peer(variant, target)
+    theirs = peer("qwen2" if variant == "mimo" else variant, target)
     layer, tensors = one_layer_of(theirs, tmp_path / "layer")
     c = theirs.config
     head = added_tensors(tensors, c.num_hidden_layers, c.vocab_size, c.hidden_size, own=own)
-    path = target / "model.safetensors"
-    save_file({**load_file(path), **head}, path)
-    reference = reference_of(
-        theirs, layer, head, f"model.layers.{c.num_hidden_layers}.", c.rms_norm_eps
-    )
+    path, at = target / "model.safetensors", f"model.layers.{c.num_hidden_layers}."
+    stored = head
+    if variant == "mimo":
+        stored = {renamed(name, at): one for name, one in head.items()}
+        hf = json.loads((target / "config.json").read_text())
+        hf |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}
+        (target / "config.json").write_text(json.dumps(hf))
+    save_file({**load_file(path), **stored}, path)
+    mimo = variant == "mimo"
+    reference = reference_of(theirs, layer, head, at, c.rms_norm_eps, mimo=mimo)
     prompts = [request("a", [5, 6, 7, 8] * 6, 20), request("b", range(20, 60), 20)]
     want, _ = run(plain_engine(target), prompts)
     got, whole = check_drafts(engine_with(target, "mtp", target, **knobs), prompts, reference)
