@@ -77,7 +77,10 @@ def test_a_drafters_memory_is_that_of_its_weights(folders, method):
 
 
 def test_a_head_of_another_model_is_refused(folders, tmp_path):
-    head = {**head_tensors("midlayer."), "midlayer.surprise.weight": head_tensors("x.")["fc.weight"]}
+    head = {
+        **head_tensors("midlayer."),
+        "midlayer.surprise.weight": head_tensors("x.")["fc.weight"],
+    }
     del head["fc.weight"]
     given = {"model": str(write(tmp_path / "odd", PLAIN, head)), "num_speculative_tokens": 2}
     with pytest.raises(WeightError) as caught:
