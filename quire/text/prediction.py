@@ -14,7 +14,8 @@ SWITCH = "speculative"
 
 def speculates(params: SamplingParams) -> bool:
     """Return whether a request may have drafts."""
-    return params.speculative is not False and (params.extra_args or {}).get(SWITCH) is not False
+    switch = (params.extra_args or {}).get(SWITCH)
+    return params.speculative is not False and switch not in (False, "false")
 
 
 def predicted_tokens(

@@ -159,6 +159,20 @@ def test_drafts_have_a_line_of_their_own():
     assert len(scene.line()[0].splitlines()) == 1, "none since the line before"
 
 
+def test_drafts_that_are_hardly_accepted_are_warned_of_once(caplog):
+    scene = Scene()
+    scene.board.add(LOAD_COUNTER)
+    for counts in (DraftCounts(999, 3000, ()), DraftCounts(1500, 4500, (150,)),
+                   DraftCounts(1600, 4800, (150,)), DraftCounts(2000, 6000, (150,))):  # fmt: skip
+        scene.answer = scene.answer._replace(
+            counters=scene.answer.counters._replace(draft_counts=counts)
+        )
+        scene.line()
+    assert [one.getMessage()[:48] for one in caplog.records if one.levelname == "WARNING"] == [
+        "of 4800 drafted tokens 150 were accepted: a draf"
+    ]
+
+
 def test_an_engine_that_took_over_counts_from_its_own_start():
     scene = Scene()
     scene.board.add(LOAD_COUNTER)

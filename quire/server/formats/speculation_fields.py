@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from quire.server.formats.request_body import MAX_STRINGS_PER_LIST
 from quire.server.formats.structured_output import StructuredOutputFields
 
 
@@ -24,7 +25,7 @@ class Prediction(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["content"]
-    content: str | list[PredictionPart]
+    content: str | Annotated[list[PredictionPart], Field(max_length=MAX_STRINGS_PER_LIST)]
 
     @property
     def text(self) -> str:

@@ -15,6 +15,9 @@ from quire.server.telemetry.shared_counters import SharedCounters
 
 log = logging.getLogger(__name__)
 
+MIN_DRAFT_STEPS = 1000
+"""Steps of sequences with drafts after which their acceptance is judged."""
+
 FetchSnapshot = Callable[[], Awaitable[Snapshot | None]]
 
 LINE_FORMAT = (
@@ -42,6 +45,7 @@ class StatsLogger:
         self._finished_before = self._load_and_finished()[1]
         self._last_at = clock()
         self._last_snapshot: Snapshot | None = None
+        self._has_warned = False
 
     async def log_every(self, seconds: float) -> None:
         """Log a line, for ever."""
@@ -71,7 +75,22 @@ class StatsLogger:
         counted = _draft_counts_since(before, now)
         if counted.rows:
             line += f"\n{self._name}{format_drafts(counted, seconds)}"
+        self._warn_of_useless_drafts(now.counters.draft_counts)
         return line, rates
+
+    def _warn_of_useless_drafts(self, counts: DraftCounts) -> None:
+        """Warn once if hardly a draft was accepted since the start."""
+        accepted = sum(counts.accepted)
+        if self._has_warned or counts.rows < MIN_DRAFT_STEPS or accepted >= counts.rows / 10:
+            return
+        self._has_warned = True
+        log.warning(
+            "%sof %d drafted tokens %d were accepted: a drafter with weights may be made for "
+            "another model, and ngram and suffix need texts that repeat",
+            self._name,
+            counts.tokens,
+            accepted,
+        )
 
     def _load_and_finished(self) -> tuple[float, float]:
         """Requests under way, and sequences that have ended, in all API processes."""
