@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from quire.config.decisions import DecisionLog
@@ -23,7 +22,7 @@ from quire.config.speculation_options import (
     synthetic_rates,
 )
 from quire.errors import ConfigError
-from quire.registry import PluginRegistry
+from quire.registry import PluginRegistry, find_entry_points
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +36,17 @@ DEFAULT_DRAFTS = {"ngram": 8, "suffix": 24}
 _PACKAGES = ("quire.core.drafters", "quire.runner.drafters")
 _REFUSED = {
     "mlp_speculator": "use a head of EAGLE-3 or Medusa, a draft model, or suffix",
-    "custom_class": 'a package can add a drafter to the entry points "quire.core.drafters"',
+    "custom_class": 'a package adds a drafter by an entry point of "quire.core.drafters", whose '
+    "name is then the method",
     "extract_hidden_states": "it makes no drafts",
 }
 
 
 def built_methods() -> list[str]:
-    """Return the methods that this version has drafters for."""
-    found = {name for one in _PACKAGES if find_spec(one) for name in PluginRegistry(one).names()}
-    return [one for one in (*HOST_METHODS, *MODEL_METHODS) if one in found]
+    """Return the methods that there are drafters for, those of other packages last."""
+    found = {name for one in _PACKAGES for name in PluginRegistry(one).names()}
+    others = sorted(one.name for one in find_entry_points(_PACKAGES[0]))
+    return [one for one in (*HOST_METHODS, *MODEL_METHODS) if one in found] + others
 
 
 def wanted_drafter(given: SpeculationOptions) -> tuple[str | None, str | None, str | None]:

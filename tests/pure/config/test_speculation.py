@@ -4,6 +4,7 @@ import json
 import logging
 import struct
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -175,6 +176,15 @@ def test_a_method_without_a_drafter_names_those_that_there_are(monkeypatch):
         ConfigError, match=r"method 'suffix' is not supported; supported are ngram$"
     ):
         section(config(method="suffix"))
+
+
+def test_drafters_of_other_packages_are_methods(monkeypatch):
+    monkeypatch.undo()
+    assert {*speculation.HOST_METHODS, "draft_model"} <= set(speculation.built_methods())
+    entry = EntryPoint("mine", "somewhere", "quire.core.drafters")
+    monkeypatch.setattr(speculation, "find_entry_points", lambda group: [entry])
+    assert speculation.built_methods()[-1] == "mine"
+    assert section(config(method="mine", num_speculative_tokens=3)).max_drafts == 3
 
 
 def test_a_model_that_pools_has_no_drafts():
