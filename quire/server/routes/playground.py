@@ -30,7 +30,7 @@ STATIC_FOLDER = Path(__file__).parents[1] / "static"
 SCRIPTS = (
     *("theme", "app", "api", "dom", "format", "settings", "request", "chat", "message"),
     *("markdown", "split", "tokens", "engine", "blockmap", "colours", "chart", "history", "why"),
-    "weave",
+    *("weave", "attach"),
 )
 FILES = (*(f"{name}.js" for name in SCRIPTS), "base.css", "chat.css", "engine.css", "icon.svg")
 PUBLIC_PATHS = frozenset({"/", *(f"/quire/page/{name}" for name in FILES)})
@@ -43,7 +43,8 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
 }
 CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
@@ -92,7 +93,7 @@ async def show_about(http: Request) -> Response:
 
 def describe_model(state: AppState) -> dict[str, Any]:
     """The model's properties, which the page loads first."""
-    templates = _templates(state)
+    templates, media = _templates(state), state.inputs.media
     return {
         "model": state.served_model_names[0],
         "version": quire.__version__,
@@ -103,6 +104,8 @@ def describe_model(state: AppState) -> dict[str, Any]:
         "generates": state.generates,
         "tasks": [] if state.pooling is None else state.pooling.section.tasks,
         "chat": bool(templates),
+        "reads": () if media is None else media.pipeline.processor.modalities,
+        "transcribes": state.inputs.speech is not None,
         "thinking": any("enable_thinking" in one for one in templates),
         "controls": [asdict(one) for one in build_sampling_controls(state)],
     }

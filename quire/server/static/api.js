@@ -27,13 +27,14 @@ export const address = (path) => new URL(path, document.baseURI).href;
 
 /** A good response, or an ApiError. */
 export async function ask(path, { body, signal } = {}) {
-  const headers = body === undefined ? {} : { "Content-Type": "application/json" };
+  const isForm = body instanceof FormData; // has a type of its own
+  const headers = body === undefined || isForm ? {} : { "Content-Type": "application/json" };
   const used = key.get();
   if (used) headers.Authorization = `Bearer ${used}`;
   const response = await reached(fetch(address(path), {
     method: body === undefined ? "GET" : "POST",
     headers,
-    body: body === undefined ? undefined : JSON.stringify(body),
+    body: body === undefined || isForm ? body : JSON.stringify(body),
     signal,
     cache: "no-store",
     credentials: "omit",

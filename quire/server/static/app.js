@@ -23,6 +23,7 @@ async function start() {
   $("model").title = `${about.model}: up to ${about.max_model_len} tokens, ${held}, quire ${about.version}`;
   if (!about.text) say($("welcome-text"), "This server has no tokenizer: it takes token ids only, so there is no chat here.");
   else if (!about.generates) say($("welcome-text"), `This model does not write: it is for ${about.tasks.join(" and ")}. See /docs.`);
+  else if (about.transcribes) say($("welcome-text"), "This model writes what is spoken: record something, or attach a recording.");
   else if (!about.chat) say($("welcome-text"), "This model has no chat template: it goes on from what you write.");
   $("open-settings").disabled = false; // till now there was nothing behind these
   $("say").disabled = $("send").disabled = !(about.text && about.generates);

@@ -1,6 +1,7 @@
 // The conversation: what was said, asking for more, stopping, editing. The only writer of `messages`.
 
 import { ask, events } from "./api.js";
+import { Attachments } from "./attach.js";
 import { $, eachFrame, el } from "./dom.js";
 import { MessageView } from "./message.js";
 import { curlOf, newAnswer, requestFor, take } from "./request.js";
@@ -23,6 +24,7 @@ export class Chat extends EventTarget {
     this.messages = [];
     this.views = [];
     this.asTokens = false; // as the person last chose; new answers follow
+    this.attachments = new Attachments(about);
     this.running = null; // the AbortController of the answer under way
     this.#wire();
     this.#restore();
@@ -33,10 +35,10 @@ export class Chat extends EventTarget {
     return this.running !== null;
   }
 
-  /** Say something and get an answer. */
-  async send(text) {
-    if (this.busy || !text.trim() || !this.#ready()) return false;
-    this.#add({ role: "user", content: text });
+  /** Say something and get an answer. media: items of Attachments. */
+  async send(text, media = []) {
+    if (this.busy || !this.#complete(text, media) || !this.#ready()) return false;
+    this.#add({ role: "user", content: text, media });
     await this.#answer();
     return true;
   }
@@ -71,10 +73,13 @@ export class Chat extends EventTarget {
     this.#busy("The model answers.");
     try {
       const response = await ask(request.path, { body: request.body, signal: this.running.signal });
-      for await (const data of events(response)) {
-        if (data === "[DONE]") break;
-        take(answer, JSON.parse(data));
-        update();
+      if (request.body instanceof FormData) take(answer, transcript(await response.json()));
+      else {
+        for await (const data of events(response)) {
+          if (data === "[DONE]") break;
+          take(answer, JSON.parse(data));
+          update();
+        }
       }
       answer.finish ??= "broken";
       if (answer.finish === "broken") answer.error = "The stream ended before the answer did.";
@@ -94,6 +99,11 @@ export class Chat extends EventTarget {
     this.#busy(answer.error ?? `The answer is complete. ${partsOf(answer).text}`.slice(0, 2000));
     this.#keep();
     this.dispatchEvent(new CustomEvent("answered", { detail: answer }));
+  }
+
+  /** There is something to send; for a model of speech, a recording. */
+  #complete(text, media) {
+    return this.about.transcribes ? media.length === 1 : Boolean(text.trim()) || media.length > 0;
   }
 
   #ready() {
@@ -121,7 +131,7 @@ export class Chat extends EventTarget {
     if (message.role === "user") {
       if (!this.#ready()) return;
       this.#cut(at);
-      await this.send(text);
+      await this.send(text, message.media);
       return;
     }
     Object.assign(message, { content: text, tokens: [], reasoning: message.role === "assistant" ? "" : undefined });
@@ -231,10 +241,10 @@ export class Chat extends EventTarget {
 
   #submit() {
     const text = $("say").value;
-    if (this.busy || !text.trim() || !this.#ready()) return;
+    if (this.busy || !this.#complete(text, this.attachments.items) || !this.#ready()) return;
     $("say").value = "";
     $("say").dispatchEvent(new Event("input", { bubbles: true }));
-    this.send(text);
+    this.send(text, this.attachments.take());
   }
 
   // -- keeping ----------------------------------------------------------------------------------
@@ -267,7 +277,10 @@ export class Chat extends EventTarget {
   }
 }
 
-/** What is kept of a message: neither its tokens nor the request that made it. */
+/** A transcript in the form of a chunk. */
+const transcript = ({ text }) => ({ choices: [{ delta: { content: text }, finish_reason: "stop" }] });
+
+/** What is kept of a message: neither its media and tokens nor the request that made it. */
 function plain({ role, content, reasoning, toolCalls, toolCallId, finish, answered }) {
   return { role, content, reasoning, toolCalls, toolCallId, finish, answered, tokens: [] };
 }

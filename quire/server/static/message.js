@@ -1,5 +1,6 @@
 // One message of the conversation, on the page: its text, reasoning, tool calls, tokens, buttons.
 
+import { preview } from "./attach.js";
 import { copy, el, say } from "./dom.js";
 import { plural, seconds } from "./format.js";
 import { render } from "./markdown.js";
@@ -28,7 +29,8 @@ export class MessageView {
     this.foot = el("p", { class: "facts" });
     this.tokens = null;
     this.bar = el("div", { class: "actions", role: "group", "aria-label": `${WHO[message.role]}: actions` });
-    this.body = el("div", { class: "body" }, this.text, this.calls, this.error);
+    const media = message.media?.length ? el("div", { class: "media" }, ...message.media.map(preview)) : null;
+    this.body = el("div", { class: "body" }, media, this.text, this.calls, this.error);
     this.node = el("li", { class: `message ${message.role}` },
       el("span", { class: "who", text: WHO[message.role] ?? message.role }), this.body, this.foot, this.bar);
     watch(this.text, () => this.message.tokens ?? []);

@@ -1,9 +1,11 @@
 // Conversation and settings -> the body of a request; chunks of its stream -> the answer.
 
 import { address, key } from "./api.js";
+import { mediaParts } from "./attach.js";
 
-/** {path, body} that asks for the next message after `messages`. */
+/** {path, body} that asks for the next message after `messages`. body: FormData for a recording. */
 export function requestFor(messages, settings, about) {
+  if (about.transcribes) return { path: "v1/audio/transcriptions", body: recording(messages.at(-1), about) };
   const common = {
     model: about.model,
     ...settings.sampling,
@@ -33,9 +35,19 @@ function completion(messages, settings, common) {
   return body;
 }
 
+/** What is spoken in the message; its text is the prompt of the transcription. */
+function recording({ content, media }, about) {
+  const form = new FormData();
+  form.append("model", about.model);
+  if (content) form.append("prompt", content);
+  form.append("file", media[0].file, media[0].name);
+  return form;
+}
+
 function wire(message) {
-  const { role, content, reasoning, toolCalls, toolCallId } = message;
+  const { role, content, media, reasoning, toolCalls, toolCallId } = message;
   const told = { role, content };
+  if (media?.length) told.content = [...mediaParts(media), ...(content ? [{ type: "text", text: content }] : [])];
   if (toolCallId) told.tool_call_id = toolCallId;
   if (reasoning) told.reasoning = reasoning;
   if (toolCalls?.length) told.tool_calls = toolCalls;
@@ -45,9 +57,11 @@ function wire(message) {
 /** The request as a command. The key is not in it. */
 export function curlOf({ path, body }) {
   const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const words = ["curl -N", quote(address(path)), "-H 'Content-Type: application/json'"];
+  const words = ["curl -N", quote(address(path))];
   if (key.get()) words.push('-H "Authorization: Bearer $QUIRE_API_KEY"');
-  words.push("-d", quote(JSON.stringify(body)));
+  if (body instanceof FormData) {
+    for (const [name, value] of body) words.push("-F", quote(`${name}=${typeof value === "string" ? value : `@${value.name}`}`));
+  } else words.push("-H 'Content-Type: application/json'", "-d", quote(JSON.stringify(body)));
   return words.join(" ");
 }
 
