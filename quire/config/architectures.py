@@ -95,6 +95,7 @@ CLASSES: dict[str, str] = {
     "camembert": "CamembertModel",
     "clip": "CLIPModel",
     "clip_text_model": "CLIPTextModel",
+    "chatglm": "ChatGLMModel",
     "codegen": "CodeGenForCausalLM",
     "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
@@ -364,8 +365,8 @@ WRAPPERS: dict[str, str] = {
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""
 HUB_WRAPPERS = frozenset(
     (
-        *("deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "NVLM_D", "phi3_v"),
-        "skywork_chat",
+        *("chatglm", "deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "NVLM_D"),
+        *("phi3_v", "skywork_chat"),
     )
 )
 """Multimodal models whose code is in their repositories of the hub alone."""
@@ -393,6 +394,7 @@ ALIASES = {
     "kimi_k2": ModelAlias("deepseek_v3"),
     "xlm-roberta": ModelAlias("roberta"),
     "camembert": ModelAlias("roberta"),
+    "chatglm_text": ModelAlias("chatglm"),
     "phi3_v_text": ModelAlias("phi3"),
     "qwen2_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
     "qwen2_5_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
@@ -488,7 +490,8 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
         note += ", from its description" if model_type in HUB_WRAPPERS else ""
         return Architecture(name, model_type, half.served, note)
     if model_type in native:
-        return Architecture(name, model_type, "native")
+        note = "with media if it has a tower, from its description"
+        return Architecture(name, model_type, "native", note if model_type in HUB_WRAPPERS else "")
     if model_type in ALIASES and ALIASES[model_type].target in native:
         return Architecture(name, model_type, "native", f"as {ALIASES[model_type].target}")
     if refusal is not None:

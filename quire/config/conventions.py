@@ -53,6 +53,7 @@ class Conventions:
     pads_prompts: bool = False  # texts are padded to all positions, and tokens attend to that
     windows_unscaled: bool = False  # rope scaling is for layers without a window
     defaults: Json = field(default_factory=dict)  # other fields that config.json may leave out
+    names: Json = field(default_factory=dict)  # of fields in config.json -> usual ones
     nested_defaults: Json = field(default_factory=dict)
     """More that the text half of a multimodal config.json may leave out."""
 
@@ -88,6 +89,12 @@ def expand_attention_types(hf: Json) -> list[str]:
 def conventions_of(hf: Json) -> Conventions:
     """Return those of a config.json's model type; the defaults for an unknown type."""
     return _stated_conventions(str(hf.get("model_type", "")))
+
+
+def with_usual_names(hf: Json) -> dict[str, Any]:
+    """Return a config.json with the family's own fields under the usual names too."""
+    names = conventions_of(hf).names
+    return {**{usual: hf[own] for own, usual in names.items() if own in hf}, **hf}
 
 
 def fill_defaults(hf: Json) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.config.architectures import ALIASES, CLASSES, WRAPPERS, ModelAlias
-from quire.config.conventions import conventions_of
+from quire.config.conventions import conventions_of, with_usual_names
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 
@@ -28,7 +28,12 @@ LANGUAGE_PREFIXES = (
     *("language.", "model.llm.", "llm."),
 )
 """Prefixes of the tensors of a language model in the checkpoint of a wrapper."""
-FLAT_WRAPPERS = {"phi3_v": "img_processor", "qwen2_vl": "", "qwen2_5_vl": ""}
+FLAT_WRAPPERS = {
+    "chatglm": "vision_config",
+    "phi3_v": "img_processor",
+    "qwen2_vl": "",
+    "qwen2_5_vl": "",
+}
 """Wrappers with the fields of the text half at the top, some in their older files only -> the field
 that tells them from a model of text; "": their type does."""
 
@@ -59,8 +64,9 @@ _BY_FIELDS = (
 )
 """Model type, a field and its value -> the type that these models have here."""
 _TOWER = re.compile(
-    r"(?:model\.|thinker\.)?(?!text_)[^.]*(?:vision|visual|image|video|audio|speech|projector|projection"
-    r"|connector|aligner|patch_merger|whisper|resampler|perceiver|qformer|sep[ae]rator"
+    r"(?:model\.|thinker\.|transformer\.)?(?!text_)[^.]*"
+    r"(?:vision|visual|image|video|audio|speech|projector|projection|connector|aligner"
+    r"|patch_merger|whisper|resampler|perceiver|qformer|sep[ae]rator"
     r"|\bmlp1\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b|\bcode2wav\b)"
 )
 
@@ -163,6 +169,7 @@ def resolve_identity(hf: Json) -> dict[str, Any]:
     found = {**model.defaults, **found, "model_type": model.target}
     if any(_BIDIRECTIONAL.match(one) for one in classes or ()):
         found.setdefault("is_causal", False)
+    found = with_usual_names(found)
     if "wrapper_type" in found:
         found = {**conventions_of(found).nested_defaults, **found}
     return found

@@ -35,6 +35,7 @@ SUFFIXES: tuple[tuple[str, Runner, Conversion], ...] = (
     ("ForCausalLM", "generate", "none"),
     ("ForConditionalGeneration", "generate", "none"),
     ("ChatModel", "generate", "none"),
+    ("ChatGLMModel", "generate", "none"),
     ("LMHeadModel", "generate", "none"),
     ("ForTextEncoding", "pooling", "embed"),
     ("EmbeddingModel", "pooling", "embed"),

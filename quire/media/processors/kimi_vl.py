@@ -1,4 +1,4 @@
-"""Images of Kimi-VL: any size, shrunk to some number of patches, padded to whole squares of them."""
+"""Images of Kimi-VL: any size, shrunk to a number of patches, padded to whole squares of them."""
 
 from __future__ import annotations
 

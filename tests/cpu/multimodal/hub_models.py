@@ -442,6 +442,104 @@ def kimi_vl(folder):
     return HubModel(folder, config, tensors, prompts, rows_of, text, tuple(own))
 
 
+# -- GLM-4V-9B ----------------------------------------------------------------------------------
+
+CHATGLM = {
+    "model.embed_tokens": "transformer.embedding.word_embeddings",
+    "model.layers": "transformer.encoder.layers",
+    "model.norm": "transformer.encoder.final_layernorm",
+    "lm_head": "transformer.output_layer",
+    "self_attn.o_proj": "self_attention.dense",
+    "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
+
+
+def chatglm_names(tensors):
+    """Tensors of GLM in transformers under ChatGLM's names: queries, keys and values are one."""
+    found, parts = {}, {}
+    for name, tensor in tensors.items():
+        for theirs, hub in CHATGLM.items():
+            name = name.replace(theirs, hub)
+        at, dot, rest = name.partition("self_attn.")
+        if dot:
+            to = f"{at}self_attention.query_key_value.{rest.split('.')[1]}"
+            parts.setdefault(to, {})[rest[0]] = tensor
+        else:
+            found[name] = tensor
+    return found | {name: torch.cat([own[one] for one in "qkv"]) for name, own in parts.items()}
+
+
+@family
+def chatglm(folder):
+    text = text_half(
+        "glm", vocab_size=300, head_dim=16, partial_rotary_factor=0.5, attention_bias=True,
+        rope_theta=20000.0,
+    )  # fmt: skip
+    own, at = {}, "transformer.vision"
+    torch.manual_seed(5)
+    own[f"{at}.patch_embedding.cls_embedding"] = random(1, 32, scale=1)
+    own[f"{at}.patch_embedding.proj.weight"] = random(32, 3, 14, 14, scale=0.05)
+    own[f"{at}.patch_embedding.proj.bias"] = random(32)
+    own[f"{at}.patch_embedding.position_embedding.weight"] = random(17, 32, scale=0.5)
+    for i in range(2):
+        layer = f"{at}.transformer.layers.{i}"
+        norm(own, f"{layer}.input_layernorm", 32)
+        norm(own, f"{layer}.post_attention_layernorm", 32)
+        dense(own, f"{layer}.attention.query_key_value", 96, 32)
+        dense(own, f"{layer}.attention.dense", 32, 32)
+        dense(own, f"{layer}.mlp.fc1", 48, 32)
+        dense(own, f"{layer}.mlp.fc2", 32, 48)
+    own[f"{at}.conv.weight"] = random(64, 32, 2, 2, scale=0.1)
+    own[f"{at}.conv.bias"] = random(64)
+    norm(own, f"{at}.linear_proj.norm1", 64)
+    for name, (outputs, inputs) in {
+        "linear_proj": (64, 64), "gate_proj": (96, 64), "dense_h_to_4h": (96, 64),
+        "dense_4h_to_h": (64, 96),
+    }.items():  # fmt: skip
+        dense(own, f"{at}.linear_proj.{name}", outputs, inputs, bias=False)
+    own[f"{at}.boi"], own[f"{at}.eoi"] = random(1, 1, 64, scale=1), random(1, 1, 64, scale=1)
+    config = {
+        "model_type": "chatglm", "architectures": ["ChatGLMModel"], "hidden_size": 64,
+        "ffn_hidden_size": 96, "num_layers": 2, "num_attention_heads": 4, "kv_channels": 16,
+        "multi_query_attention": True, "multi_query_group_num": 2, "padded_vocab_size": 300,
+        "seq_length": 4096, "layernorm_epsilon": 1e-5, "add_qkv_bias": True, "rope_ratio": 2,
+        "rmsnorm": True, "tie_word_embeddings": False,
+        "vision_config": {
+            "hidden_size": 32, "num_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48,
+            "image_size": 56, "patch_size": 14, "in_channels": 3, "num_positions": 17,
+            "hidden_act": "gelu", "layer_norm_eps": 1e-6, "scaling_factor": 8,
+        },
+    }  # fmt: skip
+    special = ["<|begin_of_image|>", "<|endoftext|>", "<|end_of_image|>"]
+    prompts = HubPrompts(folder, config, special)
+
+    def rows_of(item):
+        name = f"{at}.patch_embedding"
+        x = F.conv2d(normal(item), own[f"{name}.proj.weight"], own[f"{name}.proj.bias"], stride=14)
+        x = torch.cat((own[f"{name}.cls_embedding"], x[0].flatten(1).T))
+        x = x + own[f"{name}.position_embedding.weight"]
+        for i in range(2):
+            layer = f"{at}.transformer.layers.{i}"
+            qkv = linear(x, own, f"{layer}.attention.query_key_value").view(-1, 3, 4, 8)
+            y = linear(attend(*qkv.unbind(1)), own, f"{layer}.attention.dense")
+            x = x + layer_norm(y, own, f"{layer}.input_layernorm", 1e-6)
+            y = linear(F.gelu(linear(x, own, f"{layer}.mlp.fc1")), own, f"{layer}.mlp.fc2")
+            x = x + layer_norm(y, own, f"{layer}.post_attention_layernorm", 1e-6)
+        grid = x[1:].T.view(1, 32, 4, 4)
+        x = F.conv2d(grid, own[f"{at}.conv.weight"], own[f"{at}.conv.bias"], stride=2)
+        name = f"{at}.linear_proj"
+        x = linear(x[0].flatten(1).T, own, f"{name}.linear_proj")
+        x = F.gelu(layer_norm(x, own, f"{name}.norm1"))
+        x = F.silu(linear(x, own, f"{name}.gate_proj")) * linear(x, own, f"{name}.dense_h_to_4h")
+        x = linear(x, own, f"{name}.dense_4h_to_h")
+        return torch.cat((own[f"{at}.boi"][0], x, own[f"{at}.eoi"][0])) / 8
+
+    tensors = chatglm_names(text.state_dict()) | own
+    tensors["transformer.rotary_pos_emb.inv_freq"] = torch.ones(4)
+    return HubModel(folder, config, tensors, prompts, rows_of, text, tuple(own))
+
+
 def hd_image(image, most, side):
     """Phi-3-vision's resized and padded image, with PIL."""
     turned = image.width < image.height

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.errors import WeightError
+from tests.cpu.models.harness import Stepper
 from tests.cpu.multimodal.families import image
 from tests.cpu.multimodal.hub_models import FAMILIES, built, hd_image
 from tests.cpu.multimodal.hub_prompts import array
@@ -85,6 +86,52 @@ def test_phi_tokenizes_each_text_between_images_as_a_prompt(tmp_path):
         *prompts.encode("b"),
     ]  # fmt: skip
     assert (at, at_1) == (1, 1 + n + 1)
+
+
+@torch.inference_mode()
+def test_chatglm_without_a_tower_is_a_model_of_text(tmp_path):
+    made = FAMILIES["chatglm"](tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    text = {name: x for name, x in tensors.items() if ".vision." not in name}
+    save_file(text, tmp_path / "model.safetensors", {"format": "pt"})
+    config = {name: x for name, x in made.config.items() if name != "vision_config"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, config = built(tmp_path)
+    assert model.media_encoder is None
+    ids = [5, 7, 250, 31, 8]
+    wanted = made.text(torch.tensor([ids])).logits[0]
+    assert (Stepper(model, config).logits(ids) - wanted).abs().max().item() < 1e-4
+
+
+@pytest.mark.slow("a whole engine")
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 6}])
+def test_patches_of_glm_share_a_position(settings, tmp_path):
+    """Also in chunks that end inside of an image, and in tokens after it."""
+    made = FAMILIES["chatglm"](tmp_path)
+    form = made.prompts.processor.placeholder("image", 1)
+    prompt = f"abc{form}defgh{form}i"
+    llm = LLM(
+        str(tmp_path), dtype="float32", max_model_len=512, num_gpu_blocks_override=64,
+        enable_prefix_caching=False, **settings,
+    )  # fmt: skip
+    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    given = {"image": [image(56, 56), image(40, 120)]}
+    (output,) = llm.generate({"prompt": prompt, "multi_modal_data": given}, sampling)
+    items = made.prompts.items((56, 56), (40, 120))
+    ids, runs = made.prompts.place(prompt, items)
+    assert list(output.prompt_token_ids) == ids
+    found = list(output.outputs[0].token_ids)
+    patch, positions, steps = made.prompts.token("<|endoftext|>"), [], iter(range(1000))
+    for before, token in zip([None, *ids, *found], [*ids, *found], strict=False):
+        positions.append(positions[-1] if before == token == patch else next(steps))
+    rows = made.rows(items)
+    at = torch.cat([torch.arange(start, start + n) for own in runs for start, n in own])
+    with torch.inference_mode():
+        embeds = made.text.get_input_embeddings()(torch.tensor([[*ids, *found]]))
+        embeds[0, at] = torch.cat(rows)
+        wanted = made.text(inputs_embeds=embeds, position_ids=torch.tensor([positions])).logits[0]
+    assert found == wanted[len(ids) - 1 : -1].argmax(-1).tolist()
+    assert positions[-1] == len(ids) + 5 - 2 * 3  # each image has 4 patches
 
 
 @pytest.mark.slow("a whole engine")
