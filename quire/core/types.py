@@ -426,7 +426,8 @@ class StepResult:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # row -> one per token
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # row -> positions start+1 .. start+count of the prompt (those that exist)
-    errors: dict[int, str] = field(default_factory=dict)  # row -> why this sequence must end
+    errors: dict[int, str] = field(default_factory=dict)
+    # row -> why this sequence must end: its last token here is not used, those before it are
     request_errors: dict[int, str] = field(default_factory=dict)  # the same, caused by the request
     non_finite: dict[int, str] = field(default_factory=dict)  # the same: non-finite logits
     finish_reasons: dict[int, Literal["stop", "length"]] = field(default_factory=dict)

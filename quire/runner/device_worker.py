@@ -15,8 +15,7 @@ from quire.core.types import BlockCopy, StepResult, TokenLogprobs
 from quire.runner.parts.base import StepPart
 from quire.runner.slots import BlockTableUpdate
 from quire.runner.step_batch import StepBatch
-from quire.sampling.sampler_output import RowErrors
-from quire.sampling.steps.grammar_masks import GrammarMasks
+from quire.sampling.step_sampling import StepTokens
 
 T = TypeVar("T")
 
@@ -80,33 +79,16 @@ class CompletedStep:
 
 
 def build_step_result(
-    inputs: StepBatch,
-    ids: Sequence[int],
-    logprobs: Mapping[int, TokenLogprobs],
-    extras: Iterable[Mapping[str, Any]],
-    row_errors: RowErrors,
-    grammar_masks: GrammarMasks | None = None,
+    inputs: StepBatch, sampled: StepTokens, extras: Iterable[Mapping[str, Any]]
 ) -> StepResult:
-    """Return the step's result by the plan's rows, from the samples of rows [R] of the inputs.
-
-    extras: what parts add to fields of the result. grammar_masks: of the sampling, committed.
-    """
-    rows, ends = inputs.sampled_rows, {}
-    kept = inputs.accepted(ids)
-    errors, request_errors, non_finite = row_errors
-    if grammar_masks is not None:
-        ends = _by_plan_row(grammar_masks.ends, rows, kept)
-        request_errors = {**request_errors, **grammar_masks.refusals}
-        errors = {
-            i: text for i, text in errors.items() if i not in request_errors
-        } | grammar_masks.errors
-        non_finite = {
-            i: text for i, text in non_finite.items() if i not in request_errors and i not in errors
-        }
-    if inputs.decode_only:
+    """Return the step's result by the plan's rows. extras: what parts add to fields of it."""
+    rows, ids, logprobs = inputs.sampled_rows, sampled.ids, sampled.logprobs
+    kept = inputs.accepted(ids, sampled.ends)
+    errors, request_errors, non_finite = sampled.row_errors
+    if inputs.decode_only and not inputs.next_drafts:
         tokens: list[tuple[int, ...]] = list(zip(ids))
     else:
-        tokens = [()] * len(inputs.rows)
+        tokens = [()] * (1 + max(inputs.rows))
         for i in kept:
             tokens[rows[i]] += (ids[i],)
     scored: dict[int, list[TokenLogprobs]] = {}
@@ -119,7 +101,7 @@ def build_step_result(
         errors=_by_plan_row(errors, rows, kept),
         request_errors=_by_plan_row(request_errors, rows, kept),
         non_finite=_by_plan_row(non_finite, rows, kept),
-        finish_reasons=ends,
+        finish_reasons=_by_plan_row(sampled.finish_reasons, rows, kept),
     )
     for fields in extras:
         for name, of_rows in fields.items():

@@ -1,15 +1,17 @@
 """Step batch: the numbers of one forward pass, gathered from a plan on the host.
 
 The rows of one token come first ("decodes"), the others after them, each kind in the plan's order.
-Nothing here refers to the scheduler's objects, which change later; block tables are on the device.
-A token that a step in flight will yield is UNKNOWN: the device has it. A row with drafts is
-sampled behind its known token and behind each draft.
+A row with drafts is as many rows of one token of the same slot: each attends to the tokens before
+it, whose keys the step has written by then, and each is sampled. So a step of such rows is like any
+other decode step. Nothing here refers to the scheduler's objects, which change later; block tables
+are on the device. A token that a step in flight will yield is UNKNOWN: the device has it.
 
 Axes: T tokens in the step, S rows, R sampled rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -34,18 +36,18 @@ class DraftInputs:
 class StepBatch:
     """One step's inputs. The arrays are this step's own."""
 
-    rows: Seq[int]  # [S] indexes into plan.rows
+    rows: Seq[int]  # [S] indexes into plan.rows; of a row with drafts several
     slots: Ints  # [S]
     token_ids: Ints  # [T], UNKNOWN: the last token of the slot
     token_slots: Ints  # [T]
     positions: Ints  # [T]
     q_starts: Ints  # [S + 1]
     contexts: Ints  # [S]
-    sampled_tokens: Ints  # [R] indexes into the T tokens; of a row with drafts several
+    sampled_tokens: Ints  # [R] indexes into the T tokens
     sampled_rows: Seq[int]  # [R] indexes into plan.rows
     sampled_slots: tuple[int, ...]  # [R]
     num_outputs: Ints  # [R] tokens each sequence has put out already
-    num_decodes: int  # leading rows of one token
+    num_decodes: int  # leading rows of one token, drafts included
     max_query: int
     max_context: int
     decode_only: bool  # every row is one token and is sampled
@@ -77,13 +79,9 @@ class StepBatch:
         before = self.contexts - np.diff(self.q_starts)
         return int(before[self.num_decodes :].max(initial=0))
 
-    def accepted(self, ids: Seq[int]) -> Seq[int]:
+    def accepted(self, ids: Seq[int], ends: Container[int] = ()) -> Seq[int]:
         """Which of the R sampled tokens are accepted: a row's first, and each after drafts that
-        agree.
-
-        Greedy rows, and random ones whose draws are keyed by position, yield the same tokens as
-        without drafts (reference/speculative.md, section 2).
-        """
+        agree. ends: those of the R that have none after them, because their sequence ends."""
         if not self.next_drafts:
             return range(len(ids))
         kept: list[int] = []
@@ -91,7 +89,7 @@ class StepBatch:
         for i, own in enumerate(self.sampled_rows):
             if own != row or agree:
                 kept.append(i)
-                agree = ids[i] == self.next_drafts[i]
+                agree = ids[i] == self.next_drafts[i] and i not in ends
             row = own
         return kept
 
@@ -108,7 +106,8 @@ def build_step_batch(plan: StepPlan, *, has_rotary: bool = False, drafts: int = 
     else:
         batch = _build_mixed_batch(plan.rows)
     if has_rotary and any(seq.request.rope_positions for seq in seqs):
-        batch = replace(batch, rotary=_rotary([plan.rows[i] for i in batch.rows]))
+        rows = dict.fromkeys(batch.rows)
+        batch = replace(batch, rotary=_rotary([plan.rows[i] for i in rows]))
     if drafts and (plan.proposals or not batch.decode_only):
         most = min(drafts, max(plan.proposals, 1))  # without proposals: for the KV of prompts
         batch = replace(batch, draft_inputs=_draft_inputs([plan.rows[i] for i in batch.rows], most))
@@ -179,44 +178,48 @@ def _build_decode_batch(seqs: tuple, starts: tuple[int, ...]) -> StepBatch:
 
 
 def _build_mixed_batch(planned: tuple[Row, ...]) -> StepBatch:
-    ones = [i for i, row in enumerate(planned) if row.count == 1]
-    order = ones + [i for i, row in enumerate(planned) if row.count > 1]
+    ones = [i for i, row in enumerate(planned) if row.count == 1 + row.drafts]
+    order = ones + [i for i, row in enumerate(planned) if row.count != 1 + row.drafts]
     rows = [planned[i] for i in order]
-    slots = np.array([row.seq.slot for row in rows], dtype=np.int32)
-    starts = np.array([row.start for row in rows], dtype=np.int32)
-    counts = np.array([row.count for row in rows], dtype=np.int32)
-    q_starts = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(counts, out=q_starts[1:])
-    contexts = starts + counts
+    slots, starts, counts, drafts, prompts = np.array(
+        [
+            (seq.slot, start, count, drafts, len(seq.request.prompt))
+            for seq, start, count, _, drafts in rows
+        ],
+        dtype=np.int32,
+    ).T
+    ends = np.cumsum(counts, dtype=np.int32)
     row_of = np.repeat(np.arange(len(rows)), counts)
-    positions = np.arange(q_starts[-1], dtype=np.int32) + (starts - q_starts[:-1])[row_of]
-    sampled = [i for i, row in enumerate(rows) if row.wants is Wants.TOKEN]
-    back = [0] * len(sampled)  # how far each sampled token is from the end of its row
-    next_drafts: list[int] = []
-    if any(row.drafts for row in planned):
-        sampled = [i for i in sampled for _ in range(rows[i].drafts + 1)]
-        back = [d for row in rows if row.wants is Wants.TOKEN for d in range(row.drafts, -1, -1)]
-        for row in rows:
-            if row.wants is Wants.TOKEN:
-                next_drafts += [*row.seq.drafts[: row.drafts], -1]
-    prompts = [len(rows[i].seq.request.prompt) for i in sampled]
+    positions = np.arange(ends[-1], dtype=np.int32) + (starts - ends + counts)[row_of]
+    token_ids = _gather_token_ids(rows, len(positions))
+    queries = np.where(counts == 1 + drafts, counts, 1)  # of each row
+    query_rows = np.repeat(np.arange(len(rows)), queries)
+    q_starts = np.zeros(len(query_rows) + 1, dtype=np.int32)
+    np.cumsum((counts // queries)[query_rows], out=q_starts[1:])
+    results = np.where([row.wants is Wants.TOKEN for row in rows], 1 + drafts, 0)  # of each row
+    sampled = np.repeat(np.arange(len(rows)), results)
+    behind = np.cumsum(results)[sampled] - np.arange(len(sampled)) - 1  # drafts of the row
+    at = (ends[sampled] - behind - 1).astype(np.int32)
+    next_drafts = np.where(behind > 0, token_ids[np.minimum(at + 1, len(token_ids) - 1)], -1)
+    numbers = np.array(order)
     return StepBatch(
-        rows=order,
-        slots=slots,
-        token_ids=_gather_token_ids(rows, int(q_starts[-1])),
+        rows=numbers[query_rows].tolist(),
+        slots=slots[query_rows],
+        token_ids=token_ids,
         token_slots=slots[row_of],
         positions=positions,
         q_starts=q_starts,
-        contexts=contexts,
-        sampled_tokens=q_starts[1:][sampled] - 1 - np.array(back, dtype=np.int32),
-        sampled_rows=[order[i] for i in sampled],
-        sampled_slots=tuple(rows[i].seq.slot for i in sampled),
-        num_outputs=contexts[sampled] - np.array(prompts, np.int32) - np.array(back, np.int32),
-        num_decodes=len(ones),
-        max_query=int(counts.max()),
-        max_context=int(contexts.max()),
-        decode_only=False,
-        next_drafts=next_drafts,
+        contexts=positions[q_starts[1:] - 1] + 1,
+        sampled_tokens=at,
+        sampled_rows=numbers[sampled].tolist(),
+        sampled_slots=tuple(slots[sampled].tolist()),
+        num_outputs=positions[at] + 1 - prompts[sampled],
+        num_decodes=int(queries[: len(ones)].sum()),
+        max_query=int(np.diff(q_starts).max()),
+        max_context=int((starts + counts).max()),
+        decode_only=len(at) == len(positions) == len(query_rows),
+        next_drafts=next_drafts.tolist() if drafts.any() else (),
+        may_have_prompts=bool((starts < prompts).any()),
     )
 
 

@@ -63,7 +63,7 @@ class Uniforms:
         self._starts[slot] = -1
 
     def draw(self, slots: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-        """One draw per slot. slots: [n] int64. Returns [n] float64."""
+        """A draw of each slot at a position: [n] float64. slots: [n] int64, may repeat."""
         where = np.asarray(positions, np.int64)
         offsets = where % WINDOW
         starts = where - offsets
@@ -71,6 +71,10 @@ class Uniforms:
         if stale.any():
             self._fill(slots[stale], starts[stale])
         found: np.ndarray = self._window[slots, offsets]
+        others = starts != self._starts[slots]
+        if others.any():  # positions of one slot on both sides of a window's end
+            at = where[others].astype(np.uint64)
+            found[others] = uniforms(self._seeds[slots[others]], at, self._draw)
         return found
 
     def _fill(self, slots: np.ndarray, starts: np.ndarray) -> None:

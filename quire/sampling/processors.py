@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -170,6 +170,8 @@ class _SequenceTokens:
 
 class EngineLogitsProcessors:
     """The engine-wide processors as a SamplingStep, and the batch order that they have."""
+
+    reads_outputs: ClassVar = True
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         self.argmax_changing = [p for p in processors if not p.is_argmax_invariant()]

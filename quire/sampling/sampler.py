@@ -70,6 +70,9 @@ log = logging.getLogger(__name__)
 GREEDY_PARAMS = SamplingParams(temperature=0.0)
 """Of sequences that could not be joined: they are sampled, and their tokens are not read."""
 
+MAX_PLANS = 8
+"""Batches that are remembered: a step with drafts may sample several, one after the other."""
+
 ChooserKind = Literal["greedy", "random", "penalised"]
 """How rows can be chosen by tensors alone; each kind includes those before it."""
 
@@ -106,6 +109,7 @@ class Sampler:
         self._random_slots: set[int] = set()
         self._rank0_slots: set[int] = set()  # constrained: rank 0's tokens count on every rank
         self._penalized_slots: set[int] = set()
+        self._history_slots: set[int] = set()  # draws depend on the outputs before them
         self._processors = EngineLogitsProcessors(processors)
         if asynchronous is None:
             asynchronous = self.device.type != "cpu"
@@ -139,7 +143,7 @@ class Sampler:
         self._has_grammars = grammars is not None or self._comm is None
         self.constrained_slots = ConstrainedSlots(vocab, self.device, grammars)
         self._given_masks: PlainMasks | None = None
-        self._plan: BatchSamplingPlan | None = None
+        self._plans: dict[tuple[int, ...], BatchSamplingPlan] = {}  # by slots, the oldest first
 
     def join(self, joined: SlotJoin) -> None:
         """A sequence takes a slot. Its tokens so far are all the history there is.
@@ -158,8 +162,12 @@ class Sampler:
             self._processors.join(joined)
             self._general_slots.add(slot)
             self._join_errors[slot] = f"{type(error).__name__}: {error}"
-        if self._comm is not None and joined.constraint is not None:  # also if rank 0 alone raised
+        constrained = joined.constraint is not None
+        if self._comm is not None and constrained:  # also if rank 0 alone raised
             self._rank0_slots.add(slot)
+        reading = any(one.reads_outputs and one.applies_to(slot) for one in self._steps)
+        if constrained or joined.thinking is not None or reading:
+            self._history_slots.add(slot)
 
     def _join(self, joined: SlotJoin) -> None:
         slot, params = joined.slot, joined.params
@@ -180,7 +188,7 @@ class Sampler:
 
     def leave(self, slot: int) -> None:
         """The slot is empty."""
-        self._plan = None
+        self._plans.clear()
         self._params.pop(slot, None)
         self._join_errors.pop(slot, None)
         self._general_slots.discard(slot)
@@ -188,6 +196,7 @@ class Sampler:
         self._random_slots.discard(slot)
         self._rank0_slots.discard(slot)
         self._penalized_slots.discard(slot)
+        self._history_slots.discard(slot)
         self.constrained_slots.leave(slot)
         for step in self._steps:
             step.leave(slot)
@@ -198,7 +207,7 @@ class Sampler:
 
     def recover(self) -> None:
         """Drop the partial results of a failed sampling. Its slots are joined again."""
-        self._plan = None
+        self._plans.clear()
         self.constrained_slots.recover()
 
     def warm_up(self, dtype: torch.dtype) -> None:
@@ -208,18 +217,42 @@ class Sampler:
             logits = torch.zeros((1, self.vocab), dtype=kind, device=self.device)
             token_mask(logits, words, torch.full_like(words[0, :1], -1))
 
-    def prepare_masks(self, slots: tuple[int, ...], positions: OutputCounts) -> GrammarMasks | None:
+    def reads_outputs(self, slot: int) -> bool:
+        """Whether a draw of the slot depends on more than its logits, position and seed: on the
+        outputs before it. The same on every rank."""
+        return slot in self._history_slots
+
+    def share_decisions(self, slots: Sequence[int], decisions: list[bool]) -> list[bool]:
+        """Return a decision per slot with which all ranks agree: rank 0's of constrained slots."""
+        rows = [i for i, slot in enumerate(slots) if slot in self._rank0_slots]
+        if not rows:
+            return decisions
+        assert self._comm is not None
+        own = torch.tensor([int(decisions[i]) for i in rows], device=self.device)
+        for i, decision in zip(rows, self._comm.broadcast(own).tolist()):
+            decisions[i] = bool(decision)
+        return decisions
+
+    def prepare_masks(
+        self, slots: tuple[int, ...], positions: OutputCounts, at: Sequence[int] | None = None
+    ) -> GrammarMasks | None:
         """The grammar masks of the next sampling; None: no row is constrained.
 
         If they have `needs_masks`, apply them before `choose`; `sample` does so by itself. Then
-        call their set_fetch(). positions: as for `sample`.
+        call their set_fetch(). positions: as for `sample`. at: where the slots' rows are among
+        those of the step; None: they are all.
         """
         given, optimistic = self._given_masks, frozenset[int]()
         constrained = given is not None or self.constrained_slots.has_constrained
         if self._cpu_chooser is not None and constrained:
             optimistic = self._get_plan(slots).optimistic_rows
         if given is not None:
-            return ReceivedMasks(self.constrained_slots, given, optimistic)
+            packed, only = given.unpack(at), frozenset(given.grammar_only)
+            if at is not None:
+                only = frozenset(i for i, row in enumerate(at) if row in only)
+            if packed is None:
+                return None
+            return ReceivedMasks(self.constrained_slots, packed, optimistic & only)
         return self.constrained_slots.prepare_masks(slots, positions, optimistic)
 
     def kind(self, slots: Sequence[int]) -> ChooserKind | None:
@@ -324,9 +357,12 @@ class Sampler:
     # --- plans ---
 
     def _get_plan(self, slots: tuple[int, ...]) -> BatchSamplingPlan:
-        if self._plan is None or self._plan.slots != slots:
-            self._plan = self._build_plan(slots)
-        return self._plan
+        plan = self._plans.get(slots)
+        if plan is None:
+            if len(self._plans) >= MAX_PLANS:
+                del self._plans[next(iter(self._plans))]
+            plan = self._plans[slots] = self._build_plan(slots)
+        return plan
 
     def _build_plan(self, slots: tuple[int, ...]) -> BatchSamplingPlan:
         batch = SlotBatch(slots, self.vocab, self.device)

@@ -447,16 +447,25 @@ class Scheduler:
 
     def _apply_row(self, i: int, row: Row, result: StepResult, updates: list[Update]) -> None:
         """Apply one live row, whatever it contains."""
+        error = result.row_error(i)
+        if error is None or len(result.token_ids[i]) > 1:
+            self._apply_tokens(i, row, result, updates, faulty=error is not None)
         seq = row.seq
-        if (error := result.row_error(i)) is not None:
+        if error is not None and seq.state is not SequenceState.FINISHED:
             if error.fault == "numbers":
                 self._counters.corrupt_rows += 1
                 self._kvs[seq.dp_rank].invalidate(seq)
             updates.append(self._finish_with_update(seq, "error")._replace(**error._asdict()))
-            return
+
+    def _apply_tokens(
+        self, i: int, row: Row, result: StepResult, updates: list[Update], *, faulty: bool
+    ) -> None:
+        """Apply what a row has computed. faulty: its last token has an error, and is left out."""
+        seq, ids = row.seq, result.token_ids[i]
+        ids = ids[:-1] if faulty else ids
         if i in result.prompt_logprobs:
             self._prompt_logprobs.add(row, result.prompt_logprobs[i])
-        kept, done = self._append_tokens(row, result.token_ids[i])
+        kept, done = self._append_tokens(row, ids)
         self._kvs[seq.dp_rank].cache_full_blocks(seq, row.start)
         self._registry.fork_followers(seq)
         if row.wants is Wants.POOLED:
@@ -466,7 +475,7 @@ class Scheduler:
         elif kept:
             if i in result.drafts:
                 self._drafting.set_proposals(seq, result.drafts[i])
-            updates.append(self._token_update(i, row, result, kept, done))
+            updates.append(self._token_update(i, row, result, ids[:kept], done))
 
     def _append_tokens(self, row: Row, ids: Seq[int]) -> tuple[int, StopResult | None]:
         """Append the accepted tokens of a row, and count what it has computed by their number.
@@ -491,34 +500,23 @@ class Scheduler:
         return kept, done
 
     def _token_update(
-        self, i: int, row: Row, result: StepResult, kept: int, done: StopResult | None
+        self, i: int, row: Row, result: StepResult, ids: Seq[int], done: StopResult | None
     ) -> Update:
-        """Report the first `kept` tokens of a row, and end the sequence if it is done."""
-        seq, ids, logprobs = row.seq, result.token_ids[i], result.logprobs.get(i)
+        """Report `ids`, the tokens of a row that were kept, and end the sequence if it is done."""
+        seq, kept, logprobs = row.seq, len(ids), result.logprobs.get(i)
         text_complete = False
         if (
             i in result.finish_reasons
-            and kept == len(ids)
+            and kept == len(result.token_ids[i])
             and (done is None or done.token_id is None)
         ):
             done, text_complete = StopResult(result.finish_reasons[i]), ids[-1] not in seq.stop_ids
-        ids, logprobs = ids[:kept], logprobs and logprobs[:kept]
-        prompt_logprobs = self._prompt_logprobs.pop(seq)
+        scores = logprobs and logprobs[:kept], self._prompt_logprobs.pop(seq), seq.cached
         counts = self._drafting.counts(seq) if row.drafts or done is not None else None
         if done is not None:
             self._finish(seq)
-        return Update(
-            seq.request.id,
-            seq.index,
-            ids,
-            done and done.reason,
-            done and done.token_id,
-            logprobs,
-            prompt_logprobs,
-            seq.cached,
-            last_token_is_text=text_complete,
-            draft_counts=counts,
-        )
+        head = seq.request.id, seq.index, ids, done and done.reason, done and done.token_id
+        return Update(*head, *scores, last_token_is_text=text_complete, draft_counts=counts)
 
     # -- ends and stats ------------------------------------------------------------------------
 

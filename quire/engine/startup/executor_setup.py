@@ -42,7 +42,7 @@ from quire.models.build import build_model, describe_adaptable
 from quire.pooling.pooler import Pooler
 from quire.runner.adapters.adapted_layer import SlotSizes
 from quire.runner.adapters.banks import AdapterBanks
-from quire.runner.cpu.tape_cache import padded_rows
+from quire.runner.cpu.tape_cache import tape_rows
 from quire.runner.device_worker import DeviceWorker
 from quire.runner.expert_steps import ExpertSteps
 from quire.runner.kv_tensors import allocate_kv_tensors
@@ -115,7 +115,11 @@ def load_model(
             ),
             max_tokens=max(
                 scheduler.max_num_batched_tokens,
-                padded_rows(scheduler.max_num_seqs),
+                tape_rows(
+                    scheduler.max_num_seqs,
+                    config.speculation.max_drafts,
+                    scheduler.max_num_batched_tokens,
+                ),
                 0 if config.encoder is None else config.encoder.max_batched_tokens,
             ),
             max_seqs=scheduler.max_num_seqs,
@@ -311,6 +315,7 @@ def build_runner(
         eager=config.device.enforce_eager or config.parallel.data > 1,
         pooler=pooler,
         generates=config.generates,
+        max_drafts=config.speculation.max_drafts,
         **further,
     )
     experts = None

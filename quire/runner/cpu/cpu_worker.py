@@ -21,7 +21,7 @@ from quire.kernels.native import library
 from quire.models.base import HiddenTaps, LanguageModel, StepInputs
 from quire.platform import cpu
 from quire.pooling.pooler import Pooler
-from quire.runner.cpu.tape_cache import DecodeForward, TapeCache
+from quire.runner.cpu.tape_cache import DecodeForward, TapeCache, tape_rows
 from quire.runner.device_worker import CompletedStep, build_step_result
 from quire.runner.drafters.base import ModelDrafter, TargetStates
 from quire.runner.kv_tensors import release_pages
@@ -30,8 +30,7 @@ from quire.runner.slots import BlockTableUpdate, TableShape
 from quire.runner.step_batch import StepBatch
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import Sampler
-from quire.sampling.sampler_output import RowErrors
-from quire.sampling.steps.grammar_masks import GrammarMasks
+from quire.sampling.step_sampling import StepSampling, StepTokens
 
 
 class CpuWorker:
@@ -51,11 +50,12 @@ class CpuWorker:
         eager: bool,
         pooler: Pooler | None = None,
         generates: bool = True,
+        max_drafts: int = 0,
         link: StageLink | None = None,
         drafter: ModelDrafter | None = None,
     ) -> None:
-        """eager: record no tapes. generates: steps have sampled rows. link: to other pipeline
-        stages; None: there are none."""
+        """eager: record no tapes. generates: steps have sampled rows. max_drafts: of a row. link:
+        to other pipeline stages; None: there are none."""
         self._drafter = drafter
         self._link = link = link or StageLink()
         self._model = model
@@ -78,7 +78,7 @@ class CpuWorker:
             forward = DecodeForward(
                 model,
                 backend,
-                max_rows=slots.max_seqs,
+                max_rows=tape_rows(slots.max_seqs, max_drafts, max_tokens),
                 width=slots.width,
                 groups=slots.groups,
                 has_cross=slots.has_cross,
@@ -119,11 +119,13 @@ class CpuWorker:
     def _compute(self, inputs: StepBatch, parts: Collection[StepPart]) -> StepResult:
         late = np.nonzero(inputs.token_ids == UNKNOWN)[0]
         inputs.token_ids[late] = self._last_token[inputs.token_slots[late]]
-        grammar_masks = None
+        sampling = None
         if self._link.is_last:
-            grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
-        if grammar_masks is not None and self._has_spare_core:
-            grammar_masks.start_fill()
+            sampling = StepSampling(
+                self._sampler, inputs.sampled_slots, inputs.num_outputs, inputs.next_drafts
+            )
+            if sampling.masks is not None and self._has_spare_core:
+                sampling.masks.start_fill()
         attention_metadata = self.attention_metadata(inputs)
         variant, others = split_variant(self._model, parts)
         for part in parts:
@@ -132,10 +134,10 @@ class CpuWorker:
         has_tape = inputs.decode_only and variant.decodes and not inputs.has_axes and not others
         if has_tape and self._tapes is not None:
             found = self._tapes.run(inputs, attention_metadata, variant, carried)
-            if found is not None and not self._link.is_last:
+            if found is not None and sampling is None:
                 return self._hand_on(found.out)
-            if found is not None:
-                return self._sample(inputs, found.out, (), grammar_masks, found.states)
+            if found is not None and sampling is not None:
+                return self._sample(inputs, sampling, found.out, (), found.states)
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.rotary_positions),
@@ -147,18 +149,18 @@ class CpuWorker:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(torch.from_numpy(inputs.token_slots)):
             hidden = self._model(variant.inputs(step))
-        if not self._link.is_last:
+        if sampling is None:
             return self._hand_on(hidden)
         forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
         extras = [part.apply(forward).result() for part in parts]
         states = None if step.taps is None else TargetStates(hidden, step.taps.hidden)
         if not inputs.sampled_rows:
             self._propose(inputs, (), (), states)
-            return build_step_result(inputs, (), {}, extras, RowErrors({}, {}, {}))
+            return build_step_result(inputs, StepTokens(()), extras)
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
         with variant.logits(torch.tensor(inputs.sampled_slots, dtype=torch.int32)):
             logits = self._model.logits(chosen, whole=self._sampler.strips is None)
-        return self._sample(inputs, logits, extras, grammar_masks, states)
+        return self._sample(inputs, sampling, logits, extras, states)
 
     def _hand_on(self, hidden: Tensor) -> StepResult:
         self._link.send(hidden)
@@ -201,27 +203,17 @@ class CpuWorker:
     def _sample(
         self,
         inputs: StepBatch,
+        sampling: StepSampling,
         logits: Tensor,
         extras: Sequence[Mapping[str, Any]],
-        grammar_masks: GrammarMasks | None,
         states: TargetStates | None,
     ) -> StepResult:
         """Sample a token for each row of logits [R, V]."""
-        slots = inputs.sampled_slots
-        sampled = self._sampler.sample(logits, slots, inputs.num_outputs.tolist(), grammar_masks)
-        ids = sampled.token_ids.tolist()
-        kept = inputs.accepted(ids)
-        if inputs.next_drafts:  # of a row the last accepted one
-            self._last_token[[slots[i] for i in kept]] = [ids[i] for i in kept]
-        else:
-            self._last_token[list(slots)] = ids
-        if grammar_masks is not None:
-            grammar_masks.set_fetch(lambda: (ids, sampled.top_logits.numpy()))
-            grammar_masks.commit_tokens()
-        extras = [*extras, self._propose(inputs, ids, kept, states)]
-        return build_step_result(
-            inputs, ids, sampled.logprobs(), extras, sampled.row_errors, grammar_masks
-        )
+        sampled, slots = sampling.run(logits), inputs.sampled_slots
+        kept = inputs.accepted(sampled.ids, sampled.ends)
+        self._last_token[[slots[i] for i in kept]] = [sampled.ids[i] for i in kept]
+        extras = [*extras, self._propose(inputs, sampled.ids, kept, states)]
+        return build_step_result(inputs, sampled, extras)
 
     def _propose(
         self,

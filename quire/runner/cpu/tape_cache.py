@@ -73,6 +73,8 @@ class TapeCache:
             return None
         rows = len(inputs.token_ids)
         size = padded_rows(rows)
+        if size > self._forward.max_rows:
+            return None
         self._forward.fill_inputs(inputs, batch, rows, size, carried)
         tape = self._tapes.setdefault(name, {}).get(size) or self._record(size, variant)
         return None if tape is None else tape.replay().of_rows(rows)
@@ -111,12 +113,12 @@ class DecodeForward:
         is_last_stage: bool = True,
         taps: frozenset[int] | None = None,
     ) -> None:
-        """max_rows: rows of the largest step. width: blocks of the longest sequence or source.
+        """max_rows: as tape_rows() has them. width: blocks of the longest sequence or source.
 
         whole_logits: False: of this rank's strip of the vocabulary. is_last_stage: False: there are
         no logits. taps: of a drafter, which reads states; None: there is none.
         """
-        rows = padded_rows(max_rows)
+        rows = self.max_rows = max_rows
         self._model = model
         self._backend = backend
         self._whole_logits = whole_logits
@@ -204,6 +206,19 @@ class DecodeForward:
         return CrossMetadata(
             self._cross_table[:size], self._cross_lengths[:size], self._starts[: size + 1]
         )
+
+
+MAX_TAPE_ROWS = 256
+"""With more rows than this, of which many are drafts, Python costs little beside the kernels."""
+
+
+def tape_rows(max_seqs: int, max_drafts: int, max_tokens: int) -> int:
+    """Return how many rows a tape may have. A row with drafts is a row for each of its tokens.
+
+    max_tokens: of a step.
+    """
+    with_drafts = min(max_seqs * (1 + max_drafts), MAX_TAPE_ROWS, max_tokens)
+    return padded_rows(max(max_seqs, with_drafts))
 
 
 def padded_rows(rows: int) -> int:

@@ -85,8 +85,10 @@ class CudaWorker:
         eager: bool,
         pooler: Pooler | None = None,
         generates: bool = True,
+        max_drafts: int = 0,
     ) -> None:
-        """max_tokens: of the largest step. eager: no graphs. generates: steps have sampled rows."""
+        """max_tokens: of the largest step. eager: no graphs. generates: steps have sampled rows.
+        max_drafts: of a row."""
         device = sampler.device
         rows = slots.max_seqs
         self._model = model

@@ -14,6 +14,7 @@ from quire.runner.device_worker import build_step_result
 from quire.runner.parts.base import PendingPart
 from quire.runner.step_batch import Ints, StepBatch
 from quire.sampling.sampler_output import HostSamplerOutput, find_row_errors
+from quire.sampling.step_sampling import StepTokens
 from quire.sampling.steps.grammar_masks import GrammarMasks
 
 
@@ -66,7 +67,8 @@ class PendingStep:
         if (
             self.sampler_output is None
         ):  # rows in a graph: rows that may leave no token are sampled outside
-            logprobs, verdicts = {}, find_row_errors(tops, {}, frozenset())
+            logprobs, errors = {}, find_row_errors(tops, {}, frozenset())
         else:
-            logprobs, verdicts = self.sampler_output.logprobs(), self.sampler_output.row_errors
-        return build_step_result(self.batch, ids, logprobs, extras, verdicts, self.masks)
+            logprobs, errors = self.sampler_output.logprobs(), self.sampler_output.row_errors
+        sampled = StepTokens.of(ids, logprobs, errors, self.masks)
+        return build_step_result(self.batch, sampled, extras)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -58,6 +58,9 @@ class LogitsEdit:
 
 class SamplingStep(Protocol):
     """The state of one sampling parameter over all slots."""
+
+    reads_outputs: ClassVar[bool]
+    """Whether its edits depend on the outputs before a token, not only on their number."""
 
     def join(self, joined: SlotJoin) -> None:
         """A sequence takes the slot `joined.slot`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from quire.sampling.steps.base import LogitsEdit, SlotBatch
 @dataclass(slots=True)
 class LogitBias:
     """params.logit_bias."""
+
+    reads_outputs: ClassVar = False
 
     _bias: dict[int, dict[int, float]] = field(default_factory=dict)
 

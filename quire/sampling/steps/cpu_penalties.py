@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -31,6 +31,8 @@ class CpuPenalties:
     """`ids[p, :known[p]]` are the distinct tokens seen by the sequence of place p, and
     `times[p, :known[p]]` how often it has output each.
     """
+
+    reads_outputs: ClassVar = True
 
     def __init__(self, vocab: int, max_seqs: int) -> None:
         self._vocab = vocab

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from quire.sampling.steps.base import LogitsEdit, SlotBatch
 @dataclass(slots=True)
 class ForcedTokenMasks:
     """request.forced: all tokens but forced ones are masked, and banned ones are."""
+
+    reads_outputs: ClassVar = False
 
     _rules: dict[int, tuple[int, ForcedTokens]] = field(default_factory=dict)
 

@@ -7,6 +7,7 @@ quire.kernels.penalties. The CPU uses quire.sampling.steps.cpu_penalties.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
 class GpuPenalties:
     """`token_counts[slot]` is valid for the slots that have penalties only."""
+
+    reads_outputs: ClassVar = True
 
     def __init__(self, table: SlotParamTable, vocab: int, max_seqs: int) -> None:
         device = table.rows.device

@@ -162,6 +162,17 @@ class PackedMasks(NamedTuple):
         sent, count = self.upload.to(logits.device, non_blocking=True), len(self.rows)
         token_mask(logits, sent[self.offset :].view(count, -1), sent[:count])
 
+    def of_rows(self, at: Sequence[int]) -> PackedMasks | None:
+        """Return those of some rows, by their index in `at`; None: there are none."""
+        places = {row: i for i, row in enumerate(at)}
+        own = [i for i, row in enumerate(self.rows.tolist()) if row in places]
+        if not own:
+            return None
+        rows = torch.tensor([places[row] for row in self.rows[own].tolist()], dtype=torch.int32)
+        packed = torch.cat([rows, rows.new_zeros(-len(own) % ALIGNMENT), self.words[own].view(-1)])
+        offset = packed.numel() - self.words[own].numel()
+        return PackedMasks(packed, offset, packed[offset:].view(len(own), -1), packed[: len(own)])
+
     def select(self, chosen: Tensor) -> PackedMasks | None:
         """Return those with True in chosen [n], for logits of the CPU; None: there are none."""
         words, rows = self.words[chosen], self.rows[chosen]
@@ -185,9 +196,11 @@ class PlainMasks(msgspec.Struct, frozen=True, array_like=True):
         only = masks.grammar_only_rows()
         return cls(packed.upload, packed.offset, len(packed.rows), only)
 
-    def unpack(self) -> PackedMasks:
+    def unpack(self, at: Sequence[int] | None = None) -> PackedMasks | None:
+        """at: the rows of a sampling; None: all. Returns None if it has no masks."""
         words = self.upload[self.offset :].view(self.count, -1)
-        return PackedMasks(self.upload, self.offset, words, self.upload[: self.count])
+        packed = PackedMasks(self.upload, self.offset, words, self.upload[: self.count])
+        return packed if at is None else packed.of_rows(at)
 
 
 class GrammarMasks:
@@ -214,6 +227,7 @@ class GrammarMasks:
         self._unmasked_rows: list[
             tuple[int, ConstrainedSequence, int]
         ] = []  # rows that have no mask
+        self._masked_rows: set[int] = set()
         self._fetch: Callable[[], TokensAndTopLogits] | None = None
         self._pending_fill: Future[PackedMasks | None] | None = None
         self.needs_masks = any(bound.needs_mask(at) for _, bound, at in rows)
@@ -252,8 +266,9 @@ class GrammarMasks:
         return [row for row, bound, outputs in self._rows if bound.is_grammar_only(outputs)]
 
     def _build_masks(self, wanted: list[tuple[int, ConstrainedSequence, int]]) -> PackedMasks:
-        work = [(bound, at) for _, bound, at in wanted]
-        return self._slots_state.build_masks([row for row, _, _ in wanted], work)
+        work, rows = [(bound, at) for _, bound, at in wanted], [row for row, _, _ in wanted]
+        self._masked_rows.update(rows)
+        return self._slots_state.build_masks(rows, work)
 
     def rejected(self, ids: Tensor, tops: Tensor) -> PackedMasks | None:
         """Masks of rows with tokens that are not allowed: they draw again. None: there are none."""
@@ -293,7 +308,7 @@ class GrammarMasks:
                 self.ends[row] = end
             elif not bound.failed:
                 return
-        elif top == -inf and not bound.failed and self.needs_masks:
+        elif top == -inf and not bound.failed and row in self._masked_rows:
             bound.refusal = NO_TOKEN_ALLOWED
         bound.finished = True
         if bound.error is not None:
@@ -306,11 +321,11 @@ class ReceivedMasks(GrammarMasks):
     """Masks that were filled in another process, which commits the tokens."""
 
     def __init__(
-        self, owner: ConstrainedSlots, masks: PlainMasks, optimistic_rows: frozenset[int]
+        self, owner: ConstrainedSlots, packed: PackedMasks, drawn_first: frozenset[int]
     ) -> None:
         super().__init__(owner, [])
-        self._packed = masks.unpack()
-        self._drawn_first = optimistic_rows.intersection(masks.grammar_only)
+        self._packed = packed
+        self._drawn_first = drawn_first
         self.needs_masks = True
 
     def apply_masks(self, logits: Tensor) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from quire.sampling.steps.base import LogitsEdit, SlotBatch
 @dataclass(slots=True)
 class AllowedIds:
     """params.allowed_token_ids: all other tokens are masked."""
+
+    reads_outputs: ClassVar = False
 
     _ids: dict[int, list[int]] = field(default_factory=dict)
 
@@ -63,6 +66,8 @@ class MinTokens:
 
     A grammar decides the end by itself (quire.sampling.constrained_sequence).
     """
+
+    reads_outputs: ClassVar = False
 
     _min_tokens: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
@@ -122,6 +127,8 @@ class BadWords:
     `_recent_tokens` holds the last outputs of each slot on the device, newest last, so that the
     rule works while only the device has the newest token.
     """
+
+    reads_outputs: ClassVar = True
 
     def __init__(self, max_seqs: int, device: torch.device) -> None:
         self._words: dict[int, list[list[int]]] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class RowProcessors:
 @dataclass(slots=True)
 class RequestLogitsProcessors:
     """The functions of the slots that have some."""
+
+    reads_outputs: ClassVar = True
 
     _by_slot: dict[int, RowProcessors] = field(default_factory=dict)
 

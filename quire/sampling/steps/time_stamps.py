@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from quire.sampling.steps.base import LogitsEdit, SlotBatch
 class TimeStamps:
     """request.forced.times. `_state` of a slot: whether the last output and the one before it are
     time stamps (1 where there is none), and the last time stamp, or -1."""
+
+    reads_outputs: ClassVar = True
 
     def __init__(self, max_seqs: int, device: torch.device) -> None:
         self._rules: dict[int, TimeRules] = {}

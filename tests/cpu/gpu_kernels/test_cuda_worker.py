@@ -90,7 +90,7 @@ def engine_of(hf=tiny.TINY, *, captured=True, **settings):
     captured: with the graphs that a start captures.
     """
 
-    def device_half(model, config, processors=(), grammars=None, pooler=None):
+    def device_half(model, config, processors=(), grammars=None, pooler=None, **_):
         cache, said = config.cache, config.scheduler
         tensors, host = (
             allocate_kv_tensors(

@@ -205,8 +205,9 @@ def test_neutral_parameters_change_nothing_and_make_no_edit(kw):
     ids = [s.sample(rows, range(8), [4] * 8).token_ids for s in (plain, neutral)]
     assert torch.equal(*ids)
     assert torch.equal(rows, before)
-    assert neutral._plan.edits == []
-    assert neutral._plan.chooser_rows.random[0].is_unfiltered
+    (plan,) = neutral._plans.values()
+    assert plan.edits == []
+    assert plan.chooser_rows.random[0].is_unfiltered
 
 
 def test_min_tokens_end_for_each_row_at_its_own_count():
