@@ -91,7 +91,7 @@ def test_the_microphone_sends_a_recording(page, reading):
     page.evaluate(
         """() => {
             navigator.mediaDevices.getUserMedia = async () => {
-                const context = new AudioContext();
+                const context = window.playing = new AudioContext();
                 const tone = context.createOscillator();
                 const end = context.createMediaStreamDestination();
                 tone.connect(end);
@@ -102,7 +102,7 @@ def test_the_microphone_sends_a_recording(page, reading):
     )
     page.click("#record")
     wait_until(page, "document.querySelector('#record').ariaPressed === 'true'")
-    page.wait_for_timeout(300)
+    wait_until(page, "window.playing.currentTime > 0.3")
     page.click("#record")
     page.wait_for_selector("#attached .file")
     sound, _ = content_of(page, reading)
