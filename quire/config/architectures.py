@@ -263,6 +263,7 @@ CLASSES: dict[str, str] = {
     "phimoe": "PhimoeForCausalLM",
     "plbart": "PLBartForConditionalGeneration",
     "prophetnet": "ProphetNetForConditionalGeneration",
+    "qwen": "QWenLMHeadModel",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen2_audio": "Qwen2AudioForConditionalGeneration",
@@ -366,7 +367,7 @@ WRAPPERS: dict[str, str] = {
 HUB_WRAPPERS = frozenset(
     (
         *("chatglm", "deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "NVLM_D"),
-        *("phi3_v", "skywork_chat"),
+        *("phi3_v", "qwen", "skywork_chat"),
     )
 )
 """Multimodal models whose code is in their repositories of the hub alone."""
@@ -396,6 +397,7 @@ ALIASES = {
     "camembert": ModelAlias("roberta"),
     "chatglm_text": ModelAlias("chatglm"),
     "phi3_v_text": ModelAlias("phi3"),
+    "qwen_text": ModelAlias("qwen"),
     "qwen2_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
     "qwen2_5_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
     "qwen2_5_omni_text": ModelAlias("qwen2", defaults=_BASE),

@@ -31,6 +31,7 @@ LANGUAGE_PREFIXES = (
 FLAT_WRAPPERS = {
     "chatglm": "vision_config",
     "phi3_v": "img_processor",
+    "qwen": "visual",
     "qwen2_vl": "",
     "qwen2_5_vl": "",
 }

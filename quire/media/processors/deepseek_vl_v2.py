@@ -25,12 +25,19 @@ from quire.media.processor import (
 from quire.media.processors._pixels import SIGLIP, ImageProcessor, cut_tiles, pixels_of
 from quire.media.processors._tiles import best_resolution
 
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}<|User|>: "
+    "{{ message['content'] }}\n\n{% elif message['role'] == 'assistant' %}<|Assistant|>: "
+    "{{ message['content'] }}{{ eos_token }}{% else %}{{ message['content'] }}\n\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|Assistant|>:{% endif %}"
+)
 MOST_TILED = 2
 """Images of a prompt that are tiled."""
 
 
 class Processor(ImageProcessor):
     defaults = SIGLIP
+    fallback_template = TEMPLATE
     allowed_kwargs: ClassVar = {"cropping": KwargRange(bool)}
 
     def __init__(self, files: ProcessorFiles) -> None:

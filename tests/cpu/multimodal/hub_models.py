@@ -455,21 +455,6 @@ CHATGLM = {
 }
 
 
-def chatglm_names(tensors):
-    """Tensors of GLM in transformers under ChatGLM's names: queries, keys and values are one."""
-    found, parts = {}, {}
-    for name, tensor in tensors.items():
-        for theirs, hub in CHATGLM.items():
-            name = name.replace(theirs, hub)
-        at, dot, rest = name.partition("self_attn.")
-        if dot:
-            to = f"{at}self_attention.query_key_value.{rest.split('.')[1]}"
-            parts.setdefault(to, {})[rest[0]] = tensor
-        else:
-            found[name] = tensor
-    return found | {name: torch.cat([own[one] for one in "qkv"]) for name, own in parts.items()}
-
-
 @family
 def chatglm(folder):
     text = text_half(
@@ -535,8 +520,107 @@ def chatglm(folder):
         x = linear(x, own, f"{name}.dense_4h_to_h")
         return torch.cat((own[f"{at}.boi"][0], x, own[f"{at}.eoi"][0])) / 8
 
-    tensors = chatglm_names(text.state_dict()) | own
+    tensors = joined_names(text.state_dict(), CHATGLM, "self_attention.query_key_value") | own
     tensors["transformer.rotary_pos_emb.inv_freq"] = torch.ones(4)
+    return HubModel(folder, config, tensors, prompts, rows_of, text, tuple(own))
+
+
+# -- Qwen-VL ------------------------------------------------------------------------------------
+
+QWEN = {
+    "model.embed_tokens": "transformer.wte",
+    "model.layers": "transformer.h",
+    "model.norm": "transformer.ln_f",
+    "input_layernorm": "ln_1",
+    "post_attention_layernorm": "ln_2",
+    "self_attn.o_proj": "attn.c_proj",
+    "mlp.gate_proj": "mlp.w2",
+    "mlp.up_proj": "mlp.w1",
+    "mlp.down_proj": "mlp.c_proj",
+}
+
+
+def joined_names(tensors, names, joint):
+    """Tensors under other names; queries, keys and values are one with the name of `joint`."""
+    found, parts = {}, {}
+    for name, tensor in tensors.items():
+        for theirs, hub in names.items():
+            name = name.replace(theirs, hub)
+        at, dot, rest = name.partition("self_attn.")
+        if dot:
+            parts.setdefault(f"{at}{joint}.{rest.split('.')[1]}", {})[rest[0]] = tensor
+        else:
+            found[name] = tensor
+    return found | {name: torch.cat([own[one] for one in "qkv"]) for name, own in parts.items()}
+
+
+@family
+def qwen(folder):
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "vocab_size": 300}
+    text = text_half("qwen2", **sizes, num_key_value_heads=4, rms_norm_eps=1e-6)
+    own, at = {}, "transformer.visual"
+    torch.manual_seed(6)
+    own[f"{at}.conv1.weight"] = random(32, 3, 14, 14, scale=0.05)
+    own[f"{at}.positional_embedding"] = random(4, 32, scale=0.5)
+    norm(own, f"{at}.ln_pre", 32)
+    for i in range(2):
+        layer = f"{at}.transformer.resblocks.{i}"
+        norm(own, f"{layer}.ln_1", 32)
+        norm(own, f"{layer}.ln_2", 32)
+        dense(own, f"{layer}.attn.in_proj", 96, 32)
+        dense(own, f"{layer}.attn.out_proj", 32, 32)
+        dense(own, f"{layer}.mlp.c_fc", 48, 32)
+        dense(own, f"{layer}.mlp.c_proj", 32, 48)
+    pool = f"{at}.attn_pool"
+    own[f"{pool}.query"], own[f"{pool}.pos_embed"] = random(4, 256), random(4, 256, scale=0.5)
+    dense(own, f"{pool}.kv_proj", 256, 32, bias=False)
+    norm(own, f"{pool}.ln_q", 256)
+    norm(own, f"{pool}.ln_kv", 256)
+    own[f"{pool}.attn.in_proj_weight"] = random(768, 256)
+    own[f"{pool}.attn.in_proj_bias"] = random(768, scale=0.2)
+    dense(own, f"{pool}.attn.out_proj", 256, 256)
+    norm(own, f"{at}.ln_post", 256)
+    own[f"{at}.proj"] = random(256, 256)
+    config = {
+        "model_type": "qwen", "architectures": ["QWenLMHeadModel"], **sizes,
+        "intermediate_size": 192, "num_hidden_layers": 2, "kv_channels": 64, "seq_length": 2048,
+        "max_position_embeddings": 8192, "layer_norm_epsilon": 1e-6, "rotary_emb_base": 10000,
+        "rotary_pct": 1.0, "use_dynamic_ntk": True, "use_logn_attn": True, "no_bias": True,
+        "tie_word_embeddings": False,
+        "visual": {
+            "width": 32, "layers": 2, "heads": 4, "mlp_ratio": 1.5, "image_size": 56,
+            "patch_size": 14, "output_dim": 256, "n_queries": 4, "image_start_id": 260,
+        },
+    }  # fmt: skip
+    prompts = HubPrompts(folder, config, ["<img>", "</img>", "<imgpad>"])
+    assert prompts.token("<img>") == 260
+    whole = torch.nn.MultiheadAttention(256, 2, batch_first=True).eval()
+    whole.in_proj_weight.data = own[f"{pool}.attn.in_proj_weight"]
+    whole.in_proj_bias.data = own[f"{pool}.attn.in_proj_bias"]
+    whole.out_proj.weight.data = own[f"{pool}.attn.out_proj.weight"]
+    whole.out_proj.bias.data = own[f"{pool}.attn.out_proj.bias"]
+
+    def stretched(table):
+        grid = table.view(1, 2, 2, -1).permute(0, 3, 1, 2)
+        return F.interpolate(grid, (4, 4), mode="bicubic")[0].flatten(1).T
+
+    def rows_of(item):
+        x = F.conv2d(normal(item), own[f"{at}.conv1.weight"], stride=14)[0].flatten(1).T
+        x = layer_norm(x + stretched(own[f"{at}.positional_embedding"]), own, f"{at}.ln_pre", 1e-6)
+        for i in range(2):
+            layer = f"{at}.transformer.resblocks.{i}"
+            y = linear(layer_norm(x, own, f"{layer}.ln_1", 1e-6), own, f"{layer}.attn.in_proj")
+            q, k, v = y.view(-1, 4, 3, 8).unbind(2)
+            x = x + linear(attend(q, k, v), own, f"{layer}.attn.out_proj")
+            y = linear(layer_norm(x, own, f"{layer}.ln_2", 1e-6), own, f"{layer}.mlp.c_fc")
+            x = x + linear(F.gelu(y), own, f"{layer}.mlp.c_proj")
+        x = layer_norm(linear(x, own, f"{pool}.kv_proj"), own, f"{pool}.ln_kv", 1e-6)
+        query = layer_norm(own[f"{pool}.query"], own, f"{pool}.ln_q", 1e-6)
+        places = own[f"{pool}.pos_embed"]
+        found, _ = whole((query + places)[None], (x + stretched(places))[None], x[None])
+        return layer_norm(found[0], own, f"{at}.ln_post", 1e-6) @ own[f"{at}.proj"]
+
+    tensors = joined_names(text.state_dict(), QWEN, "attn.c_attn") | own
     return HubModel(folder, config, tensors, prompts, rows_of, text, tuple(own))
 
 

@@ -156,3 +156,26 @@ def test_two_images_of_phi_answer_as_its_text_half_does(tmp_path):
     more = [*ids, *found]
     _, wanted = made.logits(more, runs, made.rows(items))
     assert found == wanted[len(ids) - 1 : -1].argmax(-1).tolist()
+
+
+CHATS = {
+    "qwen": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+    "Picture 1: <img></img>\nPicture 2: <img></img>\nhi<|im_end|>\n<|im_start|>assistant\n",
+    "deepseek_vl_v2": "<|User|>: <image>\n<image>\nhi\n\n<|Assistant|>:",
+}
+
+
+@pytest.mark.slow("a whole engine")
+@pytest.mark.parametrize("name", CHATS)
+def test_a_checkpoint_without_a_template_has_that_of_its_family(name, tmp_path):
+    made = FAMILIES[name](tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", max_model_len=512, num_gpu_blocks_override=64)
+    sizes = [(56, 56), (40, 120)]
+    parts = [{"type": "image_pil", "image_pil": image(*size)} for size in sizes]
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": "hi"}]}
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    (output,) = llm.chat([message], sampling, use_tqdm=False)
+    assert (
+        list(output.prompt_token_ids)
+        == made.prompts.place(CHATS[name], made.prompts.items(*sizes))[0]
+    )
