@@ -43,6 +43,7 @@ class SlotTables:
     def __init__(self, shape: TableShape) -> None:
         self._groups, self._block_size = shape.groups, shape.block_size
         self._has_cross = shape.has_cross
+        self._drafts = shape.drafts  # rows may have blocks for tokens behind them
         self._sent_entries = [[0] * shape.groups for _ in range(shape.max_seqs)]  # leading ones
         self._sequences: list[Sequence | None] = [None] * shape.max_seqs
 
@@ -69,7 +70,7 @@ class SlotTables:
         size = self._block_size
         for seq, start, count, _, _ in plan.rows:
             # a row of one token inside a block has had no new block, unless it has just joined
-            if count > 1 or not start % size or not self._sent_entries[seq.slot][0]:
+            if count > 1 or not start % size or not self._sent_entries[seq.slot][0] or self._drafts:
                 self._append(seq, changes)
         return changes
 

@@ -9,11 +9,12 @@ it waits until there are more blocks than at its last attempt.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from quire.core.kv.kv_cache import KVCache
 from quire.core.scheduling.inflight_steps import InflightSteps
 from quire.core.scheduling.sequence_registry import SequenceRegistry
-from quire.core.types import Sequence
+from quire.core.types import Row, Sequence, Wants
 
 
 class BlockAllocator:
@@ -116,3 +117,16 @@ class BlockAllocator:
     def _awaits_step(self) -> bool:
         """Whether applying a step in flight will change what can be planned."""
         return self._kv.deferred_free.num_pending > 0 or self._inflight.has_rows
+
+
+def allocate_for_proposals(kvs: Seq[KVCache], rows: Seq[Row], proposals: int) -> None:
+    """Allocate blocks for the keys of drafts that a model will make behind the rows, where there
+    are enough. The next steps would need them too.
+
+    proposals: drafts of each row; 0: no model makes any.
+    """
+    for row in rows if proposals else ():
+        seq = row.seq
+        if row.wants is Wants.TOKEN:
+            more = min(row.drafts + proposals, seq.max_len - seq.planned)
+            kvs[seq.dp_rank].allocate(seq, more)

@@ -20,7 +20,7 @@ from collections.abc import Sequence as Seq
 from quire.core.admission.request_checks import check_length, check_request
 from quire.core.kv.kv_cache import KVCache
 from quire.core.scheduler_stats import SchedulerStats as SchedulerStats
-from quire.core.scheduling.block_allocation import BlockAllocator
+from quire.core.scheduling.block_allocation import BlockAllocator, allocate_for_proposals
 from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.dummy_step import (
     DUMMY_REQUEST,
@@ -251,10 +251,10 @@ class Scheduler:
         self._schedule_running(draft)
         if len(draft.short_ranks) < len(self._kvs):
             self._schedule_waiting(draft)
+        proposals = drafting.end_plan(draft.num_drafts)
+        allocate_for_proposals(self._kvs, draft.rows, proposals)
         leaves = self._registry.take_leaves()
         moves = [RankMoves(one, kv.take_copies(step)) for one, kv in zip(leaves, self._kvs)]
-        looked = drafting.begun == step or drafting.has_model
-        proposals = drafting.end_plan(draft.num_drafts) if looked else 0
         plan = draft.build(step, moves, proposals)
         self._inflight.push(plan)
         return plan
