@@ -33,7 +33,7 @@ def texts(llm):
     params = [
         SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, logprobs=1),
         SamplingParams(max_tokens=24, temperature=0.8, seed=3, n=3, ignore_eos=True),
-        SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, logprobs=2),
+        SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, repetition_penalty=1.3),
     ]
     found = []
     for _ in range(2):  # the second time with prefix hits
