@@ -67,7 +67,7 @@ _BY_FIELDS = (
 _TOWER = re.compile(
     r"(?:model\.|thinker\.|transformer\.)?(?!text_)[^.]*"
     r"(?:vision|visual|image|video|audio|speech|projector|projection|connector|aligner"
-    r"|patch_merger|whisper|resampler|perceiver|qformer|sep[ae]rator"
+    r"|patch_merger|whisper|resampler|perceiver|qformer|query_tokens|sep[ae]rator"
     r"|\bmlp1\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b|\bcode2wav\b)"
 )
 

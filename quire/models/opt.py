@@ -30,7 +30,19 @@ from quire.models.base import Hf, ModelConfig, StepInputs, Weights, dtype_of, fi
 UNUSED_POSITIONS = 2  # the first rows of the position table, left over from padding
 EPS = 1e-5  # not in config.json
 
-CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
+CONVENTIONS = {
+    "mlp_kind": "plain",
+    "positions_kind": "learned",
+    "tied": True,
+    "nested_defaults": {
+        "vocab_size": 50_272,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "ffn_dim": 3072,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 12,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

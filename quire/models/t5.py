@@ -45,6 +45,16 @@ CONVENTIONS = {
     "positions_kind": "relative",
     "tied": True,
     "fits_float16": False,
+    "nested_defaults": {
+        "is_encoder_decoder": True,
+        "vocab_size": 32_128,
+        "d_model": 512,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "num_layers": 6,
+        "num_heads": 8,
+        "decoder_start_token_id": 0,
+    },
 }
 DEFAULT_LEN = 512
 """Decoder tokens to serve, if config.json has no n_positions: the model itself has no limit."""
@@ -230,7 +240,7 @@ class Model(EncoderDecoder):
             "EncDecAttention.kv": ("k", "v"),
             "DenseReluDense.wi": ("wi_0", "wi_1"),
         },
-        ignore=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight",
+        ignore=("*encoder.embed_tokens.weight", "*decoder.embed_tokens.weight",
                 "*.EncDecAttention.relative_attention_bias.weight"),
         tie={"lm_head": "embed_tokens"},
         tie_if_missing=True,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from quire.errors import RequestError
 from quire.media.processor import (
+    PLAIN_TEMPLATE,
     DecodedMedia,
     Expansion,
     Modality,
@@ -56,6 +57,7 @@ class Processor(ImageProcessor):
     defaults: ClassVar[Settings] = CLIP
     most_items = 1
     writes_special_tokens = True
+    fallback_template = PLAIN_TEMPLATE
 
     def __init__(self, files: ProcessorFiles) -> None:
         super().__init__(files)

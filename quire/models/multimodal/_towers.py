@@ -45,11 +45,17 @@ TOWER_NAMES = {
     "vision_tower": "tower",
     "vision_model": "tower",
     "encoder.layers": "layers",
+    "self_attn.qkv": "self_attn.qkv_proj",
+    "self_attn.projection": "self_attn.out_proj",
     "multi_modal_projector": "projector",
 }
 """Paths in checkpoints -> ours."""
 VECTORS = {"embeddings.class_embedding": "embeddings.class_token.weight"}
 """Parameters of the embeddings -> ours."""
+BLIP_ALIASES = {
+    "vision_model.embeddings.position_embedding": "tower.embeddings.position_embedding.weight"
+}
+"""Whole names in checkpoints -> ours, of towers of BLIP."""
 QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 UNUSED = ("*.position_ids", "*.post_layernorm.*", "*vision*.head.*")
 """Tensors of towers that no wrapper of these families reads: buffers, and heads for other tasks."""
@@ -76,6 +82,13 @@ def build_siglip(
     """
     config = VitConfig(**vit_sizes(hf, **SIGLIP), fractions=fractions)
     return Vit(config, wanted, last_norm=last_norm)
+
+
+def build_blip(hf: Hf) -> Vit:
+    """Build the tower of a vision section of BLIP, whose states are normed."""
+    qkv_bias = field_of(hf, "qkv_bias", bool, default=True)
+    config = VitConfig(**vit_sizes(hf), class_token=True, qkv_bias=qkv_bias)
+    return Vit(config, (-1,), last_norm=True)
 
 
 def build_tower(hf: Hf, wanted: Sequence[int], defaults: Mapping[str, Any] = {}) -> Vit:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.cpu.multimodal.families import VOCAB, tokenizer_of
+from tests.cpu.multimodal.families import VISION, VOCAB, tokenizer_of
 
 FAMILIES = {}
 
@@ -38,17 +38,19 @@ class Pair:
     @torch.inference_mode()
     def logprobs(self, text, images, made):
         """Log-probabilities [len(made), V] of transformers where each of these tokens comes."""
-        inputs = self.inputs(text, images)
+        inputs, model = self.inputs(text, images), self.theirs
+        if not images and model.config.model_type == "blip-2":
+            model = model.language_model
         made = torch.tensor([made])
         if self.decodes:
             start = torch.tensor([[self.theirs.config.text_config.decoder_start_token_id or 0]])
             inputs["decoder_input_ids"] = torch.cat((start, made[:, :-1]), dim=1)
-            logits = self.theirs(**inputs).logits[0]
+            logits = model(**inputs).logits[0]
         else:
             ids = inputs.pop("input_ids")
             whole = torch.cat((ids, made[:, :-1]), dim=1)
             inputs["attention_mask"] = torch.ones_like(whole)
-            logits = self.theirs(input_ids=whole, **inputs).logits[0, ids.shape[1] - 1 :]
+            logits = model(input_ids=whole, **inputs).logits[0, ids.shape[1] - 1 :]
         return logits.log_softmax(-1)
 
 
@@ -102,3 +104,41 @@ def florence2(folder):
     processor = Florence2Processor(images, tokenizer_of({"<image>": 150}, image_token="<image>"))
     texts = ("<OD>", "w9", "<CAPTION_TO_PHRASE_GROUNDING> w5 w6", "w40 w41 w42")
     return save(folder, config, processor, decodes=True, texts=texts)
+
+
+def blip2(folder, text, **more):
+    """The processor adds the token of images behind the vocabulary."""
+    from transformers import AutoConfig, Blip2Processor, BlipImageProcessorPil
+
+    qformer = {
+        "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3,
+        "intermediate_size": 40, "encoder_hidden_size": 32,
+    }  # fmt: skip
+    processor = Blip2Processor(
+        BlipImageProcessorPil(size={"height": 56, "width": 56}), tokenizer_of({}), 5
+    )
+    config = AutoConfig.for_model(
+        "blip-2", text_config=text | {"vocab_size": VOCAB + 9}, vision_config=VISION,
+        qformer_config=qformer, num_query_tokens=5, image_token_index=199,
+    )  # fmt: skip
+    return save(folder, config, processor, **more)
+
+
+@family
+def blip2_of_opt(folder):
+    text = {
+        "model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48,
+        "num_attention_heads": 4, "max_position_embeddings": 256, "word_embed_proj_dim": 32,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    return blip2(folder, text)
+
+
+@family
+def blip2_of_t5(folder):
+    text = {
+        "model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2,
+        "num_heads": 4, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2,
+        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+    }  # fmt: skip
+    return blip2(folder, text, decodes=True)
