@@ -6,6 +6,7 @@ processor of transformers, and how prompts are written.
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from tests.cpu.multimodal.families import VISION, VOCAB, tokenizer_of
@@ -142,3 +143,47 @@ def blip2_of_t5(folder):
         "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
     }  # fmt: skip
     return blip2(folder, text, decodes=True)
+
+
+class FuyuPair(Pair):
+    """Parts of the processor: the whole takes the first token of images for a space, and cuts no
+    patches of images of PIL."""
+
+    def inputs(self, text, images):
+        tokenizer, found, parts = self.processor.tokenizer, {}, [text]
+        if images:
+            kind, patch = self.processor.image_processor, 14
+            made = kind(images, return_tensors="np")
+            tall, wide = (
+                -(-int(made[f"image_unpadded_{side}s"][0][0]) // patch) * patch
+                for side in ("height", "width")
+            )
+            patches = kind.patchify_image(np.asarray(made["images"][0])[..., :tall, :wide])
+            found = {"pixel_values": torch.from_numpy(patches).reshape(1, len(patches), -1)}
+            rows = self.processor.replace_image_token(
+                made, 0, num_patches=len(patches), row_width=wide // patch
+            )
+            parts = [rows, text + "<0x04>"]
+        return {"input_ids": torch.tensor([_ids(tokenizer, parts)]), **found}
+
+
+def _ids(tokenizer, parts):
+    return [one for part in parts for one in tokenizer.encode(part, add_special_tokens=False)]
+
+
+@family
+def fuyu(folder):
+    from transformers import AutoConfig, FuyuImageProcessorPil, FuyuProcessor
+
+    text = {
+        "model_type": "persimmon", "hidden_size": 32, "num_hidden_layers": 2,
+        "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": VOCAB,
+        "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    config = AutoConfig.for_model("fuyu", text_config=text, patch_size=14, image_token_id=150)
+    images = FuyuImageProcessorPil(
+        size={"height": 70, "width": 98}, patch_size={"height": 14, "width": 14}
+    )
+    tokens = {"|SPEAKER|": 150, "|NEWLINE|": 151, "<0x04>": 152}
+    found = save(folder, config, FuyuProcessor(images, tokenizer_of(tokens)))
+    return FuyuPair(**vars(found))
