@@ -169,7 +169,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainDecoder(Decoder):
-    layer_class = PlainLayer
+    layer_class: ClassVar[Any] = PlainLayer
 
     def __init__(self, c: PlainConfig) -> None:
         super().__init__(c)

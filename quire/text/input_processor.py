@@ -33,6 +33,11 @@ from quire.text.media_prompt import MediaInputs, MediaReader, check_no_truncatio
 from quire.text.prediction import predicted_tokens, speculates
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds
 from quire.text.prompts import ParsedPrompt, Prompt
+from quire.text.request_params import (
+    check_allowed_tokens_remain,
+    engine_params,
+    reads_prefix_cache,
+)
 from quire.text.speech import SpeechFormat, parse_speech_prompt
 from quire.text.tokenizing.tokenizer import Tokenizer
 
@@ -180,7 +185,7 @@ class InputProcessor:
             ids, embeds = self._pack_embeds(parsed, requested, how)
         salt = prompts.check_cache_salt(cache_salt) or parsed.salt
         stop = self._stop(requested, len(ids) + max(placed.rope_delta, 0))
-        _check_allowed_tokens_remain(requested, stop)
+        check_allowed_tokens_remain(requested, stop)
         constraint = constraint or self._constraint(requested.structured_outputs)
         forced = None  # a constraint decides on the end by itself
         if self._encoder is not None and constraint is None:
@@ -192,13 +197,13 @@ class InputProcessor:
             id=request_id,
             prompt=ids,
             stop=stop,
-            params=_engine_params(requested),
+            params=engine_params(requested),
             n=requested.num_sequences,
             seed=self._seed(requested),
             priority=priority,
             arrived_at=arrived_at,
             salt=b"" if salt is None else hashlib.sha256(salt.encode("utf-8", "replace")).digest(),
-            read_prefix_cache=_reads_prefix_cache(requested),
+            read_prefix_cache=reads_prefix_cache(requested),
             timed=timed,
             constraint=constraint,
             thinking=thinking,
@@ -562,21 +567,6 @@ class InputProcessor:
         return self._seeds.getrandbits(63) if params.seed is None else params.seed
 
 
-def _check_allowed_tokens_remain(params: SamplingParams, stop: StopConditions) -> None:
-    """Raise RequestError if the parameters allow no token at all."""
-    if params.allowed_token_ids is None:
-        return
-    banned = {ids[0] for ids in params.bad_words_token_ids if len(ids) == 1}
-    if stop.min_tokens:
-        banned |= stop.eos_ids | stop.token_ids
-    if banned.issuperset(params.allowed_token_ids):
-        raise RequestError(
-            "allowed_token_ids leaves no token: bad_words, or min_tokens with EOS and "
-            "stop_token_ids, forbid all of them",
-            param="allowed_token_ids",
-        )
-
-
 def _check_source_length(length: int, limit: int) -> None:
     if length > limit:
         raise TooLong(
@@ -592,24 +582,3 @@ def _kept_tokens(length: int, how: TokenizationOptions) -> slice:
         return slice(0, length)
     first = length - how.max_tokens if how.side == "left" else 0
     return slice(first, first + how.max_tokens)
-
-
-def _engine_params(requested: SamplingParams) -> SamplingParams:
-    """best_of ranks by cumulative logprob, so the engine must report the chosen tokens' ones.
-
-    The form of the text is sent as a constraint, and the prediction as tokens.
-    """
-    ranks = requested.num_sequences != requested.n and requested.logprobs is None
-    if not ranks and requested.structured_outputs is None and requested.prediction is None:
-        return requested
-    engine = requested.clone()
-    engine.structured_outputs = engine.prediction = None
-    if ranks:
-        engine.logprobs = 0
-    return engine
-
-
-def _reads_prefix_cache(params: SamplingParams) -> bool:
-    if params.skip_reading_prefix_cache is not None:
-        return not params.skip_reading_prefix_cache
-    return params.prompt_logprobs is None

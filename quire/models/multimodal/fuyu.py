@@ -43,8 +43,9 @@ class Encoder(MediaEncoder):
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         """pixels uint8 [H, W, 3], whose sides are multiples of a patch; scale_shift [2, 3]."""
         cut = [self._patches(one) for one in items]
-        dtype = self.vision_embed_tokens.weight.dtype
-        rows = self.vision_embed_tokens(torch.cat(cut).to(dtype))
+        bias = self.vision_embed_tokens.bias
+        assert bias is not None
+        rows = self.vision_embed_tokens(torch.cat(cut).to(bias.dtype))
         lazy_fusion.flush()
         return list(rows.split([len(one) for one in cut]))
 
