@@ -243,3 +243,13 @@ def test_decoded_images_are_not_copied_into_the_cache_key_by_identity(pipeline):
     one = prepare(pipeline, media)[0].digest
     pixels[0, 0] = 9
     assert prepare(pipeline, media)[0].digest != one
+
+
+def test_options_that_follow_from_a_prompt_belong_to_the_digest(make_pipeline, monkeypatch):
+    pipeline = make_pipeline()
+    kind = type(pipeline.processor)
+    monkeypatch.setattr(kind, "prompt_kwargs", lambda self, items: {"count": len(items)})
+    alone = prepare(pipeline, part(png()))[0].digest
+    first, second = prepare(pipeline, part(png()), part(png(9)))
+    assert len({alone, first.digest, second.digest}) == 3
+    assert prepare(pipeline, part(png(8)), part(png()))[1].digest == first.digest

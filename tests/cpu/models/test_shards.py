@@ -1,11 +1,11 @@
 """What the ranks of a mesh compute adds up to what one rank computes."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from quire.config.facts import read_hf_config
 from quire.config.head_cuts import can_cut
 from quire.config.quant.fp8 import Fp8Format
 from quire.distributed.collectives import SingleProcessCollectives, connect
@@ -165,7 +165,7 @@ def test_ranks_share_the_queries_of_a_kv_head_unevenly(size, tmp_path):
 
 def check_ranks(folder, size):
     """Each rank of a mesh has the logits of one rank."""
-    model_type, config = read_model_config(json.loads((folder / "config.json").read_text()))
+    model_type, config = read_model_config(read_hf_config(folder))
     settings = {"folder": folder, "dtype": torch.float32, "progress": False}
     ids = prompt_of(70, config.vocab)
     want = Stepper(build_model(model_type, config, **settings), config).logits(ids)

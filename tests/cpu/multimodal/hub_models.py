@@ -55,9 +55,13 @@ class HubModel:
     def ours(self):
         return built(self.folder)
 
-    @torch.inference_mode()
     def rows(self, items):
         """What our encoder makes of processed items."""
+        return self.encoded(self.ours[0], items)
+
+    @torch.inference_mode()
+    def encoded(self, model, items):
+        """What the encoder of a model makes of processed items."""
         inputs = [
             EncoderInput(
                 item.modality,
@@ -65,7 +69,7 @@ class HubModel:
             )
             for item in items
         ]
-        return self.ours[0].media_encoder.encode(inputs)
+        return model.media_encoder.encode(inputs)
 
     @torch.inference_mode()
     def logits(self, ids, runs, rows):

@@ -2,6 +2,7 @@
 names, and prompts with rows have the logits of the text half in transformers."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,8 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
+from quire.config.facts import count_weights_in_headers, read_hf_config
+from quire.config.model_identity import is_tower_tensor
 from quire.errors import WeightError
+from quire.models.build import build_model, read_model_config
+from quire.weights.files import read_headers
 from tests.cpu.models.harness import Stepper
+from tests.cpu.models.test_shards import check_ranks
 from tests.cpu.multimodal.families import image
 from tests.cpu.multimodal.hub_models import FAMILIES, built, hd_image
 from tests.cpu.multimodal.hub_prompts import array
@@ -62,6 +68,37 @@ def test_tensors_of_the_encoder_are_all_required_and_no_others_taken(made, chang
     (tmp_path / "config.json").write_text(json.dumps(made.config))
     with pytest.raises(WeightError, match="1 missing" if change == "lost" else "1 unexpected"):
         built(tmp_path)
+
+
+def test_the_encoder_works_in_bfloat16_with_random_weights(made):
+    hf = read_hf_config(made.folder)
+    model = build_model(*read_model_config(hf), load_format="dummy", dtype=torch.bfloat16)
+    items = made.prompts.items(*SIZES[:2])
+    for item, rows in zip(items, made.encoded(model, items), strict=True):
+        assert rows.shape == (
+            made.prompts.processor.expand(item, 1).rows,
+            model.media_encoder.width,
+        )
+        assert rows.dtype == torch.bfloat16
+        assert rows.isfinite().all()
+
+
+def test_tensors_of_the_encoder_count_as_such_and_are_in_the_first_stage(made):
+    headers = read_headers(made.folder, "auto")
+    hf = read_hf_config(made.folder)
+    sizes = {name: math.prod(one.shape) for name, one in headers.items()}
+    towers = sum(size for name, size in sizes.items() if is_tower_tensor(name))
+    assert count_weights_in_headers(headers, hf).media == towers > 0
+    found = read_model_config(hf)
+    options = {"folder": made.folder, "dtype": torch.float32, "progress": False}
+    last = build_model(*found, stage=range(1, found[1].layers), **options)
+    assert last.media_encoder is None
+    alone = build_model(*read_model_config(hf, language_model_only=True), **options)
+    assert alone.media_encoder is None
+
+
+def test_two_ranks_compute_what_one_does(made):
+    check_ranks(made.folder, 2)
 
 
 @pytest.mark.parametrize("size", [(56, 56), (40, 120), (200, 61), (300, 333), (20, 700)])
