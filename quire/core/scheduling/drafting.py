@@ -15,7 +15,7 @@ have drafts, and take part in every second step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 
 from quire.core.drafters.base import HostDrafter
@@ -92,7 +92,8 @@ class Drafting:
 
     step, rows: of the step that is planned; the scheduler sets them. begun: the last step in which
     a sequence was looked at. awaited: the last step whose result the next plan should wait for.
-    plain_step: the last step that has no drafts, and follows such a step, to be measured.
+    plain_step: the last step that has no drafts, and follows such a step, to be measured. recorded:
+    in a replay, the numbers of drafts by request and index.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Drafting:
         self._means = [FIRST_MEAN] * max_drafts
         self._costs = DraftCosts()
         self.step = self.rows = self.awaited = 0
+        self.recorded: Mapping[tuple[str, int], int] | None = None
         self.prompts_wait = False  # the last step had prompt tokens
         self.begun = self.plain_step = -1
         self.has_model = model
@@ -140,7 +142,7 @@ class Drafting:
         sources = (self._prediction, *self._sources) if request.prediction else self._sources
         for seq in sequences:
             self._states[seq] = _DraftState(sources)
-            if sources:
+            if sources or self.recorded is not None:
                 seq.plain_len = 0
 
     def remove(self, seq: Sequence) -> None:
@@ -171,6 +173,9 @@ class Drafting:
         if state is None:
             seq.plain_len = seq.max_len
             return 0
+        if self.recorded is not None:
+            seq.drafts = (0,) * self.recorded.get((seq.request.id, seq.index), 0)
+            return len(seq.drafts)
         if self.begun != self.step:
             self._begin_step()
         length, known = len(seq.tokens), _known(seq)
@@ -293,7 +298,7 @@ class Drafting:
         self._total.add(drafts, accepted)
         self._accepted += accepted
         state = self._states.get(seq)
-        if state is None:
+        if state is None or self.recorded is not None:
             return
         state.tally.add(drafts, accepted)
         if not accepted and state.guessed:

@@ -5,23 +5,50 @@ Used only by replays. It moves sequences through the same methods as the schedul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.sequence_registry import SequenceRegistry
 
 
 class ReplayState:
     """State of one scheduler, between two of its steps."""
 
-    def __init__(self, kv: KVCache, registry: SequenceRegistry) -> None:
+    def __init__(self, kv: KVCache, registry: SequenceRegistry, drafting: Drafting) -> None:
         self._kv = kv
         self._registry = registry
+        self._drafting = drafting
 
-    def start_running(self, request_id: str, index: int, computed: int) -> None:
-        """Start a waiting sequence, with `computed` tokens in the cache."""
+    def set_drafts(self, drafts: Mapping[tuple[str, int], int]) -> None:
+        """Set the numbers of drafts in the next plan, by request and index; others have none."""
+        self._drafting.recorded = drafts
+
+    def length(self, request_id: str, index: int) -> int:
+        """Number of tokens of a sequence."""
+        return len(self._registry.groups[request_id].sequences[index].tokens)
+
+    def finish_drafts(self, request_id: str, index: int, kept: int, more: list[int]) -> None:
+        """Apply a row with drafts that was in flight when the recording began, as if it had yielded
+        one token. kept: tokens that it yielded; `more` are those after the first."""
+        seq = self._registry.groups[request_id].sequences[index]
+        if not seq.row_drafts:
+            return
+        since, seq.row_drafts = seq.computed, 0
+        if not kept:
+            seq.tokens.pop()
+        seq.tokens += more
+        seq.computed = seq.planned = since + kept - 1
+        self._kv.cache_full_blocks(seq, min(since, seq.computed))
+
+    def start_running(self, request_id: str, index: int, computed: int, drafts: int = 0) -> None:
+        """Start a waiting sequence, with `computed` tokens in the cache. drafts: of its row in
+        flight."""
         kv, seq = self._kv, self._registry.groups[request_id].sequences[index]
         self._registry.remove_waiting(seq)
         self._registry.start_running(seq)
-        if kv.allocate(seq, computed):
+        seq.row_drafts = drafts
+        if kv.allocate(seq, computed + drafts):
             seq.computed = seq.planned = computed
             kv.cache_full_blocks(seq, 0)
 

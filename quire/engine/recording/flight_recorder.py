@@ -15,8 +15,9 @@ is its kind:
     "p" plan    step, at, available blocks, joins (sequence, request, index, computed tokens, block
                 keys), starts, sequences, counts, samples (the last three only if they differ: from
                 the plan before, from all 1, from all true), slots that were left, requests
-                preempted, blocks moved (to the host, from it, copied)
-    "l" result  step, at, prompt tokens, seconds, sequences that ended
+                preempted, blocks moved (to the host, from it, copied), drafts (None: of no row)
+    "l" result  step, at, prompt tokens, seconds, sequences that ended, tokens of rows with drafts
+                (sequence, tokens)
     "f" failed  step, at                    "m" request failed  at, request, error
 """
 
@@ -57,6 +58,7 @@ PRIVATE_FIELDS = (
     "forced",
     "id",
     "media",
+    "prediction",
     "prompt",
     "prompt_embeds",
     "params",
@@ -273,7 +275,7 @@ class FlightRecorder(StepObserver):
     def on_step_planned(self, plan: StepPlan) -> None:
         self._step = plan.step
         joins = [self._join(seq) for seq in plan.joins]
-        sequences, starts, counts, wants, _ = zip(*plan.rows) if plan.rows else ((),) * 5
+        sequences, starts, counts, wants, drafts = zip(*plan.rows) if plan.rows else ((),) * 5
         begin = "p", plan.step, self._clock(), self._available(), joins, starts
         same = sequences == self._last_rows
         rest = (
@@ -282,6 +284,7 @@ class FlightRecorder(StepObserver):
             plan.leaves,
             [self._numbers.get(one, 0) for one in plan.preempted],
             (len(plan.swap_out), len(plan.swap_in), len(plan.copies)),
+            drafts if plan.num_drafts else None,
         )
         numbers = None if same else [self._sequences[seq] for seq in sequences]
         self._last_rows = sequences
@@ -300,7 +303,8 @@ class FlightRecorder(StepObserver):
     ) -> None:
         ended = [update for update in updates if update[3] is not None]  # its finish
         ends = [self._describe_end(update) for update in ended] if ended else ()
-        self._append("l", plan.step, self._clock(), prompt_tokens, seconds, ends)
+        kept = self._kept_tokens(plan, updates) if plan.num_drafts else ()
+        self._append("l", plan.step, self._clock(), prompt_tokens, seconds, ends, kept)
         for update in ended:
             self._remove_sequence(update.request_id, update.index)
         for seq in [one for one in self._keyless if one.computed >= one.prompt_len]:
@@ -338,7 +342,7 @@ class FlightRecorder(StepObserver):
                 numbers = self._sequences[seq], index, seq.planned if runs else 0
                 generated = len(seq.tokens) - seq.prompt_len
                 keys = self._new_keys(seq) if left >= 0 else (0, b"")
-                sequences.append((*numbers, generated, runs, keys))
+                sequences.append((*numbers, generated, runs, seq.row_drafts, keys))
             live = sorted(state.live_indexes)
             requests.append({**state.facts, "live": live, "sequences": sequences})
         begin = "b", self._step, self._clock(), self._available()
@@ -365,6 +369,17 @@ class FlightRecorder(StepObserver):
             "salt": sha256(request.cache_root).digest()[:KEY_BYTES],
             "tenant": sha256(request.tenant).digest()[:KEY_BYTES],
         }
+
+    def _kept_tokens(
+        self, plan: StepPlan, updates: Sequence[Update]
+    ) -> list[tuple[int, int]]:
+        """The number and the tokens of each sequence that had drafts."""
+        tokens = {(update.request_id, update.index): len(update.token_ids) for update in updates}
+        return [
+            (self._sequences[row.seq], tokens.get((row.seq.request.id, row.seq.index), 0))
+            for row in plan.rows
+            if row.drafts and row.seq in self._sequences
+        ]
 
     def _join(self, seq: Seq) -> tuple[Any, ...]:
         request_id, number = seq.request.id, self._sequences.pop(seq, None)

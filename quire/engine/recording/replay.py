@@ -49,6 +49,7 @@ class RecordedStep(NamedTuple):
     joins: tuple[tuple[int, int, int], ...]
     preempted: tuple[int, ...]
     blocks_moved: tuple[int, int, int]  # to the host, from it, copied
+    drafts: dict[tuple[str, int], int]  # request, index -> of its row
 
 
 class ReplayDifference(NamedTuple):
@@ -241,6 +242,7 @@ class RecordingReplay:
         )
         self._grammars = RecordedGrammars()
         self._scheduler = build_scheduler(config, self._grammars, RecordedAdapters())
+        self._scheduler.replay_state().set_drafts({})
         self._in_flight: deque[tuple[StepPlan, RecordedStep]] = deque()
         self._last_rows: tuple[int, ...] = ()
         self._starts_empty = True  # the recording begins without requests
@@ -317,7 +319,7 @@ class RecordingReplay:
         if not requests:
             return
         self._starts_empty = False
-        running: dict[int, tuple[str, int, int]] = {}
+        running: dict[int, tuple[str, int, int, int]] = {}
         for facts in requests:
             resumed = self._resume_lengths(facts, running)
             if any(length is not None for length in resumed):
@@ -333,17 +335,17 @@ class RecordingReplay:
         )
 
     def _resume_lengths(
-        self, facts: dict[str, Any], running: dict[int, tuple[str, int, int]]
+        self, facts: dict[str, Any], running: dict[int, tuple[str, int, int, int]]
     ) -> list[int | None]:
         """How many tokens each sequence had generated; adds those that ran to `running`."""
         resumed: list[int | None] = [None] * num_sequences(facts)
         for index in facts["live"]:
             resumed[index] = (facts["resumed"] or [0] * len(resumed))[index]
-        for number, index, computed, generated, runs, _ in facts["sequences"]:
+        for number, index, computed, generated, runs, *drafts, _ in facts["sequences"]:
             ends = generated >= facts["stop"]["max_tokens"]  # with a step in flight
             resumed[index] = None if ends else generated
             if runs and not ends:
-                running[number] = (str(facts["number"]), index, computed)
+                running[number] = (str(facts["number"]), index, computed, sum(drafts))
         return resumed
 
     def _request(self, facts: dict[str, Any], resumed: list[int | None]) -> Request:
@@ -381,7 +383,7 @@ class RecordingReplay:
     # -- steps ----------------------------------------------------------------------------------
 
     def _read_step(self, record: list[Any]) -> RecordedStep:
-        _, step, _, _, joins, starts, numbers, counts, samples, _, preempted, moved = record
+        _, step, _, _, joins, starts, numbers, counts, samples, _, preempted, moved = record[:12]
         if numbers is not None:
             self._last_rows = tuple(numbers)
         places = [self._known_blocks.places_by_sequence[number] for number in self._last_rows]
@@ -394,7 +396,9 @@ class RecordingReplay:
             )
         )
         joined = tuple((request, index, computed) for _, request, index, computed, _ in joins)
-        return RecordedStep(step, rows, joined, tuple(preempted), tuple(moved))
+        drafts = (record[12] if len(record) > 12 else None) or ()
+        of_rows = {(str(row[0]), row[1]): count for row, count in zip(rows, drafts) if count}
+        return RecordedStep(step, rows, joined, tuple(preempted), tuple(moved), of_rows)
 
     def _plan_step(self, step: RecordedStep) -> None:
         state = self._scheduler.replay_state()
@@ -407,6 +411,7 @@ class RecordingReplay:
                 state.restore_prefix(str(number), index, computed)
                 self._knows_tiers = False
         self.steps = step.step
+        state.set_drafts(step.drafts)
         plan = self._scheduler.plan()
         self._compare(plan, step)
         self._in_flight.append((plan, step))
@@ -433,13 +438,20 @@ class RecordingReplay:
             )
 
     def _finish_step(self, record: list[Any]) -> None:
-        _, number, _, prompt_tokens, seconds, ends = record
+        _, number, _, prompt_tokens, seconds, ends, *more = record
+        places = self._known_blocks.places_by_sequence
+        kept = {places[sequence]: count for sequence, count in (more[0] if more else ())}
         if not self._is_oldest(number):  # it was planned before the recording began
+            state = self._scheduler.replay_state()
+            for place, count in kept.items():
+                at = state.length(str(place[0]), place[1])
+                tokens = self._tokens.between(place, at, at + max(count - 1, 0))
+                state.finish_drafts(str(place[0]), place[1], count, tokens)
             for request, index, *_ in ends:
                 self._scheduler.abort_sequence(str(request), index)
             return
         plan, _ = self._in_flight.popleft()
-        self._scheduler.apply(plan, self._step_result(plan, ends))
+        self._scheduler.apply(plan, self._step_result(plan, ends, kept))
         self._scheduler.observe_step(prompt_tokens, seconds)
         if self._starts_empty:
             self._scheduler.check()
@@ -448,15 +460,19 @@ class RecordingReplay:
         """Whether the oldest step in flight has this number in the recording."""
         return bool(self._in_flight) and self._in_flight[0][1].step == number
 
-    def _step_result(self, plan: StepPlan, ends: list[Any]) -> StepResult:
-        """A result of the model, as far as the scheduler uses it."""
+    def _step_result(
+        self, plan: StepPlan, ends: list[Any], kept: dict[tuple[int, int], int]
+    ) -> StepResult:
+        """A result of the model, as far as the scheduler uses it. kept: tokens of sequences that
+        had drafts."""
         finished = {(request, index): end for request, index, *end in ends}
         generated: list[list[int]] = []
         result = StepResult(generated)
         for i, row in enumerate(plan.rows):
             place = (int(row.seq.request.id), row.seq.index)
-            at = row.start + row.count
-            tokens = self._tokens.between(place, at, at + 1) if row.wants is Wants.TOKEN else []
+            at = row.start + row.count - row.drafts
+            count = kept.get(place, 0) if row.drafts else 1
+            tokens = self._tokens.between(place, at, at + count) if row.wants is Wants.TOKEN else []
             generated.append(self._without_stop(row.seq.stop_ids, tokens))
             if row.wants is Wants.POOLED:
                 result.pooled[i] = Pooled((0,), b"")
@@ -473,7 +489,8 @@ class RecordingReplay:
         """The tokens, but none that would end the sequence: its end is in the recording."""
         if stop_ids.isdisjoint(tokens):
             return tokens
-        return [next(token for token in range(len(stop_ids) + 1) if token not in stop_ids)]
+        other = next(token for token in range(len(stop_ids) + 1) if token not in stop_ids)
+        return [other if token in stop_ids else token for token in tokens]
 
 
 def num_sequences(facts: dict[str, Any]) -> int:
