@@ -302,6 +302,8 @@ class Sequence:
     drafts: tuple[int, ...] = ()
     """Proposed next tokens: of its row in flight, or of its next row. Never part of `tokens`."""
     row_drafts: int = 0  # those of its row in flight: it has no other row until that was applied
+    verified_drafts: int = 0  # in all rows so far
+    accepted_drafts: int = 0  # of those
     cross_table: list[int] = field(default_factory=list)  # blocks of the encoder's output
     encoder_step: int = -1  # step that writes these; -1: they were found, or there are none
     dp_rank: int = 0  # data-parallel rank that has its slot and its blocks

@@ -297,6 +297,8 @@ class Drafting:
         """Count a row that had drafts."""
         self._total.add(drafts, accepted)
         self._accepted += accepted
+        seq.verified_drafts += drafts
+        seq.accepted_drafts += accepted
         state = self._states.get(seq)
         if state is None or self.recorded is not None:
             return

@@ -370,9 +370,7 @@ class FlightRecorder(StepObserver):
             "tenant": sha256(request.tenant).digest()[:KEY_BYTES],
         }
 
-    def _kept_tokens(
-        self, plan: StepPlan, updates: Sequence[Update]
-    ) -> list[tuple[int, int]]:
+    def _kept_tokens(self, plan: StepPlan, updates: Sequence[Update]) -> list[tuple[int, int]]:
         """The number and the tokens of each sequence that had drafts."""
         tokens = {(update.request_id, update.index): len(update.token_ids) for update in updates}
         return [

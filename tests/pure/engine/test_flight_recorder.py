@@ -243,7 +243,9 @@ def test_a_recording_makes_the_same_plans_again(tmp_path, name, seed):
 
 
 @pytest.mark.parametrize("seed", range(tiers.amount(2, 20)))
-@pytest.mark.parametrize("name", ["tight", "two in flight", "host tier", "no prefix cache", "drafts"])
+@pytest.mark.parametrize(
+    "name", ["tight", "two in flight", "host tier", "no prefix cache", "drafts"]
+)
 def test_a_recording_that_begins_in_the_middle_is_of_use(tmp_path, name, seed):
     """Preempted sequences and the cache's contents are not in it; all else is."""
     flight = Flight(setup_of(name), tmp_path, size=30_000)

@@ -1,10 +1,11 @@
 """Fair queue: gives waiting tenants equal service, by their weights.
 
-Service is counted in tokens: one for a computed prompt token (prefix cache hits are free),
-OUTPUT_COST for a generated one, divided by the tenant's weight. The waiting tenant with the least
-service is next; within a tenant another order decides. A tenant that returns from idleness starts
-level with those that wait: no credit for the past, and its excess stays. When memory runs out, the
-largest holder is preempted. With one tenant this is the inner order.
+Service is counted in tokens: one for a computed prompt token (prefix cache hits are free) and for
+a verified draft, OUTPUT_COST for a generated one that was no draft; divided by the tenant's weight.
+The waiting tenant with the least service is next; within a tenant another order decides. A tenant
+that returns from idleness starts level with those that wait: no credit for the past, and its excess
+stays. When memory runs out, the largest holder is preempted. With one tenant this is the inner
+order.
 
 Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024 (virtual token counter);
 the victim and the free cached tokens are ours.
@@ -184,16 +185,15 @@ class FairQueue:
 
         A sequence with output has computed all of its prompt, also if its blocks are gone.
         """
-        generated = max(len(seq.tokens) - seq.generation_start, 0)
+        generated = len(seq.tokens) > seq.generation_start
         computed = seq.prompt_len if generated else min(seq.planned, seq.prompt_len)
-        return max(computed - max(seq.cached, account.precomputed), 0) + OUTPUT_COST * generated
+        return max(computed - max(seq.cached, account.precomputed), 0) + _output_service(seq)
 
     def _expected_service(self, seq: Sequence) -> float:
         """Return its service once its prompt is computed, if nothing of it is cached."""
         account = self._accounts.get(seq)
         base = seq.planned if account is None else max(seq.cached, account.precomputed)
-        generated = OUTPUT_COST * max(len(seq.tokens) - seq.generation_start, 0)
-        return max(seq.prompt_len - base, 0) + generated
+        return max(seq.prompt_len - base, 0) + _output_service(seq)
 
     def _upfront_charge(self, seq: Sequence) -> float:
         """Return the charge made in advance, when it is taken from the queue."""
@@ -234,3 +234,10 @@ class FairQueue:
             if name in active
             or one.virtual_counter > level  # others start at this level when they return
         }
+
+
+def _output_service(seq: Sequence) -> float:
+    """Return the service of the output of a sequence. Drafts count as prompt tokens do, accepted or
+    not: they share the row of the token before them."""
+    generated = max(len(seq.tokens) - seq.generation_start, 0)
+    return OUTPUT_COST * max(generated - seq.accepted_drafts, 0) + seq.verified_drafts

@@ -1,0 +1,243 @@
+"""Numbers of drafts follow acceptance and step times; rows without drafts stay as quick."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from quire.core.scheduling.drafting import LAST_WAIT
+from quire.core.scheduling.order.fair import OUTPUT_COST, FairQueue
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.types import DraftCounts, StopConditions
+from quire.engine.core.engine_core import EngineCore
+from quire.executors.fake import Executor
+from tests.pure.core.builders import request, sequence
+from tests.pure.core.workload import Setup
+
+
+def next_token(tokens):
+    return (tokens[-1] * 7 + len(tokens) * 13) % 997 + 3
+
+
+def proposer(acceptance):
+    """Propose what the model generates; each token is right with a probability, by length."""
+
+    def propose(seq, tokens):
+        rng = random.Random(f"{seq.request.id} {len(tokens)}")
+        found, wrong = list(tokens), False
+        for _ in range(8):
+            wrong = wrong or rng.random() >= acceptance(len(tokens))
+            found.append(next_token(found) + wrong)
+        return found[len(tokens) :]
+
+    return propose
+
+
+def memory_bound(rows, tokens):
+    """Milliseconds of a step of a GPU: the first 200 tokens cost the same."""
+    return 4.0 * max(1.0, tokens / 200) + 0.002 * tokens
+
+
+def compute_bound(rows, tokens):
+    """Milliseconds of a step in which every token costs about as much."""
+    return 10.0 + 6.0 * tokens
+
+
+class Simulation:
+    """Runs requests, with the time that steps would take, two of them in flight."""
+
+    def __init__(self, rows, acceptance, cost, *, drafts=7, tokens=400, model=False, host=0.1):
+        setup = Setup(
+            blocks=rows * 64, block_size=16, budget=8192, slots=512, max_rows=512, depth=2
+        )
+        setup.drafts, setup.adaptive, setup.model_proposes = drafts, True, model
+        propose = proposer(acceptance)
+        setup.proposer = propose if drafts else None
+        self.scheduler, _, _ = setup.build()
+        self.executor, self.propose = Executor(next_token), propose if model else None
+        self.cost, self.host = cost, host
+        self.seconds, self.generated, self.drafts, self.flying = 0.0, 0, [], []
+        for i in range(rows):
+            one = request(f"r{i}", (i + 5, 1, 2), stop=StopConditions(tokens))
+            self.scheduler.add(one)
+
+    def result(self, plan):
+        """Return the result of a step, with proposals of a model if it has one."""
+        result = self.executor.submit(plan).wait()
+        if self.propose is None or not plan.proposals:
+            return result
+        proposed = {}
+        for i, row in enumerate(plan.rows):
+            if result.token_ids[i]:
+                tokens = self.executor._tokens[row.seq.slot]
+                proposed[i] = tuple(self.propose(row.seq, tokens)[: plan.proposals])
+        return replace(result, drafts=proposed)
+
+    def run(self):
+        """Return tokens per second."""
+        while self.flying or not self.scheduler.idle:
+            waits = self.flying and self.scheduler.awaits_result
+            if not self.scheduler.idle and len(self.flying) < 2 and not waits:
+                plan = self.scheduler.plan()
+                gap = 0.0 if self.flying else self.host
+                self.flying.append((plan, self.result(plan), gap))
+                continue
+            self.apply(*self.flying.pop(0))
+        return self.generated / self.seconds
+
+    def apply(self, plan, result, gap):
+        updates = self.scheduler.apply(plan, result)
+        tokens = sum(row.count for row in plan.rows)
+        seconds = (self.cost(len(plan.rows), tokens) + gap + 0.2 * plan.proposals) if tokens else 0
+        prompts = sum(row.count for row in plan.rows if not row.start)
+        self.scheduler.observe_step(prompts, seconds)
+        self.seconds += seconds
+        self.generated += sum(len(update.token_ids) for update in updates)
+        self.drafts.append(plan.num_drafts)
+
+
+def speedup(rows, acceptance, cost, **how):
+    off = Simulation(rows, acceptance, cost, drafts=0, **how).run()
+    return Simulation(rows, acceptance, cost, **how).run() / off
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("model", [False, True])
+@pytest.mark.parametrize("cost", [memory_bound, compute_bound])
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("rows", [1, 8, 48])
+def test_drafts_cost_little_where_they_bring_nothing(rows, acceptance, cost, model):
+    assert speedup(rows, lambda _: acceptance, cost, model=model, tokens=300) > 0.95
+
+
+@pytest.mark.parametrize(("rows", "least"), [(1, 3.0), (8, 2.5), (48, 1.2)])
+@pytest.mark.parametrize("model", [False, True])
+def test_accepted_drafts_pay_where_tokens_are_cheap(rows, least, model):
+    assert speedup(rows, lambda _: 0.95, memory_bound, model=model) > least * (0.7 if model else 1)
+
+
+@pytest.mark.parametrize("model", [False, True])
+def test_a_change_of_acceptance_is_followed(model):
+    """Nothing is accepted until a sequence has 300 tokens, then all, then nothing again."""
+    acceptance = lambda length: float(300 <= length < 600)  # noqa: E731
+    run = Simulation(1, acceptance, memory_bound, tokens=900, model=model)
+    run.run()
+    lengths = len(run.drafts)
+    begin = next(i for i in range(280, lengths) if run.drafts[i] > 3)
+    assert begin < 300 + LAST_WAIT + 10
+    assert sum(run.drafts[200:280]) < 10
+    assert sum(run.drafts[-100:]) < 30
+
+
+def test_a_change_of_step_times_is_followed():
+    """Each token costs a step's time from some step on: no draft pays any longer."""
+    run = Simulation(8, lambda _: 0.8, memory_bound, tokens=900)
+    steps = iter(range(10**6))
+    run.cost = lambda rows, tokens: (memory_bound if next(steps) < 150 else compute_bound)(
+        rows, tokens
+    )
+    run.run()
+    assert sum(run.drafts[100:140]) > 40
+    assert sum(run.drafts[150 + LAST_WAIT : 350]) < 0.2 * sum(run.drafts[0:140])
+
+
+def test_drafts_count_as_work_for_a_tenant():
+    """A row of one token and two drafts: the token costs what an output does, a draft what a prompt
+    token does, whether it was accepted or not."""
+    queue = FairQueue(Fifo)
+    for tenant in (b"a", b"b"):
+        queue.push(sequence(range(10), tenant=tenant))
+    seq = queue.pop()
+    seq.tokens += [1, 2, 3]
+    seq.planned = seq.computed = 12
+    before = queue.virtual_counter(seq.request.tenant)
+    queue.charge_service()
+    assert queue.virtual_counter(seq.request.tenant) - before == 3 * OUTPUT_COST
+    seq.tokens += [4, 5]
+    seq.verified_drafts, seq.accepted_drafts = 2, 1
+    queue.charge_service()
+    assert queue.virtual_counter(seq.request.tenant) - before == 4 * OUTPUT_COST + 2
+
+
+def test_rows_without_drafts_keep_two_steps_in_flight():
+    run = Simulation(4, lambda _: 0.0, memory_bound, tokens=300)
+    overlapped, plan = [], run.scheduler.plan
+    run.scheduler.plan = lambda: (overlapped.append(bool(run.flying)), plan())[1]
+    run.run()
+    assert sum(overlapped) > 0.9 * len(overlapped)
+
+
+def engine_of(**how):
+    setup = Setup(depth=2, drafts=4, adaptive=True, proposer=proposer(lambda _: 1.0), **how)
+    scheduler, _, _ = setup.build()
+    return EngineCore(scheduler, Executor(next_token), steps_in_flight=2, check=True)
+
+
+def finished(engine):
+    updates = []
+    while not engine.idle:
+        updates += engine.step()
+    return updates
+
+
+def test_the_engine_awaits_steps_with_drafts_and_plans_none_without_rows():
+    engine, rows = engine_of(), []
+    submit = engine._executor.submit
+    engine._executor.submit = lambda plan: (rows.append(len(plan.rows)), submit(plan))[1]
+    engine.add(request("a", (5, 1, 2), 60))
+    finished(engine)
+    assert 0 not in rows[:-1]
+    assert len(rows) < 40
+
+
+def test_updates_and_counters_have_the_counts():
+    engine = engine_of()
+    engine.add(request("a", (5, 1, 2), 40, n=2))
+    engine.add(request("off", (6, 1, 2), 40, speculates=False))
+    engine.add(request("held", (7, 1, 2), 40, hold=True))
+    updates = finished(engine)
+    last = {update[:2]: update.draft_counts for update in updates if update.finish}
+    assert last["off", 0] is last["held", 0] is None
+    total = engine.snapshot().counters.draft_counts
+    assert total.rows == sum(one.rows for one in last.values() if one)
+    assert total.tokens == sum(one.tokens for one in last.values() if one) >= sum(total.accepted)
+    assert list(total.accepted) == sorted(total.accepted, reverse=True)
+    for key in (("a", 0), ("a", 1)):
+        own = [update for update in updates if update[:2] == key]
+        accepted = sum(len(one.token_ids) - 1 for one in own if one.token_ids)
+        assert sum(last[key].accepted) == accepted > 10
+        counts = [one.draft_counts for one in own if one.draft_counts is not None]
+        assert [one.rows for one in counts] == sorted(one.rows for one in counts)
+    engine.release("held")
+
+
+def test_a_prediction_has_drafts_without_a_method():
+    def run(prediction):
+        scheduler, _, _ = Setup(drafts=8, adaptive=True).build()
+        engine = EngineCore(scheduler, Executor(next_token), check=True)
+        engine.add(request("a", (5, 1, 2), 60, prediction=prediction))
+        updates = finished(engine)
+        return [token for one in updates for token in one.token_ids], updates, engine
+
+    text, _, plain = run(())
+    again, updates, engine = run(tuple(text))
+    assert again == text
+    assert engine.snapshot().counters.steps < plain.snapshot().counters.steps / 3
+    assert plain.snapshot().counters.draft_counts == DraftCounts()
+    assert updates[-1].draft_counts.rows > 5
+
+
+def test_no_sequence_is_longer_with_drafts_than_the_drafter_allows():
+    scheduler, _, _ = Setup(drafts=4, proposer=proposer(lambda _: 1.0)).build()
+    scheduler._drafting._max_len = 30
+    engine = EngineCore(scheduler, Executor(next_token), check=True)
+    engine.add(request("a", (5, 1, 2), 60))
+    lengths, submit = [], engine._executor.submit
+    engine._executor.submit = lambda plan: (
+        lengths.extend(row.start + row.count for row in plan.rows if row.drafts),
+        submit(plan),
+    )[1]
+    finished(engine)
+    assert max(lengths) < 30 < 60
