@@ -162,7 +162,7 @@ class Executor:
         self._compare(number, results, answered)
         self._sum_late_work(answered)
         if masks is not None:
-            masks.commit(results[0])
+            results[0] = masks.commit(results[0])
         self._step_time.update(cost, int((time.perf_counter() - began) * 1e9))
         return results[0] if len(results) == 1 else combine_results(results)
 

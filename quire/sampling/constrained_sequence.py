@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -78,6 +78,15 @@ class ConstrainedSequence:
         for outputs, token in enumerate(joined.output_tokens):
             made.accept(token, made.max_outputs - outputs)
         return made
+
+    def copy(self) -> ConstrainedSequence:
+        """Return another one in the same state."""
+        guide, budget = self.guide, self.reasoning_budget
+        return replace(
+            self,
+            guide=None if guide is None else guide.copy(),
+            reasoning_budget=None if budget is None else budget.copy(),
+        )
 
     def needs_mask(self, outputs: int) -> bool:
         """Whether the token after so many outputs may need a mask."""

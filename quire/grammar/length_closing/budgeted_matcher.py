@@ -298,7 +298,7 @@ class BudgetedMatcher:
         other._path, other._path_known, other._bound = self._path, self._path_known, self._bound
         other._probe, other._alternatives = dict(self._probe), self._alternatives
         other._forced_at, other._unmasked_tokens = self._forced_at, self._unmasked_tokens
-        other._fault = self._fault
+        other._fault, other._string = self._fault, self._string
         other.known = dict(self.known)
         other._history = list(self._history)
         return other

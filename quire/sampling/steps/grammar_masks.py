@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf, isfinite
 from typing import NamedTuple
@@ -110,6 +110,12 @@ class ConstrainedSlots:
             self, [(row, bound, counts[row]) for row, bound in self._batch_rows], optimistic_rows
         )
 
+    def replace(self, slot: int, old: ConstrainedSequence, new: ConstrainedSequence) -> None:
+        """A slot's sequence is in another state now. Without effect if it has left the slot."""
+        if new is not old and self._by_slot.get(slot) is old:
+            self._batch_slots, self._batch_rows = (), []
+            self._by_slot[slot] = new
+
     def enqueue(self, masks: GrammarMasks) -> None:
         """Add a sampling with tokens in flight."""
         self._uncommitted.append(masks)
@@ -154,6 +160,14 @@ class PackedMasks(NamedTuple):
     words: Tensor
     rows: Tensor
 
+    @classmethod
+    def of(cls, rows: Tensor, words: Tensor) -> PackedMasks:
+        """Pack the masks of rows: int32 [n] and [n, W]."""
+        count = len(rows)
+        packed = torch.cat([rows, rows.new_zeros(-count % ALIGNMENT), words.reshape(-1)])
+        offset = len(packed) - words.numel()
+        return cls(packed, offset, packed[offset:].view(count, -1), packed[:count])
+
     def apply(self, logits: Tensor) -> None:
         """Copy them to the logits' device, and mask the logits [R, V] in place."""
         if logits.is_cpu:
@@ -169,9 +183,7 @@ class PackedMasks(NamedTuple):
         if not own:
             return None
         rows = torch.tensor([places[row] for row in self.rows[own].tolist()], dtype=torch.int32)
-        packed = torch.cat([rows, rows.new_zeros(-len(own) % ALIGNMENT), self.words[own].view(-1)])
-        offset = packed.numel() - self.words[own].numel()
-        return PackedMasks(packed, offset, packed[offset:].view(len(own), -1), packed[: len(own)])
+        return PackedMasks.of(rows, self.words[own])
 
     def select(self, chosen: Tensor) -> PackedMasks | None:
         """Return those with True in chosen [n], for logits of the CPU; None: there are none."""
@@ -188,12 +200,20 @@ class PlainMasks(msgspec.Struct, frozen=True, array_like=True):
     grammar_only: list[int]  # rows that a grammar alone constrains
 
     @classmethod
-    def of(cls, masks: GrammarMasks) -> PlainMasks | None:
-        """Fill the masks of a sampling; None: no row needs one."""
-        packed = masks.fill()
-        if packed is None:
+    def of(cls, samplings: Iterable[GrammarMasks]) -> PlainMasks | None:
+        """Fill the masks of samplings of different rows; None: no row needs one."""
+        filled: list[PackedMasks] = []
+        only: list[int] = []
+        for one in samplings:
+            own = one.fill()
+            filled += [] if own is None else [own]
+            only += one.grammar_only_rows()
+        if not filled:
             return None
-        only = masks.grammar_only_rows()
+        packed = filled[0]
+        if len(filled) > 1:
+            rows = torch.cat([one.rows for one in filled])
+            packed = PackedMasks.of(rows, torch.cat([one.words for one in filled]))
         return cls(packed.upload, packed.offset, len(packed.rows), only)
 
     def unpack(self, at: Sequence[int] | None = None) -> PackedMasks | None:
@@ -228,6 +248,7 @@ class GrammarMasks:
             tuple[int, ConstrainedSequence, int]
         ] = []  # rows that have no mask
         self._masked_rows: set[int] = set()
+        self.sequences = {row: bound for row, bound, _ in rows}
         self._fetch: Callable[[], TokensAndTopLogits] | None = None
         self._pending_fill: Future[PackedMasks | None] | None = None
         self.needs_masks = any(bound.needs_mask(at) for _, bound, at in rows)
@@ -286,6 +307,30 @@ class GrammarMasks:
         """Set how to fetch the tokens of the enqueued sampling. fetch: waits for them."""
         self._fetch = fetch
         self._slots_state.enqueue(self)
+
+    @property
+    def over(self) -> set[int]:
+        """Rows that end their sequences."""
+        return {*self.ends, *self.errors, *self.refusals}
+
+    def before(self, drafts: Sequence[int]) -> GrammarMasks:
+        """Return those of the first row of each sequence. drafts: as for behind()."""
+        rows = [one for one in self._rows if one[0] == 0 or drafts[one[0] - 1] < 0]
+        return GrammarMasks(self._slots_state, rows)
+
+    def behind(self, drafts: Sequence[int]) -> GrammarMasks | None:
+        """Return those of the next row of each sequence, behind the draft of its row here, as far
+        as the grammar allows that; None: of no sequence. The masks here are filled already.
+
+        drafts: of each row of the step; negative: none.
+        """
+        rows = []
+        for row, bound, outputs in self._rows:
+            if drafts[row] >= 0 and not bound.failed and not bound.finished:
+                ahead = bound.copy()
+                if ahead.run_guarded(ahead.accept, drafts[row]) is None and not ahead.failed:
+                    rows.append((row + 1, ahead, outputs + 1))
+        return GrammarMasks(self._slots_state, rows) if rows else None
 
     def commit_tokens(self) -> None:
         """Commit the tokens to the matchers, if that is not done."""

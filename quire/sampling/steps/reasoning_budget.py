@@ -9,6 +9,7 @@ quire.sampling.constrained_sequence.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 
 from quire.core.types import CallOpener, ThinkingBudget
@@ -40,6 +41,12 @@ class ReasoningBudget:
         """Before the first output."""
         made = cls(params, in_reasoning=False)
         made._enter(in_reasoning=params.start_token_ids is None)
+        return made
+
+    def copy(self) -> ReasoningBudget:
+        """Return another one in the same state."""
+        made = copy(self)
+        made._num_matched = [*self._num_matched]
         return made
 
     def accept(self, token: int) -> None:
