@@ -11,7 +11,6 @@ from tests.cpu.drafters.heads import chain, check_drafts, drawn, engine_with, pl
 from tests.cpu.engine_of import request, run
 from tests.cpu.models.peers import peer, scale_weights
 
-
 MIMO = {
     "enorm": "token_layernorm",
     "hnorm": "hidden_layernorm",
