@@ -88,10 +88,13 @@ class _StepRow:
 
     def __init__(self, record: list[Any], waiting: int, events: list[str]) -> None:
         _, self.step, self.started_at, self.free, *_ = record
-        starts, _, counts, _, left, preempted, moved = record[5:]
+        starts, _, counts, _, left, preempted, moved, *rest = record[5:]
         counts = counts or [1] * len(starts)
+        drafts = (rest[0] if rest else None) or [0] * len(starts)
         self.rows, self.tokens, self.waiting = len(starts), sum(counts), waiting
-        self.prompt_tokens = sum(count for count in counts if count > 1)
+        self.prompt_tokens = sum(
+            count for count, drafted in zip(counts, drafts) if count > 1 + drafted
+        )
         self.event_labels = events
         self.preempted = len(preempted)
         self.duration_label = "in flight"
@@ -99,6 +102,8 @@ class _StepRow:
             events.append(f"{len(left)} left")
         if preempted:
             events.append(f"{len(preempted)} preempted")
+        if any(drafts):
+            events.append(f"{sum(drafts)} drafts")
         if any(moved):
             events.append("blocks out, in, copied: " + ", ".join(map(str, moved)))
 
@@ -149,7 +154,7 @@ def _read_steps(records: list[list[Any]]) -> Iterator[_StepRow]:
         if kind == "b" and record[4] and not steps:
             sequences = [one for facts in record[4] for one in facts["sequences"]]
             seen |= {number for number, *_ in sequences}
-            running = {number for number, *_, runs, _ in sequences if runs}
+            running = {one[0] for one in sequences if one[4]}  # as FlightRecorder writes them
             waiting = sum(len(facts["live"]) for facts in record[4]) - len(running)
         elif kind == "a":
             facts = record[2]

@@ -12,6 +12,7 @@ import pytest
 from quire.core.params import SamplingParams
 from quire.core.scheduler_stats import SchedulerStats
 from quire.core.snapshot import TIME_BUCKETS, EngineCounters, RequestRow, Snapshot
+from quire.core.types import DraftCounts
 from quire.errors import EngineDead, RequestError
 from quire.server.options import ServerOptions
 from quire.server.routes import playground
@@ -181,7 +182,8 @@ def snapshot(at=1.0, states=b"\x02\x02\x03\x00", owners=(1, 1, 1, 0), first=0, s
         "first_token_times": times,
         "inter_token_times": [0] * TIME_BUCKETS,
     }
-    counters = EngineCounters(**{**dict.fromkeys(EngineCounters._fields, 0), **told})
+    counted = {**dict.fromkeys(EngineCounters._fields, 0), "draft_counts": DraftCounts()}
+    counters = EngineCounters(**{**counted, **told})
     row = RequestRow("chatcmpl-mine-17", 0, "running", 6, 2, 6, 3, 2, 0, 0.25)
     packed = b"".join(one.to_bytes(2, "little") for one in owners)
     return Snapshot(at, stats, 0, 8, 16, counters, [row], states, packed)
