@@ -9,7 +9,7 @@ matches here was written by a chat template or by the author of a raw prompt.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,10 +89,12 @@ def place_items(
     while at <= len(ids):
         while inserted and inserted[0].expansion.insert_at <= at:
             _add(made, placed, inserted.pop(0))
-        match = next(_matches(ids, at, queues, may_be_expanded), None)
+        before = placed[-1][1].expansion if placed and _end(*placed[-1]) == len(made) else None
+        match = next(_matches(ids, at, queues, may_be_expanded, before), None)
         if match is not None:
-            queue, length = match
-            _add(made, placed, queue.pop(0))
+            queue, item, length = match
+            _add(made, placed, item)
+            queue.pop(0)
             at += length
             continue
         for modality, form in forms:
@@ -111,18 +113,32 @@ def _add(made: list[int], placed: list[tuple[int, ReadyItem]], item: ReadyItem) 
     made.extend(item.expansion.token_ids)
 
 
+def _end(start: int, item: ReadyItem) -> int:
+    return start + len(item.expansion.token_ids)
+
+
 def _matches(
-    ids: tuple[int, ...], at: int, queues: Sequence[list[ReadyItem]], may_be_expanded: bool
-) -> Iterator[tuple[list[ReadyItem], int]]:
-    """Yield what of the prompt the next item of a modality replaces at a position."""
+    ids: tuple[int, ...],
+    at: int,
+    queues: Sequence[list[ReadyItem]],
+    may_be_expanded: bool,
+    before: Expansion | None,
+) -> Iterator[tuple[list[ReadyItem], ReadyItem, int]]:
+    """Yield the next item of a modality, and how much of the prompt it replaces at a position.
+
+    before: of the item that ends there.
+    """
     for queue in queues:
         if not queue:
             continue
-        expansion = queue[0].expansion
+        item, expansion = queue[0], queue[0].expansion
+        if expansion.shares_border and before is not None and before.shares_border:
+            expansion = expansion.without_first()
+            item = replace(item, expansion=expansion)
         forms = [expansion.token_ids] if may_be_expanded else []
         for form in (*forms, expansion.replaces):
             if ids[at : at + len(form)] == form:
-                yield queue, len(form)
+                yield queue, item, len(form)
 
 
 def _check_numbers(

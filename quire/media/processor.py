@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -89,6 +89,8 @@ class Expansion:
     bidirectional: tokens of one run attend to each other in both directions.
     replaces: ids of the placeholder that it replaces; (): it has none and is inserted.
     insert_at: index in the prompt, without other items, where an item without placeholder goes.
+    shares_border: right behind another such item, the first token is left out: it is the last one
+        of that item.
     """
 
     token_ids: tuple[int, ...]
@@ -96,11 +98,17 @@ class Expansion:
     bidirectional: bool = False
     replaces: tuple[int, ...] = ()
     insert_at: int = 0
+    shares_border: bool = False
 
     @property
     def rows(self) -> int:
         """Rows of the encoder that it takes."""
         return sum(count for _, count in self.runs)
+
+    def without_first(self) -> Expansion:
+        """Return it without its first token, which is in no run."""
+        runs = tuple((start - 1, count) for start, count in self.runs)
+        return replace(self, token_ids=self.token_ids[1:], runs=runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +253,12 @@ class MediaProcessor:
         """Return rotary positions [3, len(ids)] and the delta of later tokens. None: 0, 1, 2 ..."""
         return None
 
-    def item_text(self, media: ProcessedMedia, index: int) -> str:
+    def item_text(self, media: ProcessedMedia, index: int, following: str = "") -> str:
         """Return the text to be tokenized in place of the placeholder of an item.
 
         It contains the placeholder once. What it adds around that may form tokens with the text of
-        the prompt beside it.
+        the prompt beside it. following: the character of the prompt behind it, if there is one and
+        the placeholder is a token.
         """
         return self.placeholder(media.modality, index)
 

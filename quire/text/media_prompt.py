@@ -310,23 +310,27 @@ class _ItemTexts:
     """Writes the texts of items in place of their placeholders, in successive parts of a prompt."""
 
     def __init__(self, items: Sequence[ReadyItem], processor: MediaProcessor) -> None:
-        self._texts: dict[str, list[str]] = {}
+        self._processor = processor
+        self._items: dict[str, list[ReadyItem]] = {}
         for one in items:
             form = processor.placeholder(one.modality, one.index)
-            made = processor.item_text(one.media, one.index)
-            if made != form:
-                self._texts.setdefault(form, []).append(made)
+            if form:
+                self._items.setdefault(form, []).append(one)
 
     def write(self, text: str) -> str:
         """Return a part of the prompt with these texts; further placeholders stay."""
-        if not self._texts:
+        if not self._items:
             return text
-        forms = "|".join(re.escape(one) for one in self._texts)
+        forms = "|".join(re.escape(one) for one in self._items)
         return re.sub(forms, self._next, text)
 
     def _next(self, match: re.Match[str]) -> str:
-        waiting = self._texts[match[0]]
-        return waiting.pop(0) if waiting else match[0]
+        waiting = self._items[match[0]]
+        if not waiting:
+            return match[0]
+        one = waiting.pop(0)
+        following = match.string[match.end() : match.end() + 1]
+        return self._processor.item_text(one.media, one.index, following)
 
 
 def _encode_literal(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -52,7 +52,7 @@ class Processor(ImageProcessor):
         images = [resized_and_cropped(one, settings) for one in whole]
         return self.item(images, {"images": len(images)})
 
-    def item_text(self, media: ProcessedMedia, index: int) -> str:
+    def item_text(self, media: ProcessedMedia, index: int, following: str = "") -> str:
         """The line breaks around images form tokens with those of the prompt."""
         pair = "<start_of_image><end_of_image>"
         count = int(media.sizes["images"])

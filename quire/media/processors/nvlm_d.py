@@ -13,7 +13,7 @@ class Processor(internvl_chat.Processor):
     def image_id(self) -> int:
         return self.token("<|vision_pad|>")
 
-    def item_text(self, media: ProcessedMedia, index: int) -> str:
+    def item_text(self, media: ProcessedMedia, index: int, following: str = "") -> str:
         """Return it with the first name, which is no token and joins what is before it."""
         first = _names(int(media.sizes["tiles"]))[0]
         return f"<Image>{first}{self.placeholder('image', index)}</Image>"

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from quire.config.facts import read_hf_config
+from quire.media.expand import ReadyItem, place_items
 from quire.media.image_ops import from_tensor
 from quire.media.processor import DecodedImage, ProcessorFiles, processor_type
 from quire.models.base import EncoderInput, StepInputs
@@ -122,19 +123,18 @@ class Pair:
 
     def expanded(self, ids, items):
         """Token ids with placeholders replaced, and (start, count) of the rows of each item."""
-        ids, runs = list(ids), []
-        at = 0
+        ready = []
         for index, item in enumerate(items, 1):
             made = self.own_processor.expand(item, index)
-            form = made.replaces
-            if not form:
-                form = tuple(self.own_processor.files.encode(self.own_processor.placeholder("", 1)))
-            size = len(form)
-            at = next(i for i in range(at, len(ids)) if tuple(ids[i : i + size]) == form)
-            ids[at : at + size] = made.token_ids
-            runs += [[(at + offset, count) for offset, count in made.runs]]
-            at += len(made.token_ids)
-        return ids, runs
+            if not made.replaces:
+                form = self.own_processor.files.encode(self.own_processor.placeholder("", 1))
+                made = replace(made, replaces=tuple(form))
+            ready.append(ReadyItem(item.modality, index, b"", item, made))
+        placed = place_items(ids, ready, self.own_processor)
+        runs = [
+            [(one.start + offset, count) for offset, count in one.runs] for one in placed.items
+        ]
+        return list(placed.ids), runs
 
     def rows(self, items):
         """What our encoder makes of processed items."""
@@ -364,6 +364,28 @@ def idefics3(model_type="idefics3"):
         size={"longest_edge": 168}, max_image_size={"longest_edge": 56}
     )
     return config, Idefics3Processor(images, tokenizer_of(tokens), image_seq_len=4)
+
+
+@family
+def idefics2(**images):
+    from transformers import AutoConfig, Idefics2ImageProcessorPil, Idefics2Processor
+
+    config = AutoConfig.for_model(
+        "idefics2", text_config=TEXT | {"model_type": "mistral", "sliding_window": None},
+        vision_config=VISION | {"image_size": 70}, image_token_id=150,
+        perceiver_config={
+            "hidden_size": 64, "resampler_n_latents": 3, "resampler_depth": 2,
+            "resampler_n_heads": 4, "resampler_head_dim": 12, "num_key_value_heads": 2,
+        },
+    )  # fmt: skip
+    tokens = {"<image>": 150, "<fake_token_around_image>": 151, "<end_of_utterance>": 152}
+    made = Idefics2ImageProcessorPil(size={"shortest_edge": 28, "longest_edge": 70}, **images)
+    return config, Idefics2Processor(made, tokenizer_of(tokens), image_seq_len=3)
+
+
+@family
+def idefics2_of_quarters():
+    return idefics2(do_image_splitting=True)
 
 
 @family

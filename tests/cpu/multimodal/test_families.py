@@ -5,7 +5,9 @@ import re
 import pytest
 import torch
 
-from tests.cpu.multimodal.families import FAMILIES, image, made
+from quire.media.expand import ReadyItem, place_items
+from quire.text.media_prompt import _ItemTexts
+from tests.cpu.multimodal.families import FAMILIES, Pair, image, made
 
 SIZES = [(56, 56), (40, 120), (200, 61), (300, 333)]
 PROMPTS = [(), (0,), (1, 2), (3, 0, 1)]
@@ -51,9 +53,9 @@ def test_logprobs_of_prompts_with_images_equal_transformers(pair, which):
     items = pair.process(images, **KWARGS.get(pair.hf["model_type"], {}))
     if images:
         text = pair.own_processor.prompt_text(text, ["image"] * len(images))
-    written = (pair.own_processor.item_text(item, 1) for item in items)
-    token = re.escape(pair.own_processor.placeholder("image", 1))
-    text = re.sub(token, lambda _: next(written), text)
+    waiting = iter(items)
+    token = re.escape(pair.own_processor.placeholder("image", 1)) + "(?=(.?))"
+    text = re.sub(token, lambda m: pair.own_processor.item_text(next(waiting), 1, m[1]), text, flags=re.S)
     ids = pair.processor.tokenizer.encode(text)
     ids, runs = pair.expanded(ids, items)
     assert ids == inputs["input_ids"][0].tolist()
@@ -64,3 +66,32 @@ def test_logprobs_of_prompts_with_images_equal_transformers(pair, which):
     got = pair.logits(ids, runs, rows).log_softmax(-1)
     assert (got - wanted).abs().max().item() < 1e-4
     assert not torch.isnan(got).any()
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("form", ["{0}{0}\n{0}", "w3{0}w5", "{0}\n{0}<end_of_utterance>{0}{0}{0}."])
+def test_images_of_idefics_2_share_tokens_and_take_a_space(tmp_path, form, split):
+    config, processor = FAMILIES["idefics2"](do_image_splitting=split)
+    pair = Pair(None, processor, tmp_path)
+    pair.hf = config.to_dict()
+    text = form.format("<image>")
+    images = [image(*SIZES[i % 4]) for i in range(text.count("<image>"))]
+    want = processor(images=[images], text=[text])["input_ids"][0]
+    items = pair.process(images)
+    ready = [
+        ReadyItem("image", i, bytes([i]), one, pair.own_processor.expand(one, i))
+        for i, one in enumerate(items, 1)
+    ]
+    texts = _ItemTexts(ready, pair.own_processor)
+    tokenizer = processor.tokenizer
+    found = place_items(tokenizer.encode(texts.write(text)), ready, pair.own_processor)
+    assert list(found.ids) == want
+    rows = [
+        one.start + at
+        for one in found.items
+        for start, count in one.runs
+        for at in range(start, start + count)
+    ]
+    assert rows == [at for at, token in enumerate(want) if token == 150]
+    again = place_items(found.ids, ready, pair.own_processor, may_be_expanded=True)
+    assert again == found
