@@ -156,6 +156,7 @@ CLASSES: dict[str, str] = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "glm4v": "Glm4vForConditionalGeneration",
+    "glm4v_moe": "Glm4vMoeForConditionalGeneration",
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "got_ocr2": "GotOcr2ForConditionalGeneration",
     "gpt2": "GPT2LMHeadModel",
@@ -208,6 +209,7 @@ CLASSES: dict[str, str] = {
     "llama4_text": "Llama4ForCausalLM",
     "llava": "LlavaForConditionalGeneration",
     "llava_next": "LlavaNextForConditionalGeneration",
+    "llava_next_video": "LlavaNextVideoForConditionalGeneration",
     "llava_onevision": "LlavaOnevisionForConditionalGeneration",
     "longcat_flash": "LongcatFlashForCausalLM",
     "longt5": "LongT5ForConditionalGeneration",
@@ -339,6 +341,7 @@ WRAPPERS: dict[str, str] = {
     "gemma4_unified": "gemma4_unified_text",
     "got_ocr2": "qwen2",
     "glm4v": "glm4",
+    "glm4v_moe": "glm4_moe",
     "h2ovl_chat": "mistral",
     "idefics2": "mistral",
     "idefics3": "llama",
@@ -347,6 +350,7 @@ WRAPPERS: dict[str, str] = {
     "kimi_vl": "deepseek_v3",
     "llava": "llama",
     "llava_next": "llama",
+    "llava_next_video": "llama",
     "llava_onevision": "qwen2",
     "mistral3": "mistral",
     "mllama": "mllama_text_model",
@@ -408,6 +412,7 @@ ALIASES = {
         "qwen3_moe", defaults=_BASE | _INTERLEAVED | {"norm_topk_prob": True}
     ),
     "glm4v_text": ModelAlias("glm4", defaults=_EPS | {"partial_rotary_factor": 1.0}),
+    "glm4v_moe_text": ModelAlias("glm4_moe", defaults={"attention_bias": True}),
 }
 """Model types whose layers and tensors are those of a model of another type.
 

@@ -140,6 +140,14 @@ class ImageProcessor(MediaProcessor):
                 return found
         return self.token(self.placeholder("image", 1))
 
+    @property
+    def video_id(self) -> int:
+        """Id of the placeholder of a video, which each of its rows has too."""
+        for key in ("video_token_id", "video_token_index"):
+            if isinstance(found := self.files.config.get(key), int):
+                return found
+        return self.token(self.placeholder("video", 1))
+
     def token(self, text: str) -> int:
         """Return the id of a token. Raises ConfigError if there is none."""
         found = self.files.token_id(text)

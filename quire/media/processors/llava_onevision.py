@@ -82,14 +82,6 @@ class Processor(llava_next.Processor):
         ids = (self.image_id if media.modality == "image" else self.video_id,)
         return Expansion(ids * rows, ((0, rows),), replaces=ids)
 
-    @property
-    def video_id(self) -> int:
-        """Id of the placeholder of a video, which each of its rows has too."""
-        for key in ("video_token_id", "video_token_index"):
-            if isinstance(found := self.files.config.get(key), int):
-                return found
-        return self.token(self.placeholder("video", 1))
-
 
 FIRST = np.array([[1.0, 0.0, 0.0, 0.0]])
 """Weights of a row that is one of the encoder's."""

@@ -165,16 +165,20 @@ class ImageEncoder(MediaEncoder):
     tower: Vit
 
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
+        rows = self.project(self.states(items))
+        lazy_fusion.flush()
+        counts = [len(one.tensors["pixels"]) for one in items]
+        return [self.arrange(one, own) for one, own in zip(items, torch.split(rows, counts))]
+
+    def states(self, items: Sequence[EncoderInput]) -> list[Tensor]:
+        """Return the states of all images of items, each [N, n, hidden of the tower]."""
         dtype = self.tower.embeddings.position_embedding.weight.dtype
         patch = self.tower.config.patch
         cut = [
             normalized_patches(one.tensors["pixels"], one.tensors["scale_shift"], patch, dtype)
             for one in items
         ]
-        rows = self.project(self.tower(cut[0] if len(cut) == 1 else torch.cat(cut)))
-        lazy_fusion.flush()
-        counts = [len(one.tensors["pixels"]) for one in items]
-        return [self.arrange(one, own) for one, own in zip(items, torch.split(rows, counts))]
+        return self.tower(cut[0] if len(cut) == 1 else torch.cat(cut))
 
     @abstractmethod
     def project(self, states: list[Tensor]) -> Tensor:

@@ -43,7 +43,7 @@ def expected(theirs, ids, positions, **further):
     return theirs.lm_head(found.last_hidden_state)[0].log_softmax(-1)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "glm4v"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "glm4v", "glm4v_moe"])
 def test_positions_of_three_axes_rotate_as_in_transformers(name, tmp_path):
     theirs, model, config = built(name, tmp_path)
     positions = image_positions(7, 4, 6, 9)

@@ -51,6 +51,12 @@ WRAPPERS = {
         {"head_dim": 16, "rope_parameters": MROPE | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
         {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 32},
     ),
+    "glm4v_moe": (
+        "glm4v_moe_text",
+        {"head_dim": 16, "rope_parameters": MROPE | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]},
+         "moe_intermediate_size": 40, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 32},
+    ),
     "llava of gemma": ("gemma", {"head_dim": 16}, VISION | {"model_type": "clip_vision_model"}),
     "idefics3": ("llama", {}, VISION),
     "internvl": ("qwen2", {}, VISION | {"image_size": [28, 28], "patch_size": [14, 14]}),

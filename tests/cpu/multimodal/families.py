@@ -241,6 +241,24 @@ def llava_next():
     return config, processor
 
 
+@family
+def llava_next_video(**more):
+    from transformers import AutoConfig, LlavaNextVideoProcessor
+
+    theirs, processor = llava_next()
+    fields = theirs.to_dict() | {"model_type": "llava_next_video", "video_token_index": 151} | more
+    config = AutoConfig.for_model(**fields)
+    tokens = tokenizer_of({"<image>": 150, "<video>": 151})
+    processor = TiledProcessor.of(
+        lambda images, tokenizer, video, **rest: LlavaNextVideoProcessor(
+            video, images, tokenizer, **rest
+        ),
+        processor.image_processor, tokens, patch_size=14,
+        vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    )  # fmt: skip
+    return config, processor
+
+
 def siglip_images(side, **more):
     from transformers import SiglipImageProcessorPil
 

@@ -41,11 +41,19 @@ GLM = {
         "mrope_section": [1, 1, 2],
     }
 }
+GLM_EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+}
 FAMILIES = {
     "qwen2_vl": ({}, {"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}),
     "qwen2_5_vl": ({}, {"intermediate_size": 44, "fullatt_block_indexes": [1, 3]} | VISION),
     "qwen3_vl": ({}, {"intermediate_size": 44} | DEEPSTACK | VISION),
     "glm4v": (GLM, {"intermediate_size": 44, "image_size": 70} | VISION),
+    "glm4v_moe": (GLM | GLM_EXPERTS, {"intermediate_size": 44, "image_size": 70} | VISION),
     "qwen3_vl_moe": (EXPERTS, {"intermediate_size": 44} | DEEPSTACK | VISION),
 }
 """Outer model type -> (further fields of the text half, fields of the tower)."""
@@ -77,7 +85,7 @@ def processor_of(family, *, pil=False, times=False):
     """A processor of transformers. times: its tokenizer tells the times of frames apart."""
     import transformers
 
-    if family == "glm4v":
+    if family.startswith("glm4v"):
         images = getattr(transformers, f"Glm4vImageProcessor{'Pil' if pil else ''}")(size=SIZES)
         videos = transformers.Glm4vVideoProcessor(do_sample_frames=False, size=SIZES)
         return transformers.Glm4vProcessor(images, tokenizer_of(GLM_SPECIAL), videos)
@@ -121,7 +129,7 @@ def model_of(family):
     sections = {"text_config": TEXT | text, "vision_config": vision}
     torch.manual_seed(2)
     glm = {"image_start_token_id": 190, "image_end_token_id": 191}
-    ids = IDS | (glm if family == "glm4v" else {})
+    ids = IDS | (glm if family.startswith("glm4v") else {})
     config = AutoConfig.for_model(family, **sections, **ids)
     model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
     scale_weights(model, 2.0)
@@ -134,7 +142,7 @@ def saved(family, folder):
     """Such a model, and its folder as the files are on the hub."""
     model = model_of(family)
     model.save_pretrained(folder)
-    if "moe" in family:  # transformers turns what it has loaded back, but not a new model's
+    if family == "qwen3_vl_moe":  # transformers turns what it has loaded back, but not a new model's
         from safetensors.torch import load_file, save_file
 
         path = folder / "model.safetensors"

@@ -46,7 +46,7 @@ class Family:
         self.theirs, self.name, self.folder = saved(family, folder), family, folder
         processor_of(family).save_pretrained(folder)
         # transformers' GLM takes images or videos in one prompt.
-        self.prompts = ["", "a", "bc", "v", "w", "cab"] if family == "glm4v" else PROMPTS
+        self.prompts = ["", "a", "bc", "v", "w", "cab"] if family.startswith("glm4v") else PROMPTS
         hf = read_hf_config(folder)
         model_type, config = read_model_config(hf)
         model = build_model(model_type, config, folder=folder, dtype=torch.float32, progress=False)
@@ -143,7 +143,7 @@ class Family:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen2_5_vl", "qwen3_vl", *tiers.long("qwen2_vl", "qwen3_vl_moe", "glm4v")],
+    params=["qwen2_5_vl", "qwen3_vl", *tiers.long("qwen2_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe")],
 )
 def family(request, tmp_path_factory):
     return Family(request.param, tmp_path_factory.mktemp("model"))

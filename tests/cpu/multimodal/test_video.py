@@ -1,10 +1,17 @@
 """Video of families whose frames are images: rows and tokens are those of transformers."""
 
 import numpy as np
+import pytest
 import torch
 
 from quire.media.processor import DecodedVideo, VideoInfo
-from tests.cpu.multimodal.families import image, made
+from tests.cpu.multimodal.families import (
+    FAMILIES,
+    clip_images,
+    image,
+    llava_next_video,
+    made,
+)
 
 
 def clip_of(count):
@@ -25,3 +32,22 @@ def test_frames_of_llava_onevision_are_pooled(tmp_path):
     expansion = pair.own_processor.expand(item, 1)
     assert expansion.token_ids == (151,) * (3 * 2 * 2 + 1)
     assert expansion.rows == len(rows) <= pair.ours[0].media_encoder.max_rows("video")
+
+
+@pytest.mark.parametrize("mode", ["average", "max"])
+def test_frames_of_llava_next_video_are_pooled(tmp_path, mode, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "pooled", lambda: llava_next_video(spatial_pool_mode=mode))
+    pair = made("pooled", tmp_path)
+    clips = [clip_of(3), clip_of(2)]
+    items = [pair.own_processor.process(clip, {}) for clip in clips]
+    (still,) = pair.process([image(120, 90)])
+    found = pair.rows([items[0], still, items[1]])
+    for clip, item, rows in zip(clips, items, found[::2]):
+        pixels = clip_images(56)(list(clip.frames), return_tensors="pt")["pixel_values"]
+        with torch.inference_mode():
+            wanted = pair.theirs.model.get_video_features(pixels[None]).pooler_output
+        assert (rows - wanted.flatten(0, 1)).abs().max().item() < 1e-4
+        expansion = pair.own_processor.expand(item, 1)
+        assert expansion.token_ids == (151,) * (len(clip.frames) * 2 * 2)
+        assert expansion.rows == len(rows) <= pair.ours[0].media_encoder.max_rows("video")
+    assert (found[1] - pair.rows([still])[0]).abs().max().item() < 1e-5
