@@ -53,9 +53,6 @@ REFUSED: dict[str, str] = {
     _CODEBOOKS: "musicgen musicgen_melody",
     "attention is over compressed blocks of earlier tokens": "deepseek_v4",
     "attention adds a learned term for each key, which the attention kernels do not take": "doge",
-    "attention is cut into chunks by its mask alone, which packed sequences have not": (
-        "llama4 llama4_text"
-    ),
     "it reads patches of bytes, whose number depends on their content": "blt",
     "it drafts for another model, whose keys and values it reads": (
         "gemma4_assistant gemma4_unified_assistant"
@@ -348,6 +345,7 @@ WRAPPERS: dict[str, str] = {
     "internvl": "qwen2",
     "internvl_chat": "qwen2",
     "kimi_vl": "deepseek_v3",
+    "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
     "llava_next_video": "llama",

@@ -46,6 +46,7 @@ Json = Mapping[str, Any]
 ConfigFormat = Literal["auto", "hf", "mistral"]
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 LENGTH_KEYS = (
+    "attention_chunk_size",
     "max_position_embeddings",
     "n_positions",
     "n_ctx",

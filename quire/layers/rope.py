@@ -20,10 +20,11 @@ from quire.layers.rope_scaling import RopeScaling
 
 @dataclass(frozen=True, slots=True)
 class RopeTemperature:
-    """Queries grow with their position: by 1 + beta * ln(1 + floor(position / length))."""
+    """Queries grow with their position: by 1 + beta * ln(1 + floor((first + position) / length))."""
 
     beta: float
     length: int  # positions without growth
+    first: int = 0  # number of the first position
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class RopeConfig:
         angles = torch.outer(positions, inverse)
         table = torch.cat((angles.cos() * magnitude, angles.sin() * magnitude), dim=1)
         if self.temperature is not None:
-            steps = torch.floor(positions / self.temperature.length)
+            grown = self.temperature
+            steps = torch.floor((positions + grown.first) / grown.length)
             table *= (1 + self.temperature.beta * torch.log(1 + steps))[:, None]
         return table
 

@@ -42,6 +42,14 @@ class UnscaledRope:
 
 
 @dataclass(frozen=True, slots=True)
+class Unrotated:
+    """No rotation: for a table that scales queries only."""
+
+    def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
+        return torch.zeros(dims // 2), 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class AxialRope:
     """Every axis of positions has an equal part of the pairs, with frequencies of its own.
 

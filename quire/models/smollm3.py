@@ -35,7 +35,7 @@ class Config(llama.Config):
             o_bias=bias,
             mlp_bias=field_of(hf, "mlp_bias", bool, default=False),
             windows=_windows(hf, sizes["layers"]),
-            rotated=_rotated(hf, sizes["layers"]),
+            rotated=rotated_layers(hf, sizes["layers"]),
         )
 
 
@@ -46,7 +46,7 @@ def _windows(hf: Hf, layers: int) -> tuple[int | None, ...]:
     return windows_of(hf, field_of(hf, "sliding_window", int), [FULL] * layers)
 
 
-def _rotated(hf: Hf, layers: int) -> tuple[bool, ...]:
+def rotated_layers(hf: Hf, layers: int) -> tuple[bool, ...]:
     """no_rope_layers has, contrary to its name, 1 for a layer that is rotated."""
     interval = field_of(hf, "no_rope_layer_interval", int, default=4)
     usual = [int((i + 1) % interval != 0) for i in range(layers)]

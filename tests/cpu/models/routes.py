@@ -50,7 +50,12 @@ def forced(theirs, chosen):
 
     def choose(router, ids, weights):
         def hook(gate, args, out, weights=weights):
-            logits, their_weights, their_ids = out
+            spread = len(out) == 2  # Llama 4: weights of all experts, 0 for those not chosen
+            if spread:
+                their_weights, their_ids = out[0].topk(ids.shape[1], dim=-1)
+                logits = out[1]
+            else:
+                logits, their_weights, their_ids = out
             if (factors := getattr(gate, "per_expert_scale", None)) is not None:  # Gemma-4
                 logits, weights = logits.log(), weights * factors[ids]
             scores = ranked(router, logits)
@@ -58,11 +63,13 @@ def forced(theirs, chosen):
             margins.append(margin(scores, ids, router.routing).max().item())
             same = (ids.sort().values == their_ids.sort().values).all(-1, keepdim=True)
             weights_, ids_ = weights.to(their_weights.dtype), ids.to(their_ids.dtype)
-            return (
-                logits,
+            made, chosen = (
                 torch.where(same, their_weights, weights_),
                 torch.where(same, their_ids, ids_),
             )
+            if spread:
+                return torch.zeros_like(logits).scatter(1, chosen, made), logits
+            return logits, made, chosen
 
         return hook
 

@@ -432,6 +432,52 @@ def llava_onevision():
     return config, processor
 
 
+def with_pil(kind):
+    """A processor of transformers that resizes with PIL, where it has no twin that does."""
+
+    class Resizing(kind):
+        def resize(self, images, size, resample=None, **_):
+            from PIL import Image
+
+            flat = images.reshape(-1, *images.shape[-3:]).permute(0, 2, 3, 1).numpy()
+            made = [
+                np.asarray(Image.fromarray(one).resize((size.width, size.height), resample or 2))
+                for one in flat
+            ]
+            found = torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2)
+            return found.reshape(*images.shape[:-2], *found.shape[-2:])
+
+    Resizing.__name__ = kind.__name__
+    return Resizing
+
+
+@family
+def llama4(**images):
+    from transformers import AutoConfig, Llama4ImageProcessor, Llama4Processor
+
+    text = TEXT | {
+        "model_type": "llama4_text", "head_dim": 16, "num_local_experts": 4,
+        "intermediate_size_mlp": 80, "no_rope_layers": [1, 0], "floor_scale": 32,
+        "attention_chunk_size": 4096,
+    }  # fmt: skip
+    vision = VISION | {"intermediate_size": 128, "projector_input_dim": 40}
+    config = AutoConfig.for_model(
+        "llama4", text_config=text, image_token_index=150, boi_token_index=151,
+        eoi_token_index=152,
+        vision_config=vision | {"projector_output_dim": 40, "vision_output_dim": 40,
+                                "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    )  # fmt: skip
+    tokens = {"<|patch|>": 150, "<|image_start|>": 151, "<|image_end|>": 152, "<|image|>": 153}
+    tokens |= {"<|tile_x_separator|>": 154, "<|tile_y_separator|>": 155}
+    made = with_pil(Llama4ImageProcessor)(size={"height": 56, "width": 56}, max_patches=6, **images)
+    return config, Llama4Processor(made, tokenizer_of(tokens), patch_size=14)
+
+
+@family
+def llama4_of_largest_canvas():
+    return llama4(resize_to_max_canvas=True)
+
+
 PIXTRAL = VISION | {"model_type": "pixtral", "image_size": 112}
 
 

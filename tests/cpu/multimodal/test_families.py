@@ -40,6 +40,9 @@ def both(pair, which):
     more = KWARGS.get(pair.hf["model_type"], {})
     given = images if pair.hf["model_type"] in FLAT else [images]
     found = pair.processor(images=given, text=[text], return_tensors="pt", **more)
+    for name, one in found.items():
+        if torch.is_tensor(one) and one.dtype == torch.bfloat16:  # Llama 4's, for such a model
+            found[name] = one.float()
     if pair.hf["model_type"] in CAUSAL:
         found.pop("token_type_ids", None)
         found.pop("labels", None)
