@@ -20,7 +20,7 @@ from quire.layers.rope_scaling import RopeScaling
 
 @dataclass(frozen=True, slots=True)
 class RopeTemperature:
-    """Queries grow with their position: by 1 + beta * ln(1 + floor((first + position) / length))."""
+    """Queries grow with position p: by 1 + beta * ln(1 + floor((first + p) / length))."""
 
     beta: float
     length: int  # positions without growth

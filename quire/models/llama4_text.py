@@ -1,4 +1,4 @@
-"""Llama 4, its text half: Llama with experts, whose inputs are weighted, and layers without rotation.
+"""Llama 4, its text half: Llama with experts, whose inputs are weighted, some layers unrotated.
 
     rotated layers       attend in chunks of `attention_chunk_size` tokens; q and k are normed
     every fourth layer   attends to all tokens; queries grow with their position

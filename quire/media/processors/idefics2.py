@@ -78,7 +78,7 @@ EDGES = ("shortest", "longest")
 def quarters(pixels: Pixels) -> list[Pixels]:
     """Cut an image in the middle of its sides."""
     y, x = pixels.shape[0] // 2, pixels.shape[1] // 2
-    return [part for part in (pixels[:y, :x], pixels[:y, x:], pixels[y:, :x], pixels[y:, x:])]
+    return [pixels[:y, :x], pixels[:y, x:], pixels[y:, :x], pixels[y:, x:]]
 
 
 def bounded(pixels: Pixels, shortest: int, longest: int) -> tuple[int, int]:

@@ -83,8 +83,10 @@ class PerceiverAttention(nn.Module):
         given = self.key(x), self.value(x)
         lazy_fusion.flush()
         k, v = (
-            pad_sequence([torch.cat(pair) for pair in zip(mine.chunk(count), one.split(lengths))],
-                         batch_first=True)
+            pad_sequence(
+                [torch.cat(pair) for pair in zip(mine.chunk(count), one.split(lengths))],
+                batch_first=True,
+            )
             .view(count, -1, self.kv_heads, self.size)
             .repeat_interleave(self.heads // self.kv_heads, dim=2)
             .transpose(1, 2)

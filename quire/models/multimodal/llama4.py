@@ -59,7 +59,7 @@ class PairAttention(TowerAttention):
         self.rope = Rope(config, side + 1, interleaved=True)
 
 
-class Adapter(nn.Module):
+class JoinedStatesMLP(nn.Module):
     """act(fc2(act(fc1(x)))) of the joined states of four patches."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
@@ -101,7 +101,7 @@ class Encoder(MediaEncoder):
         ignore=("*.rotary_embedding.*",),
     )
 
-    def __init__(self, c: TowerConfig, side: int, adapter: Adapter, outputs: int) -> None:
+    def __init__(self, c: TowerConfig, side: int, adapter: JoinedStatesMLP, outputs: int) -> None:
         """side: patches along the side of a tile."""
         super().__init__()
         self.config, self.side, self.width = c, side, outputs
@@ -147,7 +147,7 @@ class Encoder(MediaEncoder):
             eps=EPS,
         )
         inner = field_of(vision, "projector_input_dim", int)
-        adapter = Adapter(width, inner, field_of(vision, "projector_output_dim", int))
+        adapter = JoinedStatesMLP(width, inner, field_of(vision, "projector_output_dim", int))
         return cls(config, side, adapter, text_hidden(hf))
 
     def max_rows(self, modality: str) -> int:
@@ -163,7 +163,8 @@ class Encoder(MediaEncoder):
         x = x.view(tiles, tokens - 1, -1)
         x = torch.cat((x, self.class_token.weight.expand(tiles, 1, -1)), dim=1)
         x, res = self.layernorm_pre((x + self.positions.weight).flatten(0, 1)), None
-        angles = self.blocks[0].attn.rope.gather(self._places(tiles, x.device))  # type: ignore[union-attr, operator]
+        rope: Rope = self.blocks[0].attn.rope  # type: ignore[union-attr, assignment]
+        angles = rope.gather(self._places(tiles, x.device))
         segments = segments_of([tokens] * tiles, x.device)
         for block in self.blocks:
             x, res = block(x, res, angles, segments)

@@ -7,7 +7,7 @@ Source: model_type "llava_next_video", https://huggingface.co/llava-hf/LLaVA-NeX
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from quire.models.multimodal._towers import chosen_states
 
 MAX_FRAMES = 32
 """Of a video."""
-POOLS = {"average": avg_pool2d, "max": max_pool2d}
+POOLS: dict[str, Callable[..., Tensor]] = {"average": avg_pool2d, "max": max_pool2d}
 
 
 class Encoder(llava_next.Encoder):

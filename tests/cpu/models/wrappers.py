@@ -57,6 +57,11 @@ WRAPPERS = {
          "moe_intermediate_size": 40, "n_routed_experts": 4, "num_experts_per_tok": 2},
         {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 32},
     ),
+    "llama4": (
+        "llama4_text",
+        {"head_dim": 16, "num_local_experts": 4, "intermediate_size_mlp": 80},
+        VISION | {"intermediate_size": 128, "projector_input_dim": 32, "projector_output_dim": 32, "vision_output_dim": 32},
+    ),
     "llava of gemma": ("gemma", {"head_dim": 16}, VISION | {"model_type": "clip_vision_model"}),
     "idefics3": ("llama", {}, VISION),
     "internvl": ("qwen2", {}, VISION | {"image_size": [28, 28], "patch_size": [14, 14]}),

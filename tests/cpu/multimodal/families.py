@@ -131,9 +131,7 @@ class Pair:
                 made = replace(made, replaces=tuple(form))
             ready.append(ReadyItem(item.modality, index, b"", item, made))
         placed = place_items(ids, ready, self.own_processor)
-        runs = [
-            [(one.start + offset, count) for offset, count in one.runs] for one in placed.items
-        ]
+        runs = [[(one.start + offset, count) for offset, count in one.runs] for one in placed.items]
         return list(placed.ids), runs
 
     def rows(self, items):

@@ -142,7 +142,9 @@ def saved(family, folder):
     """Such a model, and its folder as the files are on the hub."""
     model = model_of(family)
     model.save_pretrained(folder)
-    if family == "qwen3_vl_moe":  # transformers turns what it has loaded back, but not a new model's
+    if (
+        family == "qwen3_vl_moe"
+    ):  # transformers turns what it has loaded back, but not a new model's
         from safetensors.torch import load_file, save_file
 
         path = folder / "model.safetensors"

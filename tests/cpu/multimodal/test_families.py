@@ -58,7 +58,9 @@ def test_logprobs_of_prompts_with_images_equal_transformers(pair, which):
         text = pair.own_processor.prompt_text(text, ["image"] * len(images))
     waiting = iter(items)
     token = re.escape(pair.own_processor.placeholder("image", 1)) + "(?=(.?))"
-    text = re.sub(token, lambda m: pair.own_processor.item_text(next(waiting), 1, m[1]), text, flags=re.S)
+    text = re.sub(
+        token, lambda m: pair.own_processor.item_text(next(waiting), 1, m[1]), text, flags=re.S
+    )
     ids = pair.processor.tokenizer.encode(text)
     ids, runs = pair.expanded(ids, items)
     assert ids == inputs["input_ids"][0].tolist()

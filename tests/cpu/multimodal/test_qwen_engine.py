@@ -143,7 +143,11 @@ class Family:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen2_5_vl", "qwen3_vl", *tiers.long("qwen2_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe")],
+    params=[
+        "qwen2_5_vl",
+        "qwen3_vl",
+        *tiers.long("qwen2_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"),
+    ],
 )
 def family(request, tmp_path_factory):
     return Family(request.param, tmp_path_factory.mktemp("model"))
