@@ -167,7 +167,7 @@ def _run_together(
                 _submit_round(engine, search)
             while any(search.is_waiting for search in live):
                 interrupt.check()
-                engine.step()
+                engine.step_keeping_outputs()
                 for search in live:
                     search.raise_error()
     finally:

@@ -60,7 +60,9 @@ class LLMEngine:
         self.finished: Tally[str] = Tally()
         self._running: dict[str, RequestOutputProcessor] = {}
         self._subscribers: dict[str, Callable[[Update], None]] = {}
-        self._kept_outputs: list[RequestOutput] = []  # of other requests, while pool() ran
+        self._kept_outputs: list[
+            RequestOutput
+        ] = []  # of other requests, while pool() or a beam search ran
         self._clock = time.monotonic if built.config.observe.log_stats else None
 
     @classmethod
@@ -190,8 +192,8 @@ class LLMEngine:
                 del self._subscribers[one]
         return [updates[one] for one in added]
 
-    def step_while_pooling(self) -> bool:
-        """Run a step while pool() waits for its next request. Returns whether there was one."""
+    def step_keeping_outputs(self) -> bool:
+        """Run a step, and keep its outputs for the next step(). Returns whether there was one."""
         if self.engine.empty:
             return False
         self._kept_outputs += self._step()

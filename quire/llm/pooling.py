@@ -202,7 +202,7 @@ class PoolingMethods:
         given = normalize_prompts(prompts)
         adapters = self.llm_engine.adapters.resolve(lora_request, len(given))
         params, options = read_settings(pooling_params, truncate_prompt_tokens, tokenization_kwargs)
-        feed = MediaFeed(processor.media, given, None, None, self.llm_engine.step_while_pooling)
+        feed = MediaFeed(processor.media, given, None, None, self.llm_engine.step_keeping_outputs)
         number = next(self._ids)
         lazily = processor.iter_prompts(
             given, params, task=task, name=f"pool-{number}", options=options,

@@ -109,6 +109,15 @@ def test_the_context_ends_a_search(llm):
 
 
 @needs_same_bits
+def test_requests_that_end_during_a_search_keep_their_outputs(llm):
+    params = SamplingParams(temperature=0, max_tokens=3)
+    want = llm.generate(PROMPTS, params, use_tqdm=False)
+    llm.enqueue(PROMPTS, params, use_tqdm=False)
+    llm.beam_search(PROMPTS, BeamSearchParams(beam_width=2, max_tokens=12))
+    found = llm.wait_for_completion(use_tqdm=False)
+    assert [one.outputs for one in found] == [one.outputs for one in want]
+
+
 def test_a_limit_at_once_changes_nothing(llm):
     params = BeamSearchParams(2, 4)
     assert llm.beam_search(PROMPTS, params) == llm.beam_search(PROMPTS, params, concurrency_limit=1)
