@@ -23,7 +23,7 @@ from quire.core.drafters.base import HostDrafter
 from quire.core.drafters.ngram import continuation
 from quire.core.types import Sequence
 
-MAX_OCCURRENCES = 8
+MAX_OCCURRENCES = 6
 """Occurrences of the last pair that are compared: the latest ones."""
 MAX_INDEXED = 4096
 """Tokens that one call adds to the links of a prompt."""
@@ -58,13 +58,14 @@ class PairLinks:
             add(find(pair, 0))
             latest[pair] = place
 
+    @property
+    def places(self) -> array[int]:
+        """By place: the one before that has an equal pair; 0: there is none."""
+        return self._previous
+
     def latest(self, one: int, other: int) -> int:
         """Return the latest place behind a pair of tokens; 0: there is none."""
         return self._latest.get(one << 32 | other, 0)
-
-    def previous(self, place: int) -> int:
-        """Return the place before that has an equal pair; 0: there is none."""
-        return self._previous[place]
 
     def remove(self, tokens: list[int], places: range) -> None:
         """Remove the oldest places. Links to them are left, and mean nothing."""
@@ -125,9 +126,9 @@ class SuffixDrafter(HostDrafter):
         links.extend(tokens, min(known, links.end + MAX_INDEXED))
         if known < 2 or links.end < known:
             return ()
-        matches = self._matches(tokens, known, tokens, links, links.previous(known), 0)
+        matches = self._matches(tokens, known, tokens, links, links.places[known], 0)
         drafts, score = self._best(tokens, known, matches, most)
-        past = self._past.get(_scope(seq))
+        past = self._past.get(_scope(seq)) if self._past else None
         if past is not None:
             place = past.links.latest(tokens[known - 2], tokens[known - 1])
             matches = self._matches(tokens, known, past.tokens, past.links, place, past.first)
@@ -175,12 +176,18 @@ class SuffixDrafter(HostDrafter):
         """Return the latest occurrences of the last tokens before `known` in a text, the longest
         first. place: of the latest one. first: places up to it do not count."""
         found: list[Match] = []
+        previous = links.places
+        depth = min(self._depth, known)
+        last = tokens[known - depth : known]
         while place > first and len(found) < MAX_OCCURRENCES:
-            length, most = 2, min(self._depth, known, place)
-            while length < most and text[place - length - 1] == tokens[known - length - 1]:
-                length += 1
-            found.append((length, place))
-            place = links.previous(place)
+            if place >= depth and text[place - depth : place] == last:
+                found.append((depth, place))
+            else:
+                length, most = 2, min(depth, place)
+                while length < most and text[place - length - 1] == last[-length - 1]:
+                    length += 1
+                found.append((length, place))
+            place = previous[place]
         found.sort(reverse=True)
         return found
 
@@ -205,27 +212,41 @@ class SuffixDrafter(HostDrafter):
         self, text: list[int], end: int, places: list[int], most: int
     ) -> tuple[list[int], float]:
         """Return the most frequent tokens behind some places, and the sum of probabilities."""
+        behind = [text[place : place + most] for place in places]
+        first = behind[0]
+        if behind.count(first) == len(places) and max(places) + most <= end:
+            if SEPARATOR not in first:
+                return first, float(most)
         drafts: list[int] = []
         probability, score = 1.0, 0.0
         while len(drafts) < most:
-            if len(places) == 1:
-                rest = continuation(text, places[0], end, most - len(drafts))
+            at = len(drafts)
+            if len(places) == 1:  # where the text ends, the drafts themselves repeat
+                place = places[0] + at if places[0] + at < end else places[0]
+                rest = continuation(text, place, end, most - at)
                 if SEPARATOR in rest:
                     rest = rest[: rest.index(SEPARATOR)]
                 return drafts + rest, score + probability * len(rest)
-            counts: dict[int, int] = {}
-            for place in places:
-                if place < end and text[place] != SEPARATOR:
-                    counts[text[place]] = counts.get(text[place], 0) + 1
-            if not counts:
+            column = [
+                token
+                for place, ids in zip(places, behind)
+                if place + at < end and (token := ids[at]) != SEPARATOR
+            ]
+            if not column:
                 break
-            token = max(counts, key=counts.__getitem__)
-            probability *= counts[token] / len(places)
+            token, count = column[0], column.count(column[0])
+            if count < len(column):
+                token = max(column, key=column.count)
+                count = column.count(token)
+            probability *= count / len(places)
             if probability < self._min_probability:
                 break
             drafts.append(token)
             score += probability
-            places = [place + 1 for place in places if place < end and text[place] == token]
+            if count < len(places):
+                live = [i for i, place in enumerate(places) if place + at < end]
+                live = [i for i in live if behind[i][at] == token]
+                places, behind = [places[i] for i in live], [behind[i] for i in live]
         return drafts, score
 
 

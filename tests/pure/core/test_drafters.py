@@ -176,10 +176,23 @@ def test_suffix_proposes_what_promises_most(seed, monkeypatch):
     drafts = drafter.propose(seq, len(text), 9)
     want, score = brute_force(text, 12, factor, least, 9)
     matches = drafter._matches(
-        text, len(text), text, (links := drafter._links[seq]), links.previous(len(text)), 0
+        text, len(text), text, (links := drafter._links[seq]), links.places[len(text)], 0
     )
     assert drafter._best(text, len(text), matches, 9)[1] == pytest.approx(score)
     assert len(drafts) == len(want) or vocab < 20
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_suffix_repeats_what_it_proposes_where_the_text_ends(seed):
+    """Texts of few tokens have matches that reach their end; all proposals are whole."""
+    rng = random.Random(seed)
+    text = [rng.randrange(2) for _ in range(60)]
+    drafter = SuffixDrafter(depth=24, requests=0, factor=9.0, min_probability=0.0)
+    seq = sequence(text[:2])
+    found = growing(drafter, seq, text[2:], rng=rng)
+    assert all(len(drafts) in (0, 8) for drafts in found.values())
+    repeats = sequence([3, 1, 2, 1, 2])
+    assert list(drafter.propose(repeats, 5, 7)) == [1, 2, 1, 2, 1, 2, 1]
 
 
 def past(drafter, output, **fields):
