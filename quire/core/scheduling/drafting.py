@@ -20,7 +20,7 @@ from collections.abc import Sequence as Seq
 
 from quire.core.drafters.base import HostDrafter
 from quire.core.drafters.prediction import PredictionDrafter
-from quire.core.scheduling.draft_costs import DraftCosts
+from quire.core.scheduling.draft_costs import LEAST_PRICE, DraftCosts
 from quire.core.scheduling.limits.base import NO_BOUND
 from quire.core.types import UNKNOWN, DraftCounts, Request, Sequence, StepPlan
 
@@ -32,8 +32,6 @@ PROBE_DRAFTS = 2
 """Drafts of a row that are verified although they do not pay."""
 PROBE_SHARE = 8
 """Of so many rows one is a probe, at most, in a step that has any."""
-FIRST_SHARE = 4
-"""Of so many rows one draft is made, before their cost is known."""
 ROW_RATE = 1 / 4
 """Weight of the last row in the acceptance of a sequence."""
 FIRST_MEAN = 0.4
@@ -127,10 +125,11 @@ class Drafting:
         self.has_model = model
         self._probes_model = False  # whether the proposals of the last step are a probe
         self._price = self._expected = 0.0
+        self._chances: list[float] | None = None
+        """Of all drafts that were proposed in this plan; None: there was no proposal."""
         self._left = self._probes = 0
         self._awaits = True  # whether a step with drafts is awaited
-        self._applied = (0, 0, 0)  # rows, drafts and accepted ones of the step applied last
-        self._accepted = 0
+        self._applied = (0, 0)  # rows and drafts of the step applied last
 
     # -- sequences ----------------------------------------------------------------------------
 
@@ -205,6 +204,9 @@ class Drafting:
         Returns the number of drafts that the model should propose behind the step's tokens.
         """
         proposals = self._next_proposals() if self.has_model else 0
+        if self._chances is not None:
+            self._costs.set_chances(self.rows, self._chances)
+            self._chances = None
         if self._overlaps and self.begun == self.step and self._expected:
             self._awaits = self._expected >= WAIT_SHARE * self.rows
         if proposals or (drafts and self._overlaps and self._awaits):
@@ -233,8 +235,7 @@ class Drafting:
             share = BUSY_SHARE if self.prompts_wait else FREE_SHARE
             self._left = min(self._left, self._step_tokens // share)
             self._price = self._costs.price(self.rows)
-            if not self._costs.is_known(self.rows):
-                self._left = min(self._left, max(self.rows // FIRST_SHARE, PROBE_DRAFTS))
+            self._left = min(self._left, self._costs.max_drafts(self.rows))
             if self._costs.take_plain(self.rows):
                 self.plain_step = self.step + (2 if self._overlaps else 0)
             if self.step <= self.plain_step:
@@ -262,13 +263,16 @@ class Drafting:
         rates, means = state.rates, self._means
         for position in range(len(rates), proposed):
             rates.append((1 + 2 * means[position]) / 3)
+        chances = self._chances = self._chances or []
         count, probability, expected = 0, 1.0, 0.0
-        while count < most:
-            probability *= rates[count]
-            if probability < self._price:
+        for rate in rates[:proposed]:
+            probability *= rate
+            if probability < LEAST_PRICE:
                 break
-            expected += probability
-            count += 1
+            chances.append(probability)
+            if probability >= self._price and count < most:
+                expected += probability
+                count += 1
         self._expected += expected
         if count and (self._awaits or not self._overlaps or expected >= SKIP_GAIN):
             return count
@@ -296,7 +300,6 @@ class Drafting:
     def record(self, seq: Sequence, drafts: int, accepted: int) -> None:
         """Count a row that had drafts."""
         self._total.add(drafts, accepted)
-        self._accepted += accepted
         seq.verified_drafts += drafts
         seq.accepted_drafts += accepted
         state = self._states.get(seq)
@@ -316,18 +319,17 @@ class Drafting:
 
     def end_result(self, plan: StepPlan) -> None:
         """A plan was applied. It is called for those whose time is worth to be observed."""
-        self._applied = len(plan.rows), plan.num_drafts, self._accepted
-        self._accepted = 0
+        self._applied = len(plan.rows), plan.num_drafts
 
     def observe_step(self, prompt_tokens: int, seconds: float) -> None:
         """The step of end_result() had so many prompt tokens, and took so long."""
         self.prompts_wait = prompt_tokens > 0
-        rows, drafts, accepted = self._applied
-        self._applied = (0, 0, 0)
+        rows, drafts = self._applied
+        self._applied = (0, 0)
         if not rows or prompt_tokens:
             return
         if drafts:
-            self._costs.observe_drafts(rows, drafts, accepted, seconds)
+            self._costs.observe_drafts(rows, drafts, seconds)
         else:
             self._costs.observe_plain(rows, seconds)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -172,7 +173,9 @@ def test_rows_without_drafts_keep_two_steps_in_flight():
 def engine_of(**how):
     setup = Setup(depth=2, drafts=4, adaptive=True, proposer=proposer(lambda _: 1.0), **how)
     scheduler, _, _ = setup.build()
-    return EngineCore(scheduler, Executor(next_token), steps_in_flight=2, check=True)
+    ticks = count()  # so steps with drafts take no longer
+    clock = lambda: float(next(ticks))  # noqa: E731
+    return EngineCore(scheduler, Executor(next_token), steps_in_flight=2, check=True, clock=clock)
 
 
 def finished(engine):
