@@ -1,0 +1,241 @@
+"""Measures speculative decoding beside the same engine without drafts, in turn in one process.
+
+    python bench/speculation.py pace [MODEL] [--rows 1,8,64] [--acceptance 0,0.3,0.6,0.9]
+    python bench/speculation.py switch [MODEL]
+    python bench/speculation.py host
+    python bench/speculation.py texts [MODEL]
+
+MODEL: a folder or "embedded"; folders of make_models.py have no weights: add --load-format dummy.
+
+pace: tokens per second with drafts over without, of rows that decode side by side. The drafter
+    knows the answers, and each draft is right with a probability; `ngram` and `suffix` in place of
+    a number are these drafters on sampled text. A round is one run of each kind; the ratio is that
+    of the quickest runs, `median` that of the pairs.
+switch: acceptance is 1, then 0: drafts of each step after the change.
+host: microseconds of the drafters of the core for a token, and for a proposal.
+texts: share of greedy texts in bfloat16 that differ with drafts, and between two batch sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from types import SimpleNamespace
+
+from quire.config.engine_config import SpeculationSection
+from quire.core.drafters.base import HostDrafter
+from quire.core.types import Request, StopConditions
+from quire.engine.startup.scheduler_setup import HOST_DRAFTERS
+
+PROMPT = 32
+
+
+class KnownDrafter(HostDrafter):
+    """Proposes what the model is known to generate; each token is right with a probability."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], rate: float) -> None:
+        self.answers, self.rate = answers, rate
+
+    def propose(self, seq, known, most):
+        at = known - seq.prompt_len
+        found = self.answers.get(seq.request.prompt, ())[at : at + most]
+        draw = random.Random(f"{seq.request.prompt[:4]} {known}").random
+        return [token if draw() < self.rate else (token + 1) % 4000 for token in found]
+
+    def remove(self, seq):
+        pass
+
+
+class Bench:
+    """An engine with drafts, and what it generates without."""
+
+    def __init__(self, args: argparse.Namespace, rows: int, tokens: int, sampled: bool) -> None:
+        from quire import LLM, SamplingParams
+
+        self.params = lambda drafts: SamplingParams(
+            temperature=1.0 if sampled else 0.0,
+            seed=1 if sampled else None,
+            max_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
+            speculative=drafts,
+        )
+        self.llm = LLM(
+            args.model,
+            load_format=args.load_format,
+            dtype=args.dtype,
+            max_model_len=1024,
+            max_num_seqs=max(rows, 8),
+            enable_prefix_caching=False,
+            speculative_config={"method": args.method, "num_speculative_tokens": args.drafts},
+        )
+        draw = random.Random(rows)
+        vocab = self.llm.llm_engine.config.model.vocab
+        self.prompts = [[draw.randrange(20, vocab) for _ in range(PROMPT)] for _ in range(rows)]
+        self.answers: dict[tuple[int, ...], list[int]] = {}
+        for one, out in zip(self.prompts, self.run(drafts=False)[1]):
+            self.answers[tuple(one)] = out
+
+    @property
+    def scheduler(self):
+        return self.llm.llm_engine.engine._scheduler
+
+    def draft_with(self, drafter: HostDrafter) -> None:
+        self.scheduler._drafting._sources = (drafter,)
+
+    def run(self, *, drafts: bool) -> tuple[float, list[list[int]]]:
+        prompts = [{"prompt_token_ids": one} for one in self.prompts]
+        began = time.perf_counter()
+        outs = self.llm.generate(prompts, self.params(drafts), use_tqdm=False)
+        took = time.perf_counter() - began
+        return took, [list(one.outputs[0].token_ids) for one in outs]
+
+
+def measure_pace(args: argparse.Namespace) -> None:
+    for kind in args.acceptance.split(","):
+        sampled = kind in HOST_DRAFTERS.names()
+        for rows in map(int, args.rows.split(",")):
+            args.method = kind if sampled else "ngram"
+            bench = Bench(args, rows, args.tokens, sampled)
+            if not sampled:
+                bench.draft_with(KnownDrafter(bench.answers, float(kind)))
+            bench.run(drafts=False)
+            pairs = []
+            for i in range(args.rounds):
+                order = (False, True) if i % 2 else (True, False)
+                times = {drafts: bench.run(drafts=drafts) for drafts in order}
+                same = times[True][1] == times[False][1]
+                pairs.append((times[False][0], times[True][0], same))
+            off, on = (min(pair[i] for pair in pairs) for i in (0, 1))
+            total = bench.scheduler.draft_counts
+            emit(
+                case="pace",
+                model=args.model,
+                drafts=kind,
+                rows=rows,
+                off_tok_s=rows * args.tokens / off,
+                on_tok_s=rows * args.tokens / on,
+                ratio=off / on,
+                median=statistics.median(one[0] / one[1] for one in pairs),
+                first=pairs[0][0] / pairs[0][1],
+                drafted=total.tokens / (rows * args.tokens * args.rounds),
+                accepted=sum(total.accepted) / max(total.tokens, 1),
+                same=all(one[2] for one in pairs),
+            )
+
+
+def measure_switch(args: argparse.Namespace) -> None:
+    args.method = "ngram"
+    bench = Bench(args, 1, args.tokens, sampled=False)
+    known = KnownDrafter(bench.answers, 1.0)
+    bench.draft_with(known)
+    bench.run(drafts=True)
+    engine, drafts = bench.llm.llm_engine.engine, []
+    submit = engine._executor.submit
+
+    def watch(plan):
+        if len(drafts) < args.tokens and plan.rows:
+            length = len(plan.rows[0].seq.tokens) - PROMPT
+            known.rate = float(length < args.tokens // 2)
+            drafts.append((length, plan.num_drafts))
+        return submit(plan)
+
+    engine._executor.submit = watch
+    bench.run(drafts=True)
+    before = [n for length, n in drafts if length < args.tokens // 2]
+    after = [n for length, n in drafts if length >= args.tokens // 2]
+    emit(case="switch", model=args.model, before=statistics.fmean(before[-20:]), after=after[:80])
+
+
+def measure_host(args: argparse.Namespace) -> None:
+    """Each text is random, repeats, or does so in part; k drafts are proposed behind each token."""
+    for method in ("ngram", "suffix"):
+        for text in ("random", "repeating", "mixed"):
+            calls, tokens = zip(*[host_time(method, text) for _ in range(args.rounds)])
+            us = {"us_per_token": min(tokens), "us_per_proposal": min(calls)}
+            emit(case="host", method=method, text=text, **us)
+
+
+def host_time(method: str, text: str, rows: int = 16, prompt: int = 2000, tokens: int = 500):
+    drafter = HOST_DRAFTERS.load(method).build(SpeculationSection(method=method, max_drafts=8))
+    draw, made = random.Random(3), []
+    for i in range(rows):
+        words = [[draw.randrange(30_000) for _ in range(40)] for _ in range(12)]
+        if text == "random":
+            ids = [draw.randrange(30_000) for _ in range(prompt + tokens)]
+        elif text == "repeating":
+            ids = words[0] * ((prompt + tokens) // 40 + 1)
+        else:
+            ids = [t for _ in range((prompt + tokens) // 40 + 1) for t in draw.choice(words)]
+        request = Request(str(i), tuple(ids[:prompt]), StopConditions(tokens))
+        made.append(
+            SimpleNamespace(request=request, tokens=ids[: prompt + tokens], prompt_len=prompt)
+        )
+    seqs = [type("Seq", (), vars(one))() for one in made]
+    for seq in seqs:
+        for known in range(8):
+            drafter.propose(seq, prompt - 8 + known, 8)
+    calls, began = 0, time.thread_time()
+    for seq in seqs:
+        known = prompt
+        while known < prompt + tokens:
+            drafts = drafter.propose(seq, known, 8)
+            calls += 1
+            known += 1  # and those that are accepted
+            while drafts and known < prompt + tokens and drafts[0] == seq.tokens[known - 1]:
+                drafts, known = drafts[1:], known + 1
+    took = time.thread_time() - began
+    for seq in seqs:
+        drafter.remove(seq)
+    return 1e6 * took / calls, 1e6 * took / (rows * tokens)
+
+
+def measure_texts(args: argparse.Namespace) -> None:
+    args.method = "ngram"
+    rows = max(map(int, args.rows.split(",")))
+    bench = Bench(args, rows, args.tokens, sampled=False)
+    bench.scheduler._drafting._adaptive = False
+    bench.draft_with(KnownDrafter(bench.answers, 0.8))
+    with_drafts = bench.run(drafts=True)[1]
+    prompts, alone = bench.prompts, []
+    for one in prompts:
+        bench.prompts = [one]
+        alone += bench.run(drafts=False)[1]
+    together = list(bench.answers.values())
+    differ = lambda these: sum(a != b for a, b in zip(these, together)) / rows  # noqa: E731
+    emit(
+        case="texts",
+        model=args.model,
+        dtype=args.dtype,
+        texts=rows,
+        tokens=args.tokens,
+        with_drafts=differ(with_drafts),
+        alone=differ(alone),
+    )
+
+
+def emit(**values: object) -> None:
+    rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
+    print(json.dumps(rounded), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("case", choices=("pace", "switch", "host", "texts"))
+    parser.add_argument("model", nargs="?", default="embedded")
+    parser.add_argument("--rows", default="1,8,64")
+    parser.add_argument("--acceptance", default="0,0.3,0.6,0.9")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--drafts", type=int, default=8)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--load-format", default="auto")
+    args = parser.parse_args()
+    globals()[f"measure_{args.case}"](args)
+
+
+if __name__ == "__main__":
+    main()
