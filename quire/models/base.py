@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
+import numpy as np
 from torch import Tensor
 
 from quire.config.memory.kv_layout import LayerFacts
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CarriedStates",
+    "EncoderGraphs",
     "EncoderInput",
     "Hf",
     "HiddenTaps",
@@ -111,8 +113,22 @@ class SourceInputs:
     media_rows: Tensor | None = None  # int64 [n]: the positions that take their rows, in order
 
 
+class EncoderGraphs(Protocol):
+    """CUDA graphs of an encoder's forward passes."""
+
+    def size_for(self, patches: int) -> int | None:
+        """The smallest size that has a graph and space for so many patches."""
+        ...
+
+    def run(self, size: int, patches: Tensor, arrays: Mapping[str, np.ndarray]) -> Tensor:
+        """Run a size's graph. Returns its rows, which the next run overwrites."""
+        ...
+
+
 class EncodesMedia(Protocol):
     """A media encoder, as the runner calls it."""
+
+    graphs: EncoderGraphs | None
 
     @property
     def width(self) -> int:
@@ -130,6 +146,18 @@ class EncodesMedia(Protocol):
 
     def max_rows(self, modality: str) -> int:
         """Rows of the largest item of a modality that the model was made for."""
+        ...
+
+    def graph_sizes(self) -> Sequence[int]:
+        """Numbers of patches of which forward passes have graphs, ascending."""
+        ...
+
+    def graph_inputs(self, size: int) -> tuple[int, Mapping[str, np.ndarray]]:
+        """Numbers of a patch, and arrays like those that a forward pass of a size reads."""
+        ...
+
+    def graph_forward(self, size: int, patches: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Rows of a forward pass that a graph has."""
         ...
 
 

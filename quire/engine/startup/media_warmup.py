@@ -1,7 +1,7 @@
-"""Media warm-up: one small image or recording through the encoder of a start on a GPU.
+"""Media warm-up: images or recordings through the encoder, in a start on a GPU.
 
-Its kernels are then compiled and loaded before the engine is ready. The first request with media
-would wait for seconds otherwise.
+A small one has its kernels compiled and loaded before the engine is ready: the first request with
+media would wait for seconds otherwise. The largest show how much memory the encoder takes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import suppress
 import numpy as np
 
 from quire.config.engine_config import EngineConfig
+from quire.config.memory.part_facts import PAGE_ROWS
 from quire.core.params import SamplingParams
 from quire.core.types import MediaItem, Request, StopConditions
 from quire.errors import RequestError
@@ -22,10 +23,16 @@ from quire.media.processor import (
     ProcessorFiles,
     processor_type,
 )
+from quire.runner.media.encoder_pool import EncodeItem
 
 SIDE = 224
 """Pixels of each side of the image."""
 DIGEST = bytes(32)
+
+
+LARGE_SIDES = (3584, 1024, SIDE)
+LARGE_SECONDS = (30, 1)
+"""Items among which the largest is sought."""
 
 
 def media_request(config: EngineConfig) -> Request | None:
@@ -33,20 +40,11 @@ def media_request(config: EngineConfig) -> Request | None:
 
     The prompt has as many tokens as the encoder makes rows; which tokens does not matter.
     """
-    section = config.media
-    kind = None if section is None or not config.media_encoder else processor_type(section.family)
-    if section is None or kind is None:
+    processor = _processor_of(config)
+    if processor is None or config.media is None:
         return None
-    files = ProcessorFiles(
-        section.config,
-        section.preprocessors,
-        section.processor,
-        encode=lambda text: (0,),
-        vocabulary=lambda text: 0,
-    )
     with suppress(RequestError):  # limits or options that so small an item does not fit
-        processor = kind(files)
-        made = processor.process(_example(processor), section.kwargs)
+        made = processor.process(_example(processor, SIDE, 1), config.media.kwargs)
         expansion = processor.expand(made, 1)
         rows = expansion.rows
         item = MediaItem(
@@ -64,7 +62,46 @@ def media_request(config: EngineConfig) -> Request | None:
     return None
 
 
-def _example(processor: MediaProcessor) -> DecodedMedia:
+def largest_items(config: EngineConfig) -> list[EncodeItem]:
+    """Return items with as many rows as a step may encode, of the largest that were tried.
+
+    They are written to the same pages. [] of a model that reads text only.
+    """
+    processor, section = _processor_of(config), config.media_encoder
+    if processor is None or section is None or config.media is None:
+        return []
+    for side, seconds in zip(LARGE_SIDES, (LARGE_SECONDS[0], *LARGE_SECONDS)):
+        with suppress(RequestError):  # larger than limits or options allow
+            made = processor.process(_example(processor, side, seconds), config.media.kwargs)
+            rows = processor.expand(made, 1).rows
+            if rows > section.step_rows:
+                continue
+            pages = tuple(range(-(-rows // PAGE_ROWS)))
+            return [EncodeItem(made.modality, rows, made.tensors, pages)] * (
+                section.step_rows // rows
+            )
+    return []
+
+
+def _processor_of(config: EngineConfig) -> MediaProcessor | None:
+    """Return a processor that knows no token. None: the model reads text only."""
+    section = config.media
+    kind = None if section is None or not config.media_encoder else processor_type(section.family)
+    if section is None or kind is None:
+        return None
+    return kind(
+        ProcessorFiles(
+            section.config,
+            section.preprocessors,
+            section.processor,
+            encode=lambda text: (0,),
+            vocabulary=lambda text: 0,
+        )
+    )
+
+
+def _example(processor: MediaProcessor, side: int, seconds: int) -> DecodedMedia:
     if "image" in processor.modalities:
-        return DecodedImage(np.zeros((SIDE, SIDE, 3), np.uint8))
-    return DecodedAudio(np.zeros(processor.sampling_rate, np.float32), processor.sampling_rate)
+        return DecodedImage(np.zeros((side, side, 3), np.uint8))
+    rate = processor.sampling_rate
+    return DecodedAudio(np.zeros(seconds * rate, np.float32), rate)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
 from quire.config.encoder_facts import SpeechFacts
@@ -30,7 +31,7 @@ from quire.config.memory.memory_plan import (
 from quire.core.params import SamplingParams
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import MediaItem, MediaTensor, Pooling, Request, StopConditions
-from quire.engine.startup.media_warmup import media_request
+from quire.engine.startup.media_warmup import largest_items, media_request
 from quire.errors import NoRoom, RequestError, TooLong
 from quire.executors.base import Executor
 
@@ -215,9 +216,14 @@ def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> Pea
         _run_first_step(half, config)
         captured, _ = _peak_of(half, lambda: half[1].call("launch_graph_bodies"))
         step, reserved = _peak_of(half, lambda: _run_worst_step(half, config))
+        items = largest_items(config)
+        media = msgspec.msgpack.encode(items)
+        encoded = (
+            _peak_of(half, lambda: half[1].call("call_part", "media", media)) if items else (0, 0)
+        )
     return PeakMemory(
-        step_bytes=max(step, captured),
-        reserved_bytes=max(reserved, captured),
+        step_bytes=max(step, captured, encoded[0]),
+        reserved_bytes=max(reserved, captured, encoded[1]),
         captured_bytes=captured,
     )
 

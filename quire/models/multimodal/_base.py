@@ -12,16 +12,22 @@ Axes: n rows of an item, E hidden size of the text model, P patches of all items
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quire.kernels.framework import lazy_fusion
-from quire.models.base import EncoderInput, Hf, Weights, field_of
+from quire.models.base import EncoderGraphs, EncoderInput, Hf, Weights, field_of
 
 __all__ = ["EncoderInput", "Hf", "MediaEncoder", "Weights", "field_of", "normalized_patches"]
+
+GRAPH_TOKENS = (
+    *range(256, 1024, 128), *range(1024, 2048, 256), *range(2048, 4097, 512)
+)  # fmt: skip
+"""Tokens of a tower up to which launches take the host as long as the work takes a GPU."""
 
 
 class MediaEncoder(nn.Module):
@@ -43,6 +49,9 @@ class MediaEncoder(nn.Module):
     bidirectional: ClassVar[bool] = False
     """Whether tokens of an item attend to each other in both directions."""
 
+    graphs: EncoderGraphs | None = None
+    """CUDA graphs of forward passes, which encode() may run in place of them."""
+
     @classmethod
     @abstractmethod
     def from_hf(cls, hf: Hf) -> MediaEncoder:
@@ -58,6 +67,21 @@ class MediaEncoder(nn.Module):
     @abstractmethod
     def max_rows(self, modality: str) -> int:
         """Rows of the largest item of a modality that the model was made for."""
+
+    def graph_sizes(self) -> Sequence[int]:
+        """Numbers of patches of which forward passes have graphs, ascending; none by default."""
+        return ()
+
+    def graph_inputs(self, size: int) -> tuple[int, Mapping[str, np.ndarray]]:
+        """Numbers of a patch, and arrays like those that a forward pass of a size reads."""
+        raise NotImplementedError
+
+    def graph_forward(self, size: int, patches: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Rows of a forward pass that a graph has: with as many kernels whatever the arrays hold.
+
+        patches: [size, numbers of a patch].
+        """
+        raise NotImplementedError
 
 
 def normalized_patches(

@@ -9,7 +9,8 @@ Axes: F frames, H x W pixels, C channels, P patches of all items, E width of the
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
@@ -39,11 +39,20 @@ from quire.layers import (
 )
 from quire.layers.rope import TokenAngles
 from quire.layers.rope_scaling import AxialRope
-from quire.models.multimodal._base import EncoderInput, Hf, MediaEncoder, field_of
+from quire.models.multimodal._base import (
+    GRAPH_TOKENS,
+    EncoderInput,
+    Hf,
+    MediaEncoder,
+    field_of,
+)
+from quire.models.multimodal._resize import resized
 from quire.sampling.h2d import to_device
 
 MAX_SIDE = 16384
 """Patches along the longer side of an image: more than processors let an image have."""
+GRAPH_SEGMENT, MORE_SEGMENTS = 16, 64
+"""A graph has space for a segment for so many of its patches, and for more: of edges of items."""
 MAX_ROWS = 16384
 """Rows of the largest image or video, as the processors' files on the hub limit them."""
 Ints = npt.NDArray[np.int32]
@@ -222,12 +231,61 @@ class VisionTower(MediaEncoder):
 
     def run(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Rows [n, width] of patches [P, C * depth * patch * patch]."""
-        raise NotImplementedError
+        size = None if self.graphs is None else self.graphs.size_for(len(patches))
+        arrays = None if size is None else self._padded(grids, size)
+        if self.graphs is not None and size is not None and arrays is not None:
+            rows = self.graphs.run(size, patches, arrays)
+            return rows[: len(patches) // self.config.merge**2]
+        found = self.arrays(grids)
+        longest = {name: _longest(found[name]) for name in self.segments(len(patches))}
+        on_device = {name: to_device(one, patches.device) for name, one in found.items()}
+        return self.compute(patches, on_device, longest)
 
-    def angles(self, positions: Ints, device: torch.device) -> TokenAngles:
-        """Rotary angles of patches at (row, column): [2, P]."""
+    def arrays(self, grids: Sequence[Grid]) -> dict[str, np.ndarray]:
+        """What compute() reads of grids, and the starts of segments, "frames" among them."""
+        lengths = [g.rows * g.columns for g in grids for _ in range(g.pairs)]
+        return {"positions": self.positions(grids), "frames": starts_of(lengths)}
+
+    def segments(self, patches: int) -> Mapping[str, int]:
+        """Names of arrays of starts -> patches of the longest segment that they may have."""
+        return {"frames": patches}
+
+    @abstractmethod
+    def compute(
+        self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
+    ) -> Tensor:
+        """Rows of a forward pass. arrays, longest: as arrays() and segments() name them."""
+
+    def graph_sizes(self) -> Sequence[int]:
+        return [size for size in GRAPH_TOKENS if size % self.config.merge**2 == 0]
+
+    def graph_inputs(self, size: int) -> tuple[int, Mapping[str, np.ndarray]]:
+        arrays = self._padded([], size)
+        assert arrays is not None
+        return self.patch_embed.inputs, arrays
+
+    def graph_forward(self, size: int, patches: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
+        return self.compute(patches, arrays, self.segments(size))
+
+    def _padded(self, grids: Sequence[Grid], size: int) -> dict[str, np.ndarray] | None:
+        """Arrays of grids and of one more, that all have `size` patches. None: too many segments.
+
+        The grid behind the others is a strip of cells; its rows are dropped.
+        """
+        merge, missing = self.config.merge, size - sum(g.patches for g in grids)
+        more = [Grid(1, merge, missing // merge)] if missing else []
+        arrays = self.arrays([*grids, *more])
+        for name in self.segments(size):
+            starts, most = arrays[name], size // GRAPH_SEGMENT + MORE_SEGMENTS
+            if len(starts) > most:
+                return None
+            arrays[name] = np.concatenate([starts, np.full(most - len(starts), size, np.int32)])
+        return arrays
+
+    def angles(self, positions: Tensor) -> TokenAngles:
+        """Rotary angles of patches at (row, column): int32 [2, P]."""
         rope: Rope = self.blocks[0].attn.rope  # type: ignore[union-attr, assignment]
-        return rope.gather(to_device(positions, device))
+        return rope.gather(positions)
 
     def positions(self, grids: Iterable[Grid]) -> Ints:
         """(row, column) of every patch: [2, P]."""
@@ -235,25 +293,29 @@ class VisionTower(MediaEncoder):
         cells = [np.tile(cell_positions(g.rows, g.columns, merge), g.pairs) for g in grids]
         return np.concatenate(cells, axis=1)
 
-    def interpolate(
-        self, table: PositionEmbedding, grids: Sequence[Grid], taps: Taps, device: torch.device
-    ) -> Tensor:
-        """Learned position of every patch, made of those around it: [P, E].
+    def learned(self, grids: Sequence[Grid], taps: Taps) -> dict[str, np.ndarray]:
+        """Learned positions around every patch, "places", and "shares" of them: [taps, P].
 
         taps: of (places along an axis, how many the axis has) -> rows or columns of the table, and
         their weights, one after another.
         """
         merge = self.config.merge
-        found = [_taps_of_cells(g.rows, g.columns, merge, taps) for g in grids]
-        places = to_device(np.concatenate([one for one, _ in found], axis=1), device)
-        weights = to_device(np.concatenate([one for _, one in found], axis=1), device)
-        total = torch.zeros((), device=device)
-        for tap, share in zip(places, weights, strict=True):
+        found = [(_taps_of_cells(g.rows, g.columns, merge, taps), g.pairs) for g in grids]
+        return {
+            "places": np.concatenate([np.tile(one, pairs) for (one, _), pairs in found], axis=1),
+            "shares": np.concatenate([np.tile(one, pairs) for (_, one), pairs in found], axis=1),
+        }
+
+    def interpolate(self, table: PositionEmbedding, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Learned position of every patch, made of those around it: [P, E]."""
+        total = None
+        for tap, share in zip(arrays["places"], arrays["shares"], strict=True):
             vectors = table(tap)
             lazy_fusion.flush()  # the vectors are read by torch
-            total = total + vectors * share[:, None]
-        frames = total.to(vectors.dtype).split([g.rows * g.columns for g in grids])
-        return torch.cat([one.repeat(g.pairs, 1) for one, g in zip(frames, grids, strict=True)])
+            added = vectors * share[:, None]
+            total = added if total is None else total + added
+        assert total is not None
+        return total.to(vectors.dtype)
 
     def _grid(self, item: EncoderInput) -> Grid:
         c, (rows, columns) = self.config, item.tensors["cells"].shape
@@ -286,29 +348,13 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def resized(pixels: Tensor, height: int, width: int) -> Tensor:
-    """Resize frames [F, H, W, C] of bytes, bicubic and antialiased, to whole numbers in [0, 255].
-
-    It is what torchvision does, which is what the models' fast processors use.
-    """
-    if pixels.shape[1:3] == (height, width):
-        return pixels
-    images = pixels.permute(0, 3, 1, 2)
-    whole = images if images.device.type == "cpu" else images.float()  # a GPU resizes floats only
-    made = functional.interpolate(whole, (height, width), mode="bicubic", antialias=True)
-    if made.is_floating_point():
-        made = made.round().clamp(0, 255)
-    return made.permute(0, 2, 3, 1)
+def starts_of(lengths: Sequence[int]) -> Ints:
+    """Starts of segments, and the end of the last."""
+    return np.cumsum([0, *lengths], dtype=np.int32)
 
 
-def pair_segments(grids: Iterable[Grid], device: torch.device) -> Segments:
-    """The patches of each pair of frames."""
-    return segments_of([g.rows * g.columns for g in grids for _ in range(g.pairs)], device)
-
-
-def segments_of(lengths: Sequence[int], device: torch.device) -> Segments:
-    starts = np.cumsum([0, *lengths], dtype=np.int32)
-    return Segments(to_device(starts, device), max(lengths))
+def _longest(starts: Ints) -> int:
+    return int(np.diff(starts).max())
 
 
 def sum_of(x: Tensor, res: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ Source: model_type "glm4v", https://huggingface.co/zai-org/GLM-4.1V-9B-Thinking;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,10 +28,10 @@ from quire.models.multimodal._base import Hf, Weights, field_of
 from quire.models.multimodal._qwen_vision import (
     Grid,
     Ints,
+    Segments,
     TowerBlock,
     TowerConfig,
     VisionTower,
-    pair_segments,
     sum_of,
     tower_sizes,
 )
@@ -85,11 +85,16 @@ class Encoder(VisionTower):
         side = field_of(vision, "image_size", int, default=336) // c.patch
         return cls(replace(c, eps=eps, qkv_bias=bias, proj_bias=False), side)
 
-    def run(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-        device, cell = patches.device, self.config.merge**2
-        angles = self.angles(self.positions(grids), device)
-        segments = pair_segments(grids, device)
-        learned = self.interpolate(self.pos_embed, grids, self.taps, device)
+    def arrays(self, grids: Sequence[Grid]) -> dict[str, np.ndarray]:
+        return super().arrays(grids) | self.learned(grids, self.taps)
+
+    def compute(
+        self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
+    ) -> Tensor:
+        cell = self.config.merge**2
+        angles = self.angles(arrays["positions"])
+        segments = Segments(arrays["frames"], longest["frames"])
+        learned = self.interpolate(self.pos_embed, arrays)
         x, res = add(self.post_conv_layernorm(self.patch_embed(patches)), learned), None
         for block in self.blocks:
             x, res = block(x, res, angles, segments)

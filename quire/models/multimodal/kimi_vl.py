@@ -9,8 +9,9 @@ Source: model_type "kimi_vl", https://huggingface.co/moonshotai/Kimi-VL-A3B-Inst
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,11 +31,11 @@ from quire.models.multimodal._base import Hf, Weights, field_of
 from quire.models.multimodal._qwen_vision import (
     Grid,
     Merger,
+    Segments,
     TowerAttention,
     TowerBlock,
     TowerConfig,
     VisionTower,
-    pair_segments,
     sum_of,
 )
 from quire.models.multimodal._towers import text_hidden
@@ -108,11 +109,15 @@ class Encoder(VisionTower):
     def max_rows(self, modality: str) -> int:
         return MOST_ROWS
 
-    def run(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-        device = patches.device
-        angles = self.angles(self.positions(grids), device)
-        segments = pair_segments(grids, device)
-        learned = self.interpolate(self.pos_embed, grids, self.taps, device)
+    def arrays(self, grids: Sequence[Grid]) -> dict[str, np.ndarray]:
+        return super().arrays(grids) | self.learned(grids, self.taps)
+
+    def compute(
+        self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
+    ) -> Tensor:
+        angles = self.angles(arrays["positions"])
+        segments = Segments(arrays["frames"], longest["frames"])
+        learned = self.interpolate(self.pos_embed, arrays)
         x, res = add(self.patch_embed(patches), learned), None
         for block in self.blocks:
             x, res = block(x, res, angles, segments)

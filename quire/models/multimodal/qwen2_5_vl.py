@@ -9,7 +9,7 @@ Source: model_type "qwen2_5_vl", https://huggingface.co/Qwen/Qwen2.5-VL-7B-Instr
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -25,15 +25,14 @@ from quire.models.multimodal._qwen_vision import (
     MERGER_2_PATHS,
     Grid,
     Merger,
+    Segments,
     TowerBlock,
     TowerConfig,
     VisionTower,
-    pair_segments,
-    segments_of,
+    starts_of,
     sum_of,
     tower_sizes,
 )
-from quire.sampling.h2d import to_device
 
 
 class Encoder(VisionTower):
@@ -61,15 +60,26 @@ class Encoder(VisionTower):
         whole = field_of(vision, "fullatt_block_indexes", list, default=[7, 15, 23, 31])
         return cls(c, pixels // c.merge // c.patch, whole)
 
-    def run(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-        device, cell = patches.device, self.config.merge**2
+    def arrays(self, grids: Sequence[Grid]) -> dict[str, np.ndarray]:
+        cell = self.config.merge**2
         order, lengths = self._windows(grids)
-        turned = to_device(order, device)
-        patches = patches.view(len(order), -1)[turned].view(patches.shape)
-        positions = self.positions(grids).reshape(2, -1, cell)[:, order].reshape(2, -1)
-        angles = self.angles(positions, device)
-        windows = segments_of([cell * length for length in lengths], device)
-        frames = pair_segments(grids, device)
+        found = super().arrays(grids)
+        positions = found["positions"].reshape(2, -1, cell)[:, order].reshape(2, -1)
+        windows = starts_of([cell * length for length in lengths])
+        return found | {"positions": positions, "order": order, "windows": windows}
+
+    def segments(self, patches: int) -> Mapping[str, int]:
+        window = min((self.window * self.config.merge) ** 2, patches)
+        return {**super().segments(patches), "windows": window}
+
+    def compute(
+        self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
+    ) -> Tensor:
+        turned = arrays["order"]
+        patches = patches.view(len(turned), -1)[turned].view(patches.shape)
+        angles = self.angles(arrays["positions"])
+        windows = Segments(arrays["windows"], longest["windows"])
+        frames = Segments(arrays["frames"], longest["frames"])
         x, res = self.patch_embed(patches), None
         for i, block in enumerate(self.blocks):
             x, res = block(x, res, angles, frames if i in self.whole else windows)

@@ -6,7 +6,7 @@ Source: model_type "qwen2_vl", https://huggingface.co/Qwen/Qwen2-VL-7B-Instruct;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
@@ -15,12 +15,11 @@ from quire.models._decoder import PlainMLP
 from quire.models.multimodal._base import Hf, Weights, field_of
 from quire.models.multimodal._qwen_vision import (
     MERGER_2_PATHS,
-    Grid,
     Merger,
+    Segments,
     TowerBlock,
     TowerConfig,
     VisionTower,
-    pair_segments,
     sum_of,
     tower_sizes,
 )
@@ -48,9 +47,11 @@ class Encoder(VisionTower):
         names = {"hidden": "embed_dim", "outputs": "hidden_size"}
         return cls(tower_sizes(hf, act="quick_gelu", mlp=mlp, **names))
 
-    def run(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-        angles = self.angles(self.positions(grids), patches.device)
-        segments = pair_segments(grids, patches.device)
+    def compute(
+        self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
+    ) -> Tensor:
+        angles = self.angles(arrays["positions"])
+        segments = Segments(arrays["frames"], longest["frames"])
         x, res = self.patch_embed(patches), None
         for block in self.blocks:
             x, res = block(x, res, angles, segments)

@@ -8,7 +8,7 @@ Source: model_type "qwen3_vl", https://huggingface.co/Qwen/Qwen3-VL-8B-Instruct;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 
@@ -24,10 +24,10 @@ from quire.models.multimodal._qwen_vision import (
     Grid,
     Ints,
     Merger,
+    Segments,
     TowerBlock,
     TowerConfig,
     VisionTower,
-    pair_segments,
     sum_of,
     tower_sizes,
 )
@@ -68,14 +68,16 @@ class Encoder(VisionTower):
         levels = field_of(vision, "deepstack_visual_indexes", list, default=[8, 16, 24])
         return cls(c, side, levels)
 
-    def run(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-        angles = self.angles(self.positions(grids), patches.device)
-        segments = pair_segments(grids, patches.device)
-        x, res, rows = (
-            self.patch_embed(patches),
-            self.interpolate(self.pos_embed, grids, self.taps, patches.device),
-            [],
-        )
+    def arrays(self, grids: Sequence[Grid]) -> dict[str, np.ndarray]:
+        return super().arrays(grids) | self.learned(grids, self.taps)
+
+    def compute(
+        self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
+    ) -> Tensor:
+        angles = self.angles(arrays["positions"])
+        segments = Segments(arrays["frames"], longest["frames"])
+        x, res = self.patch_embed(patches), self.interpolate(self.pos_embed, arrays)
+        rows = []
         for i, block in enumerate(self.blocks):
             x, res = block(x, res, angles, segments)
             if i in self.levels:

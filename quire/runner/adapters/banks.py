@@ -23,6 +23,7 @@ from quire.runner.adapters.head import AdaptedHead
 from quire.runner.adapters.linear import AdaptedLinear
 from quire.runner.adapters.replaced import AdaptedClassifier, ReplacedEmbedding, ReplacedHead
 from quire.runner.adapters.row_norms import NormsRequest, RankNorms, rank_norms
+from quire.runner.parts.base import NoOwnGraphs
 from quire.sampling.h2d import to_device
 from quire.weights.adapters.adapter import Deltas, is_scaled
 
@@ -39,7 +40,7 @@ def _adapted_class(layer: nn.Module, replaced: bool) -> Any:
     return AdaptedClassifier if isinstance(layer, ClassifierLinear) else AdaptedLinear
 
 
-class AdapterBanks:
+class AdapterBanks(NoOwnGraphs):
     """The banks of one rank's model."""
 
     def __init__(

@@ -29,12 +29,12 @@ from quire.runner.gpu.cuda_graphs import (
     CudaGraphCache,
     DecodeGraph,
     capture_sizes,
-    decode_graph_groups,
     decode_graphs,
     padded_sample_rows,
     weak_method,
 )
 from quire.runner.gpu.gemm_warmup import warm_up_gemms
+from quire.runner.gpu.graph_groups import GraphKey, VariantGraph, find_graph_groups
 from quire.runner.gpu.kv_memory import KVMemory
 from quire.runner.gpu.mixed_batch_graphs import (
     GraphShape,
@@ -64,8 +64,6 @@ from quire.sampling.steps.grammar_masks import GrammarMasks
 
 NUM_STAGING_BUFFERS = 5
 """Host buffers per upload and per result: more than any engine has steps in flight."""
-
-GraphKey = DecodeGraph | GraphShape
 
 
 class CudaWorker:
@@ -210,15 +208,8 @@ class CudaWorker:
     def graph_groups(self) -> list[list[GraphKey]]:
         """Return all graphs that steps may run, those of a variant together. Each group begins with
         its largest."""
-        groups: list[list[GraphKey]] = []
-        for variant in self._variants:
-            if self._generates and variant.decodes:
-                decodes = decode_graph_groups(len(self._last_token), variant)
-                groups += [[*group] for group in decodes]
-            shapes = [shape._replace(variant=variant.name) for shape in reversed(self._shapes)]
-            if shapes:
-                groups.append([*shapes])
-        return groups
+        rows = len(self._last_token) if self._generates else 0
+        return find_graph_groups(self._graphs, self._variants, self._shapes, rows)
 
     def release_kv_memory(self) -> None:
         self.synchronize()
@@ -273,7 +264,9 @@ class CudaWorker:
     def _launch(self, graph: GraphKey) -> None:
         """Launch the kernels of a graph, whose integers are where the device reads them."""
         variant = self._variant_of(graph)
-        if isinstance(graph, GraphShape):
+        if isinstance(graph, VariantGraph):
+            variant.launch_own(graph.key)
+        elif isinstance(graph, GraphShape):
             self._store_hidden(self._mixed_forward(graph, variant))
         elif graph.part == "sampling":
             assert self._hidden is not None
@@ -290,7 +283,9 @@ class CudaWorker:
 
     def _upload_empty(self, graph: GraphKey) -> None:
         """Upload the integers of a step without rows: it reads and writes no slot."""
-        if isinstance(graph, GraphShape):
+        if isinstance(graph, VariantGraph):
+            self._variant_of(graph).prepare_own(graph.key)
+        elif isinstance(graph, GraphShape):
             padded = pad_to_shape(EMPTY_BATCH, graph, self._variant_of(graph).rotary_axes)
             self._mixed_inputs.upload(padded, self._stored_rows(graph))
         else:

@@ -16,6 +16,7 @@ from quire.config.memory.part_facts import PAGE_ROWS
 from quire.core.types import MediaTensor
 from quire.kernels.framework import lazy_fusion
 from quire.models.base import EncoderInput, EncodesMedia
+from quire.runner.media.encoder_graphs import EncoderGraphs
 from quire.sampling.h2d import move_tensor, to_device
 
 GIVEN_ROWS = "embeds"
@@ -42,6 +43,7 @@ class EncoderPool:
         self._dtype, self._device = dtype, device
         self._rows: Tensor | None = None
         self._rows = self.allocate()
+        self.graphs = encoder.graphs = EncoderGraphs(encoder, dtype, device)
 
     @property
     def makes_results(self) -> bool:
@@ -77,6 +79,7 @@ class EncoderPool:
     def release(self) -> None:
         """Return the memory to the system; all rows are lost. The next use allocates it again."""
         self._rows = None
+        self.graphs.release()
 
     def allocate(self) -> Tensor:
         """Return all rows: [num_rows, width]. They have one address until they are released."""

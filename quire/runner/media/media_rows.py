@@ -7,7 +7,7 @@ than embeddings: what is behind these goes to its first layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final
@@ -20,6 +20,7 @@ from quire.kernels.framework import lazy_fusion
 from quire.layers import Rope
 from quire.models.base import LanguageModel, ResultRows, StepInputs
 from quire.runner.media.encoder_pool import EncoderPool
+from quire.runner.parts.base import OwnGraphs
 
 FIRST_ROW: Final = UNKNOWN - 1
 
@@ -40,8 +41,20 @@ class MediaRows:
         self.rotary_axes = rotary_axes
 
     def reset(self) -> None:
-        """Allocate the pool: graphs that are captured next read it."""
+        """Allocate what graphs that are captured next read."""
         self.pool.allocate()
+        self.pool.graphs.allocate()
+
+    def own_graphs(self, graphs: OwnGraphs) -> Sequence[int]:
+        """Those of the encoder."""
+        self.pool.graphs.bind(graphs)
+        return self.pool.graphs.sizes[::-1]
+
+    def prepare_own(self, key: int) -> None:
+        self.pool.graphs.prepare(key)
+
+    def launch_own(self, key: int) -> None:
+        self.pool.graphs.launch(key)
 
     def forward(self, token_slots: Tensor) -> AbstractContextManager[object]:
         return nullcontext()

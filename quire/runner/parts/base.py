@@ -12,7 +12,7 @@ own. `write_inputs` fills the buffers before each step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +27,16 @@ from quire.runner.step_batch import StepBatch
 from quire.sampling.logprobs import Mode
 
 PARTS = PluginRegistry("quire.runner.parts")
+
+
+class OwnGraphs(Protocol):
+    """Graphs of a variant, beside those of forward passes, by its own keys."""
+
+    def __contains__(self, key: int) -> bool: ...
+
+    def run(self, key: int) -> None:
+        """Replay a graph on the current stream; without one, launch its kernels."""
+        ...
 
 
 class StepVariant(Protocol):
@@ -72,8 +82,32 @@ class StepVariant(Protocol):
         """The context of logits of hidden states [R, E]. row_slots: int32 [R]."""
         ...
 
+    def own_graphs(self, graphs: OwnGraphs) -> Sequence[int]:
+        """Take what runs graphs of its own. Returns their keys; the first needs most memory."""
+        ...
 
-class _PlainVariant:
+    def prepare_own(self, key: int) -> None:
+        """Write what the kernels of a graph of its own read, for a first launch."""
+        ...
+
+    def launch_own(self, key: int) -> None:
+        """Launch the kernels of a graph of its own. They read and write fixed addresses."""
+        ...
+
+
+class NoOwnGraphs:
+    """Of variants whose only graphs are those of forward passes."""
+
+    def own_graphs(self, graphs: OwnGraphs) -> Sequence[int]:
+        return ()
+
+    def prepare_own(self, key: int) -> None:
+        raise AssertionError("no graph of its own")
+
+    launch_own = prepare_own
+
+
+class _PlainVariant(NoOwnGraphs):
     """Of steps without a variant."""
 
     name = ""
@@ -140,6 +174,15 @@ class CombinedVariant(NamedTuple):
             for one in self.variants:
                 stack.enter_context(one.logits(row_slots))
             yield
+
+    def own_graphs(self, graphs: OwnGraphs) -> Sequence[int]:
+        return ()
+
+    def prepare_own(self, key: int) -> None:
+        raise AssertionError("no graph of its own")
+
+    def launch_own(self, key: int) -> None:
+        raise AssertionError("no graph of its own")
 
 
 class ForwardOutput(NamedTuple):

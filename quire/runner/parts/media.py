@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+import msgspec
 import numpy as np
 
 from quire.attention.base import SpanAttentionStep
@@ -71,6 +72,14 @@ class MediaPart(StepPart, frozen=True, array_like=True):
     @classmethod
     def variant(cls, model: LanguageModel) -> StepVariant | None:
         return find_media_rows(model)
+
+    @classmethod
+    def call(cls, model: LanguageModel, request: bytes) -> bytes:
+        """Encode items that no step has, on the first pipeline stage."""
+        found = find_media_rows(model)
+        if found is not None:
+            found.pool.encode(msgspec.msgpack.decode(request, type=list[EncodeItem]))
+        return b""
 
     def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
         """Encode new items, and put rows in place of token ids, on the first pipeline stage."""

@@ -1,10 +1,11 @@
 """The item of a start goes through the encoder of every family."""
 
+import msgspec
 import pytest
 
 from quire import LLM
 from quire.engine.build import build_scheduler
-from quire.engine.startup.media_warmup import media_request
+from quire.engine.startup.media_warmup import largest_items, media_request
 from tests import tiers
 from tests.cpu.multimodal import families, qwen_models
 
@@ -30,6 +31,11 @@ def test_a_start_sends_one_item_through_the_encoder(tmp_path, name):
         plan = scheduler.plan()
         updates = scheduler.apply(plan, llm.engine.executor.submit(plan).wait())
     assert [one.finish for one in updates] == ["length"]
+    most, section = largest_items(llm.config), llm.config.media_encoder
+    rows = [one.num_rows for one in most]
+    assert section.step_rows // 2 < sum(rows) <= section.step_rows
+    llm.engine.executor.call("call_part", "media", msgspec.msgpack.encode(most[:1]))
+    assert llm.engine.executor.runner.model.media_rows.pool.allocate()[: rows[0]].any()
 
 
 def test_a_model_of_text_has_none():

@@ -1,0 +1,85 @@
+"""Graphs of encoders: items padded to a size have the rows that they have without graphs.
+
+Graphs are fakes that launch their kernels again, on the CPU.
+"""
+
+import pytest
+import torch
+
+from quire.runner.media.encoder_graphs import EncoderGraphs
+from tests.cpu.multimodal.test_qwen_vision import FAMILIES, SIZES, built, inputs_of  # noqa: F401
+
+
+class Graphs:
+    """Of all sizes up to `most`."""
+
+    def __init__(self, of, most):
+        self.of, self.most, self.ran = of, most, []
+
+    def __contains__(self, key):
+        return key <= self.most
+
+    def run(self, key):
+        self.ran.append(key)
+        self.of.launch(key)
+
+
+def graphs_of(encoder, most=4096):
+    """Graphs as a worker captures them: the largest first, before there are items."""
+    found = EncoderGraphs(encoder, torch.float32, torch.device("cpu"))
+    graphs = Graphs(found, most)
+    found.bind(graphs)
+    for size in [one for one in found.sizes if one <= most][::-1]:
+        found.prepare(size)
+        found.launch(size)
+    return found, graphs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_rows_from_graphs_are_those_of_kernels(family, built, monkeypatch):  # noqa: F811
+    _, encoder = built(family)
+    calls = [[size] for size in SIZES] + [SIZES, [(1, 16, 16)], [(1, 2, 380)], [(2, 22, 6)]]
+    items = [inputs_of(family, sizes)[0] for sizes in calls]
+    want = [encoder.encode(one) for one in items]
+    found, graphs = graphs_of(encoder, 1024)
+    monkeypatch.setattr(encoder, "graphs", found)
+    for given, rows, sizes in zip(items * 2, want * 2, calls * 2, strict=True):
+        made = [one.clone() for one in encoder.encode(given)]
+        for mine, other in zip(made, rows, strict=True):
+            assert mine.shape == other.shape
+            assert (mine - other).abs().max().item() < 1e-5
+        patches = sum(-(-f // 2) * h * w for f, h, w in sizes)
+        assert graphs.ran[-1] >= patches
+    assert len(graphs.ran) == 2 * len(calls)
+    assert len(set(graphs.ran)) > 2
+
+
+@torch.inference_mode()
+def test_what_no_graph_holds_runs_kernel_by_kernel(built, monkeypatch):  # noqa: F811
+    _, encoder = built("qwen2_5_vl")
+    found, graphs = graphs_of(encoder, 512)
+    monkeypatch.setattr(encoder, "graphs", found)
+    many = [(1, 2, 2)] * 100  # each has segments of its own
+    for sizes, held in [([(1, 20, 26)], False), (many, False), ([(1, 20, 24)], True)]:
+        items, _, _ = inputs_of("qwen2_5_vl", sizes)
+        before = len(graphs.ran)
+        got = [one.clone() for one in encoder.encode(items)]
+        assert (len(graphs.ran) > before) == held
+        monkeypatch.setattr(encoder, "graphs", None)
+        want = encoder.encode(items)
+        monkeypatch.setattr(encoder, "graphs", found)
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
+
+
+@torch.inference_mode()
+def test_memory_returns_with_the_next_graphs(built):  # noqa: F811
+    _, encoder = built("qwen2_vl")
+    found, _ = graphs_of(encoder, 256)
+    found.release()
+    assert not len(found._patches)
+    assert found._rows is None
+    found.allocate()
+    found.prepare(256)
+    found.launch(256)
+    assert len(found._rows) == 64
