@@ -8,9 +8,13 @@ and lines. One JSON line a case:
     crowd       `images` requests at once, one image each: requests and output tokens a second
     lone        milliseconds until the first token of one request: `text` of as many tokens, an image
                 for the first time, the same image again
+    beside      milliseconds between tokens of eight streams of text, the 99th percentile and the
+                median: without images, and while `images` requests of one image each are always
+                underway; its engine has a process of its own
 """
 
 import argparse
+import asyncio
 import io
 import json
 import statistics
@@ -24,6 +28,7 @@ from PIL import Image
 
 from quire import LLM, SamplingParams
 
+STREAM_TOKENS = 400
 IDS = {"vision_start_token_id": 151652, "vision_end_token_id": 151653,
        "image_token_id": 151655, "video_token_id": 151656}  # fmt: skip
 CONFIG = {
@@ -111,6 +116,70 @@ def lone(llm, a, turn):
 CASES = {"crowd": crowd, "lone": lone}
 
 
+async def stream(llm, number, gaps):
+    """Time between the tokens of one stream of text."""
+    last = None
+    async for _ in llm.generate(prompt_of(10_000 + number, tokens=200), params(STREAM_TOKENS)):
+        now = time.perf_counter()
+        if last is not None:
+            gaps.append((now - last) * 1e3)
+        last = now
+
+
+async def streams(llm, turn):
+    gaps = []
+    await asyncio.gather(*(stream(llm, 8 * turn + i, gaps) for i in range(8)))
+    gaps.sort()
+    return {"p99 ms": gaps[len(gaps) * 99 // 100], "median ms": statistics.median(gaps)}
+
+
+async def flood(llm, a, turn, counts):
+    """Keep `images` requests underway until it is cancelled."""
+
+    async def client(i):
+        while True:
+            counts[0] += 1
+            image = photo(500_000 + 10_000 * turn + counts[0], a.side)
+            async for _ in llm.generate(prompt_of(counts[0], image), params(a.out)):
+                pass
+
+    await asyncio.gather(*(client(i) for i in range(a.images)))
+
+
+async def beside(llm, a, turn):
+    alone = await streams(llm, 2 * turn)
+    counts = [0]
+    images = asyncio.create_task(flood(llm, a, turn, counts))
+    await asyncio.sleep(2.0)  # all of them are underway
+    before = counts[0], time.perf_counter()
+    found = await streams(llm, 2 * turn + 1)
+    seconds = time.perf_counter() - before[1]
+    images.cancel()
+    await asyncio.gather(images, return_exceptions=True)
+    return {
+        **{f"alone {name}": value for name, value in alone.items()},
+        **{f"beside {name}": value for name, value in found.items()},
+        "images/s": (counts[0] - before[0]) / seconds,
+    }
+
+
+async def run_beside(folder, given, a):
+    from quire import AsyncLLM
+
+    llm = AsyncLLM.from_engine_args({"model": str(folder), **given})
+    try:
+        for turn in range(a.repeat):
+            show(a, "beside", turn, await beside(llm, a, turn))
+    finally:
+        llm.shutdown()
+
+
+def show(a, case, turn, found):
+    line = {"model": "qwen2.5-vl-7b", "case": case, "side": a.side, "turn": turn}
+    found = {name: round(value, 2) for name, value in found.items()}
+    print(json.dumps(line | found), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=32)
@@ -123,13 +192,14 @@ def main():
     with tempfile.TemporaryDirectory(prefix="quire-vl-") as folder:
         write_model(Path(folder))
         given = {"load_format": "dummy", "max_model_len": 4096} | json.loads(a.kw)
-        llm = LLM(folder, **given)
-        for case in a.cases.split(","):
+        cases = a.cases.split(",")
+        llm = LLM(folder, **given) if set(cases) - {"beside"} else None
+        for case in cases:
+            if case == "beside":
+                asyncio.run(run_beside(folder, given, a))
+                continue
             for turn in range(a.repeat):
-                found = CASES[case](llm, a, turn)
-                line = {"model": "qwen2.5-vl-7b", "case": case, "side": a.side, "turn": turn}
-                found = {name: round(value, 2) for name, value in found.items()}
-                print(json.dumps(line | found), flush=True)
+                show(a, case, turn, CASES[case](llm, a, turn))
 
 
 if __name__ == "__main__":

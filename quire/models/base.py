@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CarriedStates",
-    "EncoderGraphs",
     "EncoderInput",
     "Hf",
     "HiddenTaps",
@@ -33,6 +32,7 @@ __all__ = [
     "LanguageModel",
     "MediaEncoderConfig",
     "ModelConfig",
+    "ReplaysEncoder",
     "ResultRows",
     "SourceInputs",
     "StepInputs",
@@ -113,8 +113,8 @@ class SourceInputs:
     media_rows: Tensor | None = None  # int64 [n]: the positions that take their rows, in order
 
 
-class EncoderGraphs(Protocol):
-    """CUDA graphs of an encoder's forward passes."""
+class ReplaysEncoder(Protocol):
+    """Runs forward passes of an encoder from CUDA graphs."""
 
     def size_for(self, patches: int) -> int | None:
         """The smallest size that has a graph and space for so many patches."""
@@ -128,7 +128,7 @@ class EncoderGraphs(Protocol):
 class EncodesMedia(Protocol):
     """A media encoder, as the runner calls it."""
 
-    graphs: EncoderGraphs | None
+    graphs: ReplaysEncoder | None
 
     @property
     def width(self) -> int:

@@ -40,6 +40,28 @@ BERT = {
     "max_position_embeddings": 512,
     "dtype": "bfloat16",
 }
+QWEN2_5_VL = {
+    "model_type": "qwen2_5_vl",
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "image_token_id": 5,
+    "video_token_id": 6,
+    "vision_start_token_id": 7,
+    "text_config": SHAPES["qwen3-0.6b"]
+    | {
+        "model_type": "qwen2_5_vl_text",
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    },
+    "vision_config": {
+        "depth": 8,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "in_channels": 3,
+        "patch_size": 14,
+        "out_hidden_size": 1024,
+    },
+}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 CASES = {
@@ -106,6 +128,7 @@ CASES = {
         BART | {"is_encoder_decoder": True, "dtype": "float32"},
         {"max_model_len": 100},
     ),
+    "an encoder of images": (QWEN2_5_VL, {"max_model_len": 512}),
     "an embedding decoder": (SHAPES["qwen3-0.6b"], {"runner": "pooling"}),
     "a bidirectional encoder": (BERT, {"runner": "pooling", "max_model_len": 128}),
     "late interaction": (

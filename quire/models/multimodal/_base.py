@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.kernels.framework import lazy_fusion
-from quire.models.base import EncoderGraphs, EncoderInput, Hf, Weights, field_of
+from quire.models.base import EncoderInput, Hf, ReplaysEncoder, Weights, field_of
 
 __all__ = ["EncoderInput", "Hf", "MediaEncoder", "Weights", "field_of", "normalized_patches"]
 
@@ -49,7 +49,7 @@ class MediaEncoder(nn.Module):
     bidirectional: ClassVar[bool] = False
     """Whether tokens of an item attend to each other in both directions."""
 
-    graphs: EncoderGraphs | None = None
+    graphs: ReplaysEncoder | None = None
     """CUDA graphs of forward passes, which encode() may run in place of them."""
 
     @classmethod

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, pad, scaled_dot_product_attention
+from torch.nn.functional import conv2d, pad, scaled_dot_product_attention, unfold
 
 from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
@@ -116,10 +117,21 @@ class Conv2d(ParamModule):
         """[N, R, C, E] -> [N, R', C', E']."""
         lazy_fusion.flush()
         channels_first = x.permute(0, 3, 1, 2)
+        if x.is_cuda and x.dtype == torch.float32 and self.groups == 1:
+            return self.product(channels_first)
         y = conv2d(
             channels_first, self.weight, self.bias, self.stride, self.padding, groups=self.groups
         )
         return y.permute(0, 2, 3, 1).contiguous()
+
+    def product(self, x: Tensor) -> Tensor:
+        """What forward() returns for [N, E, R, C], as a product of matrices without groups: a GPU
+        convolves float32 in TF32."""
+        kernel = self.shape[2:]
+        parts = unfold(x, kernel, padding=self.padding, stride=self.stride)  # [N, E k k, n]
+        y = torch.matmul(parts.transpose(1, 2), self.weight.flatten(1).T) + self.bias
+        rows = (x.shape[2] + 2 * self.padding - kernel[0]) // self.stride + 1
+        return y.view(len(x), rows, -1, self.shape[0])
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
         return unsharded_layout(self.shape if param == "weight" else self.shape[:1])

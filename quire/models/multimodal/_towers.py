@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
 from quire.layers import ACTIVATION_KINDS, Activation, Linear
 from quire.models.multimodal._base import (
+    GRAPH_TOKENS,
     EncoderInput,
     Hf,
     MediaEncoder,
@@ -162,23 +164,51 @@ class ImageEncoder(MediaEncoder):
     """
 
     modalities: ClassVar[tuple[str, ...]] = ("image",)
+    has_graphs: ClassVar[bool] = False
+    """Whether project() copies nothing from the host, so that a graph can have it."""
     tower: Vit
 
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
-        rows = self.project(self.states(items))
-        lazy_fusion.flush()
         counts = [len(one.tensors["pixels"]) for one in items]
+        rows = self._run(self._patches(items), sum(counts))
         return [self.arrange(one, own) for one, own in zip(items, torch.split(rows, counts))]
 
     def states(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         """Return the states of all images of items, each [N, n, hidden of the tower]."""
+        return self.tower(self._patches(items))
+
+    def _patches(self, items: Sequence[EncoderInput]) -> Tensor:
         dtype = self.tower.embeddings.position_embedding.weight.dtype
         patch = self.tower.config.patch
         cut = [
             normalized_patches(one.tensors["pixels"], one.tensors["scale_shift"], patch, dtype)
             for one in items
         ]
-        return self.tower(cut[0] if len(cut) == 1 else torch.cat(cut))
+        return cut[0] if len(cut) == 1 else torch.cat(cut)
+
+    def graph_sizes(self) -> Sequence[int]:
+        if not self.has_graphs:
+            return ()
+        one = self.tower.embeddings.patches
+        return [images * one for images in range(1, GRAPH_TOKENS[-1] // one + 1)]
+
+    def graph_inputs(self, size: int) -> tuple[int, Mapping[str, np.ndarray]]:
+        starts = self.tower.starts(size // self.tower.embeddings.patches)
+        return self.tower.embeddings.patch_embedding.inputs, {"starts": starts}
+
+    def graph_forward(self, size: int, patches: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
+        return self.project(self.tower(patches, arrays["starts"])).flatten(0, 1)
+
+    def _run(self, patches: Tensor, images: int) -> Tensor:
+        """Rows [N, n, E] of the patches of N images."""
+        size = None if self.graphs is None else self.graphs.size_for(len(patches))
+        if self.graphs is not None and size is not None:
+            all_rows = self.graphs.run(size, patches, self.graph_inputs(size)[1])
+            padded = size // self.tower.embeddings.patches
+            return all_rows.view(padded, -1, all_rows.shape[1])[:images]
+        rows = self.project(self.tower(patches))
+        lazy_fusion.flush()
+        return rows
 
     @abstractmethod
     def project(self, states: list[Tensor]) -> Tensor:
@@ -195,6 +225,7 @@ class TileEncoder(ImageEncoder):
     Subclasses set `skipped` (leading tokens of the tower), `factor` and `projector`.
     """
 
+    has_graphs = True
     max_tiles: ClassVar[int] = 13
     """Of an image: the tiles, and the thumbnail."""
     skipped: int

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +36,7 @@ from quire.layers import (
     add,
 )
 from quire.models.base import Hf, field_of
+from quire.sampling.h2d import move_tensor, to_device
 from quire.weights.mapping import InitSpec, WeightShard
 
 
@@ -183,7 +186,7 @@ class VitEmbeddings(nn.Module):
             x = torch.cat((first, x), dim=1)
         table: Tensor = self.position_embedding.weight
         if self.places is not None:
-            self.places = self.places.to(x.device)
+            self.places = move_tensor(self.places, x.device)  # once
             table = table[self.places]
         return (x + table).flatten(0, 1)
 
@@ -273,10 +276,19 @@ class Vit(nn.Module):
         missing = range(len(self.layers), self.config.layers)
         return tuple(f"layers.{i}." for i in missing)
 
-    def forward(self, patches: Tensor) -> list[Tensor]:
-        """Patches [P, C * patch * patch] of whole images -> wanted states, each [N, n, E]."""
+    def starts(self, images: int) -> npt.NDArray[np.int32]:
+        """Where each image's tokens begin, and the end: int32 [N + 1]."""
+        return np.arange(images + 1, dtype=np.int32) * np.int32(self.tokens)
+
+    def forward(self, patches: Tensor, starts: Tensor | None = None) -> list[Tensor]:
+        """Patches [P, C * patch * patch] of whole images -> wanted states, each [N, n, E].
+
+        starts: of the images, if the device has them.
+        """
         x = self.embeddings(patches)
-        packing = Packing.of([self.tokens] * (len(x) // self.tokens), x.device)
+        if starts is None:
+            starts = to_device(self.starts(len(x) // self.tokens), x.device)
+        packing = Packing(starts, self.tokens)
         if self.pre_layrnorm is not None:
             x = self.pre_layrnorm(x)
         found, res = {0: x}, None

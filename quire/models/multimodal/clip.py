@@ -15,6 +15,7 @@ from quire.models.multimodal._towers import ImageEncoder, build_clip, tower_weig
 
 class Encoder(ImageEncoder):
     makes_results = True
+    has_graphs = True
 
     def __init__(self, hf: Hf) -> None:
         super().__init__()

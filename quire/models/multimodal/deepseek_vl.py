@@ -19,6 +19,8 @@ from quire.models.multimodal._towers import (
 
 
 class Encoder(ImageEncoder):
+    has_graphs = True
+
     def __init__(self, hf: Hf) -> None:
         super().__init__()
         self.tower = build_siglip(hf.get("vision_config") or {})

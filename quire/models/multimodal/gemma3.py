@@ -44,6 +44,7 @@ class PooledProjector(nn.Module):
 
 
 class Encoder(ImageEncoder):
+    has_graphs = True
     bidirectional = True
 
     def __init__(self, hf: Hf) -> None:

@@ -25,6 +25,8 @@ MAX_TILES = 37
 
 
 class Encoder(ImageEncoder):
+    has_graphs = True
+
     def __init__(self, hf: Hf) -> None:
         super().__init__()
         vision = {**VISION, **(hf.get("vision_config") or {})}

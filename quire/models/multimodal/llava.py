@@ -39,6 +39,7 @@ VISION = {
 class Encoder(ImageEncoder):
     """Others of the kind have other defaults."""
 
+    has_graphs = True
     vision: ClassVar[Mapping[str, Any]] = VISION
     layer: ClassVar[int] = -2
     strategy: ClassVar[str] = "default"

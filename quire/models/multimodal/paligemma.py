@@ -29,6 +29,7 @@ VISION = {
 
 
 class Encoder(ImageEncoder):
+    has_graphs = True
     bidirectional = True
 
     def __init__(self, hf: Hf) -> None:

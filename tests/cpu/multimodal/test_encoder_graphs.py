@@ -6,7 +6,12 @@ Graphs are fakes that launch their kernels again, on the CPU.
 import pytest
 import torch
 
+from quire.config.facts import read_hf_config
+from quire.media.image_ops import from_tensor
+from quire.models.base import EncoderInput
+from quire.models.build import build_model, read_model_config
 from quire.runner.media.encoder_graphs import EncoderGraphs
+from tests.cpu.multimodal import families
 from tests.cpu.multimodal.test_qwen_vision import FAMILIES, SIZES, built, inputs_of  # noqa: F401
 
 
@@ -35,14 +40,15 @@ def graphs_of(encoder, most=4096):
     return found, graphs
 
 
+@pytest.mark.slow("makes models of transformers")
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_rows_from_graphs_are_those_of_kernels(family, built, monkeypatch):  # noqa: F811
     _, encoder = built(family)
-    calls = [[size] for size in SIZES] + [SIZES, [(1, 16, 16)], [(1, 2, 380)], [(2, 22, 6)]]
+    calls = [[size] for size in SIZES] + [SIZES, [(1, 16, 16)], [(1, 2, 260)], [(2, 22, 6)]]
     items = [inputs_of(family, sizes)[0] for sizes in calls]
     want = [encoder.encode(one) for one in items]
-    found, graphs = graphs_of(encoder, 1024)
+    found, graphs = graphs_of(encoder, 768)
     monkeypatch.setattr(encoder, "graphs", found)
     for given, rows, sizes in zip(items * 2, want * 2, calls * 2, strict=True):
         made = [one.clone() for one in encoder.encode(given)]
@@ -83,3 +89,33 @@ def test_memory_returns_with_the_next_graphs(built):  # noqa: F811
     found.prepare(256)
     found.launch(256)
     assert len(found._rows) == 64
+
+
+@pytest.mark.slow("makes models of transformers")
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("family", ["llava", "gemma3", "idefics3", "internvl", "llava_next"])
+@torch.inference_mode()
+def test_towers_of_images_of_one_size_have_graphs(family, tmp_path, monkeypatch):
+    pair = families.made(family, tmp_path)
+    model_type, config = read_model_config(read_hf_config(tmp_path))
+    encoder = build_model(
+        model_type, config, folder=tmp_path, dtype=torch.float32, progress=False
+    ).media_encoder
+    calls = [[(60, 80)], [(60, 80), (200, 61)], [(300, 40)]]
+    items = [
+        [
+            EncoderInput(
+                "image", {t.name: torch.from_numpy(from_tensor(t).copy()) for t in one.tensors}
+            )
+            for one in pair.process([families.image(*size, i) for i, size in enumerate(sizes)])
+        ]
+        for sizes in calls
+    ]
+    want = [encoder.encode(one) for one in items]
+    found, graphs = graphs_of(encoder)
+    monkeypatch.setattr(encoder, "graphs", found)
+    for given, rows in zip(items * 2, want * 2, strict=True):
+        for mine, other in zip(encoder.encode(given), rows, strict=True):
+            assert mine.shape == other.shape
+            assert (mine - other).abs().max().item() < 1e-5
+    assert len(graphs.ran) == 2 * len(calls)
