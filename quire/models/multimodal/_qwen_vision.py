@@ -353,6 +353,11 @@ def starts_of(lengths: Sequence[int]) -> Ints:
     return np.cumsum([0, *lengths], dtype=np.int32)
 
 
+def segments_of(lengths: Sequence[int], device: torch.device) -> Segments:
+    """Segments of these lengths, one after another."""
+    return Segments(to_device(starts_of(lengths), device), max(lengths))
+
+
 def _longest(starts: Ints) -> int:
     return int(np.diff(starts).max())
 
