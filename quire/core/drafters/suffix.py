@@ -214,9 +214,9 @@ class SuffixDrafter(HostDrafter):
         """Return the most frequent tokens behind some places, and the sum of probabilities."""
         behind = [text[place : place + most] for place in places]
         first = behind[0]
-        if behind.count(first) == len(places) and max(places) + most <= end:
-            if SEPARATOR not in first:
-                return first, float(most)
+        agree = behind.count(first) == len(places) and max(places) + most <= end
+        if agree and SEPARATOR not in first:
+            return first, float(most)
         drafts: list[int] = []
         probability, score = 1.0, 0.0
         while len(drafts) < most:

@@ -147,7 +147,7 @@ class DraftCosts:
 
     def is_known(self, rows: int) -> bool:
         """Whether any step with drafts was measured: until then few drafts should be made."""
-        return any([one.seconds.known for one in self._size(rows).measured.values()])
+        return any(one.seconds.known for one in self._size(rows).measured.values())
 
     def max_drafts(self, rows: int) -> int:
         """Return how many drafts a step may have: more than before only by and by."""
