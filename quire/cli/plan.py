@@ -25,6 +25,7 @@ from quire.config.command_line.option_parser import OptionParser, add_options, o
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import SpeculationSection
 from quire.config.facts import (
+    ITEMSIZE,
     DeviceFacts,
     ModelFacts,
     count_weights_in_headers,
@@ -32,6 +33,7 @@ from quire.config.facts import (
     read_model_facts,
 )
 from quire.config.memory.memory_plan import MemoryPlan, gib, plan_memory, require_memory
+from quire.config.memory.state_layout import state_bytes
 from quire.config.memory.weight_facts import WeightFacts
 from quire.config.model_identity import media_family
 from quire.config.options import Options
@@ -47,6 +49,8 @@ from quire.platform import cuda
 from quire.weights.files import TensorHeader, read_headers, resolve_model_folder
 
 log = logging.getLogger(__name__)
+
+WHOLE_PROMPTS = "prompts are computed whole, and nothing is cached"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -270,6 +274,7 @@ def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
             if plan.encoder_cache_bytes
             else []
         ),
+        *([("recurrent states, of those", _states_row(plan))] if plan.states else []),
         ("activations", f"{gib(plan.activation_bytes)} ({shape.max_num_batched_tokens} tokens)"),
         *([("context, libraries", gib(plan.overhead_bytes))] if plan.overhead_bytes else []),
     ]
@@ -277,7 +282,7 @@ def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
         return [
             ("dtype", shape.dtype),
             *fixed,
-            ("KV memory", "none: prompts are computed whole, and nothing is cached"),
+            ("KV memory", f"none: {'the states are all' if plan.states else WHOLE_PROMPTS}"),
             ("max_model_len", f"{shape.max_model_len} tokens"),
             ("one step", f"{plan.concurrency:.2f} sequences of max_model_len"),
         ]
@@ -297,6 +302,15 @@ def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
 
 def _encoder_cache_row(plan: MemoryPlan) -> str:
     return f"{gib(plan.encoder_cache_bytes)} ({plan.shape.encoder_cache_rows} embeddings)"
+
+
+def _states_row(plan: MemoryPlan) -> str:
+    shape = plan.shape
+    each = gib(state_bytes(plan.states, ITEMSIZE[shape.dtype]))
+    return (
+        f"{gib(plan.state_bytes)} ({shape.max_num_seqs} sequences, {shape.state_checkpoints} "
+        f"checkpoints and one for padding, of {each})"
+    )
 
 
 def _host_row(plan: MemoryPlan) -> str:
@@ -336,6 +350,7 @@ def as_json(
         "weight_bits": round(plan.weight_bits, 4),
         "adapter_bytes": plan.adapter_bytes,
         "encoder_cache_bytes": plan.encoder_cache_bytes,
+        "state_bytes": plan.state_bytes,
         "activation_bytes": plan.activation_bytes,
         "overhead_bytes": plan.overhead_bytes,
         "kv_room_bytes": plan.kv_available_bytes if plan.groups else 0,
@@ -355,6 +370,7 @@ def as_json(
         "max_model_len": shape.max_model_len,
         "max_num_batched_tokens": shape.max_num_batched_tokens,
         "max_num_seqs": shape.max_num_seqs,
+        "state_checkpoints": shape.state_checkpoints,
         "tensor_parallel_size": shape.tensor,
         "weights_from": source,
         "fits": problem is None,

@@ -52,6 +52,12 @@ class Conventions:
     ends_prompts: bool = False  # an embedding is the state of the first end token
     pads_prompts: bool = False  # texts are padded to all positions, and tokens attend to that
     windows_unscaled: bool = False  # rope scaling is for layers without a window
+    recurrent: Literal["", "mamba", "mamba2", "gated_delta_net", "short_conv"] = ""
+    """Kind of the layers that keep a state of a sequence; "": there are none."""
+    recurrent_layers: Literal["all", "both", "interval", "period", "indices", "pattern"] = "all"
+    """Which these are, where `layer_types` is absent: all; all, with attention beside; what
+    full_attention_interval, attn_layer_period, attn_layer_indices or hybrid_override_pattern leaves
+    (quire.config.recurrent_layers)."""
     defaults: Json = field(default_factory=dict)  # other fields that config.json may leave out
     names: Json = field(default_factory=dict)  # of fields in config.json -> usual ones
     nested_defaults: Json = field(default_factory=dict)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from quire.config.encoder_facts import SpeechFacts
 from quire.config.media import MediaSection
 from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts
+from quire.config.memory.state_layout import StateFacts
 from quire.config.options import LogprobsMode
 from quire.config.pooler_config import PoolingMethod as PoolingMethod
 from quire.config.pooler_config import PoolingTask as PoolingTask
@@ -60,6 +61,9 @@ class CacheSection:
     layers: tuple[LayerFacts, ...]
     groups: tuple[KVCacheGroup, ...]
     block_bytes: int
+    states: tuple[StateFacts, ...] = ()  # of each recurrent layer
+    state_checkpoints: int = 0
+    state_checkpoint_tokens: int = 1024  # between two of a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

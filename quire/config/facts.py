@@ -26,6 +26,7 @@ from quire.config.json_file import (
 from quire.config.media import MediaFacts
 from quire.config.memory.kv_layout import LayerFacts
 from quire.config.memory.part_facts import AdapterNumbers, MediaEncoderFacts
+from quire.config.memory.state_layout import StateFacts
 from quire.config.memory.weight_facts import WeightFacts, count_media, count_tensors
 from quire.config.mistral_format import PARAMS_FILE, config_of_params, read_params
 from quire.config.model_identity import (
@@ -40,6 +41,7 @@ from quire.config.quant.facts import QuantFacts
 from quire.config.quant.held import Header, MatrixFacts
 from quire.config.quant.read import read_quantization
 from quire.config.quant.side_files import with_side_file
+from quire.config.recurrent_layers import attention_numbers, count_mlps, has_attention, state_facts
 from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
@@ -82,6 +84,7 @@ class ModelFacts:
     mlp: int
     heads: int
     layers: tuple[LayerFacts, ...]  # what each keeps in the cache; (): there is none
+    states: tuple[StateFacts, ...] = ()  # what each recurrent layer keeps
     weights: WeightFacts
     eos_ids: tuple[int, ...] = ()
     generation: Json
@@ -277,8 +280,8 @@ def _model_facts(
     forced: Json,
 ) -> ModelFacts:
     hf = fill_defaults(hf)
-    layers = layer_facts(hf)
-    if not layers:
+    layers, states = layer_facts(hf), state_facts(hf)
+    if not layers and not states:
         raise ConfigError("config.json: it has no attention layers")
     cached = () if is_bidirectional(hf) else layers
     return ModelFacts(
@@ -293,6 +296,7 @@ def _model_facts(
         mlp=_mlp(hf),
         heads=_heads(hf),
         layers=cached,
+        states=states,
         weights=weights or estimate_weights(hf, layers),
         eos_ids=_ids(hf.get("eos_token_id"), *eos),
         generation=dict(generation or {}),
@@ -365,12 +369,15 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
         latent = _int(hf, "kv_lora_rank")
         kept = LayerFacts(1, latent + _int(hf, "qk_rope_head_dim"), latent=latent)
         return (kept,) * _int(hf, "num_hidden_layers")
+    if not has_attention(hf):
+        return ()
     shapes = head_shapes(hf)
     if hf.get("is_encoder_decoder"):
         own = LayerFacts(*shapes[0])
         return (own, replace(own, cross=True)) * len(shapes)
     windows = conventions_of(hf).window_per_layer(hf, len(shapes))
     layers = tuple(LayerFacts(*shape, window) for shape, window in zip(shapes, windows))
+    layers = tuple(layers[i] for i in attention_numbers(hf, len(layers)))
     layers = layers[len(hf.get(conventions_of(hf).uncached_layers) or ()) :]
     return layers[: len(layers) - int(hf.get("num_kv_shared_layers") or 0)]
 
@@ -448,7 +455,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     width = each * (experts + shared) + gated
     plain = family.mlp_kind == "plain" and "gated" not in str(hf.get("feed_forward_proj"))
     fan = (2 if plain else 3) * hidden
-    count = sum(not layer.cross for layer in layers)
+    count = count_mlps(hf, sum(not layer.cross for layer in layers))
     sparse = _sparse_layers(hf, count) if experts else 0
     dense = count if hf.get("enable_moe_block") else count - sparse  # beside experts
     bank = fan * width + (experts + bool(gated)) * hidden
@@ -458,6 +465,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
         inner += _attention_weights(hf, hidden, layers[0])
         matrices += _int(hf, "encoder_layers", "num_layers") * inner
     matrices += sum(_attention_weights(hf, hidden, layer) for layer in layers)
+    matrices += sum(one.weights for one in state_facts(hf))
     if hf.get("num_kv_shared_layers"):
         matrices += _shared_layer_weights(hf, hidden, fan * mlp, len(layers))
         matrices += int(hf["num_kv_shared_layers"]) * bank if experts else 0

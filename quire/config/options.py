@@ -192,6 +192,11 @@ class CacheOptions:
     mm_encoder_cache_gb: float | None = option(None, above=0)
     """GiB of device memory for encoded images, video and audio, which prompts with the same item
     find there. None: for as many tokens as a step computes, and for the largest item."""
+    state_checkpoints: int | None = option(None, low=0, parse="count")
+    """Copies of recurrent states, from which prompts with the same beginning continue. None: four
+    for each sequence of max_num_seqs, at most an eighth of the memory that weights leave."""
+    state_checkpoint_tokens: int = option(1024, low=64, parse="count")
+    """Tokens between two of a sequence."""
     disable_hybrid_kv_cache_manager: bool | None = None
     """Keep all blocks of layers with a window, in one block table for all layers."""
 

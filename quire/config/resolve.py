@@ -49,6 +49,7 @@ from quire.config.parallel import (
 )
 from quire.config.pooling import ModelUse, choose_model_use, resolve_pooling
 from quire.config.quant.read import reconcile_quantization
+from quire.config.recurrent import check_recurrent, resolve_states
 from quire.config.speculation import resolve_speculation
 from quire.config.stages import plan_tightest_stage, resolve_stage_layers
 from quire.config.structured_outputs import resolve_structured
@@ -168,6 +169,7 @@ def resolve_memory_plan(
 
     It does not raise NoRoom: the caller calls require_memory().
     """
+    check_recurrent(options, model)
     model = _without_windows(options, model, why)
     require_layer_cuts(model.heads, model.layers, options.parallel.tensor_parallel_size)
     if options.model.logits_processors and _model_use(options, model).runner == "pooling":
@@ -189,7 +191,7 @@ def resolve_memory_plan(
         hybrid=not options.cache.disable_hybrid_kv_cache_manager,
         device=device.kind,
         quantization=resolve_quantization(options, model, why),
-        chunked_prefill=bool(model.layers)
+        chunked_prefill=bool(model.layers or model.states)
         and options.scheduler.enable_chunked_prefill is not False,
         max_encoder_len=0 if model.encoder is None else model.encoder.max_len,
         has_logits=_model_use(options, model).has_logits,
@@ -200,6 +202,7 @@ def resolve_memory_plan(
         shape,
         max_num_batched_tokens=resolve_max_num_batched_tokens(options, device, shape, server, why),
     )
+    shape = resolve_states(options, model, shape, device, why)
     shape = resolve_encoder_rows(options, model, shape, why)
     shape = replace(shape, stage_layers=resolve_stage_layers(options, model, shape))
     plan, stage_block_bytes = plan_tightest_stage(options, model, device, shape, why)
@@ -366,7 +369,9 @@ def resolve_cache(
     requested = options.cache.enable_prefix_caching
     prefix = True if requested is None else requested
     reason = "the default" if requested is None else "requested"
-    if not plan.groups:
+    if plan.states and not plan.shape.chunked_prefill:
+        prefix, reason = False, "states are saved between the steps of a prompt, which has one"
+    elif not plan.groups and not plan.states:
         prefix, reason = False, "the model has no KV"
         _log_options_without_effect(options)
     elif pooling is not None and all(map(pooling.reads_whole_prompt, pooling.tasks)):
@@ -383,6 +388,9 @@ def resolve_cache(
         layers=plan.layers,
         groups=plan.groups,
         block_bytes=plan.block_bytes,
+        states=plan.states,
+        state_checkpoints=plan.shape.state_checkpoints,
+        state_checkpoint_tokens=options.cache.state_checkpoint_tokens,
     )
 
 

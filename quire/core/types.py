@@ -307,6 +307,7 @@ class Sequence:
     cross_table: list[int] = field(default_factory=list)  # blocks of the encoder's output
     encoder_step: int = -1  # step that writes these; -1: they were found, or there are none
     dp_rank: int = 0  # data-parallel rank that has its slot and its blocks
+    state_start: int = NO_BLOCK  # checkpoint that its recurrent state starts from; NO_BLOCK: zeros
 
     @property
     def prompt_len(self) -> int:
@@ -395,6 +396,19 @@ class DataParallelTokens(NamedTuple):
     """
 
     counts: tuple[int, ...]
+
+
+class StateSave(NamedTuple):
+    """Copy the recurrent state of a slot to a checkpoint, after the forward pass."""
+
+    slot: int
+    checkpoint: int
+
+
+class StateMoves(NamedTuple):
+    """A part of the plans of models with recurrent layers. Joins start from their `state_start`."""
+
+    saves: tuple[StateSave, ...] = ()
 
 
 class TokenLogprobs(NamedTuple):

@@ -82,6 +82,8 @@ from quire.engine.startup.scheduler_setup import (
     build_limits,
     build_media_limits,
     build_pipeline_limit,
+    build_state_checkpoints,
+    build_state_limit,
     cache_specs,
     dummy_request,
 )
@@ -479,6 +481,7 @@ def build_scheduler(
             cache_specs(cache),
             prefix_caching=cache.prefix_caching,
             host=HostTier(cache.num_host_blocks) if cache.num_host_blocks else None,
+            states=build_state_checkpoints(cache),
         )
         for _ in range(ranks)
     ]
@@ -498,6 +501,7 @@ def build_scheduler(
                 build_admission_control(section),
                 TenantKVQuota(order, ranks * cache.num_blocks, kv.max_blocks),
                 *build_limits(section, order, ranks),
+                *build_state_limit(kv, section),
                 *([ConstrainedRankLimit()] if ranks > 1 else []),
                 *build_encoder_budget(config.encoder),
                 *build_media_limits(config),

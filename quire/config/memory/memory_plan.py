@@ -25,6 +25,7 @@ from quire.config.memory.kv_layout import (
     stage_ranges,
 )
 from quire.config.memory.part_facts import AdapterNumbers, DrafterMemory, MediaEncoderFacts
+from quire.config.memory.state_layout import StateFacts, state_bytes, state_rows
 from quire.config.quant.held import BEFORE_FP8
 from quire.config.quant.read import reconcile_quantization
 from quire.errors import ConfigError, NoRoom
@@ -76,6 +77,7 @@ class EngineShape:
     encoder_step_rows: int = 0  # that the media encoder makes in one step
     has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
     has_fp8: bool = True  # whether the device multiplies FP8 numbers
+    state_checkpoints: int = 0  # of recurrent states, beside those of max_num_seqs sequences
 
     @property
     def stages(self) -> int:
@@ -130,6 +132,8 @@ class MemoryPlan:
     num_host_blocks: int = 0  # of the host tier, on this rank
     host_sized_by: str = ""  # the option that set its size
     host_free_bytes: int | None = None  # for the tiers of all ranks; None: unknown, or free_bytes
+    state_bytes: int = 0  # of weight_bytes: recurrent states of sequences and checkpoints
+    states: tuple[StateFacts, ...] = ()  # of each recurrent layer
 
     @property
     def host_bytes(self) -> int:
@@ -139,6 +143,8 @@ class MemoryPlan:
     @property
     def concurrency(self) -> float:
         """Return how many sequences of max_model_len fit at once; without KV, in one step."""
+        if not self.groups and self.states:
+            return self.shape.max_num_seqs
         if not self.groups:
             return self.shape.max_num_batched_tokens / self.shape.max_model_len
         held = blocks_per_sequence(self.groups, self.shape, self.shape.max_model_len)
@@ -327,7 +333,9 @@ def plan_memory(
     weights += drafter_weights
     adapters = adapter_bytes(model.adapters, shape)
     encoder_cache, encoder_step = encoder_bytes(model.media_encoder, shape)
-    weights += adapters + encoder_cache
+    rows = state_rows(shape.max_num_seqs, shape.state_checkpoints)
+    states = rows * state_bytes(model.states, itemsize)
+    weights += adapters + encoder_cache + states
     activations = max(activation_bytes(model, shape) + drafter_step, encoder_step)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
     available = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
@@ -357,6 +365,8 @@ def plan_memory(
         max_fitting_len=find_max_fitting_len(groups, shape, blocks),
         layers=layers,
         groups=groups,
+        state_bytes=states,
+        states=model.states,
     )
 
 
@@ -466,6 +476,11 @@ def _too_large_weights(plan: MemoryPlan, fixed: int, most: int) -> str:
     shape = plan.shape
     rest, total = fixed - plan.weight_bytes, fixed + plan.max_len_kv_bytes
     cures = []
+    if plan.state_bytes:
+        cures.append(
+            f"max_num_seqs below {shape.max_num_seqs}, state_checkpoints below "
+            f"{shape.state_checkpoints} (recurrent states are {gib(plan.state_bytes)} of that)"
+        )
     if plan.sized_by is None:
         if shape.dtype == "float32" and total - plan.weight_bytes // 2 <= most:
             cures.append("dtype=bfloat16 (half of the weights)")

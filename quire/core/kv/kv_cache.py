@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 from collections.abc import Sequence as Seq
 from hashlib import sha256
 from operator import itemgetter
@@ -28,10 +28,11 @@ from quire.core.kv.block_pool import BlockKey, BlockPool
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec
 from quire.core.kv.cross_blocks import CrossBlocks, source_digest
 from quire.core.kv.deferred_free import DeferredFree
+from quire.core.kv.state_checkpoints import StateCheckpoints
 from quire.core.kv.tiers.base import SlowTier
 from quire.core.kv.tiers.host import NO_COPIES, HostTier, TierCopies
 from quire.core.media.item_rows import start_of_divided_run
-from quire.core.types import NO_BLOCK, BlockCopy, Request, Sequence
+from quire.core.types import NO_BLOCK, UNKNOWN, BlockCopy, Request, Sequence, StateSave
 
 Tables = tuple[list[int], ...]
 
@@ -53,12 +54,15 @@ class KVCache:
         *,
         prefix_caching: bool = True,
         host: HostTier | None = None,
+        states: StateCheckpoints | None = None,
     ) -> None:
-        """host: a tier whose copies are part of plans. Other tiers are those of the pool."""
+        """host: a tier whose copies are part of plans. Other tiers are those of the pool. states:
+        of a model with recurrent layers."""
         assert block_size > 0, block_size
-        assert specs or not (pool.size or prefix_caching), (
+        assert specs or not (pool.size or (prefix_caching and states is None)), (
             "without a layer group there are no blocks"
         )
+        self.states = states
         self.pool = pool
         self.block_size = block_size
         self.specs = tuple(specs)
@@ -167,6 +171,8 @@ class KVCache:
             held = [block for block in seq.cross_table if block != NO_BLOCK]
             self.deferred_free.free_after(held, after)
             seq.cross_table, seq.encoder_step = [], -1
+        if self.states is not None:
+            self.states.release(seq)
         seq.tables = self.new_tables()
         seq.computed = seq.planned = 0
 
@@ -184,6 +190,8 @@ class KVCache:
         hit = self.find_prefix(seq) // self.block_size if prefix else 0
         seq.computed = seq.planned = hit * self.block_size
         keys = seq.keys
+        if hit and self.states is not None:
+            self.states.hold_start(seq, self.states.key(seq, keys[hit - 1]))
         for g in range(len(self.specs)):
             first = self._first_block(g, hit)
             seq.tables[g].extend([NO_BLOCK] * first)
@@ -197,11 +205,33 @@ class KVCache:
         if not self.prefix_caching or not seq.request.read_prefix_cache:
             return 0
         keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
+        if self.states is not None:
+            return self._find_state(seq, keys) * self.block_size
         hit = self._longest_hit(keys, self._is_available)
         request, size = seq.request, self.block_size
         while request.media and (start := start_of_divided_run(request, hit * size)) is not None:
             hit = self._longest_hit(keys[: start // size], self._is_available)
         return hit * self.block_size
+
+    def _find_state(self, seq: Sequence, keys: list[BlockKey]) -> int:
+        """Number of leading blocks that are cached, with the state at their end."""
+        assert self.states is not None
+        has = self._is_available
+        return self.states.longest(
+            seq, keys, lambda blocks: self._longest_hit(keys[:blocks], has) == blocks
+        )
+
+    def save_state(self, seq: Sequence, length: int) -> StateSave | None:
+        """Have the step that is being planned save the state of a sequence, which has so many
+        tokens then. None: there is no row for it, or the prefix cache has it."""
+        assert self.states is not None
+        if seq.tokens[length - 1] != UNKNOWN and self.states.has(seq, self._key_at(seq, length)):
+            return None
+        return self.states.save(seq, length)
+
+    def _key_at(self, seq: Sequence, length: int) -> BlockKey:
+        """Return the key of the block that ends there."""
+        return self._block_keys(seq, length // self.block_size)[-1]
 
     def load_prefix(self, seq: Sequence, step: int) -> int:
         """Load what match_prefix() found in the host tier, with `step`, which is being planned.
@@ -263,6 +293,8 @@ class KVCache:
         """
         if not self.prefix_caching or len(self.specs) > 1 or not seq.request.read_prefix_cache:
             return
+        if self.states is not None:
+            return  # nor its states
         keys, known = (
             self._block_keys(seq, len(seq.tokens) // self.block_size),
             tokens // self.block_size,
@@ -293,6 +325,8 @@ class KVCache:
             for key, block in zip(seq.keys[own:end], table[own:end], strict=False)
             if block == NO_BLOCK or self.pool.key_of(block) or key + group not in self.pool
         ]
+        if self.states is not None:
+            self.states.forget([self.states.key(seq, key) for key in seq.keys[own:]])
         found = [b for table in seq.tables for b in table[:own] if b != NO_BLOCK]
         computed += self._cross.keys(seq)
         read = [key for key in map(self.pool.key_of, found) if key is not None]
@@ -354,12 +388,16 @@ class KVCache:
         gives the child its own block before its first write.
         """
         assert not child.planned, "fork() needs a sequence without blocks"
-        if not self.specs:
+        if self.states is not None:
+            length = self._fork_state(parent, child, length)
+        if not (self.specs or self.states) or not length:
             return
         blocks = -(-length // self.block_size)
         firsts = [min(spec.first_needed(length) // self.block_size, blocks) for spec in self.specs]
         for first, table in zip(firsts, parent.tables, strict=True):
             if len(table) < blocks or NO_BLOCK in table[first:blocks]:
+                if self.states is not None:
+                    self.states.release(child)
                 return
         self.pool.share(parent.cross_table)
         child.cross_table = list(parent.cross_table)
@@ -370,12 +408,23 @@ class KVCache:
         child.computed = child.planned = length
         child.keys.extend(parent.keys[: length // self.block_size])
 
+    def _fork_state(self, parent: Sequence, child: Sequence, length: int) -> int:
+        """Have a fork start from the last checkpoint within `length` tokens; return its tokens."""
+        assert self.states is not None
+        keys = self._block_keys(parent, length // self.block_size)
+        blocks = self.states.longest(parent, keys, lambda _: True)
+        if blocks:
+            self.states.hold_start(child, self.states.key(parent, keys[blocks - 1]))
+        return blocks * self.block_size
+
     def copy_on_write(self, seq: Sequence, after: int) -> list[BlockCopy] | None:
         """Replace partly filled blocks that a fork shares by its own, and return the copies.
 
         The shared ones are freed when step `after`, which does the copying, has finished. None,
         without a change, if the pool has too few blocks.
         """
+        if self.states is not None:
+            self.states.started(seq, after)
         if not self._is_shared(seq):
             return []
         blocks = self.pool.allocate(len(self.specs), seq.request.tenant)
@@ -437,12 +486,20 @@ class KVCache:
 
     def take_copies(self, step: int) -> TierCopies:
         """Return the copies between device and host of the plan of this step."""
+        if self.states is not None:
+            self.states.begin_saves(step)
         return NO_COPIES if self.host is None else self.host.take_copies(step)
 
-    def step_finished(self, step: int) -> None:
-        """Free the blocks that waited for this step."""
+    def reset(self) -> bool:
+        """Forget all cached content. Returns False if any is in use."""
+        return self.pool.reset() and (self.states is None or self.states.reset())
+
+    def step_finished(self, step: int, stale: Container[Sequence] = ()) -> None:
+        """Free the blocks that waited for this step. stale: sequences whose rows are dropped."""
         self.deferred_free.step_finished(step)
         self._cross.step_finished(step)
+        if self.states is not None:
+            self.states.step_finished(step, stale, self._key_at)
         if self.host is not None:
             self.host.step_finished(step)
 
@@ -451,6 +508,8 @@ class KVCache:
 
         Returns whether sequences may hold blocks whose content was not loaded.
         """
+        if self.states is not None:
+            self.states.step_failed()
         lost = self._cross.take_unwritten()
         lost += self.host.forget_copies_in_flight() if self.host is not None else []
         self.pool.uncache(lost)
@@ -472,6 +531,8 @@ class KVCache:
                 holds.update(b for b in table if b != NO_BLOCK)
             holds.update(seq.cross_table)
         self.pool.check(dict(holds))
+        if self.states is not None:
+            self.states.check()
         if self.host is not None:
             self.host.check()
 

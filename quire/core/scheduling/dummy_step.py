@@ -14,6 +14,7 @@ from quire.core.types import (
     Row,
     Sequence,
     SequenceState,
+    StateMoves,
     StepPlan,
     StopConditions,
     Wants,
@@ -42,7 +43,8 @@ def build_dummy_step(
         rows.append(Row(seq, 0, 1, wants))
     moves = [RankMoves(leaves) for leaves in registry.take_leaves()]
     joins = tuple(row.seq for row in rows)
-    plan = StepPlan(number, tuple(rows), joins, leaves=moves[0].leaves)
+    parts = () if kvs[0].states is None else (StateMoves(),)
+    plan = StepPlan(number, tuple(rows), joins, leaves=moves[0].leaves, parts=parts)
     return plan if len(kvs) == 1 else divide_plan(plan, moves)
 
 

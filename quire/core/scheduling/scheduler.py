@@ -233,7 +233,7 @@ class Scheduler:
         """Empty the prefix cache. Returns False, without a change, while blocks are in use."""
         if any(kv.pool.available < kv.pool.size for kv in self._kvs):
             return False
-        return all(kv.pool.reset() for kv in self._kvs)
+        return all(kv.reset() for kv in self._kvs)
 
     def observe_memory_release(self) -> None:
         """Report to listeners that what the device has beside the weights was given up."""
@@ -434,7 +434,7 @@ class Scheduler:
     def _pop_inflight(self, plan: StepPlan) -> InflightStep:
         inflight = self._inflight.pop_oldest(plan)
         for kv in self._kvs:
-            kv.step_finished(plan.step)
+            kv.step_finished(plan.step, inflight.stale)
         return inflight
 
     def _slow_rows(self, inflight: InflightStep, result: StepResult) -> set[int]:
@@ -476,6 +476,8 @@ class Scheduler:
             if i in result.drafts:
                 self._drafting.set_proposals(seq, result.drafts[i])
             updates.append(self._token_update(i, row, result, ids[:kept], done))
+        elif row.wants is Wants.TOKEN and not faulty:
+            self._registry.restart_if_overwritten(seq)
 
     def _append_tokens(self, row: Row, ids: Seq[int]) -> tuple[int, StopResult | None]:
         """Append the accepted tokens of a row, and count what it has computed by their number.

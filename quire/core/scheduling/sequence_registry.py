@@ -173,6 +173,14 @@ class SequenceRegistry:
         self.free_blocks(seq)
         self.waiting_queue.requeue(seq)
 
+    def restart_if_overwritten(self, seq: Sequence) -> None:
+        """Return a running sequence to the queue whose last token must be computed again, if that
+        has changed its recurrent state."""
+        if self._kvs[seq.dp_rank].states is not None:
+            self.stop_running(seq)
+            self.requeue(seq)
+            seq.preemptions += 1
+
     def requeue_all(self) -> list[Sequence]:
         """Return all running sequences to the queue in order of arrival; they are recomputed."""
         back = [*self.running]

@@ -50,6 +50,7 @@ from quire.runner.media.media_rows import attach_media_rows
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
 from quire.runner.slots import TableShape
+from quire.runner.state_tensors import StateTensors, attach_states
 from quire.sampling.constrained_sequence import GrammarLookup
 from quire.sampling.processors import LogitsProcessor
 from quire.sampling.sampler import Sampler
@@ -95,6 +96,7 @@ def load_model(
         progress=config.load.progress and not mesh.rank,
         seed=config.model.seed,
     )
+    attach_model_states(model, config, device)
     if config.media_encoder is not None:
         attach_media_rows(
             model, config.media_encoder.cache_rows, DTYPES[config.model.dtype], device
@@ -125,6 +127,15 @@ def load_model(
             max_seqs=scheduler.max_num_seqs,
         )
     return model
+
+
+def attach_model_states(model: LanguageModel, config: EngineConfig, device: torch.device) -> None:
+    """Allocate the states of recurrent layers, if the model has any."""
+    cache, slots = config.cache, config.scheduler.max_num_seqs
+    if cache.states:
+        dtype = DTYPES[config.model.dtype]
+        made = StateTensors(cache.states, slots, cache.state_checkpoints, dtype, device)
+        attach_states(model, made)
 
 
 def find_adapter_modules(

@@ -112,6 +112,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
     facts = replace(
         facts,
         layers=layers,
+        states=model_config.states,
         encoder=encoder,
         media=None
         if (media := model_config.media) is None

@@ -12,6 +12,8 @@ from quire.config.engine_config import (
 )
 from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
+from quire.core.kv.kv_cache import KVCache
+from quire.core.kv.state_checkpoints import StateCheckpoints
 from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.dummy_step import DUMMY_REQUEST
 from quire.core.scheduling.limits.base import StepBudget
@@ -28,6 +30,7 @@ from quire.core.scheduling.limits.prefill_limits import (
     PrefillChunkLimit,
 )
 from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
+from quire.core.scheduling.limits.state_checkpoints import StateCheckpointLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
 from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
 from quire.core.scheduling.order.base import WaitingQueue
@@ -77,6 +80,25 @@ def cache_specs(cache: CacheSection) -> tuple[CacheSpec, ...]:
         for g in cache.groups
         if not g.cross  # its blocks do not follow the sequence: quire.core.kv.cross_blocks
     )
+
+
+def build_state_checkpoints(cache: CacheSection) -> StateCheckpoints | None:
+    """Build the pool of checkpoints of a model with recurrent layers; None: it has none."""
+    if not cache.states:
+        return None
+    return StateCheckpoints(
+        cache.state_checkpoints,
+        cache.block_size,
+        cache.state_checkpoint_tokens,
+        shared=cache.prefix_caching,
+    )
+
+
+def build_state_limit(kv: KVCache, section: SchedulerSection) -> list[StepBudget]:
+    """The limit of a model with recurrent layers; none without."""
+    if kv.states is None:
+        return []
+    return [StateCheckpointLimit(kv, divides=section.chunked_prefill)]
 
 
 def build_pipeline_limit(

@@ -16,7 +16,15 @@ from quire.config.memory.part_facts import PAGE_ROWS
 from quire.core.media.item_rows import rows_between, start_of_divided_run
 from quire.core.scheduling.limits.media_encoder import MediaStep, MediaSteps
 from quire.core.step_results import combine_results
-from quire.core.types import NO_BLOCK, UNKNOWN, Pooled, StepResult, TokenLogprobs, Wants
+from quire.core.types import (
+    NO_BLOCK,
+    UNKNOWN,
+    Pooled,
+    StateMoves,
+    StepResult,
+    TokenLogprobs,
+    Wants,
+)
 
 VOCAB = 6
 MOD = 1_000_003
@@ -60,9 +68,16 @@ def media_tokens(request):
     return tokens
 
 
-def reference_output(prompt, length, *, windows=(None,), seed=0, salt=b"", source=()):
+def advanced(state, token, salt):
+    """A recurrent state after one more token."""
+    return (state * 53 + token * 11 + sum(salt) + 5) % MOD
+
+
+def reference_output(
+    prompt, length, *, windows=(None,), seed=0, salt=b"", source=(), recurrent=False
+):
     """Return the first `length` output tokens, computed without a cache. source: its cells."""
-    start = fold(source) if source else 0
+    start, carried = fold(source) if source else 0, 0
     tokens, cells = list(prompt), [[] for _ in windows]
     for position in range(len(prompt) + length):
         state = start
@@ -71,12 +86,14 @@ def reference_output(prompt, length, *, windows=(None,), seed=0, salt=b"", sourc
             state = (state * 41 + fold(seen)) % MOD
         for g in range(len(windows)):
             cells[g].append(cell(state, tokens[position], g, salt))
+        if recurrent:
+            carried = advanced(carried, tokens[position], salt)
         if position + 1 == len(tokens):
             state = start
             for g, w in enumerate(windows):
                 seen = cells[g] if w is None else cells[g][max(0, position + 1 - w) :]
                 state = (state * 43 + fold(seen)) % MOD
-            tokens.append(draw(state, seed, len(tokens) - len(prompt)))
+            tokens.append(draw(state + carried, seed, len(tokens) - len(prompt)))
     return tokens[len(prompt) : len(prompt) + length]
 
 
@@ -115,6 +132,7 @@ class FakeModel:
         self.accepted = []  # number of accepted drafts of each row with drafts
         self.skips = lambda: False  # whether a row yields no token
         self.read = [[] for _ in range(slots)]  # tokens computed since a row at the start
+        self.states = None  # of a model with recurrent layers: of slots, then checkpoints
         self.media_pages = {}  # page -> rows
         self.encoded_items = []  # digests
 
@@ -135,7 +153,9 @@ class FakeModel:
         sources = [(seq.request, tuple(seq.cross_table)) for seq in encodes]
         self._check_block_reuse(plan, rows, {b for _, blocks in sources for b in blocks})
         rank = rows[0][0].dp_rank if rows else 0  # a stale sequence may go to another one
-        self.queue.append((plan, rows, sources, rank))
+        moves = next((one for one in plan.parts if isinstance(one, StateMoves)), StateMoves())
+        starts = [(seq.slot, seq.state_start) for seq in plan.joins]
+        self.queue.append((plan, rows, sources, rank, starts, moves.saves))
 
     def _check_block_reuse(self, plan, rows, encoded):
         """Check that no row writes blocks that a step in flight reads for another sequence."""
@@ -180,14 +200,19 @@ class FakeModel:
 
     def wait(self):
         """Execute the oldest plan."""
-        plan, rows, sources, rank = self.queue.popleft()
+        plan, rows, sources, rank, starts, saves = self.queue.popleft()
         self._copy(plan.swap_out, self.device, self.host)
         self._copy(plan.swap_in, self.host, self.device)
         self._copy(plan.copies, self.device, self.device)
         self._encode(sources)
         self._insert_media(plan, rows, rank)
         self._check_writes(rows)
+        slots = len(self.joined)
+        for slot, checkpoint in starts if self.states else ():
+            self.states[slot] = 0 if checkpoint == NO_BLOCK else self.states[slots + checkpoint]
         generated = [self._run(*row) for row in rows]
+        for slot, checkpoint in saves:
+            self.states[slots + checkpoint] = self.states[slot]
         pooled = self._pool(rows)
         logprobs = self._prompt_logprobs(rows)
         proposals = self._propose(rows, generated)
@@ -196,11 +221,11 @@ class FakeModel:
     def _pool(self, rows):
         """Return of each pooled row the tokens whose states there were, as a mean needs them all.
 
-        Without groups a row is a whole prompt: no cell of an earlier step could be read.
+        Without groups or states a row is a whole prompt: nothing of an earlier step could be read.
         """
         results = {}
         for i, (seq, slot, start, tokens, (wants, _, _), _) in enumerate(rows):
-            assert self.windows or (start == 0 and len(tokens) == seq.prompt_len)
+            assert self.windows or self.states or (start == 0 and len(tokens) == seq.prompt_len)
             known = self.read[slot] if start else ()
             self.read[slot] = [*known, *(token for token in tokens if token != UNKNOWN)]
             if wants is Wants.POOLED:
@@ -288,6 +313,8 @@ class FakeModel:
                 block = tables[g][p // self.size]
                 assert block != NO_BLOCK
                 self.device[block][p % self.size] = cell(state, token, g, seq.request.salt)
+            if self.states:
+                self.states[slot] = advanced(self.states[slot], token, seq.request.salt)
         if wants is not Wants.TOKEN:
             return ()
         if self.skips():
@@ -299,6 +326,7 @@ class FakeModel:
             for g, w in enumerate(self.windows):
                 first = 0 if w is None else max(0, end - w)
                 state = (state * 43 + fold(self._read(tables[g], first, end))) % MOD
+            state += self.states[slot] if self.states else 0
             generated.append(draw(state, seq.request.seed + seq.index, end - seq.prompt_len))
             if generated[-1] != draft:
                 break

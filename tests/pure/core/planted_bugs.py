@@ -62,6 +62,24 @@ BUGS = (
         'digest = sha256(b"").digest()',
     ),
     Bug(
+        "a prefix is hit without its state",
+        "kv/kv_cache.py",
+        "self.states.hold_start(seq, self.states.key(seq, keys[hit - 1]))",
+        "pass",
+    ),
+    Bug(
+        "a state takes a token a second time",
+        "scheduling/sequence_registry.py",
+        "if self._kvs[seq.dp_rank].states is not None:",
+        "if not self._kvs:",
+    ),
+    Bug(
+        "a fork starts from zeros",
+        "kv/kv_cache.py",
+        "self.states.hold_start(child, self.states.key(parent, keys[blocks - 1]))",
+        "pass",
+    ),
+    Bug(
         "groups share their block keys",
         "kv/kv_cache.py",
         'tuple(bytes([g]) if g else b"" for g in',
@@ -395,6 +413,7 @@ def find_failure(seeds: int) -> str | None:
     )
     from tests.pure.core.workload import (
         random_beams,
+        random_recurrent_run,
         random_run,
         random_squeeze,
         random_squeeze_of_ranks,
@@ -419,7 +438,13 @@ def find_failure(seeds: int) -> str | None:
     for seed in range(seeds):
         searches += [
             partial(run, seed, most_steps=1500)
-            for run in (random_run, random_squeeze, random_beams, random_squeeze_of_ranks)
+            for run in (
+                random_run,
+                random_squeeze,
+                random_beams,
+                random_squeeze_of_ranks,
+                random_recurrent_run,
+            )
         ]
     for search in searches:
         try:

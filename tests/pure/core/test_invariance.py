@@ -13,6 +13,7 @@ from tests.pure.core.workload import (
     Setup,
     check_outcome,
     random_beams,
+    random_recurrent_run,
     random_requests,
     random_run,
     random_run_without_kv,
@@ -50,6 +51,17 @@ def test_beams_generate_the_tokens_of_separate_requests(seed):
 @pytest.mark.parametrize("seed", range(tiers.amount(30, 400)))
 def test_repeated_preemption_does_not_change_the_output(seed):
     random_squeeze(seed)
+
+
+@pytest.mark.parametrize("seed", range(tiers.amount(60, 600)))
+def test_recurrent_states_follow_their_sequences(seed):
+    random_recurrent_run(seed)
+
+
+@pytest.mark.parametrize("seed", range(tiers.amount(20, 200)))
+def test_recurrent_beams_and_preempted_sequences_start_from_checkpoints(seed):
+    random_beams(seed, recurrent=True)
+    random_squeeze(seed, recurrent=True)
 
 
 @pytest.mark.parametrize("host", [0, 40])

@@ -13,6 +13,7 @@ from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
+from quire.core.kv.state_checkpoints import StateCheckpoints
 from quire.core.kv.tiers.host import HostTier
 from quire.core.media.encoder_cache import pages_for
 from quire.core.scheduling.drafting import Drafting
@@ -30,6 +31,7 @@ from quire.core.scheduling.limits.prefill_limits import (
     PrefillChunkLimit,
 )
 from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
+from quire.core.scheduling.limits.state_checkpoints import StateCheckpointLimit
 from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
 from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
 from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
@@ -100,6 +102,7 @@ class Setup:
     skips: object = None  # random.Random: a tenth of the rows yields no token
     ranks: int = 1  # data-parallel ones, each with blocks and slots as above
     staged: bool = False  # steps in flight have different sequences
+    states: tuple = ()  # of recurrent layers: checkpoints, tokens between two; (): there are none
 
     def limits(self, order, kv):
         limits = [
@@ -124,6 +127,8 @@ class Setup:
             limits += [self.media_limit, UndividedRunLimit(self.budget)]
         if self.grammars is not None:
             limits.append(GrammarWait(self.grammars, 10_000))
+        if kv.states is not None:
+            limits.append(StateCheckpointLimit(kv, divides=self.chunked))
         if self.staged:
             listeners = [one for one in limits if isinstance(one, FaultIsolationLimit)]
             serialized = lambda: any(one.serialize_steps for one in listeners)  # noqa: E731
@@ -148,6 +153,14 @@ class Setup:
             limits.append(LongPrefillLimit(*self.long))
         return limits
 
+    def checkpoints(self):
+        if not self.states:
+            return None
+        count, every = self.states
+        return StateCheckpoints(
+            count, self.block_size, every, shared=self.prefix_caching, first=min(2, every)
+        )
+
     def build(self, max_len=10_000):
         kv, *others = [
             KVCache(
@@ -158,6 +171,7 @@ class Setup:
                 ),
                 prefix_caching=self.prefix_caching,
                 host=HostTier(self.host) if self.host and self.prefix_caching else None,
+                states=self.checkpoints(),
             )
             for _ in range(self.ranks)
         ]
@@ -188,6 +202,8 @@ class Setup:
             model = FakeModel(self.blocks, self.block_size, self.windows, self.host, self.slots)
             if self.model_proposes:
                 model.proposer = self.proposer
+            if self.states:
+                model.states = [-1] * (self.slots + self.states[0])
             if self.skips is not None:
                 model.skips = lambda: self.skips.random() < 0.1
             models.append(model)
@@ -207,7 +223,7 @@ class Outcome:
     pooled: dict = field(default_factory=dict)  # (id, index) -> result
 
 
-def expected(request, index, windows):
+def expected(request, index, windows, recurrent=False):
     """Return the expected output and finish reason of a sequence."""
     out = reference_output(
         media_tokens(request),
@@ -216,6 +232,7 @@ def expected(request, index, windows):
         seed=request.seed + index,
         salt=request.salt,
         source=source_cells(request),
+        recurrent=recurrent,
     )
     ids = request.stop.eos_ids | request.stop.token_ids
     for i, token in enumerate(out, 1):
@@ -353,6 +370,8 @@ class Run:
     def close(self):
         for kv in self.scheduler._kvs:
             assert kv.pool.available == kv.pool.size, "blocks leaked"
+            states = kv.states
+            assert states is None or states.pool.available == states.pool.size, "states leaked"
             host = kv.host
             assert host is None or host.pool.available == host.pool.size, "host blocks leaked"
         stats = self.scheduler.stats()
@@ -377,7 +396,8 @@ def check_outcome(run, out):
                 if key not in run.silently_aborted:
                     check_pooled(request, out.finish[key], out.pooled.get(key))
                 continue
-            want, finish = expected(request, index, run.setup.windows)
+            setup = run.setup
+            want, finish = expected(request, index, setup.windows, bool(setup.states))
             if out.finish.get(key) in ("abort", "error") or key in run.silently_aborted:
                 assert out.tokens[key] == want[: len(out.tokens[key])], key
             else:
@@ -559,6 +579,33 @@ def random_run(seed, most_steps=20_000, *, sources=False, pooled=0.0, **fixed):
     return out
 
 
+def with_states(rng, setup, alone=0.3):
+    """Add recurrent layers to the setup, beside attention or alone."""
+    setup.states = rng.choice([0, 1, 2, 5, 40]), rng.choice([2, 4, 7, 16])
+    setup.host, setup.drafts, setup.proposer, setup.model_proposes = 0, 0, None, False
+    if rng.random() < alone:
+        setup.windows, setup.blocks = (), 0
+
+
+def random_recurrent_run(seed, most_steps=20_000):
+    """As random_run(), of a model with recurrent layers."""
+    rng = random.Random(f"states {seed}")
+    requests = random_requests(rng)
+    setup = random_setup(rng, requests)
+    with_states(rng, setup)
+    if rng.random() < 0.4:
+        setup.aborts = random_aborts(rng, requests)
+    if rng.random() < 0.3:
+        setup.fails = frozenset(rng.sample(range(2, 30), 2))
+        setup.errors = frozenset(rng.sample(range(2, 30), 3))
+    if rng.random() < 0.2:
+        setup.skips = rng
+    run = Run(setup, with_grammars(random.Random(f"grammars {seed}"), requests, setup))
+    out = run.run(most_steps)
+    check_outcome(run, out)
+    return out
+
+
 def random_media_run(seed, most_steps=20_000, **fixed):
     """Run requests with images on a cache that holds few of them."""
     rng = random.Random(f"media {seed}")
@@ -672,7 +719,7 @@ def random_squeeze_of_ranks(seed, most_steps=20_000):
     return random_squeeze(seed, most_steps, ranks=2 + seed % 2)
 
 
-def random_squeeze(seed, most_steps=20_000, *, ranks=1):
+def random_squeeze(seed, most_steps=20_000, *, ranks=1, recurrent=False):
     """Run with little memory, long outputs and rising priorities, so that all are preempted."""
     rng = random.Random(seed)
     heads = [tuple(rng.randrange(VOCAB) for _ in range(16)) for _ in range(2)]
@@ -699,17 +746,21 @@ def random_squeeze(seed, most_steps=20_000, *, ranks=1):
     rng2 = random.Random(f"drafts {seed}")
     if rng2.random() < 0.3:
         with_drafts(rng2, setup)
+    if recurrent:
+        with_states(rng2, setup, alone=0.0)
     run = Run(setup, with_tenants(random.Random(f"tenants {seed}"), requests))
     out = run.run(most_steps)
     check_outcome(run, out)
     return out
 
 
-def random_beams(seed, most_steps=20_000, *, ranks=1):
+def random_beams(seed, most_steps=20_000, *, ranks=1, recurrent=False):
     """Run a beam search as a client does: held parents, children that continue them, releases."""
     rng = random.Random(seed)
     setup = random_setup(rng, [Request("x", (1,) * 40, StopConditions(8))])
     setup.ranks = ranks
+    if recurrent:
+        with_states(rng, setup)
     run = Run(setup, [])
     prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 24)))
     roots = [

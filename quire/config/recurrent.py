@@ -1,0 +1,79 @@
+"""Recurrent models: decides how many states and checkpoints there are, and refuses what is not
+supported with them. Part of resolve(): pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.config.adapters import is_on
+from quire.config.decisions import DecisionLog
+from quire.config.facts import ITEMSIZE, DeviceFacts, ModelFacts
+from quire.config.memory.memory_plan import DEFAULT_UTILIZATION, EngineShape, plan_memory
+from quire.config.memory.state_layout import state_bytes
+from quire.config.options import Options
+from quire.config.speculation import wanted_drafter
+from quire.errors import ConfigError
+
+SLOT_SHARE = 0.25
+"""Share of the memory beside weights and activations that states of running sequences take, if
+max_num_seqs is not given."""
+CHECKPOINT_SHARE = 0.125
+"""The same of checkpoints, if their number is not given."""
+CHECKPOINTS_PER_SEQUENCE = 4
+
+
+def check_recurrent(options: Options, model: ModelFacts) -> None:
+    """Raise ConfigError for options that models with recurrent layers do not support."""
+    if not model.states:
+        return
+    cache, parallel = options.cache, options.parallel
+    refused = {
+        f"tensor_parallel_size={parallel.tensor_parallel_size}": (
+            (parallel.tensor_parallel_size or 1) > 1
+        ),
+        f"pipeline_parallel_size={parallel.pipeline_parallel_size}": (
+            parallel.pipeline_parallel_size > 1
+        ),
+        "speculation": wanted_drafter(options.speculation) != (None, None, None),
+        "enable_lora": is_on(options.lora),
+        "kv_offloading_size": bool(cache.kv_offloading_size),
+        "preemption_mode=swap": cache.preemption_mode == "swap",
+    }
+    for name, given in refused.items():
+        if given:
+            raise ConfigError(
+                f"{name} is not supported yet for {model.model_type}, whose layers keep a state of "
+                "each sequence: leave it out, or use data_parallel_size for more requests"
+            )
+
+
+def resolve_states(
+    options: Options, model: ModelFacts, shape: EngineShape, device: DeviceFacts, why: DecisionLog
+) -> EngineShape:
+    """Return the shape with as many sequences as their states leave space for, and checkpoints."""
+    if not model.states:
+        return shape
+    if shape.data > 1:
+        raise ConfigError(
+            f"data_parallel_size={shape.data} with experts over all ranks is not supported yet for "
+            f"{model.model_type}, whose layers keep a state of each sequence: leave "
+            "enable_expert_parallel out"
+        )
+    one = state_bytes(model.states, ITEMSIZE[shape.dtype])
+    alone = replace(shape, max_num_seqs=1)
+    cache, seqs = options.cache, shape.max_num_seqs
+    share = cache.gpu_memory_utilization or DEFAULT_UTILIZATION
+    allowed = int(min(device.free_bytes, cache.gpu_memory or device.free_bytes) * share)
+    rest = plan_memory(model, alone, device_bytes=0, allowed_bytes=allowed).kv_available_bytes
+    if options.scheduler.max_num_seqs is None:
+        fitting = max(1, int(rest * SLOT_SHARE) // one)
+        if fitting < seqs:
+            reason = "states of more sequences would take over a quarter of the memory"
+            seqs = int(why.record("scheduler.max_num_seqs", fitting, reason))
+    count = cache.state_checkpoints
+    if count is None:
+        count = max(0, min(CHECKPOINTS_PER_SEQUENCE * seqs, int(rest * CHECKPOINT_SHARE) // one))
+        why.record("cache.state_checkpoints", count, "an eighth of the memory, or four a sequence")
+    else:
+        why.record("cache.state_checkpoints", count, "requested")
+    return replace(shape, max_num_seqs=seqs, state_checkpoints=count)

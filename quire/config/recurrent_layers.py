@@ -1,0 +1,154 @@
+"""Recurrent layers: which layers of a config.json have attention, and what the others keep.
+
+The conventions of a family state where config.json says it, and the kind of its recurrent layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.config.conventions import conventions_of
+from quire.config.memory.state_layout import StateFacts
+from quire.errors import ConfigError
+
+Json = Mapping[str, Any]
+
+ATTENTION, RECURRENT, BOTH, NEITHER = "attention", "recurrent", "both", "neither"
+"""What a layer has beside its MLP."""
+_KINDS = {
+    "full_attention": ATTENTION,
+    "attention": ATTENTION,
+    "linear_attention": RECURRENT,
+    "mamba": RECURRENT,
+    "conv": RECURRENT,
+    "hybrid": BOTH,
+    "mlp": NEITHER,
+    "moe": NEITHER,
+}
+"""Names in layer_types -> kinds."""
+_PATTERN = {"*": ATTENTION, "M": RECURRENT, "-": NEITHER, "E": NEITHER}
+
+
+def layer_kinds(hf: Json) -> tuple[str, ...]:
+    """Return the kind of each layer; (): all have attention. Raises ConfigError."""
+    family = conventions_of(hf)
+    if not family.recurrent:
+        return ()
+    count = _first(hf, "num_hidden_layers", "n_layer")
+    given = hf.get("layer_types") or hf.get("layers_block_type")
+    if family.recurrent_layers == "all":
+        kinds = [RECURRENT] * count
+    elif family.recurrent_layers == "both":
+        kinds = [BOTH] * count
+    elif given:
+        unknown = sorted({one for one in given if one not in _KINDS})
+        if unknown:
+            raise ConfigError(
+                f"config.json: layer_types has {', '.join(map(repr, unknown))}; supported: "
+                f"{', '.join(_KINDS)}"
+            )
+        kinds = [_KINDS[one] for one in given]
+    elif family.recurrent_layers == "interval":
+        every = int(hf.get("full_attention_interval") or 4)
+        kinds = [RECURRENT if (i + 1) % every else ATTENTION for i in range(count)]
+    elif family.recurrent_layers == "period":
+        every, first = _first(hf, "attn_layer_period"), _first(hf, "attn_layer_offset")
+        kinds = [ATTENTION if i % every == first else RECURRENT for i in range(count)]
+    elif family.recurrent_layers == "indices":
+        own = hf.get("attn_layer_indices", hf.get("full_attn_idxs")) or ()
+        kinds = [ATTENTION if i in own else RECURRENT for i in range(count)]
+    else:
+        kinds = [_PATTERN.get(one, "") for one in str(hf.get("hybrid_override_pattern") or "")]
+    if len(kinds) != count or "" in kinds:
+        raise ConfigError(
+            f"config.json: the kinds of {len(kinds)} layers are stated, and num_hidden_layers is "
+            f"{count}; there must be one for each"
+        )
+    return tuple(kinds)
+
+
+def attention_numbers(hf: Json, count: int) -> list[int]:
+    """Return the numbers of the layers with attention, of `count`."""
+    kinds = layer_kinds(hf)
+    return [i for i in range(count) if not kinds or kinds[i] in (ATTENTION, BOTH)]
+
+
+def has_attention(hf: Json) -> bool:
+    """Whether any layer has attention."""
+    kinds = layer_kinds(hf)
+    return not kinds or not {ATTENTION, BOTH}.isdisjoint(kinds)
+
+
+def count_mlps(hf: Json, others: int) -> int:
+    """Return how many layers have an MLP, about. others: of a model without recurrent layers."""
+    kinds = layer_kinds(hf)
+    if not kinds:
+        return others
+    apart = kinds.count(NEITHER)
+    return apart or (0 if has_attention(hf) is False else len(kinds))
+
+
+def state_facts(hf: Json) -> tuple[StateFacts, ...]:
+    """Return what each recurrent layer keeps, in the order of layers; (): there is none."""
+    kinds = layer_kinds(hf)
+    count = sum(kind in (RECURRENT, BOTH) for kind in kinds)
+    if not count:
+        return ()
+    return (_READERS[conventions_of(hf).recurrent](hf),) * count
+
+
+def _mamba(hf: Json) -> StateFacts:
+    hidden = _first(hf, "hidden_size", "d_model")
+    inner = hf.get("mamba_expand", hf.get("expand"))
+    width = int(inner * hidden) if inner else _first(hf, "intermediate_size")
+    width = width if "mamba_expand" in hf else int(hf.get("intermediate_size") or width)
+    state, kernel = _first(hf, "state_size", "mamba_d_state"), _kernel(hf)
+    rank = hf.get("time_step_rank", hf.get("mamba_dt_rank"))
+    rank = rank if isinstance(rank, int) else -(-hidden // 16)
+    weights = 3 * hidden * width + width * (2 * rank + 2 * state)
+    return StateFacts((width, kernel - 1), (width, state), weights)
+
+
+def _mamba2(hf: Json) -> StateFacts:
+    heads = _first(hf, "mamba_n_heads", "mamba_num_heads", "num_heads")
+    size = _first(hf, "mamba_d_head", "mamba_head_dim", "head_dim")
+    groups = _first(hf, "mamba_n_groups", "n_groups")
+    state = _first(hf, "mamba_d_state", "ssm_state_size", "state_size")
+    inner, hidden = heads * size, _first(hf, "hidden_size")
+    channels = inner + 2 * groups * state
+    weights = hidden * (inner + channels + heads + inner)
+    return StateFacts((channels, _kernel(hf) - 1), (heads, size, state), weights)
+
+
+def _gated_delta_net(hf: Json) -> StateFacts:
+    keys = _first(hf, "linear_num_key_heads") * _first(hf, "linear_key_head_dim")
+    heads = _first(hf, "linear_num_value_heads")
+    values = heads * _first(hf, "linear_value_head_dim")
+    shape = (heads, _first(hf, "linear_key_head_dim"), _first(hf, "linear_value_head_dim"))
+    weights = _first(hf, "hidden_size") * (2 * keys + 3 * values + 2 * heads)
+    return StateFacts((2 * keys + values, _kernel(hf) - 1), shape, weights)
+
+
+def _short_conv(hf: Json) -> StateFacts:
+    hidden = _first(hf, "hidden_size")
+    return StateFacts((hidden, _first(hf, "conv_L_cache") - 1), (), 4 * hidden * hidden)
+
+
+def _kernel(hf: Json) -> int:
+    return _first(hf, "conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim")
+
+
+def _first(hf: Json, *names: str) -> int:
+    for name in names:
+        if type(hf.get(name)) is int:
+            return int(hf[name])
+    raise ConfigError(f"config.json: {names[0]} is missing; it must be an integer")
+
+
+_READERS = {
+    "mamba": _mamba,
+    "mamba2": _mamba2,
+    "gated_delta_net": _gated_delta_net,
+    "short_conv": _short_conv,
+}
