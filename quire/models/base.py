@@ -14,8 +14,11 @@ import numpy as np
 from torch import Tensor
 
 from quire.config.memory.kv_layout import LayerFacts
+from quire.config.memory.state_layout import StateFacts
 from quire.config.quant.facts import QuantFacts
+from quire.config.recurrent_layers import ATTENTION, BOTH
 from quire.errors import ConfigError
+from quire.kernels.state_rows import StateRows
 from quire.layers import ACTIVATION_KINDS
 from quire.layers.rope import TokenAngles
 from quire.weights.mapping import Weights
@@ -35,6 +38,7 @@ __all__ = [
     "ReplaysEncoder",
     "ResultRows",
     "SourceInputs",
+    "StateStep",
     "StepInputs",
     "Weights",
     "field_of",
@@ -69,6 +73,15 @@ class ResultRows:
 
 
 @dataclass(frozen=True, slots=True)
+class StateStep:
+    """The states of a step's S rows. Recurrent layers read them and write them."""
+
+    conv: Sequence[Tensor]  # per recurrent layer [N, channels, steps]
+    recurrent: Sequence[Tensor]  # per recurrent layer [N, ...] float32
+    rows: StateRows
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """The inputs of a forward pass. Tokens of all rows are packed; there is no batch axis.
 
@@ -89,6 +102,7 @@ class StepInputs:
     layer_inputs: Tensor | None = (
         None  # [T, layers * P]: further inputs of each layer, side by side
     )
+    states: StateStep | None = None  # of a model with recurrent layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +296,9 @@ class ModelConfig:
     logit_scale: float = 1.0  # of logits, before the cap
     logit_softcap: float | None = None
     bidirectional: bool = False  # a token attends to those after it too, and nothing is cached
+    states: tuple[StateFacts, ...] = ()  # what each recurrent layer keeps, in their order
+    kinds: tuple[str, ...] = ()
+    """quire.config.recurrent_layers: of each layer; (): all have attention."""
 
     def usual_fields(self) -> dict[str, Any] | None:
         """Return config.json under the names that models share; None: it has them itself."""
@@ -295,9 +312,8 @@ class ModelConfig:
     def attention_layers(self) -> tuple[LayerFacts, ...]:
         """Return what each attention layer stores in the cache; () if the model has no KV."""
         cached = 0 if self.bidirectional else self.layers
-        return tuple(
-            LayerFacts(self.kv_heads, self.head_dim, self.window(i)) for i in range(cached)
-        )
+        own = [i for i in range(cached) if not self.kinds or self.kinds[i] in (ATTENTION, BOTH)]
+        return tuple(LayerFacts(self.kv_heads, self.head_dim, self.window(i)) for i in own)
 
 
 def sizes_of(hf: Hf, *, act: str = "hidden_act", tied: bool = False) -> dict[str, Any]:

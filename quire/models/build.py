@@ -37,6 +37,7 @@ from quire.distributed.expert_placement import balance_experts, place_experts
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError, WeightError
 from quire.layers import Attention, Experts, Linear, ParamModule, RowLinear, WeightModule
+from quire.layers.recurrent import RecurrentLayer
 from quire.layers.weight_module import PLAIN
 from quire.models._adapter_modules import adapter_modules
 from quire.models._adapter_targets import refuse_adapters
@@ -200,6 +201,9 @@ def build_model(
     layers = config.attention_layers()
     layers = layers if stage is None else layers[stage.start : stage.stop]
     assign_kv_tensors(model, groups or group_layers(layers))
+    recurrent = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
+    for place, layer in enumerate(recurrent):
+        layer.place = place
     model.prepare(dtype, device)
     config = replace(config, quantized=quantized)
     load_weights(model, config, folder, load_format, dtype, device, progress=progress, seed=seed)

@@ -24,7 +24,7 @@ from quire.core.scheduling.drafting import Drafting
 from quire.core.types import Request, StopConditions
 from quire.engine.build import build_core, build_scheduler
 from quire.engine.startup.drafter_setup import load_drafter
-from quire.engine.startup.executor_setup import build_executor, load_pooler
+from quire.engine.startup.executor_setup import attach_model_states, build_executor, load_pooler
 from quire.models.build import assign_kv_tensors, build_model, read_model_config
 from quire.runner.media.media_rows import attach_media_rows
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds, pack_embeds
@@ -107,6 +107,8 @@ def engine_of(
     media=None,
     speculation=None,
     drafter=None,
+    checkpoints=16,
+    checkpoint_tokens=128,
 ):
     """drafts, propose: maximum of a row, and a function in place of a host drafter.
 
@@ -116,13 +118,18 @@ def engine_of(
 
     speculation: a SpeculationSection, with the DrafterDescription `drafter` of its method.
 
+    checkpoints: of the states of a model with recurrent layers, every so many tokens.
+
     pooling: a PoolingSection. A model with is_causal false has no KV: prompts are computed whole.
     """
     model, model_config = built or model_of(hf, dtype, device)
     layers = model_config.attention_layers() + (() if drafter is None else drafter.memory.layers)
     groups, kv = group_layers(layers), kv or str(dtype).removeprefix("torch.")
+    states = model_config.states
     if not groups:
-        num_blocks, prefix, chunked = 0, False, False
+        num_blocks = 0
+    if not groups and not states:
+        prefix, chunked = False, False
     config = EngineConfig(
         model=ModelSection(
             name="tiny",
@@ -152,6 +159,9 @@ def engine_of(
             layers=layers,
             groups=groups,
             block_bytes=block_bytes(layers, groups, block_size, KV_FORMATS[kv]),
+            states=states,
+            state_checkpoints=checkpoints,
+            state_checkpoint_tokens=checkpoint_tokens,
         ),
         scheduler=SchedulerSection(
             max_num_batched_tokens=budget,
@@ -189,9 +199,10 @@ def engine_of(
         else None,
         media_encoder=media,
         pooling=pooling,
-        generates=bool(groups),
+        generates=bool(groups or states),
         speculation=speculation or SpeculationSection(),
     )
+    attach_model_states(model, config, torch.device(device))
     if media is not None:
         attach_media_rows(model, media.cache_rows, dtype, torch.device(device))
     pooler = load_pooler(model, None, config, torch.device(device))

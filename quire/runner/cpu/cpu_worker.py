@@ -27,6 +27,7 @@ from quire.runner.drafters.base import ModelDrafter, TargetStates
 from quire.runner.kv_tensors import release_pages
 from quire.runner.parts.base import ForwardOutput, StepPart, split_variant
 from quire.runner.slots import BlockTableUpdate, TableShape
+from quire.runner.state_tensors import set_state_batch, state_step
 from quire.runner.step_batch import StepBatch
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import Sampler
@@ -127,6 +128,7 @@ class CpuWorker:
             if sampling.masks is not None and self._has_spare_core:
                 sampling.masks.start_fill()
         attention_metadata = self.attention_metadata(inputs)
+        set_state_batch(self._model, inputs)
         variant, others = split_variant(self._model, parts)
         for part in parts:
             part.write_inputs(self._model, inputs)
@@ -144,6 +146,12 @@ class CpuWorker:
             attention=self._backend.plan(attention_metadata),
             carried=carried,
             taps=None if self._drafter is None else HiddenTaps(self._drafter.taps),
+            states=state_step(
+                self._model,
+                torch.from_numpy(inputs.token_slots),
+                torch.from_numpy(inputs.q_starts),
+                inputs.num_decodes,
+            ),
         )
         for part in parts:
             step = part.before_forward(self._model, step, variant)

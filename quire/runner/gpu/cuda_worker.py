@@ -56,6 +56,7 @@ from quire.runner.parts.base import (
 )
 from quire.runner.profiler import span
 from quire.runner.slots import BlockTableUpdate, TableShape
+from quire.runner.state_tensors import find_states, set_state_batch, state_step
 from quire.runner.step_batch import EMPTY_BATCH, StepBatch
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import ChooserKind, Sampler
@@ -128,7 +129,8 @@ class CudaWorker:
         self._sizes = capture_sizes(rows)
         self._generates = generates
         decodes = rows if generates else 0
-        self._shapes = graph_shapes(max_tokens, decodes) if backend.supports_prefill_graphs else []
+        has_graphs = backend.supports_prefill_graphs and find_states(model) is None
+        self._shapes = graph_shapes(max_tokens, decodes) if has_graphs else []
         self._graphs = CudaGraphCache[GraphKey](weak_method(self._launch), device)
         self._graph_bytes = 0
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -249,6 +251,7 @@ class CudaWorker:
             with late_work.uncounted():
                 self.capture_graphs(self._graph_bytes)
         try:
+            set_state_batch(self._model, batch)
             variant, others = split_variant(self._model, parts)
             for part in parts:
                 part.write_inputs(self._model, batch)
@@ -419,12 +422,8 @@ class CudaWorker:
             with span("upload"):
                 views = self._mixed_inputs.upload(inputs, sampled)
             with span("forward"):
-                bounds = (
-                    inputs.num_decodes,
-                    inputs.max_query,
-                    inputs.max_context,
-                    inputs.max_prior_context,
-                )
+                past = inputs.max_prior_context
+                bounds = (inputs.num_decodes, inputs.max_query, inputs.max_context, past)
                 hidden = self._gather_and_forward(views, *bounds, parts, variant)
         if parts:
             assert hidden is not None
@@ -514,7 +513,8 @@ class CudaWorker:
             past=past,
             cross=self._cross_metadata(views.token_slots),
         )
-        step = StepInputs(ids, views.rotary, self._backend.plan(batch))
+        states = state_step(self._model, views.token_slots, views.q_starts, decodes)
+        step = StepInputs(ids, views.rotary, self._backend.plan(batch), states=states)
         for part in parts:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(views.token_slots):

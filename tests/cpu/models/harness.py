@@ -15,6 +15,7 @@ from quire.config.memory.kv_layout import group_layers
 from quire.kernels.framework import lazy_fusion
 from quire.layers import Attention
 from quire.models.base import StepInputs
+from quire.runner.state_tensors import StateTensors
 
 BLOCK = 16
 NO_BLOCK = -1
@@ -41,14 +42,17 @@ class Stepper:
         width = -(-max_tokens // BLOCK)
         pool = width * len(self.groups) * sequences
         own = [module for module in model.modules() if isinstance(module, Attention)]
-        places = [own[i] for i in max((group.layers for group in self.groups), key=len)]
+        places = [own[i] for i in max((group.layers for group in self.groups), key=len, default=())]
         shapes = [(pool, layers[0].planes, one.kv_heads, BLOCK, one.head_dim) for one in places]
         self.cache = [
             torch.full(shape, float("nan"), dtype=dtype, device=device) for shape in shapes
         ]
         order = torch.randperm(pool, generator=torch.Generator().manual_seed(seed))
         self.tables = order.view(len(self.groups), sequences, width).int()
-        self.backend = (mla if layers[0].latent else paged).Backend(self.cache)
+        self.backend = (mla if layers and layers[0].latent else paged).Backend(self.cache)
+        self.states = None
+        if states := getattr(config, "states", ()):
+            self.states = StateTensors(states, sequences, 0, dtype, torch.device(device))
 
     def hidden(self, ids):
         """Hidden states [n, E] of the next n tokens of the only sequence."""
@@ -85,7 +89,8 @@ class Stepper:
             self.lengths[row] = end
         ids = self._there([token for _, ids in pieces for token in ids])
         positions = torch.cat(positions).int().to(self.device)
-        hidden = self.model(StepInputs(ids, positions, self.backend.plan(batch)))
+        states = self._state_step(rows, batch)
+        hidden = self.model(StepInputs(ids, positions, self.backend.plan(batch), states=states))
         lazy_fusion.flush()
         return hidden
 
@@ -107,6 +112,13 @@ class Stepper:
             out.append(int(logits[-1].argmax()))
             logits = self.logits(out[-1:])
         return out
+
+    def _state_step(self, rows, batch):
+        if self.states is None:
+            return None
+        starts = batch.q_starts.tolist()[batch.decodes :]
+        self.states._spans = tuple(itertools.pairwise(starts))
+        return self.states.step(self._there(rows), batch.decodes)
 
     def _there(self, ints):
         return torch.tensor(ints, dtype=torch.int32, device=self.device)

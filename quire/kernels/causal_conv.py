@@ -1,0 +1,66 @@
+"""Causal convolution over time of each channel, with the last inputs of a sequence as its state.
+
+Axes: T tokens, C channels, W width of the kernel, N rows of the state, S rows of the step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.framework.op import op
+from quire.kernels.state_rows import StateRows
+
+
+def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for dtype, decodes, lengths in (
+        (torch.float32, 3, ()),
+        (torch.float32, 1, (2, 70)),
+        (torch.bfloat16, 2, (5,)),
+    ):
+        tokens, at, spans = decodes + sum(lengths), decodes, []
+        for length in lengths:
+            spans.append((at, at + length))
+            at += length
+        count = decodes + len(lengths)
+        rows = torch.randperm(count + 2, device=device)[:count]
+        yield {
+            "x": torch.randn(tokens, 12, device=device, dtype=dtype),
+            "state": torch.randn(count + 3, 12, 3, device=device, dtype=dtype),
+            "rows": StateRows(rows, decodes, tuple(spans)),
+            "weight": torch.randn(12, 4, device=device, dtype=dtype),
+            "bias": torch.randn(12, device=device, dtype=dtype),
+            "silu": True,
+        }
+
+
+@op(cases=_cases)
+def causal_conv(
+    x: Tensor, state: Tensor, rows: StateRows, weight: Tensor, bias: Tensor | None, silu: bool
+) -> Tensor:
+    """x [T, C], weight [C, W] -> [T, C]. state [N, C, W - 1] gets the last inputs of each row."""
+    steps, first = state.shape[2], rows.decodes
+    kernel = weight.float()
+    shift = None if bias is None else bias.float()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if first:
+        own = rows.rows[:first]
+        window = torch.cat([state.index_select(0, own), x[:first, :, None]], dim=-1)  # [R, C, W]
+        state.index_copy_(0, own, window[:, :, 1:])
+        y = (window.float() * kernel).sum(-1)
+        out[:first] = _act(y if shift is None else y + shift, silu)
+    for i, (start, end) in enumerate(rows.spans):
+        own = rows.rows[first + i : first + i + 1]
+        window = torch.cat([state.index_select(0, own), x[start:end].T[None]], dim=-1)
+        state.index_copy_(0, own, window[:, :, -steps:])
+        y = F.conv1d(window.float(), kernel[:, None], shift, groups=x.shape[1])[0].T
+        out[start:end] = _act(y, silu)
+    return out
+
+
+def _act(y: Tensor, silu: bool) -> Tensor:
+    return F.silu(y) if silu else y

@@ -1,0 +1,271 @@
+"""Recurrent layers: what they keep of a sequence is a row of tensors that the step brings.
+
+`place` is the number of the layer among the recurrent ones; models/build.py sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire.kernels.causal_conv import causal_conv
+from quire.kernels.gated_delta_rule import gated_delta_rule
+from quire.kernels.gated_norm import gated_rms_norm
+from quire.kernels.ssd_scan import ssd_scan
+from quire.kernels.state_rows import StateRows
+from quire.layers.linear import Linear, OutputGroup
+from quire.layers.param_module import ParamModule, VectorModule
+from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
+
+if TYPE_CHECKING:
+    from quire.models.base import StateStep
+
+
+class CausalConv(ParamModule):
+    """Convolves each channel with its last inputs."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, channels: int, width: int, *, bias: bool, silu: bool = True) -> None:
+        super().__init__()
+        self.channels, self.width, self.silu = channels, width, silu
+        self.declare("weight")
+        if bias:
+            self.declare("bias")
+        else:
+            self.bias = None
+
+    def forward(self, x: Tensor, state: Tensor, rows: StateRows) -> Tensor:
+        """x [T, C] -> [T, C]; state [N, C, W - 1]."""
+        weight = self.weight.view(self.channels, self.width)
+        return causal_conv(x, state, rows, weight, self.bias, self.silu)
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        if param == "bias":
+            return unsharded_layout((self.channels,))
+        return unsharded_layout((self.channels, 1, self.width))
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(0.0, self.width**-0.5)
+
+
+class GatedRMSNorm(VectorModule):
+    """RMSNorm of groups of channels, with a gate. size: of the weight; group: channels of one."""
+
+    weight: Tensor
+
+    def __init__(self, size: int, group: int, eps: float, *, gate_first: bool) -> None:
+        super().__init__(size)
+        self.group, self.eps, self.gate_first = group, eps, gate_first
+        self.declare("weight")
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x float32 and gate [T, C] -> [T, C]."""
+        return gated_rms_norm(x, gate, self.weight, self.eps, self.group, self.gate_first)
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(1.0, 0.02)
+
+
+class SplitLinear(Linear):
+    """Several projections of an input, as views of one product. Whole on every rank.
+
+    order: for checkpoints with one tensor for all, the row there of each of ours; None: our order.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        sizes: tuple[int, ...],
+        bias: bool = False,
+        *,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        self.sizes = sizes
+        self._order = order
+        super().__init__(inputs, tuple(OutputGroup(size) for size in sizes), bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """x [T, E] -> [T, size] of each, strided."""
+        return torch.split(self.weight.product(x, self.bias), list(self.sizes), dim=1)
+
+    def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
+        if self._order is None or tensor.shape[0] != len(self._order):
+            return super().split_fused(param, tensor)
+        ends = [0, *accumulate(self.sizes)]
+        return [tensor[torch.tensor(self._order[a:b])] for a, b in pairwise(ends)]
+
+
+class RecurrentLayer(ParamModule):
+    """Base of layers with a state."""
+
+    place = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Sizes:
+    """The settings of a Mamba-2 mixer."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+    eps: float
+    bias: bool = False
+    conv_bias: bool = True
+    dt_limit: tuple[float, float] = (0.0, float("inf"))
+    norm_groups: int | None = None  # of the norm; None: as many as groups
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: x, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+
+class Mamba2Mixer(RecurrentLayer):
+    """Projections, a short convolution, the scan, and a gated norm."""
+
+    A_log: Tensor
+    D: Tensor
+    dt_bias: Tensor
+
+    def __init__(self, hidden: int, sizes: Mamba2Sizes) -> None:
+        super().__init__()
+        self.sizes = s = sizes
+        self.in_proj = SplitLinear(hidden, (s.inner, s.channels, s.heads), s.bias)
+        self.conv1d = CausalConv(s.channels, s.kernel, bias=s.conv_bias)
+        groups = s.groups if s.norm_groups is None else s.norm_groups
+        self.norm = GatedRMSNorm(s.inner, s.inner // groups, s.eps, gate_first=True)
+        self.out_proj = Linear(s.inner, hidden, s.bias)
+        self.declare("A_log", "D", "dt_bias")
+
+    def forward(self, x: Tensor, states: StateStep) -> Tensor:
+        """x [T, E] -> [T, E]."""
+        s, rows, tokens = self.sizes, states.rows, x.shape[0]
+        gate, mixed, dt = self.in_proj(x)
+        mixed = self.conv1d(mixed, states.conv[self.place], rows)
+        x, b, c = torch.split(mixed, [s.inner, s.groups * s.state, s.groups * s.state], dim=1)
+        y = ssd_scan(
+            x.view(tokens, s.heads, s.head_dim),
+            dt,
+            b.view(tokens, s.groups, s.state),
+            c.view(tokens, s.groups, s.state),
+            states.recurrent[self.place],
+            rows,
+            self.A_log,
+            self.D,
+            self.dt_bias,
+            s.dt_limit,
+        )
+        return self.out_proj(self.norm(y.view(tokens, s.inner), gate))
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        return unsharded_layout((self.sizes.heads,))
+
+    def dtype(self, param: str) -> torch.dtype:
+        return torch.float32
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec({"A_log": 0.5, "D": 1.0, "dt_bias": -2.0}[param], 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetSizes:
+    """The settings of a gated delta net."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    eps: float
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+
+class GatedDeltaNet(RecurrentLayer):
+    """Projections, a short convolution, the gated delta rule, and a norm with a gate.
+
+    by_head: the checkpoint's projections have what belongs to a key head together. (Qwen3-Next)
+    """
+
+    A_log: Tensor
+    dt_bias: Tensor
+
+    def __init__(self, hidden: int, sizes: DeltaNetSizes, *, by_head: bool = False) -> None:
+        super().__init__()
+        self.sizes = s = sizes
+        each = s.value_heads // s.key_heads
+        inner = (s.key_dim, s.key_dim, each * s.value_dim, each * s.value_dim)
+        order = order_by_head(s.key_heads, inner) if by_head else None
+        self.in_proj_qkvz = SplitLinear(hidden, (s.channels, s.values), order=order)
+        order = order_by_head(s.key_heads, (each, each)) if by_head else None
+        self.in_proj_ba = SplitLinear(hidden, (s.value_heads, s.value_heads), order=order)
+        self.conv1d = CausalConv(s.channels, s.kernel, bias=False)
+        self.norm = GatedRMSNorm(s.value_dim, s.value_dim, s.eps, gate_first=False)
+        self.out_proj = Linear(s.values, hidden)
+        self.declare("A_log", "dt_bias")
+
+    def forward(self, x: Tensor, states: StateStep) -> Tensor:
+        """x [T, E] -> [T, E]."""
+        s, rows, tokens = self.sizes, states.rows, x.shape[0]
+        mixed, gate = self.in_proj_qkvz(x)
+        b, a = self.in_proj_ba(x)
+        mixed = self.conv1d(mixed, states.conv[self.place], rows)
+        q, k, v = torch.split(mixed, [s.keys, s.keys, s.values], dim=1)
+        y = gated_delta_rule(
+            q.view(tokens, s.key_heads, s.key_dim),
+            k.view(tokens, s.key_heads, s.key_dim),
+            v.view(tokens, s.value_heads, s.value_dim),
+            a,
+            b,
+            states.recurrent[self.place],
+            rows,
+            self.A_log,
+            self.dt_bias,
+        )
+        return self.out_proj(self.norm(y.view(tokens, s.values), gate))
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        return unsharded_layout((self.sizes.value_heads,))
+
+    def dtype(self, param: str) -> torch.dtype:
+        return torch.float32
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec({"A_log": 0.5, "dt_bias": -2.0}[param], 0.5)
+
+
+def order_by_head(heads: int, sizes: Sequence[int]) -> list[int]:
+    """Return the rows of a matrix that has `sizes` rows of several projections for each head, those
+    of each projection together."""
+    whole = sum(sizes)
+    starts = accumulate(sizes, initial=0)
+    return [
+        head * whole + start + i
+        for start, size in zip(starts, sizes)
+        for head in range(heads)
+        for i in range(size)
+    ]

@@ -1,0 +1,47 @@
+"""States part: what slots a step's recurrent states start from, and which it saves."""
+
+from __future__ import annotations
+
+from quire.core.types import StateMoves, StepPlan
+from quire.models.base import LanguageModel
+from quire.runner.parts.base import ForwardOutput, NoPendingPart, StepPart
+from quire.runner.state_tensors import find_states
+from quire.runner.step_batch import StepBatch
+
+
+class StatesPart(StepPart, frozen=True, array_like=True):
+    """Slots that start before the forward pass, and slots whose states are saved after it."""
+
+    starts: list[int]
+    start_rows: list[int]  # checkpoint of each; negative: zeros
+    saves: list[int]
+    save_rows: list[int]  # checkpoint that each is copied to
+
+    @classmethod
+    def prepare(cls, plan: StepPlan, batch: StepBatch) -> StatesPart | None:
+        """Copy from the plan; None: nothing starts and nothing is saved."""
+        moves = next((one for one in plan.parts if isinstance(one, StateMoves)), None)
+        if moves is None or not (plan.joins or moves.saves):
+            return None
+        return cls(
+            [seq.slot for seq in plan.joins],
+            [seq.state_start for seq in plan.joins],
+            [one.slot for one in moves.saves],
+            [one.checkpoint for one in moves.saves],
+        )
+
+    def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
+        """Set the states that the forward pass reads."""
+        states = find_states(model)
+        assert states is not None, "the model keeps no states"
+        states.begin(self.starts, self.start_rows)
+
+    def apply(self, forward: ForwardOutput) -> NoPendingPart:
+        """Save what the forward pass has written."""
+        states = find_states(forward.model)
+        assert states is not None, "the model keeps no states"
+        states.save(self.saves, self.save_rows)
+        return NoPendingPart()
+
+
+PART = StatesPart
