@@ -54,7 +54,10 @@ class ModelInputBuilder:
         """part_types: the parts that steps may have; None: all that exist."""
         self._tables = SlotTables(shape)
         self._build_batch = partial(
-            build_step_batch, has_rotary=shape.has_rotary, drafts=shape.drafts
+            build_step_batch,
+            has_rotary=shape.has_rotary,
+            drafts=shape.drafts,
+            synthetic=shape.synthetic,
         )
         self._sampled_slots: set[int] = set()  # joined by sequences that generate
         self._part_types = load_part_types() if part_types is None else part_types

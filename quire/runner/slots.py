@@ -30,6 +30,7 @@ class TableShape(NamedTuple):
     has_cross: bool = False
     has_rotary: bool = False  # sequences may have rotary positions of their own
     drafts: int = 0  # that a model proposes for a row at most; 0: none does
+    synthetic: tuple[float, ...] | None = None  # of a benchmark: acceptance of drafts by position
 
     @property
     def tables(self) -> int:

@@ -53,6 +53,8 @@ class StepBatch:
     decode_only: bool  # every row is one token and is sampled
     next_drafts: Seq[int] = ()
     """[R] the draft behind each sampled token, -1 behind a row's last; () if no row has drafts."""
+    agreement: Seq[bool] = ()
+    """[R] whether a benchmark takes the draft behind a token as accepted; (): tokens decide."""
     may_have_prompts: bool = True  # False: no row computes a position of a prompt
     rotary: Ints | None = None
     """[T], or [axes * T]: rotary positions, axis by axis; None: they are those in the sequence."""
@@ -79,6 +81,11 @@ class StepBatch:
         before = self.contexts - np.diff(self.q_starts)
         return int(before[self.num_decodes :].max(initial=0))
 
+    def agrees(self, i: int, token: int) -> bool:
+        """Whether the draft behind sampled token i is accepted. token: what was sampled there."""
+        draft = self.next_drafts[i]
+        return draft >= 0 and (self.agreement[i] if self.agreement else token == draft)
+
     def accepted(self, ids: Seq[int], ends: Container[int] = ()) -> Seq[int]:
         """Which of the R sampled tokens are accepted: a row's first, and each after drafts that
         agree. ends: those of the R that have none after them, because their sequence ends."""
@@ -89,16 +96,23 @@ class StepBatch:
         for i, own in enumerate(self.sampled_rows):
             if own != row or agree:
                 kept.append(i)
-                agree = ids[i] == self.next_drafts[i] and i not in ends
+                agree = i not in ends and self.agrees(i, ids[i])
             row = own
         return kept
 
 
-def build_step_batch(plan: StepPlan, *, has_rotary: bool = False, drafts: int = 0) -> StepBatch:
+def build_step_batch(
+    plan: StepPlan,
+    *,
+    has_rotary: bool = False,
+    drafts: int = 0,
+    synthetic: tuple[float, ...] | None = None,
+) -> StepBatch:
     """Copy what the forward pass of a plan with rows needs, without block tables.
 
     has_rotary: sequences may have rotary positions that are not those of their tokens. drafts: that
-    a model proposes for a row at most; 0: none does.
+    a model proposes for a row at most; 0: none does. synthetic: acceptance by position, of a
+    benchmark.
     """
     seqs, starts, counts, wants, _ = zip(*plan.rows)
     if counts.count(1) == len(counts) and wants.count(Wants.TOKEN) == len(wants):
@@ -111,7 +125,23 @@ def build_step_batch(plan: StepPlan, *, has_rotary: bool = False, drafts: int = 
     if drafts and (plan.proposals or not batch.decode_only):
         most = min(drafts, max(plan.proposals, 1))  # without proposals: for the KV of prompts
         batch = replace(batch, draft_inputs=_draft_inputs([plan.rows[i] for i in batch.rows], most))
+    if synthetic is not None and batch.next_drafts:
+        batch = replace(batch, agreement=_draw_agreement(batch, synthetic))
     return batch
+
+
+def _draw_agreement(batch: StepBatch, rates: tuple[float, ...]) -> list[bool]:
+    """Draw which drafts are accepted: of a row so many that position j is reached as often as
+    rates[j] says. The draws depend on slots and positions alone."""
+    starts = np.diff(np.array(batch.sampled_rows), prepend=-1) != 0
+    first = np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))  # [R] of its row
+    place = batch.positions[batch.sampled_tokens[first]].astype(np.uint64)
+    mixed = (np.array(batch.sampled_slots, dtype=np.uint64) << np.uint64(32)) + place
+    for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB):  # of splitmix64
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(factor)
+    drawn = (mixed >> np.uint64(11)).astype(np.float64) / 2**53
+    limits = np.array([*rates, 0.0])[np.minimum(np.arange(len(starts)) - first, len(rates))]
+    return list((drawn < limits).tolist())
 
 
 def _draft_inputs(rows: list[Row], drafts: int) -> DraftInputs:

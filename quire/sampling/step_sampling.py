@@ -10,7 +10,7 @@ Axes: R sampled tokens; of a row with drafts several, one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -81,10 +81,12 @@ class StepSampling:
         slots: tuple[int, ...],
         outputs: OutputCounts,
         next_drafts: Sequence[int] = (),
+        agrees: Callable[[int, int], bool] | None = None,
     ) -> None:
-        """slots, outputs: as Sampler.sample has them. next_drafts: [R], as StepBatch has them."""
-        self._sampler = sampler
-        self._slots, self._next_drafts = slots, next_drafts
+        """slots, outputs: as Sampler.sample has them. next_drafts, agrees: as StepBatch has them;
+        without drafts they may be left out."""
+        self._sampler, self._slots = sampler, slots
+        self._agrees = agrees or (lambda i, token: False)
         self._outputs = outputs if isinstance(outputs, list) else outputs.tolist()
         self._first: list[int] | None = None
         """Tokens of the first pass; None: all, and no other pass follows."""
@@ -111,11 +113,7 @@ class StepSampling:
     def _next_pass(self, at: list[int], found: StepTokens) -> list[int]:
         """Return the tokens behind those drafts that agree, of rows that read their outputs."""
         sampler, slots = self._sampler, self._slots
-        agree = [
-            i
-            for i in at
-            if found.ids[i] == self._next_drafts[i] >= 0 and sampler.reads_outputs(slots[i])
-        ]
+        agree = [i for i in at if self._agrees(i, found.ids[i]) and sampler.reads_outputs(slots[i])]
         ends = found.ends
         over = sampler.share_decisions([slots[i] for i in agree], [i in ends for i in agree])
         found.ended |= {i for i, ended in zip(agree, over) if ended}

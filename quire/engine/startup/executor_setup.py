@@ -262,6 +262,7 @@ def table_shape(config: EngineConfig) -> TableShape:
         has_cross=config.encoder is not None,
         has_rotary=config.media_encoder is not None,
         drafts=config.speculation.max_drafts if drafts_with_weights(config.speculation) else 0,
+        synthetic=config.speculation.synthetic_rates,
     )
 
 

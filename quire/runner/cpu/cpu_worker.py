@@ -123,7 +123,11 @@ class CpuWorker:
         sampling = None
         if self._link.is_last:
             sampling = StepSampling(
-                self._sampler, inputs.sampled_slots, inputs.num_outputs, inputs.next_drafts
+                self._sampler,
+                inputs.sampled_slots,
+                inputs.num_outputs,
+                inputs.next_drafts,
+                inputs.agrees,
             )
             if sampling.masks is not None and self._has_spare_core:
                 sampling.masks.start_fill()
