@@ -216,6 +216,8 @@ class Drafting:
     def _next_proposals(self) -> int:
         if not self._adaptive:
             return self._max_drafts
+        if self.step <= self.plain_step:
+            return 0  # the time of a step without drafts has no passes of the model in it
         price, probability, count = self._costs.price(self.rows), 1.0, 0
         while count < self._max_drafts:
             probability *= self._means[count]

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from quire.core.scheduling.drafting import LAST_WAIT
+from quire.core.scheduling.drafting import LAST_WAIT, Drafting
 from quire.core.scheduling.order.fair import OUTPUT_COST, FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.types import DraftCounts, StopConditions
@@ -244,3 +244,12 @@ def test_no_sequence_is_longer_with_drafts_than_the_drafter_allows():
     )[1]
     finished(engine)
     assert max(lengths) < 30 < 60
+
+
+def test_a_step_that_measures_plain_time_has_no_passes_of_a_model():
+    drafting = Drafting(None, max_drafts=3, model=True)
+    drafting.rows, drafting.plain_step = 1, 5
+    made = {}
+    for drafting.step in range(4, 8):
+        made[drafting.step] = drafting.end_plan(0) > 0
+    assert made == {4: False, 5: False, 6: True, 7: True}
