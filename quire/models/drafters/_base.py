@@ -51,7 +51,7 @@ class DraftHead(nn.Module):
         self.token_map: TokenMap | None = None
         self.embed_tokens: Embedding | None = None
         self.lm_head: LMHead | None = None
-        self.__dict__["target"] = None  # no module of this one
+        self.__dict__["attached"] = None  # the target, which is no module of this one
 
     def attach(self, target: nn.Module) -> None:
         """Take the target's embedding and output head, where the head has none of its own.
@@ -65,7 +65,7 @@ class DraftHead(nn.Module):
                 f"an embedding or an output head; the model's have {given}: the head was made for "
                 "another model"
             )
-        self.__dict__["target"] = target
+        self.__dict__["attached"] = target
 
     @property
     def own_embedding(self) -> Embedding | None:
@@ -76,6 +76,11 @@ class DraftHead(nn.Module):
     def own_head(self) -> LMHead | None:
         """The output head of the head's checkpoint; None: it is the target's."""
         return self.lm_head
+
+    @property
+    def target(self) -> nn.Module:
+        """The model whose states the head reads."""
+        return cast(nn.Module, self.__dict__["attached"])
 
     def begin(self, hidden: Tensor, taps: Mapping[int, Tensor], at: Tensor) -> Tensor:
         """Return what the first pass reads of the target's tokens `at` [n]: [n, E].
@@ -98,15 +103,20 @@ class DraftHead(nn.Module):
 
     def drafts(self, states: Tensor) -> Tensor:
         """Return the most probable token behind each state: [n, E] -> [n] int32."""
-        head = self.own_head or self.__dict__["target"].lm_head
+        head = self.own_head or self.__dict__["attached"].lm_head
         ids, _ = argmax(head(self.head_input(states), True))
         lazy_fusion.flush()
         return ids if self.token_map is None else self.token_map(ids)
 
-    def embed(self, ids: Tensor) -> Tensor:
+    def embed_ids(self, ids: Tensor) -> Tensor:
         """Token ids [n] -> embeddings [n, E]."""
-        table = self.own_embedding or self.__dict__["target"].embed_tokens
+        table = self.own_embedding or self.__dict__["attached"].embed_tokens
         return cast(Tensor, table(ids))
+
+    def embed(self, step: StepInputs) -> Tensor:
+        """Return the embeddings of a step's tokens [n, E]: those given, as media have some."""
+        given = step.inputs_embeds
+        return self.embed_ids(step.token_ids) if given is None else given
 
 
 class TokenMap(ParamModule):

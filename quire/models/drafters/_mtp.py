@@ -74,7 +74,7 @@ class MTPHead(DraftHead):
 
 def embed_known(head: DraftHead, step: StepInputs) -> Tensor:
     """Return the embeddings of a step's tokens [n, E]: zeros at position 0."""
-    found = flushed(head.embed(step.token_ids))
+    found = flushed(head.embed(step))
     return torch.where((cast(Tensor, step.positions) > 0)[:, None], found, 0)
 
 

@@ -69,7 +69,7 @@ class Head(DraftHead):
             self.lm_head = LMHead(c.vocab, c.hidden)
 
     def forward(self, step: StepInputs, states: Tensor) -> Tensor:
-        x: Tensor = self.fc(side_by_side(self.embed(step.token_ids), states))
+        x: Tensor = self.fc(side_by_side(self.embed(step), states))
         res: Tensor | None = None
         for layer in self.layers:
             x, res = layer(x, res, step)

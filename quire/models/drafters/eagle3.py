@@ -136,7 +136,7 @@ class Head(DraftHead):
 
     def forward(self, step: StepInputs, states: Tensor) -> Tensor:
         first, *others = self.layers
-        x, res = first(self.embed(step.token_ids), states, step)
+        x, res = first(self.embed(step), states, step)
         for layer in others:
             x, res = layer(x, res, step)
         u = add(x, res)

@@ -5,7 +5,9 @@ Axes: n tokens of the first pass, m rows with drafts, E hidden
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from quire.attention.base import Backend
 from quire.models.base import StepInputs
+from quire.models.drafters._base import DraftHead
 from quire.runner.drafters._passes import (
     FirstPass,
     Indexes,
@@ -22,6 +25,7 @@ from quire.runner.drafters._passes import (
     build_first_pass,
 )
 from quire.runner.drafters.base import MetadataOf, TargetStates
+from quire.runner.media.media_rows import find_media_rows
 from quire.runner.step_batch import StepBatch
 
 
@@ -48,12 +52,15 @@ class ChainDrafter:
         limits: PassLimits,
         device: torch.device,
         slots: int | None = None,
+        embed_media: Callable[[StepInputs], StepInputs] | None = None,
     ) -> None:
+        """embed_media: gives the first pass embeddings, of a target that reads media."""
         self.taps = frozenset(model.taps)
         self._model = model
         self._backend = backend
         self._limits = limits
         self._device = device
+        self._embed_media = embed_media or _without_media
         self._given = None if slots is None else np.zeros(slots, dtype=np.int32)
 
     def propose(
@@ -69,7 +76,8 @@ class ChainDrafter:
             return {}
         known = self._model.begin(states.hidden, states.taps, self._tensor(first.at))
         tokens = self._tensor(first.batch.token_ids)
-        out = self._run(first.batch, tokens, known, metadata_of)
+        step = self._embed_media(self._step(first.batch, tokens, metadata_of))
+        out = self._model(step, known)
         if not first.rows:
             return {}
         return self._continue(first, out.index_select(0, self._tensor(first.ends)), metadata_of)
@@ -88,7 +96,8 @@ class ChainDrafter:
             if len(going) < len(rows):
                 at = self._tensor(going)
                 rows, drafts, states = rows[going], drafts[at], states[at]
-            states = self._run(batch_behind(first, rows, count), drafts, states, metadata_of)
+            step = self._step(batch_behind(first, rows, count), drafts, metadata_of)
+            states = self._model(step, states)
             drafts = self._model.drafts(states)
         found: dict[int, tuple[int, ...]] = {}
         fetched = torch.cat([one for _, one in chains]).tolist()  # the only wait for the device
@@ -96,22 +105,28 @@ class ChainDrafter:
             found[first.rows[row]] = (*found.get(first.rows[row], ()), token)
         return found
 
-    def _run(
-        self, batch: StepBatch, tokens: Tensor, states: Tensor, metadata_of: MetadataOf
-    ) -> Tensor:
-        step = StepInputs(
+    def _step(self, batch: StepBatch, tokens: Tensor, metadata_of: MetadataOf) -> StepInputs:
+        return StepInputs(
             token_ids=tokens,
             positions=self._tensor(batch.positions),
             attention=self._backend.plan(metadata_of(batch)),
         )
-        return self._model(step, states)
 
     def _tensor(self, values: Indexes) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
 
+def _without_media(step: StepInputs) -> StepInputs:
+    """Media have id 0 where a model has no rows of them."""
+    return replace(step, token_ids=step.token_ids.clamp(min=0))
+
+
 def build_head_drafter(
-    model: ChainModel, backend: Backend, limits: PassLimits, device: torch.device, slots: int
+    model: DraftHead, backend: Backend, limits: PassLimits, device: torch.device, slots: int
 ) -> ChainDrafter:
     """Build the drafter of a head, which has no tokens in places of their own."""
-    return ChainDrafter(model, backend, limits, device)
+    media = find_media_rows(model.target)
+    if media is None or model.config.layer.hidden != model.config.target.hidden:
+        return ChainDrafter(model, backend, limits, device)
+    embed = partial(media.inputs, embed=model.embed_ids)
+    return ChainDrafter(model, backend, limits, device, embed_media=embed)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.core.types import UNKNOWN
 from quire.runner.step_batch import EMPTY_BATCH, Ints, StepBatch
 
 Indexes = npt.NDArray[np.signedinteger[Any]]
@@ -49,7 +50,7 @@ def build_first_pass(
     given: Ints | None = None,
 ) -> FirstPass | None:
     """Return the pass over all tokens of a step that are in their sequences now; None: there are
-    none.
+    none. Sequences without drafts are in it too: others may find their blocks by prefix.
 
     ids: [R] sampled tokens. kept: the accepted ones. given: [slots] leading tokens that a model of
     its own was given, which is updated; None: of a head.
@@ -66,8 +67,9 @@ def build_first_pass(
     used[batch.sampled_tokens[list(kept)]] = True
     last_of_row = {batch.sampled_rows[i]: i for i in kept}
     is_end[batch.sampled_tokens[list(last_of_row.values())]] = True
+    is_end &= (inputs.most > 0)[owner]
     room = np.minimum(inputs.blocks * limits.block_size, limits.max_len)[owner]
-    used &= (inputs.most > 0)[owner] & (following >= 0) & (batch.positions + shift < room)
+    used &= (following != UNKNOWN) & (batch.positions + shift < room)
     at = np.flatnonzero(used)
     if not len(at):
         return None

@@ -62,8 +62,13 @@ class MediaRows:
     def logits(self, row_slots: Tensor) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def inputs(self, step: StepInputs) -> StepInputs:
-        """Put rows of the pool in place of embeddings or results. Such tokens have id 0 then."""
+    def inputs(
+        self, step: StepInputs, embed: Callable[[Tensor], Tensor] | None = None
+    ) -> StepInputs:
+        """Put rows of the pool in place of embeddings or results. Such tokens have id 0 then.
+
+        embed: of the model that reads the step; None: the one with the encoder.
+        """
         if step.carried is not None:
             return step
         ids = step.token_ids
@@ -74,7 +79,7 @@ class MediaRows:
             return replace(step, token_ids=token_ids, result_rows=ResultRows(is_row, rows))
         vectors = step.inputs_embeds
         if vectors is None:
-            vectors = self._embed(token_ids)
+            vectors = (embed or self._embed)(token_ids)
             lazy_fusion.flush()
         rows = rows.to(vectors.dtype)
         width = vectors.shape[1]

@@ -131,12 +131,16 @@ def run_target(w, tokens, layers=4):
     return streams
 
 
-def chain(tokens, states, run, count):
+def chain(tokens, states, run, count, follow=None):
     """The drafts behind all tokens. run(next tokens, states) -> (states, drafts) of a sequence.
 
-    states: of all tokens but the last, which has no state yet.
+    states: of all tokens but the last, which has no state yet. follow: position -> token that the
+    keys there were made of, where it is not the next one.
     """
     following, found = list(tokens[1:]), []
+    for position, token in (follow or {}).items():
+        if position < len(following) - 1:
+            following[position] = token
     for _ in range(count):
         outs, drafts = run(torch.tensor(following), states)
         found.append(int(drafts[-1]))
@@ -145,22 +149,48 @@ def chain(tokens, states, run, count):
     return tuple(found)
 
 
-def check_drafts(engine, requests, reference, drafts=4):
+def run_drafting(engine, requests, see, stagger=0, close=True):
+    """Run requests, added `stagger` steps apart; see(sequence) each that has drafts. Returns the
+    tokens."""
+    waiting, out, steps = list(requests), {}, 0
+    while waiting or not engine.idle:
+        while waiting and not (stagger and steps % stagger):
+            engine.add(waiting.pop(0))
+            if stagger:
+                break
+        for update in engine.step():
+            assert update.error is None
+            out.setdefault((update.request_id, update.index), []).extend(update.token_ids)
+        for seq in engine._scheduler.sequences():
+            if seq.drafts and seq.tokens[-1] >= 0:
+                see(seq)
+        steps += 1
+    if close:
+        engine.shutdown()
+    return out
+
+
+def check_drafts(engine, requests, reference, drafts=4, stagger=0):
     """Run requests; compare what is proposed for each sequence in each step with a reference.
 
     Returns the tokens, and how many of the proposals were whole.
     """
-    for one in requests:
-        engine.add(one)
-    out, whole, seen = {}, 0, 0
-    while not engine.idle:
-        for update in engine.step():
-            out.setdefault((update.request_id, update.index), []).extend(update.token_ids)
-        for seq in engine._scheduler.sequences():
-            if seq.drafts and seq.tokens[-1] >= 0:
-                want = reference(tuple(seq.tokens))
-                assert seq.drafts == want[: len(seq.drafts)], (seq.tokens, seq.drafts, want)
-                seen, whole = seen + 1, whole + (len(seq.drafts) == drafts)
-    engine.shutdown()
-    assert seen, "there were proposals"
-    return out, whole / seen
+    lengths = []
+
+    def see(seq):
+        want = reference(tuple(seq.tokens))
+        assert seq.drafts == want[: len(seq.drafts)], (seq.tokens, seq.drafts, want)
+        lengths.append(len(seq.drafts))
+
+    out = run_drafting(engine, requests, see, stagger)
+    assert lengths, "there were proposals"
+    return out, lengths.count(drafts) / len(lengths)
+
+
+def recorded_drafts(engine, requests, stagger=0):
+    """Run requests. Returns what was proposed behind each text."""
+    found = {}
+    run_drafting(
+        engine, requests, lambda seq: found.update({tuple(seq.tokens): seq.drafts}), stagger
+    )
+    return found
