@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quire.kernels.formats.shared_prefixes import SharedPrefixes
+
 
 @dataclass(frozen=True, slots=True)
 class BackendCapabilities:
@@ -63,6 +65,7 @@ class AttentionMetadata:
     past: int | None = None  # most tokens another sequence has before this step's. None: unknown
     cross: CrossMetadata | None = None  # of a model with an encoder
     spans: Tensor | None = None  # [T, 2] int32: positions that a token sees besides; None: no token
+    shared: SharedPrefixes | None = None  # of the `decodes` sequences; None: each reads all keys
 
 
 class AttentionLayer(Protocol):
@@ -102,6 +105,14 @@ class SpanAttentionStep(AttentionStep, Protocol):
 
     def with_spans(self, spans: Tensor) -> AttentionStep:
         """The step in which token t also sees positions [spans[t, 0], spans[t, 1]), int32."""
+        ...
+
+
+class SharedAttentionStep(AttentionStep, Protocol):
+    """One step's attention in which leading keys that sequences share are read once."""
+
+    def with_shared(self, shared: SharedPrefixes) -> AttentionStep:
+        """The step with these groups of its sequences, all of one query."""
         ...
 
 

@@ -18,6 +18,7 @@ from quire.attention.base import (
     AttentionStep,
     BackendCapabilities,
 )
+from quire.kernels.formats.shared_prefixes import SharedPrefixes
 from quire.kernels.kv_write import kv_write
 from quire.kernels.paged_attention import paged_attention
 
@@ -70,11 +71,16 @@ class PagedAttentionStep:
             layer.position_bias,
             self._scales(layer),
             metadata.spans,
+            metadata.shared,
         )
 
     def with_spans(self, spans: Tensor) -> AttentionStep:
         """The step in which token t also sees positions [spans[t, 0], spans[t, 1])."""
         return replace(self, metadata=replace(self.metadata, spans=spans))
+
+    def with_shared(self, shared: SharedPrefixes) -> AttentionStep:
+        """The step with these groups of its sequences, all of one query."""
+        return replace(self, metadata=replace(self.metadata, shared=shared))
 
     def run_cross(self, q: Tensor, layer: AttentionLayer) -> Tensor:
         """Attend q [T, H, D] to the sources of its tokens.

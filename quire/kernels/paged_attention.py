@@ -32,6 +32,7 @@ from quire.kernels.formats.kv_cache import (
     has_dense_heads,
     head_step,
 )
+from quire.kernels.formats.shared_prefixes import SharedPrefixes
 from quire.kernels.framework.op import op
 from quire.kernels.kv_write import CODES, scale_args
 from quire.kernels.native.library import ATTENTION, DTYPES, NativeOp, empty
@@ -51,7 +52,8 @@ def _case(
 ) -> dict[str, Any]:
     """rows: (queries, context) of each sequence. Blocks before a window are given back (-1).
 
-    features: words out of sinks, alibi, bias, rows, spans, fresh, decodes (single queries first);
+    features: words out of sinks, alibi, bias, rows, spans, fresh, decodes (single queries first),
+    shared (of those, sequences in turn begin with the same three, or two, blocks);
     of a cache of 8 bits fp8, e5m2 and int8 (scales of the layer), int8_head, int8_token, fp8_token.
     """
     heads, kv_heads, size, block = shape
@@ -98,6 +100,8 @@ def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]
         case["spans"] = _spans(rows).to(q.device)
     if "decodes" in features:
         case["decodes"] = next((s for s, (n, _) in enumerate(rows) if n > 1), sequences)
+    if "shared" in features:
+        case["shared"] = _share(tables, [c for _, c in rows[: case["decodes"]]], cache.shape[3])
     for feature in features:
         if feature in _CODED:
             case |= _coded(cache, *_CODED[feature])
@@ -110,6 +114,27 @@ def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]
     if "fresh" in features:
         case |= _new_tokens(case, kv_heads, rows)
     return case
+
+
+def _share(tables: Tensor, contexts: list[int], block: int) -> SharedPrefixes:
+    """Give sequences the same leading blocks: one group of three blocks, one of two, tiles of two
+    sequences, and one tile that is not used."""
+    lengths = [0] * len(contexts)
+    members: list[int] = []
+    tiles: list[tuple[int, int, int]] = []
+    for blocks, want in ((3, range(0, len(contexts), 2)), (2, range(1, len(contexts), 2))):
+        group = [s for s in want if contexts[s] > blocks * block]
+        for at in range(0, len(group), 2):
+            tile = group[at : at + 2]
+            tiles.append((len(members), len(tile), blocks * block))
+            members += tile
+        for s in group:
+            tables[s, :blocks] = tables[group[0], :blocks]
+            lengths[s] = blocks * block
+    members += [0] * (len(contexts) - len(members))
+    made = [torch.tensor(x, dtype=torch.int32, device=tables.device) for x in (lengths, members)]
+    ends = torch.tensor([*tiles, (0, 0, 0)], dtype=torch.int32, device=tables.device)
+    return SharedPrefixes(made[0], made[1], ends, 2)
 
 
 def _spans(rows: list[tuple[int, int]]) -> Tensor:
@@ -209,6 +234,13 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (4, 1, 128, 16), [(1, 1100), (300, 1400)], bf16, 40, 5.0, features="spans")
     yield _case(device, shape, step, bf16, window=20, features="spans int8_token fresh")
     yield _case(device, shape, step, bf16, features="bias fresh decodes rows")
+    grown = [(1, c) for c in (70, 49, 33, 400, 12, 1, 64, 130, 90)]
+    yield _case(device, shape, grown, fp32, features="decodes shared")
+    yield _case(device, (8, 2, 64, 16), [*grown, (7, 40)], bf16, features="decodes shared rows")
+    yield _case(device, (6, 2, 20, 8), grown, fp32, None, 5.0, features="decodes shared sinks rows")
+    yield _case(device, (4, 2, 80, 16), [*grown, (1, 1500)], bf16, features="decodes shared fp8")
+    yield _case(device, shape, grown, bf16, features="decodes shared int8_token rows")
+    yield _case(device, shape, grown, fp32, window=20, features="decodes shared")
     for feature in ("e5m2", "int8", "int8_head", "int8_token", "fp8_token"):
         yield _case(device, shape, step, fp32, features=f"{feature} decodes")
         yield _case(device, shape, step, bf16, features=f"{feature} sinks decodes rows")
@@ -246,6 +278,7 @@ def _native(
     position_bias: Tensor | None = None,
     scales: Tensor | None = None,
     spans: Tensor | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> Tensor:
     if sinks is not None or rows is not None or not has_dense_heads(cache):
         return NotImplemented
@@ -318,6 +351,7 @@ def paged_attention(
     position_bias: Tensor | None = None,
     scales: Tensor | None = None,
     spans: Tensor | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> Tensor:
     """Attend every query row to the cached tokens of its sequence.
 
@@ -334,7 +368,8 @@ def paged_attention(
 
     The rest only makes it faster: the first `decodes` sequences have one query each; no context
     exceeds max_context; k, v: [T, K, D], the step's own keys and values; counters: zeros, int32,
-    at least decodes * K of them, left as they were. Returns a new [T, H, D] in q.dtype.
+    at least decodes * K of them, left as they were; shared: of the first `decodes` sequences,
+    whose tables begin with the same blocks. Returns a new [T, H, D] in q.dtype.
     """
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     starts, lengths = q_starts.tolist(), contexts.tolist()

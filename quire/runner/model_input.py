@@ -60,7 +60,8 @@ class ModelInputBuilder:
             synthetic=shape.synthetic,
         )
         self._sampled_slots: set[int] = set()  # joined by sequences that generate
-        self._part_types = load_part_types() if part_types is None else part_types
+        found = load_part_types() if part_types is None else part_types
+        self._part_types = {name: kind for name, kind in found.items() if kind.is_used(shape)}
 
     def build(self, plan: StepPlan) -> ModelInput:
         """Copy what the step needs from the plan's live objects."""

@@ -31,6 +31,7 @@ class TableShape(NamedTuple):
     has_rotary: bool = False  # sequences may have rotary positions of their own
     drafts: int = 0  # that a model proposes for a row at most; 0: none does
     synthetic: tuple[float, ...] | None = None  # of a benchmark: acceptance of drafts by position
+    shares_prefixes: bool = False  # attention reads leading blocks of several rows once
 
     @property
     def tables(self) -> int:

@@ -49,6 +49,7 @@ from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.media.media_rows import attach_media_rows
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
+from quire.runner.shared_prefixes import LEAST_ROWS, attach_shared_prefixes
 from quire.runner.slots import TableShape
 from quire.runner.state_tensors import StateTensors, attach_states
 from quire.sampling.constrained_sequence import GrammarLookup
@@ -101,6 +102,10 @@ def load_model(
         attach_media_rows(
             model, config.media_encoder.cache_rows, DTYPES[config.model.dtype], device
         )
+    shape = table_shape(config)
+    if shape.shares_prefixes:
+        group = max(model_config.heads // model_config.kv_heads, 1)
+        attach_shared_prefixes(model, shape.max_seqs, shape.block_size, group, device)
     if config.adapters is not None:
         scheduler, section = config.scheduler, config.adapters
         assert isinstance(model, nn.Module)
@@ -263,6 +268,22 @@ def table_shape(config: EngineConfig) -> TableShape:
         has_rotary=config.media_encoder is not None,
         drafts=config.speculation.max_drafts if drafts_with_weights(config.speculation) else 0,
         synthetic=config.speculation.synthetic_rates,
+        shares_prefixes=_shares_prefixes(config),
+    )
+
+
+def _shares_prefixes(config: EngineConfig) -> bool:
+    """Whether leading blocks of several rows are read once: on GPUs, by the backend `paged`, of
+    models whose layers all see the whole context."""
+    layers, wanted = config.cache.layers, config.device.attention_backend
+    return (
+        config.device.kind == "cuda"
+        and config.generates
+        and config.parallel.data == 1
+        and config.scheduler.max_num_seqs >= LEAST_ROWS
+        and wanted in ("auto", "paged")
+        and len(config.cache.groups) == 1
+        and not any(one.window or one.latent or one.cross for one in layers)
     )
 
 

@@ -40,8 +40,10 @@ from quire.runner.parts.encoder import EncoderPart, EncoderSource
 from quire.runner.parts.pooling import PoolingPart
 from quire.runner.parts.prompt_embeds import PromptEmbedsPart
 from quire.runner.parts.prompt_logprobs import CHUNK_POSITIONS, PromptLogprobsPart, PromptRow
+from quire.runner.parts.shared_prefixes import SharedPrefixesPart
 from quire.runner.parts.token_types import TokenTypesPart
 from quire.runner.parts.unattended_tokens import UnattendedTokensPart
+from quire.runner.shared_prefixes import find_shared_prefixes
 from quire.runner.slots import BlockTableUpdate
 from quire.runner.step_batch import StepBatch
 from quire.runner.worker_calls import with_two_layers_per_kind
@@ -128,6 +130,8 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
         batches = [*step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len)]
         for batch in batches:
             worker.compute(batch, ())
+            if find_shared_prefixes(model) is not None and batch.decode_only:
+                worker.compute(batch, [SharedPrefixesPart(())])
         for load in () if config.adapters is None else adapter_loads(model):
             worker.compute(batches[0], [adapted_rows(batches[0], load)])
             for batch in batches:

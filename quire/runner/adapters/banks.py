@@ -144,6 +144,8 @@ class AdapterBanks(NoOwnGraphs):
         return "scaled adapters" if self._step.is_scaled else "adapters"
 
     decodes = True
+    least_rows = 1
+    has_prompts = True
     rotary_axes = 1
 
     def reset(self) -> None:

@@ -175,7 +175,8 @@ def decode_graph_groups(max_rows: int, variant: StepVariant = PLAIN) -> list[lis
     Each group begins with its largest; "forward" is the first group.
     """
     found: dict[Any, dict[DecodeGraph, None]] = {}
-    for size in reversed(capture_sizes(max_rows)):
+    sizes = [size for size in capture_sizes(max_rows) if size >= variant.least_rows]
+    for size in reversed(sizes):
         for kind in (None, *get_args(ChooserKind)):
             for graph in decode_graphs(size, kind, variant):
                 if graph.variant == variant.name:

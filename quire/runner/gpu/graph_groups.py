@@ -52,7 +52,8 @@ def find_graph_groups(
     for variant in variants:
         if decode_rows and variant.decodes:
             groups += [[*group] for group in decode_graph_groups(decode_rows, variant)]
-        groups.append([shape._replace(variant=variant.name) for shape in reversed(shapes)])
+        if variant.has_prompts:
+            groups.append([shape._replace(variant=variant.name) for shape in reversed(shapes)])
     for variant in variants:
         own = variant.own_graphs(VariantGraphs(cache, variant.name))
         groups.append([VariantGraph(key, variant.name) for key in own])

@@ -31,6 +31,8 @@ class MediaRows:
     name = "media"
     changes_logits = False
     decodes = False
+    least_rows = 1
+    has_prompts = True
 
     def __init__(
         self, embed: Callable[[Tensor], Tensor], pool: EncoderPool, rotary_axes: int

@@ -23,6 +23,7 @@ from quire.core.types import StepPlan
 from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooler import Pooler
 from quire.registry import PluginRegistry
+from quire.runner.slots import TableShape
 from quire.runner.step_batch import StepBatch
 from quire.sampling.logprobs import Mode
 
@@ -59,6 +60,16 @@ class StepVariant(Protocol):
     @property
     def decodes(self) -> bool:
         """Whether steps with it may have decoding rows alone, which have graphs of their own."""
+        ...
+
+    @property
+    def least_rows(self) -> int:
+        """Rows of its steps that have decoding rows alone, at least."""
+        ...
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether steps with it may have rows of prompts."""
         ...
 
     @property
@@ -113,6 +124,8 @@ class _PlainVariant(NoOwnGraphs):
     name = ""
     changes_logits = False
     decodes = True
+    least_rows = 1
+    has_prompts = True
     rotary_axes = 1
 
     def reset(self) -> None:
@@ -147,6 +160,14 @@ class CombinedVariant(NamedTuple):
     @property
     def decodes(self) -> bool:
         return all(one.decodes for one in self.variants)
+
+    @property
+    def least_rows(self) -> int:
+        return max(one.least_rows for one in self.variants)
+
+    @property
+    def has_prompts(self) -> bool:
+        return all(one.has_prompts for one in self.variants)
 
     @property
     def rotary_axes(self) -> int:
@@ -215,6 +236,11 @@ class NoPendingPart:
 
 class StepPart(msgspec.Struct, frozen=True, array_like=True):
     """One feature's share of one step."""
+
+    @classmethod
+    def is_used(cls, shape: TableShape) -> bool:
+        """Whether an engine with such block tables may have steps with the part."""
+        return True
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> StepPart | None:

@@ -7,6 +7,7 @@ padding, write-back, results. Real graphs and real asynchrony are tests/gpu's bu
 import contextlib
 import functools
 import gc
+import importlib
 import weakref
 
 import pytest
@@ -14,16 +15,20 @@ import torch
 
 pytest.importorskip("triton")
 
+from quire.attention import paged
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.core.types import ThinkingBudget
 from quire.engine.startup.executor_setup import _build_backend, table_shape
 from quire.executors.inline import Executor
 from quire.kernels.framework import late_work, op
+from quire.kernels.paged_attention import paged_attention
 from quire.runner.gpu import cuda_graphs, cuda_worker, pinned_io, staging_buffer
 from quire.runner.gpu.mixed_batch_graphs import GraphShape, graph_shapes
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
+from quire.runner.parts import shared_prefixes as shared_prefixes_part
+from quire.runner.shared_prefixes import SharedPrefixRows, attach_shared_prefixes
 from quire.sampling.sampler import Sampler
 from tests import tiers
 from tests.cpu import engine_of as tiny
@@ -84,10 +89,10 @@ def acted(monkeypatch):
     monkeypatch.setattr(cuda_graphs.CudaGraphCache, "_capture", lambda self, launch: Graph(launch))
 
 
-def engine_of(hf=tiny.TINY, *, captured=True, **settings):
+def engine_of(hf=tiny.TINY, *, captured=True, shares_prefixes=False, **settings):
     """An engine with the CUDA worker over CPU tensors, in which no step may capture.
 
-    captured: with the graphs that a start captures.
+    captured: with the graphs that a start captures. shares_prefixes: the model has the variant.
     """
 
     def device_half(model, config, processors=(), grammars=None, pooler=None, **_):
@@ -105,7 +110,7 @@ def engine_of(hf=tiny.TINY, *, captured=True, **settings):
         sampler = Sampler(
             config.model.vocab, said.max_num_seqs, "cpu", asynchronous=True, grammars=grammars
         )
-        shape = table_shape(config)
+        shape = table_shape(config)._replace(shares_prefixes=shares_prefixes)
 
         lane = cuda_worker.CudaWorker(
             model,
@@ -237,6 +242,60 @@ def test_prompts_with_images_answer_as_on_the_cpu(acted, replayed, kind, setting
     shapes = {key for key, _ in replayed if isinstance(key, GraphShape)}
     assert shapes, "chunks of text were replayed"
     assert len(shapes) < len(replayed)
+
+
+def chosen_logprobs(updates):
+    """(request, index) -> log probabilities of its tokens, of requests that asked for them."""
+    found = {}
+    for one in updates:
+        for token in one.logprobs or ():
+            found.setdefault((one.request_id, one.index), []).append(token.values[0])
+    return {key: torch.tensor(of) for key, of in found.items()}
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("settings", [{"depth": 2}, *tiers.long({"eager": True})])
+def test_rows_with_one_prefix_answer_as_alone(acted, replayed, monkeypatch, settings):
+    """Two groups, forks, rows of their own, and rows that come and go."""
+    attention = importlib.import_module("quire.kernels.gpu.attention.paged_attention")
+
+    def attend(*args):
+        if args[-1] is None:  # not a step with groups
+            return paged_attention(*args)
+        out = attention.outputs(*args)
+        attention.launch(out, *args)
+        return out
+
+    monkeypatch.setattr(paged, "paged_attention", attend)
+    for name in ("plan_shared", "plan_decode"):
+        plan = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *a, plan=plan: plan(*a)._replace(splits=1))
+    monkeypatch.setattr(shared_prefixes_part, "LEAST_SAVED", 8)
+    monkeypatch.setattr(shared_prefixes_part, "LEAST_ROWS", 8)
+    monkeypatch.setattr(SharedPrefixRows, "least_rows", 8)
+    first, second = range(40), range(90, 53, -1)
+    work = [tiny.request(f"a{i}", [*first, 40 + i], 3 + i % 2, logprobs=0) for i in range(5)]
+    work += [tiny.request(f"b{i}", [*second, 7 + i], 4, logprobs=0) for i in range(4)]
+    work += [tiny.request("c", [60], 5, temperature=0.9, seed=1, n=2)]
+    want, alone = tiny.run(tiny.engine_of(budget=4000, eager=True), work)
+    built = tiny.model_of(tiny.TINY, torch.float32, "cpu")
+    attach_shared_prefixes(built[0], 32, 16, 2, torch.device("cpu"))
+    engine = engine_of(built=built, shares_prefixes=True, **settings)
+    for one in work[:1], work[5:6]:  # their blocks are cached then
+        tiny.run(engine, one)
+    replayed.clear()
+    wrote = []
+    write = SharedPrefixRows.write
+    monkeypatch.setattr(
+        SharedPrefixRows, "write", lambda self, groups: (wrote.append(groups), write(self, groups))
+    )
+    got, updates = tiny.run(engine, work)
+    assert got == want
+    torch.testing.assert_close(chosen_logprobs(updates), chosen_logprobs(alone))
+    assert {tuple(group.blocks for group in groups) for groups in wrote} >= {(2, 2)}
+    if "eager" not in settings:
+        assert ("shared prefixes", True) in {(key.variant, known) for key, known in replayed}
+        assert all(known for _, known in replayed)
 
 
 @pytest.fixture

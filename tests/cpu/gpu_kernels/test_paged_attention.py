@@ -73,6 +73,23 @@ def test_in_float32_a_row_does_not_depend_on_the_others():
         assert torch.equal(run(alone), whole[s : s + 1])
 
 
+@pytest.mark.parametrize("splits", [1, *tiers.long(3, 8)])
+@pytest.mark.parametrize("features", ["", "rows sinks", *tiers.long("int8_token", "rows fp8")])
+def test_shared_leading_keys_are_merged_with_the_rows_own(monkeypatch, features, splits):
+    contexts = [70, 49, 33, 300, 12, 1, 64, 130, 90]
+    case = decoding(contexts, f"decodes shared {features}")
+    planned = body.plan_shared
+    monkeypatch.setattr(body, "plan_shared", lambda *a: planned(*a)._replace(chunk=16))
+    shared = case["shared"]
+    assert shared.lengths.tolist() == [48, 32, 0, 32, 0, 0, 48, 32, 48]
+    found = run(case, splits=splits)
+    torch.testing.assert_close(found, REFERENCE(**case), atol=1e-5, rtol=1e-5)
+    # shared keys are read through the table of the first sequence of a tile
+    case["tables"][:, :2][torch.tensor([3, 6])] = -1
+    if not features:
+        assert torch.equal(run(case, splits=splits), found)
+
+
 FIRST, SECOND = (32, 16, 4, 1, True), (64, 32, 4, 1, False)
 
 

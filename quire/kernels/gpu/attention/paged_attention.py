@@ -1,6 +1,7 @@
 """Dispatcher of paged attention on the GPU: picks the kernels of a step by shape and device.
 
     paged_attention_decode           sequences of one query, long contexts split among programs
+    paged_attention_shared           leading keys that sequences of one query have in common
     paged_attention_fused            the same with norms, rotation and cache write in one kernel
     paged_attention_prefill          sequences of several queries
     paged_attention_prefill_hopper   the same on Hopper, with Gluon
@@ -11,7 +12,7 @@ Nothing else imports these modules. How a launch is split is in split_plan.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,10 +20,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.formats.kv_cache import has_dense_heads
+from quire.kernels.formats.shared_prefixes import SharedPrefixes
 from quire.kernels.gpu.attention import paged_attention_fused as fused
 from quire.kernels.gpu.attention.kv_codes import CodeLayout
 from quire.kernels.gpu.attention.paged_attention_decode import decode_kernel
 from quire.kernels.gpu.attention.paged_attention_prefill import prefill_kernel
+from quire.kernels.gpu.attention.paged_attention_shared import shared_prefix_kernel
 from quire.kernels.gpu.attention.split_plan import (
     MIN_SPLIT_KEYS,
     AttentionExtras,
@@ -32,6 +35,7 @@ from quire.kernels.gpu.attention.split_plan import (
     plan_decode,
     plan_prefill_splits,
     plan_prefill_tiles,
+    plan_shared,
 )
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
 from quire.kernels.gpu.runtime.target import gpu_target, sm_count
@@ -85,11 +89,14 @@ def launch(
     position_bias: Tensor | None = None,
     scales: Tensor | None = None,
     spans: Tensor | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> None:
     """Start the kernels of one step."""
+    if window or alibi is not None or position_bias is not None:
+        shared = None
     extras = AttentionExtras(
         scale, window, softcap, sinks, alibi, rows, max_context, k_scale, v_scale, counters,
-        position_bias, scales, spans,
+        position_bias, scales, spans, shared,
     ).device(cache)  # fmt: skip
     if decodes:
         cut = plan_decode(q, cache, tables, decodes, extras)
@@ -155,16 +162,17 @@ def decode(
     kv_heads, block, size = cache.shape[2:]
     group = q.shape[1] // kv_heads
     pdl = not decode_kernel.interpreted
+    parts = _attend_shared(q, cache, tables, rows, extras)
     decode_kernel(
         (rows * kv_heads * cut.splits, 1, 1),
         (
             q, cache, extras.scales, tables, extras.rows, contexts, out,
             *allocate_split_workspace(q, kv_heads, rows, cut, extras.counters), extras.sinks,
-            extras.alibi, extras.position_bias,
+            extras.alibi, extras.position_bias, parts.lengths, parts.out, parts.stats,
         ),
         (
             extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
-            extras.window or 0, cut.splits,
+            extras.window or 0, cut.splits, parts.splits,
         ),
         (
             kv_heads, group, size, block, *CodeLayout.of(cache, extras.scales),
@@ -172,11 +180,52 @@ def decode(
             max(16, next_power_of_2(group)), max(16, next_power_of_2(size)),
             cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, extras.rows is not None,
             extras.window is not None, extras.softcap is not None, extras.sinks is not None,
-            extras.alibi is not None, extras.reach, q.dtype == torch.float32, pdl,
+            extras.alibi is not None, extras.reach, parts.chunk, q.dtype == torch.float32, pdl,
         ),
         warps=cut.warps,
         pdl=pdl,
     )  # fmt: skip
+
+
+class _SharedParts(NamedTuple):
+    """What sequences have of leading keys that they share. chunk: of the shortest range."""
+
+    lengths: Tensor | None = None  # [S] int32
+    out: Tensor | None = None  # [S, K, splits, G, D] fp32
+    stats: Tensor | None = None  # [S, K, splits, 2, G] fp32
+    splits: int = 0
+    chunk: int = 0
+
+
+def _attend_shared(
+    q: Tensor, cache: Tensor, tables: Tensor, rows: int, extras: AttentionExtras
+) -> _SharedParts:
+    """Attend to the leading keys that sequences share."""
+    shared = extras.shared
+    if shared is None:
+        return _SharedParts()
+    kv_heads, block, size = cache.shape[2:]
+    plan = plan_shared(q, kv_heads, shared)
+    cells = rows * q.shape[1] * plan.splits
+    part = torch.empty(cells * size, dtype=torch.float32, device=q.device)
+    stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
+    pdl = not shared_prefix_kernel.interpreted
+    shared_prefix_kernel(
+        (shared.tiles.shape[0] * kv_heads * plan.splits, 1, 1),
+        (
+            q, cache, extras.scales, tables, extras.rows, shared.members, shared.tiles, part, stats,
+        ),
+        (extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale, plan.splits),
+        (
+            kv_heads, q.shape[1] // kv_heads, size, block, *CodeLayout.of(cache, extras.scales),
+            q.stride(0), q.stride(1), tables.stride(0), plan.rows, max(16, next_power_of_2(size)),
+            plan.tile_keys, plan.chunk, plan.stages, extras.rows is not None,
+            extras.softcap is not None, q.dtype == torch.float32, pdl,
+        ),
+        warps=plan.warps,
+        pdl=pdl,
+    )  # fmt: skip
+    return _SharedParts(shared.lengths, part, stats, plan.splits, plan.chunk)
 
 
 def prefill(

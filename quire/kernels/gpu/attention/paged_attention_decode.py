@@ -6,6 +6,7 @@ captured graph serves every length. The last program of a sequence's KV head to 
 
 The length of a range depends on the context and on `splits`, on nothing else of the batch. Parts
 are merged in the order of the ranges, so the result does not depend on which program was last.
+Leading keys that sequences share were read by paged_attention_shared: its parts are merged too.
 
 Axes: S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
 """
@@ -21,13 +22,11 @@ from quire.kernels.gpu.attention.online_softmax import (
     add_distance_bias,
     bias_rows,
     dot_qk,
-    join_sink,
     load_scales,
-    normalize,
     online_softmax_step,
     scale_and_softcap,
 )
-from quire.kernels.gpu.attention.paged_attention_merge import merge_splits
+from quire.kernels.gpu.attention.paged_attention_merge import merge_parts, store_result
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
 
@@ -86,10 +85,12 @@ def attend_range(acc, total, top, q, cache_ptr, scales_ptr, table, kh, first, st
 
 
 @triton.jit
-def store_or_merge(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, split,
-            used, splits,
-            K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr,
-            DP: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
+def store_or_merge(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr,
+                   shared_part_ptr, shared_stats_ptr, shared, shared_splits, s, kh, split, used,
+                   splits,
+                   K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr,
+                   DP: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr,
+                   SHARED: tl.constexpr):  # fmt: skip
     """Store the result, or a part of it; the program that stores the last part merges them all."""
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
@@ -103,20 +104,22 @@ def store_or_merge(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sink
         tl.store(stats_ptr + mine * (2 * G) + G + g, total, mask=g < G)
         tl.debug_barrier()  # every thread's part is stored before one of them counts it
         if tl.atomic_add(done_ptr + place, 1, sem="acq_rel") == used - 1:
-            merge_splits(
-                part_ptr, stats_ptr, out_ptr, sinks_ptr, place, kh, used, splits,
-                G, D, GM, DP, SINKS,
+            whole, whole_total, whole_top = merge_parts(
+                part_ptr, stats_ptr, place, used, splits, G, D, GM, DP
+            )
+            store_result(
+                whole, whole_total, whole_top, out_ptr, sinks_ptr, shared_part_ptr,
+                shared_stats_ptr, shared, shared_splits, place, kh, G, D, GM, DP, SINKS, SHARED,
             )  # fmt: skip
             tl.store(done_ptr + place, 0)
     else:
-        if SINKS:
-            sink = tl.load(sinks_ptr + kh * G + g, mask=g < G, other=0.0).to(tl.float32) * LOG2E
-            acc, total = join_sink(acc, total, top, sink)
-        where = out_ptr + (place * G + g)[:, None] * D + d[None, :]
-        tl.store(where, normalize(acc, total).to(out_ptr.dtype.element_ty), mask=real)
+        store_result(
+            acc, total, top, out_ptr, sinks_ptr, shared_part_ptr, shared_stats_ptr, shared,
+            shared_splits, place, kh, G, D, GP, DP, SINKS, SHARED,
+        )  # fmt: skip
 
 
-@kernel("scale", "softcap", "v_scale", "window", "splits")
+@kernel("scale", "softcap", "v_scale", "window", "splits", "shared_splits")
 def decode_kernel(
     q_ptr,  # [S, K * G, D]
     cache_ptr,  # [N, 2, K, B, D], heads HEAD apart
@@ -131,11 +134,15 @@ def decode_kernel(
     sinks_ptr,  # [K * G]
     alibi_ptr,  # [K * G]
     bias_ptr,  # [K * G, 2 * REACH + 1] fp32, if REACH
+    shared_ptr,  # [S] leading keys that another kernel has attended to, if SHARED
+    shared_part_ptr,  # [S, K, shared_splits, G, D] fp32: its parts
+    shared_stats_ptr,
     scale,  # of the scores, the keys' own scale in it
     softcap,
     v_scale,
     window,
     splits,
+    shared_splits,
     K: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -161,6 +168,7 @@ def decode_kernel(
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
     REACH: tl.constexpr,
+    SHARED: tl.constexpr,  # the shortest range of shared keys; 0: there are none
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -177,8 +185,13 @@ def decode_kernel(
     row = s
     if HAS_ROWS:
         row = tl.load(rows_ptr + s)
+    BOUND: tl.constexpr = WINDOW or SHARED > 0
+    shared = 0
+    if SHARED:
+        shared = tl.load(shared_ptr + s)
+        window = context - shared
     first, start, stop, used = split_range(
-        context, window, split, splits, TILE, CHUNK, SPLIT, WINDOW
+        context, window, split, splits, TILE, CHUNK, SPLIT, BOUND
     )
     if split >= used:
         return
@@ -206,6 +219,7 @@ def decode_kernel(
     if CODE != 0 and not SCALES:
         acc = acc * v_scale
     store_or_merge(
-        acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, split, used,
-        splits, K, G, D, GP, DP, SPLIT, SINKS,
+        acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, shared_part_ptr,
+        shared_stats_ptr, shared, shared_splits, s, kh, split, used, splits, K, G, D, GP, DP, SPLIT,
+        SINKS, SHARED,
     )  # fmt: skip

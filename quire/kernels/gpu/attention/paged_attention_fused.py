@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.formats.kv_cache import has_dense_heads
+from quire.kernels.formats.shared_prefixes import SharedPrefixes
 from quire.kernels.gpu.attention.kv_codes import (
     CodeLayout,
     find_scales,
@@ -297,8 +298,8 @@ def fused_decode_kernel(
     if CODE != 0 and not SCALES:
         acc = acc * v_scale
     store_or_merge(
-        acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, split, used,
-        splits, K, G, D, GP, D, SPLIT, SINKS,
+        acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, 0,
+        0, s, kh, split, used, splits, K, G, D, GP, D, SPLIT, SINKS, 0,
     )  # fmt: skip
 
 
@@ -321,9 +322,11 @@ def parse_extras(
     position_bias: Tensor | None = None,
     scales: Tensor | None = None,
     spans: Tensor | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> AttentionExtras | None:
-    """The arguments of paged_attention; None: not one query per sequence, or a bias."""
-    biased = alibi is not None or position_bias is not None
+    """The arguments of paged_attention; None: not one query per sequence, a bias, or sequences that
+    share keys."""
+    biased = alibi is not None or position_bias is not None or shared is not None
     if not decodes == q.shape[0] == contexts.shape[0] or biased:
         return None
     return AttentionExtras(

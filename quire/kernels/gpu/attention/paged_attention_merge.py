@@ -13,6 +13,13 @@ from quire.kernels.gpu.attention.online_softmax import LOG2E, LOWEST_SCORE, join
 
 
 @triton.jit
+def shared_range(tokens, splits, CHUNK: tl.constexpr):
+    """(keys of a range, ranges in use) of shared leading keys: at least CHUNK, in blocks of it."""
+    size = tl.maximum(tl.cdiv(tl.cdiv(tokens, splits), CHUNK), 1) * CHUNK
+    return size, tl.cdiv(tokens, size)
+
+
+@triton.jit
 def merge_parts(
     part_ptr,  # [places, splits, G, D]
     stats_ptr,  # [places, splits, 2, G]: maximum, sum
@@ -25,13 +32,20 @@ def merge_parts(
     DP: tl.constexpr,
 ):
     """(acc, total, top) over the first `used` parts of a place."""
+    acc = tl.zeros([GP, DP], tl.float32)
+    total = tl.zeros([GP], tl.float32)
+    top = tl.full([GP], LOWEST_SCORE, tl.float32)
+    return absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits, G, D, GP, DP)
+
+
+@triton.jit
+def absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits,
+                 G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr):  # fmt: skip
+    """(acc, total, top) with the first `used` parts of a place, laid out as for merge_parts()."""
     # parts whose loads are under way at once: as many as 64 registers a thread hold
     MERGE: tl.constexpr = max(2, min(16, 8192 // (GP * DP)))
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
-    acc = tl.zeros([GP, DP], tl.float32)
-    total = tl.zeros([GP], tl.float32)
-    top = tl.full([GP], LOWEST_SCORE, tl.float32)
     mask = (g < G)[:, None] & (d < D)[None, :]
     where = g[:, None] * D + d[None, :]
     for low in range(0, used, MERGE):
@@ -57,24 +71,23 @@ def merge_parts(
 
 
 @triton.jit
-def merge_splits(
-    part_ptr,  # [S * K, splits, G, D]
-    stats_ptr,  # [S * K, splits, 2, G]
-    out_ptr,  # [S, K * G, D]
-    sinks_ptr,
-    place,  # s * K + kh, int64
-    kh,
-    used,
-    splits,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    GP: tl.constexpr,  # power of two >= G
-    DP: tl.constexpr,
-    SINKS: tl.constexpr,
-):
+def store_result(acc, total, top, out_ptr, sinks_ptr, shared_part_ptr, shared_stats_ptr, shared,
+                 shared_splits, place, kh,
+                 G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr,
+                 SINKS: tl.constexpr, SHARED: tl.constexpr):  # fmt: skip
+    """Store out[place], [G, D], with the parts of shared leading keys and the sink.
+
+    place: sequence times K plus kh, int64. shared: tokens of the shared keys. SHARED: the shortest
+    range of these; 0: there are none.
+    """
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
-    acc, total, top = merge_parts(part_ptr, stats_ptr, place, used, splits, G, D, GP, DP)
+    if SHARED:
+        _, used = shared_range(shared, shared_splits, SHARED)
+        acc, total, top = absorb_parts(
+            acc, total, top, shared_part_ptr, shared_stats_ptr, place, used, shared_splits,
+            G, D, GP, DP,
+        )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks_ptr + kh * G + g, mask=g < G, other=0.0).to(tl.float32) * LOG2E
         acc, total = join_sink(acc, total, top, sink)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quire.kernels.formats.shared_prefixes import SharedPrefixes
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
 from quire.kernels.gpu.runtime.target import sm_count
 from quire.kernels.kv_write import CODES
@@ -47,6 +48,7 @@ class AttentionExtras(NamedTuple):
     position_bias: Tensor | None = None
     scales: Tensor | None = None
     spans: Tensor | None = None
+    shared: SharedPrefixes | None = None
 
     @property
     def reach(self) -> int:
@@ -74,6 +76,18 @@ class SplitPlan(NamedTuple):
     def may_split(self) -> bool:
         """The kernel's identity: by the longest contexts, or each step would compile its own."""
         return max(self.splits, self.max_splits) > 1
+
+
+class SharedPlan(NamedTuple):
+    """A launch over shared leading keys: rows of a tile, keys per iteration and of the shortest
+    range, most ranges, options."""
+
+    rows: int
+    tile_keys: int
+    chunk: int
+    warps: int
+    stages: int
+    splits: int
 
 
 class PrefillTiles(NamedTuple):
@@ -108,6 +122,23 @@ def plan_decode(
     bound = min(extras.max_context or 1 << 30, tables.shape[1] * block)
     splits = max(1, min(cut.splits, -(-bound // cut.min_chunk)))
     return cut._replace(splits=splits, max_splits=cut.splits)
+
+
+MAX_SHARED_SPLITS = 8
+"""Maximum number of ranges of shared keys: each sequence merges them."""
+
+
+def plan_shared(q: Tensor, kv_heads: int, shared: SharedPrefixes) -> SharedPlan:
+    """Sizes for tiles of sequences that share leading keys; some of the tiles are unused."""
+    group, wide = q.shape[1] // kv_heads, q.shape[2] > 128
+    rows = max(16, next_power_of_2(shared.tile_rows * group))
+    if q.dtype == torch.float32:
+        return SharedPlan(rows, 16, 64, 4, 2, MAX_SHARED_SPLITS)
+    tiles = -(-len(shared.members) // shared.tile_rows)
+    splits = 2 * sm_count(q.device) // (tiles * kv_heads)
+    warps = 8 if rows > 64 else 4
+    tile_keys = 32 if wide else 64
+    return SharedPlan(rows, tile_keys, 256, warps, 3, max(1, min(splits, MAX_SHARED_SPLITS)))
 
 
 def _plan_few_programs(per_sm: int, wide: bool) -> SplitPlan:
