@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from quire.config.engine_config import SpeculationSection
 from quire.core.drafters.base import HostDrafter
@@ -30,9 +31,21 @@ MAX_INDEXED = 4096
 SEPARATOR = -2
 """Between two past outputs."""
 
+MAX_PAST_TOKENS = 1_000_000
+"""Tokens of past outputs that are kept, of all tenants. One takes about 150 bytes."""
+
 Scope = tuple[bytes, bytes]
+"""Tenant, and what separates the cached KV of its requests: outputs of one scope are shared."""
 Match = tuple[int, int]
 """Tokens that agree, and the place behind them."""
+
+
+class PastOutput(NamedTuple):
+    """end: the place behind it, in the texts of its scope. size: its tokens."""
+
+    scope: Scope
+    end: int
+    size: int
 
 
 class PairLinks:
@@ -116,7 +129,8 @@ class SuffixDrafter(HostDrafter):
         self._requests = requests
         self._links: dict[Sequence, PairLinks] = {}
         self._past: dict[Scope, PastOutputs] = {}
-        self._order: deque[tuple[Scope, int]] = deque()  # past outputs, the oldest first
+        self._tenants: dict[bytes, deque[PastOutput]] = {}  # past outputs, the oldest first
+        self._tokens: dict[bytes, int] = {}  # of these
 
     def propose(self, seq: Sequence, known: int, most: int) -> Seq[int]:
         links = self._links.get(seq)
@@ -148,20 +162,31 @@ class SuffixDrafter(HostDrafter):
         past = self._past.get(scope)
         if past is None:
             past = self._past[scope] = PastOutputs()
-        self._order.append((scope, past.add(output)))
-        if len(self._order) > self._requests:
-            oldest, end = self._order.popleft()
-            self._remove_oldest(oldest, end)
+        tenant, size = scope[0], len(output)
+        self._tenants.setdefault(tenant, deque()).append(PastOutput(scope, past.add(output), size))
+        self._tokens[tenant] = self._tokens.get(tenant, 0) + size
+        while (
+            sum([len(one) for one in self._tenants.values()]) > self._requests
+            or sum(self._tokens.values()) > MAX_PAST_TOKENS
+        ):
+            self._remove_oldest(max(self._tokens, key=self._tokens.__getitem__))
 
-    def _remove_oldest(self, scope: Scope, end: int) -> None:
+    def _remove_oldest(self, tenant: bytes) -> None:
+        """Remove a tenant's oldest output. It is the tenant with the most tokens, so that a busy
+        one does not displace the outputs of others."""
+        order = self._tenants[tenant]
+        scope, end, size = order.popleft()
+        self._tokens[tenant] -= size
+        if not order:
+            del self._tenants[tenant], self._tokens[tenant]
         past = self._past[scope]
         past.remove_oldest(end)
         if not past.outputs:
             del self._past[scope]
         elif past.first > len(past.tokens) // 2:
             self._past[scope], moved = past.compacted(), past.first - 2
-            self._order = deque(
-                [(one, at - moved if one == scope else at) for one, at in self._order]
+            self._tenants[tenant] = deque(
+                [one._replace(end=one.end - moved) if one.scope == scope else one for one in order]
             )
 
     def _matches(

@@ -116,7 +116,9 @@ class Drafting:
         self._sources = () if drafter is None else (drafter,)
         self._states: dict[Sequence, _DraftState] = {}
         self._total = DraftTally()
-        self._means = [FIRST_MEAN] * max_drafts
+        self._means = [FIRST_MEAN] * max_drafts  # acceptance by position, of all sequences
+        self._tenant_means: dict[bytes, list[float]] = {}
+        """The same by tenant: where a sequence begins does not depend on the texts of others."""
         self._costs = DraftCosts()
         self.step = self.rows = self.awaited = 0
         self.recorded: Mapping[tuple[str, int], int] | None = None
@@ -182,7 +184,7 @@ class Drafting:
             seq.drafts, seq.plain_len = (), min(length + 1, seq.max_len)
             return 0
         proposed = self._propose(state, seq, known)
-        count = self._affordable(state, len(proposed)) if proposed else 0
+        count = self._affordable(state, seq, len(proposed)) if proposed else 0
         seq.drafts = proposed[:count]
         if count:
             self._left -= count
@@ -256,15 +258,16 @@ class Drafting:
                 return tuple(found)
         return seq.drafts[:most]
 
-    def _affordable(self, state: _DraftState, proposed: int) -> int:
+    def _affordable(self, state: _DraftState, seq: Sequence, proposed: int) -> int:
         """Return how many of its proposals a row should have."""
         most = min(proposed, self._left)
         if not self._adaptive:
             self._expected += most
             return most
-        rates, means = state.rates, self._means
-        for position in range(len(rates), proposed):
-            rates.append((1 + 2 * means[position]) / 3)
+        rates = state.rates
+        if len(rates) < proposed:
+            means = self._means_of(seq)
+            rates += [(1 + 2 * mean) / 3 for mean in means[len(rates) : proposed]]
         chances = self._chances = self._chances or []
         count, probability, expected = 0, 1.0, 0.0
         for rate in rates[:proposed]:
@@ -311,13 +314,22 @@ class Drafting:
         if not accepted and state.guessed:
             return  # the token that was assumed was wrong, which shows nothing about the drafts
         _update(state.rates, drafts, accepted, ROW_RATE)
-        _update(self._means, drafts, accepted, 1 / (1 / ROW_RATE + self.rows / 4))
+        weight = 1 / (1 / ROW_RATE + self.rows / 4)
+        for means in (self._means, self._means_of(seq)):
+            _update(means, drafts, accepted, weight)
         state.misses = 0
         if accepted:
             state.wait = 1
         else:
             state.wait = min(2 * state.wait, LAST_WAIT)
             self._put_off(state, seq)
+
+    def _means_of(self, seq: Sequence) -> list[float]:
+        tenant = seq.request.tenant
+        means = self._tenant_means.get(tenant)
+        if means is None:
+            means = self._tenant_means[tenant] = [FIRST_MEAN] * self._max_drafts
+        return means
 
     def end_result(self, plan: StepPlan) -> None:
         """A plan was applied. It is called for those whose time is worth to be observed."""

@@ -217,21 +217,50 @@ def test_suffix_reads_past_outputs_of_the_same_tenant_salt_and_adapter():
     assert list(drafter.propose(adapted, 4, 8)) == []
 
 
-def test_suffix_forgets_the_oldest_outputs():
-    drafter = suffix_drafter(requests=3)
-    for i in range(40):
-        past(drafter, [100 + i, 200 + i, 300 + i, 400 + i], tenant=b"ab"[i % 7 == 0 :][:1])
-    live = [
-        i
+def kept(drafter, tenants=(b"a", b"b")):
+    """(tenant, number) of the outputs of outputs_of() that are drafted from."""
+    return [
+        (tenant, i)
+        for tenant in tenants
         for i in range(40)
-        for tenant in (b"a", b"b")
         if drafter.propose(sequence((1, 100 + i, 200 + i), tenant=tenant), 3, 4)
     ]
-    assert live == [37, 38, 39]
-    assert len(drafter._order) == 3
+
+
+def let_end(drafter, numbers, tenant):
+    for i in numbers:
+        past(drafter, [100 + i, 200 + i, 300 + i, 400 + i], tenant=tenant, salt=b"s" * (i % 5 == 4))
+
+
+def test_suffix_forgets_the_oldest_outputs():
+    drafter = suffix_drafter(requests=3)
+    let_end(drafter, range(40), b"a")
+    assert kept(drafter) == [(b"a", 37), (b"a", 38)]  # and 39, with another salt
+    assert sum(map(len, drafter._tenants.values())) == 3
     texts = drafter._past.values()
     assert sum(len(one.links._latest) for one in texts) < 60
     assert sum(len(one.tokens) for one in texts) < 60
+
+
+def test_suffix_keeps_a_tenants_outputs_when_another_is_busy():
+    drafter = suffix_drafter(requests=6)
+    let_end(drafter, range(3), b"a")
+    let_end(drafter, range(40), b"b")
+    assert kept(drafter)[:3] == [(b"a", i) for i in range(3)]
+    assert kept(drafter)[3:] == [(b"b", 37), (b"b", 38)]
+
+
+def test_suffix_bounds_the_tokens_of_past_outputs(monkeypatch):
+    monkeypatch.setattr(suffix, "MAX_PAST_TOKENS", 100)
+    drafter = suffix_drafter(requests=1000)
+    for i in range(300):
+        past(drafter, [1000 * i + j for j in range(1 + i % 30)], tenant=b"abc"[i % 3 :][:1])
+        assert sum(drafter._tokens.values()) <= 100
+        sizes = {tenant: sum(one.size for one in of) for tenant, of in drafter._tenants.items()}
+        assert sizes == drafter._tokens
+    assert sum(len(one.tokens) for one in drafter._past.values()) < 300
+    past(drafter, range(500), tenant=b"a")
+    assert not drafter._tokens.get(b"a")
 
 
 def test_suffix_keeps_no_output_where_none_is_to_be_kept():
