@@ -29,7 +29,13 @@ from tests.cpu.tiny_models import write_model
 pytestmark = [needs_same_bits, pytest.mark.sampled(3)]
 
 METHODS = ("ngram", "suffix", "prediction", "draft_model", "eagle", "eagle3", "medusa", "mtp")
-SETTINGS = {"dtype": "float32", "device": "cpu", "max_model_len": 192, "max_logprobs": -1}
+SETTINGS = {
+    "dtype": "float32",
+    "device": "cpu",
+    "max_model_len": 192,
+    "max_logprobs": -1,
+    "num_gpu_blocks_override": 400,
+}
 PATHS = {
     "together": {},
     "one in flight": {"steps_in_flight": 1, "enforce_eager": True},
@@ -171,7 +177,8 @@ class Work:
                 self.known[tuple(one["prompt_token_ids"]), i] = output["token_ids"]
 
     def engine(self, **more):
-        return LLM(str(self.target), enable_lora=True, max_lora_rank=8, **SETTINGS, **more)
+        settings = {**SETTINGS, **more}
+        return LLM(str(self.target), enable_lora=True, max_lora_rank=8, **settings)
 
     def run(self, llm, predict=None):
         """Answers to all requests, and beams that are searched beside them."""

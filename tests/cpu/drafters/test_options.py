@@ -46,6 +46,19 @@ def test_the_model_as_its_own_draft_model_is_accepted(target, want):
     assert sum(figures[0].acceptance_histogram) == figures[0].num_spec_steps
 
 
+def test_the_words_of_older_scripts_mean_ngram(target, want):
+    got, figures = answers(
+        target,
+        speculative_model="[ngram]",
+        num_speculative_tokens=5,
+        ngram_prompt_lookup_max=4,
+        ngram_prompt_lookup_min=1,
+        use_v2_block_manager=True,
+    )
+    assert got == want
+    assert figures[0].num_draft_tokens > 0
+
+
 def test_the_files_of_a_head_show_its_method(target, want, tmp_path):
     head = write(tmp_path / "head", PLAIN, head_tensors("midlayer."))
     got, figures = answers(target, spec_model=str(head), spec_tokens=2)
