@@ -18,7 +18,7 @@ from itertools import accumulate
 
 FIRST_PRICE = 0.2
 """Before anything is measured: what one more draft costs, as a share of a row's time."""
-LEAST_PRICE = 0.02
+LEAST_PRICE = 0.05
 HIGHEST_PRICE = 2.0
 """Above each probability: no draft pays."""
 FIRST_SHARE = 4

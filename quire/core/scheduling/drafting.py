@@ -267,7 +267,7 @@ class Drafting:
         rates = state.rates
         if len(rates) < proposed:
             means = self._means_of(seq)
-            rates += [(1 + 2 * mean) / 3 for mean in means[len(rates) : proposed]]
+            rates += [(1 + 5 * mean) / 6 for mean in means[len(rates) : proposed]]
         chances = self._chances = self._chances or []
         count, probability, expected = 0, 1.0, 0.0
         for rate in rates[:proposed]:
