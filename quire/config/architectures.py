@@ -401,6 +401,7 @@ ALIASES = {
     "camembert": ModelAlias("roberta"),
     "chatglm_text": ModelAlias("chatglm"),
     "phi3_v_text": ModelAlias("phi3"),
+    "phi4_multimodal_text": ModelAlias("phi3"),
     "qwen_text": ModelAlias("qwen"),
     "qwen2_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
     "qwen2_5_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),

@@ -31,6 +31,7 @@ LANGUAGE_PREFIXES = (
 FLAT_WRAPPERS = {
     "chatglm": "vision_config",
     "phi3_v": "img_processor",
+    "phi4_multimodal": "vision_config",
     "qwen": "visual",
     "qwen2_vl": "",
     "qwen2_5_vl": "",
@@ -68,7 +69,7 @@ _TOWER = re.compile(
     r"(?:model\.|thinker\.|transformer\.)?(?!text_)[^.]*"
     r"(?:vision|visual|image|video|audio|speech|projector|projection|connector|aligner"
     r"|patch_merger|whisper|resampler|perceiver|qformer|query_tokens|sep[ae]rator"
-    r"|\bmlp1\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b|\bcode2wav\b)"
+    r"|embed_tokens_extend|\bmlp1\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b|\bcode2wav\b)"
 )
 
 

@@ -174,11 +174,23 @@ class EncoderAttention(nn.Module):
         self.scale = head_dim**-0.5 if scale is None else scale
         self.__dict__["relative"] = relative
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        starts: Tensor,
+        longest: int,
+        key_counts: Tensor | None = None,
+    ) -> Tensor:
         """q [T, H, D], k and v [T, K, D] of packed sources -> [T, H * D].
 
-        starts: [S + 1] int32, of each source; longest: tokens of the longest.
+        starts: [S + 1] int32, of each source; longest: tokens of the longest. key_counts: [S]
+        int32, how many tokens of a source are attended to, its first; None: all.
         """
         relative: RelativeBias | None = self.__dict__["relative"]
         bias = None if relative is None else relative.table
-        return encoder_attention(q, k, v, starts, longest, self.scale, bias).view(len(q), -1)
+        made = encoder_attention(
+            q, k, v, starts, longest, self.scale, bias, key_counts=key_counts
+        )
+        return made.view(len(q), -1)

@@ -110,6 +110,7 @@ class Packing:
 
     starts: Tensor  # [N + 1] int32
     longest: int
+    key_counts: Tensor | None = None  # [N] int32: tokens that are attended to, the first; None: all
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
@@ -206,7 +207,8 @@ class VitAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm(q.flatten(1)).view(q.shape)
             k = self.k_norm(k.flatten(1)).view(k.shape)
-        return self.out_proj(self.attn(q, k, v, packing.starts, packing.longest))
+        where = packing.starts, packing.longest, packing.key_counts
+        return self.out_proj(self.attn(q, k, v, *where))
 
 
 class VitMLP(nn.Module):

@@ -43,6 +43,8 @@ VISION = {
     "patch_size": 14,
 }
 FAMILIES = {}
+FLAT = {"phi4_multimodal"}
+"""Without a section for the text half."""
 WORDS = [f"w{i}" for i in range(3, 100)]
 
 
@@ -171,11 +173,12 @@ class Embedded:
 
 def made(name, folder):
     """The pair of a family, with random weights, saved in the folder."""
-    from transformers import AutoModelForMultimodalLM
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
     config, processor = FAMILIES[name]()
     torch.manual_seed(1)
-    model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
+    kind = AutoModelForCausalLM if config.model_type in FLAT else AutoModelForMultimodalLM
+    model = kind.from_config(config, attn_implementation="eager").eval()
     scale_weights(model, 0.3 if "gemma" in name else 2.0)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
@@ -474,6 +477,40 @@ def llama4(**images):
 @family
 def llama4_of_largest_canvas():
     return llama4(resize_to_max_canvas=True)
+
+
+@family
+def phi4_multimodal():
+    from transformers import (
+        AutoConfig,
+        Phi4MultimodalFeatureExtractor,
+        Phi4MultimodalImageProcessor,
+        Phi4MultimodalProcessor,
+    )
+
+    class Images(Phi4MultimodalImageProcessor):
+        """Counts 4 + 2 tokens of the whole image, in place of 256 + 16 of one of 448 pixels."""
+
+        def _preprocess(self, *given, **more):
+            found = super()._preprocess(*given, **more)
+            found["num_img_tokens"] = [count - 272 + 6 for count in found["num_img_tokens"]]
+            return found
+
+    Images.__name__ = Phi4MultimodalImageProcessor.__name__
+    audio = {
+        "hidden_size": 32, "intermediate_size": 40, "num_blocks": 3, "num_attention_heads": 4,
+        "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 16,
+        "audio_token_id": 151, "bias_max_distance": 20,
+    }  # fmt: skip
+    config = AutoConfig.for_model(
+        "phi4_multimodal", **TEXT, audio_config=audio,
+        vision_config=VISION | {"crop_size": 56, "image_token_id": 150},
+    )  # fmt: skip
+    tokens = tokenizer_of(
+        {"<|image|>": 150, "<|audio|>": 151}, image_token="<|image|>", audio_token="<|audio|>"
+    )
+    images = Images(size={"height": 56, "width": 56}, patch_size=14, dynamic_hd=9)
+    return config, Phi4MultimodalProcessor(images, Phi4MultimodalFeatureExtractor(), tokens)
 
 
 PIXTRAL = VISION | {"model_type": "pixtral", "image_size": 112}

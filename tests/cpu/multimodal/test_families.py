@@ -10,6 +10,8 @@ from quire.text.media_prompt import _ItemTexts
 from tests.cpu.multimodal.families import FAMILIES, Pair, image, made
 
 SIZES = [(56, 56), (40, 120), (200, 61), (300, 333)]
+SIZES_OF = {"phi4_multimodal": [(56, 56), (40, 112), (168, 61), (150, 168)]}
+"""Where transformers has no processor that resizes as PIL does: sizes that need none."""
 PROMPTS = [(), (0,), (1, 2), (3, 0, 1)]
 """Which of the images each prompt has."""
 KWARGS = {"gemma3": {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 40}}
@@ -33,7 +35,8 @@ def prompt_of(pair, count):
 
 def both(pair, which):
     """What transformers' processor makes of a prompt with these images, and the images."""
-    images = [image(*SIZES[i]) for i in which]
+    sizes = SIZES_OF.get(pair.hf["model_type"], SIZES)
+    images = [image(*sizes[i]) for i in which]
     text = prompt_of(pair, len(images))
     if not images:
         return pair.processor.tokenizer(text, return_tensors="pt"), images, text
