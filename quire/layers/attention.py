@@ -190,7 +190,5 @@ class EncoderAttention(nn.Module):
         """
         relative: RelativeBias | None = self.__dict__["relative"]
         bias = None if relative is None else relative.table
-        made = encoder_attention(
-            q, k, v, starts, longest, self.scale, bias, key_counts=key_counts
-        )
+        made = encoder_attention(q, k, v, starts, longest, self.scale, bias, key_counts=key_counts)
         return made.view(len(q), -1)

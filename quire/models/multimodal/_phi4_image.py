@@ -103,7 +103,9 @@ class ImagePart(nn.Module):
     def __init__(self, hf: Hf, width: int, layer: int) -> None:
         """hf: the vision section. width: of rows. layer: whose states are read."""
         super().__init__()
-        sizes = vit_sizes({key: value for key, value in hf.items() if value is not None}, **DEFAULTS)
+        sizes = vit_sizes(
+            {key: value for key, value in hf.items() if value is not None}, **DEFAULTS
+        )
         c = VitConfig(**sizes)
         self.tile = field_of(hf, "crop_size", int, default=c.image[0])
         if c.grid[0] % 2 or c.image != (self.tile, self.tile):
@@ -166,9 +168,7 @@ class ImagePart(nn.Module):
         (y, x), s = grid, cells.shape[1]
         tiles = cells[1:].reshape(y, x, s, s, -1).transpose(1, 2).reshape(y * s, x * s, -1)
         tiles = tiles[: -(-seen[0] // 2), : -(-seen[1] // 2)]
-        return torch.cat(
-            (self._ended(tiles), self.global_mark.weight[None], self._ended(cells[0]))
-        )
+        return torch.cat((self._ended(tiles), self.global_mark.weight[None], self._ended(cells[0])))
 
     def _ended(self, lines: Tensor) -> Tensor:
         mark = self.sub_mark.weight.expand(len(lines), 1, -1)

@@ -44,7 +44,11 @@ class Encoder(MediaEncoder):
                 }.items()
             },
             fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
-            ignore=("*.img_processor.head.*", "*.img_processor.post_layernorm.*", "*.audio_embed.*"),
+            ignore=(
+                "*.img_processor.head.*",
+                "*.img_processor.post_layernorm.*",
+                "*.audio_embed.*",
+            ),
             absent=tuple(
                 f"image.tower.layers.{i}."
                 for i in range(len(self.image.tower.layers), self.image.tower.config.layers)
