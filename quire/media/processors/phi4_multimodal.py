@@ -1,8 +1,12 @@
-"""Images of Phi-4-multimodal: as many tiles as cover the image, of which the last may be padded."""
+"""Images of Phi-4-multimodal: as many tiles as cover the image, of which the last may be padded.
+
+Recordings: log-mel features, and a token for each 80 ms.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,13 +14,16 @@ import numpy as np
 from quire.errors import ConfigError, RequestError
 from quire.media.image_ops import pad, resize, to_tensor
 from quire.media.processor import (
+    DecodedAudio,
     DecodedMedia,
     Expansion,
     KwargRange,
+    Modality,
     ProcessedMedia,
     ProcessorFiles,
     Settings,
 )
+from quire.media.processors._emphasized_mel import EmphasizedMel
 from quire.media.processors._pixels import SIGLIP, ImageProcessor, pixels_of, size_of
 from quire.media.processors._tiles import nearest_grid
 
@@ -24,10 +31,13 @@ MOST_TILES = 36
 SHORTEST = 10
 """Pixels of a side of a resized image."""
 BILINEAR = 2
-IMAGE_ID = 200010
+IMAGE_ID, AUDIO_ID = 200010, 200011
+MAX_SECONDS = 600
+"""Of a recording."""
 
 
 class Processor(ImageProcessor):
+    modalities: ClassVar[tuple[Modality, ...]] = ("image", "audio")
     defaults = SIGLIP | {"size": {"height": 448, "width": 448}, "dynamic_hd": MOST_TILES}
     allowed_kwargs: ClassVar = {"dynamic_hd": KwargRange(int, 1, MOST_TILES)}
 
@@ -36,6 +46,19 @@ class Processor(ImageProcessor):
         vision: dict[str, Any] = files.config.get("vision_config") or {}
         self.side = int(vision.get("image_size") or 448)
         self.patch = int(vision.get("patch_size") or 14)
+        audio: dict[str, Any] = files.config.get("audio_config") or {}
+        self.reduction = int(audio.get("time_reduction") or 8)
+        stated = files.preprocessor("audio")
+        self.sampling_rate = int(stated.get("sampling_rate") or 16_000)
+        self.features = EmphasizedMel(
+            int(audio.get("input_size") or 80),
+            rate=self.sampling_rate,
+            n_fft=int(stated.get("n_fft") or 512),
+            width=int(stated.get("win_length") or 400),
+            hop=int(stated.get("hop_length") or 160),
+            emphasis=float(stated.get("preemphasis") or 0.97),
+            top=float(stated.get("mel_max_frequency") or 7690),
+        )
         if (size := size_of(self.settings)) != (self.side, self.side):
             raise ConfigError(
                 f"preprocessor_config.json makes tiles of {size[0]} x {size[1]} pixels; the "
@@ -46,15 +69,26 @@ class Processor(ImageProcessor):
                 f"preprocessor_config.json: dynamic_hd is {most}; it must be in [1, {MOST_TILES}]"
             )
 
+    def prompt_kwargs(self, modalities: Sequence[Modality]) -> Settings:
+        return {"beside_images": "image" in modalities} if "audio" in modalities else {}
+
+    @property
+    def audio_id(self) -> int:
+        """Id of the placeholder of a recording, which each of its rows has too."""
+        audio: dict[str, Any] = self.files.config.get("audio_config") or {}
+        return int(audio.get("audio_token_id") or AUDIO_ID)
+
     @property
     def image_id(self) -> int:
         vision: dict[str, Any] = self.files.config.get("vision_config") or {}
         return int(vision.get("image_token_id") or IMAGE_ID)
 
     def placeholder(self, modality: str, index: int) -> str:
-        return "<|image|>"
+        return f"<|{modality}|>"
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
+        if isinstance(media, DecodedAudio):
+            return self._process_audio(media, beside_images=bool(kwargs.get("beside_images")))
         pixels, side = pixels_of(media), self.side
         height, width = pixels.shape[:2]
         y, x = math.ceil(height / side), math.ceil(width / side)
@@ -81,7 +115,26 @@ class Processor(ImageProcessor):
         )
         return ProcessedMedia("image", tensors, {"valid": tuple(valid)})
 
+    def _process_audio(self, audio: DecodedAudio, *, beside_images: bool) -> ProcessedMedia:
+        seconds = len(audio.samples) / self.sampling_rate
+        if len(audio.samples) < self.features.width:
+            least = self.features.width / self.sampling_rate
+            raise RequestError(f"the audio must have {least:g} s at least", param="audio")
+        if seconds > MAX_SECONDS:
+            raise RequestError(
+                f"the audio has {seconds:.2f} s, and the model reads {MAX_SECONDS} s at once: cut "
+                "it",
+                param="audio",
+            )
+        made = self.features(audio.samples)
+        name = "features_with_images" if beside_images else "features"
+        rows = -(-len(made) // self.reduction)
+        return ProcessedMedia("audio", (to_tensor(name, made),), {"rows": rows})
+
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
+        if media.modality == "audio":
+            rows, ids = int(media.sizes["rows"]), (self.audio_id,)
+            return Expansion(ids * rows, ((0, rows),), replaces=ids)
         tall, wide = (-(-int(size) // 2) for size in media.sizes["valid"])
         square = self.side // self.patch // 2
         rows = tall * (wide + 1) + 1 + square * (square + 1)
