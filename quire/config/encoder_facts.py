@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class SpeechFacts:
@@ -13,21 +15,45 @@ class SpeechFacts:
 
     features: tuple[int, int]  # [bins, frames] of the log-mel features of each
     multilingual: bool = True
+    alignment_heads: tuple[tuple[int, int], ...] = ()  # (layer, head): they look at the time
+    alignment_width: int = 7  # positions that their weights are smoothed over
     last_first_time: int = 50  # latest start of the first segment, in steps of 0.02 s
 
     @classmethod
     def from_hf(cls, found: Mapping[str, Any]) -> SpeechFacts:
         """Read config.json with the fields of the generation config over it."""
+        width = found.get("median_filter_width", 7)
+        if not isinstance(width, int) or width < 1 or not width % 2:
+            raise ConfigError(f"median_filter_width must be an odd number, got {width!r:.40}")
         return cls(
-            (int(found["num_mel_bins"]), 2 * int(found["max_source_positions"])),
-            bool(found.get("is_multilingual", True)),
-            int(found.get("max_initial_timestamp_index", 50)),
+            features=(int(found["num_mel_bins"]), 2 * int(found["max_source_positions"])),
+            multilingual=bool(found.get("is_multilingual", True)),
+            alignment_heads=_alignment_heads(found),
+            alignment_width=width,
+            last_first_time=int(found.get("max_initial_timestamp_index", 50)),
         )
 
     @property
     def positions(self) -> int:
         """Positions of the encoder's output, of every recording."""
         return self.features[1] // 2
+
+
+def _alignment_heads(found: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Read alignment_heads; without them all heads of the later half of the layers align."""
+    layers, heads = (int(found[name]) for name in ("decoder_layers", "decoder_attention_heads"))
+    given = found.get("alignment_heads")
+    if given is None:
+        return tuple((i, head) for i in range(layers // 2, layers) for head in range(heads))
+    if not isinstance(given, list) or not given:
+        raise ConfigError(f"alignment_heads must be a list of layers and heads, got {given!r:.80}")
+    for one in given:
+        inside = isinstance(one, list) and len(one) == 2 and 0 <= one[0] < layers
+        if not inside or not 0 <= one[1] < heads:
+            raise ConfigError(
+                f"alignment_heads has {one!r:.40}; the decoder has {layers} layers of {heads} heads"
+            )
+    return tuple((int(layer), int(head)) for layer, head in given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

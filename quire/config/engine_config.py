@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from quire.config.encoder_facts import SpeechFacts
 from quire.config.media import MediaSection
+from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts
 from quire.config.memory.state_layout import StateFacts
 from quire.config.options import LogprobsMode
@@ -353,3 +354,10 @@ class EngineConfig:
     generates: bool = True  # False: it serves pooling requests alone
     pooling: PoolingSection | None = None  # None: no pooling requests
     speculation: SpeculationSection = SpeculationSection()
+
+    @property
+    def aligns_sources(self) -> bool:
+        """Whether tokens can be aligned with the recording that they are read from."""
+        speech = None if self.encoder is None else self.encoder.speech
+        whole = self.parallel.tensor * self.parallel.stages == 1
+        return speech is not None and whole and KV_FORMATS[self.cache.dtype].itemsize > 1

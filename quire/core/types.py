@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from quire.config.engine_config import PoolingTask
 from quire.core.constraint import Constraint
@@ -24,6 +24,10 @@ from quire.errors import EngineError, NotFinite, RequestError, StepFailed
 
 UNKNOWN = -1
 """A token that a step in flight will produce: known to the runner, not yet to the core."""
+
+ALIGN: Final = "align"
+"""A task of the engine's own clients: which positions of a source each token of a prompt looks at,
+[tokens, positions]. `skip_tokens` and `dimensions` of its Pooling bound both."""
 
 NO_BLOCK = -1
 """A block table entry whose block was freed because it is outside of the window."""
@@ -111,7 +115,7 @@ class ForcedTokens:
 class Pooling:
     """What a request wants of the hidden states of its prompt. Every value is resolved."""
 
-    task: PoolingTask
+    task: PoolingTask | Literal["align"]
     use_activation: bool = True  # embed: L2 norm of 1; classify: probabilities instead of logits
     dimensions: int | None = None  # leading numbers of an embedding that are kept; None: all
     skip_tokens: int = 0  # leading tokens that do not count in means: an instruction

@@ -497,6 +497,7 @@ def build_scheduler(
                     generates=config.generates,
                     tasks=() if config.pooling is None else config.pooling.tasks,
                     media=config.media_encoder is not None,
+                    aligns=config.aligns_sources,
                 ),
                 build_admission_control(section),
                 TenantKVQuota(order, ranks * cache.num_blocks, kv.max_blocks),

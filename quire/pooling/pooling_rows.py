@@ -5,7 +5,7 @@ Axes: P pooled rows of the step.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -27,7 +27,7 @@ class ResultKind(NamedTuple):
     @classmethod
     def of(cls, pooling: Pooling) -> ResultKind:
         return cls(
-            pooling.task,
+            cast(PoolingTask, pooling.task),  # those to align are not pooled
             pooling.use_activation,
             pooling.dimensions,
             pooling.returned_token_ids,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from quire.text.speech import TIME_STEP, SpeechTokens
 
@@ -68,8 +69,19 @@ def segments_of(piece: Piece, tokens: SpeechTokens, decode: Decode) -> list[Segm
     return found
 
 
-def subtitles(segments: Sequence[Segment], form: str) -> str:
-    """Return the segments as a file of subtitles. form: "srt" or "vtt"."""
+class TimedText(Protocol):
+    """A segment or a word, in seconds of the recording."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+
+
+def subtitles(segments: Sequence[TimedText], form: str) -> str:
+    """Return segments or words as a file of subtitles. form: "srt" or "vtt"."""
     comma = "," if form == "srt" else "."
     blocks = ["WEBVTT\n"] if form == "vtt" else []
     for number, one in enumerate(segments, 1):

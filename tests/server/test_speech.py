@@ -131,6 +131,35 @@ def test_subtitles(http):
     assert f"00:{int(minutes):02}:{seconds:06.3f} --> ".replace(".", ",") in srt
 
 
+def plain(texts):
+    """Whole characters of texts; random bytes beside each other may be one or not."""
+    return "".join(
+        c for text in texts for c in text if c.isascii() and c.isprintable() and c != " "
+    )
+
+
+def test_words_of_a_long_recording_have_times(http):
+    fields = {"timestamp_granularities[]": ["word", "segment"]}
+    whole = post(http, LONG, response_format="verbose_json", **fields).json()
+    words, segments = whole["words"], whole["segments"]
+    assert plain(one["word"] for one in words) == plain(one["text"] for one in segments)
+    assert [one["start"] for one in words] == sorted(one["start"] for one in words)
+    assert all(0 <= one["start"] <= one["end"] <= whole["duration"] for one in words)
+    seeks = {one["seek"] / 100 for one in segments}
+    assert max(one["start"] for one in words) > max(seeks) > 25
+    alone = post(
+        http, LONG, response_format="verbose_json", **{"timestamp_granularities[]": "word"}
+    ).json()
+    assert alone["words"] == words
+    assert "segments" not in alone
+    for form in ("srt", "vtt"):
+        text = post(http, LONG, response_format=form, **fields).text
+        assert text.count(" --> ") == len(words)
+    silent = post(http, np.zeros(RATE, np.float32), max_completion_tokens="1", **fields,
+                  response_format="verbose_json").json()  # fmt: skip
+    assert isinstance(silent["words"], list)
+
+
 def test_a_language_is_detected(http, folder, llm):
     prompt = {"prompt_token_ids": [SOT], "multi_modal_data": {"audio": (SHORT, RATE)}}
     allowed = [IDS[f"<|{one}|>"] for one in speech.LANGUAGES]
@@ -175,6 +204,8 @@ def test_the_openai_client(url, llm):
     verbose = create(**given, response_format="verbose_json", timestamp_granularities=["segment"])
     assert verbose.duration == pytest.approx(3.2)
     assert all(one.start <= one.end for one in verbose.segments)
+    words = create(**given, response_format="verbose_json", timestamp_granularities=["word"]).words
+    assert plain(one.word for one in words) == plain([verbose.text])
     events = list(create(**given, stream=True))
     assert "".join(one.delta for one in events if one.type == "transcript.text.delta") == want
     assert (events[-1].type, events[-1].text) == ("transcript.text.done", want)
@@ -188,7 +219,8 @@ def test_the_openai_client(url, llm):
         ({"response_format": "xml"}, 400, "response_format"),
         ({"language": "tlh"}, 400, "language 'tlh' is none of de, en, fr, zh"),
         ({"stream": "true", "response_format": "srt"}, 400, "a stream has no segments"),
-        ({"timestamp_granularities[]": "word"}, 501, "times of words"),
+        ({"timestamp_granularities[]": "word"}, 400, "need response_format verbose_json, srt"),
+        ({"timestamp_granularities[]": "line"}, 400, "timestamp_granularities"),
         ({"model": "other"}, 404, "no model 'other' here"),
         ({"temperature": "7"}, 400, "temperature"),
         ({"max_completion_tokens": "99"}, 400, "max_completion_tokens|maximum context"),

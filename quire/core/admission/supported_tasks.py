@@ -6,21 +6,33 @@ from collections.abc import Collection
 
 from quire.config.engine_config import PoolingTask
 from quire.core.scheduling.limits.base import Admission
-from quire.core.types import Request
+from quire.core.types import ALIGN, Request
 from quire.errors import RequestError, Unsupported
+
+ALIGNS = (
+    "times of words need a model that reads recordings, on one rank, and a KV cache of more than "
+    "8 bits"
+)
 
 
 class SupportedTasks(Admission):
     """generates: requests may be for tokens. tasks: of pooling requests; (): there may be none.
-    media: prompts may have images, video or audio."""
+    media: prompts may have images, video or audio. aligns: tokens find their positions in a
+    source."""
 
     def __init__(
-        self, *, generates: bool, tasks: Collection[PoolingTask], media: bool = False
+        self,
+        *,
+        generates: bool,
+        tasks: Collection[PoolingTask],
+        media: bool = False,
+        aligns: bool = False,
     ) -> None:
         assert generates or tasks, "a model does something"
         self._generates = generates
         self._tasks = tasks
         self._media = media
+        self._aligns = aligns
 
     def check_request(self, request: Request) -> None:
         if request.media and not self._media:
@@ -35,6 +47,10 @@ class SupportedTasks(Admission):
                     f"this model generates no tokens; its tasks are {tasks}. Generation needs a "
                     "model with a language model head, started with runner generate"
                 )
+            return
+        if pooling.task == ALIGN:
+            if not self._aligns:
+                raise Unsupported(ALIGNS, param="timestamp_granularities")
             return
         if not self._tasks:
             raise Unsupported(

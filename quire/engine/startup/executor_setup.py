@@ -49,6 +49,7 @@ from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.media.media_rows import attach_media_rows
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
+from quire.runner.parts.alignment import attach_alignment
 from quire.runner.shared_prefixes import LEAST_ROWS, attach_shared_prefixes
 from quire.runner.slots import TableShape
 from quire.runner.state_tensors import StateTensors, attach_states
@@ -106,6 +107,9 @@ def load_model(
     if shape.shares_prefixes:
         group = max(model_config.heads // model_config.kv_heads, 1)
         attach_shared_prefixes(model, shape.max_seqs, shape.block_size, group, device)
+    if config.aligns_sources and config.encoder is not None and config.encoder.speech is not None:
+        speech = config.encoder.speech
+        attach_alignment(model, speech.alignment_heads, speech.alignment_width)
     if config.adapters is not None:
         scheduler, section = config.scheduler, config.adapters
         assert isinstance(model, nn.Module)

@@ -166,7 +166,9 @@ def _speech_format(
         (end, *_) = sorted(config.sampling.eos_ids) or [tokenizer.eos_token_id or 0]
         tokens = SpeechTokens.from_tokenizer(tokenizer, end, multilingual=speech.multilingual)
     reader = RecordingReader("whisper", files, start_media_worker)
-    return SpeechFormat(tokens, Processor(files), reader, speech.last_first_time)
+    return SpeechFormat(
+        tokens, Processor(files), reader, speech.last_first_time, config.aligns_sources
+    )
 
 
 def _embeds_format(model: ModelSection) -> EmbedsFormat | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quire.core.types import Sequence, StepPlan
+from quire.core.types import ALIGN, Sequence, StepPlan
 from quire.pooling.pooler import PendingPool
 from quire.pooling.pooling_rows import SEQUENCE_TASKS, PoolingRows, no_rows
 from quire.runner.parts.base import ForwardOutput, StepPart
@@ -32,7 +32,7 @@ class PoolingPart(StepPart, frozen=True, array_like=True):
         for at, i in enumerate(batch.rows):
             seq, start, count, _, _ = plan.rows[i]
             pooling = seq.request.pooling
-            if pooling is None:
+            if pooling is None or pooling.task == ALIGN:
                 continue
             if pooling.step_tag_id is not None and pooling.task not in SEQUENCE_TASKS:
                 part.rows.tagged[len(part.rows)] = _tagged(seq, start, count, pooling.step_tag_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from quire.server.app_state import AppState
@@ -40,21 +41,30 @@ class TranscriptFormatter:
         pieces = self._made.pieces
         return [one for piece in pieces for one in segments_of(piece, self._tokens, self._decode)]
 
-    def subtitles(self, form: str) -> str:
-        """form: "srt" or "vtt"."""
-        return subtitles(self.segments(), form)
+    def subtitles(self, form: str, *, words: bool = False) -> str:
+        """form: "srt" or "vtt". words: each is a subtitle of its own."""
+        return subtitles(self._made.words if words else self.segments(), form)
 
     def format_json(self) -> dict[str, Any]:
         return {"text": self.text, "usage": usage(self._made.seconds)}
 
-    def format_verbose(self, task: Task) -> dict[str, Any]:
+    def format_verbose(self, task: Task, granularities: Sequence[str] = ()) -> dict[str, Any]:
+        """granularities: "segment", which is the default, and "word"."""
         language = self._made.language or "en"
+        parts: dict[str, Any] = {}
+        if "word" in granularities:
+            parts["words"] = [
+                {"word": one.text.strip(), "start": round(one.start, 2), "end": round(one.end, 2)}
+                for one in self._made.words
+            ]
+        if not granularities or "segment" in granularities:
+            parts["segments"] = [self._segment(i, one) for i, one in enumerate(self.segments())]
         return {
             "task": task,
             "language": LANGUAGE_NAMES.get(language, language),
             "duration": round(self._made.seconds, 3),
             "text": self.text,
-            "segments": [self._segment(i, one) for i, one in enumerate(self.segments())],
+            **parts,
             "usage": usage(self._made.seconds),
         }
 

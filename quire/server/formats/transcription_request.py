@@ -86,13 +86,10 @@ class TranscriptionForm(BaseModel):
                 raise Unsupported(f"{name}: {UNSUPPORTED[name]}", param=name)
         if len(extra) > MAX_UNKNOWN_FIELDS:
             raise RequestError(f"the form has {len(extra)} unknown fields")
-        if "word" in self.timestamp_granularities:
-            message = "times of words need the weights of cross attention, which are not kept"
-            raise Unsupported(f"{message}; segments have times", param="timestamp_granularities")
         if self.include:
             raise Unsupported("include: logprobs are not shown here", param="include")
-        if self.timestamp_granularities and self.response_format != "verbose_json":
-            message = "timestamp_granularities need response_format verbose_json"
+        if self.timestamp_granularities and not self.times:
+            message = "timestamp_granularities need response_format verbose_json, srt or vtt"
             raise RequestError(message, param="timestamp_granularities")
         if self.stream and self.response_format not in ("json", "text"):
             message = f"a stream has no segments: response_format {self.response_format} needs the"
@@ -112,6 +109,11 @@ class TranscriptionForm(BaseModel):
     def times(self) -> bool:
         """Whether the answer has time stamps."""
         return self.response_format not in ("json", "text")
+
+    @property
+    def words(self) -> bool:
+        """Whether the answer has the time of each word."""
+        return "word" in self.timestamp_granularities
 
     @property
     def beams(self) -> BeamSearchOptions | None:

@@ -17,17 +17,20 @@ from typing import Any
 
 from starlette.requests import Request
 
+from quire.core.admission.supported_tasks import ALIGNS
 from quire.core.types import MediaItem
 from quire.errors import RequestError, Unsupported
 from quire.outputs import Logprob
 from quire.server.app_state import AppState
 from quire.server.formats.transcription_request import TranscriptionForm
+from quire.server.generation.align_words import align_tokens
 from quire.server.generation.events import FullChoice
 from quire.server.generation.generation_request import GenerationRequest, RawPrompts
 from quire.server.generation.generation_stream import GenerationStream, start_generation
 from quire.text.languages import language_code
-from quire.text.speech import SpeechFormat, SpeechTokens, Task
+from quire.text.speech import TIME_STEP, SpeechFormat, SpeechTokens, Task
 from quire.text.transcript import Piece
+from quire.text.word_times import Word, words_of
 
 PIECES_AT_A_TIME = 32
 """Their features go to the engine at a time: 1 MB each."""
@@ -59,6 +62,7 @@ class Transcript:
     pieces: Sequence[Piece]
     language: str | None
     seconds: float
+    words: Sequence[Word] = ()  # if they were asked for
 
 
 def require_speech(state: AppState) -> tuple[SpeechFormat, SpeechTokens]:
@@ -77,6 +81,8 @@ class Transcriber:
         """Raises RequestError, Unsupported."""
         self._state, self._http, self._form, self._task = state, http, form, task
         self._speech, self._tokens = require_speech(state)
+        if form.words and not self._speech.aligns:
+            raise Unsupported(ALIGNS, param="timestamp_granularities")
         self.language = self._given_language()
         self._previous = self._previous_tokens()
 
@@ -118,7 +124,8 @@ class Transcriber:
         await self._find_language(recording.pieces[0])
         for low in range(0, len(recording.pieces), PIECES_AT_A_TIME):
             found += await self._with_fallback(recording, low)
-        return Transcript(found, self.language, recording.seconds)
+        words = await self._words(recording, found) if self._form.words else ()
+        return Transcript(found, self.language, recording.seconds, words)
 
     async def stream(self, recording: SpeechRecording) -> GenerationStream:
         """Start the generation of all pieces at once; the caller closes it. Raises QuireErrors."""
@@ -218,6 +225,38 @@ class Transcriber:
                 break
         return [made[i] if not self._is_silent(made[i]) else replace(made[i], token_ids=())
                 for i in range(len(items))]  # fmt: skip
+
+    async def _words(self, recording: SpeechRecording, pieces: Sequence[Piece]) -> list[Word]:
+        """All words, in order."""
+        decode = self._state.require_tokenizer().decode
+        found = []
+        for low in range(0, len(pieces), PIECES_AT_A_TIME):
+            spoken = [
+                (item, replace(one, token_ids=self._without_end(one.token_ids)))
+                for item, one in zip(recording.pieces[low:], pieces[low : low + PIECES_AT_A_TIME])
+                if one.words(self._tokens)
+            ]
+            if not spoken:
+                continue
+            times = await align_tokens(
+                self._state,
+                self._http,
+                self._request([item for item, _ in spoken], {"max_tokens": 1}),
+                [one.token_ids for _, one in spoken],
+                [self._positions(item, one) for item, one in spoken],
+                ID_PREFIX,
+            )
+            for (_, one), moments in zip(spoken, times, strict=True):
+                found += words_of(one, moments, self._tokens, decode, self.language)
+        return found
+
+    def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
+        return ids[:-1] if ids[-1] == self._tokens.end else ids
+
+    @staticmethod
+    def _positions(item: MediaItem, piece: Piece) -> int:
+        """Positions of the source that have sound."""
+        return min(max(int((piece.end - piece.start) / TIME_STEP + 1e-6), 1), item.length)
 
     def _fails(self, piece: Piece) -> bool:
         """Whether a higher temperature may do better."""

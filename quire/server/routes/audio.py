@@ -78,9 +78,9 @@ async def _answer(http: Request, task: Task) -> Response:
         return PlainTextResponse(formatter.text + "\n", headers=headers)
     if form.response_format in ("srt", "vtt"):
         kind = "text/vtt" if form.response_format == "vtt" else "application/x-subrip"
-        text = formatter.subtitles(form.response_format)
+        text = formatter.subtitles(form.response_format, words=form.words)
         return Response(text, media_type=kind, headers=headers)
     whole = formatter.format_json()
     if form.response_format == "verbose_json":
-        whole = formatter.format_verbose(task)
+        whole = formatter.format_verbose(task, form.timestamp_granularities)
     return build_json_response(whole, headers)
