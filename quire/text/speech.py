@@ -100,7 +100,7 @@ class SpeechFormat:
     processor: WhisperProcessor
     reader: RecordingReader
     last_first_time: int
-    aligns: bool = False  # the engine finds when tokens were said
+    aligns: bool = False  # the engine finds when the recording says a token
 
     def time_rules(self, prompt: Sequence[int]) -> TimeRules | None:
         """Return the rules of time stamps for the answer to a decoder prompt; None: none."""

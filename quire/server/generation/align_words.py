@@ -1,5 +1,5 @@
-"""Finds when the tokens of transcribed pieces were said: one more prompt of each in the engine.
-
+"""Finds when a recording says the tokens of its transcribed pieces: one more prompt of each in the
+engine.
 Its tokens are those of the answer; it generates nothing, and its source is in the cache.
 """
 
@@ -31,7 +31,7 @@ async def align_tokens(
     positions: Sequence[int],
     prefix: str,
 ) -> list[list[float]]:
-    """Return the seconds at which each token of each answer was said. Raises QuireErrors.
+    """Return the seconds at which the recording says each token of each answer. Raises QuireErrors.
 
     request: with the prompt of each answer, which has at least one token. positions: those of each
     source that have sound.
