@@ -259,6 +259,7 @@ CLASSES: dict[str, str] = {
     "phi": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "phi3_v": "Phi3VForCausalLM",
+    "phi4mm": "Phi4MMForCausalLM",
     "phi4_multimodal": "Phi4MultimodalForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "plbart": "PLBartForConditionalGeneration",
@@ -371,7 +372,7 @@ WRAPPERS: dict[str, str] = {
 HUB_WRAPPERS = frozenset(
     (
         *("chatglm", "deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "NVLM_D"),
-        *("phi3_v", "qwen", "skywork_chat"),
+        *("phi3_v", "phi4mm", "qwen", "skywork_chat"),
     )
 )
 """Multimodal models whose code is in their repositories of the hub alone."""
@@ -402,6 +403,7 @@ ALIASES = {
     "chatglm_text": ModelAlias("chatglm"),
     "phi3_v_text": ModelAlias("phi3"),
     "phi4_multimodal_text": ModelAlias("phi3"),
+    "phi4mm_text": ModelAlias("phi4mm"),
     "qwen_text": ModelAlias("qwen"),
     "qwen2_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),
     "qwen2_5_vl_text": ModelAlias("qwen2", defaults=_EPS | _BASE),

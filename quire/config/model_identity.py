@@ -32,6 +32,7 @@ FLAT_WRAPPERS = {
     "chatglm": "vision_config",
     "phi3_v": "img_processor",
     "phi4_multimodal": "vision_config",
+    "phi4mm": "embd_layer",
     "qwen": "visual",
     "qwen2_vl": "",
     "qwen2_5_vl": "",

@@ -1,12 +1,15 @@
 """Checkpoints with code of their own: the same towers under the names of the hub."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from quire.media.image_ops import from_tensor
+from quire.media.processor import DecodedAudio
 from tests.cpu.multimodal.families import Pair, image, made
 
 LAYER = {
@@ -129,3 +132,70 @@ def test_nvlm_reads_its_own_heads_and_has_no_biases_in_its_projector(tmp_path):
     (got,) = other.rows(items)
     assert (got - wanted).abs().max().item() < 1e-4
     assert len(got) <= other.ours[0].media_encoder.max_rows("image")
+
+
+def phi4mm_name(name):
+    """A name of transformers' Phi-4-multimodal as the hub has it."""
+    at = r"^(model\.embed_tokens_extend\."
+    for pattern, hub in {
+        at + r"audio_embed\.)(up|down)_proj_for_vision_speech": r"\1audio_projection.vision.\2",
+        at + r"audio_embed\.)(up|down)_proj_for_speech": r"\1audio_projection.speech.\2",
+        at + r"image_embed\.)img_projection_(up|down)": r"\1img_projection.\2",
+        at + r"image_embed\.)global_img_feature_extensor": r"\1glb_GN",
+        at + r"image_embed\.)sub_img_feature_extensor": r"\1sub_GN",
+        at + r"audio.*feed_forward_\w+)\.gate_up_proj": r"\1.net.0.linear",
+        at + r"audio.*feed_forward_\w+)\.down_proj": r"\1.net.2",
+        at + r"audio.*self_attn)\.(q|k|v)_proj": r"\1.linear_\2",
+        at + r"audio.*self_attn)\.o_proj": r"\1.linear_out",
+        r"^(model\.layers.*_proj)\.weight": r"\1.base_layer.weight",
+    }.items():
+        name = re.sub(pattern, hub, name)
+    return re.sub(
+        r"(projection(?:\.\w+)?)\.(up|down)\.", lambda m: f"{m[1]}.{'02'[m[2] == 'down']}.", name
+    )
+
+
+def test_phi4mm_of_the_hub_equals_phi4_multimodal_of_transformers(tmp_path):
+    pair = made("phi4_multimodal", tmp_path)
+    tensors = {phi4mm_name(k): v for k, v in load_file(tmp_path / "model.safetensors").items()}
+    for name in [one for one in tensors if ".base_layer." in one]:
+        for kind in ("vision", "speech"):
+            for part in "AB":
+                lora = name.replace("base_layer", f"lora_{part}.{kind}")
+                tensors[lora] = torch.zeros(4, 4)
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    audio, vision = pair.hf["audio_config"], pair.hf["vision_config"]
+    own = {
+        "attention_dim": audio["hidden_size"],
+        "attention_heads": audio["num_attention_heads"],
+        "linear_units": audio["intermediate_size"],
+        "nemo_conv_settings": {"conv_channels": audio["nemo_conv_channels"]},
+        "relative_attention_bias_args": {"type": "t5", "t5_bias_max_distance": 20},
+        **{key: audio[key] for key in ("num_blocks", "kernel_size", "audio_token_id")},
+        **{key: audio[key] for key in ("ext_pw_out_channel", "depthwise_separable_out_channel")},
+    }
+    config = {k: v for k, v in pair.hf.items() if k not in ("audio_config", "vision_config")}
+    config |= {
+        "model_type": "phi4mm",
+        "architectures": ["Phi4MMForCausalLM"],
+        "img_processor": vision,
+        "audio_processor": {"name": "cascades", "config": own},
+        "embd_layer": {"image_embd_layer": {"crop_size": 56, "hd_transform_order": "sub_glb"}},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    other = Pair(pair.theirs, pair.processor, folder)
+    items = pair.process([image(150, 168)])
+    samples = np.random.default_rng(1).standard_normal(9000).astype(np.float32) * 0.1
+    for kwargs in ({}, {"beside_images": True}):
+        items.append(pair.own_processor.process(DecodedAudio(samples, 16_000), kwargs))
+        mine = other.own_processor.process(DecodedAudio(samples, 16_000), kwargs)
+        assert mine.tensors == items[-1].tensors
+        assert other.own_processor.expand(mine, 2).rows == mine.sizes["rows"]
+    assert other.process([image(150, 168)])[0].tensors == items[0].tensors
+    assert other.own_processor.placeholder("audio", 2) == "<|audio_2|>"
+    for got, want in zip(other.rows(items), pair.rows(items), strict=True):
+        assert torch.equal(got, want)
+    prompt = [3, 5, 8, 13]
+    assert torch.equal(other.logits(prompt, [], []), pair.logits(prompt, [], []))
