@@ -8,6 +8,8 @@ and lines. One JSON line a case:
     crowd       `images` requests at once, one image each: requests and output tokens a second
     lone        milliseconds until the first token of one request: `text` of as many tokens, an image
                 for the first time, the same image again
+    parts       milliseconds of an image: decoding and processing; the encoder from its graph, and
+                kernel by kernel, with the copy to the device
     beside      milliseconds between tokens of eight streams of text, the 99th percentile and the
                 median: without images, and while `images` requests of one image each are always
                 underway; its engine has a process of its own
@@ -23,6 +25,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 from make_models import tokenizer_files
 from PIL import Image
 
@@ -113,7 +116,57 @@ def lone(llm, a, turn):
     return {name: statistics.median(some) for name, some in found.items()}
 
 
-CASES = {"crowd": crowd, "lone": lone}
+def encode_once(pool, item, runner):
+    with torch.inference_mode(), runner.worker.execution_context():
+        pool.encode([item])
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+def print_kernels(run):
+    """The kernels that take most of the device's time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        run()
+    kernels = sorted(found.key_averages(), key=lambda one: -one.self_device_time_total)
+    for one in kernels[:14]:
+        print(f"{one.self_device_time_total:9.0f} us {one.count:5d} x {one.key[:90]}", flush=True)
+    print(f"{sum(one.self_device_time_total for one in kernels):9.0f} us in all", flush=True)
+
+
+def parts(llm, a, turn):
+    """Milliseconds of what the first token of a new image waits for, part by part."""
+    from quire.media.objects import read_media_data
+    from quire.runner.media.encoder_pool import EncodeItem
+
+    pipeline = llm.llm_engine.inputs.media.pipeline
+    runner = llm.llm_engine.engine.executor.runner
+    model = runner.model
+    pool, found = model.media_rows.pool, {"prepare ms": [], "encode ms": [], "kernels ms": []}
+    for i in range(6):
+        image = photo(900_000 + 100 * turn + i, a.side)
+        image.load()
+        sources = read_media_data({"image": image})
+        began = time.perf_counter()
+        (ready,) = pipeline.prepare_blocking(sources, max_tokens=4096)
+        found["prepare ms"].append((time.perf_counter() - began) * 1e3)
+        rows = ready.expansion.rows
+        item = EncodeItem("image", rows, ready.media.tensors, tuple(range(-(-rows // 16))))
+        for name, graphs in (("encode ms", pool.graphs), ("kernels ms", None)):
+            model.media_encoder.graphs = graphs
+            for _ in range(2):  # the first has sizes to compute
+                began = time.perf_counter()
+                encode_once(pool, item, runner)
+                taken = (time.perf_counter() - began) * 1e3
+            found[name].append(taken)
+        model.media_encoder.graphs = pool.graphs
+    if torch.cuda.is_available():
+        print_kernels(lambda: encode_once(pool, item, runner))
+    return {name: statistics.median(some) for name, some in found.items()}
+
+
+CASES = {"crowd": crowd, "lone": lone, "parts": parts}
 
 
 async def stream(llm, number, gaps):
@@ -186,7 +239,7 @@ def main():
     parser.add_argument("--side", type=int, default=512)
     parser.add_argument("--out", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--cases", default="crowd,lone")
     parser.add_argument("--kw", default="{}", help="options of the engine")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quire-vl-") as folder:
