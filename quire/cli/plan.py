@@ -32,7 +32,13 @@ from quire.config.facts import (
     read_hf_config,
     read_model_facts,
 )
-from quire.config.memory.memory_plan import MemoryPlan, gib, plan_memory, require_memory
+from quire.config.memory.memory_plan import (
+    MemoryPlan,
+    drafter_bytes,
+    gib,
+    plan_memory,
+    require_memory,
+)
 from quire.config.memory.state_layout import state_bytes
 from quire.config.memory.weight_facts import WeightFacts
 from quire.config.model_identity import media_family
@@ -78,6 +84,7 @@ def main(argv: Sequence[str]) -> int:
         print_plan(name, plan, ranks, source)
         if drafts.method != "none":
             print(f"drafts by {drafts.method}, at most {drafts.max_drafts} of a row in a step")
+            print_drafter(plan, model)
         if engines > 1:
             print(f"{engines} engines need {engines * plan.shape.ranks} devices")
         for line in advice:
@@ -95,6 +102,19 @@ def _parser() -> OptionParser:
     parser.add_argument("--offline", action="store_true", help="plan for LLM(), not for a server")
     add_options(parser)
     return parser
+
+
+def print_drafter(plan: MemoryPlan, model: ModelFacts) -> None:
+    """Print what a drafter with weights takes of the memory."""
+    memory = None if model.drafter is None else model.drafter.memory
+    if memory is None:
+        return
+    weights, step = drafter_bytes(memory, plan.shape)
+    layers = f"{len(memory.layers)} of the layers with KV" if memory.layers else "no KV"
+    print(
+        f"  of the memory its weights take {gib(weights)}, a step {gib(step)}; it has "
+        f"{layers}"
+    )
 
 
 def plan_drafts(options: Options, plan: MemoryPlan, model: ModelFacts) -> SpeculationSection:

@@ -235,7 +235,17 @@ def _resolve_max_len(
     parsed: SpeculativeConfig, drafter: DrafterFacts | None, shape: EngineShape, why: DecisionLog
 ) -> int | None:
     """Resolve the tokens up to which sequences have drafts; None: all have."""
-    stated = None if drafter is None or drafter.method != "draft_model" else drafter.max_len
+    stated = None if drafter is None else drafter.max_len
+    if drafter is not None and drafter.method != "draft_model" and stated is not None:
+        if stated < (parsed.max_model_len or shape.max_model_len):
+            log.info(
+                "%s: the head was trained for %d tokens, and sequences have up to %d: behind those "
+                "fewer of its drafts may be accepted; max_model_len in it ends them there",
+                OPTION_NAME,
+                stated,
+                shape.max_model_len,
+            )
+        stated = None
     limits = [one for one in (parsed.max_model_len, stated) if one is not None]
     if not limits or min(limits) >= shape.max_model_len:
         return None

@@ -152,6 +152,7 @@ def _describe(
     config = read_head_config(kind, hf, target)
     headers = head_headers(folder, load_format)
     head = describe_head(kind, config, list(headers))
+    head.check_shapes({name: tuple(header.shape) for name, header in headers.items()})
     used = {
         name: one
         for name, one in headers.items()

@@ -53,10 +53,10 @@ class DraftHead(nn.Module):
         self.lm_head: LMHead | None = None
         self.__dict__["attached"] = None  # the target, which is no module of this one
 
-    def attach(self, target: nn.Module) -> None:
-        """Take the target's embedding and output head, where the head has none of its own.
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check a checkpoint before it is read. Raises: ConfigError if it is of another model.
 
-        Raises: ConfigError if their sizes differ.
+        shapes: of its tensors, by name.
         """
         own, given = self.config.layer.hidden, self.config.target.hidden
         if own != given and (self.own_embedding is None or self.own_head is None):
@@ -65,6 +65,9 @@ class DraftHead(nn.Module):
                 f"an embedding or an output head; the model's have {given}: the head was made for "
                 "another model"
             )
+
+    def attach(self, target: nn.Module) -> None:
+        """Take the target's embedding and output head, where the head has none of its own."""
         self.__dict__["attached"] = target
 
     @property
@@ -173,6 +176,18 @@ def read_layer_config(hf: Mapping[str, Any], target: ModelConfig) -> llama.Confi
 def has_tensor(names: Collection[str], module: str) -> bool:
     """Whether a checkpoint has the weight of a module, under any prefix."""
     return any(f".{name}".endswith(f".{module}.weight") for name in names)
+
+
+def check_size(shapes: Mapping[str, tuple[int, ...]], name: str, axis: int, wanted: int) -> None:
+    """Check one axis of a tensor with this name under any prefix, if there is one. Raises
+    ConfigError."""
+    for own, shape in shapes.items():
+        if f".{own}".endswith(f".{name}") and len(shape) > axis and shape[axis] != wanted:
+            raise ConfigError(
+                f"speculative_config: {own} has {shape[axis]} {'columns' if axis else 'rows'}, and "
+                f"the head's config.json and the model ask for {wanted}: the head was made for "
+                "another model"
+            )
 
 
 def side_by_side(*parts: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def build_head(
     """Build a head of a target and fill it. folder: of its checkpoint.
 
     groups: the KV layout, in which its layers come after the target's. Raises WeightError if
-    checkpoint and head differ in any tensor, ConfigError if head and target do not fit.
+    checkpoint and head differ in any tensor.
     """
     headers = head_headers(folder, load_format)
     head = describe_head(kind, config, list(headers))

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
 from quire.layers import AddRMSNorm, Embedding, Linear, LMHead, QKVLinear, RMSNorm, add
 from quire.models import llama, qwen3
@@ -25,6 +26,7 @@ from quire.models.drafters._base import (
     DraftHead,
     HeadConfig,
     TokenMap,
+    check_size,
     has_tensor,
     read_layer_config,
     side_by_side,
@@ -126,6 +128,28 @@ class Head(DraftHead):
             self.lm_head = LMHead(config.draft_vocab, c.hidden)
         if config.draft_vocab != c.vocab:
             self.token_map = TokenMap(config.draft_vocab, c.vocab)
+
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        c = cast(Config, self.config)
+        if c.target_hidden != c.target.hidden:
+            raise ConfigError(
+                f"speculative_config: the head reads states of {c.target_hidden} numbers, and those "
+                f"of the model have {c.target.hidden}: the head was made for another model"
+            )
+        if not 1 <= c.draft_vocab <= c.target.vocab:
+            raise ConfigError(
+                f"speculative_config: the head drafts {c.draft_vocab} tokens (draft_vocab_size), and "
+                f"the model has {c.target.vocab}: drafts need tokens of the model"
+            )
+        super().check_shapes(shapes)
+        check_size(shapes, "lm_head.weight", 0, c.draft_vocab)
+        check_size(shapes, "d2t", 0, c.draft_vocab)
+        check_size(shapes, "fc.weight", 1, len(c.taps) * c.target_hidden)
+        if shapes and c.draft_vocab < c.target.vocab and not {"d2t", "model.d2t"} & shapes.keys():
+            raise ConfigError(
+                f"speculative_config: the head drafts {c.draft_vocab} of the {c.target.vocab} tokens "
+                "of the model, and its checkpoint has no d2t that says which"
+            )
 
     def begin(self, hidden: Tensor, taps: Mapping[int, Tensor], at: Tensor) -> Tensor:
         states = [taps[layer].index_select(0, at) for layer in self.taps]

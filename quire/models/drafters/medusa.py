@@ -9,7 +9,7 @@ Axes:   m rows, E hidden
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,7 @@ from quire.kernels.argmax import argmax
 from quire.kernels.framework import lazy_fusion
 from quire.layers import Activation, Linear, LMHead, add
 from quire.models.base import Hf, ModelConfig, Weights, field_of
-from quire.models.drafters._base import DraftHead, HeadConfig
+from quire.models.drafters._base import DraftHead, HeadConfig, check_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,7 @@ class Head(DraftHead):
         some config.json files state another."""
         super().__init__(config)
         size, depth = config.layer.hidden, config.depth
+        self.depth = depth
         numbers = [re.match(r"(?:medusa_head\.|blocks\.|lm_heads\.)?(\d+)\.", one) for one in names]
         heads = 1 + max((int(one[1]) for one in numbers if one), default=config.heads - 1)
         bias = not names or any(re.search(r"(layers\.\d+|linear)\.bias$", one) for one in names)
@@ -86,13 +87,17 @@ class Head(DraftHead):
                         alias[name] = f"blocks.{i}.layers.{j}.{param}"
         self.weights = Weights(alias=alias)
 
-    def attach(self, target: nn.Module) -> None:
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         own, given = self.config.layer.hidden, self.config.target.hidden
         if own != given:
             raise ConfigError(
                 f"speculative_config: the heads read {own} hidden numbers, and the model has "
                 f"{given}: they were made for another model"
             )
+        check_size(shapes, "linear.weight", 0, self.config.layer.hidden)
+        for i in range(len(self.lm_heads)):
+            for name in (f"{i}.{self.depth}.weight", f"lm_heads.{i}.weight"):
+                check_size(shapes, name, 0, self.config.target.vocab)
 
     def drafts_of(self, states: Tensor, count: int) -> Tensor:
         """Return the tokens of the first heads: [m, E] -> [m, count] int32."""
