@@ -91,7 +91,10 @@ def measure(args: argparse.Namespace, off: Any, on: Any, rows: int, **said: obje
         "tokens_a_step": 1 + accepted / max(steps, 1),
         "steps_with_drafts": steps / (rows * args.tokens),
     }
-    print(json.dumps({k: round(v, 3) if type(v) is float else v for k, v in found.items()}), flush=True)
+    print(
+        json.dumps({k: round(v, 3) if type(v) is float else v for k, v in found.items()}),
+        flush=True,
+    )
 
 
 def main() -> None:

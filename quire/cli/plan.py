@@ -111,10 +111,7 @@ def print_drafter(plan: MemoryPlan, model: ModelFacts) -> None:
         return
     weights, step = drafter_bytes(memory, plan.shape)
     layers = f"{len(memory.layers)} of the layers with KV" if memory.layers else "no KV"
-    print(
-        f"  of the memory its weights take {gib(weights)}, a step {gib(step)}; it has "
-        f"{layers}"
-    )
+    print(f"  of the memory its weights take {gib(weights)}, a step {gib(step)}; it has {layers}")
 
 
 def plan_drafts(options: Options, plan: MemoryPlan, model: ModelFacts) -> SpeculationSection:

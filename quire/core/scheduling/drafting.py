@@ -205,7 +205,7 @@ class Drafting:
 
         Returns the number of drafts that the model should propose behind the step's tokens.
         """
-        proposals = self._next_proposals() if self.has_model else 0
+        proposals = self._next_proposals() if self.has_model and self._states else 0
         if self._chances is not None:
             self._costs.set_chances(self.rows, self._chances)
             self._chances = None

@@ -133,13 +133,13 @@ class Head(DraftHead):
         c = cast(Config, self.config)
         if c.target_hidden != c.target.hidden:
             raise ConfigError(
-                f"speculative_config: the head reads states of {c.target_hidden} numbers, and those "
-                f"of the model have {c.target.hidden}: the head was made for another model"
+                f"speculative_config: the head reads states of {c.target_hidden} numbers, and "
+                f"those of the model have {c.target.hidden}: the head was made for another model"
             )
         if not 1 <= c.draft_vocab <= c.target.vocab:
             raise ConfigError(
-                f"speculative_config: the head drafts {c.draft_vocab} tokens (draft_vocab_size), and "
-                f"the model has {c.target.vocab}: drafts need tokens of the model"
+                f"speculative_config: the head drafts {c.draft_vocab} tokens (draft_vocab_size), "
+                f"and the model has {c.target.vocab}: drafts need tokens of the model"
             )
         super().check_shapes(shapes)
         check_size(shapes, "lm_head.weight", 0, c.draft_vocab)
@@ -147,7 +147,7 @@ class Head(DraftHead):
         check_size(shapes, "fc.weight", 1, len(c.taps) * c.target_hidden)
         if shapes and c.draft_vocab < c.target.vocab and not {"d2t", "model.d2t"} & shapes.keys():
             raise ConfigError(
-                f"speculative_config: the head drafts {c.draft_vocab} of the {c.target.vocab} tokens "
+                f"speculative_config: the head drafts {c.draft_vocab} of {c.target.vocab} tokens "
                 "of the model, and its checkpoint has no d2t that says which"
             )
 

@@ -45,7 +45,7 @@ WRONG = {
     "a larger vocabulary": (
         {**PLAIN, "draft_vocab_size": 200}, HEAD, f"drafts 200 tokens .* the model has {V}"),
     "no map": (
-        PLAIN, without(HEAD, "d2t"), f"drafts {DRAFT_VOCAB} of the {V} tokens .* has no d2t"),
+        PLAIN, without(HEAD, "d2t"), f"drafts {DRAFT_VOCAB} of {V} tokens .* has no d2t"),
     "states": (
         {**PLAIN, "target_hidden_size": 64}, HEAD, f"states of 64 numbers, .* model have {E}"),
     "tapped layers": ({**PLAIN, "eagle_config": IDS}, HEAD, "fc.weight has 96 columns, .* 64"),

@@ -248,8 +248,18 @@ def test_no_sequence_is_longer_with_drafts_than_the_drafter_allows():
 
 def test_a_step_that_measures_plain_time_has_no_passes_of_a_model():
     drafting = Drafting(None, max_drafts=3, model=True)
-    drafting.rows, drafting.plain_step = 1, 5
+    drafting.rows, drafting.plain_step, seq = 1, 5, sequence()
+    drafting.add(seq.request, [seq])
     made = {}
     for drafting.step in range(4, 8):
         made[drafting.step] = drafting.end_plan(0) > 0
     assert made == {4: False, 5: False, 6: True, 7: True}
+
+
+def test_a_model_makes_no_drafts_where_no_sequence_has_any():
+    drafting = Drafting(None, max_drafts=3, model=True, adaptive=False)
+    quiet = sequence()
+    drafting.add(replace(quiet.request, speculates=False), [quiet])
+    assert drafting.end_plan(0) == 0
+    drafting.add(quiet.request, [quiet])
+    assert drafting.end_plan(0) == 3
