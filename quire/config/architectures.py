@@ -97,6 +97,7 @@ CLASSES: dict[str, str] = {
     "codegen": "CodeGenForCausalLM",
     "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
+    "cohere2_vision": "Cohere2VisionForConditionalGeneration",
     "cohere2_moe": "Cohere2MoeForCausalLM",
     "cohere_compass_text": "CohereCompassForCausalLM",
     "cpmant": "CpmAntForCausalLM",
@@ -309,6 +310,7 @@ CLASSES: dict[str, str] = {
     "ultrabert": "UltraBertModel",
     "umt5": "UMT5ForConditionalGeneration",
     "vaultgemma": "VaultGemmaForCausalLM",
+    "vipllava": "VipLlavaForConditionalGeneration",
     "voxtral": "VoxtralForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
     "xglm": "XGLMForCausalLM",
@@ -326,6 +328,7 @@ CLASSES: dict[str, str] = {
 """Model type -> architecture, the class in config.json."""
 WRAPPERS: dict[str, str] = {
     "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
     "deepseek_vl": "llama",
     "deepseek_vl_v2": "deepseek_v2",
     "blip-2": "opt",
@@ -366,6 +369,7 @@ WRAPPERS: dict[str, str] = {
     "siglip2": "siglip2_text_model",
     "skywork_chat": "qwen2",
     "smolvlm": "llama",
+    "vipllava": "llama",
     "voxtral": "llama",
 }
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""

@@ -96,9 +96,18 @@ def intern_weights(tower: Vit, *, hub: bool) -> Weights:
 class NormedProjector(nn.Module):
     """linear_2(act(linear_1(layer_norm(x))))."""
 
-    def __init__(self, inputs: int, hidden: int, outputs: int, act: str, bias: bool = True) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        act: str,
+        bias: bool = True,
+        *,
+        eps: float = 1e-5,
+    ) -> None:
         super().__init__()
-        self.layer_norm = LayerNorm(inputs, 1e-5)
+        self.layer_norm = LayerNorm(inputs, eps)
         self.linear_1 = Linear(inputs, hidden, bias)
         self.act = Activation(act)
         self.linear_2 = Linear(hidden, outputs, bias)

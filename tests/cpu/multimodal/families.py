@@ -222,6 +222,15 @@ def llava_of_siglip():
 
 
 @family
+def vipllava():
+    theirs, processor = llava()
+    fields = theirs.to_dict() | {"model_type": "vipllava", "vision_feature_layer": [-2, -3, 1]}
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**fields), processor
+
+
+@family
 def llava_next():
     from transformers import AutoConfig, LlavaNextImageProcessorPil, LlavaNextProcessor
 
@@ -437,16 +446,16 @@ def with_pil(kind):
     """A processor of transformers that resizes with PIL, where it has no twin that does."""
 
     class Resizing(kind):
-        def resize(self, images, size, resample=None, **_):
+        def resize(self, image, size, resample=None, **_):
             from PIL import Image
 
-            flat = images.reshape(-1, *images.shape[-3:]).permute(0, 2, 3, 1).numpy()
+            flat = image.reshape(-1, *image.shape[-3:]).permute(0, 2, 3, 1).numpy()
             made = [
                 np.asarray(Image.fromarray(one).resize((size.width, size.height), resample or 2))
                 for one in flat
             ]
             found = torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2)
-            return found.reshape(*images.shape[:-2], *found.shape[-2:])
+            return found.reshape(*image.shape[:-2], *found.shape[-2:])
 
     Resizing.__name__ = kind.__name__
     return Resizing
@@ -472,6 +481,27 @@ def llama4(**images):
     tokens |= {"<|tile_x_separator|>": 154, "<|tile_y_separator|>": 155}
     made = with_pil(Llama4ImageProcessor)(size={"height": 56, "width": 56}, max_patches=6, **images)
     return config, Llama4Processor(made, tokenizer_of(tokens), patch_size=14)
+
+
+@family
+def cohere2_vision():
+    from transformers import AutoConfig, Cohere2VisionImageProcessor, Cohere2VisionProcessor
+
+    config = AutoConfig.for_model(
+        "cohere2_vision",
+        text_config=TEXT | {"model_type": "cohere2", "sliding_window": 40, "logit_scale": 1.0},
+        vision_config=VISION | {"model_type": "siglip_vision_model"}, image_token_id=150,
+        alignment_intermediate_size=48,
+    )  # fmt: skip
+    names = {
+        "boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>",
+        "image_token": "<|IMG_PATCH|>", "img_line_break_token": "<|IMG_LINE_BREAK|>",
+    }  # fmt: skip
+    ids = {"image_token": 150, "boi_token": 151, "eoi_token": 152, "img_line_break_token": 153}
+    tokens = tokenizer_of({names[key]: at for key, at in ids.items()}, **names)
+    size = {"height": 56, "width": 56}
+    images = with_pil(Cohere2VisionImageProcessor)(size=size, max_patches=6, patch_size=2)
+    return config, Cohere2VisionProcessor(images, tokens)
 
 
 @family

@@ -17,6 +17,7 @@ CLASSES = {
     "llava_next": "LlavaNextImageProcessor",
     "llava_onevision": "LlavaOnevisionImageProcessor",
     "idefics3": "Idefics3ImageProcessor",
+    "cohere2_vision": "Cohere2VisionImageProcessor",
     "pixtral": "PixtralImageProcessor",
 }
 SIZES = [(56, 56), (40, 120), (200, 61), (300, 333)]
