@@ -19,7 +19,10 @@ SIZES = [[], [(60, 80)], [(60, 80), (30, 100)], [(120, 40)]]
 MARKS = {
     "llava": "<image>",
     "gemma3": "<start_of_image>",
+    "idefics2": "<image>",
     "idefics3": "<image>",
+    "llama4": "<|image|>",
+    "phi4_multimodal": "<|image|>",
     "qwen2_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
     "qwen2_5_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
     "qwen3_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.models.multimodal._base import Hf, MediaEncoder, field_of
 from quire.models.multimodal._pixtral import NativeSizeEncoder
@@ -43,6 +43,7 @@ class Encoder(ImageEncoder):
     vision: ClassVar[Mapping[str, Any]] = VISION
     layer: ClassVar[int] = -2
     strategy: ClassVar[str] = "default"
+    projector: nn.Module
 
     def __init__(self, hf: Hf) -> None:
         super().__init__()

@@ -16,7 +16,12 @@ PROMPTS = {
 
 
 @pytest.fixture(
-    params=["llava", *tiers.long("internvl", "idefics3", "mistral3", "gemma3", "paligemma")]
+    params=[
+        "llava",
+        "idefics2",
+        *tiers.long("internvl", "idefics3", "mistral3", "gemma3", "paligemma"),
+        *tiers.long("llama4", "cohere2_vision", "vipllava"),
+    ]
 )
 def pair(request, tmp_path):
     found = made(request.param, tmp_path)
@@ -31,6 +36,8 @@ def wanted(pair, text, images):
     inputs = pair.processor.tokenizer(**given)
     if images:
         inputs = pair.processor(images=[images], **given)
+        bfloat16 = {k: v for k, v in inputs.items() if v.dtype == torch.bfloat16}
+        inputs |= {name: one.float() for name, one in bfloat16.items()}
     with torch.inference_mode():
         found = pair.theirs.generate(
             **inputs, max_new_tokens=TOKENS, do_sample=False, output_scores=True,
