@@ -7,8 +7,8 @@
 
 MODEL: a folder or "embedded"; folders of make_models.py have no weights: add --load-format dummy.
 
-pace: tokens per second with drafts over without, of rows that decode side by side. The drafter
-    knows the answers, and each draft is right with a probability; `ngram` and `suffix` in place of
+pace: tokens per second with drafts over without, of rows that decode side by side; as many wait
+    for each --turn, so that all rows are busy. The drafter knows the answers, and each draft is right with a probability; `ngram` and `suffix` in place of
     a number are these drafters on sampled text. A round is one run of each kind; the ratio is that
     of the quickest runs, `median` that of the pairs.
     --cpu-time: by seconds of the processor, also where the engine measures steps: for a machine
@@ -39,13 +39,19 @@ class KnownDrafter(HostDrafter):
     """Proposes what the model is known to generate; each token is right with a probability."""
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], rate: float) -> None:
-        self.answers, self.rate = answers, rate
+        self.answers = answers
+        self.set_rate(rate)
+
+    def set_rate(self, rate: float) -> None:
+        draw = random.Random(5).random
+        self.drafts = {
+            prompt: [token if draw() < rate else (token + 1) % 4000 for token in answer]
+            for prompt, answer in self.answers.items()
+        }
 
     def propose(self, seq, known, most):
         at = known - seq.prompt_len
-        found = self.answers.get(seq.request.prompt, ())[at : at + most]
-        draw = random.Random(f"{seq.request.prompt[:4]} {known}").random
-        return [token if draw() < self.rate else (token + 1) % 4000 for token in found]
+        return self.drafts.get(seq.request.prompt, [])[at : at + most]
 
     def remove(self, seq):
         pass
@@ -70,13 +76,15 @@ class Bench:
             load_format=args.load_format,
             dtype=args.dtype,
             max_model_len=1024,
-            max_num_seqs=max(rows, 8),
+            max_num_seqs=rows,
             enable_prefix_caching=False,
             speculative_config={"method": args.method, "num_speculative_tokens": args.drafts},
         )
         draw = random.Random(rows)
         vocab = self.llm.llm_engine.config.model.vocab
-        self.prompts = [[draw.randrange(20, vocab) for _ in range(PROMPT)] for _ in range(rows)]
+        self.prompts = [
+            [draw.randrange(20, vocab) for _ in range(PROMPT)] for _ in range(rows * args.turns)
+        ]
         self.clock = time.process_time if args.cpu_time else time.perf_counter
         if args.cpu_time:
             self.llm.llm_engine.engine._time_accounting._clock = self.clock
@@ -115,18 +123,18 @@ def measure_pace(args: argparse.Namespace) -> None:
                 same = times[True][1] == times[False][1]
                 pairs.append((times[False][0], times[True][0], same))
             off, on = (min(pair[i] for pair in pairs) for i in (0, 1))
-            total = bench.scheduler.draft_counts
+            total, tokens = bench.scheduler.draft_counts, rows * args.turns * args.tokens
             emit(
                 case="pace",
                 model=args.model,
                 drafts=kind,
                 rows=rows,
-                off_tok_s=rows * args.tokens / off,
-                on_tok_s=rows * args.tokens / on,
+                off_tok_s=tokens / off,
+                on_tok_s=tokens / on,
                 ratio=off / on,
                 median=statistics.median(one[0] / one[1] for one in pairs),
                 first=pairs[0][0] / pairs[0][1],
-                drafted=total.tokens / (rows * args.tokens * args.rounds),
+                drafted=total.tokens / (tokens * args.rounds),
                 accepted=sum(total.accepted) / max(total.tokens, 1),
                 same=all(one[2] for one in pairs),
             )
@@ -137,6 +145,7 @@ def measure_switch(args: argparse.Namespace) -> None:
     bench = Bench(args, 1, args.tokens, sampled=False)
     known = KnownDrafter(bench.answers, 1.0)
     bench.draft_with(known)
+    right, wrong = known.drafts, KnownDrafter(bench.answers, 0.0).drafts
     bench.run(drafts=True)
     engine, drafts = bench.llm.llm_engine.engine, []
     submit = engine._executor.submit
@@ -144,7 +153,7 @@ def measure_switch(args: argparse.Namespace) -> None:
     def watch(plan):
         if len(drafts) < args.tokens and plan.rows:
             length = len(plan.rows[0].seq.tokens) - PROMPT
-            known.rate = float(length < args.tokens // 2)
+            known.drafts = right if length < args.tokens // 2 else wrong
             drafts.append((length, plan.num_drafts))
         return submit(plan)
 
@@ -200,7 +209,7 @@ def host_time(method: str, text: str, rows: int = 16, prompt: int = 2000, tokens
 
 def measure_texts(args: argparse.Namespace) -> None:
     args.method = "ngram"
-    rows = max(map(int, args.rows.split(",")))
+    rows, args.turns = max(map(int, args.rows.split(","))), 1
     bench = Bench(args, rows, args.tokens, sampled=False)
     bench.scheduler._drafting._adaptive = False
     bench.draft_with(KnownDrafter(bench.answers, 0.8))
@@ -234,6 +243,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,64")
     parser.add_argument("--acceptance", default="0,0.3,0.6,0.9")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--drafts", type=int, default=8)
     parser.add_argument("--dtype", default="bfloat16")

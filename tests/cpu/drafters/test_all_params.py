@@ -169,7 +169,7 @@ class Work:
         self.lora = [adapter if rng.random() < 0.2 else None for _ in self.prompts]
         self.priority = [rng.randrange(3) for _ in self.prompts]
         self.beams = self.prompts[:2]
-        self.known = {}
+        self.known, self.requests = {}, {}
         self.target = target
         self.want = self.run(self.engine())
         for one, outputs in zip(self.prompts, self.want[0]):
@@ -187,7 +187,10 @@ class Work:
 
         def with_thinking(request):
             thinking = self.thinking.get(request.prompt)
-            return add(request if thinking is None else replace(request, thinking=thinking))
+            made = request if thinking is None else replace(request, thinking=thinking)
+            if not request.hold and request.num_beams == 1:
+                self.requests[request.prompt] = made
+            return add(made)
 
         engine.add = with_thinking
         params = [
@@ -240,8 +243,32 @@ def replace_proposals(llm, answers):
     drafting.set_proposals = replaced
 
 
+def check_resumed(llm, work, rng):
+    """Let requests continue from some of their tokens, as after the death of an engine."""
+    engine, want, got = llm.llm_engine.engine, {}, {}
+    for one in work.prompts:
+        request = work.requests[tuple(one["prompt_token_ids"])]
+        if request.params.best_of is not None:
+            continue  # its answers are sorted
+        answers = [work.known[request.prompt, i] for i in range(request.n)]
+        least = min(len(answer) for answer in answers)
+        cuts = [rng.randrange(least) for _ in answers]
+        spoken = tuple(tuple(answer[:cut]) for answer, cut in zip(answers, cuts))
+        engine.add(replace(request, resumed_tokens=spoken))
+        want |= {(request.id, i): answers[i][cuts[i] :] for i in range(request.n)}
+    texts = {request.id for request in work.requests.values() if request.params.stop_strings}
+    while not engine.empty:
+        if engine.idle:
+            engine.wait(0.05)
+        for update in engine.step():
+            got.setdefault(update[:2], []).extend(update.token_ids)
+    for key, rest in want.items():  # stop strings are found elsewhere
+        assert got[key][: len(rest)] == rest if key[0] in texts else got[key] == rest
+
+
 def check(folders, method, path, seed):
-    """Answer the same requests twice with a method: the second time with prefix hits."""
+    """Answer the same requests twice with a method, the second time with prefix hits, then resume
+    them."""
     rng = random.Random(f"{method} {path} {seed}")
     target = "mimo" if method == "mtp" else "target"
     work = Work(f"{seed} {target}", *folders[target])
@@ -265,6 +292,7 @@ def check(folders, method, path, seed):
         for i, (got, want) in enumerate(zip(found[0], work.want[0], strict=True)):
             assert got == want, (work.prompts[i], work.params[i])
         assert found[1] == work.want[1]
+    check_resumed(llm, work, rng)
     stats = llm.llm_engine.engine.stats()
     assert not stats.failed_steps
     return llm.llm_engine.engine._scheduler.draft_counts, stats.preemptions
