@@ -538,6 +538,7 @@ def count_weights_in_headers(
             or (wrapped and is_tower_tensor(name))
             or (not head and name.startswith(OUTPUT_HEADS))
             or any(layer in name for layer in (*spare, "mtp_layers."))
+            or name.startswith("mtp.")
         )
 
     loaded = ((name, one) for name, one in headers.items() if is_loaded(name))

@@ -112,7 +112,10 @@ def _mamba(hf: Json) -> StateFacts:
 
 def _mamba2(hf: Json) -> StateFacts:
     heads = _first(hf, "mamba_n_heads", "mamba_num_heads", "num_heads")
-    size = _first(hf, "mamba_d_head", "mamba_head_dim", "head_dim")
+    if hf.get("mamba_d_head") == "auto":
+        size = _first(hf, "mamba_expand") * _first(hf, "hidden_size") // heads
+    else:
+        size = _first(hf, "mamba_d_head", "mamba_head_dim", "head_dim")
     groups = _first(hf, "mamba_n_groups", "n_groups")
     state = _first(hf, "mamba_d_state", "ssm_state_size", "state_size")
     inner, hidden = heads * size, _first(hf, "hidden_size")

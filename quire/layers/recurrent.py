@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.kernels.causal_conv import causal_conv
 from quire.kernels.gated_delta_rule import gated_delta_rule
 from quire.kernels.gated_norm import gated_rms_norm
+from quire.kernels.output_gate import product
 from quire.kernels.ssd_scan import ssd_scan
 from quire.kernels.state_rows import StateRows
 from quire.layers.linear import Linear, OutputGroup
@@ -256,6 +257,22 @@ class GatedDeltaNet(RecurrentLayer):
 
     def init_spec(self, param: str) -> InitSpec:
         return InitSpec({"A_log": 0.5, "dt_bias": -2.0}[param], 0.5)
+
+
+class ShortConv(RecurrentLayer):
+    """A convolution of gated inputs, and a gate of its output. (LFM2)"""
+
+    def __init__(self, hidden: int, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.in_proj = SplitLinear(hidden, (hidden, hidden, hidden), bias)
+        self.conv = CausalConv(hidden, width, bias=bias, silu=False)
+        self.out_proj = Linear(hidden, hidden, bias)
+
+    def forward(self, x: Tensor, states: StateStep) -> Tensor:
+        """x [T, E] -> [T, E]."""
+        before, after, x = self.in_proj(x)
+        y = self.conv(product(before, x), states.conv[self.place], states.rows)
+        return self.out_proj(product(after, y))
 
 
 def order_by_head(heads: int, sizes: Sequence[int]) -> list[int]:

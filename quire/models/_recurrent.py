@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.config.recurrent_layers import layer_kinds, state_facts
 from quire.errors import ConfigError
+from quire.layers.recurrent import Mamba2Sizes
 from quire.models._decoder import Decoder
 from quire.models.base import Hf, StateStep, StepInputs, field_of
 
@@ -31,6 +32,31 @@ def dt_limit(hf: Hf, name: str = "time_step_limit") -> tuple[float, float]:
         raise ConfigError(f"config.json: {name} is {given!r:.80}; it must be two numbers")
     low, high = (one["__float__"] if isinstance(one, dict) else one for one in given)
     return float(low), float(high)  # transformers writes infinity as {"__float__": "Infinity"}
+
+
+def mamba2_sizes(hf: Hf, eps: float) -> Mamba2Sizes:
+    """The settings of Mamba-2 mixers, by the names that hybrids give them."""
+    heads, hidden = field_of(hf, "mamba_n_heads", int), field_of(hf, "hidden_size", int)
+    inner = field_of(hf, "mamba_expand", int) * hidden
+    size = hf.get("mamba_d_head")
+    size = size if isinstance(size, int) else inner // heads
+    if heads * size != inner:
+        raise ConfigError(
+            f"config.json: mamba_n_heads is {heads} and mamba_d_head {size}; their product must be "
+            f"mamba_expand * hidden_size, which is {inner}"
+        )
+    field_of(hf, "hidden_act", str, default="silu", one_of=("silu", "swish"))
+    return Mamba2Sizes(
+        heads=heads,
+        head_dim=size,
+        groups=field_of(hf, "mamba_n_groups", int),
+        state=field_of(hf, "mamba_d_state", int),
+        kernel=field_of(hf, "mamba_d_conv", int),
+        eps=eps,
+        bias=field_of(hf, "mamba_proj_bias", bool, default=False),
+        conv_bias=field_of(hf, "mamba_conv_bias", bool, default=True),
+        dt_limit=dt_limit(hf),
+    )
 
 
 class RecurrentDecoder(Decoder):

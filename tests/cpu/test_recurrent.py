@@ -22,7 +22,27 @@ MAMBA2 = {
     "conv_kernel": 4,
     "vocab_size": 97,
 }
-MODELS = {"mamba2": MAMBA2}
+QWEN3_NEXT = {
+    "model_type": "qwen3_next",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 512,
+}
+MODELS = {"mamba2": MAMBA2, "qwen3_next": QWEN3_NEXT}
 
 
 def workload(seed=0):

@@ -79,7 +79,9 @@ def scale_weights(model, embeddings):
     """Weights as large as a trained model's, so that the best token wins clearly."""
     for name, value in model.named_parameters():
         noise = torch.randn_like(value)
-        if value.ndim == 1:
+        if name.endswith(".A_log") and value.ndim == 1:
+            value.copy_(0.5 * noise - 3.0)  # states that carry far, as those of a trained model
+        elif value.ndim == 1:
             value += 0.2 * noise
             value *= 0.2 if "embeddings_layernorm" in name else 1.0  # or each token repeats itself
             if "gemma4" in model.config.model_type and "q_norm" in name:

@@ -24,6 +24,14 @@ VISION = {
 QWEN_VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "patch_size": 14}
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+HALF_MROPE = MROPE | {"partial_rotary_factor": 0.5}
+DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 GEMMA3 = {"head_dim": 24, "sliding_window": 40, "sliding_window_pattern": 3}
 GEMMA4 = {
     "head_dim": 16,
@@ -92,6 +100,17 @@ WRAPPERS = {
         "qwen3_vl_moe_text",
         {"head_dim": 16, "rope_parameters": MROPE} | EXPERTS,
         QWEN_VISION | {"out_hidden_size": 64, "intermediate_size": 32, "deepstack_visual_indexes": [0]},
+    ),
+    "qwen3_5": (
+        "qwen3_5_text",
+        {"head_dim": 32, "rope_parameters": HALF_MROPE} | DELTA_NET,
+        QWEN_VISION | {"out_hidden_size": 64, "intermediate_size": 32},
+    ),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        {"head_dim": 32, "rope_parameters": HALF_MROPE, "shared_expert_intermediate_size": 40}
+        | DELTA_NET | EXPERTS,
+        QWEN_VISION | {"out_hidden_size": 64, "intermediate_size": 32},
     ),
     "smolvlm": ("llama", {}, VISION),
 }  # fmt: skip
