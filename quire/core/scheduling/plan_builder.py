@@ -31,6 +31,7 @@ class StepBudgets:
     def __init__(self, budgets: Seq[StepBudget]) -> None:
         self.all = tuple(budgets)
         self.allowing = [one for one in budgets if type(one).allow is not StepBudget.allow]
+        self.starting = [one for one in budgets if type(one).may_start is not StepBudget.may_start]
         self.taking = [one for one in budgets if type(one).take is not StepBudget.take]
         self.filling = [one for one in budgets if type(one).full is not StepBudget.full]
         self.taking_each = [
@@ -64,8 +65,15 @@ class PlanBuilder:
             n = budget.allow(seq, n)
         return n
 
+    def may_start(self, seq: Sequence) -> bool:
+        """Whether no limit is known to refuse a sequence that has no blocks yet."""
+        return all(budget.may_start(seq) for budget in self._budgets.starting)
+
     def may_be_overtaken(self, seq: Sequence) -> bool:
         """Whether a limit refuses this sequence only, so that those behind it may go first."""
+        for budget in self._budgets.starting:
+            if not budget.may_start(seq):
+                return budget.allows_overtaking
         n = seq.pending
         for budget in self._budgets.allowing:
             n = budget.allow(seq, n)

@@ -107,7 +107,7 @@ class SequenceStarter:
         """Start it on its rank. Returns False, and changes nothing, if it cannot run there."""
         kv, allocator = self._kvs[seq.dp_rank], self._allocators[seq.dp_rank]
         fresh = not seq.planned
-        if allocator.still_lacks_blocks(seq):
+        if allocator.still_lacks_blocks(seq) or (fresh and not draft.may_start(seq)):
             return False
         if fresh:
             kv.match_prefix(seq, prefix=not self._prompt_logprobs.needs_full_prompt(seq))

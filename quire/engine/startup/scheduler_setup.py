@@ -29,6 +29,7 @@ from quire.core.scheduling.limits.prefill_limits import (
     PartialPrefillLimit,
     PrefillChunkLimit,
 )
+from quire.core.scheduling.limits.shared_prompts import SharedPromptLimit
 from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
 from quire.core.scheduling.limits.state_checkpoints import StateCheckpointLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
@@ -92,6 +93,11 @@ def build_state_checkpoints(cache: CacheSection) -> StateCheckpoints | None:
         cache.state_checkpoint_tokens,
         shared=cache.prefix_caching,
     )
+
+
+def build_shared_prompt_limit(cache: CacheSection) -> list[StepBudget]:
+    """The limit of an engine whose prompts share blocks; none without."""
+    return [SharedPromptLimit(cache.block_size)] if cache.prefix_caching else []
 
 
 def build_state_limit(kv: KVCache, section: SchedulerSection) -> list[StepBudget]:

@@ -24,6 +24,7 @@ from quire.core.scheduling.limits.prefill_limits import (
     PartialPrefillLimit,
     PrefillChunkLimit,
 )
+from quire.core.scheduling.limits.shared_prompts import SharedPromptLimit
 from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
 from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
 from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
@@ -69,6 +70,7 @@ def media_limit(size):
 
 MAKERS = {
     "media encoder": media_limit,
+    "shared prompts": lambda k: SharedPromptLimit(2, 2 * k),
     "undivided runs": UndividedRunLimit,
     "tokens": lambda k: TokenBudget(3 * k),
     "whole": lambda k: WholePromptLimit(3 * k),
@@ -121,6 +123,7 @@ def seqs_of(want_lists):
         yield sequence(
             prompt=range(prompt),
             planned=min(planned, prompt - 1),
+            keys=[bytes([i]) for i in range(prompt // 2)],
             state=SequenceState.RUNNING if running else SequenceState.WAITING,
         )
 

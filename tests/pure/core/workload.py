@@ -30,6 +30,7 @@ from quire.core.scheduling.limits.prefill_limits import (
     PartialPrefillLimit,
     PrefillChunkLimit,
 )
+from quire.core.scheduling.limits.shared_prompts import SharedPromptLimit
 from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
 from quire.core.scheduling.limits.state_checkpoints import StateCheckpointLimit
 from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
@@ -88,6 +89,7 @@ class Setup:
     host: int = 0  # blocks of the host tier
     depth: int = 1
     prefix_caching: bool = True
+    least_shared: int = 0  # tokens of a prompt that others wait for; 0: none does
     watermark: float = 0.0
     aborts: dict = field(default_factory=dict)  # step -> ids (or (id, index)) to abort before it
     fails: frozenset = frozenset()  # plans that raise instead of giving a result
@@ -125,6 +127,8 @@ class Setup:
                 ("image",), **self.media, row_bytes=1, ranks=self.ranks, whole_prompts=whole
             )
             limits += [self.media_limit, UndividedRunLimit(self.budget)]
+        if self.least_shared:
+            limits.insert(len(self.more), SharedPromptLimit(self.block_size, self.least_shared))
         if self.grammars is not None:
             limits.append(GrammarWait(self.grammars, 10_000))
         if kv.states is not None:
@@ -528,6 +532,8 @@ def random_setup(rng, requests, windows=None):
         setup.chunked = False
         setup.budget = max(len(r.prompt) for r in requests) + rng.randrange(5)
         setup.chunk_cap = 0
+    if setup.prefix_caching:
+        setup.least_shared = rng.choice([0, 1, 2, 4]) * size
     return setup
 
 

@@ -204,6 +204,7 @@ SETUPS = {
     "drafts, two in flight": {"blocks": 70, "drafts": 3, "depth": 2, **DRAFTS},
     "adapters": {"blocks": 60, "budget": 40, "max_rows": 9, "slots": 9, "adapters": 2, "depth": 2},
     "paced": {"pace": 1e-5, "budget": 400, "depth": 2},
+    "shared prompts": {"blocks": 90, "budget": 60, "least_shared": 8, "depth": 2},
     "pooled": {"blocks": 60, "budget": 40, "slots": 9, "depth": 2, "pooled": 0.5},
     "no KV": {
         "blocks": 0,

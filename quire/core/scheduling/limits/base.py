@@ -33,6 +33,13 @@ class StepBudget:
     def begin_step(self, sequences: int) -> None:
         """Start a step. sequences: how many run or wait."""
 
+    def may_start(self, seq: Sequence) -> bool:
+        """Whether a sequence without blocks may start, as far as it is known without them.
+
+        It saves the search for cached blocks of sequences that allow() has refused.
+        """
+        return True
+
     def allow(self, seq: Sequence, want: int) -> int:
         """How many of `want` tokens the sequence may compute in this step."""
         return want
