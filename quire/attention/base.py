@@ -66,6 +66,9 @@ class AttentionMetadata:
     cross: CrossMetadata | None = None  # of a model with an encoder
     spans: Tensor | None = None  # [T, 2] int32: positions that a token sees besides; None: no token
     shared: SharedPrefixes | None = None  # of the `decodes` sequences; None: each reads all keys
+    drafts: bool = False
+    """Whether all rows decode, and may be of one sequence, one after the other: each sees the keys
+    that those before it write in this step."""
 
 
 class AttentionLayer(Protocol):

@@ -72,6 +72,7 @@ class PagedAttentionStep:
             self._scales(layer),
             metadata.spans,
             metadata.shared,
+            metadata.drafts,
         )
 
     def with_spans(self, spans: Tensor) -> AttentionStep:

@@ -50,7 +50,7 @@ from quire.config.parallel import (
 from quire.config.pooling import ModelUse, choose_model_use, resolve_pooling
 from quire.config.quant.read import reconcile_quantization
 from quire.config.recurrent import check_recurrent, resolve_states
-from quire.config.speculation import resolve_speculation
+from quire.config.speculation import bound_drafts, resolve_speculation
 from quire.config.stages import plan_tightest_stage, resolve_stage_layers
 from quire.config.structured_outputs import resolve_structured
 from quire.errors import ConfigError
@@ -196,6 +196,7 @@ def resolve_memory_plan(
         max_encoder_len=0 if model.encoder is None else model.encoder.max_len,
         has_logits=_model_use(options, model).has_logits,
         has_fp8=device.has_fp8,
+        max_drafts=bound_drafts(options.speculation),
     )
     shape = resolve_adapter_slots(options.lora, model, shape, device, why)
     shape = replace(

@@ -107,6 +107,14 @@ def find_drafter(
     return None if model is None else read_drafter(find(model, revision), model)
 
 
+def bound_drafts(given: SpeculationOptions) -> int:
+    """Return an upper bound of the drafts of a row, before the drafter is known. Raises
+    ConfigError."""
+    parsed = parse_speculative_config(given)
+    stated = None if parsed is None else parsed.num_speculative_tokens
+    return stated or max(DEFAULT_DRAFTS.values())
+
+
 def resolve_speculation(
     given: SpeculationOptions,
     model: ModelFacts,

@@ -279,6 +279,7 @@ def _native(
     scales: Tensor | None = None,
     spans: Tensor | None = None,
     shared: SharedPrefixes | None = None,
+    drafts: bool = False,
 ) -> Tensor:
     if sinks is not None or rows is not None or not has_dense_heads(cache):
         return NotImplemented
@@ -352,6 +353,7 @@ def paged_attention(
     scales: Tensor | None = None,
     spans: Tensor | None = None,
     shared: SharedPrefixes | None = None,
+    drafts: bool = False,
 ) -> Tensor:
     """Attend every query row to the cached tokens of its sequence.
 
@@ -365,6 +367,9 @@ def paged_attention(
     spans: [T, 2] int32, packed; the query also sees positions [spans[t, 0], spans[t, 1]) of its
     sequence. Within the context, not of the first `decodes` queries, without alibi and
     position_bias.
+
+    drafts: sequences of one query may have one table, if one follows the other, each with a context
+    longer by one than the one before it.
 
     The rest only makes it faster: the first `decodes` sequences have one query each; no context
     exceeds max_context; k, v: [T, K, D], the step's own keys and values; counters: zeros, int32,

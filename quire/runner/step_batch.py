@@ -61,6 +61,11 @@ class StepBatch:
     draft_inputs: DraftInputs | None = None  # None: no model drafts, or not in this step
 
     @property
+    def uses_drafts(self) -> bool:
+        """Whether rows have drafts, or a model makes some behind them."""
+        return bool(self.next_drafts) or self.draft_inputs is not None
+
+    @property
     def rotary_positions(self) -> Ints:
         """[T], or [axes, T] if the axes differ."""
         if self.rotary is None:

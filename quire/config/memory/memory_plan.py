@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.config.facts import ITEMSIZE, ModelFacts
+from quire.config.memory.draft_rows import draft_rows
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import (
     KVCacheGroup,
@@ -78,6 +79,7 @@ class EngineShape:
     has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
     has_fp8: bool = True  # whether the device multiplies FP8 numbers
     state_checkpoints: int = 0  # of recurrent states, beside those of max_num_seqs sequences
+    max_drafts: int = 0  # of a row
 
     @property
     def stages(self) -> int:
@@ -98,7 +100,11 @@ class EngineShape:
     def logit_rows(self) -> int:
         """Rows of a step with logits of the whole vocabulary."""
         samples = self.has_logits and self.stage == self.stages - 1
-        return min(self.max_num_seqs, self.max_pass_tokens) if samples else 0
+        most = max(
+            self.max_num_seqs,
+            draft_rows(self.max_num_seqs, self.max_drafts, self.max_num_batched_tokens),
+        )
+        return min(most, self.max_pass_tokens) if samples else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,15 +103,17 @@ class Drafting:
         adaptive: bool = True,
         overlaps: bool = False,
         step_tokens: int = NO_BOUND,
+        step_rows: int = NO_BOUND,
         model: bool = False,
     ) -> None:
         """drafter: of sequences whose results have no proposals; None: there is none. max_drafts:
         of a row; 0: none are verified. max_len: of a sequence with drafts. adaptive: False: every
         row has as many as are proposed. overlaps: a step is planned before the one before is over.
-        step_tokens: the token budget of a step. model: results have proposals."""
+        step_tokens: the token budget of a step. step_rows: of a step with drafts, each of which is
+        one. model: results have proposals."""
         self._max_drafts, self._max_len = max_drafts, max_len
         self._adaptive, self._overlaps = adaptive, overlaps
-        self._step_tokens = step_tokens
+        self._step_tokens, self._step_rows = step_tokens, step_rows
         self._prediction = PredictionDrafter()
         self._sources = () if drafter is None else (drafter,)
         self._states: dict[Sequence, _DraftState] = {}
@@ -234,7 +236,7 @@ class Drafting:
     def _begin_step(self) -> None:
         self.begun, self._expected = self.step, 0.0
         self._probes = max(self.rows // PROBE_SHARE, 1)
-        self._left = self.rows * self._max_drafts
+        self._left = max(min(self.rows * self._max_drafts, self._step_rows - self.rows), 0)
         if self._adaptive:
             share = BUSY_SHARE if self.prompts_wait else FREE_SHARE
             self._left = min(self._left, self._step_tokens // share)

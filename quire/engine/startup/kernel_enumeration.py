@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.engine_config import EncoderSection, EngineConfig, PoolingSection
+from quire.config.memory.draft_rows import draft_rows
 from quire.core.params import SamplingParams
 from quire.core.types import BlockCopy, Pooling, StopConditions
 from quire.distributed.collectives import ProcessGroupCollectives
@@ -128,6 +129,9 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             return
         _join(sampler, GREEDY)
         batches = [*step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len)]
+        most_drafts = config.speculation.max_drafts
+        verified = draft_rows(scheduler.max_num_seqs, most_drafts, scheduler.max_num_batched_tokens)
+        batches += draft_batches(verified, scheduler.max_model_len)
         for batch in batches:
             worker.compute(batch, ())
             if find_shared_prefixes(model) is not None and batch.decode_only:
@@ -145,12 +149,12 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
                 worker.compute(prompt_batch(1, [2], 0), [EncoderPart(sources)])
         worker.warm_up_kernels()
         hidden = _HiddenStates()
-        worker.compute(decode_batch(rows, 1), [hidden])
+        worker.compute(decode_batch(max(rows, verified), 1), [hidden])
         for params in SAMPLING_KINDS:
             _join(sampler, params)
             worker.compute(decode_batch(rows, 1), ())
             worker.compute(prompt_batch(0, [2], 0), ())
-            for size in sizes(rows):
+            for size in sizes(max(rows, verified)):
                 _sample(model, sampler, hidden.states[:size])
         worker.capture_graphs(0)
 
@@ -312,6 +316,13 @@ def step_batches(max_rows: int, max_tokens: int, max_len: int) -> Iterator[StepB
             if count > 1:
                 yield prompt_batch(decodes, [count], 0)
                 yield prompt_batch(decodes, [count], longest - count)
+
+
+def draft_batches(max_rows: int, max_len: int) -> Iterator[StepBatch]:
+    """Yield steps of greedy rows that decode, of which the later ones are drafts."""
+    for rows in sizes(max_rows) if max_rows else ():
+        drafts = [0] * (rows - 1) + [-1]
+        yield replace(decode_batch(rows, max(max_len - 2, 1)), next_drafts=drafts)
 
 
 def _shares(tokens: int, rows: int) -> list[int]:

@@ -10,6 +10,7 @@ from quire.config.engine_config import (
     EngineConfig,
     SchedulerSection,
 )
+from quire.config.memory.draft_rows import draft_rows
 from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
@@ -61,6 +62,9 @@ def build_drafting(config: EngineConfig) -> Drafting:
         adaptive=section.adaptive,
         overlaps=scheduler.steps_in_flight > 1 and config.parallel.stages == 1,
         step_tokens=scheduler.max_num_batched_tokens,
+        step_rows=draft_rows(
+            scheduler.max_num_seqs, section.max_drafts, scheduler.max_num_batched_tokens
+        ),
         model=drafter is None and section.method != "none",
     )
 

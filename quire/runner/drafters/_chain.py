@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import Backend
+from quire.kernels.framework import lazy_fusion
 from quire.models.base import StepInputs
 from quire.models.drafters._base import DraftHead
 from quire.runner.drafters._passes import (
@@ -77,7 +78,7 @@ class ChainDrafter:
         known = self._model.begin(states.hidden, states.taps, self._tensor(first.at))
         tokens = self._tensor(first.batch.token_ids)
         step = self._embed_media(self._step(first.batch, tokens, metadata_of))
-        out = self._model(step, known)
+        out = self._run(step, known)
         if not first.rows:
             return {}
         return self._continue(first, out.index_select(0, self._tensor(first.ends)), metadata_of)
@@ -97,7 +98,7 @@ class ChainDrafter:
                 at = self._tensor(going)
                 rows, drafts, states = rows[going], drafts[at], states[at]
             step = self._step(batch_behind(first, rows, count), drafts, metadata_of)
-            states = self._model(step, states)
+            states = self._run(step, states)
             drafts = self._model.drafts(states)
         found: dict[int, tuple[int, ...]] = {}
         fetched = torch.cat([one for _, one in chains]).tolist()  # the only wait for the device
@@ -111,6 +112,11 @@ class ChainDrafter:
             positions=self._tensor(batch.positions),
             attention=self._backend.plan(metadata_of(batch)),
         )
+
+    def _run(self, step: StepInputs, states: Tensor) -> Tensor:
+        found = self._model(step, states)
+        lazy_fusion.flush()  # it is read by torch
+        return found
 
     def _tensor(self, values: Indexes) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

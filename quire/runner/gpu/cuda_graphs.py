@@ -150,38 +150,47 @@ class DecodeGraph(NamedTuple):
     part: Literal["whole", "forward", "sampling"]
     kind: ChooserKind | None = None  # of the sampling in it
     variant: str = ""
+    drafts: bool = False  # of rows that may be of one sequence, in a forward pass
 
 
 def decode_graphs(
-    size: int, kind: ChooserKind | None, variant: StepVariant = PLAIN
+    size: int, kind: ChooserKind | None, variant: StepVariant = PLAIN, *, drafts: bool = False
 ) -> tuple[DecodeGraph, ...]:
     """Return the graphs that a decode step runs in turn.
 
     kind None: its rows are sampled outside graphs, from the hidden states that "forward" stores.
+    drafts: the step has some.
     """
-    name = variant.name
+    forward = DecodeGraph(size, "forward", None, variant.name, drafts)
     if kind is None:
-        return (DecodeGraph(size, "forward", None, name),)
-    if size <= MAX_WHOLE_ROWS and kind != "penalised":
-        return (DecodeGraph(size, "whole", kind, name),)
-    sampling = DecodeGraph(size, "sampling", kind, name if variant.changes_logits else "")
-    return DecodeGraph(size, "forward", None, name), sampling
+        return (forward,)
+    if size <= MAX_WHOLE_ROWS and kind != "penalised" and not drafts:
+        return (forward._replace(part="whole", kind=kind),)
+    sampling = DecodeGraph(size, "sampling", kind, variant.name if variant.changes_logits else "")
+    return forward, sampling
 
 
-def decode_graph_groups(max_rows: int, variant: StepVariant = PLAIN) -> list[list[DecodeGraph]]:
+def decode_graph_groups(
+    max_rows: int, variant: StepVariant = PLAIN, draft_rows: int = 0
+) -> list[list[DecodeGraph]]:
     """Return the variant's graphs of decode steps of up to max_rows rows, those of one part
     together.
 
-    Each group begins with its largest; "forward" is the first group.
+    Each group begins with its largest; "forward" is the first group. draft_rows: of steps with
+    drafts; if there are more than max_rows, none is penalised, as such rows have passes.
     """
     found: dict[Any, dict[DecodeGraph, None]] = {}
-    sizes = [size for size in capture_sizes(max_rows) if size >= variant.least_rows]
-    for size in reversed(sizes):
+    steps = [(size, False) for size in capture_sizes(max_rows)]
+    steps += [(size, True) for size in draft_sizes(draft_rows)]
+    steps = [(size, drafts) for size, drafts in steps if size >= variant.least_rows]
+    for size, drafts in sorted(steps, key=lambda step: (step[1], -step[0])):
         for kind in (None, *get_args(ChooserKind)):
-            for graph in decode_graphs(size, kind, variant):
+            if size > max_rows and kind == "penalised":
+                continue
+            for graph in decode_graphs(size, kind, variant, drafts=drafts):
                 if graph.variant == variant.name:
                     found.setdefault(graph[1:], {})[graph] = None
-    return [list(group) for group in found.values()]
+    return [sorted(group, reverse=True) for group in found.values()]
 
 
 def capture_sizes(max_rows: int) -> list[int]:
@@ -196,6 +205,15 @@ def capture_sizes(max_rows: int) -> list[int]:
         found += [found[-1] + grain * i for i in range(1, 5)]
         grain *= 2
     return [*(size for size in found if size < max_rows), max_rows]
+
+
+def draft_sizes(max_rows: int) -> list[int]:
+    """Return the numbers of rows at which steps with drafts run, up to the largest one's: fewer
+    than of other steps, because a row of padding costs little beside what drafts bring."""
+    found = [2, 4, 8, 16, 24, 32, 48, 64]
+    while found[-1] < max_rows:
+        found += [found[-1] * 3 // 2, found[-1] * 2]
+    return [*(size for size in found if size < max_rows), max_rows] if max_rows else []
 
 
 def padded_sample_rows(rows: int, max_rows: int) -> int:

@@ -4,7 +4,8 @@ The state of the slots is on the device: block tables and last tokens. A step up
 per row and gathers its inputs there; a token goes from one step to the next without the host, so
 step n + 1 is enqueued before step n is done. A decode-only step is one graph or two: forward pass,
 and logits, sampling and write-back. The forward pass of a step with few tokens of prompts is one,
-padded to one of a few shapes; any other is launched kernel by kernel.
+padded to one of a few shapes; any other is launched kernel by kernel. A step with drafts is like
+any other, with several rows of one slot; rows that are sampled draft by draft wait for the tokens.
 
 Axes: T tokens in the step, S rows, R sampled rows, M slots, W table width, G layer groups.
 """
@@ -18,34 +19,39 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from quire.attention.base import AttentionMetadata, Backend, CrossMetadata
+from quire.attention.base import AttentionMetadata, Backend
+from quire.config.memory.draft_rows import draft_rows
 from quire.core.types import BlockCopy
 from quire.errors import EngineDead
 from quire.kernels.framework import late_work, lazy_fusion
 from quire.kernels.gpu.runtime import step_io as kernels
 from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooler import Pooler
+from quire.runner.drafters.base import ModelDrafter
 from quire.runner.gpu.cuda_graphs import (
     CudaGraphCache,
     DecodeGraph,
     capture_sizes,
     decode_graphs,
+    draft_sizes,
     padded_sample_rows,
     weak_method,
 )
+from quire.runner.gpu.draft_proposals import DraftProposals, SlotState
 from quire.runner.gpu.gemm_warmup import warm_up_gemms
 from quire.runner.gpu.graph_groups import GraphKey, VariantGraph, find_graph_groups
-from quire.runner.gpu.kv_memory import KVMemory
+from quire.runner.gpu.kv_memory import KVMemory, touch_memory
 from quire.runner.gpu.mixed_batch_graphs import (
     GraphShape,
     graph_shapes,
     pad_to_shape,
     select_graph_shape,
 )
-from quire.runner.gpu.mixed_inputs import MixedInputs
-from quire.runner.gpu.pending_step import DeviceInputs, PendingStep
+from quire.runner.gpu.mixed_inputs import MixedInputs, cross_metadata
+from quire.runner.gpu.pending_step import DeviceInputs, PendingStep, SamplingWay, StepBounds
 from quire.runner.gpu.pinned_io import PinnedIO
-from quire.runner.gpu.staging_buffer import StagingBuffer, align_words, pinned_words
+from quire.runner.gpu.result_buffers import ResultBuffers
+from quire.runner.gpu.staging_buffer import StagingBuffer, align_words
 from quire.runner.parts.base import (
     ForwardOutput,
     PendingPart,
@@ -59,8 +65,9 @@ from quire.runner.slots import BlockTableUpdate, TableShape
 from quire.runner.state_tensors import find_states, set_state_batch, state_step
 from quire.runner.step_batch import EMPTY_BATCH, StepBatch
 from quire.sampling.logprobs import Mode
-from quire.sampling.sampler import ChooserKind, Sampler
+from quire.sampling.sampler import Sampler
 from quire.sampling.sampler_output import HostSamplerOutput
+from quire.sampling.step_sampling import StepSampling, StepTokens, needs_passes
 from quire.sampling.steps.grammar_masks import GrammarMasks
 
 NUM_STAGING_BUFFERS = 5
@@ -85,11 +92,14 @@ class CudaWorker:
         pooler: Pooler | None = None,
         generates: bool = True,
         max_drafts: int = 0,
+        drafter: ModelDrafter | None = None,
     ) -> None:
         """max_tokens: of the largest step. eager: no graphs. generates: steps have sampled rows.
-        max_drafts: of a row."""
+        max_drafts: of a row. drafter: None: no model drafts."""
         device = sampler.device
         rows = slots.max_seqs
+        drafts = draft_rows(rows, max_drafts, max_tokens) if generates else 0
+        self._max_rows = rows + drafts  # more than a step has, whatever joins beside drafts
         self._model = model
         self._backend = backend
         self._sampler = sampler
@@ -103,30 +113,32 @@ class CudaWorker:
             (slots.tables, rows, self._width), dtype=torch.int32, device=device
         )
         self._last_token = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._row_starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._proposals: DraftProposals | None = None
+        if drafter is not None:
+            state = SlotState(self._tables, self._last_token, self._block_size)
+            self._proposals = DraftProposals(drafter, state, self._max_rows)
+        self._row_starts = torch.arange(self._max_rows + 1, dtype=torch.int32, device=device)
         self._kv_memory = KVMemory(cache, host_cache, device)
-        self._pinned_io = PinnedIO(rows, NUM_STAGING_BUFFERS, device)
-        most = max(max_tokens, rows)
+        self._pinned_io = PinnedIO(self._max_rows, NUM_STAGING_BUFFERS, device)
+        most = max(max_tokens, self._max_rows)
         self._token_starts: Tensor | None = None  # of a model with an encoder: 0, 1, 2, ...
         if slots.has_cross:
             longest = max([most, *(shape.tokens for shape in graph_shapes(max_tokens, rows))])
             self._token_starts = torch.arange(longest + 1, dtype=torch.int32, device=device)
         self._variants = find_variants(model)
         axes = max(one.rotary_axes for one in self._variants)
-        self._mixed_inputs = MixedInputs(most, slots, NUM_STAGING_BUFFERS, device, axes)
+        self._mixed_inputs = MixedInputs(
+            most, self._max_rows, slots.has_rotary, NUM_STAGING_BUFFERS, device, axes
+        )
         self._table_staging = StagingBuffer(
             4 * align_words(rows + most), NUM_STAGING_BUFFERS, device
         )
-        self._results = torch.empty((2, align_words(rows)), dtype=torch.int32, device=device)
-        self._result_buffers = [
-            pinned_words(2 * align_words(rows)).view(2, -1) for _ in range(NUM_STAGING_BUFFERS)
-        ]
-        self._result_index = 0
+        self._results = ResultBuffers(self._last_token, self._max_rows, NUM_STAGING_BUFFERS)
         self._hidden: Tensor | None = None  # [M, E] of a forward graph, sampled after it
         self._decode_device_inputs: dict[int, DeviceInputs] = {}  # of decode steps, by size
         self._max_tokens = most
         self._eager = eager
-        self._sizes = capture_sizes(rows)
+        self._sizes, self._draft_sizes = capture_sizes(rows), draft_sizes(drafts)
         self._generates = generates
         decodes = rows if generates else 0
         has_graphs = backend.supports_prefill_graphs and find_states(model) is None
@@ -158,11 +170,8 @@ class CudaWorker:
         size: of the largest step, in one piece. pieces of `piece` bytes: torch keeps small ones
         apart.
         """
-        device = self._last_token.device
         with self.execution_context():
-            torch.empty(size, dtype=torch.uint8, device=device)
-            held = [torch.empty(piece, dtype=torch.uint8, device=device) for _ in range(pieces)]
-            del held
+            touch_memory(self._last_token.device, [size], [piece] * pieces)
 
     @torch.inference_mode()
     def warm_up_kernels(self) -> None:
@@ -172,7 +181,8 @@ class CudaWorker:
         """
         with self.execution_context():
             tokens = {shape.tokens for shape in self._shapes}
-            dtype = warm_up_gemms(self._model, self._sizes, sorted(tokens), self._max_tokens)
+            sizes = sorted({*self._sizes, *self._draft_sizes})
+            dtype = warm_up_gemms(self._model, sizes, sorted(tokens), self._max_tokens)
             if self._generates:
                 self._sampler.warm_up(dtype)
 
@@ -210,8 +220,9 @@ class CudaWorker:
     def graph_groups(self) -> list[list[GraphKey]]:
         """Return all graphs that steps may run, those of a variant together. Each group begins with
         its largest."""
-        rows = len(self._last_token) if self._generates else 0
-        return find_graph_groups(self._graphs, self._variants, self._shapes, rows)
+        rows, with_drafts = self._sizes[-1], max(self._draft_sizes, default=0)
+        rows = rows if self._generates else 0
+        return find_graph_groups(self._graphs, self._variants, self._shapes, rows, with_drafts)
 
     def release_kv_memory(self) -> None:
         self.synchronize()
@@ -245,7 +256,6 @@ class CudaWorker:
         self._kv_memory.copy(pairs, self._table_staging)
 
     def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> PendingStep:
-        assert not batch.next_drafts, "drafts are verified on the CPU only"
         if self._kv_memory.is_released:
             self._kv_memory.restore()
             with late_work.uncounted():
@@ -255,7 +265,9 @@ class CudaWorker:
             variant, others = split_variant(self._model, parts)
             for part in parts:
                 part.write_inputs(self._model, batch)
-            if batch.decode_only and variant.decodes and not others and not batch.has_axes:
+            sizes = self._draft_sizes if batch.uses_drafts else self._sizes
+            small = len(batch.rows) <= max(sizes, default=0)
+            if batch.decode_only and small and variant.decodes and not (others or batch.has_axes):
                 return self._decode(batch, variant)
             return self._mixed(batch, others, variant)
         except BaseException:
@@ -275,9 +287,11 @@ class CudaWorker:
             assert self._hidden is not None
             self._sample_decode(self._hidden[: graph.size], graph, variant)
         else:
-            hidden = self._decode_forward(graph.size, variant)
+            hidden = self._decode_forward(graph, variant)
             if graph.part == "forward":
                 self._store_hidden(hidden)
+                if graph.drafts and self._proposals is not None:
+                    self._proposals.keep_taps()
             else:
                 self._sample_decode(hidden, graph, variant)
 
@@ -299,7 +313,7 @@ class CudaWorker:
         """Keep the hidden states that are read after the forward graph: [R, E] of sampled rows, or
         [T, E] of every token where none is sampled."""
         if self._hidden is None:
-            most = self._tables.shape[1] if self._generates else self._shapes[-1].tokens
+            most = self._max_rows if self._generates else self._shapes[-1].tokens
             shape = (most, hidden.shape[1])
             self._hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         lazy_fusion.flush()
@@ -315,13 +329,10 @@ class CudaWorker:
             raise
 
     def _enqueue_decode(self, inputs: StepBatch, variant: StepVariant) -> PendingStep:
-        kind = self._sampler.kind(inputs.sampled_slots)
-        grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
-        # masks arrive late from the host: then the sampling is in no graph
-        outside = kind is None or (grammar_masks is not None and grammar_masks.needs_masks)
-        rows = len(inputs.slots)
-        size = rows if self._eager else self._sizes[bisect_left(self._sizes, rows)]
-        graphs = decode_graphs(size, None if outside else kind, variant)
+        how, rows, drafts = self._begin_sampling(inputs), len(inputs.slots), inputs.uses_drafts
+        sizes = self._draft_sizes if drafts else self._sizes
+        size = rows if self._eager else sizes[bisect_left(sizes, rows)]
+        graphs = decode_graphs(size, how.graph_kind, variant, drafts=drafts)
         if graphs[0] not in self._graphs:
             self._pinned_io.out_of_sync = True  # a trace skips the kernel that counts steps
         with span("post"):
@@ -329,18 +340,17 @@ class CudaWorker:
         with span("graph"):
             for graph in graphs:
                 self._graphs.run(graph)
-        if not outside:
+        if how.graph_kind is not None:
             done = torch.cuda.Event()
             done.record()
             view = self._pinned_io.output_view(done)
-            return PendingStep(inputs, done, view, None, (), grammar_masks)
+            step = PendingStep(inputs, done, view, None, (), how.masks)
+            return self._propose(step, self._hidden, replayed=True)
         assert self._hidden is not None
         views, hidden = self._get_decode_device_inputs(size), self._hidden[:size]
-        pending = self._sample(
-            hidden, views.row_slots, views.outputs, inputs, kind, grammar_masks, (), variant
-        )
+        pending = self._sample(hidden, views.row_slots, views.outputs, inputs, how, (), variant)
         self._pinned_io.output_view(pending.done)
-        return pending
+        return self._propose(pending, hidden, replayed=True)
 
     def _get_decode_device_inputs(self, size: int) -> DeviceInputs:
         """Return the views of a size, made once."""
@@ -363,10 +373,10 @@ class CudaWorker:
             )
         return views
 
-    def _decode_forward(self, size: int, variant: StepVariant) -> Tensor:
+    def _decode_forward(self, graph: DecodeGraph, variant: StepVariant) -> Tensor:
         """Launch a decode step's forward pass, from the host's integers to hidden states [R, E]."""
-        mail, views = self._pinned_io, self._get_decode_device_inputs(size)
-        ids, kv_slots = self._empty_step_buffers(size)
+        mail, views = self._pinned_io, self._get_decode_device_inputs(graph.size)
+        ids, kv_slots = self._empty_step_buffers(graph.size)
         kernels.load_decode_inputs(
             mail.state,
             mail.inbox,
@@ -379,7 +389,8 @@ class CudaWorker:
             self._block_size,
         )
         longest = self._width * self._block_size
-        return self._forward(views, ids, kv_slots, size, 1, longest, 0, (), variant)
+        bounds = StepBounds(graph.size, 1, longest, 0, graph.drafts, graph.drafts)
+        return self._forward(views, ids, kv_slots, bounds, (), variant)
 
     def _sample_decode(self, hidden: Tensor, graph: DecodeGraph, variant: StepVariant) -> None:
         """Launch a decode step's logits, sampling and write-back."""
@@ -392,23 +403,18 @@ class CudaWorker:
             mail.state, ids, tops, views.row_slots, self._last_token, mail.outbox, mail.stride
         )
 
-    # -- other steps ----------------------------------------------------------------------------
-
     def _mixed(
         self, inputs: StepBatch, parts: Collection[StepPart], variant: StepVariant
     ) -> PendingStep:
         """parts: those without the variant."""
-        kind = self._sampler.kind(inputs.sampled_slots)
-        grammar_masks = None
-        if inputs.sampled_rows:
-            grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
-        sampled = padded_sample_rows(len(inputs.sampled_slots), len(self._last_token))
+        how = self._begin_sampling(inputs)
+        sampled = padded_sample_rows(len(inputs.sampled_slots), self._max_rows)
         # where rows are sampled, a graph keeps only their hidden states, and parts read others
         needs_more = parts if self._generates else any(part.changes_inputs for part in parts)
         eager = self._eager or needs_more or variant not in self._variants
         has_place = variant.rotary_axes > 1 or not inputs.has_axes
         shape = None
-        if has_place and not eager:
+        if has_place and not eager and inputs.draft_inputs is None:
             shape = select_graph_shape(inputs, self._shapes)
         pending_parts: list[PendingPart] = []
         if shape is not None:
@@ -422,43 +428,37 @@ class CudaWorker:
             with span("upload"):
                 views = self._mixed_inputs.upload(inputs, sampled)
             with span("forward"):
-                past = inputs.max_prior_context
-                bounds = (inputs.num_decodes, inputs.max_query, inputs.max_context, past)
-                hidden = self._gather_and_forward(views, *bounds, parts, variant)
+                bounds = StepBounds.of(inputs)
+                hidden = self._gather_and_forward(views, bounds, parts, variant)
         if parts:
             assert hidden is not None
             forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
             pending_parts = [part.apply(forward) for part in parts]
         if not inputs.sampled_rows:
-            return self._build_pending_step(inputs, None, pending_parts, None)
+            return self._propose(self._build_pending_step(inputs, pending_parts), hidden)
         assert hidden is not None
         chosen = hidden[:sampled] if shape else hidden.index_select(0, views.sampled)
         row_slots, outputs = views.row_slots[:sampled], views.outputs[:sampled]
-        return self._sample(
-            chosen, row_slots, outputs, inputs, kind, grammar_masks, pending_parts, variant
-        )
+        step = self._sample(chosen, row_slots, outputs, inputs, how, pending_parts, variant)
+        return self._propose(step, hidden)
 
     def _mixed_forward(self, shape: GraphShape, variant: StepVariant) -> Tensor:
         """Launch the forward pass of a step of this shape, up to what _store_hidden() keeps."""
         stored = self._stored_rows(shape)
         views = self._mixed_inputs.views(shape.tokens, shape.rows, stored, variant.rotary_axes)
         longest = self._width * self._block_size
-        hidden = self._gather_and_forward(
-            views, shape.decodes, shape.tokens, longest, None, (), variant
-        )
+        bounds = StepBounds(shape.decodes, shape.tokens, longest, None, drafts=False)
+        hidden = self._gather_and_forward(views, bounds, (), variant)
         return hidden.index_select(0, views.sampled) if self._generates else hidden
 
     def _stored_rows(self, shape: GraphShape) -> int:
         """Return how many hidden states a shape's graph stores: enough for all that is sampled."""
-        return min(shape.rows, len(self._last_token)) if self._generates else 0
+        return min(shape.rows, self._max_rows) if self._generates else 0
 
     def _gather_and_forward(
         self,
         views: DeviceInputs,
-        decodes: int,
-        max_query: int,
-        max_context: int,
-        past: int | None,
+        bounds: StepBounds,
         parts: Collection[StepPart],
         variant: StepVariant,
     ) -> Tensor:
@@ -474,13 +474,9 @@ class CudaWorker:
             kv_slots,
             self._block_size,
         )
-        hidden = self._forward(
-            views, ids, kv_slots, decodes, max_query, max_context, past, parts, variant
-        )
+        hidden = self._forward(views, ids, kv_slots, bounds, parts, variant)
         lazy_fusion.flush()
         return hidden
-
-    # -- both -----------------------------------------------------------------------------------
 
     def _empty_step_buffers(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Allocate token ids [T] and KV slots [G, T], for a kernel to fill."""
@@ -493,45 +489,38 @@ class CudaWorker:
         views: DeviceInputs,
         ids: Tensor,
         kv_slots: Tensor,
-        decodes: int,
-        max_query: int,
-        max_context: int,
-        past: int | None,
+        bounds: StepBounds,
         parts: Collection[StepPart],
         variant: StepVariant,
     ) -> Tensor:
         """Return hidden states of the step's tokens: [T, E]."""
+        cross = None
+        if self._token_starts is not None:
+            sources = self._tables[self._groups :]
+            cross = cross_metadata(sources, views.token_slots, self._token_starts)
         batch = AttentionMetadata(
             q_starts=views.q_starts,
             contexts=views.contexts,
             tables=self._tables.unbind()[: self._groups],
             slots=kv_slots.unbind()[: self._groups],
-            max_query=max_query,
-            max_context=max_context,
+            max_query=bounds.max_query,
+            max_context=bounds.max_context,
             rows=views.rows,
-            decodes=decodes,
-            past=past,
-            cross=self._cross_metadata(views.token_slots),
+            decodes=bounds.decodes,
+            past=bounds.past,
+            drafts=bounds.drafts,
+            cross=cross,
         )
-        states = state_step(self._model, views.token_slots, views.q_starts, decodes)
-        step = StepInputs(ids, views.rotary, self._backend.plan(batch), states=states)
+        states = state_step(self._model, views.token_slots, views.q_starts, bounds.decodes)
+        taps = None
+        if bounds.taps and self._proposals is not None:
+            taps = self._proposals.new_taps()
+        plan = self._backend.plan(batch)
+        step = StepInputs(ids, views.rotary, plan, states=states, taps=taps)
         for part in parts:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(views.token_slots):
             return self._model(variant.inputs(step))
-
-    def _cross_metadata(self, token_slots: Tensor) -> CrossMetadata | None:
-        """Return the source of each token of a step; padding tokens read that of some slot."""
-        if self._token_starts is None:
-            return None
-        table, lengths = self._tables[self._groups :].unbind()
-        slots = token_slots.clamp(min=0)
-        return CrossMetadata(
-            table=table,
-            lengths=lengths[:, 0].index_select(0, slots),
-            starts=self._token_starts[: len(slots) + 1],
-            rows=slots,
-        )
 
     def _logits(self, hidden: Tensor, row_slots: Tensor, variant: StepVariant) -> Tensor:
         with variant.logits(row_slots):
@@ -539,56 +528,72 @@ class CudaWorker:
         lazy_fusion.flush()
         return logits
 
+    def _begin_sampling(self, inputs: StepBatch) -> SamplingWay:
+        """Choose how to sample a step, before its forward pass."""
+        slots, outputs, drafts = inputs.sampled_slots, inputs.num_outputs, inputs.next_drafts
+        kind = self._sampler.kind(slots)
+        if drafts and needs_passes(self._sampler, slots, drafts):
+            passes = StepSampling(self._sampler, slots, outputs, drafts, inputs.agrees)
+            return SamplingWay(passes=passes)
+        masks = self._sampler.prepare_masks(slots, outputs) if slots else None
+        return SamplingWay(kind, masks)
+
     def _sample(
         self,
         hidden: Tensor,
         row_slots: Tensor,
         outputs: Tensor,
         inputs: StepBatch,
-        kind: ChooserKind | None,
-        grammar_masks: GrammarMasks | None,
+        how: SamplingWay,
         pending_parts: Sequence[PendingPart],
         variant: StepVariant,
     ) -> PendingStep:
         """Sample rows from their last hidden states: [R or more, E], padded at the end."""
-        logits = self._logits(hidden, row_slots, variant)
-        if kind is not None:
-            if grammar_masks is not None and grammar_masks.needs_masks:
+        logits, rows = self._logits(hidden, row_slots, variant), len(inputs.sampled_slots)
+        if how.passes is not None:
+            with span("sample"):
+                tokens = how.passes.run(logits[:rows])
+                lazy_fusion.flush()
+            ids = torch.tensor(tokens.ids, dtype=torch.int32, device=logits.device)
+            self._results.store(ids, logits[:rows, 0].float(), row_slots[:rows])
+            return self._build_pending_step(inputs, pending_parts, tokens=tokens)
+        if how.kind is not None:
+            if how.masks is not None and how.masks.needs_masks:
                 with span("masks"):
-                    grammar_masks.apply_masks(logits)
-            ids, tops = self._sampler.choose(logits, row_slots, outputs, kind)
+                    how.masks.apply_masks(logits)
+            ids, tops = self._sampler.choose(logits, row_slots, outputs, how.kind)
             lazy_fusion.flush()
-            self._write_back(ids, tops, row_slots)
-            return self._build_pending_step(inputs, None, pending_parts, grammar_masks)
+            self._results.store(ids, tops, row_slots)
+            return self._build_pending_step(inputs, pending_parts, masks=how.masks)
         with span("sample"):
-            rows = len(inputs.sampled_slots)
             counts = inputs.num_outputs.tolist()
-            sampled = self._sampler.sample(
-                logits[:rows], inputs.sampled_slots, counts, grammar_masks
-            )
+            sampled = self._sampler.sample(logits[:rows], inputs.sampled_slots, counts, how.masks)
             lazy_fusion.flush()
-        self._write_back(sampled.token_ids, sampled.top_logits, row_slots[:rows])
-        return self._build_pending_step(
-            inputs, sampled.copy_to_host(), pending_parts, grammar_masks
-        )
+        self._results.store(sampled.token_ids, sampled.top_logits, row_slots[:rows])
+        fetched = sampled.copy_to_host()
+        return self._build_pending_step(inputs, pending_parts, fetched, how.masks)
 
-    def _write_back(self, ids: Tensor, tops: Tensor, row_slots: Tensor) -> None:
-        kernels.store_results(ids, tops, row_slots, self._last_token, self._results)
+    def _propose(
+        self, step: PendingStep, hidden: Tensor | None, *, replayed: bool = False
+    ) -> PendingStep:
+        """Let a model make drafts behind a step. hidden: its states, of all tokens at least."""
+        if self._proposals is not None and step.batch.draft_inputs is not None:
+            assert hidden is not None
+            self._proposals.propose(step, hidden, replayed)
+        return step
 
     def _build_pending_step(
         self,
         inputs: StepBatch,
-        fetched: HostSamplerOutput | None,
         pending_parts: Sequence[PendingPart],
-        grammar_masks: GrammarMasks | None,
+        fetched: HostSamplerOutput | None = None,
+        masks: GrammarMasks | None = None,
+        tokens: StepTokens | None = None,
     ) -> PendingStep:
         """Start the copies to the host, and record their end."""
         answer = None
-        if inputs.sampled_rows and fetched is None:
-            self._result_index = (self._result_index + 1) % NUM_STAGING_BUFFERS
-            copy = self._result_buffers[self._result_index]
-            copy.copy_(self._results, non_blocking=True)
-            answer = copy.numpy()
+        if inputs.sampled_rows and fetched is None and tokens is None:
+            answer = self._results.copy_to_host()
         done = torch.cuda.Event()
         done.record()
-        return PendingStep(inputs, done, answer, fetched, pending_parts, grammar_masks)
+        return PendingStep(inputs, done, answer, fetched, pending_parts, masks, tokens)

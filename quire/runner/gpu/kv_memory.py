@@ -70,3 +70,10 @@ class KVMemory:
             self._storages[key].resize_(size)
         self._released_sizes.clear()
         self._device_addresses = BlockCopyTable.build(self._cache, self._device)
+
+
+def touch_memory(device: torch.device, *together: Sequence[int]) -> None:
+    """Allocate pieces of these bytes, some together at a time, and give them back to torch."""
+    for sizes in together:
+        held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+        del held

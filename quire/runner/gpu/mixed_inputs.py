@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from quire.attention.base import CrossMetadata
 from quire.runner.gpu.mixed_batch_graphs import PROMPT_ROWS
 from quire.runner.gpu.pending_step import DeviceInputs
 from quire.runner.gpu.staging_buffer import StagingBuffer, align_words
-from quire.runner.slots import TableShape
 from quire.runner.step_batch import Ints, StepBatch
 
 
@@ -15,14 +16,21 @@ class MixedInputs:
     """One device buffer; graphs hold its views by their sizes."""
 
     def __init__(
-        self, max_tokens: int, slots: TableShape, depth: int, device: torch.device, axes: int = 1
+        self,
+        max_tokens: int,
+        max_rows: int,
+        has_rotary: bool,
+        depth: int,
+        device: torch.device,
+        axes: int = 1,
     ) -> None:
-        """depth: uploads that may be in flight. axes: rotary positions of a token, at most."""
-        self._has_rotary = slots.has_rotary
+        """has_rotary: tokens may have rotary positions of their own, at most `axes` each. depth:
+        uploads that may be in flight."""
+        self._has_rotary = has_rotary
         words = (
             3 * align_words(max_tokens)
             + align_words(axes * max_tokens)
-            + 6 * align_words(slots.max_seqs + PROMPT_ROWS + 1)
+            + 6 * align_words(max_rows + PROMPT_ROWS + 1)
         )
         self._staging = StagingBuffer(words, depth, device)
 
@@ -60,3 +68,18 @@ class MixedInputs:
         rotary = sent[at : at + axes * tokens] if self._has_rotary else found[2]
         found.append(rotary if axes == 1 else rotary.view(axes, tokens))
         return DeviceInputs(*found)
+
+
+def cross_metadata(tables: Tensor, token_slots: Tensor, starts: Tensor) -> CrossMetadata:
+    """Return the source of each token of a step; padding tokens read that of some slot.
+
+    tables: [2, M, W], of sources and of their lengths. starts: 0, 1, 2, ...
+    """
+    table, lengths = tables.unbind()
+    slots = token_slots.clamp(min=0)
+    return CrossMetadata(
+        table=table,
+        lengths=lengths[:, 0].index_select(0, slots),
+        starts=starts[: len(slots) + 1],
+        rows=slots,
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from quire.core.types import StepResult
 from quire.runner.device_worker import build_step_result
 from quire.runner.parts.base import PendingPart
 from quire.runner.step_batch import Ints, StepBatch
+from quire.sampling.sampler import ChooserKind
 from quire.sampling.sampler_output import HostSamplerOutput, find_row_errors
-from quire.sampling.step_sampling import StepTokens
+from quire.sampling.step_sampling import StepSampling, StepTokens
 from quire.sampling.steps.grammar_masks import GrammarMasks
 
 
@@ -34,6 +36,41 @@ class DeviceInputs:
     rotary: Tensor  # [T], or [axes, T]
 
 
+class StepBounds(NamedTuple):
+    """What the host knows of a step's numbers, as AttentionMetadata has it."""
+
+    decodes: int
+    max_query: int
+    max_context: int
+    past: int | None
+    drafts: bool
+    taps: bool = False  # a drafter reads hidden states
+
+    @classmethod
+    def of(cls, batch: StepBatch) -> StepBounds:
+        return cls(
+            batch.num_decodes,
+            batch.max_query,
+            batch.max_context,
+            batch.max_prior_context,
+            bool(batch.next_drafts) and batch.num_decodes == len(batch.token_ids),
+            batch.draft_inputs is not None,
+        )
+
+
+class SamplingWay(NamedTuple):
+    """How a step is sampled: by tensors alone (kind), in any way (no kind), or in passes."""
+
+    kind: ChooserKind | None = None
+    masks: GrammarMasks | None = None
+    passes: StepSampling | None = None  # of rows that are sampled draft by draft
+
+    @property
+    def graph_kind(self) -> ChooserKind | None:
+        """The kind of its sampling graph; None: masks arrive late from the host, or tokens."""
+        return None if self.masks is not None and self.masks.needs_masks else self.kind
+
+
 @dataclass(slots=True)
 class PendingStep:
     """An enqueued step. Its numbers are in pinned memory after `done`."""
@@ -44,6 +81,8 @@ class PendingStep:
     sampler_output: HostSamplerOutput | None
     parts: Sequence[PendingPart]
     masks: GrammarMasks | None = None
+    sampled: StepTokens | None = None  # None: not known yet
+    drafts: Mapping[str, Any] | None = None  # of the result
 
     def __post_init__(self) -> None:
         if self.masks is not None:
@@ -59,16 +98,23 @@ class PendingStep:
         rows = len(self.batch.sampled_rows)
         return self.graph_output[0, :rows].tolist(), self.graph_output[1, :rows].view(np.float32)
 
+    def step_tokens(self) -> StepTokens:
+        """What was sampled; waits for it."""
+        if self.sampled is None:
+            ids, tops = self.tokens()
+            if self.masks is not None:
+                self.masks.commit_tokens()
+            # rows in a graph: rows that may leave no token are sampled outside
+            output, errors = self.sampler_output, find_row_errors(tops, {}, frozenset())
+            logprobs = {} if output is None else output.logprobs()
+            errors = errors if output is None else output.row_errors
+            self.sampled = StepTokens.of(ids, logprobs, errors, self.masks)
+        return self.sampled
+
     def wait(self) -> StepResult:
-        ids, tops = self.tokens()
-        if self.masks is not None:
-            self.masks.commit_tokens()
-        extras = [part.result() for part in self.parts]
-        if (
-            self.sampler_output is None
-        ):  # rows in a graph: rows that may leave no token are sampled outside
-            logprobs, errors = {}, find_row_errors(tops, {}, frozenset())
-        else:
-            logprobs, errors = self.sampler_output.logprobs(), self.sampler_output.row_errors
-        sampled = StepTokens.of(ids, logprobs, errors, self.masks)
+        self.done.synchronize()
+        sampled = self.step_tokens()
+        extras: list[Mapping[str, Any]] = [part.result() for part in self.parts]
+        if self.drafts is not None:
+            extras.append(self.drafts)
         return build_step_result(self.batch, sampled, extras)

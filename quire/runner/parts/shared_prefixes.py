@@ -29,7 +29,7 @@ class SharedPrefixesPart(StepPart, frozen=True, array_like=True):
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> SharedPrefixesPart | None:
         """Find them; None if they would save too little, or another feature has a part in the
         step."""
-        if not batch.decode_only or batch.next_drafts or plan.parts:
+        if not batch.decode_only or batch.uses_drafts or plan.parts:
             return None
         if len(batch.rows) < LEAST_ROWS:
             return None

@@ -18,11 +18,18 @@ pytest.importorskip("triton")
 from quire.attention import paged
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.core.types import ThinkingBudget
+from quire.engine.startup.drafter_setup import build_drafter
 from quire.engine.startup.executor_setup import _build_backend, table_shape
 from quire.executors.inline import Executor
 from quire.kernels.framework import late_work, op
 from quire.kernels.paged_attention import paged_attention
-from quire.runner.gpu import cuda_graphs, cuda_worker, pinned_io, staging_buffer
+from quire.runner.gpu import (
+    cuda_graphs,
+    cuda_worker,
+    pinned_io,
+    result_buffers,
+    staging_buffer,
+)
 from quire.runner.gpu.mixed_batch_graphs import GraphShape, graph_shapes
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
@@ -79,7 +86,7 @@ def acted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
-    for module in (cuda_worker, pinned_io, staging_buffer):
+    for module in (result_buffers, pinned_io, staging_buffer):
         monkeypatch.setattr(module, "pinned_words", lambda n: torch.empty(n, dtype=torch.int32))
 
     def reserve(self, size):
@@ -89,13 +96,16 @@ def acted(monkeypatch):
     monkeypatch.setattr(cuda_graphs.CudaGraphCache, "_capture", lambda self, launch: Graph(launch))
 
 
-def engine_of(hf=tiny.TINY, *, captured=True, shares_prefixes=False, **settings):
+def engine_of(
+    hf=tiny.TINY, *, captured=True, shares_prefixes=False, make=tiny.engine_of, **settings
+):
     """An engine with the CUDA worker over CPU tensors, in which no step may capture.
 
     captured: with the graphs that a start captures. shares_prefixes: the model has the variant.
+    make: the engine of these fields and settings.
     """
 
-    def device_half(model, config, processors=(), grammars=None, pooler=None, **_):
+    def device_half(model, config, processors=(), grammars=None, pooler=None, drafter=None):
         cache, said = config.cache, config.scheduler
         tensors, host = (
             allocate_kv_tensors(
@@ -111,10 +121,13 @@ def engine_of(hf=tiny.TINY, *, captured=True, shares_prefixes=False, **settings)
             config.model.vocab, said.max_num_seqs, "cpu", asynchronous=True, grammars=grammars
         )
         shape = table_shape(config)._replace(shares_prefixes=shares_prefixes)
+        backend = _build_backend(config, tensors)
+        if drafter is not None:
+            drafter = build_drafter(drafter, config, backend, torch.device("cpu"))
 
         lane = cuda_worker.CudaWorker(
             model,
-            _build_backend(config, tensors),
+            backend,
             sampler,
             shape,
             cache=tensors,
@@ -123,13 +136,15 @@ def engine_of(hf=tiny.TINY, *, captured=True, shares_prefixes=False, **settings)
             logprobs_mode="raw_logprobs",
             eager=config.device.enforce_eager,
             pooler=pooler,
+            max_drafts=settings.get("drafts", 0) or config.speculation.max_drafts,
+            drafter=drafter,
         )
         runner = ModelRunner(model, sampler, lane)
         return Executor(ModelInputBuilder(shape), runner, threaded=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "build_executor", device_half)
-        engine = tiny.engine_of(hf, **settings)
+        engine = make(hf, **settings)
     if captured:
         engine.executor.call("capture_graphs", 0)
     graphs_of(engine)._capture = no_capture

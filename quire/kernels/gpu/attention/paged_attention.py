@@ -90,6 +90,7 @@ def launch(
     scales: Tensor | None = None,
     spans: Tensor | None = None,
     shared: SharedPrefixes | None = None,
+    drafts: bool = False,
 ) -> None:
     """Start the kernels of one step."""
     if window or alibi is not None or position_bias is not None:

@@ -323,11 +323,15 @@ def parse_extras(
     scales: Tensor | None = None,
     spans: Tensor | None = None,
     shared: SharedPrefixes | None = None,
+    drafts: bool = False,
 ) -> AttentionExtras | None:
     """The arguments of paged_attention; None: not one query per sequence, a bias, or sequences that
-    share keys."""
+    share keys.
+
+    Also None with drafts: a row reads keys that another program of the kernel would write.
+    """
     biased = alibi is not None or position_bias is not None or shared is not None
-    if not decodes == q.shape[0] == contexts.shape[0] or biased:
+    if not decodes == q.shape[0] == contexts.shape[0] or biased or drafts:
         return None
     return AttentionExtras(
         scale, window, softcap, sinks, None, rows, max_context, k_scale, v_scale, counters,

@@ -1,0 +1,141 @@
+"""Steps with drafts on the GPU's worker, acted: tokens and logprobs are those of the CPU without."""
+
+import functools
+
+import pytest
+
+pytest.importorskip("triton")
+
+from quire.runner.gpu.cuda_graphs import DecodeGraph, decode_graph_groups, draft_sizes
+from tests.cpu import engine_of as tiny
+from tests.cpu.drafters import heads, test_eagle3
+from tests.cpu.gpu_kernels.test_cuda_worker import acted, engine_of, replayed  # noqa: F401
+from tests.cpu.made_grammars import END, Grammars, bound_to
+
+
+def knows(answers, every=3):
+    """A drafter that has read the answers: each `every`th draft is wrong."""
+
+    def propose(seq):
+        known = answers[seq.request.id, seq.index]
+        at = len(seq.tokens) - seq.prompt_len
+        drafts = list(known[at : at + 3])
+        return tuple((d + 1) % 97 if (at + i) % every == 0 else d for i, d in enumerate(drafts))
+
+    return propose
+
+
+def workload():
+    return [
+        tiny.request("plain", range(20), 14),
+        tiny.request("scored", [5], 12, logprobs=2),
+        tiny.request("penalised", range(3, 9), 14, repetition_penalty=1.4),
+        tiny.request("biased", range(40, 60), 9, logit_bias={3: 4.0, 9: -3.0}),
+        tiny.request("lists", range(9), 20, constraint=bound_to("lists"), eos=[END]),
+        tiny.request("ends", range(30, 70), 14, stop_token_ids=[*range(0, 97, 7)]),
+    ]
+
+
+def scores(updates):
+    found = {}
+    for one in updates:
+        for entry in one.logprobs or ():
+            found.setdefault(one.request_id, []).append(entry)
+    return found
+
+
+PATHS = {
+    "graphs": dict(),
+    "eager, overlap": dict(eager=True, depth=2),
+    "overlap, chunks": dict(depth=2, budget=16),
+    "preempted": dict(depth=2, num_blocks=16, prefix=False),
+}
+
+
+@pytest.fixture(scope="module", params=["full", "windows"])
+def known(request):
+    hf = tiny.TINY if request.param == "full" else tiny.WINDOWED
+    return hf, tiny.run(tiny.engine_of(hf, grammars=Grammars()), workload())
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("name", PATHS)
+def test_drafts_change_no_token(acted, replayed, known, name):  # noqa: F811
+    hf, (want, before) = known
+    settings = dict(PATHS[name])
+    if hf is tiny.WINDOWED and "num_blocks" in settings:
+        settings["num_blocks"] *= 3
+    engine = engine_of(hf, drafts=3, propose=knows(want), grammars=Grammars(), seqs=8, **settings)
+    got, updates = tiny.run(engine, workload(), stagger=2)
+    assert got == want
+    assert any(len(one.token_ids) > 1 for one in updates), "drafts were accepted"
+    one, other = scores(updates), scores(before)
+    assert {k: [p.ids for p in v] for k, v in one.items()} == {
+        k: [p.ids for p in v] for k, v in other.items()
+    }
+    for entry, same in zip(one["scored"], other["scored"], strict=True):
+        assert entry.values == pytest.approx(same.values, abs=1e-4)
+    graphs = {key: there for key, there in replayed if isinstance(key, DecodeGraph) and key.drafts}
+    assert graphs, "there were steps of drafts"
+    assert all(graphs.values()) != bool(settings.get("eager"))
+
+
+def test_steps_with_drafts_have_forward_graphs_and_share_those_of_sampling():
+    groups = decode_graph_groups(4, draft_rows=20)
+    found = [graph for group in groups for graph in group]
+    assert len(found) == len(set(found))
+    forward = [graph for graph in found if graph.drafts]
+    assert forward == [DecodeGraph(n, "forward", None, "", True) for n in (20, 16, 8, 4, 2)]
+    sampled = {graph.size for graph in found if graph.part == "sampling"}
+    assert sampled >= {2, 4, 8, 16, 20}
+    assert all(group == sorted(group, reverse=True) for group in groups)
+    assert draft_sizes(0) == []
+    assert draft_sizes(512)[-4:] == [192, 256, 384, 512]
+    assert draft_sizes(3) == [2, 3]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("drafters")
+    small = {**heads.TARGET, "num_hidden_layers": 2}
+    eagle3 = {
+        **heads.TARGET,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": test_eagle3.DRAFT_VOCAB,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": test_eagle3.IDS},
+    }
+    return {
+        "target": heads.write(root / "target", heads.TARGET, heads.target_tensors()),
+        "draft_model": heads.write(root / "small", small, heads.target_tensors(small, seed=2)),
+        "eagle3": heads.write(root / "eagle3", eagle3, test_eagle3.head_tensors("midlayer.")),
+    }
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("settings", [{}, {"depth": 2, "eager": True}], ids=["graphs", "eager"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_a_model_drafts_what_it_does_on_the_cpu(acted, replayed, folders, method, settings):  # noqa: F811
+    work = [one for one in workload() if one.id in ("plain", "scored", "penalised")]
+    target, folder = folders["target"], folders[method]
+    want, _ = tiny.run(heads.plain_engine(target), work)
+    proposals = []
+    for make in (heads.engine_with, functools.partial(engine_of, make=heads.engine_with)):
+        given = dict(method=method, folder=folder, drafts=3)
+        engine = make(target, **given, **({"seqs": 8, **settings}))
+        found = {}
+        taken = engine._scheduler._drafting.set_proposals
+
+        def note(seq, drafts, taken=taken, found=found):
+            found.setdefault((seq.request.id, len(seq.tokens)), drafts)
+            taken(seq, drafts)
+
+        engine._scheduler._drafting.set_proposals = note
+        got, _ = tiny.run(engine, work)
+        assert got == want
+        proposals.append(found)
+    assert proposals[0] == proposals[1]
+    graphs = [there for key, there in replayed if isinstance(key, DecodeGraph) and key.drafts]
+    assert graphs, "there were steps of drafts"
+    assert all(graphs) != bool(settings.get("eager"))

@@ -1,0 +1,106 @@
+"""Drafts on the GPU: tokens and logprobs of float32 are those without, steps replay graphs, and no
+kernel is compiled."""
+
+import dataclasses
+import random
+
+import pytest
+
+from quire.config.engine_config import SpeculationSection
+from quire.runner.gpu.cuda_graphs import DecodeGraph
+from tests.cpu.engine_of import request, run
+from tests.cpu.made_grammars import END, Grammars, bound_to
+from tests.gpu.test_invariance import WIDE, WINDOWED, engine_of, watch_graphs
+from tests.pure.core.builders import FunctionDrafter
+
+CASES = {"full": WIDE, "windows": WINDOWED}
+
+
+def workload():
+    drawn = dict(temperature=0.8, top_p=0.9)
+    return [
+        request("plain", range(20), 40),
+        request("repeats", [5, 6, 7, 8] * 6, 40),
+        request("scored", [5], 30, logprobs=2),
+        request("drawn", range(30, 50), 30, seed=4, n=2, **drawn),
+        request("scored and drawn", range(30, 40), 30, seed=5, logprobs=3, **drawn),
+        request("penalised", range(3, 9), 30, repetition_penalty=1.4),
+        request("biased", range(40, 60), 20, logit_bias={3: 4.0, 9: -3.0}),
+        request("lists", range(9), 30, constraint=bound_to("lists"), eos=[END]),
+        request("ends", range(30, 70), 40, stop_token_ids=[*range(0, 97, 7)]),
+        request("long", [i % 97 for i in range(300)], 40),
+    ]
+
+
+def knows(answers, rate=0.8):
+    """A drafter that has read the answers, and is right at this rate."""
+    rng = random.Random(1)
+
+    def propose(seq):
+        at = len(seq.tokens) - seq.prompt_len
+        known = answers[seq.request.id, seq.index][at : at + 12]
+        return tuple(token if rng.random() < rate else (token + 1) % 97 for token in known)
+
+    return propose
+
+
+def scores(updates):
+    found = {}
+    for one in updates:
+        found.setdefault((one.request_id, one.index), []).extend(one.logprobs or ())
+    return found
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    hf = CASES[request.param]
+    engine = engine_of(hf, prefix=False, budget=4000, eager=True, grammars=Grammars())
+    return hf, *run(engine, workload())
+
+
+PATHS = {
+    "graphs": dict(),
+    "overlap": dict(depth=2),
+    "overlap, eager": dict(depth=2, eager=True),
+    "overlap, small chunks": dict(depth=2, budget=19, stagger=2),
+    "overlap, preempted": dict(depth=2, num_blocks=64, stagger=1, prefix=False),
+}
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 7])
+@pytest.mark.parametrize("name", PATHS)
+def test_drafts_change_no_token_and_no_logprob(case, name, drafts):
+    hf, want, before = case
+    settings = dict(PATHS[name])
+    stagger = settings.pop("stagger", 0)
+    speculation = SpeculationSection(max_drafts=drafts, adaptive=False)
+    engine = engine_of(hf, grammars=Grammars(), speculation=speculation, **settings)
+    propose_by(engine, knows(want))
+    replayed = [] if settings.get("eager") else watch_graphs(engine)
+    got, updates = run(engine, workload(), stagger=stagger)
+    assert got == want
+    assert sum(len(one.token_ids) > 1 for one in updates) > 5, "drafts were accepted"
+    assert settings.get("eager") or any(
+        isinstance(key, DecodeGraph) and key.drafts for key in replayed
+    )
+    for key, entries in scores(updates).items():
+        for one, other in zip(entries, scores(before)[key], strict=True):
+            assert one.ids == other.ids
+            assert one.values == pytest.approx(other.values, abs=1e-3)
+
+
+def propose_by(engine, propose):
+    """Let a function make the drafts of an engine."""
+    host = FunctionDrafter(lambda seq, tokens: propose(dataclasses.replace(seq, tokens=tokens)))
+    engine._scheduler._drafting._sources = (host,)
+
+
+def test_ngram_and_predictions_draft_by_themselves():
+    work = [one for one in workload() if not one.constraint]
+    want, _ = run(engine_of(WIDE, prefix=False), work)
+    speculation = SpeculationSection(method="ngram", max_drafts=4, lookup_min=1, adaptive=False)
+    engine = engine_of(WIDE, depth=2, speculation=speculation)
+    told = [dataclasses.replace(one, prediction=tuple(want[one.id, 0])) for one in work]
+    got, updates = run(engine, told)
+    assert got == want
+    assert sum(len(one.token_ids) > 1 for one in updates) > 20
