@@ -53,7 +53,7 @@ def _case(
     """rows: (queries, context) of each sequence. Blocks before a window are given back (-1).
 
     features: words out of sinks, alibi, bias, rows, spans, fresh, decodes (single queries first),
-    shared (of those, sequences in turn begin with the same three, or two, blocks);
+    drafts (contexts that grow by one are of one sequence), shared (of those that decode, sequences in turn begin with the same three, or two, blocks);
     of a cache of 8 bits fp8, e5m2 and int8 (scales of the layer), int8_head, int8_token, fp8_token.
     """
     heads, kv_heads, size, block = shape
@@ -67,7 +67,7 @@ def _case(
         used = -(-c // block)
         tables[s, :used] = free[at : at + used].int()
         at += used
-        if window is not None:
+        if window is not None and "drafts" not in features:
             tables[s, : max(0, c - q - window + 1) // block] = -1
     qkv = torch.randn(sum(queries), heads + 2, size, device=device).to(dtype)
     cache = torch.randn(pool, 2, kv_heads, block, size, device=device).to(dtype)
@@ -111,6 +111,11 @@ def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]
         shuffled = shuffled.to(q.device)
         shuffled[order] = tables
         case |= {"tables": shuffled, "rows": order.int()}
+    if "drafts" in features:
+        case["drafts"] = True
+        for s in reversed(range(sequences - 1)):  # rows of one sequence have the table of its last
+            if rows[s + 1][1] == rows[s][1] + 1:
+                case["rows"][s] = case["rows"][s + 1]
     if "fresh" in features:
         case |= _new_tokens(case, kv_heads, rows)
     return case
@@ -244,6 +249,15 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     for feature in ("e5m2", "int8", "int8_head", "int8_token", "fp8_token"):
         yield _case(device, shape, step, fp32, features=f"{feature} decodes")
         yield _case(device, shape, step, bf16, features=f"{feature} sinks decodes rows")
+    chains = [*((1, c) for c in (33, 34, 35, 0, 128, 129, 130, 131, 132, 7)), (1, 1), (1, 2)]
+    long = [(1, c) for c in (*range(1095, 1101), 40, *range(2040, 2043))]
+    for dtype, more in ((fp32, "sinks"), (bf16, ""), (bf16, "fp8"), (bf16, "int8_token")):
+        yield _case(device, shape, [*chains, *long], dtype, features=f"decodes rows drafts {more}")
+    chained = "decodes rows drafts"
+    yield _case(device, (8, 2, 80, 16), chains, bf16, window=20, softcap=5.0, features=chained)
+    yield _case(device, (8, 1, 128, 16), [*chains, *long], bf16, window=100, features=chained)
+    yield _case(device, (32, 1, 32, 16), chains, fp32, features=chained)
+    yield _case(device, (3, 1, 64, 16), [(1, c) for c in range(1, 90)], fp32, features=chained)
     long = [(1, 1100), (40, 1400)]
     yield _case(device, (8, 2, 64, 16), long, bf16, window=100, features="int8_token")
     yield _case(device, (4, 2, 80, 8), long, fp32, softcap=5.0, features="int8_token alibi")

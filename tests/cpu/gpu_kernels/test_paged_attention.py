@@ -318,3 +318,35 @@ def test_a_token_sees_its_span_and_what_is_before(window):
     rows = [(1, 40), (9, 9), (30, 100)]
     case = _case(CPU, (4, 2, 16, 16), rows, torch.float32, window, features="spans")
     torch.testing.assert_close(run(case).double(), dense(case, window), atol=2e-5, rtol=2e-5)
+
+
+CHAINS = [33, 34, 35, 0, 128, 129, 130, 131, 132, 7, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("more", ["", "sinks", *tiers.long("fp8", "int8_token")])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_rows_of_one_sequence_read_its_keys_together(splits, more):
+    case = decoding(CHAINS, f"decodes rows drafts {more}")
+    counters = torch.zeros(64, dtype=torch.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        plan = body.packed.plan_decode
+        patch.setattr(body.packed, "plan_decode", lambda *a: plan(*a)._replace(splits=splits))
+        got = run(case, counters=counters)
+        assert not counters.any()
+    torch.testing.assert_close(got, REFERENCE(**case), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 20])
+def test_rows_of_one_sequence_have_their_own_windows(window):
+    case = decoding(CHAINS, "decodes rows drafts", window=window, softcap=5.0)
+    torch.testing.assert_close(run(case), REFERENCE(**case), atol=1e-5, rtol=1e-5)
+
+
+def test_a_chain_may_be_longer_than_rows_look_back():
+    case = decoding(range(3, 83), "decodes rows drafts")
+    torch.testing.assert_close(run(case), REFERENCE(**case), atol=1e-5, rtol=1e-5)
+
+
+def test_rows_of_wide_groups_are_packed_by_four_or_not_at_all():
+    pack = body.packed.pack_rows
+    assert [pack(group) for group in (1, 2, 3, 4, 7, 8, 16, 17)] == [16, 8, 4, 4, 4, 4, 4, 1]

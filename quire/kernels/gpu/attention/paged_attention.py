@@ -2,6 +2,7 @@
 
     paged_attention_decode           sequences of one query, long contexts split among programs
     paged_attention_shared           leading keys that sequences of one query have in common
+    paged_attention_drafts           the same for rows of one sequence that follow one another
     paged_attention_fused            the same with norms, rotation and cache write in one kernel
     paged_attention_prefill          sequences of several queries
     paged_attention_prefill_hopper   the same on Hopper, with Gluon
@@ -21,6 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.formats.kv_cache import has_dense_heads
 from quire.kernels.formats.shared_prefixes import SharedPrefixes
+from quire.kernels.gpu.attention import paged_attention_drafts as packed
 from quire.kernels.gpu.attention import paged_attention_fused as fused
 from quire.kernels.gpu.attention.kv_codes import CodeLayout
 from quire.kernels.gpu.attention.paged_attention_decode import decode_kernel
@@ -99,7 +101,9 @@ def launch(
         scale, window, softcap, sinks, alibi, rows, max_context, k_scale, v_scale, counters,
         position_bias, scales, spans, shared,
     ).device(cache)  # fmt: skip
-    if decodes:
+    if decodes and drafts and packed.supports(q, cache, extras):
+        packed.launch(outs, q, cache, tables, contexts, decodes, extras)
+    elif decodes:
         cut = plan_decode(q, cache, tables, decodes, extras)
         decode(outs, q, cache, tables, contexts, decodes, extras, cut)
     if contexts.shape[0] > decodes:
