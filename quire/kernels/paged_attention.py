@@ -53,7 +53,8 @@ def _case(
     """rows: (queries, context) of each sequence. Blocks before a window are given back (-1).
 
     features: words out of sinks, alibi, bias, rows, spans, fresh, decodes (single queries first),
-    drafts (contexts that grow by one are of one sequence), shared (of those that decode, sequences in turn begin with the same three, or two, blocks);
+    drafts (contexts that grow by one are of one sequence), shared (of those that decode, sequences
+    in turn begin with the same three, or two, blocks);
     of a cache of 8 bits fp8, e5m2 and int8 (scales of the layer), int8_head, int8_token, fp8_token.
     """
     heads, kv_heads, size, block = shape
