@@ -37,6 +37,7 @@ SUFFIXES: tuple[tuple[str, Runner, Conversion], ...] = (
     ("ChatModel", "generate", "none"),
     ("ChatGLMModel", "generate", "none"),
     ("LMHeadModel", "generate", "none"),
+    ("OmniModel", "generate", "none"),
     ("ForTextEncoding", "pooling", "embed"),
     ("EmbeddingModel", "pooling", "embed"),
     ("ForMaskedLM", "pooling", "embed"),
