@@ -12,7 +12,7 @@ from quire.errors import WeightError
 from quire.models.build import build_model, read_model_config
 from quire.weights.files import read_headers
 from tests.cpu.models.harness import Together
-from tests.cpu.multimodal.families import image, made
+from tests.cpu.multimodal.families import FAMILIES, Pair, image, made
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +78,24 @@ def test_dummy_weights_encode(pair):
     (rows,) = pair.rows(pair.process([image(70, 30)]))
     assert rows.shape == (16, 64)
     assert rows.isfinite().all()
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", [one for one in FAMILIES if one != "llava"])
+def test_any_encoder_works_in_bfloat16_on_each_rank(name, tmp_path):
+    config, processor = FAMILIES[name]()
+    config.save_pretrained(tmp_path)
+    pair = Pair(None, processor, tmp_path)
+    found = read_model_config(read_hf_config(tmp_path))
+    mesh, own = Mesh(tp=2, rank=1), Together(2).of(1)
+    more = {"load_format": "dummy", "dtype": torch.bfloat16, "progress": False}
+    items = pair.process([image(70, 30), image(30, 112)])
+    rows = []
+    for place in ({}, {"mesh": mesh, "comm": own}):
+        pair.ours = build_model(*found, **more, **place), found[1]
+        rows.append(pair.rows(items))
+    for item, one, other in zip(items, *rows, strict=True):
+        assert one.shape == (pair.own_processor.expand(item, 1).rows, found[1].hidden)
+        assert one.dtype == torch.bfloat16
+        assert one.isfinite().all()
+        assert torch.equal(one, other)
