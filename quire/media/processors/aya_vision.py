@@ -10,6 +10,7 @@ from quire.media.processors._pixels import ImageProcessor, size_of
 
 
 class Processor(internvl.Processor):
+    modalities = ("image",)
     text_placeholders = True
 
     def tile_rows(self) -> int:
@@ -20,6 +21,9 @@ class Processor(internvl.Processor):
 
     def placeholder(self, modality: str, index: int) -> str:
         return ImageProcessor.placeholder(self, modality, index)
+
+    def item_text(self, media: ProcessedMedia, index: int, following: str = "") -> str:
+        return self.placeholder(media.modality, index)
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
         tiles = int(media.sizes["tiles"])

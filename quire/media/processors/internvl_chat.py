@@ -26,6 +26,7 @@ KWARGS = {
 
 
 class Processor(internvl.Processor):
+    modalities = ("image",)
     text_placeholders = True
     allowed_kwargs: ClassVar = {
         "dynamic_image_size": KwargRange(bool),

@@ -18,8 +18,12 @@ from quire.models.multimodal._towers import (
     text_hidden,
 )
 
+MAX_FRAMES = 32
+"""Of a video."""
+
 
 class Encoder(TileEncoder):
+    modalities: ClassVar[tuple[str, ...]] = ("image", "video")
     hub: ClassVar[bool] = False  # names are those of checkpoints with code of their own
 
     def __init__(self, hf: Hf) -> None:
@@ -33,6 +37,10 @@ class Encoder(TileEncoder):
         act = activation_of(hf, "projector_hidden_act")
         self.projector = NormedProjector(inputs, self.width, self.width, act)
         self.weights = intern_weights(self.tower, hub=self.hub)
+
+    def max_rows(self, modality: str) -> int:
+        tiles = MAX_FRAMES if modality == "video" else self.max_tiles
+        return (self.tower.tokens - self.skipped) // self.factor**2 * tiles
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Encoder:

@@ -10,6 +10,7 @@ from quire.models.multimodal._base import Hf, field_of
 
 
 class Encoder(internvl.Encoder):
+    modalities = ("image",)
     hub = True
 
     @classmethod
