@@ -5,9 +5,17 @@ import json
 import pytest
 
 from quire import LLM, LoRARequest, SamplingParams
-from tests.cpu.drafters.heads import TARGET, check_drafts, target_tensors, write
+from tests.cpu.drafters.heads import (
+    TARGET,
+    check_drafts,
+    recorded_drafts,
+    target_tensors,
+    write,
+)
 from tests.cpu.drafters.test_eagle3 import PLAIN, head_tensors, prompts, reference_of
 from tests.cpu.drafters.test_paths import head_of
+from tests.cpu.engine_of import request
+from tests.cpu.gguf_files.test_engine import write_model as write_gguf_model
 from tests.cpu.lora_folders import ALL_LINEAR, write_adapter
 from tests.cpu.tiny_models import write_model
 
@@ -71,3 +79,19 @@ def test_adapters_beside_a_head(tmp_path, depth):
     assert drafted == plain
     assert plain[0] != plain[1]
     assert all(one.spec_decode_metrics.num_draft_tokens > 20 for one in found[1])
+
+
+def test_a_head_beside_a_gguf_file(tmp_path):
+    """Embedding and output head are the file's, in 8 bits; the head is stored in bfloat16."""
+    file, dense = write_gguf_model(tmp_path)
+    hf = json.loads((dense / "config.json").read_text())
+    own, tensors = head_of(hf)
+    halves = {name: one.bfloat16() for name, one in tensors.items()}
+    given = {"model": str(write(tmp_path / "head", own, halves)), "num_speculative_tokens": 4}
+    work = [request("a", range(5, 45), 12), request("b", [7, 8] * 9, 12)]
+    found = []
+    for model in (file, dense):
+        llm = LLM(str(model), **SETTINGS, speculative_config=given | {"adaptive": False})
+        found.append(recorded_drafts(llm.llm_engine.engine, work))
+    assert len(found[0]) > 10
+    assert found[0] == found[1]
