@@ -102,7 +102,9 @@ def test_the_plan_has_the_head(target, tmp_path, capsys):
 def test_stages_are_refused_with_what_works_there(target, tmp_path):
     head = write(tmp_path, PLAIN, HEAD)
     given = {"model": str(head), "num_speculative_tokens": 1}
-    message = "one pipeline stage and one data-parallel rank, and there are 2: .* or ngram or suffix"
+    message = (
+        "one pipeline stage and one data-parallel rank, and there are 2: .* or ngram or suffix"
+    )
     with pytest.raises(ConfigError, match=message):
         LLM(
             str(target), skip_tokenizer_init=True, device="cpu", pipeline_parallel_size=2,
