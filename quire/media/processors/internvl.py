@@ -1,4 +1,4 @@
-"""Images of InternVL in the form of transformers: up to 12 tiles and a thumbnail. Frames are tiles."""
+"""Images of InternVL of transformers: up to 12 tiles and a thumbnail. Frames of videos are tiles."""
 
 from __future__ import annotations
 
