@@ -88,3 +88,16 @@ def test_rows_with_state_and_chunks_have_it_too(target, tmp_path):
     assert lengths == [60] * 4
     assert counts[DRAFTS] >= 40, counts
     assert sum(counts[:DRAFTS]) <= 8, counts
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.slow("an engine of two processes")
+def test_ranks_accept_the_same_drafts(target, tmp_path):
+    folder = write(tmp_path / "head", PLAIN, head_tensors("midlayer."))
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    found = [
+        histogram(target, folder, PROMPTS, params, synthetic_acceptance_length=3.0, **ranks)
+        for ranks in ({}, {"tensor_parallel_size": 2})
+    ]
+    assert found[0] == found[1]
+    assert sum(found[0][0][1:]) > 50
