@@ -1,4 +1,4 @@
-"""Images of InternVL of transformers: up to 12 tiles and a thumbnail. Frames of videos are tiles."""
+"""Images and videos of InternVL in the form of transformers: up to 12 tiles; frames are tiles."""
 
 from __future__ import annotations
 
