@@ -1,4 +1,4 @@
-"""Images and videos of InternVL in the form of transformers: up to 12 tiles; frames are tiles."""
+"""Images of InternVL of transformers: up to 12 tiles and a thumbnail; a frame is one tile."""
 
 from __future__ import annotations
 
