@@ -13,12 +13,12 @@ Files of peft before 0.19 have A and B of a bank in each other's place, unless t
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +45,10 @@ MAX_NAME = 160
 
 READERS = 8
 """Threads that read, convert and hash: most of that is done without the interpreter's lock."""
+
+SERIAL = 1 << 14
+"""Numbers that torch changes in the thread that calls it. Of more it gives each of these threads a
+team of its own, as large as the machine, whose members wait for one another."""
 
 _LAYERS = frozenset(("linear", "head"))
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -434,9 +438,10 @@ class DeltaBuilder:
         """Read, scale in float32, convert. Raises WeightError for NaN and infinity."""
         name = module.tensors[slot]
         tensor, dtype = self._source.read(name), dtype or self._dtype
-        if scale is not None:
+        if scale is not None and scale != 1:
             tensor = tensor if tensor.dtype == dtype else tensor.float()
-            tensor.mul_(scale)  # in float32 whatever the dtype is, rounded once
+            for few in tensor.view(-1).split(SERIAL):
+                few.mul_(scale)  # in float32 whatever the dtype is, rounded once
         made = tensor.to(dtype)
         if not is_finite(made):
             where = f" in {made.dtype}" if is_finite(tensor) else ""
@@ -496,5 +501,11 @@ def _digest_of(layer: str, part: int, delta: Delta) -> bytes:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are finite: the ends of their range are then, and NaN is in both."""
-    return not tensor.numel() or all(map(math.isfinite, torch.stack(tensor.aminmax()).tolist()))
+    """Whether all values are finite: numbers of the same bits as integers, without the sign, are
+    then below infinity. NaN is above."""
+    if not tensor.numel():
+        return True
+    info = torch.finfo(tensor.dtype)
+    most = torch.tensor(info.max, dtype=tensor.dtype).view(_WORDS[tensor.element_size()]).item()
+    words = tensor.contiguous().view(_WORDS[tensor.element_size()]).numpy()
+    return bool((words & np.iinfo(words.dtype).max).max() <= most)
