@@ -1,7 +1,8 @@
 """Runs the steps of one script of this folder within a number of seconds. See the tables below.
 
-    python bench/gpu/run_steps.py quant [--seconds 540]
+    python bench/gpu/run_steps.py quant [SECONDS] [--steps "llama-8b awq,gguf types"]
 
+540 seconds by default. --steps: only those, in their order here; goals are of what they measured.
 Each step is a process group of its own, and is killed at its limit. JSON lines of all steps go to
 $OUT/NAME.jsonl with date, machine, commit, step and command; all output to $OUT/NAME.log. At the end
 each goal has a line with its measured value. The exit status is the number of steps that failed.
@@ -81,7 +82,7 @@ def quant_steps():
         Step("write AWQ", [PY, "bench/gpu/checkpoints.py", "awq", llama, AWQ], 60),
         offline("llama-8b awq", AWQ, most, 110, load_format="auto", **size),
         offline("llama-8b bf16", llama, most, 110, **size),
-        offline("llama-8b awq, again", AWQ, "decode1", 40, load_format="auto", **size),
+        offline("llama-8b awq again", AWQ, "decode1", 40, load_format="auto", **size),
         offline("llama-8b fp8", llama, some, 90, quantization="fp8", **size),
         Step("write W8A8", [PY, "bench/gpu/checkpoints.py", "w8a8", llama, W8A8], 20),
         offline("llama-8b w8a8", W8A8, some, 90, **size),
@@ -155,7 +156,7 @@ def quant_goals(found):
         lines = [one for one in found if one["step"] == "gguf types" and one.get("format") == name]
         shares = [one["TB/s"] / one["of TB/s"] for one in lines if "TB/s" in one]
         yield f"{name} at one row, least share of bandwidth", min(shares, default=None), 0.7
-    again = value(found, "llama-8b awq, again", "stages", case="startup") or {}
+    again = value(found, "llama-8b awq again", "stages", case="startup") or {}
     yield "8B AWQ, load from the page cache, s (at most)", again.get("weights"), 5.0
 
 
@@ -257,11 +258,25 @@ def with_children(process):
     process.wait()
 
 
+def chosen(steps, names, parser):
+    """The steps with these names, in one string with commas; all if there are no names."""
+    if names is None:
+        return steps
+    wanted = [name.strip() for name in names.split(",")]
+    known = [step.name for step in steps]
+    for name in wanted:
+        if name not in known:
+            parser.error(f"no step {name!r}; the steps are {', '.join(known)}")
+    return [step for step in steps if step.name in wanted]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=STEPS)
-    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("seconds", nargs="?", type=float, default=540)
+    parser.add_argument("--steps", help="names of steps, with commas between them")
     a = parser.parse_args()
+    steps = chosen(STEPS[a.name](), a.steps, parser)
     began, failed = time.monotonic(), 0
     report = Report(a.name)
     card = subprocess.run([PY, "-c", CEILING], capture_output=True, text=True, check=False)
@@ -269,7 +284,7 @@ def main():
         if text.startswith("{"):
             report.base["machine"] = json.loads(text)["machine"]
             report.add({"step": "card"} | json.loads(text))
-    for step in STEPS[a.name]():
+    for step in steps:
         left = a.seconds - (time.monotonic() - began)
         if left < min(20, step.limit_s):
             report.add({"step": step.name, "status": "not run: no time is left"})
@@ -278,6 +293,8 @@ def main():
         report.add({"step": step.name, "status": status, "s": round(seconds, 1)})
         failed += status != 0
     for what, measured, goal in GOALS.get(a.name, lambda found: ())(report.lines):
+        if a.steps and measured is None:
+            continue
         figure = None if measured is None else round(measured, 3)
         met = None
         if goal is not None and measured is not None:
