@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from quire.kernels.concat_columns import concat_columns
 from quire.kernels.formats.weight import ExpertBank, PlainExperts, PlainWeight, StoredWeight
-from quire.kernels.framework import lazy_fusion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +34,7 @@ class PartsWeight(StoredWeight):
             part.product(x, None if bias is None else bias[end - size : end])
             for part, size, end in zip(self.parts, self.sizes, ends, strict=True)
         ]
-        lazy_fusion.flush()  # on a GPU: concatenation is not an op
-        return torch.cat(made, 1)
+        return concat_columns(made)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The plain matrix [O, I], float32 by default."""

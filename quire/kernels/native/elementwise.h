@@ -296,3 +296,19 @@ void mask(const MaskArgs& a, U lowest, const Team& team) {
 inline void run(const MaskArgs& a, const Team& team) {
   a.dtype ? mask<uint16_t>(a, 0xff80, team) : mask<uint32_t>(a, 0xff800000u, team);
 }
+
+// Rows of bytes to another place, with gaps between them.
+struct CopyArgs {
+  const char* x;
+  long x_row;
+  char* y;
+  long y_row, rows, bytes;
+};
+
+inline Plan plan(const CopyArgs& a, int) { return {a.rows * a.bytes > 64 * SMALL && a.rows > 1, 0}; }
+
+inline void run(const CopyArgs& a, const Team& team) {
+  long from, to;
+  team.share(a.rows, from, to);
+  for (long i = from; i < to; i++) memcpy(a.y + i * a.y_row, a.x + i * a.x_row, a.bytes);
+}

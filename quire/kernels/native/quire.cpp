@@ -33,7 +33,7 @@ const Op OPS[] = {
     OP(RopeArgs),   OP(MapArgs),  OP(WriteArgs),     OP(AttentionArgs),
     OP(MaskArgs),   OP(CodesLinearArgs), OP(CodesEmbeddingArgs), OP(LoraArgs),
     OP(Int8LinearArgs), OP(CodesExpertsArgs), OP(LoraRowsArgs), OP(RouterArgs),
-    OP(LocalExpertsArgs),
+    OP(LocalExpertsArgs), OP(CopyArgs),
 };
 constexpr long OP_COUNT = sizeof OPS / sizeof *OPS;
 

@@ -11,6 +11,9 @@ from quire.attention.paged import Backend
 from quire.kernels.act import act_mul
 from quire.kernels.add import add
 from quire.kernels.embedding import embedding
+from quire.kernels.formats.parts_weight import PartsWeight
+from quire.kernels.grouped_linear import pack as pack_codes
+from quire.kernels.grouped_linear import random_codes
 from quire.kernels.linear import linear, pack
 from quire.kernels.native import library
 from quire.kernels.native.op_tape import Arena, NotRecordableError, TapeRecorder, on_replay
@@ -92,6 +95,17 @@ def test_replay_equals_the_eager_run_bit_for_bit(rows, dtype):
         model.cache[0].copy_(before)
         assert torch.equal(got, model.forward())
         assert torch.equal(written, model.cache[0])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_product_of_parts_in_other_formats_is_recorded(rows):
+    codes = [next(random_codes(32, E, bits, 32, torch.device("cpu"))) for bits in (4, 6)]
+    weight = PartsWeight(tuple(pack_codes(one, torch.bfloat16) for one in codes), (32, 32))
+    x = torch.randn(rows, E).bfloat16()
+    tape = TapeRecorder().record(lambda: weight.product(x))
+    x.copy_(torch.randn(rows, E))
+    got = tape.replay().clone()
+    assert torch.equal(got, torch.cat([one.product(x) for one in weight.parts], 1))
 
 
 def test_recording_runs_no_op():
