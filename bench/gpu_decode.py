@@ -1,28 +1,48 @@
-"""The dense part of one decode step, layers and head in one CUDA graph, fused and op by op.
+"""One decode step, layers and head in one CUDA graph, fused and op by op.
 
     python bench/gpu_decode.py [--model llama-8b,qwen3-0.6b] [--rows 1,8] [--quantize fp8]
+                               [--context 0] [--plans JSON]
 
-Attention is left out: rotated queries are the input of the output projection. The rest should take
-the time that reading the weights takes, which is printed as the ceiling.
+Attention over --context tokens; with 0 it is left out, and rotated queries are the input of the
+output projection. The rest should take the time that reading the weights takes, which is printed
+as the ceiling.
+
+--plans: a list of objects, each a run of its own, fused: names of shapes ("28672x4096") to fields of
+GroupedSmallMPlan for weights in few bits; {} is the plans in use.
 """
 
 import argparse
 import functools
+import json
+from contextlib import ExitStack
+from unittest import mock
 
 import torch
 from gpu_ops import SHAPES, ceilings, graph_ms
+from quant_gpu import codes_of
 
 from quire.kernels.act import act_mul
 from quire.kernels.embedding import embedding
 from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
+from quire.kernels.formats.tiled_weight import pack_tiles
 from quire.kernels.framework import lazy_fusion
+from quire.kernels.gpu.linear import grouped_small_m
 from quire.kernels.kv_write import kv_write
 from quire.kernels.linear import linear
+from quire.kernels.paged_attention import paged_attention
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
 
 DEPTH = {"llama-8b": (32, 128256, False), "qwen3-0.6b": (28, 151936, True)}
-QUANTIZE = {"fp8": quantize_channels, "fp8_block": quantize_blocks, "none": lambda weight: weight}
+BLOCK = 16  # tokens of a block of the cache
+
+
+def in_four_bits(weight):
+    return pack_tiles(codes_of(tuple(weight.shape), "awq"), torch.bfloat16)
+
+
+QUANTIZE = {"fp8": quantize_channels, "fp8_block": quantize_blocks, "awq": in_four_bits,
+            "none": lambda weight: weight}  # fmt: skip
 
 
 class Stack:
@@ -53,15 +73,26 @@ class Stack:
     def bytes(self):
         return self.head.nbytes + sum(w.nbytes for layer in self.layers for w in layer.values())
 
-    def inputs(self, rows):
+    def inputs(self, rows, context):
         k, d = self.s["K"], self.s["D"]
+        numbers = functools.partial(torch.arange, device="cuda", dtype=torch.int32)
+        length = max(context, 1)
+        width = -(-length // BLOCK)
+        shape = rows * width, 2, k, BLOCK, d
         return {
             "ids": torch.zeros(rows, device="cuda", dtype=torch.int32),
-            "positions": torch.arange(rows, device="cuda", dtype=torch.int32),
+            "positions": torch.full((rows,), length - 1, device="cuda", dtype=torch.int32),
             "table": torch.randn(4096, d, device="cuda"),
-            "slots": torch.arange(rows, device="cuda"),
-            "cache": torch.zeros(rows // 16 + 1, 2, k, 16, d, device="cuda", dtype=torch.bfloat16),
-        }
+            "slots": numbers(rows).long() * (width * BLOCK) + length - 1,
+            "cache": torch.zeros(shape, device="cuda", dtype=torch.bfloat16),
+            "attention": {
+                "tables": numbers(rows * width).view(rows, width),
+                "q_starts": numbers(rows + 1),
+                "contexts": torch.full((rows,), length, device="cuda", dtype=torch.int32),
+                "scale": d**-0.5, "decodes": rows, "max_context": length,
+                "counters": torch.zeros(1 << 16, device="cuda", dtype=torch.int32),
+            } if context else None,
+        }  # fmt: skip
 
     def step(self, t):
         """Return the logits of every row."""
@@ -74,6 +105,8 @@ class Stack:
             q, key, value = torch.split(heads, [h, k, k], dim=1)
             q, key = self._turned(q, key, t)
             kv_write(key, value, t["cache"], t["slots"])
+            if t["attention"] is not None:
+                q = paged_attention(q, t["cache"], k=key, v=value, **t["attention"])
             x = linear(q.view(rows, -1), layer["o"])
             x, res = rms_norm(x, self.norm, 1e-5, res)
             x = linear(act_mul(linear(x, layer["gate_up"]), "silu"), layer["down"])
@@ -90,21 +123,40 @@ class Stack:
         return rms_norm(heads, self.head_norm, 1e-6)[0]
 
 
+def with_plans(plans, stack):
+    """Multiply by weights in few bits with these plans, until the stack closes."""
+    own = grouped_small_m.plan_grouped_small_m
+
+    def plan(rows, weight, pair):
+        found = plans.get("x".join(map(str, weight.shape)))
+        return grouped_small_m.GroupedSmallMPlan(*found) if found else own(rows, weight, pair)
+
+    stack.enter_context(mock.patch.object(grouped_small_m, "plan_grouped_small_m", plan))
+
+
 @torch.inference_mode()
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="llama-8b,qwen3-0.6b")
     parser.add_argument("--rows", default="1,8")
     parser.add_argument("--quantize", default="none", choices=QUANTIZE)
+    parser.add_argument("--context", type=int, default=0)
+    parser.add_argument("--plans", type=json.loads, default=[])
     args = parser.parse_args()
     copy, _ = ceilings()
     for model in args.model.split(","):
         stack = Stack(model, QUANTIZE[args.quantize])
         for rows in map(int, args.rows.split(",")):
-            t = stack.inputs(rows)
-            fused = graph_ms([functools.partial(stack.step, t)])
+            step = functools.partial(stack.step, stack.inputs(rows, args.context))
+            for plans in args.plans:
+                with ExitStack() as patches:
+                    with_plans(plans, patches)
+                    print(f"{model} {rows} rows: {graph_ms([step]):.3f} ms, {plans}", flush=True)
+            if args.plans:
+                continue
+            fused = graph_ms([step])
             with lazy_fusion.disabled():
-                alone = graph_ms([functools.partial(stack.step, t)])
+                alone = graph_ms([step])
             rate, size = stack.bytes() / fused / 1e9, stack.bytes() / 1e9
             print(
                 f"{model} {args.quantize} {rows} rows: {fused:.3f} ms fused, {alone:.3f} op by op; "
