@@ -5,9 +5,14 @@ import dataclasses
 import random
 
 import pytest
+import torch
 
 from quire.config.engine_config import SpeculationSection
+from quire.config.facts import read_hf_config
+from quire.engine.startup.drafter_setup import describe_drafter
+from quire.models.build import build_model, read_model_config
 from quire.runner.gpu.cuda_graphs import DecodeGraph
+from tests.cpu.drafters import heads, test_eagle3
 from tests.cpu.engine_of import request, run
 from tests.cpu.made_grammars import END, Grammars, bound_to
 from tests.gpu.test_invariance import WIDE, WINDOWED, engine_of, watch_graphs
@@ -104,3 +109,45 @@ def test_ngram_and_predictions_draft_by_themselves():
     got, updates = run(engine, told)
     assert got == want
     assert sum(len(one.token_ids) > 1 for one in updates) > 20
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("drafters")
+    tensors = heads.target_tensors()
+    return {
+        "target": heads.write(root / "target", heads.TARGET, tensors),
+        "draft_model": heads.write(root / "same", heads.TARGET, tensors),
+        "eagle3": heads.write(
+            root / "head", test_eagle3.PLAIN, test_eagle3.head_tensors("midlayer.")
+        ),
+    }
+
+
+def engine_with(folders, method, **settings):
+    """An engine of the target's folder, with a drafter's."""
+    target = folders["target"]
+    hf = read_hf_config(target)
+    kind, config = read_model_config(hf)
+    model = build_model(
+        kind, config, folder=target, dtype=torch.float32, device="cuda", progress=False
+    )
+    given = dict(built=(model, config), max_len=200, **settings)
+    if method is None:
+        return engine_of(hf, **given)
+    found = describe_drafter(method, folders[method], hf["model_type"], config, hf)
+    section = SpeculationSection(method=method, max_drafts=4, adaptive=False)
+    return engine_of(hf, speculation=section, drafter=found, **given)
+
+
+@pytest.mark.parametrize("settings", [{}, {"depth": 2, "budget": 19}, {"eager": True}], ids=str)
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_models_draft_and_change_no_token(folders, method, settings):
+    work = [one for one in workload() if one.id != "long" and not one.constraint]
+    want, _ = run(engine_with(folders, None, prefix=False), work)
+    engine = engine_with(folders, method, **settings)
+    got, updates = run(engine, work)
+    assert got == want
+    assert engine._scheduler._drafting._total.tokens > 100
+    several = [one for one in updates if len(one.token_ids) > 1]
+    assert method == "eagle3" or len(several) > 30, "drafts were accepted"

@@ -22,6 +22,7 @@ from quire.core.types import BlockCopy, Pooling, StopConditions
 from quire.distributed.collectives import ProcessGroupCollectives
 from quire.distributed.mesh import mesh_of
 from quire.distributed.peer_memory import PROGRAMS
+from quire.engine.startup.drafter_setup import load_drafter
 from quire.engine.startup.executor_setup import build_runner, load_model, load_pooler
 from quire.engine.startup.model_setup import ModelDescription
 from quire.engine.startup.warmup import dummy_recording
@@ -46,7 +47,7 @@ from quire.runner.parts.token_types import TokenTypesPart
 from quire.runner.parts.unattended_tokens import UnattendedTokensPart
 from quire.runner.shared_prefixes import find_shared_prefixes
 from quire.runner.slots import BlockTableUpdate
-from quire.runner.step_batch import StepBatch
+from quire.runner.step_batch import DraftInputs, StepBatch
 from quire.runner.worker_calls import with_two_layers_per_kind
 from quire.sampling.slot_join import SlotJoin
 from quire.weights.adapters.adapter import LinearDelta
@@ -109,7 +110,8 @@ def meta_runner(
         comm = ProcessGroupCollectives(MetaGroup(size), memory)
     model = load_model(found.model_type, found.config, found.folder, config, META, mesh, comm)
     pooler = load_pooler(model, found.folder, config, META)
-    return build_runner(model, config, pooler=pooler, device=META, comm=comm)
+    drafter = load_drafter(found.drafter, model, config, META, mesh, comm)
+    return build_runner(model, config, pooler=pooler, device=META, drafter=drafter, comm=comm)
 
 
 def run_steps(runner: Any, config: EngineConfig) -> None:
@@ -136,6 +138,8 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             worker.compute(batch, ())
             if find_shared_prefixes(model) is not None and batch.decode_only:
                 worker.compute(batch, [SharedPrefixesPart(())])
+        if worker.proposals is not None:
+            _run_drafter(worker, config)
         for load in () if config.adapters is None else adapter_loads(model):
             worker.compute(batches[0], [adapted_rows(batches[0], load)])
             for batch in batches:
@@ -157,6 +161,26 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             for size in sizes(max(rows, verified)):
                 _sample(model, sampler, hidden.states[:size])
         worker.capture_graphs(0)
+
+
+def _run_drafter(worker: Any, config: EngineConfig) -> None:
+    """Run a drafter behind steps of all sizes: with one new token a row, with several, and
+    prompts. Its further passes are like the first behind steps with one."""
+    scheduler, most = config.scheduler, config.speculation.max_drafts
+    rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    longest = max(scheduler.max_model_len - 2, 1)
+    kept = _HiddenStates()
+    worker.compute(decode_batch(1, 1), [kept])
+    batches = [decode_batch(count, longest) for count in sizes(rows)]
+    for count in range(2, min(1 + most, longest) + 1):
+        batches.append(prompt_batch(0, [count] * min(rows, 4), longest - count))
+    for count in sizes(min(scheduler.max_num_batched_tokens, longest)):
+        batches.append(prompt_batch(0, [count], 0))
+    for batch in batches:
+        ones = np.ones(len(batch.rows), dtype=np.int32)
+        inputs = DraftInputs(-ones, ones << 20, ones)
+        hidden = kept.states.new_empty((len(batch.token_ids), kept.states.shape[1]))
+        worker.proposals.launch(replace(batch, draft_inputs=inputs), hidden)
 
 
 def _run_pooled_steps(

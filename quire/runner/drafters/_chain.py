@@ -29,6 +29,9 @@ from quire.runner.drafters.base import MetadataOf, TargetStates
 from quire.runner.media.media_rows import find_media_rows
 from quire.runner.step_batch import StepBatch
 
+Chains = list[tuple[Indexes, Tensor]]
+"""Of each pass: which of the rows have a draft of it, and these."""
+
 
 class ChainModel(Protocol):
     """What makes drafts, one after the other: quire.models.drafters._base.DraftHead."""
@@ -72,22 +75,41 @@ class ChainDrafter:
         states: TargetStates,
         metadata_of: MetadataOf,
     ) -> dict[int, tuple[int, ...]]:
+        launched = self.launch(batch, ids, kept, states, metadata_of)
+        if launched is None:
+            return {}
+        rows, chains = launched
+        found: dict[int, tuple[int, ...]] = {}
+        fetched = torch.cat([one for _, one in chains]).tolist()  # the only wait for the device
+        for row, token in zip(np.concatenate([one for one, _ in chains]).tolist(), fetched):
+            found[rows[row]] = (*found.get(rows[row], ()), token)
+        return found
+
+    def launch(
+        self,
+        batch: StepBatch,
+        ids: Sequence[int],
+        kept: Sequence[int],
+        states: TargetStates,
+        metadata_of: MetadataOf,
+    ) -> tuple[tuple[int, ...], Chains] | None:
+        """Launch the passes of propose(). Returns the rows of the plan with drafts, and these."""
         first = build_first_pass(batch, ids, kept, self._limits, self._given)
         if first is None:
-            return {}
+            return None
         known = self._model.begin(states.hidden, states.taps, self._tensor(first.at))
         tokens = self._tensor(first.batch.token_ids)
         step = self._embed_media(self._step(first.batch, tokens, metadata_of))
         out = self._run(step, known)
         if not first.rows:
-            return {}
-        return self._continue(first, out.index_select(0, self._tensor(first.ends)), metadata_of)
+            return None
+        ends = out.index_select(0, self._tensor(first.ends))
+        return first.rows, self._continue(first, ends, metadata_of)
 
-    def _continue(
-        self, first: FirstPass, states: Tensor, metadata_of: MetadataOf
-    ) -> dict[int, tuple[int, ...]]:
-        """Return the drafts of each row. states: [m, E] at its last token."""
-        rows, chains = np.arange(len(first.rows)), []
+    def _continue(self, first: FirstPass, states: Tensor, metadata_of: MetadataOf) -> Chains:
+        """Return the drafts of the rows. states: [m, E] at their last tokens."""
+        rows: Indexes = np.arange(len(first.rows))
+        chains: Chains = []
         drafts = self._model.drafts(states)
         for count in range(1, int(first.most.max()) + 1):
             chains.append((rows, drafts))
@@ -100,11 +122,7 @@ class ChainDrafter:
             step = self._step(batch_behind(first, rows, count), drafts, metadata_of)
             states = self._run(step, states)
             drafts = self._model.drafts(states)
-        found: dict[int, tuple[int, ...]] = {}
-        fetched = torch.cat([one for _, one in chains]).tolist()  # the only wait for the device
-        for row, token in zip(np.concatenate([one for one, _ in chains]).tolist(), fetched):
-            found[first.rows[row]] = (*found.get(first.rows[row], ()), token)
-        return found
+        return chains
 
     def _step(self, batch: StepBatch, tokens: Tensor, metadata_of: MetadataOf) -> StepInputs:
         return StepInputs(

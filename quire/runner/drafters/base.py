@@ -49,3 +49,14 @@ class ModelDrafter(Protocol):
         accepted. A row of which none was is skipped.
         """
         ...
+
+    def launch(
+        self,
+        batch: StepBatch,
+        ids: Sequence[int],
+        kept: Sequence[int],
+        states: TargetStates,
+        metadata_of: MetadataOf,
+    ) -> object:
+        """Launch what propose() launches, and wait for nothing."""
+        ...

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from quire.attention.base import Backend
 from quire.kernels.framework import lazy_fusion
@@ -31,17 +32,32 @@ class Drafter:
         states: TargetStates,
         metadata_of: MetadataOf,
     ) -> dict[int, tuple[int, ...]]:
+        launched = self.launch(batch, ids, kept, states, metadata_of)
+        if launched is None:
+            return {}
+        last, most, chosen = launched
+        return {row: tuple(one[: most[row]]) for row, one in zip(last, chosen.tolist())}
+
+    def launch(
+        self,
+        batch: StepBatch,
+        ids: Sequence[int],
+        kept: Sequence[int],
+        states: TargetStates,
+        metadata_of: MetadataOf,
+    ) -> tuple[Collection[int], Mapping[int, int], Tensor] | None:
+        """Launch the heads. Returns rows of the plan, how many drafts each has at most, and
+        these."""
         inputs = batch.draft_inputs
         assert inputs is not None, "the batch was built without inputs of drafters"
         most = dict(zip(batch.rows, inputs.most.tolist()))
         last = {row: i for i in kept if most[row := batch.sampled_rows[i]]}  # of each row
         if not last:
-            return {}
+            return None
         at = torch.from_numpy(batch.sampled_tokens[list(last.values())]).to(self._device)
         lazy_fusion.flush()  # the states are read by torch
         count = max(most[row] for row in last)
-        chosen = self._heads.drafts_of(states.hidden.index_select(0, at), count).tolist()
-        return {row: tuple(one[: most[row]]) for row, one in zip(last, chosen)}
+        return last, most, self._heads.drafts_of(states.hidden.index_select(0, at), count)
 
 
 def build(

@@ -113,10 +113,10 @@ class CudaWorker:
             (slots.tables, rows, self._width), dtype=torch.int32, device=device
         )
         self._last_token = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._proposals: DraftProposals | None = None
+        self.proposals: DraftProposals | None = None
         if drafter is not None:
             state = SlotState(self._tables, self._last_token, self._block_size)
-            self._proposals = DraftProposals(drafter, state, self._max_rows)
+            self.proposals = DraftProposals(drafter, state, self._max_rows)
         self._row_starts = torch.arange(self._max_rows + 1, dtype=torch.int32, device=device)
         self._kv_memory = KVMemory(cache, host_cache, device)
         self._pinned_io = PinnedIO(self._max_rows, NUM_STAGING_BUFFERS, device)
@@ -290,8 +290,8 @@ class CudaWorker:
             hidden = self._decode_forward(graph, variant)
             if graph.part == "forward":
                 self._store_hidden(hidden)
-                if graph.drafts and self._proposals is not None:
-                    self._proposals.keep_taps()
+                if graph.drafts and self.proposals is not None:
+                    self.proposals.keep_taps()
             else:
                 self._sample_decode(hidden, graph, variant)
 
@@ -513,8 +513,8 @@ class CudaWorker:
         )
         states = state_step(self._model, views.token_slots, views.q_starts, bounds.decodes)
         taps = None
-        if bounds.taps and self._proposals is not None:
-            taps = self._proposals.new_taps()
+        if bounds.taps and self.proposals is not None:
+            taps = self.proposals.new_taps()
         plan = self._backend.plan(batch)
         step = StepInputs(ids, views.rotary, plan, states=states, taps=taps)
         for part in parts:
@@ -577,9 +577,9 @@ class CudaWorker:
         self, step: PendingStep, hidden: Tensor | None, *, replayed: bool = False
     ) -> PendingStep:
         """Let a model make drafts behind a step. hidden: its states, of all tokens at least."""
-        if self._proposals is not None and step.batch.draft_inputs is not None:
+        if self.proposals is not None and step.batch.draft_inputs is not None:
             assert hidden is not None
-            self._proposals.propose(step, hidden, replayed)
+            self.proposals.propose(step, hidden, replayed)
         return step
 
     def _build_pending_step(

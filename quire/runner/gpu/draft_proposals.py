@@ -70,6 +70,16 @@ class DraftProposals:
         lazy_fusion.flush()
         step.drafts = {"drafts": found}
 
+    def launch(self, batch: StepBatch, hidden: Tensor) -> None:
+        """Launch what propose() launches behind a step of which every token is accepted.
+
+        hidden: [T, E], which takes the place of all states.
+        """
+        states = TargetStates(hidden, dict.fromkeys(self._drafter.taps, hidden))
+        kept = range(len(batch.sampled_rows))
+        self._drafter.launch(batch, [0] * len(kept), kept, states, self._metadata)
+        lazy_fusion.flush()
+
     def _metadata(self, batch: StepBatch) -> AttentionMetadata:
         """Return a batch of the drafter as attention reads it. Its tokens are known."""
         parts = (batch.positions, batch.token_slots, batch.contexts, batch.slots, batch.q_starts)
