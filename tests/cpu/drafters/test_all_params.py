@@ -157,14 +157,15 @@ class Work:
     def __init__(self, seed, target, lora):
         rng = random.Random(seed)
         shared = [[rng.randrange(3, 300) for _ in range(n)] for n in (20, 48)]
-        self.prompts, self.params, self.thinking = [], [], {}
+        self.prompts, self.params, self.keys, self.thinking = [], [], [], {}
         for i in range(REQUESTS):
             words = [rng.randrange(3, 300) for _ in range(rng.randrange(2, 12))]
             ids = [*rng.choice([[], *shared]), *words * rng.choice([1, 3]), 3 + i, 7]
             self.prompts.append({"prompt_token_ids": ids})
             self.params.append(draw_params(rng))
+            self.keys.append(tuple(ids[-self.params[-1].get("truncate_prompt_tokens", 0) :]))
             if "structured_outputs" not in self.params[-1] and rng.random() < 0.1:
-                self.thinking[tuple(ids)] = ThinkingBudget(rng.randrange(1, 9), (72, 73))
+                self.thinking[self.keys[-1]] = ThinkingBudget(rng.randrange(1, 9), (72, 73))
         adapter = LoRARequest("one", 1, str(lora))
         self.lora = [adapter if rng.random() < 0.2 else None for _ in self.prompts]
         self.priority = [rng.randrange(3) for _ in self.prompts]
@@ -172,9 +173,9 @@ class Work:
         self.known, self.requests = {}, {}
         self.target = target
         self.want = self.run(self.engine())
-        for one, outputs in zip(self.prompts, self.want[0]):
+        for key, outputs in zip(self.keys, self.want[0]):
             for i, output in enumerate(outputs):
-                self.known[tuple(one["prompt_token_ids"]), i] = output["token_ids"]
+                self.known[key, i] = output["token_ids"]
 
     def engine(self, **more):
         settings = {**SETTINGS, **more}
@@ -194,8 +195,8 @@ class Work:
 
         engine.add = with_thinking
         params = [
-            SamplingParams(**one, prediction=predict and predict(tuple(p["prompt_token_ids"])))
-            for one, p in zip(self.params, self.prompts)
+            SamplingParams(**one, prediction=predict and predict(key))
+            for one, key in zip(self.params, self.keys)
         ]
         ranks = self.priority if llm.llm_engine.config.scheduler.policy == "priority" else None
         llm.enqueue(self.prompts, params, use_tqdm=False, lora_request=self.lora, priority=ranks)
@@ -246,8 +247,8 @@ def replace_proposals(llm, answers):
 def check_resumed(llm, work, rng):
     """Let requests continue from some of their tokens, as after the death of an engine."""
     engine, want, got = llm.llm_engine.engine, {}, {}
-    for one in work.prompts:
-        request = work.requests[tuple(one["prompt_token_ids"])]
+    for key in work.keys:
+        request = work.requests[key]
         if request.params.best_of is not None:
             continue  # its answers are sorted
         answers = [work.known[request.prompt, i] for i in range(request.n)]
