@@ -63,10 +63,10 @@ class Bench:
     def __init__(self, args: argparse.Namespace, rows: int, tokens: int, sampled: bool) -> None:
         from quire import LLM, SamplingParams
 
-        self.params = lambda drafts: SamplingParams(
+        self.params = lambda drafts, count: SamplingParams(
             temperature=1.0 if sampled else 0.0,
             seed=1 if sampled else None,
-            max_tokens=tokens,
+            max_tokens=count,
             ignore_eos=True,
             detokenize=False,
             speculative=drafts,
@@ -85,6 +85,9 @@ class Bench:
         self.prompts = [
             [draw.randrange(20, vocab) for _ in range(PROMPT)] for _ in range(rows * args.turns)
         ]
+        self.lengths = [tokens] * len(self.prompts)  # else different ones, as on a server
+        if rows > 1 and args.turns > 1:
+            self.lengths = [draw.randrange(tokens // 2, 3 * tokens // 2) for _ in self.prompts]
         self.clock = time.process_time if args.cpu_time else time.perf_counter
         if args.cpu_time:
             self.llm.llm_engine.engine._time_accounting._clock = self.clock
@@ -101,8 +104,9 @@ class Bench:
 
     def run(self, *, drafts: bool) -> tuple[float, list[list[int]]]:
         prompts = [{"prompt_token_ids": one} for one in self.prompts]
+        params = [self.params(drafts, count) for count in self.lengths]
         began = self.clock()
-        outs = self.llm.generate(prompts, self.params(drafts), use_tqdm=False)
+        outs = self.llm.generate(prompts, params, use_tqdm=False)
         took = self.clock() - began
         return took, [list(one.outputs[0].token_ids) for one in outs]
 
@@ -123,7 +127,7 @@ def measure_pace(args: argparse.Namespace) -> None:
                 same = times[True][1] == times[False][1]
                 pairs.append((times[False][0], times[True][0], same))
             off, on = (min(pair[i] for pair in pairs) for i in (0, 1))
-            total, tokens = bench.scheduler.draft_counts, rows * args.turns * args.tokens
+            total, tokens = bench.scheduler.draft_counts, sum(bench.lengths)
             emit(
                 case="pace",
                 model=args.model,
@@ -216,7 +220,7 @@ def measure_texts(args: argparse.Namespace) -> None:
     with_drafts = bench.run(drafts=True)[1]
     prompts, alone = bench.prompts, []
     for one in prompts:
-        bench.prompts = [one]
+        bench.prompts, bench.lengths = [one], [args.tokens]
         alone += bench.run(drafts=False)[1]
     together = list(bench.answers.values())
     differ = lambda these: sum(a != b for a, b in zip(these, together)) / rows  # noqa: E731

@@ -21,16 +21,18 @@ FIRST_PRICE = 0.2
 LEAST_PRICE = 0.05
 HIGHEST_PRICE = 2.0
 """Above each probability: no draft pays."""
+LEAST_GAIN = 1.05
+"""Tokens per second with drafts over those without that are worth it: times are not exact."""
 FIRST_SHARE = 4
 """Of so many rows one draft is made, before their cost is known."""
 FIRST_DRAFTS = 2
 """The least number of drafts in a first step."""
-NOISE = 8
-"""A step with fewer drafts than a part of its rows, 1 / NOISE, shows too little about them."""
 PLAIN_EVERY = 128
 """Steps of a size with drafts after which one without is due, to measure that."""
 STALE = 256
 """Measured steps of a size after which the time of other steps of that size is not known."""
+OUTDATED = 0.8
+"""A step with drafts that took less than this share of one without was measured in other times."""
 
 Point = tuple[float, float]
 """Drafts of a step, and its seconds."""
@@ -56,7 +58,7 @@ class _Seconds:
         first = len(self._last) < 3
         last = self._last = [*self._last[-2:], seconds]
         median = sorted(last)[(len(last) - 1) // 2]
-        self.value += (median - self.value) * (1 if first else 1 / 3)
+        self.value += (median - self.value) * (1 if first else 1 / 2)
 
 
 class _Measured:
@@ -90,12 +92,15 @@ class _Size:
     def curve(self, slope: float) -> list[Point]:
         """Return t(n) at measured n and at one beyond. It never falls. slope: seconds of a draft,
         where none was measured."""
+        plain = self.plain.value
         known = [
             (one.drafts, one.seconds.value)
             for one in self.measured.values()
-            if one.seconds.known and self.steps - one.at <= STALE
+            if one.seconds.known
+            and self.steps - one.at <= STALE
+            and one.seconds.value > OUTDATED * plain
         ]
-        plain, least = self.plain.value, float("inf")
+        least = float("inf")
         points: list[Point] = []
         for drafts, seconds in sorted(known, reverse=True):
             least = min(least, seconds)
@@ -133,12 +138,12 @@ class DraftCosts:
         curve, chances = size.curve(slope), self._chances
         scale = rows / self._chance_rows
         sums = [0.0, *accumulate(chances)]
-        best, best_rate = 0, rows / plain
+        best, best_rate = 0, LEAST_GAIN * rows / plain
         for count in _counts(len(chances)):
             rate = (rows + sums[count] * scale) / _seconds(curve, count * scale)
             if rate > best_rate:
                 best, best_rate = count, rate
-        price = _marginal_price(curve, best * scale, best_rate)
+        price = _marginal_price(curve, best * scale, best_rate if best else rows / plain)
         if best:
             price = min(price, chances[best - 1])
         if best < len(chances):
@@ -173,7 +178,7 @@ class DraftCosts:
         size = self._size(rows)
         size.since_plain += 1
         size.steps += 1
-        if NOISE * drafts < rows or seconds <= 0:
+        if seconds <= 0:
             return
         measured = size.measured.get(key := _bucket(drafts))
         if measured is None:  # the first one prepares graphs and the like
