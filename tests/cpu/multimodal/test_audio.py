@@ -122,9 +122,12 @@ def test_recordings_that_are_refused(pair):
 
 @pytest.fixture(scope="module")
 def voxtral(tmp_path_factory):
+    return write_voxtral(tmp_path_factory.mktemp("voxtral"))
+
+
+def write_voxtral(folder):
     from transformers import AutoConfig, VoxtralForConditionalGeneration
 
-    folder = tmp_path_factory.mktemp("voxtral")
     audio = {
         "num_mel_bins": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32,
         "intermediate_size": 128, "max_source_positions": 1500,
@@ -137,8 +140,10 @@ def voxtral(tmp_path_factory):
     model = VoxtralForConditionalGeneration._from_config(config, attn_implementation="eager")
     scale_weights(model, 2.0)
     model.eval().save_pretrained(folder)
+    tokenizer_of({"[AUDIO]": 150, "[BEGIN_AUDIO]": 151}).save_pretrained(folder)
     found = Pair(model, None, folder)
     extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80}
+    (folder / "preprocessor_config.json").write_text(json.dumps(extractor))
     found.own_processor = processor_type("voxtral")(ProcessorFiles(found.hf, {"audio": extractor}))
     return found
 

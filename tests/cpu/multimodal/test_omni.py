@@ -52,10 +52,15 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """(transformers' thinker, its processor, folder)"""
+    """(transformers' thinker, its tokenizer, folder)"""
+    folder = tmp_path_factory.mktemp("omni")
+    return *write_model(folder), folder
+
+
+def write_model(folder):
+    """Write a random model. Returns transformers' model of it, and the tokenizer."""
     import transformers
 
-    folder = tmp_path_factory.mktemp("omni")
     config = transformers.AutoConfig.for_model(
         "qwen2_5_omni_thinker", audio_config=AUDIO, vision_config=VISION,
         text_config=TEXT | {"model_type": "qwen2_5_omni_text"}, image_token_index=162,
@@ -80,7 +85,7 @@ def pair(tmp_path_factory):
     }  # fmt: skip
     for name, one in files.items():
         (folder / name).write_text(json.dumps(one))
-    return model, tokenizer, folder
+    return model, tokenizer
 
 
 def text_of(mix):

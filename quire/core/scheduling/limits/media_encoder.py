@@ -24,6 +24,11 @@ from quire.core.types import MediaItem, Request, Sequence
 from quire.errors import TooLong, Unsupported
 
 
+BESIDE_ROWS = 512
+"""Rows that a step encodes beside decoding rows, whose next tokens wait for it, if one item has no
+more."""
+
+
 class EncodedItem(NamedTuple):
     """An item that a step encodes, and the pages that get its rows."""
 
@@ -60,7 +65,7 @@ class _RankStep:
         self.users, self.new = {}, {}
         self._rows = self._pages = self._referenced_pages = 0
 
-    def fits(self, item: MediaItem, *, any_rows: bool) -> bool:
+    def fits(self, item: MediaItem, *, any_rows: bool, beside_decoding: bool = False) -> bool:
         """Whether a row of the step may need this item too. any_rows: whatever is encoded."""
         if item.digest in self.users:
             return True
@@ -71,7 +76,8 @@ class _RankStep:
         rows = self._rows + item.num_rows
         if any_rows:
             return pages <= self.cache.num_pages
-        return pages + others <= self.cache.num_pages and (rows <= self._max_rows or not self.new)
+        most = min(self._max_rows, BESIDE_ROWS) if beside_decoding else self._max_rows
+        return pages + others <= self.cache.num_pages and (rows <= most or not self.new)
 
     def add(self, item: MediaItem) -> None:
         """Count a row that needs the item."""
@@ -142,6 +148,7 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
         self._passing: list[tuple[str, int]] = []  # the same of this step: request, item
         self._uses: list[bytes] = []  # items whose first positions are in this step
         self._ending_in_item: set[str] = set()  # requests whose last position is one of an item
+        self._decoding = self._decoded = 0  # decoding rows of this step, and of the one before
         self._hits = self._misses = self._encoded_rows = 0
 
     # -- requests -------------------------------------------------------------------------------
@@ -215,6 +222,7 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
     # -- items of a step ------------------------------------------------------------------------
 
     def begin_step(self, sequences: int) -> None:
+        self._decoding, self._decoded = 0, self._decoding
         for rank in self._ranks:
             if rank.users:
                 rank.begin()
@@ -226,8 +234,9 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
         rank, taken = self._ranks[seq.dp_rank], []
         allowed, whole = want, self._needs_all(seq.request)
         any_rows = whole and not rank.users
+        beside = max(self._decoding, self._decoded) > 0
         for item, position in _needed(seq, want):
-            if not rank.fits(item, any_rows=any_rows):
+            if not rank.fits(item, any_rows=any_rows, beside_decoding=beside):
                 allowed = 0 if whole else position - seq.planned
                 break
             rank.add(item)  # what follows has to fit beside it
@@ -236,7 +245,11 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
             rank.remove(item)
         return allowed
 
+    def take_decode_rows(self, rows: int) -> None:
+        self._decoding += rows
+
     def take(self, seq: Sequence, n: int) -> None:
+        self._decoding += seq.planned >= seq.prompt_len
         media = seq.request.media
         if not media or seq.planned >= media[-1].end:
             return
@@ -248,6 +261,7 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
         self._passing += _passed(seq, n)
 
     def undo(self, seq: Sequence, n: int) -> None:
+        self._decoding -= seq.planned >= seq.prompt_len
         media = seq.request.media
         if not media or seq.planned >= media[-1].end:
             return
