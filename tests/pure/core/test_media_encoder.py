@@ -116,6 +116,25 @@ def test_the_budget_bounds_what_a_step_encodes_but_an_item_larger_than_it_runs_a
     assert [len(step.encodes) for step in part.ranks] == [1]
 
 
+@pytest.mark.parametrize(("rows", "alone", "beside"), [(300, 4, 1), (200, 4, 2), (600, 4, 1)])
+def test_a_step_beside_decoding_rows_encodes_less(rows, alone, beside):
+    """A first step decodes nothing yet; in the second the first request does."""
+    media = {"max_rows": 4096, "cache_rows": 8192}
+    images = [ask(f"r{i}", item(0, rows, i)) for i in range(4)]
+    text = ask("text", tail=5, tokens=100)
+    counts = []
+    for first in ([], [text]):
+        run = Run(Setup(media=media, budget=8192, blocks=2000), [*first, *images])
+        for one in first:
+            run.add(one)
+            run.step()
+        for one in images:
+            run.add(one)
+        (part,) = run.scheduler.plan().parts
+        counts.append([len(step.encodes) for step in part.ranks])
+    assert counts == [[alone], [beside]]
+
+
 def test_a_run_that_must_not_be_divided_is_computed_whole():
     one = item(0, 20, bidirectional=True)
     finish([ask(f"r{i}", one) for i in range(6)], budget=22, block_size=4)
