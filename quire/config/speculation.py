@@ -125,8 +125,8 @@ def resolve_speculation(
 ) -> SpeculationSection:
     """Resolve the section. Raises ConfigError."""
     parsed = parse_speculative_config(given)
-    if parsed is None:
-        return SpeculationSection()
+    if parsed is None:  # a state that has read a draft cannot go back before it
+        return SpeculationSection(max_drafts=0) if model.states else SpeculationSection()
     if not generates:
         raise ConfigError(f"{OPTION_NAME}: this model pools and generates no text: leave it out")
     for key, reason in parsed.ignored:

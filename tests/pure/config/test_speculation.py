@@ -14,6 +14,7 @@ from quire.config.drafters import drafter_of, read_drafter
 from quire.config.engine_config import SpeculationSection
 from quire.config.facts import model_facts
 from quire.config.memory.memory_plan import EngineShape
+from quire.config.memory.state_layout import StateFacts
 from quire.config.options import Options
 from quire.config.speculation import find_drafter, resolve_speculation
 from quire.errors import ConfigError
@@ -45,14 +46,14 @@ def folder(path, hf, tensors=(), file="config.json"):
     return path
 
 
-def section(given, *, hf=HF, generates=True, find=None, name="target"):
+def section(given, *, hf=HF, generates=True, find=None, name="target", **facts):
     options = Options.from_flat(given).speculation
 
     def lookup(model, revision):
         return find / model
 
     found = find_drafter(options, lookup, name=name, hf=hf)
-    model = replace(model_facts(hf), drafter=found, name=name)
+    model = replace(model_facts(hf), drafter=found, name=name, **facts)
     return resolve_speculation(options, model, SHAPE, DecisionLog([]), generates=generates)
 
 
@@ -66,6 +67,10 @@ def config(**keys):
 def test_nothing_given_leaves_the_defaults():
     assert section({}) == section({"speculative_config": {}}) == SpeculationSection()
     assert section({"speculative_config": None}) == SpeculationSection()
+
+
+def test_predictions_are_not_drafted_where_layers_keep_a_state():
+    assert section({}, states=(StateFacts(conv=(8, 3)),)).max_drafts == 0
 
 
 @pytest.mark.parametrize(
