@@ -5,10 +5,26 @@ token changes tokens at once: each depends on all tokens before it.
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from quire.config.facts import DeviceFacts, model_facts
+from quire.config.options import (
+    CacheOptions,
+    LoRAOptions,
+    ModelOptions,
+    Options,
+    ParallelOptions,
+    SchedulerOptions,
+)
+from quire.config.recurrent import check_recurrent
+from quire.config.resolve import resolve
+from quire.config.speculation_options import SpeculationOptions
+from quire.errors import ConfigError
+from quire.models.build import read_model_config
+from quire.runner.state_tensors import StateTensors
 from tests.cpu.engine_of import engine_of, request, run
 
 MAMBA2 = {
@@ -143,7 +159,80 @@ def test_tokens_do_not_depend_on_aborted_requests(case):
     assert {key: value for key, value in out.items() if key[0] not in gone} == kept
 
 
-def test_states_are_float32_and_conv_inputs_in_the_model_dtype():
-    engine = engine_of(MAMBA2, dtype=torch.bfloat16)
-    got, _ = run(engine, workload()[:2])
-    assert all(got.values())
+def test_a_chat_of_ten_turns_computes_less_than_one_distance_again(case):
+    hf, _ = case
+    rng = random.Random(5)
+    distance, reply = 128, 12
+    engine = engine_of(hf, checkpoint_tokens=distance, num_blocks=400, max_len=800)
+    chat = [rng.randrange(97) for _ in range(90)]
+    for turn in range(10):
+        before = len(chat)
+        chat += [rng.randrange(97) for _ in range(rng.randrange(5, 60))]
+        engine.add(request(str(turn), chat, reply))
+        updates = []
+        while not engine.idle:
+            updates += engine.step()
+        cached = max(u.cached_tokens for u in updates)
+        if turn:
+            assert before - cached < distance, (turn, before, cached)
+            assert cached >= before - reply - 16 - 60, "the end of the last prompt was not saved"
+        chat += [token for u in updates for token in u.token_ids]
+    assert engine.stats().held_blocks == 0
+
+
+def test_beams_start_from_checkpoints(case):
+    hf, _ = case
+    prompt = [random.Random(7).randrange(97) for _ in range(100)]
+    want, _ = run(engine_of(hf, prefix=False, checkpoints=0), [request("w", prompt, 6)])
+    engine = engine_of(hf)
+    tokens, parent = list(prompt), None
+    for i in range(6):
+        one = replace(request(f"b{i}", tokens, 1), hold=True, parent=parent)
+        engine.add(one)
+        updates = []
+        while not engine.idle:
+            updates += engine.step()
+        if parent is not None:
+            engine.release(parent)
+            assert max(u.cached_tokens for u in updates) >= 64
+        parent = one.id
+        tokens += [token for u in updates for token in u.token_ids]
+    engine.release(parent)
+    assert tokens[100:] == want["w", 0]
+
+
+REFUSED = {
+    "tensor_parallel_size=2": dict(parallel=ParallelOptions(tensor_parallel_size=2)),
+    "pipeline_parallel_size=2": dict(parallel=ParallelOptions(pipeline_parallel_size=2)),
+    "kv_offloading_size": dict(cache=CacheOptions(kv_offloading_size=1.0)),
+    "preemption_mode=swap": dict(cache=CacheOptions(preemption_mode="swap")),
+    "enable_lora": dict(lora=LoRAOptions(enable_lora=True)),
+    "speculation": dict(speculation=SpeculationOptions(speculative_config={"method": "ngram"})),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_supported_is_refused_by_name(name):
+    options = Options(model=ModelOptions(model="x"), **REFUSED[name])
+    with pytest.raises(ConfigError, match=f"{name} is not supported yet for mamba2"):
+        check_recurrent(options, model_facts(MAMBA2))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_plan_counts_the_bytes_of_states_exactly(name):
+    facts = model_facts(MODELS[name] | {"max_position_embeddings": 512})
+    options = Options(
+        model=ModelOptions(model="x", dtype="bfloat16"),
+        scheduler=SchedulerOptions(max_num_seqs=3),
+        cache=CacheOptions(state_checkpoints=5),
+    )
+    device = DeviceFacts(kind="cpu", total_bytes=8 << 30, free_bytes=8 << 30)
+    config, plan, _ = resolve(options, facts, device)
+    section = config.cache
+    assert (section.state_checkpoints, config.scheduler.max_num_seqs) == (5, 3)
+    _, model_config = read_model_config(MODELS[name])
+    assert section.states == model_config.states
+    assert section.layers == model_config.attention_layers()
+    made = StateTensors(section.states, 3, 5, torch.bfloat16, torch.device("cpu"))
+    assert plan.state_bytes == made.nbytes > 0
+    assert section.prefix_caching
