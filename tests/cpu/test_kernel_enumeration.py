@@ -139,6 +139,8 @@ CASES = {
         BERT | {"architectures": ["BertForTokenClassification"]},
         {"max_model_len": 128},
     ),
+    "recurrent layers and experts": (tiny("qwen3_next"), {"max_model_len": 512}),
+    "recurrent layers alone": (tiny("mamba2"), {"max_model_len": 512}),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }
 EVERYDAY = ("two ranks with unequal shares", "a bidirectional encoder")
