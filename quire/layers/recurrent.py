@@ -11,15 +11,17 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.kernels.causal_conv import causal_conv
 from quire.kernels.gated_delta_rule import gated_delta_rule
 from quire.kernels.gated_norm import gated_rms_norm
 from quire.kernels.output_gate import product
+from quire.kernels.selective_scan import selective_scan
 from quire.kernels.ssd_scan import ssd_scan
 from quire.kernels.state_rows import StateRows
 from quire.layers.linear import Linear, OutputGroup
+from quire.layers.norm import RMSNorm, UnitRMSNorm
 from quire.layers.param_module import ParamModule, VectorModule
 from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
 
@@ -257,6 +259,69 @@ class GatedDeltaNet(RecurrentLayer):
 
     def init_spec(self, param: str) -> InitSpec:
         return InitSpec({"A_log": 0.5, "dt_bias": -2.0}[param], 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSizes:
+    """The settings of a Mamba-1 mixer."""
+
+    inner: int
+    state: int
+    kernel: int
+    rank: int  # of the projection to time steps
+    bias: bool = False
+    conv_bias: bool = True
+    eps: float | None = None  # of norms of time steps, B and C; None: there are none
+    norm_weights: bool = False  # whether these have weights
+
+
+class MambaMixer(RecurrentLayer):
+    """Projections, a short convolution, and the selective scan with its gate."""
+
+    A_log: Tensor
+    D: Tensor
+
+    def __init__(self, hidden: int, sizes: MambaSizes) -> None:
+        super().__init__()
+        self.sizes = s = sizes
+        self.in_proj = SplitLinear(hidden, (s.inner, s.inner), s.bias)
+        self.conv1d = CausalConv(s.inner, s.kernel, bias=s.conv_bias)
+        self.x_proj = SplitLinear(s.inner, (s.rank, s.state, s.state))
+        self.dt_proj = Linear(s.rank, s.inner, bias=True)
+        self.out_proj = Linear(s.inner, hidden, s.bias)
+        self.dt_layernorm = self._norm(s.rank)
+        self.b_layernorm, self.c_layernorm = self._norm(s.state), self._norm(s.state)
+        self.declare("A_log", "D")
+
+    def _norm(self, size: int) -> nn.Module | None:
+        if self.sizes.eps is None:
+            return None
+        made = RMSNorm if self.sizes.norm_weights else UnitRMSNorm
+        return made(size, self.sizes.eps)
+
+    def forward(self, x: Tensor, states: StateStep) -> Tensor:
+        """x [T, E] -> [T, E]."""
+        x, gate = self.in_proj(x)
+        x = self.conv1d(x, states.conv[self.place], states.rows)
+        dt, b, c = self.x_proj(x)
+        if self.dt_layernorm is not None:
+            assert self.b_layernorm is not None
+            assert self.c_layernorm is not None
+            dt, b, c = self.dt_layernorm(dt), self.b_layernorm(b), self.c_layernorm(c)
+        state = states.recurrent[self.place]
+        dt = self.dt_proj(dt.contiguous())
+        y = selective_scan(x, dt, b, c, gate, state, states.rows, self.A_log, self.D)
+        return self.out_proj(y)
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        s = self.sizes
+        return unsharded_layout((s.inner, s.state) if param == "A_log" else (s.inner,))
+
+    def dtype(self, param: str) -> torch.dtype:
+        return torch.float32
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec({"A_log": 0.5, "D": 1.0}[param], 0.5)
 
 
 class ShortConv(RecurrentLayer):

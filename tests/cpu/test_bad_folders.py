@@ -46,7 +46,7 @@ BAD = {
     "no names": (config(model_type=..., architectures=...), "neither architectures nor model_type"),
     "unknown": (config(model_type="foo", architectures=["Foo"]), "models of type 'foo' are known to"),
     "mistyped": (config(model_type="qwem3", architectures=["Qwem3"]), "did you mean qwen3"),
-    "recurrent": (config(model_type="mamba", architectures=...), "keep a recurrent state"),
+    "recurrent": (config(model_type="rwkv", architectures=...), "keep a recurrent state"),
     "remote code": (
         config(model_type="foo", architectures=..., auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}),
         "run Python code of the model's folder .*trust_remote_code",

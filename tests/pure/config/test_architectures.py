@@ -31,11 +31,11 @@ def test_native_files_win_and_each_has_its_architecture_here():
     for model_type in set(PluginRegistry("quire.models").names()) - {"transformers"}:
         assert served[model_type] == "native"
     assert served["arcee"] == "transformers"
-    assert served["mamba"] == "refused"
+    assert served["rwkv"] == "refused"
 
 
 def test_the_reason_is_a_clause():
-    assert refusal_of("mamba") in REFUSED
+    assert refusal_of("rwkv") in REFUSED
     assert refusal_of("arcee") is None
     assert refusal_of("no such type") is None
     for reason in REFUSED:
@@ -73,12 +73,10 @@ def test_the_command_prints_all_or_what_has_a_name(capsys):
     assert len(out.splitlines()) == len(CLASSES) + 4
     status, out, _ = run(capsys, "GPTOSS")
     assert out.split()[:4] == ["GptOssForCausalLM", "gpt_oss", "native", "generate"]
-    rows = json.loads(run(capsys, "mamba", "--json")[1])
-    assert {row["name"] for row in rows} == {
-        *("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
-    }
+    rows = json.loads(run(capsys, "rwkv", "--json")[1])
+    assert {row["name"] for row in rows} == {"RwkvForCausalLM"}
     assert rows[0]["served"] == "refused"
-    assert rows[0]["note"] == refusal_of("mamba")
+    assert rows[0]["note"] == refusal_of("rwkv")
 
 
 def test_what_an_architecture_does(capsys):
@@ -87,7 +85,7 @@ def test_what_an_architecture_does(capsys):
     assert tasks["gemma3"] == tasks["gemma3_text"] == tasks["arcee"] == tasks["llama"]
     assert tasks["bert"] == tasks["xlm-roberta"] == POOLING_TASKS
     assert tasks["bart"] == tasks["marian"] == ("generate",)
-    assert tasks["mamba"] == ()
+    assert tasks["rwkv"] == ()
     (row,) = json.loads(run(capsys, "DistilBertForSequenceClassification", "--json")[1])
     assert (row["model_type"], row["tested"]) == ("distilbert", "tests/cpu/encoders")
     assert "native        pooling" in run(capsys, "BertModel")[1]

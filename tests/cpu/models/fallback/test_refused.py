@@ -115,9 +115,9 @@ def test_an_unknown_type_has_near_names(name):
     ("config", "words", "says"),
     [
         (
-            {"architectures": ["JambaForCausalLM"]},
+            {"architectures": ["ZambaForCausalLM"]},
             (),
-            "'jamba' are not supported: layers keep a rec",
+            "'zamba' are not supported: layers keep a rec",
         ),
         ({"model_type": "umt5"}, (), "'umt5' are not supported: it is an encoder-decoder"),
         ({"model_type": "llama"}, ("--model-impl", "transformer"), "did you mean transformers?"),

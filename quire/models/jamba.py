@@ -1,0 +1,137 @@
+"""Jamba: Mamba mixers, attention without positions in some layers, and experts in some.
+
+Source: model_type "jamba", https://huggingface.co/ai21labs/AI21-Jamba-1.5-Mini; transformers
+        modeling_jamba.py
+Axes:   T tokens in the step, E hidden
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from quire.config.recurrent_layers import RECURRENT
+from quire.layers import (
+    ACTIVATION_KINDS,
+    AddRMSNorm,
+    ExpertActivation,
+    Experts,
+    Router,
+    RoutingMethod,
+)
+from quire.layers.recurrent import MambaMixer, MambaSizes
+from quire.models import llama
+from quire.models._decoder import GatedMLP
+from quire.models._experts import expert_counts
+from quire.models._recurrent import RecurrentDecoder, recurrent_fields, states_of
+from quire.models._rope import rotary_sizes_of
+from quire.models.base import CarriedStates, Hf, StepInputs, Weights, field_of
+
+CONVENTIONS = {
+    "recurrent": "mamba",
+    "recurrent_layers": "period",
+    "positions_kind": "computed",
+    "defaults": {
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "attn_layer_period": 8,
+        "attn_layer_offset": 4,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "max_position_embeddings": 262144,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(llama.Config):
+    mixer: MambaSizes
+    experts: int
+    top_k: int
+    expert_period: int
+    expert_offset: int
+
+    @classmethod
+    def from_hf(cls, hf: Hf) -> Config:
+        sizes = rotary_sizes_of(hf)
+        experts, top_k = expert_counts(hf)
+        rank = hf.get("mamba_dt_rank", "auto")
+        mixer = MambaSizes(
+            inner=field_of(hf, "mamba_expand", int) * sizes["hidden"],
+            state=field_of(hf, "mamba_d_state", int),
+            kernel=field_of(hf, "mamba_d_conv", int),
+            rank=rank if isinstance(rank, int) else -(-sizes["hidden"] // 16),
+            bias=field_of(hf, "mamba_proj_bias", bool, default=False),
+            conv_bias=field_of(hf, "mamba_conv_bias", bool, default=True),
+            eps=sizes["norm_eps"],
+            norm_weights=True,
+        )
+        return cls(
+            **sizes,
+            **recurrent_fields(hf),
+            mixer=mixer,
+            experts=experts,
+            top_k=top_k,
+            expert_period=field_of(hf, "expert_layer_period", int),
+            expert_offset=field_of(hf, "expert_layer_offset", int),
+        )
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts in place of an MLP."""
+        return self.experts > 1 and layer % self.expert_period == self.expert_offset
+
+
+class SelfAttention(llama.SelfAttention):
+    def __init__(self, c: Config) -> None:
+        super().__init__(c, None)
+        self.rope = None
+
+
+class SparseMLP(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.router = Router(c.hidden, c.experts, RoutingMethod(c.top_k))
+        self.experts = Experts(
+            c.hidden, c.mlp, c.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, *self.router(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
+        self.mamba = self.self_attn = None
+        if c.kinds[layer] == RECURRENT:
+            self.mamba = MambaMixer(c.hidden, c.mixer)
+        else:
+            self.self_attn = SelfAttention(c)
+        self.pre_ff_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
+        sparse = c.has_experts(layer)
+        self.feed_forward = SparseMLP(c) if sparse else GatedMLP(c.hidden, c.mlp, c.act)
+
+    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> CarriedStates:
+        x, res = self.input_layernorm(x, res)
+        if self.mamba is not None:
+            x = self.mamba(x, states_of(step))
+        elif self.self_attn is not None:
+            x = self.self_attn(x, step)
+        x, res = self.pre_ff_layernorm(x, res)
+        return self.feed_forward(x), res
+
+
+class Model(RecurrentDecoder):
+    layer_class = Layer
+    weights = Weights(
+        strip=("model.",),
+        alias={"model.final_layernorm.weight": "norm.weight"},
+        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+        experts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+        tie={"lm_head": "embed_tokens"},
+    )
