@@ -3,6 +3,7 @@
 Graphs are fakes that launch their kernels again, on the CPU.
 """
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from quire.config.facts import read_hf_config
 from quire.media.image_ops import from_tensor
 from quire.models.base import EncoderInput
 from quire.models.build import build_model, read_model_config
+from quire.models.multimodal._qwen_vision import Grid
 from quire.runner.media.encoder_graphs import EncoderGraphs
 from tests.cpu.multimodal import families
 from tests.cpu.multimodal.test_qwen_vision import FAMILIES, SIZES, built, inputs_of  # noqa: F401
@@ -119,3 +121,13 @@ def test_towers_of_images_of_one_size_have_graphs(family, tmp_path, monkeypatch)
             assert mine.shape == other.shape
             assert (mine - other).abs().max().item() < 1e-5
     assert len(graphs.ran) == 2 * len(calls)
+
+
+def test_segments_behind_the_last_are_empty(built):  # noqa: F811
+    """A GPU finds the segment of a tile by search: starts never decrease."""
+    _, encoder = built("qwen2_5_vl")
+    for grids in ([], [Grid(1, 10, 22)], [Grid(2, 4, 6), Grid(1, 18, 10)]):
+        arrays = encoder._padded(grids, 512)
+        for name in ("frames", "windows"):
+            assert (np.diff(arrays[name]) >= 0).all()
+            assert (arrays[name][0], arrays[name][-1]) == (0, 512)
