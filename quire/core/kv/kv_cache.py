@@ -293,8 +293,6 @@ class KVCache:
         """
         if not self.prefix_caching or len(self.specs) > 1 or not seq.request.read_prefix_cache:
             return
-        if self.states is not None:
-            return  # nor its states
         keys, known = (
             self._block_keys(seq, len(seq.tokens) // self.block_size),
             tokens // self.block_size,
@@ -310,6 +308,8 @@ class KVCache:
         self.pool.free(held)
         if known < len(keys):
             self.pool.evict(keys[known])
+        if self.states is not None:
+            self.states.restore(seq, keys, known)
 
     def invalidate(self, seq: Sequence) -> None:
         """Remove from the prefix cache what the sequence has computed, also from blocks it freed.

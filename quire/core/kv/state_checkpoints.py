@@ -106,6 +106,18 @@ class StateCheckpoints:
                 return blocks
         return 0
 
+    def restore(self, seq: Sequence, keys: Seq[BlockKey], known: int) -> None:
+        """Have the longest hit of a new sequence be its first `known` blocks, for replays. keys: of
+        its blocks."""
+        for blocks, key in enumerate(keys, 1):
+            own = self.key(seq, key)
+            if blocks > known:
+                self._pool.evict(own)
+            elif blocks == known and own not in self._pool:
+                for row in self._pool.allocate(1, seq.request.tenant) or ():
+                    self._pool.cache_block(row, own)
+                    self._pool.free([row])
+
     def hold_start(self, seq: Sequence, key: BlockKey) -> None:
         """Hold the checkpoint with this key for a waiting sequence, which starts from it."""
         row = self._pool.acquire_cached(key)

@@ -23,7 +23,6 @@ from quire.core.snapshot import MediaStats
 from quire.core.types import MediaItem, Request, Sequence
 from quire.errors import TooLong, Unsupported
 
-
 BESIDE_ROWS = 512
 """Rows that a step encodes beside decoding rows, whose next tokens wait for it, if one item has no
 more."""
