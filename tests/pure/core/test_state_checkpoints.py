@@ -10,9 +10,10 @@ from quire.core.types import NO_BLOCK
 from tests.pure.core.builders import sequence
 
 PROMPT = tuple(range(1000))
+FULL = (FullAttentionSpec(),)
 
 
-def cache(size=8, specs=(FullAttentionSpec(),), every=256):
+def cache(size=8, specs=FULL, every=256):
     return KVCache(
         BlockPool(100 if specs else 0), 16, specs, states=StateCheckpoints(size, 16, every)
     )
@@ -63,7 +64,7 @@ def saved(kv, length, step=1):
     return seq, move
 
 
-@pytest.mark.parametrize("specs", [(FullAttentionSpec(),), ()])
+@pytest.mark.parametrize("specs", [FULL, ()])
 def test_a_checkpoint_is_found_when_its_step_was_applied(specs):
     kv = cache(specs=specs)
     _, move = saved(kv, 128)
@@ -98,7 +99,7 @@ def test_invalid_numbers_are_forgotten_with_the_states_behind_them():
     assert kv.find_prefix(sequence(prompt=PROMPT[:200])) == 0
 
 
-@pytest.mark.parametrize("specs", [(FullAttentionSpec(),), ()])
+@pytest.mark.parametrize("specs", [FULL, ()])
 def test_replays_restore_the_hit_that_was_recorded(specs):
     kv = cache(specs=specs)
     seq = sequence(prompt=PROMPT[:200], tables=len(specs))
