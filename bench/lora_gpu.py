@@ -1,7 +1,8 @@
 """Adapters on the GPU: what they add to each linear layer, over the base product, in one run.
 
     python bench/lora_gpu.py [--rows 1,8,32,64,4096] [--adapters 1,8,32] [--ranks 16,64]
-                             [--models llama-8b,...] [--max-rank 0] [--json FILE]
+                             [--models llama-8b,...] [--max-rank 0] [--slots 0] [--beside]
+                             [--json FILE]
 
 A time is the median of graph replays over weights and banks that do not fit the cache together. A
 line has the base product alone and with the adapters of all its rows, the activation after gate
@@ -18,6 +19,8 @@ from gpu_ops import graph_ms, rand
 from quire.kernels.act import act_mul
 from quire.kernels.formats.lora_bank import LoraBank, LoraPart, LoraRows
 from quire.kernels.framework import lazy_fusion
+from quire.kernels.gpu.linear.gemv import FusedActivation
+from quire.kernels.gpu.lora import lora_linear as body
 from quire.kernels.linear import linear
 from quire.kernels.lora import lora_linear, sort_rows
 
@@ -29,10 +32,11 @@ LAYERS = {  # parts, inputs
 }  # fmt: skip
 DEPTH = {"llama-8b": 32, "qwen3-0.6b": 28}
 CUDA = torch.device("cuda", 0)
+SIDE = torch.cuda.Stream()
 
 
-def bank_of(adapters, rank, most, parts, inputs):
-    bank = LoraBank.allocate(adapters, most, inputs, parts, torch.bfloat16, CUDA)
+def bank_of(adapters, slots, rank, most, parts, inputs):
+    bank = LoraBank.allocate(slots, most, inputs, parts, torch.bfloat16, CUDA)
     for slot in range(adapters):
         bank.write(slot, [LoraPart(rand(rank, inputs) / 64, rand(rank, o) / 64) for o in parts])
     return bank
@@ -46,13 +50,25 @@ def adapted(x, w, gated, bank, rows):
     finish(lora_linear(linear(x, w), x, bank, rows), gated)
 
 
+def beside(x, w, gated, bank, rows):
+    main = torch.cuda.current_stream()
+    y = x.new_empty(len(x), len(w))
+    SIDE.wait_stream(main)
+    with torch.cuda.stream(SIDE):
+        v = body.launch_shrink(y, x, bank, rows)
+    torch.mm(x, w.t(), out=y)
+    main.wait_stream(SIDE)
+    act = FusedActivation("silu", y.new_empty(len(y), len(w) // 2)) if gated else None
+    body.launch(y, y, x, bank, rows, act, v)
+
+
 def finish(y, gated):
     if gated:
         act_mul(y, "silu")
     lazy_fusion.flush()
 
 
-def lines(model, counts, adapters, ranks, most):
+def lines(model, counts, adapters, ranks, most, slots, form):
     sums = {}
     for layer, (parts, inputs) in LAYERS[model].items():
         outputs, gated = sum(parts), layer == "gate_up"
@@ -61,16 +77,17 @@ def lines(model, counts, adapters, ranks, most):
         for rank in ranks:
             for some in adapters:
                 size = max(most, rank)
-                banks = [bank_of(some, rank, size, parts, inputs) for _ in range(copies)]
+                room = max(slots, some)
+                banks = [bank_of(some, room, rank, size, parts, inputs) for _ in range(copies)]
                 for t in counts:
                     if some > t:
                         continue
-                    rows = LoraRows.allocate(t, some, CUDA)
+                    rows = LoraRows.allocate(t, room, CUDA)
                     rows.slots.copy_(torch.arange(t, device=CUDA) * some // t)
                     sort_rows(rows)
                     x, used = rand(t, inputs), [(bank, rows) for bank in banks]
                     plain = graph_ms([partial(base, x, w, gated) for w in weights])
-                    calls = [partial(adapted, x, w, gated, *b) for w, b in zip(weights, used)]
+                    calls = [partial(form, x, w, gated, *b) for w, b in zip(weights, used)]
                     both = graph_ms(calls)
                     key = (t, some, rank)
                     before = sums.get(key, (0.0, 0.0))
@@ -92,6 +109,8 @@ def main():
     parse.add_argument("--ranks", default="16,64")
     parse.add_argument("--models", default="llama-8b")
     parse.add_argument("--max-rank", type=int, default=0)
+    parse.add_argument("--slots", type=int, default=0)
+    parse.add_argument("--beside", action="store_true")
     parse.add_argument("--json")
     args = parse.parse_args()
     rows, adapters, ranks = (
@@ -99,7 +118,9 @@ def main():
     )
     found = []
     for model in args.models.split(","):
-        for line in lines(model, rows, adapters, ranks, args.max_rank):
+        form = beside if args.beside else adapted
+        for line in lines(model, rows, adapters, ranks, args.max_rank, args.slots, form):
+            line = {**line, "slots": args.slots, "form": form.__name__}
             found.append(line)
             print(json.dumps(line), flush=True)
     if args.json:
