@@ -1,7 +1,7 @@
 """Adapters on the GPU: what they add to each linear layer, over the base product, in one run.
 
-    python bench/lora_gpu.py [--rows 1,8,32,64,4096] [--adapters 1,8,32] [--ranks 16,64]
-                             [--models llama-8b,...] [--max-rank 0] [--slots 0] [--beside]
+    python bench/lora_gpu.py [--forms together,apart,beside] [--rows 1,8,32,64,4096] [--adapters 1,8,32] [--ranks 16,64]
+                             [--models llama-8b,...] [--max-rank 0] [--slots 0]
                              [--json FILE]
 
 A time is the median of graph replays over weights and banks that do not fit the cache together. A
@@ -10,6 +10,7 @@ and up in both; then the sums of a model's layers. --max-rank: the rank of the b
 """
 
 import argparse
+import itertools
 import json
 from functools import partial
 
@@ -19,10 +20,13 @@ from gpu_ops import graph_ms, rand
 from quire.kernels.act import act_mul
 from quire.kernels.formats.lora_bank import LoraBank, LoraPart, LoraRows
 from quire.kernels.framework import lazy_fusion
+from quire.kernels.gpu.linear import gemv
 from quire.kernels.gpu.linear.gemv import FusedActivation
+from quire.kernels.gpu.lora import gemv_lora
 from quire.kernels.gpu.lora import lora_linear as body
 from quire.kernels.linear import linear
 from quire.kernels.lora import lora_linear, sort_rows
+from quire.kernels.rms_norm import rms_norm
 
 LAYERS = {  # parts, inputs
     "llama-8b": {"qkv": ((4096, 1024, 1024), 4096), "o": ((4096,), 4096),
@@ -42,15 +46,29 @@ def bank_of(adapters, slots, rank, most, parts, inputs):
     return bank
 
 
-def base(x, w, gated):
-    finish(linear(x, w), gated)
+def first(x, norm):
+    return x if norm is None else rms_norm(x, norm, 1e-6)[0]
 
 
-def adapted(x, w, gated, bank, rows):
+def base(x, norm, w, gated):
+    finish(linear(first(x, norm), w), gated)
+
+
+def together(x, norm, w, gated, bank, rows):
+    x = first(x, norm)
     finish(lora_linear(linear(x, w), x, bank, rows), gated)
 
 
-def beside(x, w, gated, bank, rows):
+def apart(x, norm, w, gated, bank, rows):
+    x = first(x, norm)
+    y = linear(x, w)
+    lazy_fusion.flush()
+    body.launch(y, y, x, bank, rows, act_of(y, gated), body.launch_shrink(y, x, bank, rows))
+
+
+def beside(x, norm, w, gated, bank, rows):
+    x = first(x, norm)
+    lazy_fusion.flush()
     main = torch.cuda.current_stream()
     y = x.new_empty(len(x), len(w))
     SIDE.wait_stream(main)
@@ -58,14 +76,28 @@ def beside(x, w, gated, bank, rows):
         v = body.launch_shrink(y, x, bank, rows)
     torch.mm(x, w.t(), out=y)
     main.wait_stream(SIDE)
-    act = FusedActivation("silu", y.new_empty(len(y), len(w) // 2)) if gated else None
-    body.launch(y, y, x, bank, rows, act, v)
+    body.launch(y, y, x, bank, rows, act_of(y, gated), v)
+
+
+FORMS = {"together": together, "apart": apart, "beside": beside}
+
+
+def act_of(y, gated):
+    return FusedActivation("silu", y.new_empty(len(y), y.shape[1] // 2)) if gated else None
 
 
 def finish(y, gated):
     if gated:
         act_mul(y, "silu")
     lazy_fusion.flush()
+
+
+def set_plan(text):
+    """Other splits of gate_up for one row."""
+    shape, _, numbers = text.partition("=")
+    sizes = tuple(int(n) for n in shape.split("x"))
+    plan, before = gemv.GemvPlan(*(int(n) for n in numbers.split(","))), gemv_lora.plan_gemv
+    gemv_lora.plan_gemv = lambda *shape: plan if shape == (*sizes, True) else before(*shape)
 
 
 def lines(model, counts, adapters, ranks, most, slots, form):
@@ -86,8 +118,9 @@ def lines(model, counts, adapters, ranks, most, slots, form):
                     rows.slots.copy_(torch.arange(t, device=CUDA) * some // t)
                     sort_rows(rows)
                     x, used = rand(t, inputs), [(bank, rows) for bank in banks]
-                    plain = graph_ms([partial(base, x, w, gated) for w in weights])
-                    calls = [partial(form, x, w, gated, *b) for w, b in zip(weights, used)]
+                    norm = rand(inputs) if layer in ("qkv", "gate_up") else None
+                    plain = graph_ms([partial(base, x, norm, w, gated) for w in weights])
+                    calls = [partial(form, x, norm, w, gated, *b) for w, b in zip(weights, used)]
                     both = graph_ms(calls)
                     key = (t, some, rank)
                     before = sums.get(key, (0.0, 0.0))
@@ -110,17 +143,19 @@ def main():
     parse.add_argument("--models", default="llama-8b")
     parse.add_argument("--max-rank", type=int, default=0)
     parse.add_argument("--slots", type=int, default=0)
-    parse.add_argument("--beside", action="store_true")
+    parse.add_argument("--forms", default="together")
+    parse.add_argument("--plan")
     parse.add_argument("--json")
     args = parse.parse_args()
     rows, adapters, ranks = (
         [int(n) for n in text.split(",")] for text in (args.rows, args.adapters, args.ranks)
     )
     found = []
-    for model in args.models.split(","):
-        form = beside if args.beside else adapted
-        for line in lines(model, rows, adapters, ranks, args.max_rank, args.slots, form):
-            line = {**line, "slots": args.slots, "form": form.__name__}
+    if args.plan:
+        set_plan(args.plan)
+    for model, form in itertools.product(args.models.split(","), args.forms.split(",")):
+        for line in lines(model, rows, adapters, ranks, args.max_rank, args.slots, FORMS[form]):
+            line = {**line, "slots": args.slots, "form": form}
             found.append(line)
             print(json.dumps(line), flush=True)
     if args.json:

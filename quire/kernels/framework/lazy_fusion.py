@@ -2,8 +2,8 @@
 
     rms_norm -> linear -> act_mul              one row: one kernel (gpu/linear/gemv*.py)
                 linear -> act_mul              a few rows: one kernel (gpu/linear/small_m_linear.py)
-           lora_linear -> act_mul              any rows: the second half of the first does it
-     linear -> lora_linear                     few rows: the first half of the second goes first
+     linear -> lora_linear                     a few rows: one kernel (gpu/lora/adapted_linear.py)
+           lora_linear -> act_mul              any rows: the first does it
   all_reduce -> rms_norm                       any rows: one kernel (gpu/peer_all_reduce.py)
     rms_norm -> moe_router                     few rows: the router's blocks normalise them
     rms_norm of q, of k -> rope -> kv_write    any rows: one pass from qkv to the cache
@@ -86,6 +86,8 @@ class FusionQueue:
         last = pending[-1]
         if last.op == "linear":
             _launch_linear(pending, None, memory_idle)
+        elif last.op == "lora_linear":
+            _launch_lora_linear(pending, None, memory_idle)
         elif last.op == "kv_write":
             _launch_norm_rope_write(pending)
         elif last.op == "rms_norm" and pending[0].op == "all_reduce":
@@ -222,8 +224,8 @@ def _fuse_act_mul(
 ) -> None:
     chain = queue.pending
     if chain and chain[-1].op == "lora_linear" and chain[-1].outputs is x:
-        (held,), act = queue.pop_all(), _gpu_module("linear.gemv").FusedActivation
-        held.launch(held.outputs, *held.args, act(kind, out))
+        memory_idle, act = queue.memory_idle, _gpu_module("linear.gemv").FusedActivation
+        _launch_lora_linear(queue.pop_all(), act(kind, out), memory_idle)
         return
     if chain and chain[-1].op == "linear" and chain[-1].outputs is x:
         weight = chain[-1].args[1]
@@ -248,15 +250,16 @@ def _fuse_lora_linear(
     bank: Any,
     rows: Any,
 ) -> None:
-    """A pending base product runs after the first half; a gated MLP's activation may follow.
-
-    One row's product is fused with the norm before it, and loads so much before it waits that a
-    kernel beside it takes longer than after it.
-    """
+    """A pending product of a plain weight has its adapters in its kernel, another one runs after
+    their first half. The activation of a gated MLP may follow any."""
     body, chain = _gpu_module("lora.lora_linear"), queue.pending
     if chain and chain[-1].op == "linear" and chain[-1].outputs is y and chain[-1].args[0] is x:
-        weight = chain[-1].args[1]
-        if len(y) > 1 and not isinstance(weight, Fp8Weight):
+        if _gpu_module("lora.adapted_linear").supports(*chain[-1].args, bank):
+            queue.enqueue("lora_linear", launch, out, y, x, bank, rows)
+            if not body.fuses_act(bank):
+                queue.flush()
+            return
+        if len(y) > 1 and not isinstance(chain[-1].args[1], Fp8Weight):
             *before, product = queue.pop_all()
             _launch_each(before)
             launch = partial(launch, v=body.launch_shrink(y, x, bank, rows, early=True))
@@ -270,19 +273,35 @@ def _fuse_lora_linear(
     queue.enqueue("lora_linear", launch, out, y, x, bank, rows)
 
 
+def _launch_lora_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> None:
+    """Adapters with the product before them, if there is one, and the norm before that."""
+    *before, held = chain
+    if not before:
+        held.launch(held.outputs, *held.args, act)
+        return
+    _, _, bank, rows = held.args
+    _gpu_module("lora.adapted_linear").launch(
+        before[-1].outputs, *before[-1].args, bank, rows, _fused_norm(before), act, memory_idle
+    )
+
+
 def _launch_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> None:
     """A chain that ends in a product: of one row, of a few, or of quantized rows."""
     rows, weight = chain[-1].args[0].shape[0], chain[-1].args[1]
     if rows > 1 and isinstance(weight, Fp8Weight):
         _launch_quantized_linear(chain)
         return
-    norm = None
-    if len(chain) == 2:
-        (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outputs, chain[0].args
-        norm = _gpu_module("linear.gemv").FusedNorm(inner, norm_weight, eps, residual, offset, y, r)
     _gpu_module("linear.small_m_linear").launch(
-        chain[-1].outputs, *chain[-1].args, norm, act, memory_idle
+        chain[-1].outputs, *chain[-1].args, _fused_norm(chain), act, memory_idle
     )
+
+
+def _fused_norm(chain: list[PendingOp]) -> Any:
+    """The norm that a chain begins with, before its product."""
+    if len(chain) == 1:
+        return None
+    (y, r), (inner, weight, eps, residual, offset) = chain[0].outputs, chain[0].args
+    return _gpu_module("linear.gemv").FusedNorm(inner, weight, eps, residual, offset, y, r)
 
 
 def _launch_quantized_linear(chain: list[PendingOp]) -> None:

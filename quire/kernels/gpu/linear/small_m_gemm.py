@@ -32,7 +32,7 @@ from quire.kernels.gpu.runtime.pdl import (
 
 
 @triton.jit
-def _load_weight_tile(w_ptr, n, k, at, O: tl.constexpr, I: tl.constexpr, BK: tl.constexpr):
+def load_weight_tile(w_ptr, n, k, at, O: tl.constexpr, I: tl.constexpr, BK: tl.constexpr):
     """Tile [BN, BK] of W from column `at`. Rows past the end repeat the last."""
     ptr = w_ptr + tl.minimum(n, O - 1).to(tl.int64)[:, None] * I + at + k[None, :]
     if I % BK == 0:
@@ -81,9 +81,9 @@ def _small_m_gemm(
     for at in tl.range(0, I, BK, num_stages=STAGES):
         live = (at + k < I)[:, None] & (t < T)[None, :]
         x = tl.load(rows + (at + k)[:, None], live, 0.0)
-        acc = tl.dot(_load_weight_tile(w_ptr, n, k, at, O, I, BK), x, acc)
+        acc = tl.dot(load_weight_tile(w_ptr, n, k, at, O, I, BK), x, acc)
         if ACT is not None:
-            ups = tl.dot(_load_weight_tile(w_ptr + UP, n, k, at, O, I, BK), x, ups)
+            ups = tl.dot(load_weight_tile(w_ptr + UP, n, k, at, O, I, BK), x, ups)
     live = (n < O)[:, None] & (t < T)[None, :]
     if BIAS:
         acc += tl.load(bias_ptr + n, n < O, 0.0).to(tl.float32)[:, None]

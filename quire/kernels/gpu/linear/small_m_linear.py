@@ -58,6 +58,11 @@ def fuses_norm(weight: object) -> bool:
     return not isinstance(weight, TiledWeight)
 
 
+def multiplies_rows(weight: Tensor, rows: int) -> bool:
+    """Whether a product without an activation is that of gemv_rows.py."""
+    return weight.numel() <= _SMALL_WEIGHT and rows <= _SMALL_WEIGHT_ROWS
+
+
 def launch(
     z: Tensor,
     x: Tensor,
@@ -77,7 +82,7 @@ def launch(
         grouped_linear.gluon_modules(x)[0].launch(z, x, weight, bias, act)
     elif x.shape[0] == 1:
         gemv.launch(z, x, weight, bias, norm, act, memory_idle)
-    elif act is None and weight.numel() <= _SMALL_WEIGHT and x.shape[0] <= _SMALL_WEIGHT_ROWS:
+    elif act is None and multiplies_rows(weight, x.shape[0]):
         gemv_rows.launch(z, x, weight, bias)
     else:
         small_m_gemm.launch(z, x, weight, bias, act)

@@ -5,19 +5,18 @@
               which reads them anyway, a program has both halves, and rows without an adapter too
 
 A tile is rows of one slot, so only adapters that have rows are read, and a graph serves any mix:
-slots, ranks and row counts are read from the device. The inputs are added up in slices whose number
-depends on the layer alone. For few rows a program has one slice, and `expand` adds them up; for
-many it has all, one after the other. Both give a row the same bits, whatever the rows beside it:
-tiles are below 64 rows high, so all use the same instructions (mma, not wgmma).
+slots, ranks and row counts are read from the device.
+The inputs are added up in slices whose number depends on the layer alone. For few rows a program
+has one slice, and `expand` adds them up; for many it has all, one after the other. Both give a row
+the same bits, whatever the rows beside it: tiles are below 64 rows high, so all use the same
+instructions (mma, not wgmma).
 
 The base product may run between them: it reads its weights while `shrink` runs, so that most of
 `shrink` takes no time. `expand` reads B before the kernel before it has ended. v is in float32, and
-multiplied in TF32, which holds B exactly.
+multiplied in TF32, which holds B exactly. Few rows of a plain weight: adapted_linear.py.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -27,58 +26,161 @@ from torch import Tensor
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.gpu.elementwise.activations import activate
 from quire.kernels.gpu.linear.gemv import FusedActivation
+from quire.kernels.gpu.lora.handover import (
+    STEP,
+    TILE_ROWS,
+    empty_v,
+    max_tiles,
+    plan_shrink,
+    plan_slices,
+    shrink_tiles,
+    sum_v,
+    tile_at,
+    tile_ends,
+)
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
-from quire.kernels.gpu.runtime.pdl import (
-    PDL_ENABLED,
-    launch_dependents,
-    prefetch_l2,
-    wait_for_previous_kernel,
-)
+from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
 from quire.kernels.lora import check_rows, rows_per_input
 
 MAX_SPLIT_ROWS = 512
 """Rows up to which the slices of a sum are programs of their own."""
 
-MAX_SLICES = 16
-MIN_SLICE = 256  # inputs
-STEP = 128  # inputs that are loaded at a time
-RANKS = 64  # the most that `shrink` multiplies at a time; `expand` half as many
+MANY_TILE_ROWS = 32
+RANKS = 32  # the most that `expand` multiplies at a time
 COLUMNS = 64  # outputs of a program: twice as many take three times the registers
+MAX_REGISTERS = 72
+"""Of a thread that expands: seven programs then share a multiprocessor."""
+
+
+@kernel("rows")
+def _shrink(
+    x_ptr,  # [T / TOP, I]
+    order_ptr,  # [T]
+    start_ptr,  # [S + 1]
+    a_ptr,  # [S, P, R, I]
+    rank_ptr,  # [S, P]
+    v_ptr,  # [SLICES, T, P, R] out
+    rows,
+    X_T: tl.constexpr,
+    I: tl.constexpr,
+    S: tl.constexpr,
+    S_PAD: tl.constexpr,
+    TOP: tl.constexpr,
+    P: tl.constexpr,
+    R: tl.constexpr,
+    SLICES: tl.constexpr,
+    STEPS: tl.constexpr,
+    TILES: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BK: tl.constexpr,
+    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    shrink_tiles(x_ptr, order_ptr, start_ptr, a_ptr, rank_ptr, v_ptr, None, rows, X_T, I, S, S_PAD,
+                 TOP, P, R, SLICES, STEPS, TILES, BM, BR, BK, EARLY, PDL)  # fmt: skip
+
+
+@kernel("rows")
+def _shrink_many(
+    x_ptr,  # [T / TOP, I]
+    order_ptr,  # [T]
+    start_ptr,  # [S + 1]
+    a_ptr,  # [S, P, R, I]
+    rank_ptr,  # [S, P]
+    v_ptr,  # [T, P, R] out
+    rows,
+    X_T: tl.constexpr,
+    I: tl.constexpr,
+    S: tl.constexpr,
+    S_PAD: tl.constexpr,
+    TOP: tl.constexpr,
+    P: tl.constexpr,
+    R: tl.constexpr,
+    SLICES: tl.constexpr,
+    STEPS: tl.constexpr,  # of a slice
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A program has all slices of a tile, one after the other."""
+    BLOCKS: tl.constexpr = R // BR
+    at = tl.program_id(0) % (P * BLOCKS)
+    starts, ends, after, base = tile_ends(start_ptr, S, S_PAD, BM, False)
+    slot, row, end = tile_at(tl.program_id(0) // (P * BLOCKS), starts, ends, after, base, S_PAD, BM,
+                             False)  # fmt: skip
+    block = at % BLOCKS
+    part = at // BLOCKS
+    rank = 0
+    if slot >= 0:
+        rank = tl.load(rank_ptr + slot * P + part)
+    if PDL:
+        wait_for_previous_kernel()
+        launch_dependents()
+    if block * BR >= rank:
+        return
+    n = row + tl.arange(0, BM)
+    live = n < end
+    pair = tl.load(order_ptr + n, live, 0).to(tl.int64)
+    r = block * BR + tl.arange(0, BR)
+    k = tl.arange(0, BK)
+    x_at = x_ptr + (pair // TOP)[:, None] * X_T + k[None]
+    a_at = a_ptr + ((slot * P + part).to(tl.int64) * R + r)[None] * I + k[:, None]
+    total = tl.zeros((BM, BR), tl.float32)
+    sums = tl.zeros((BM, BR), tl.float32)
+    for step in range(SLICES * STEPS):
+        start = step * BK
+        known = start + k < I
+        x = tl.load(x_at + start, live[:, None] & known[None], 0.0)
+        a = tl.load(a_at + start, (r < rank)[None] & known[:, None], 0.0)
+        sums = tl.dot(x, a, sums, input_precision="ieee")
+        whole = step % STEPS == STEPS - 1
+        total = tl.where(whole, total + sums, total)
+        sums = tl.where(whole, 0.0, sums)
+    tl.store(v_ptr + (pair * P + part)[:, None] * R + r[None], total, live[:, None])
 
 
 @triton.jit
-def _find_tile(start_ptr, tile, S: tl.constexpr, S_PAD: tl.constexpr, BM: tl.constexpr,
-               BASE: tl.constexpr):  # fmt: skip
-    """(slot or -2, first row, end of its rows) of a tile. BASE: rows of slot -1 have tiles too."""
-    slot, row, last, before = -2, 0, 0, 0
-    start = tl.load(start_ptr)
-    if BASE:
-        before = (start + BM - 1) // BM
-        slot = tl.where(tile < before, -1, slot)
-        row = tl.where(tile < before, tile * BM, row)
-        last = tl.where(tile < before, start, last)
-    if S <= 8:  # numbers of their own: threads need not wait for one another
-        for s in tl.static_range(S):
-            end = tl.load(start_ptr + s + 1)
-            tiles = (end - start + BM - 1) // BM
-            mine = (tile >= before) & (tile < before + tiles)
-            slot = tl.where(mine, s, slot)
-            row = tl.where(mine, start + (tile - before) * BM, row)
-            last = tl.where(mine, end, last)
-            before += tiles
-            start = end
-    else:
-        s = tl.arange(0, S_PAD)
-        starts = tl.load(start_ptr + s, s < S, 0)
-        ends = tl.load(start_ptr + s + 1, s < S, 0)
-        tiles = (ends - starts + BM - 1) // BM
-        after = tl.cumsum(tiles, 0) + before
-        mine = (after > tile) & (after - tiles <= tile)
-        slot += tl.sum(tl.where(mine, s + 2, 0), 0)
-        row += tl.sum(tl.where(mine, starts + (tile - after + tiles) * BM, 0), 0)
-        last += tl.sum(tl.where(mine, ends, 0), 0)
-    return slot, row, last
+def _read_tile(tile, starts, ends, after, base, order_ptr, rank_ptr, part, S_PAD: tl.constexpr,
+               P: tl.constexpr, BM: tl.constexpr, BASE: tl.constexpr):  # fmt: skip
+    """(slot, rank of a part, rows of the step, which of them there are) of a tile."""
+    slot, row, end = tile_at(tile, starts, ends, after, base, S_PAD, BM, BASE)
+    n = row + tl.arange(0, BM)
+    live = n < end
+    t = tl.load(order_ptr + n, live, 0).to(tl.int64)
+    rank = tl.load(rank_ptr + slot * P + part, slot >= 0, 0)
+    return slot, rank, t, live
+
+
+@triton.jit
+def _load_b(b_ptr, slot, rank, above, o, known, R: tl.constexpr, O: tl.constexpr,
+            BR: tl.constexpr):  # fmt: skip
+    """Ranks [above, above + BR) of B for outputs o: [BR, BN]."""
+    r = above + tl.arange(0, BR)
+    at = b_ptr + (slot.to(tl.int64) * R + r)[:, None] * O + o[None]
+    return tl.load(at, (r < rank)[:, None] & known[None], 0.0)
+
+
+@triton.jit
+def _add_delta(y_at, inside, b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, part, rank, t, live, o,
+               known, rows, R: tl.constexpr, O: tl.constexpr, P: tl.constexpr, SLICES: tl.constexpr,
+               BM: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+               PDL: tl.constexpr):  # fmt: skip
+    """y * factor + shift + v B^T, rounded. b: the first ranks of B."""
+    EXACT: tl.constexpr = "tf32" if b_ptr.dtype.element_ty.primitive_bitwidth == 16 else "ieee"
+    sums = tl.zeros((BM, BN), tl.float32)
+    for above in range(0, rank, BR):
+        v = sum_v(v_ptr, t, live, part, above, rows, P, R, SLICES, BR, False, PDL)
+        sums = tl.dot(v, b.to(tl.float32), sums, input_precision=EXACT)
+        b = _load_b(b_ptr, slot, rank, above + BR, o, known, R, O, BR)
+    z = tl.load(y_at, inside, 0.0).to(tl.float32)
+    if factor_ptr is not None:
+        z *= tl.load(factor_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
+    if shift_ptr is not None:
+        z += tl.load(shift_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
+    return (z + sums).to(y_at.dtype.element_ty)
 
 
 @triton.jit
@@ -97,135 +199,9 @@ def _find_columns(bound_ptr, tile, P: tl.constexpr, BN: tl.constexpr):
     return part, first, last
 
 
-@triton.jit
-def _load_b(b_ptr, slot, rank, o, known, R: tl.constexpr, O: tl.constexpr, BR: tl.constexpr):
-    """The first ranks of B for outputs o: [BR, BN]."""
-    r = tl.arange(0, BR)
-    at = b_ptr + (slot.to(tl.int64) * R + r)[:, None] * O + o[None]
-    return tl.load(at, (r < rank)[:, None] & known[None], 0.0)
-
-
-@triton.jit
-def _delta(b, b_ptr, v_ptr, slot, part, rank, n, live, o, known, rows, R: tl.constexpr,
-           O: tl.constexpr, P: tl.constexpr, PIECES: tl.constexpr, BM: tl.constexpr,
-           BR: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """v B^T of rows n and outputs o: [BM, BN]. b: its first ranks."""
-    EXACT: tl.constexpr = "tf32" if b_ptr.dtype.element_ty.primitive_bitwidth == 16 else "ieee"
-    r = tl.arange(0, BR)
-    b_at = b_ptr + (slot.to(tl.int64) * R + r)[:, None] * O + o[None]
-    sums = tl.zeros((BM, BN), tl.float32)
-    for above in range(0, rank, BR):
-        v_at = v_ptr + (n.to(tl.int64) * P + part)[:, None] * R + (above + r)[None]
-        v = tl.zeros((BM, BR), tl.float32)
-        for _ in tl.static_range(PIECES):
-            v += tl.load(v_at, live[:, None], 0.0)
-            v_at += rows.to(tl.int64) * (P * R)
-        if PDL:  # else each term of the sum would change its layout, through shared memory
-            v = tl.inline_asm_elementwise(
-                "mov.b32 $0, $1;", "=r,r", [v], dtype=tl.float32, is_pure=False, pack=1
-            )
-        sums = tl.dot(v, b.to(tl.float32), sums, input_precision=EXACT)
-        b_at += BR * O
-        b = tl.load(b_at, (above + BR + r < rank)[:, None] & known[None], 0.0)
-    return sums
-
-
-@triton.jit
-def _adapted(y_at, inside, sums, factor_ptr, shift_ptr, slot, o, known, O: tl.constexpr):
-    """y * factor + shift + sums, in float32."""
-    y = tl.load(y_at, inside, 0.0).to(tl.float32)
-    if factor_ptr is not None:
-        y *= tl.load(factor_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
-    if shift_ptr is not None:
-        y += tl.load(shift_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
-    return y + sums
-
-
-@kernel("rows")
-def _shrink(
-    x_ptr,  # [T / TOP, I]
-    order_ptr,  # [T]
-    start_ptr,  # [S + 1]
-    a_ptr,  # [S, P, R, I]
-    rank_ptr,  # [S, P]
-    v_ptr,  # [slices, T, P, R] out, or [T, P, R] if LOOPED; sorted
-    rows,
-    X_T: tl.constexpr,
-    I: tl.constexpr,
-    S: tl.constexpr,
-    S_PAD: tl.constexpr,
-    TOP: tl.constexpr,
-    P: tl.constexpr,
-    R: tl.constexpr,
-    SLICES: tl.constexpr,
-    STEPS: tl.constexpr,  # of a slice
-    LOOPED: tl.constexpr,
-    BM: tl.constexpr,
-    BR: tl.constexpr,
-    BK: tl.constexpr,
-    EARLY: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Before it waits it finds its rows, which the step's first kernels have written, and
-    prefetches its part of A.
-
-    EARLY: the next kernel waits for the end of this one before it reads or writes what kernels
-    before this one write or read. `expand` reads y, so it may not begin before those have ended.
-    """
-    if PDL and EARLY:
-        launch_dependents()
-    OWN: tl.constexpr = 1 if LOOPED else SLICES
-    BLOCKS: tl.constexpr = R // BR
-    at = tl.program_id(0) % (OWN * P * BLOCKS)
-    tile = tl.program_id(0) // (OWN * P * BLOCKS)
-    slot, row, end = _find_tile(start_ptr, tile, S, S_PAD, BM, False)
-    piece = at % OWN
-    block = at // OWN % BLOCKS
-    part = at // (OWN * BLOCKS)
-    rank = 0
-    if slot >= 0:
-        rank = tl.load(rank_ptr + slot * P + part)
-    first = piece * (STEPS * BK)
-    a_ptr += ((slot * P + part).to(tl.int64) * R + block * BR) * I
-    if PDL:
-        SLICE: tl.constexpr = STEPS * BK * (a_ptr.dtype.element_ty.primitive_bitwidth // 8)
-        if not LOOPED and I % (STEPS * BK) == 0 and SLICE % 16 == 0:
-            if block * BR < rank:
-                for line in tl.static_range(BR):
-                    prefetch_l2(a_ptr + line * I + first, SLICE)
-        wait_for_previous_kernel()
-        if not EARLY:
-            launch_dependents()
-    if block * BR >= rank:
-        return
-    n = row + tl.arange(0, BM)
-    live = n < end
-    t = (tl.load(order_ptr + n, live, 0) // TOP).to(tl.int64)
-    r = block * BR + tl.arange(0, BR)
-    k = tl.arange(0, BK)
-    x_at = x_ptr + t[:, None] * X_T + k[None]
-    a_at = a_ptr + tl.arange(0, BR)[None] * I + k[:, None]
-    total = tl.zeros((BM, BR), tl.float32)
-    sums = tl.zeros((BM, BR), tl.float32)
-    for step in range(SLICES * STEPS if LOOPED else STEPS):
-        start = first + step * BK
-        known = start + k < I
-        x = tl.load(x_at + start, live[:, None] & known[None], 0.0)
-        a = tl.load(a_at + start, (r < rank)[None] & known[:, None], 0.0)
-        sums = tl.dot(x, a, sums, input_precision="ieee")
-        if LOOPED:
-            whole = step % STEPS == STEPS - 1
-            total = tl.where(whole, total + sums, total)
-            sums = tl.where(whole, 0.0, sums)
-    if not LOOPED:
-        total += sums
-    v_at = v_ptr + ((piece * rows + n).to(tl.int64) * P + part)[:, None] * R + r[None]
-    tl.store(v_at, total, live[:, None])
-
-
 @kernel("rows")
 def _expand(
-    v_ptr,  # [PIECES, T, P, R], sorted
+    v_ptr,  # [SLICES, T, P, R]
     order_ptr,  # [T]
     start_ptr,  # [S + 1]
     b_ptr,  # [S, R, O]
@@ -241,40 +217,37 @@ def _expand(
     S_PAD: tl.constexpr,
     P: tl.constexpr,
     R: tl.constexpr,
-    PIECES: tl.constexpr,
+    SLICES: tl.constexpr,
     TILES: tl.constexpr,  # of the outputs: a tile is of one part
     BM: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    slot, row, end = _find_tile(start_ptr, tl.program_id(0) // TILES, S, S_PAD, BM, False)
+    at = tl.program_id(0) // TILES
     part, first, last = _find_columns(bound_ptr, tl.program_id(0) % TILES, P, BN)
-    rank = 0
-    if slot >= 0:
-        rank = tl.load(rank_ptr + slot * P + part)
-    n = row + tl.arange(0, BM)
-    live = n < end
-    t = tl.load(order_ptr + n, live, 0).to(tl.int64)
     o = first + tl.arange(0, BN)
     known = o < last
-    b = _load_b(b_ptr, slot, rank, o, known, R, O, BR)
+    starts, ends, after, base = tile_ends(start_ptr, S, S_PAD, BM, False)
+    tiles = tl.max(after, 0)
+    slot, rank, t, live = _read_tile(at, starts, ends, after, base, order_ptr, rank_ptr, part,
+                                     S_PAD, P, BM, False)  # fmt: skip
+    b = _load_b(b_ptr, slot, rank, 0, o, known, R, O, BR)
     if PDL:  # in every program
         wait_for_previous_kernel()
         launch_dependents()
-    if rank == 0:
-        return
-    sums = _delta(b, b_ptr, v_ptr, slot, part, rank, n, live, o, known, rows, R, O, P, PIECES, BM,
-                  BR, BN, PDL)  # fmt: skip
-    y_at = y_ptr + t[:, None] * Y_T + o[None]
-    inside = live[:, None] & known[None]
-    y = _adapted(y_at, inside, sums, factor_ptr, shift_ptr, slot, o, known, O)
-    tl.store(y_at, y.to(y_ptr.dtype.element_ty), inside)
+    if at < tiles:
+        if rank > 0:
+            inside = live[:, None] & known[None]
+            y_at = y_ptr + t[:, None] * Y_T + o[None]
+            y = _add_delta(y_at, inside, b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, part, rank,
+                           t, live, o, known, rows, R, O, P, SLICES, BM, BR, BN, PDL)  # fmt: skip
+            tl.store(y_at, y, inside)
 
 
 @kernel("rows")
 def _expand_act(
-    v_ptr,  # [PIECES, T, 2, R], sorted
+    v_ptr,  # [SLICES, T, 2, R]
     order_ptr,  # [T]
     start_ptr,  # [S + 1]
     b_ptr,  # [S, R, 2 * F]
@@ -289,7 +262,7 @@ def _expand_act(
     S: tl.constexpr,
     S_PAD: tl.constexpr,
     R: tl.constexpr,
-    PIECES: tl.constexpr,
+    SLICES: tl.constexpr,
     ACT: tl.constexpr,
     BM: tl.constexpr,
     BR: tl.constexpr,
@@ -299,59 +272,36 @@ def _expand_act(
     """Tiles of rows without an adapter too: only their activation is computed."""
     TILES: tl.constexpr = (F + BN - 1) // BN
     O: tl.constexpr = 2 * F
-    slot, row, end = _find_tile(start_ptr, tl.program_id(0) // TILES, S, S_PAD, BM, True)
-    rank, up_rank = 0, 0
-    if slot >= 0:
-        rank = tl.load(rank_ptr + slot * 2)
-        up_rank = tl.load(rank_ptr + slot * 2 + 1)
-    n = row + tl.arange(0, BM)
-    live = n < end
-    t = tl.load(order_ptr + n, live, 0).to(tl.int64)
+    at = tl.program_id(0) // TILES
     o = tl.program_id(0) % TILES * BN + tl.arange(0, BN)
     known = o < F
-    b = _load_b(b_ptr, slot, rank, o, known, R, O, BR)
-    up_b = _load_b(b_ptr, slot, up_rank, F + o, known, R, O, BR)
+    starts, ends, after, base = tile_ends(start_ptr, S, S_PAD, BM, True)
+    tiles = tl.max(after, 0)
+    slot, rank, t, live = _read_tile(at, starts, ends, after, base, order_ptr, rank_ptr, 0,
+                                     S_PAD, 2, BM, True)  # fmt: skip
+    up_rank = tl.load(rank_ptr + slot * 2 + 1, slot >= 0, 0)
+    b = _load_b(b_ptr, slot, rank, 0, o, known, R, O, BR)
+    up_b = _load_b(b_ptr, slot, up_rank, 0, F + o, known, R, O, BR)
     if PDL:  # in every program
         wait_for_previous_kernel()
         launch_dependents()
-    if slot < -1:
-        return
-    dtype: tl.constexpr = y_ptr.dtype.element_ty
-    inside = live[:, None] & known[None]
-    y_at = y_ptr + t[:, None] * Y_T + o[None]
-    gate = tl.load(y_at, inside, 0.0)
-    if rank > 0:
-        sums = _delta(b, b_ptr, v_ptr, slot, 0, rank, n, live, o, known, rows, R, O, 2, PIECES,
-                      BM, BR, BN, PDL)  # fmt: skip
-        gate = _adapted(y_at, inside, sums, factor_ptr, shift_ptr, slot, o, known, O).to(dtype)
-        tl.store(y_at, gate, inside)
-    up = tl.load(y_at + F, inside, 0.0)
-    if up_rank > 0:
-        sums = _delta(up_b, b_ptr, v_ptr, slot, 1, up_rank, n, live, F + o, known, rows, R, O, 2,
-                      PIECES, BM, BR, BN, PDL)  # fmt: skip
-        up = _adapted(y_at + F, inside, sums, factor_ptr, shift_ptr, slot, F + o, known,
-                      O).to(dtype)  # fmt: skip
-        tl.store(y_at + F, up, inside)
-    a = activate(gate.to(tl.float32), ACT) * up.to(tl.float32)
-    tl.store(a_ptr + t[:, None] * F + o[None], a.to(dtype), inside)
-
-
-class SlicePlan(NamedTuple):
-    """Slices of the inputs, and the steps of each."""
-
-    slices: int
-    steps: int
-
-
-def plan_slices(inputs: int) -> SlicePlan:
-    """Slices of a layer. Nothing of a step may matter: a row's bits depend on it."""
-    steps = cdiv(cdiv(inputs, min(MAX_SLICES, cdiv(inputs, MIN_SLICE))), STEP)
-    return SlicePlan(cdiv(inputs, steps * STEP), steps)
-
-
-def max_tiles(rows: int, slots: int, height: int) -> int:
-    """The most tiles that so many rows can have."""
-    return min(rows, rows // height + slots)
+    if at < tiles:
+        inside = live[:, None] & known[None]
+        y_at = y_ptr + t[:, None] * Y_T + o[None]
+        gate = tl.load(y_at, inside, 0.0)
+        up = tl.load(y_at + F, inside, 0.0)
+        if rank > 0:
+            gate = _add_delta(y_at, inside, b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, 0, rank,
+                              t, live, o, known, rows, R, O, 2, SLICES, BM, BR, BN,
+                              PDL)  # fmt: skip
+            tl.store(y_at, gate, inside)
+        if up_rank > 0:
+            up = _add_delta(y_at + F, inside, up_b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, 1,
+                            up_rank, t, live, F + o, known, rows, R, O, 2, SLICES, BM, BR, BN,
+                            PDL)  # fmt: skip
+            tl.store(y_at + F, up, inside)
+        a = activate(gate.to(tl.float32), ACT) * up.to(tl.float32)
+        tl.store(a_ptr + t[:, None] * F + o[None], a.to(gate.dtype), inside)
 
 
 def outputs(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
@@ -364,20 +314,8 @@ def fuses_act(bank: LoraBank) -> bool:
     return len(bank.parts) == 2 and bank.parts[0] == bank.parts[1]
 
 
-class _Sizes(NamedTuple):
-    """What both kernels derive from the rows of a step and a bank."""
-
-    high: int  # rows of a tile
-    tiles: int
-    padded: int  # slots, to a power of two
-    pieces: int  # of each sum
-
-
-def _sizes(count: int, bank: LoraBank) -> _Sizes:
-    slots, looped = len(bank.a), count > MAX_SPLIT_ROWS
-    high = 32 if looped else 16
-    pieces = 1 if looped else plan_slices(bank.a.shape[3]).slices
-    return _Sizes(high, max_tiles(count, slots, high), next_power_of_2(slots), pieces)
+def _padded(slots: int) -> int:
+    return max(2, next_power_of_2(slots))
 
 
 def launch_shrink(
@@ -388,23 +326,34 @@ def launch_shrink(
     early: the next kernel is the base product, one that waits for this one.
     """
     check_rows(y, bank, rows)
-    count = len(y)
-    slots, parts, rank, inputs = bank.a.shape
-    high, tiles, padded, pieces = _sizes(count, bank)
-    looped, block = count > MAX_SPLIT_ROWS, min(rank & -rank, RANKS)
-    v = torch.empty((pieces, count, parts, rank), dtype=torch.float32, device=y.device)
-    _shrink(
-        (tiles * pieces * parts * (rank // block), 1, 1),
-        (x, rows.order, rows.starts, bank.a, bank.ranks, v),
+    count, (slots, parts, rank, inputs) = len(y), bank.a.shape
+    plan = plan_shrink(count, slots, parts, rank, inputs)
+    tensors = x, rows.order, rows.starts, bank.a, bank.ranks
+    sizes = x.stride(0), inputs, slots, _padded(slots), rows_per_input(y, x), parts, rank
+    if count <= MAX_SPLIT_ROWS:
+        v = empty_v(plan, y, parts, rank)
+        _shrink(
+            (plan.programs, 1, 1),
+            (*tensors, v),
+            (count,),
+            (
+                *sizes, plan.slices, plan.steps, plan.tiles, TILE_ROWS, plan.block, STEP, early,
+                PDL_ENABLED,
+            ),
+            warps=2 if plan.block == 16 else 4,
+            pdl=PDL_ENABLED,
+        )  # fmt: skip
+        return v
+    v = torch.empty((1, count, parts, rank), dtype=torch.float32, device=y.device)
+    _shrink_many(
+        (max_tiles(count, slots, MANY_TILE_ROWS) * parts * (rank // plan.block), 1, 1),
+        (*tensors, v),
         (count,),
-        (
-            x.stride(0), inputs, slots, padded, rows_per_input(y, x), parts, rank,
-            *plan_slices(inputs), looped, high, block, STEP, early, PDL_ENABLED,
-        ),
-        warps=2 if block == 16 and not looped else 4,
+        (*sizes, *plan_slices(inputs), MANY_TILE_ROWS, plan.block, STEP, PDL_ENABLED),
+        warps=4,
         stages=4,
         pdl=PDL_ENABLED,
-    )  # fmt: skip
+    )
     return v
 
 
@@ -418,26 +367,27 @@ def launch(
     v: Tensor | None = None,
 ) -> None:
     """Fills the result of act too, which is an act_mul of y. v: of launch_shrink, if that ran."""
-    count = len(y)
+    count, (slots, parts, rank, _) = len(y), bank.a.shape
     if not count:
         return
     if v is None:
         v = launch_shrink(y, x, bank, rows)
-    slots, parts, rank, _ = bank.a.shape
-    high, tiles, padded, pieces = _sizes(count, bank)
-    block = min(rank & -rank, RANKS // 2)
+    high = TILE_ROWS if count <= MAX_SPLIT_ROWS else MANY_TILE_ROWS
+    tiles = max_tiles(count, slots + (act is not None), high)
+    block = min(rank & -rank, RANKS)
     if act is not None:
         _expand_act(
-            (max_tiles(count, slots + 1, high) * cdiv(bank.parts[0], COLUMNS), 1, 1),
+            (tiles * cdiv(bank.parts[0], COLUMNS), 1, 1),
             (v, rows.order, rows.starts, bank.b, bank.ranks, bank.factor, bank.shift, y, act.out),
             (count,),
             (
-                y.stride(0), bank.parts[0], slots, padded, rank, pieces, act.kind, high, block,
-                COLUMNS, PDL_ENABLED,
+                y.stride(0), bank.parts[0], slots, _padded(slots), rank, len(v), act.kind, high,
+                block, COLUMNS, PDL_ENABLED,
             ),
             warps=4,
             stages=1,
             pdl=PDL_ENABLED,
+            maxnreg=MAX_REGISTERS,
         )  # fmt: skip
         return
     columns = sum(cdiv(size, COLUMNS) for size in bank.parts)
@@ -446,10 +396,11 @@ def launch(
         (v, rows.order, rows.starts, bank.b, bank.ranks, bank.bounds, bank.factor, bank.shift, y),
         (count,),
         (
-            y.stride(0), y.shape[1], slots, padded, parts, rank, pieces,
-            columns, high, block, COLUMNS, PDL_ENABLED,
+            y.stride(0), y.shape[1], slots, _padded(slots), parts, rank, len(v), columns, high,
+            block, COLUMNS, PDL_ENABLED,
         ),
         warps=4,
         stages=1,
         pdl=PDL_ENABLED,
+        maxnreg=MAX_REGISTERS,
     )  # fmt: skip
