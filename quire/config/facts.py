@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from quire.config import recurrent_layers
 from quire.config.conventions import conventions_of, fill_defaults, spare_layers
 from quire.config.drafters import DrafterFacts
 from quire.config.encoder_facts import EncoderFacts as EncoderFacts
@@ -41,7 +42,6 @@ from quire.config.quant.facts import QuantFacts
 from quire.config.quant.held import Header, MatrixFacts
 from quire.config.quant.read import read_quantization
 from quire.config.quant.side_files import with_side_file
-from quire.config.recurrent_layers import attention_numbers, count_mlps, has_attention, state_facts
 from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
@@ -280,7 +280,7 @@ def _model_facts(
     forced: Json,
 ) -> ModelFacts:
     hf = fill_defaults(hf)
-    layers, states = layer_facts(hf), state_facts(hf)
+    layers, states = layer_facts(hf), recurrent_layers.state_facts(hf)
     if not layers and not states:
         raise ConfigError("config.json: it has no attention layers")
     cached = () if is_bidirectional(hf) else layers
@@ -369,7 +369,7 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
         latent = _int(hf, "kv_lora_rank")
         kept = LayerFacts(1, latent + _int(hf, "qk_rope_head_dim"), latent=latent)
         return (kept,) * _int(hf, "num_hidden_layers")
-    if not has_attention(hf):
+    if not recurrent_layers.has_attention(hf):
         return ()
     shapes = head_shapes(hf)
     if hf.get("is_encoder_decoder"):
@@ -377,7 +377,7 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
         return (own, replace(own, cross=True)) * len(shapes)
     windows = conventions_of(hf).window_per_layer(hf, len(shapes))
     layers = tuple(LayerFacts(*shape, window) for shape, window in zip(shapes, windows))
-    layers = tuple(layers[i] for i in attention_numbers(hf, len(layers)))
+    layers = tuple(layers[i] for i in recurrent_layers.attention_numbers(hf, len(layers)))
     layers = layers[len(hf.get(conventions_of(hf).uncached_layers) or ()) :]
     return layers[: len(layers) - int(hf.get("num_kv_shared_layers") or 0)]
 
@@ -455,7 +455,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     width = each * (experts + shared) + gated
     plain = family.mlp_kind == "plain" and "gated" not in str(hf.get("feed_forward_proj"))
     fan = (2 if plain else 3) * hidden
-    count = count_mlps(hf, sum(not layer.cross for layer in layers))
+    count = recurrent_layers.count_mlps(hf, sum(not layer.cross for layer in layers))
     sparse = _sparse_layers(hf, count) if experts else 0
     dense = count if hf.get("enable_moe_block") else count - sparse  # beside experts
     bank = fan * width + (experts + bool(gated)) * hidden
@@ -465,7 +465,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
         inner += _attention_weights(hf, hidden, layers[0])
         matrices += _int(hf, "encoder_layers", "num_layers") * inner
     matrices += sum(_attention_weights(hf, hidden, layer) for layer in layers)
-    matrices += sum(one.weights for one in state_facts(hf))
+    matrices += recurrent_layers.recurrent_weights(hf, _heads(hf))
     if hf.get("num_kv_shared_layers"):
         matrices += _shared_layer_weights(hf, hidden, fan * mlp, len(layers))
         matrices += int(hf["num_kv_shared_layers"]) * bank if experts else 0
@@ -537,8 +537,7 @@ def count_weights_in_headers(
             (tied and name.endswith("lm_head.weight"))
             or (wrapped and is_tower_tensor(name))
             or (not head and name.startswith(OUTPUT_HEADS))
-            or any(layer in name for layer in (*spare, "mtp_layers."))
-            or name.startswith("mtp.")
+            or any(layer in name for layer in (*spare, "mtp_layers.", "mtp."))
         )
 
     loaded = ((name, one) for name, one in headers.items() if is_loaded(name))
@@ -581,7 +580,9 @@ def _mlp(hf: Json) -> int:
         "hidden_dim",
     )
     found = next((hf[key] for key in keys if hf.get(key)), None)
-    return int(found or hf.get("expansion_ratio", 4) * _int(hf, *HIDDEN_KEYS))
+    return recurrent_layers.mlp_width(
+        hf, int(found or hf.get("expansion_ratio", 4) * _int(hf, *HIDDEN_KEYS))
+    )
 
 
 def _dtype(given: object) -> str | None:

@@ -98,6 +98,15 @@ def state_facts(hf: Json) -> tuple[StateFacts, ...]:
     return (_READERS[conventions_of(hf).recurrent](hf),) * count
 
 
+def recurrent_weights(hf: Json, heads: int) -> int:
+    """Return the elements of recurrent layers, and of what gates the attention beside them."""
+    found = sum(one.weights for one in state_facts(hf))
+    if conventions_of(hf).recurrent == "gated_delta_net":
+        gated = layer_kinds(hf).count(ATTENTION)
+        found += gated * _first(hf, "hidden_size") * heads * _first(hf, "head_dim")
+    return found
+
+
 def _mamba(hf: Json) -> StateFacts:
     hidden = _first(hf, "hidden_size", "d_model")
     inner = hf.get("mamba_expand", hf.get("expand"))
@@ -106,7 +115,7 @@ def _mamba(hf: Json) -> StateFacts:
     state, kernel = _first(hf, "state_size", "mamba_d_state"), _kernel(hf)
     rank = hf.get("time_step_rank", hf.get("mamba_dt_rank"))
     rank = rank if isinstance(rank, int) else -(-hidden // 16)
-    weights = 3 * hidden * width + width * (2 * rank + 2 * state)
+    weights = 3 * hidden * width + width * (2 * rank + 3 * state + kernel)
     return StateFacts((width, kernel - 1), (width, state), weights)
 
 
@@ -120,7 +129,7 @@ def _mamba2(hf: Json) -> StateFacts:
     state = _first(hf, "mamba_d_state", "ssm_state_size", "state_size")
     inner, hidden = heads * size, _first(hf, "hidden_size")
     channels = inner + 2 * groups * state
-    weights = hidden * (inner + channels + heads + inner)
+    weights = hidden * (inner + channels + heads + inner) + channels * _kernel(hf)
     return StateFacts((channels, _kernel(hf) - 1), (heads, size, state), weights)
 
 
@@ -130,12 +139,23 @@ def _gated_delta_net(hf: Json) -> StateFacts:
     values = heads * _first(hf, "linear_value_head_dim")
     shape = (heads, _first(hf, "linear_key_head_dim"), _first(hf, "linear_value_head_dim"))
     weights = _first(hf, "hidden_size") * (2 * keys + 3 * values + 2 * heads)
+    weights += (2 * keys + values) * _kernel(hf)
     return StateFacts((2 * keys + values, _kernel(hf) - 1), shape, weights)
 
 
 def _short_conv(hf: Json) -> StateFacts:
-    hidden = _first(hf, "hidden_size")
-    return StateFacts((hidden, _first(hf, "conv_L_cache") - 1), (), 4 * hidden * hidden)
+    hidden, kernel = _first(hf, "hidden_size"), _first(hf, "conv_L_cache")
+    return StateFacts((hidden, kernel - 1), (), hidden * (4 * hidden + kernel))
+
+
+def mlp_width(hf: Json, stated: int) -> int:
+    """Return the width of an MLP: of LFM2 two thirds of the stated one, a factor, and rounded up."""
+    own = hf.get("block_ff_dim") or stated
+    if conventions_of(hf).recurrent != "short_conv" or hf.get("block_auto_adjust_ff_dim") is False:
+        return int(own)
+    factor, multiple = hf.get("block_ffn_dim_multiplier", 1.0), hf.get("block_multiple_of", 256)
+    width = int(2 * own / 3)
+    return -(-(width if factor is None else int(factor * width)) // multiple) * multiple
 
 
 def _kernel(hf: Json) -> int:

@@ -30,7 +30,6 @@ CONVENTIONS = {
     "recurrent_layers": "indices",
     "defaults": {
         "partial_rotary_factor": 0.5,
-        "mamba_n_heads": 128,
         "mamba_n_groups": 1,
         "mamba_d_state": 256,
         "mamba_d_conv": 4,

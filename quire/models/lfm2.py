@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from quire.config.recurrent_layers import RECURRENT
+from quire.config.recurrent_layers import RECURRENT, mlp_width
 from quire.layers import AddRMSNorm, RMSNorm
 from quire.layers.recurrent import ShortConv
 from quire.models import llama
@@ -39,7 +39,7 @@ class Config(llama.Config):
         named = {
             **hf,
             "rms_norm_eps": eps,
-            "intermediate_size": _mlp_width(hf, field_of(hf, "block_ff_dim", int, default=wide)),
+            "intermediate_size": mlp_width(hf, wide),
             "tie_word_embeddings": hf.get("tie_embedding", hf.get("tie_word_embeddings")),
         }
         return cls(
@@ -48,15 +48,6 @@ class Config(llama.Config):
             conv_width=field_of(hf, "conv_L_cache", int),
             conv_bias=field_of(hf, "conv_bias", bool, default=False),
         )
-
-
-def _mlp_width(hf: Hf, width: int) -> int:
-    """Width of the MLP: two thirds of what is stated, a factor, and rounded up."""
-    if not field_of(hf, "block_auto_adjust_ff_dim", bool, default=True):
-        return width
-    factor = field_of(hf, "block_ffn_dim_multiplier", float, default=1.0)
-    multiple = field_of(hf, "block_multiple_of", int, default=256)
-    return -(-int(factor * int(2 * width / 3)) // multiple) * multiple
 
 
 class SelfAttention(llama.SelfAttention):
