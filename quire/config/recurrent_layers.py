@@ -153,7 +153,10 @@ def mlp_width(hf: Json, stated: int) -> int:
     own = hf.get("block_ff_dim") or stated
     if conventions_of(hf).recurrent != "short_conv" or hf.get("block_auto_adjust_ff_dim") is False:
         return int(own)
-    factor, multiple = hf.get("block_ffn_dim_multiplier", 1.0), hf.get("block_multiple_of", 256)
+    factor, multiple = (
+        hf.get("block_ffn_dim_multiplier", 1.0),
+        int(hf.get("block_multiple_of", 256)),
+    )
     width = int(2 * own / 3)
     return -(-(width if factor is None else int(factor * width)) // multiple) * multiple
 
