@@ -4,6 +4,9 @@ its tokens, and each is sampled: so its logits are in the memory plan."""
 MAX_DRAFT_ROWS = 512
 """With more rows than a few hundred each costs time in full, and drafts hardly pay."""
 
+SPARE_DRAFT_ROWS = 256
+"""Up to so many rows drafts may take memory for logits that the sequences alone would not."""
+
 
 def draft_rows(max_seqs: int, max_drafts: int, max_tokens: int) -> int:
     """Return the rows of the largest step with drafts; 0: no step has any.
@@ -12,4 +15,5 @@ def draft_rows(max_seqs: int, max_drafts: int, max_tokens: int) -> int:
     """
     if not max_drafts:
         return 0
-    return min(max_seqs * (1 + max_drafts), MAX_DRAFT_ROWS, max_tokens)
+    most = max(min(max_seqs, MAX_DRAFT_ROWS), SPARE_DRAFT_ROWS)
+    return min(max_seqs * (1 + max_drafts), most, max_tokens)
