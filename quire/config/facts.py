@@ -353,7 +353,7 @@ def _rope_tables(hf: Json, rope: Json) -> int:
         return 1 + any(section != kinds[0] for section in kinds)
     unscaled = conventions_of(hf).windows_unscaled and bool(hf.get("rope_scaling"))
     own = hf.get("rope_local_base_freq") or rope.get("llama_4_scaling_beta")
-    return 2 if unscaled or own else 1
+    return 2 if unscaled or own or hf.get("attn_temperature_tuning") else 1
 
 
 def _experts(hf: Json) -> list[int]:
@@ -459,7 +459,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     sparse = _sparse_layers(hf, count) if experts else 0
     dense = count if hf.get("enable_moe_block") else count - sparse  # beside experts
     bank = fan * width + (experts + bool(gated)) * hidden
-    matrices += dense * fan * mlp + sparse * bank
+    matrices += dense * fan * int(hf.get("intermediate_size_mlp") or mlp) + sparse * bank
     if has_encoder:
         inner = fan * int(hf.get("encoder_ffn_dim") or mlp)
         inner += _attention_weights(hf, hidden, layers[0])
@@ -500,10 +500,10 @@ def _shared_layer_weights(hf: Json, hidden: int, mlp: int, first: int) -> int:
 
 def _sparse_layers(hf: Json, count: int) -> int:
     """How many layers have experts."""
-    first, every = (
-        int(hf.get("first_k_dense_replace") or 0),
-        int(hf.get("decoder_sparse_step") or 1),
-    )
+    if stated := hf.get("moe_layers"):
+        return len(stated)
+    first, step = int(hf.get("first_k_dense_replace") or 0), hf.get("interleave_moe_layer_step")
+    every = int(hf.get("decoder_sparse_step") or step or 1)
     dense = hf.get("mlp_only_layers") or ()
     return sum(i not in dense and (i + 1) % every == 0 for i in range(first, count))
 

@@ -44,8 +44,10 @@ CONVENTIONS = {
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "attention_chunk_size": 8192,
+        "attn_temperature_tuning": True,
         "num_local_experts": 16,
         "num_experts_per_tok": 1,
+        "n_shared_experts": 1,
         "max_position_embeddings": 131_072,
     },
     "nested_defaults": {
