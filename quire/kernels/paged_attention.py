@@ -68,8 +68,8 @@ def _case(
         used = -(-c // block)
         tables[s, :used] = free[at : at + used].int()
         at += used
-        if window is not None and "drafts" not in features:
-            tables[s, : max(0, c - q - window + 1) // block] = -1
+        if window is not None and not {"drafts", "shared"} & {*features.split()}:
+            tables[s, : max(0, c - q - window + 1) // block] = -1  # blocks of this row alone
     qkv = torch.randn(sum(queries), heads + 2, size, device=device).to(dtype)
     cache = torch.randn(pool, 2, kv_heads, block, size, device=device).to(dtype)
     for s, (_, c) in enumerate(rows):  # slots without a token may hold any number
