@@ -39,12 +39,6 @@ INLINE long sums_offset(const LinearArgs& a) {  // bytes of scratch before them:
   return packs_rows(a) ? (block_of(a) * steps_of(a.inputs, a.dtype) + 64) / 16 * 64 : 0;
 }
 
-inline Plan plan(const LinearArgs& a, int threads) {
-  const long steps = steps_of(a.inputs, a.dtype);
-  const long sums = threads * block_of(a) * 4 * PANEL * 4;
-  return {a.rows * steps * a.outputs > 16384, sums_offset(a) + sums};
-}
-
 // Rows [from, from + rows) as [steps][rows] dwords.
 inline void pack_tile(const LinearArgs& a, long from, int rows, uint32_t* out) {
   long steps = steps_of(a.inputs, a.dtype), whole = a.dtype ? a.inputs / 2 : a.inputs;
@@ -141,7 +135,17 @@ void linear_all(const LinearArgs& a, const Team& team) {
   }
 }
 
+#include "amx_linear.h"
+
+inline Plan plan(const LinearArgs& a, int threads) {
+  const long steps = steps_of(a.inputs, a.dtype);
+  const bool parallel = a.rows * steps * a.outputs > 16384;
+  if (a.dtype && has_tiles()) return {parallel, amx_scratch(a, threads)};
+  return {parallel, sums_offset(a) + threads * block_of(a) * 4 * PANEL * 4};
+}
+
 inline void run(const LinearArgs& a, const Team& team) {
+  if (a.dtype && has_tiles()) return amx_linear(a, team);
   a.dtype ? linear_all<bf16>(a, team) : linear_all<float>(a, team);
 }
 

@@ -148,6 +148,7 @@ void quire_large_pages(void* at, long bytes) {
 }
 
 const char* quire_features() {
+  if (has_tiles()) return "avx512-bf16 and amx";
 #if defined(__AVX512BF16__)
   return "avx512-bf16";
 #elif defined(__AVX512F__)
