@@ -33,7 +33,7 @@ _CODEBOOKS = "it generates audio codes, not text"
 REFUSED: dict[str, str] = {
     _RECURRENT: (
         "bailing_hybrid bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax "
-        "nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next "
+        "nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next "
         "qwen4_exp qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2"
     ),
     _CONVOLUTION: "inkling2_text inkling_text lfm2 lfm2_moe lfm3 zaya",
@@ -367,6 +367,8 @@ WRAPPERS: dict[str, str] = {
     "qwen2_5_vl": "qwen2",
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "siglip": "siglip_text_model",
