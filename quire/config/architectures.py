@@ -505,7 +505,8 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
     name, refusal = CLASSES[model_type], refusal_of(model_type)
     if model_type in WRAPPERS:
         half = _row(WRAPPERS[model_type], native)
-        encodes = half.served == "native" and model_type.lower() in PluginRegistry(MEDIA).names()
+        file = re.sub(r"\W", "_", model_type).lower()
+        encodes = half.served == "native" and file in PluginRegistry(MEDIA).names()
         note = "text and media" if encodes else half.note or "as text"
         note += ", from its description" if model_type in HUB_WRAPPERS else ""
         return Architecture(name, model_type, half.served, note)

@@ -201,7 +201,7 @@ class ProcessorFiles:
 class MediaProcessor:
     """Base of the processors. One object serves many requests and threads: it must not change."""
 
-    modalities: ClassVar[tuple[Modality, ...]] = ("image",)
+    modalities: tuple[Modality, ...] = ("image",)
     allowed_kwargs: ClassVar[Mapping[str, KwargRange]] = {}
     """Options of mm_processor_kwargs; others are refused by name."""
     takes_embeds: ClassVar[bool] = False

@@ -18,7 +18,7 @@ KWARGS = {"gemma3": {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 40}}
 """Options of requests."""
 FLAT = {"llava_onevision"}
 """Transformers tiles no image of a nested list that has several."""
-CAUSAL = {"paligemma", "gemma3"}
+CAUSAL = {"paligemma", "gemma3", "gemma4"}
 """Compared without spans in which tokens see each other in both directions."""
 
 
@@ -48,6 +48,7 @@ def both(pair, which):
             found[name] = one.float()
     if pair.hf["model_type"] in CAUSAL:
         found.pop("token_type_ids", None)
+        found.pop("mm_token_type_ids", None)
         found.pop("labels", None)
     return found, images, text
 

@@ -19,8 +19,9 @@ PROMPTS = {
     params=[
         "llava",
         "idefics2",
+        "gemma4_of_31b",
         *tiers.long("internvl", "idefics3", "mistral3", "gemma3", "paligemma"),
-        *tiers.long("llama4", "cohere2_vision", "vipllava"),
+        *tiers.long("llama4", "cohere2_vision", "vipllava", "gemma4"),
     ]
 )
 def pair(request, tmp_path):
