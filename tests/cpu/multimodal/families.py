@@ -191,12 +191,15 @@ def made(name, folder):
 
 
 def set_buffers(model):
-    """Give buffers that checkpoints fill values that have an effect."""
+    """Give values that have an effect to what only checkpoints fill."""
     for name, buffer in model.named_buffers():
         if name.endswith(("put_max", "put_min")):
             buffer.fill_(1.5 if name.endswith("max") else -1.25)
         elif name.endswith(("std_bias", "std_scale")):
             buffer.copy_(torch.randn(buffer.shape) * 0.1 + 0.5)
+    for name, parameter in model.named_parameters():
+        if "rel_pos" in name or name.endswith("pos_embed"):  # zeros, in a new model
+            parameter.data.normal_(std=0.3)
 
 
 def clip_images(side, **more):
@@ -508,6 +511,27 @@ def llava_onevision():
         vision_aspect_ratio="anyres_max_2",
     )  # fmt: skip
     return config, processor
+
+
+@family
+def got_ocr2():
+    """Its windows do not divide the map, and the last layer attends to the whole of it."""
+    from transformers import AutoConfig, GotOcr2Processor
+
+    vision = {
+        "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "mlp_dim": 48,
+        "image_size": 112, "patch_size": 16, "window_size": 3, "global_attn_indexes": [2],
+        "output_channels": 8,
+    }  # fmt: skip
+    config = AutoConfig.for_model(
+        "got_ocr2", text_config=TEXT | {"model_type": "qwen2"}, vision_config=vision,
+        image_token_index=150, tie_word_embeddings=False,
+    )  # fmt: skip
+    tokens = {"<imgpad>": 150, "<img>": 151, "</img>": 152}
+    images = tiled_images(112)
+    images.crop_to_patches = False
+    GotOcr2Processor.num_image_tokens = 4
+    return config, GotOcr2Processor(images, tokenizer_of(tokens))
 
 
 def with_pil(kind):
