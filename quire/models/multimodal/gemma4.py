@@ -234,7 +234,9 @@ class Encoder(MediaEncoder):
             found += ("image", "video")
         if audio is not None:
             self.audio = LocalConformer(audio)
-            self.audio_rows = UnitNormProjector(self.audio.outputs, self.width, self.audio.config.eps)
+            self.audio_rows = UnitNormProjector(
+                self.audio.outputs, self.width, self.audio.config.eps
+            )
             found.append("audio")
         self.modalities = tuple(found)
         self.bidirectional = hf["text_config"].get("use_bidirectional_attention") == "vision"

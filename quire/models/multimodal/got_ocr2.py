@@ -5,8 +5,8 @@ columns, which depend on the query.
 
 Source: model_type "got_ocr2", https://huggingface.co/stepfun-ai/GOT-OCR-2.0-hf; transformers
         modeling_got_ocr2.py
-Axes:   N tiles or windows, R rows and C columns of patches, T = R * C, E width of the tower, H heads,
-        D head size
+Axes:   N tiles or windows, R rows and C columns of patches, T = R * C, E width of the tower,
+        H heads, D head size
 """
 
 from __future__ import annotations
