@@ -79,6 +79,7 @@ class AttentionLayer(Protocol):
     softcap: float | None
     sinks: Tensor | None
     alibi: Tensor | None
+    spans: bool  # whether those of a step count
     k_scale: float
     v_scale: float
     head_scales: Tensor | None  # [2, K] float32 of a cache of 8 bits, in place of both

@@ -70,7 +70,7 @@ class PagedAttentionStep:
             self.counters,
             layer.position_bias,
             self._scales(layer),
-            metadata.spans,
+            metadata.spans if layer.spans else None,
             metadata.shared,
             metadata.drafts,
         )

@@ -29,11 +29,12 @@ _BIDIRECTIONAL = "it is an encoder: a token attends to the tokens after it"
 _INDEXER = "sparse attention has an index of its own, with keys that the KV cache has no place for"
 _ENCODER_DECODER = "it is an encoder-decoder, and the class of transformers serves decoders only"
 _CODEBOOKS = "it generates audio codes, not text"
+_HUB_CODE = "its code is in its repository alone, and too little is published to build it without"
 
 REFUSED: dict[str, str] = {
     _RECURRENT: (
         "bailing_hybrid bamba falcon_h1 falcon_mamba jamba kimi_linear mamba mamba2 minimax "
-        "nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next "
+        "nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next "
         "qwen4_exp qwen4_exp_text recurrent_gemma rwkv xlstm zamba zamba2"
     ),
     _CONVOLUTION: "inkling2_text inkling_text lfm2 lfm2_moe lfm3 zaya",
@@ -51,6 +52,7 @@ REFUSED: dict[str, str] = {
         "t5gemma t5gemma2 umt5"
     ),
     _CODEBOOKS: "musicgen musicgen_melody",
+    _HUB_CODE: "molmo",
     "attention is over compressed blocks of earlier tokens": "deepseek_v4",
     "attention adds a learned term for each key, which the attention kernels do not take": "doge",
     "it reads patches of bytes, whose number depends on their content": "blt",
@@ -87,7 +89,9 @@ CLASSES: dict[str, str] = {
     "bitnet": "BitNetForCausalLM",
     "blenderbot": "BlenderbotForConditionalGeneration",
     "blenderbot-small": "BlenderbotSmallForConditionalGeneration",
+    "blip": "BlipForConditionalGeneration",
     "blip-2": "Blip2ForConditionalGeneration",
+    "blip_text_model": "BlipTextLMHeadModel",
     "bloom": "BloomForCausalLM",
     "blt": "BltForCausalLM",
     "camembert": "CamembertModel",
@@ -235,6 +239,7 @@ CLASSES: dict[str, str] = {
     "moshi": "MoshiForCausalLM",
     "moss_transcribe_diarize": "MossTranscribeDiarizeForConditionalGeneration",
     "mpnet": "MPNetModel",
+    "molmo": "MolmoForCausalLM",
     "mpt": "MptForCausalLM",
     "mt5": "MT5ForConditionalGeneration",
     "musicgen": "MusicgenForCausalLM",
@@ -333,6 +338,7 @@ WRAPPERS: dict[str, str] = {
     "cohere2_vision": "cohere2",
     "deepseek_vl": "llama",
     "deepseek_vl_v2": "deepseek_v2",
+    "blip": "blip_text_model",
     "blip-2": "opt",
     "clip": "clip_text_model",
     "emu3": "emu3_text_model",
@@ -367,6 +373,8 @@ WRAPPERS: dict[str, str] = {
     "qwen2_5_vl": "qwen2",
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "siglip": "siglip_text_model",
@@ -503,7 +511,8 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
     name, refusal = CLASSES[model_type], refusal_of(model_type)
     if model_type in WRAPPERS:
         half = _row(WRAPPERS[model_type], native)
-        encodes = half.served == "native" and model_type.lower() in PluginRegistry(MEDIA).names()
+        file = re.sub(r"\W", "_", model_type).lower()
+        encodes = half.served == "native" and file in PluginRegistry(MEDIA).names()
         note = "text and media" if encodes else half.note or "as text"
         note += ", from its description" if model_type in HUB_WRAPPERS else ""
         return Architecture(name, model_type, half.served, note)

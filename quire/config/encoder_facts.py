@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config.conventions import conventions_of
 from quire.errors import ConfigError
 
 
@@ -54,6 +55,26 @@ def _alignment_heads(found: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
                 f"alignment_heads has {one!r:.40}; the decoder has {layers} layers of {heads} heads"
             )
     return tuple((int(layer), int(head)) for layer, head in given)
+
+
+def longest_image(hf: Mapping[str, Any]) -> int | None:
+    """Return the positions of an image that an encoder reads alone; None: it reads tokens."""
+    if conventions_of(hf).source != "image":
+        return None
+    return image_positions((hf.get("wrapper_config") or {}).get("vision_config") or {})
+
+
+def image_positions(vision: Mapping[str, Any]) -> int:
+    """Return the positions of a vision tower's output: its patches and a class token."""
+    side, patch = (
+        vision.get(name, usual) for name, usual in (("image_size", 384), ("patch_size", 16))
+    )
+    if not isinstance(side, int) or not isinstance(patch, int) or not 0 < patch <= side:
+        raise ConfigError(
+            f"config.json: image_size of the vision tower is {side!r:.40} and patch_size "
+            f"{patch!r:.40}; both must be positive integers, the image larger"
+        )
+    return (side // patch) ** 2 + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

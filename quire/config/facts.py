@@ -17,7 +17,7 @@ from quire.config import recurrent_layers
 from quire.config.conventions import conventions_of, fill_defaults, spare_layers
 from quire.config.drafters import DrafterFacts
 from quire.config.encoder_facts import EncoderFacts as EncoderFacts
-from quire.config.encoder_facts import SpeechFacts
+from quire.config.encoder_facts import SpeechFacts, longest_image
 from quire.config.json_file import (
     MAX_CONFIG_BYTES,
     check_sizes,
@@ -311,8 +311,7 @@ def _model_facts(
 
 
 def _encoder(hf: Json, forced: Json) -> EncoderFacts:
-    """Fields of the generation config go before those of config.json, where older models have
-    them."""
+    """Fields of the generation config, which older models have in config.json, win."""
     found = {**hf, **{key: value for key, value in forced.items() if value is not None}}
     start = _ids(found.get("decoder_start_token_id"), found.get("bos_token_id"))
     if not start:
@@ -321,9 +320,10 @@ def _encoder(hf: Json, forced: Json) -> EncoderFacts:
             'it with hf_overrides={"decoder_start_token_id": ...}'
         )
     speech = SpeechFacts.from_hf(found) if conventions_of(hf).source == "audio" else None
+    longest = longest_image(hf) or context_length(hf) or DEFAULT_ENCODER_LEN
     words = [word for word in found.get("bad_words_ids") or () if len(word) == 1]
     return EncoderFacts(
-        max_len=speech.positions if speech else context_length(hf) or DEFAULT_ENCODER_LEN,
+        max_len=speech.positions if speech else longest,
         speech=speech,
         start_id=start[0],
         forced_first=next(iter(_ids(found.get("forced_bos_token_id"))), None),

@@ -51,8 +51,11 @@ _OUTER_FIELDS = (
     *("sbert_ce_default_activation_function", "classifier_from_token", "method"),
     *("matryoshka_dimensions", "is_matryoshka", "task_instructions", "projection_dim"),
 )
-_ABOUT_MEDIA = {"paligemma": ("use_bidirectional_attention",)}
-"""Wrapper -> fields of its text half that are about prompts with media only."""
+_NOT_OF_TEXT = {
+    "blip": ("is_encoder_decoder", "eos_token_id"),
+    "paligemma": ("use_bidirectional_attention",),
+}
+"""Wrapper -> fields of its text half that are about prompts with media only, or without effect."""
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 _CLASS_SUFFIX = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 _BIDIRECTIONAL = re.compile(
@@ -112,7 +115,7 @@ def hoist_text(hf: Json) -> dict[str, Any]:
     if key is None:
         return {**hf, **_as_flat_wrapper(hf)}
     inner = hoist_text(hf[key])
-    for name in _ABOUT_MEDIA.get(outer_type, ()) if isinstance(outer_type, str) else ():
+    for name in _NOT_OF_TEXT.get(outer_type, ()) if isinstance(outer_type, str) else ():
         inner.pop(name, None)
     wins = [name for name in _OUTER_FIELDS if hf.get(name) is not None]
     if any(hf.get(name) is not None for name in _DTYPE_FIELDS):

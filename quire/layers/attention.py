@@ -36,17 +36,20 @@ class Attention(nn.Module):
         sinks: Tensor | None = None,
         alibi: Sequence[float] | None = None,
         relative: RelativeBias | None = None,
+        spans: bool = True,
     ) -> None:
         """alibi: what is subtracted from a score per position of distance, for each head.
 
         relative: the bias of scores by distance, which layers may share.
+
+        spans: whether tokens of an image may see each other in both directions.
         """
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.total_kv_heads, self.kv_shard = kv_heads, range(kv_heads)
         self.scale = head_dim**-0.5 if scale is None else scale
         self.window = window  # a position sees this many last ones, itself included
-        self.softcap = softcap
+        self.softcap, self.spans = softcap, spans
         self.sinks = sinks  # [H] logits that join the softmax and have no value
         self.slopes = alibi
         self.alibi: Tensor | None = None  # [H] of this rank's heads, from `place_constants` on
@@ -101,6 +104,7 @@ class SharedAttention(nn.Module):
     k_scale = property(lambda self: self._source[0].k_scale)
     v_scale = property(lambda self: self._source[0].v_scale)
     head_scales = property(lambda self: self._source[0].head_scales)
+    spans = property(lambda self: self._source[0].spans)
     group = property(lambda self: self._source[0].group)
     place = property(lambda self: self._source[0].place)
 

@@ -201,7 +201,7 @@ class ProcessorFiles:
 class MediaProcessor:
     """Base of the processors. One object serves many requests and threads: it must not change."""
 
-    modalities: ClassVar[tuple[Modality, ...]] = ("image",)
+    modalities: tuple[Modality, ...] = ("image",)
     allowed_kwargs: ClassVar[Mapping[str, KwargRange]] = {}
     """Options of mm_processor_kwargs; others are refused by name."""
     takes_embeds: ClassVar[bool] = False
@@ -210,6 +210,8 @@ class MediaProcessor:
     """Whether all tokens of a prompt with an item attend to each other in both directions."""
     is_whole_prompt: ClassVar[bool] = False
     """Whether an item is a prompt by itself, without text and without other items."""
+    decoder_has_text: ClassVar[bool] = False
+    """Whether an encoder reads one item alone, and the text of a prompt is the decoder's."""
     most_items: ClassVar[int | None] = None
     """Items that a prompt may have; None: any number."""
     writes_special_tokens: ClassVar[bool] = False

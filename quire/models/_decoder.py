@@ -108,6 +108,7 @@ class Decoder(nn.Module):
     label_rows: LabelRows | None = None
     score_name = ""  # of the module that classifies
     is_last_stage = True
+    span_window: int | None = None  # tokens of an image see each other within it alone
     weights: Weights
     layer_class: ClassVar[Any]
     """Called with (config, layer number)."""

@@ -153,11 +153,11 @@ class ClassificationHead(nn.Module):
 class LMTransform(nn.Module):
     """What masked language models compute before the output head: [R, E] -> [R, W]."""
 
-    def __init__(self, c: EncoderConfig, act: str) -> None:
+    def __init__(self, inputs: int, outputs: int, act: str, eps: float) -> None:
         super().__init__()
-        self.dense = Linear(c.hidden, c.word_size, bias=True)
+        self.dense = Linear(inputs, outputs, bias=True)
         self.act = Activation(act)
-        self.norm = LayerNorm(c.word_size, c.norm_eps)
+        self.norm = LayerNorm(outputs, eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.act(self.dense(x)))
@@ -189,7 +189,7 @@ class Encoder(Decoder):
         self.project_in = Linear(c.word_size, c.hidden, bias=True) if projected else None
         self.layers = self.build_layers(c)
         if c.head == "lm":
-            self.lm_transform = LMTransform(c, self.lm_act or c.act)
+            self.lm_transform = LMTransform(c.hidden, c.word_size, self.lm_act or c.act, c.norm_eps)
             self.lm_head = LMHead(c.vocab, c.word_size)
             self.lm_bias = LogitsBias(self.lm_head)
         elif c.head != "none":

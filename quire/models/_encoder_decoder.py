@@ -54,6 +54,7 @@ class EncoderDecoderConfig(ModelConfig):
     encoder_layers: int
     encoder_heads: int
     encoder_mlp: int
+    source_hidden: int | None = None  # of the encoder's output; None: as of the decoder
 
     def attention_layers(self) -> tuple[LayerFacts, ...]:
         """Each decoder layer has self-attention and cross attention."""
@@ -120,7 +121,8 @@ class SourceAttention(nn.Module):
     def __init__(self, c: EncoderDecoderConfig) -> None:
         super().__init__()
         self.q_proj = QueryLinear(c.hidden, c.heads, c.head_dim, bias=True)
-        self.kv_proj = KVLinear(c.hidden, c.kv_heads, c.head_dim, bias=True)
+        inputs = c.hidden if c.source_hidden is None else c.source_hidden
+        self.kv_proj = KVLinear(inputs, c.kv_heads, c.head_dim, bias=True)
         self.out_proj = RowLinear(c.heads * c.head_dim, c.hidden, bias=True)
         self.attn = CrossAttention(c.heads, c.kv_heads, c.head_dim)
 

@@ -214,7 +214,10 @@ class SelfAttention(nn.Module):
         self.attn: Attention | SharedAttention | None = None  # shared: from Model.__init__ on
         if own:
             self.k_norm, self.v_norm = RMSNorm(size, c.norm_eps), UnitRMSNorm(size, c.norm_eps)
-            self.attn = Attention(c.heads, kv_heads, size, scale=1.0, window=c.window(layer))
+            window = c.window(layer)
+            self.attn = Attention(
+                c.heads, kv_heads, size, scale=1.0, window=window, spans=window is not None
+            )
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         q, k, v = self.qkv_proj(x)  # [T, H, D] [T, K, D] [T, K, D]
@@ -326,6 +329,7 @@ class Model(Decoder):
     def __init__(self, c: Config) -> None:
         super().__init__(c)
         self.hidden, self.depth, self.input_size = c.hidden, c.layers, c.input_size
+        self.span_window = next(filter(None, c.windows), None)
         unused: list[str] = []
         attentions = [cast(Layer, layer).self_attn for layer in self.layers]
         for i, attention in enumerate(attentions):

@@ -18,6 +18,7 @@ CONVENTIONS = {
     "recurrent": "gated_delta_net",
     "recurrent_layers": "interval",
     "defaults": {
+        "mrope_interleaved": True,
         "head_dim": 256,
         "partial_rotary_factor": 0.25,
         "linear_conv_kernel_dim": 4,

@@ -29,7 +29,7 @@ from quire.media.expand import PlacedMedia
 from quire.text import fill_in_middle, prompt_embeds, prompts
 from quire.text.bad_words import BadWordTokens
 from quire.text.encoder_format import EncoderFormat
-from quire.text.media_prompt import MediaInputs, MediaReader, check_no_truncation
+from quire.text.media_prompt import MediaInputs, MediaReader, check_no_truncation, item_alone
 from quire.text.prediction import predicted_tokens, speculates
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds
 from quire.text.prompts import ParsedPrompt, Prompt
@@ -169,6 +169,9 @@ class InputProcessor:
         elif self._encoder is not None:
             takes_media = self.media is not None
             read, decoder = prompts.parse_encoder_prompt(prompt, takes_media=takes_media)
+            if self.media is not None and self.media.pipeline.processor.decoder_has_text:
+                read, decoder, media = item_alone(read, decoder, media)
+                how = replace(how, add_special_tokens=False)
             source, recording = self._source(read, how, media, cache_salt)
             source_text = read.text
             _check_source_length(len(source), self._encoder.max_len)

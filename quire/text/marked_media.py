@@ -118,9 +118,11 @@ class MarkedTexts:
             number = numbers[one.modality] = numbers.get(one.modality, 0) + 1
             expansion = pipeline.processor.expand(one.media, number)
             items.append(replace(one, index=number, expansion=expansion))
-            return pipeline.processor.placeholder(one.modality, number)
+            form = pipeline.processor.placeholder(one.modality, number)
+            return f"{form}{match[2]}" if form else ""  # the line break is of the placeholder
 
-        text, literals = self._guard.restore(self._mark.sub(place, text))
+        marks = re.compile(rf"{self._mark.pattern}(\n?)")
+        text, literals = self._guard.restore(marks.sub(place, text))
         if not items and not literals:
             return text, None
         return text, MediaInputs(items, literals, is_rendered)

@@ -21,7 +21,7 @@ from quire.media.items import MediaSource
 from quire.media.objects import read_media_data
 from quire.media.pipeline import MediaPipeline
 from quire.media.processor import MediaProcessor, Modality
-from quire.text.prompts import PromptMedia
+from quire.text.prompts import ParsedPrompt, PromptMedia
 from quire.text.tokenizing.tokenizer import Tokenizer
 
 Span = tuple[int, int]
@@ -364,6 +364,24 @@ def _find_placeholders(
         if at >= 0:
             ends[form] = at + len(form)
             yield at, at + len(form), place
+
+
+def item_alone(
+    read: ParsedPrompt, decoder: ParsedPrompt | None, media: MediaInputs | None
+) -> tuple[ParsedPrompt, ParsedPrompt, MediaInputs | None]:
+    """Return the halves of a prompt whose encoder reads an item alone: the text is the decoder's.
+
+    Raises RequestError for a prompt without an item.
+    """
+    if read.media is None and media is None:
+        raise RequestError(
+            "this model continues a text about an image: the prompt has none; send "
+            '{"prompt": ..., "multi_modal_data": {"image": ...}}',
+            param="prompt",
+        )
+    text = replace(read, media=None) if decoder is None else decoder
+    inputs = None if media is None else replace(media, literals=())
+    return replace(read, text="", ids=None), text, inputs
 
 
 def check_no_truncation(length: int, most: int | None) -> None:

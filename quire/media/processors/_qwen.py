@@ -94,7 +94,7 @@ def smart_resize(
 class QwenProcessor(MediaProcessor):
     """Base of the families."""
 
-    modalities: ClassVar[tuple[Modality, ...]] = ("image", "video")
+    modalities: tuple[Modality, ...] = ("image", "video")
     takes_embeds: ClassVar[bool] = True
     tokens: ClassVar[dict[Modality, str]] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
     """The token of each cell, which is also the placeholder's."""

@@ -39,7 +39,7 @@ TILES = CLIP | {
 
 
 class Processor(ImageProcessor):
-    modalities: ClassVar[tuple[Modality, ...]] = ("image", "video")
+    modalities: tuple[Modality, ...] = ("image", "video")
     defaults = TILES
     allowed_kwargs: ClassVar = {
         "crop_to_patches": KwargRange(bool),

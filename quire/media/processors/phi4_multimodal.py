@@ -37,7 +37,7 @@ MAX_SECONDS = 600
 
 
 class Processor(ImageProcessor):
-    modalities: ClassVar[tuple[Modality, ...]] = ("image", "audio")
+    modalities: tuple[Modality, ...] = ("image", "audio")
     defaults = SIGLIP | {"size": {"height": 448, "width": 448}, "dynamic_hd": MOST_TILES}
     allowed_kwargs: ClassVar = {"dynamic_hd": KwargRange(int, 1, MOST_TILES)}
 

@@ -32,7 +32,7 @@ AUDIO_TOKEN = "<|AUDIO|>"
 
 
 class Processor(qwen2_5_vl.Processor):
-    modalities: ClassVar[tuple[Modality, ...]] = ("image", "video", "audio")
+    modalities: tuple[Modality, ...] = ("image", "video", "audio")
     tokens: ClassVar[dict[Modality, str]] = {
         "image": "<|IMAGE|>",
         "video": "<|VIDEO|>",

@@ -17,6 +17,8 @@ _SETTINGS = {"patch_size": 16, "image_mean": HALF, "image_std": HALF}
 
 
 class Processor(TimedVideoProcessor):
+    default_levels: ClassVar[tuple[int, ...]] = (8, 16, 24)
+    """Layers of the tower whose states are rows too, if config.json does not say."""
     defaults: ClassVar[dict[Modality, Settings]] = {
         "image": _SETTINGS | {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}},
         "video": _SETTINGS
@@ -26,7 +28,7 @@ class Processor(TimedVideoProcessor):
     @property
     def row_width(self) -> int:
         levels = (self.files.config.get("vision_config") or {}).get("deepstack_visual_indexes")
-        return super().row_width * (1 + len((8, 16, 24) if levels is None else levels))
+        return super().row_width * (1 + len(self.default_levels if levels is None else levels))
 
     def capped(
         self, settings: Settings, bounds: PixelBounds, frames: int, factor: int

@@ -7,7 +7,7 @@ Frame from 00:01:<fake_token_around_image><global-img>...<fake_token_around_imag
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +36,7 @@ WORDS = (
 
 
 class Processor(idefics3.Processor):
-    modalities: ClassVar[tuple[Modality, ...]] = ("image", "video")
+    modalities: tuple[Modality, ...] = ("image", "video")
     text_placeholders = True  # that of a video is no token
 
     def placeholder(self, modality: str, index: int) -> str:

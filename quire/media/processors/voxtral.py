@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from quire.errors import RequestError
@@ -25,7 +23,7 @@ MAX_PIECES = 20
 
 
 class Processor(WhisperFeatures):
-    modalities: ClassVar[tuple[Modality, ...]] = ("audio",)
+    modalities: tuple[Modality, ...] = ("audio",)
 
     def __init__(self, files: ProcessorFiles) -> None:
         audio = files.config.get("audio_config") or {}

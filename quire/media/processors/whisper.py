@@ -5,8 +5,6 @@ It reads the whole of them, so the recording has no place in the decoder's promp
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from quire.media.audio_ops import split_at_quiet
 from quire.media.image_ops import to_tensor
 from quire.media.processor import (
@@ -22,7 +20,7 @@ from quire.media.processors._whisper import WhisperFeatures
 
 
 class Processor(WhisperFeatures):
-    modalities: ClassVar[tuple[Modality, ...]] = ("audio",)
+    modalities: tuple[Modality, ...] = ("audio",)
 
     def __init__(self, files: ProcessorFiles) -> None:
         self._positions = int(files.config["max_source_positions"])

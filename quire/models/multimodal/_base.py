@@ -41,12 +41,12 @@ class MediaEncoder(nn.Module):
     """The names of the tensors of towers and projectors in checkpoints."""
     width: int
     """Numbers of a row: E, times 1 + the levels of DeepStack; of results, those of a result."""
-    modalities: ClassVar[tuple[str, ...]]
+    modalities: tuple[str, ...]
     makes_results: ClassVar[bool] = False
     """Whether rows are results of the model, in place of embeddings of tokens."""
     patches_per_row = 4
     """Patches that a row is made of, at most; most families merge four."""
-    bidirectional: ClassVar[bool] = False
+    bidirectional: bool = False
     """Whether tokens of an item attend to each other in both directions."""
 
     graphs: ReplaysEncoder | None = None

@@ -12,7 +12,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -209,7 +209,7 @@ class VisionTower(MediaEncoder):
     "cells" uint8 [rows, columns], whose shape is that of the grid of cells to resize to.
     """
 
-    modalities: ClassVar[tuple[str, ...]] = ("image", "video")
+    modalities: tuple[str, ...] = ("image", "video")
     blocks: nn.ModuleList
 
     def __init__(self, c: TowerConfig, *, patch_bias: bool = False) -> None:

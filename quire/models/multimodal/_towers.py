@@ -163,7 +163,7 @@ class ImageEncoder(MediaEncoder):
     and others of the family. Subclasses set `tower` and project its states.
     """
 
-    modalities: ClassVar[tuple[str, ...]] = ("image",)
+    modalities: tuple[str, ...] = ("image",)
     has_graphs: ClassVar[bool] = False
     """Whether project() copies nothing from the host, so that a graph can have it."""
     tower: Vit

@@ -8,7 +8,6 @@ Axes:   N images, R rows and C columns of the map, E numbers at each place
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +46,7 @@ class Projector(nn.Module):
 
 
 class Encoder(MediaEncoder):
-    modalities: ClassVar[tuple[str, ...]] = ("image",)
+    modalities: tuple[str, ...] = ("image",)
     patches_per_row = 64  # the first map has as many places for one of the last
 
     def __init__(self, hf: Hf) -> None:

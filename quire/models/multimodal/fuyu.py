@@ -6,7 +6,6 @@ Source: model_type "fuyu", https://huggingface.co/adept/fuyu-8b; transformers mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ LARGEST = (1080, 1920)
 
 
 class Encoder(MediaEncoder):
-    modalities: ClassVar[tuple[str, ...]] = ("image",)
+    modalities: tuple[str, ...] = ("image",)
     patches_per_row = 1
 
     def __init__(self, hf: Hf) -> None:

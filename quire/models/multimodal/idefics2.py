@@ -10,7 +10,7 @@ Axes:   P patches of all images, N images, Q latents of one, H heads, K KV heads
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +148,7 @@ def perceiver_names(layers: int) -> dict[str, str]:
 
 
 class Encoder(MediaEncoder):
-    modalities: ClassVar[tuple[str, ...]] = ("image",)
+    modalities: tuple[str, ...] = ("image",)
 
     def __init__(self, hf: Hf) -> None:
         super().__init__()

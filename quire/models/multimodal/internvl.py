@@ -23,7 +23,7 @@ MAX_FRAMES = 32
 
 
 class Encoder(TileEncoder):
-    modalities: ClassVar[tuple[str, ...]] = ("image", "video")
+    modalities: tuple[str, ...] = ("image", "video")
     hub: ClassVar[bool] = False  # names are those of checkpoints with code of their own
 
     def __init__(self, hf: Hf) -> None:

@@ -8,7 +8,7 @@ Axes:   N tiles, P patches of one, T = N * (P + 1) tokens: of each tile a class 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class JoinedStatesMLP(nn.Module):
 
 
 class Encoder(MediaEncoder):
-    modalities: ClassVar[tuple[str, ...]] = ("image",)
+    modalities: tuple[str, ...] = ("image",)
     weights = Weights(
         strip=("model.",),
         paths={

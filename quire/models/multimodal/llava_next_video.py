@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ POOLS: dict[str, Callable[..., Tensor]] = {"average": avg_pool2d, "max": max_poo
 
 
 class Encoder(llava_next.Encoder):
-    modalities: ClassVar[tuple[str, ...]] = ("image", "video")
+    modalities: tuple[str, ...] = ("image", "video")
 
     def __init__(self, hf: Hf) -> None:
         super().__init__(hf)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,7 +20,7 @@ AT = "embed_tokens_extend"
 
 
 class Encoder(MediaEncoder):
-    modalities: ClassVar[tuple[str, ...]] = ("image", "audio")
+    modalities: tuple[str, ...] = ("image", "audio")
 
     def __init__(self, hf: Hf) -> None:
         super().__init__()

@@ -9,7 +9,6 @@ Source: model_type "qwen2_5_omni", https://huggingface.co/Qwen/Qwen2.5-Omni-7B; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -23,7 +22,7 @@ from quire.models.multimodal.qwen2_audio import AUDIO
 
 
 class Encoder(MediaEncoder):
-    modalities: ClassVar[tuple[str, ...]] = ("image", "video", "audio")
+    modalities: tuple[str, ...] = ("image", "video", "audio")
     weights = Weights(
         strip=("thinker.model.", "thinker.", "model."),
         paths={f"visual.{theirs}": f"vision.{ours}" for theirs, ours in MERGER_2_PATHS.items()}

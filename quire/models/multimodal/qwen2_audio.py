@@ -8,7 +8,6 @@ Axes:   M mel bins, L frames of a recording, n positions (L / 2), E hidden size 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ AUDIO = {
 
 
 class Encoder(MediaEncoder):
-    modalities: ClassVar[tuple[str, ...]] = ("audio",)
+    modalities: tuple[str, ...] = ("audio",)
 
     def __init__(self, hf: Hf) -> None:
         super().__init__()

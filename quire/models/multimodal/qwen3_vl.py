@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from quire.models.multimodal._qwen_vision import (
 
 
 class Encoder(VisionTower):
+    default_levels: ClassVar[tuple[int, ...]] = (8, 16, 24)
     weights = Weights(
         strip=("model.visual.", "visual."),
         paths={"patch_embed.proj": "patch_embed", "deepstack_merger_list": "deepstack"},
@@ -65,7 +67,7 @@ class Encoder(VisionTower):
         )
         vision = field_of(hf, "vision_config", dict)
         side = isqrt(field_of(vision, "num_position_embeddings", int, default=2304))
-        levels = field_of(vision, "deepstack_visual_indexes", list, default=[8, 16, 24])
+        levels = field_of(vision, "deepstack_visual_indexes", list, default=[*cls.default_levels])
         return cls(c, side, levels)
 
     def arrays(self, grids: Sequence[Grid]) -> dict[str, np.ndarray]:

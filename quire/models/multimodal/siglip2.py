@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +34,7 @@ NAMES = {
 
 
 class Encoder(MediaEncoder):
-    modalities: ClassVar[tuple[str, ...]] = ("image",)
+    modalities: tuple[str, ...] = ("image",)
     makes_results = True
     patches_per_row = MAX_PATCHES
 

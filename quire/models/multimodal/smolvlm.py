@@ -6,8 +6,6 @@ transformers modeling_smolvlm.py
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from quire.models.multimodal import idefics3
 
 MAX_FRAMES = 64
@@ -15,7 +13,7 @@ MAX_FRAMES = 64
 
 
 class Encoder(idefics3.Encoder):
-    modalities: ClassVar[tuple[str, ...]] = ("image", "video")
+    modalities: tuple[str, ...] = ("image", "video")
 
     def max_rows(self, modality: str) -> int:
         if modality != "video":

@@ -8,7 +8,6 @@ Axes:   C pieces of 30 s, M mel bins, E hidden size of the text model
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -41,7 +40,7 @@ MAX_PIECES = 20
 
 
 class Encoder(MediaEncoder):
-    modalities: ClassVar[tuple[str, ...]] = ("audio",)
+    modalities: tuple[str, ...] = ("audio",)
 
     def __init__(self, hf: Hf) -> None:
         super().__init__()

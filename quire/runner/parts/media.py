@@ -9,6 +9,7 @@ from typing import cast
 
 import msgspec
 import numpy as np
+from torch import Tensor
 
 from quire.attention.base import SpanAttentionStep
 from quire.core.media.item_rows import rows_between, undivided_runs
@@ -99,8 +100,11 @@ class MediaPart(StepPart, frozen=True, array_like=True):
             return step
         spans = np.frombuffer(self.spans, np.int32).reshape(-1, 2).copy()
         attention = cast(SpanAttentionStep, step.attention)
-        spans_on_device = to_device(spans, step.token_ids.device)
-        return replace(step, attention=attention.with_spans(spans_on_device))
+        on_device = to_device(spans, step.token_ids.device)
+        if window := getattr(model, "span_window", None):
+            first = cast(Tensor, step.positions) - (window - 1)
+            on_device[:, 0] = on_device[:, 0].maximum(first).minimum(on_device[:, 1])
+        return replace(step, attention=attention.with_spans(on_device))
 
 
 PART = MediaPart

@@ -155,7 +155,8 @@ def _normalize_content(
     if content_format == "string" or role == "tool":
         if media is None or not media.interleaves:
             parts.sort(key=lambda one: isinstance(one, str))
-        return "\n".join(one if isinstance(one, str) else one.text for one in parts)
+        shown = [one for one in parts if isinstance(one, str) or one.text]
+        return "\n".join(one if isinstance(one, str) else one.text for one in shown)
     return [
         {"type": "text", "text": one} if isinstance(one, str) else {"type": one.modality}
         for one in parts

@@ -153,9 +153,12 @@ class Pair:
         """Logits of a prompt in whose runs the rows replace the embeddings."""
         model, config = self.ours
         embeds = model.embed_tokens(torch.tensor(ids, dtype=torch.int32)).clone()
+        ids = list(ids)
         for own, places in zip(rows, runs, strict=True):
             at = torch.cat([torch.arange(start, start + count) for start, count in places])
             embeds[at] = own
+            for place in at.tolist():
+                ids[place] = 0  # as engines have it
         stepper = Stepper(Embedded(model, embeds), config, max_tokens=len(ids) + 16)
         return stepper.logits(ids)
 
@@ -180,10 +183,23 @@ def made(name, folder):
     kind = AutoModelForCausalLM if config.model_type in FLAT else AutoModelForMultimodalLM
     model = kind.from_config(config, attn_implementation="eager").eval()
     scale_weights(model, 0.3 if "gemma" in name else 2.0)
+    set_buffers(model)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     model.save_pretrained(folder)
     return Pair(model, processor, folder)
+
+
+def set_buffers(model):
+    """Give values that have an effect to what only checkpoints fill."""
+    for name, buffer in model.named_buffers():
+        if name.endswith(("put_max", "put_min")):
+            buffer.fill_(1.5 if name.endswith("max") else -1.25)
+        elif name.endswith(("std_bias", "std_scale")):
+            buffer.copy_(torch.randn(buffer.shape) * 0.1 + 0.5)
+    for name, parameter in model.named_parameters():
+        if "rel_pos" in name or name.endswith("pos_embed"):  # zeros, in a new model
+            parameter.data.normal_(std=0.3)
 
 
 def clip_images(side, **more):
@@ -316,6 +332,61 @@ def gemma3():
     return config, Gemma3Processor(images, made, image_seq_length=4)
 
 
+GEMMA4 = {"boi_token_id": 151, "eoi_token_id": 152, "image_token_id": 150, "video_token_id": 153,
+          "boa_token_id": 154, "eoa_token_index": 155, "audio_token_id": 156}  # fmt: skip
+GEMMA4_AUDIO = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "output_proj_dims": 40,
+    "subsampling_conv_channels": [128, 4],
+}  # fmt: skip
+
+
+@family
+def gemma4(**more):
+    """With audio, clipped matrices, inputs of each layer and shared caches, as the small ones."""
+    from transformers import AutoConfig, Gemma4ImageProcessorPil, Gemma4Processor
+    from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+
+    text = TEXT | {
+        "model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32, "sliding_window": 40,
+        "num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB, "use_bidirectional_attention": None,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }  # fmt: skip
+    vision = VISION | {"head_dim": 8, "num_key_value_heads": 4, "position_embedding_size": 256}
+    config = AutoConfig.for_model(
+        "gemma4", **GEMMA4,
+        text_config=text | more.pop("text", {}),
+        vision_config=vision | {"use_clipped_linears": True} | more.pop("vision", {}),
+        audio_config=more.pop("audio", GEMMA4_AUDIO),
+    )  # fmt: skip
+    names = {
+        "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
+        "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
+    }  # fmt: skip
+    tokens = {"<|video|>": 153, **dict(zip(names.values(), (150, 151, 152, 156, 154, 155)))}
+    tokens |= {f"00:0{i}": 160 + i for i in range(10)}
+    images = Gemma4ImageProcessorPil(max_soft_tokens=70, patch_size=14)
+    processor = TiledProcessor.of(
+        lambda images, tokenizer, video, **rest: Gemma4Processor(
+            Gemma4AudioFeatureExtractor(), images, tokenizer, video, **rest
+        ),
+        images, tokenizer_of(tokens, **names),
+    )  # fmt: skip
+    return config, processor
+
+
+@family
+def gemma4_of_31b():
+    """Without what is special in the small ones; its tower standardizes rows."""
+    text = {
+        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"], "attention_k_eq_v": True,
+        "use_bidirectional_attention": "vision",
+    }  # fmt: skip
+    vision = {"use_clipped_linears": False, "standardize": True, "num_key_value_heads": 2}
+    return gemma4(text=text, vision=vision, audio=None)
+
+
 def tiled_images(side):
     from transformers import GotOcr2ImageProcessorPil
 
@@ -440,6 +511,27 @@ def llava_onevision():
         vision_aspect_ratio="anyres_max_2",
     )  # fmt: skip
     return config, processor
+
+
+@family
+def got_ocr2():
+    """Its windows do not divide the map, and the last layer attends to the whole of it."""
+    from transformers import AutoConfig, GotOcr2Processor
+
+    vision = {
+        "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "mlp_dim": 48,
+        "image_size": 112, "patch_size": 16, "window_size": 3, "global_attn_indexes": [2],
+        "output_channels": 8,
+    }  # fmt: skip
+    config = AutoConfig.for_model(
+        "got_ocr2", text_config=TEXT | {"model_type": "qwen2"}, vision_config=vision,
+        image_token_index=150, tie_word_embeddings=False,
+    )  # fmt: skip
+    tokens = {"<imgpad>": 150, "<img>": 151, "</img>": 152}
+    images = tiled_images(112)
+    images.crop_to_patches = False
+    GotOcr2Processor.num_image_tokens = 4
+    return config, GotOcr2Processor(images, tokenizer_of(tokens))
 
 
 def with_pil(kind):

@@ -32,7 +32,22 @@ IDS = {
     "video_token_id": 193,
 }
 DEEPSTACK = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2], "patch_size": 16}
+DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "head_dim": 32,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 3, 3],
+    },
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+PLAIN = {"num_position_embeddings": 36, "patch_size": 16, "intermediate_size": 44}
 GLM = {
     "rope_parameters": {
         "rope_type": "default",
@@ -55,6 +70,8 @@ FAMILIES = {
     "glm4v": (GLM, {"intermediate_size": 44, "image_size": 70} | VISION),
     "glm4v_moe": (GLM | GLM_EXPERTS, {"intermediate_size": 44, "image_size": 70} | VISION),
     "qwen3_vl_moe": (EXPERTS, {"intermediate_size": 44} | DEEPSTACK | VISION),
+    "qwen3_5": (DELTA_NET, PLAIN | VISION),
+    "qwen3_5_moe": (DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 40}, PLAIN | VISION),
 }
 """Outer model type -> (further fields of the text half, fields of the tower)."""
 

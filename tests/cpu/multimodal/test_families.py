@@ -14,11 +14,14 @@ SIZES_OF = {"phi4_multimodal": [(56, 56), (40, 112), (168, 61), (150, 168)]}
 """Where transformers has no processor that resizes as PIL does: sizes that need none."""
 PROMPTS = [(), (0,), (1, 2), (3, 0, 1)]
 """Which of the images each prompt has."""
-KWARGS = {"gemma3": {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 40}}
+KWARGS = {
+    "got_ocr2": {"crop_to_patches": True, "max_patches": 6},
+    "gemma3": {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 40},
+}
 """Options of requests."""
-FLAT = {"llava_onevision"}
+FLAT = {"llava_onevision", "got_ocr2"}
 """Transformers tiles no image of a nested list that has several."""
-CAUSAL = {"paligemma", "gemma3"}
+CAUSAL = {"paligemma", "gemma3", "gemma4"}
 """Compared without spans in which tokens see each other in both directions."""
 
 
@@ -48,6 +51,7 @@ def both(pair, which):
             found[name] = one.float()
     if pair.hf["model_type"] in CAUSAL:
         found.pop("token_type_ids", None)
+        found.pop("mm_token_type_ids", None)
         found.pop("labels", None)
     return found, images, text
 

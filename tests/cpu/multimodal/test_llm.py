@@ -19,8 +19,9 @@ PROMPTS = {
     params=[
         "llava",
         "idefics2",
+        "gemma4_of_31b",
         *tiers.long("internvl", "idefics3", "mistral3", "gemma3", "paligemma"),
-        *tiers.long("llama4", "cohere2_vision", "vipllava"),
+        *tiers.long("llama4", "cohere2_vision", "vipllava", "gemma4", "got_ocr2"),
     ]
 )
 def pair(request, tmp_path):
@@ -35,7 +36,8 @@ def wanted(pair, text, images):
     given = {"text": [text], "return_tensors": "pt"}
     inputs = pair.processor.tokenizer(**given)
     if images:
-        inputs = pair.processor(images=[images], **given)
+        flat = pair.hf["model_type"] == "got_ocr2"
+        inputs = pair.processor(images=images if flat else [images], **given)
         bfloat16 = {k: v for k, v in inputs.items() if v.dtype == torch.bfloat16}
         inputs |= {name: one.float() for name, one in bfloat16.items()}
     with torch.inference_mode():

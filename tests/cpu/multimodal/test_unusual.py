@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from quire import LLM, RequestError, SamplingParams
+from quire.errors import ConfigError
 from tests.cpu.multimodal.families import image
 from tests.cpu.multimodal.unusual import FAMILIES
 
@@ -31,7 +32,8 @@ def prompts_of(pair):
     found = [(text, [next(images)]) for text in pair.texts]
     if pair.limit > 1:
         found.append((pair.texts[0], [next(images) for _ in range(pair.limit)]))
-    return [*found, (pair.texts[1], []), found[0]]
+    without = [] if pair.needs_image else [(pair.texts[1], [])]
+    return [*found, *without, found[0]]
 
 
 def asked(pair, prompts):
@@ -104,6 +106,15 @@ def test_several_answers_of_one_prompt_share_it(pair):
         assert logprobs == pytest.approx(
             [want[i, token].item() for i, token in enumerate(tokens)], abs=1e-4
         )
+
+
+def test_a_prompt_without_the_image_that_it_needs_is_refused(pair):
+    if pair.needs_image:
+        for prompt in ("w9", {"encoder_prompt": "w9", "decoder_prompt": "w5"}):
+            with pytest.raises(RequestError, match="continues a text about an image"):
+                pair.llm.generate([prompt], GREEDY, use_tqdm=False)
+        with pytest.raises(ConfigError, match="without language_model_only"):
+            llm_of(pair, language_model_only=True)
 
 
 def test_more_images_than_a_prompt_may_have_are_refused(pair):

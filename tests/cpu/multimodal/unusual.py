@@ -21,13 +21,15 @@ def family(make):
 
 @dataclass
 class Pair:
-    """decodes: the text is read by an encoder. limit: images of a prompt."""
+    """decodes: the text is read by an encoder. limit: images of a prompt. needs_image: each prompt
+    has one."""
 
     theirs: object
     processor: object
     folder: object
     decodes: bool = False
     limit: int = 1
+    needs_image: bool = False
     texts: tuple = ("w5 w6 w7", "w9", "w40 w41 w42 w43 w44")
     settings: dict = field(default_factory=dict)
 
@@ -55,12 +57,15 @@ class Pair:
         return logits.log_softmax(-1)
 
 
-def save(folder, config, processor, images=None, **more):
-    """Save a model with random weights as large as a trained model's."""
+def save(folder, config, processor, images=None, kind=None, **more):
+    """Save a model with random weights as large as a trained model's. kind: its class."""
     from transformers import AutoModelForMultimodalLM
 
     torch.manual_seed(3)
-    model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
+    if kind is None:
+        model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
+    else:
+        model = kind(config).eval()
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "embed" in name or "shared" in name or "position" in name:
@@ -143,6 +148,36 @@ def blip2_of_t5(folder):
         "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
     }  # fmt: skip
     return blip2(folder, text, decodes=True)
+
+
+class BlipPair(Pair):
+    """The decoder begins with its own first token, then has the text."""
+
+    def inputs(self, text, images):
+        ids = self.processor.tokenizer.encode(text, add_special_tokens=False)
+        pixels = self.processor.image_processor(images, return_tensors="pt")["pixel_values"]
+        return {"input_ids": torch.tensor([[151, *ids]]), "pixel_values": pixels}
+
+
+@family
+def blip(folder):
+    from transformers import (
+        AutoConfig,
+        BlipForConditionalGeneration,
+        BlipImageProcessorPil,
+        BlipProcessor,
+    )
+
+    text = {
+        "vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 128, "bos_token_id": 151,
+        "sep_token_id": 152, "pad_token_id": 0,
+    }  # fmt: skip
+    images = BlipImageProcessorPil(size={"height": 56, "width": 56})
+    processor = BlipProcessor(images, tokenizer_of({"[DEC]": 151, "[SEP]": 152}))
+    config = AutoConfig.for_model("blip", text_config=text, vision_config=VISION)
+    found = save(folder, config, processor, kind=BlipForConditionalGeneration, needs_image=True)
+    return BlipPair(**vars(found))
 
 
 class FuyuPair(Pair):

@@ -50,10 +50,12 @@ HALVES = {"emu3_text_model": "emu3", "mllama_text_model": "mllama"}
 """Text half -> wrapper, by which transformers finds the class of the half."""
 NO_CLASS = {"internlm2", "jina_bert", "qwen3_vl_moe_text"}
 """Types of which transformers has no class."""
+CROSS = {"blip_text_model", "whisper"}
+"""Types that attend to what an encoder makes."""
 NATIVE_ENCODERS = {row.model_type for row in architectures() if row.tested.endswith("encoders")}
 TYPES = sorted(
     {one for one in CLASSES if refusal_of(one) is None}
-    - {*WRAPPERS, *HALVES, *NATIVE_ENCODERS, *ENCODERS, *NO_CLASS, "whisper"}  # it has an encoder
+    - {*WRAPPERS, *HALVES, *NATIVE_ENCODERS, *ENCODERS, *NO_CLASS, *CROSS}
 )
 
 
