@@ -326,7 +326,7 @@ def _states_row(plan: MemoryPlan) -> str:
     each = gib(state_bytes(plan.states, ITEMSIZE[shape.dtype]))
     return (
         f"{gib(plan.state_bytes)} ({shape.max_num_seqs} sequences, {shape.state_checkpoints} "
-        f"checkpoints and one for padding, of {each})"
+        f"checkpoints, {shape.draft_states} after drafts and one for padding, of {each})"
     )
 
 
@@ -388,6 +388,7 @@ def as_json(
         "max_num_batched_tokens": shape.max_num_batched_tokens,
         "max_num_seqs": shape.max_num_seqs,
         "state_checkpoints": shape.state_checkpoints,
+        "draft_states": shape.draft_states,
         "tensor_parallel_size": shape.tensor,
         "weights_from": source,
         "fits": problem is None,

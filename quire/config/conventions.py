@@ -60,6 +60,8 @@ class Conventions:
     """Which these are, where `layer_types` is absent: all; all, with attention beside; what
     full_attention_interval, attn_layer_period, attn_layer_indices or hybrid_override_pattern leaves
     (quire.config.recurrent_layers)."""
+    mtp_layers: int = 0
+    """Layers of its checkpoints that predict further tokens, where config.json states none."""
     defaults: Json = field(default_factory=dict)  # other fields that config.json may leave out
     names: Json = field(default_factory=dict)  # of fields in config.json -> usual ones
     nested_defaults: Json = field(default_factory=dict)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.config.conventions import conventions_of
 from quire.config.json_file import MAX_BYTES, MAX_CONFIG_BYTES, check_sizes, read_json_object
 from quire.config.memory.part_facts import DrafterMemory
 from quire.errors import ConfigError
@@ -76,7 +77,7 @@ def drafter_of(folder: Path, name: str = "") -> str:
 
 def mtp_layers(hf: Json) -> int | None:
     """Return the number of a target's own layers that predict further tokens; None: it has none."""
-    return _whole(hf, *MTP_LAYER_KEYS) or None
+    return _whole(hf, *MTP_LAYER_KEYS) or conventions_of(hf).mtp_layers or None
 
 
 def _by_config(hf: Json) -> str | None:

@@ -64,6 +64,7 @@ class CacheSection:
     block_bytes: int
     states: tuple[StateFacts, ...] = ()  # of each recurrent layer
     state_checkpoints: int = 0
+    draft_states: int = 0  # recurrent states after drafts
     state_checkpoint_tokens: int = 1024  # between two of a sequence
 
 

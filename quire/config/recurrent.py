@@ -8,10 +8,11 @@ from dataclasses import replace
 from quire.config.adapters import is_on
 from quire.config.decisions import DecisionLog
 from quire.config.facts import ITEMSIZE, DeviceFacts, ModelFacts
+from quire.config.memory.draft_rows import draft_rows
 from quire.config.memory.memory_plan import DEFAULT_UTILIZATION, EngineShape, plan_memory
 from quire.config.memory.state_layout import state_bytes
 from quire.config.options import Options
-from quire.config.speculation import wanted_drafter
+from quire.config.speculation_options import parse_speculative_config
 from quire.errors import ConfigError
 
 SLOT_SHARE = 0.25
@@ -20,6 +21,8 @@ max_num_seqs is not given."""
 CHECKPOINT_SHARE = 0.125
 """The same of checkpoints, if their number is not given."""
 CHECKPOINTS_PER_SEQUENCE = 4
+DRAFT_SHARE = 0.0625
+"""The same of states after drafts, of which there are at most as many as sequences."""
 
 
 def check_recurrent(options: Options, model: ModelFacts) -> None:
@@ -34,7 +37,6 @@ def check_recurrent(options: Options, model: ModelFacts) -> None:
         f"pipeline_parallel_size={parallel.pipeline_parallel_size}": (
             parallel.pipeline_parallel_size > 1
         ),
-        "speculation": wanted_drafter(options.speculation) != (None, None, None),
         "enable_lora": is_on(options.lora),
         "kv_offloading_size": bool(cache.kv_offloading_size),
         "preemption_mode=swap": cache.preemption_mode == "swap",
@@ -76,4 +78,11 @@ def resolve_states(
         why.record("cache.state_checkpoints", count, "an eighth of the memory, or four a sequence")
     else:
         why.record("cache.state_checkpoints", count, "requested")
-    return replace(shape, max_num_seqs=seqs, state_checkpoints=count)
+    with_drafts = draft_rows(seqs, shape.max_drafts, shape.max_num_batched_tokens)
+    drafts = max(
+        0, min(with_drafts - 1, max(seqs, shape.max_drafts), int(rest * DRAFT_SHARE) // one)
+    )
+    if parse_speculative_config(options.speculation) is not None:
+        drafts = max(drafts, 1)
+    why.record("cache.draft_states", drafts, "a sixteenth of the memory, or one a sequence")
+    return replace(shape, max_num_seqs=seqs, state_checkpoints=count, draft_states=drafts)

@@ -391,6 +391,7 @@ def resolve_cache(
         block_bytes=plan.block_bytes,
         states=plan.states,
         state_checkpoints=plan.shape.state_checkpoints,
+        draft_states=plan.shape.draft_states,
         state_checkpoint_tokens=options.cache.state_checkpoint_tokens,
     )
 

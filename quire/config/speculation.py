@@ -125,8 +125,9 @@ def resolve_speculation(
 ) -> SpeculationSection:
     """Resolve the section. Raises ConfigError."""
     parsed = parse_speculative_config(given)
-    if parsed is None:  # a state that has read a draft cannot go back before it
-        return SpeculationSection(max_drafts=0) if model.states else SpeculationSection()
+    if parsed is None:
+        has_rows = shape.draft_states or not model.states
+        return SpeculationSection() if has_rows else SpeculationSection(max_drafts=0)
     if not generates:
         raise ConfigError(f"{OPTION_NAME}: this model pools and generates no text: leave it out")
     for key, reason in parsed.ignored:

@@ -409,10 +409,19 @@ class StateSave(NamedTuple):
     checkpoint: int
 
 
+class DraftStates(NamedTuple):
+    """The checkpoints that get the recurrent states of a slot, each after a draft of its row."""
+
+    slot: int
+    checkpoints: list[int]
+
+
 class StateMoves(NamedTuple):
     """A part of the plans of models with recurrent layers. Joins start from their `state_start`."""
 
     saves: tuple[StateSave, ...] = ()
+    accepted: tuple[StateSave, ...] = ()  # slots that take a checkpoint, before the forward pass
+    drafts: tuple[DraftStates, ...] = ()
 
 
 class TokenLogprobs(NamedTuple):

@@ -47,12 +47,11 @@ def causal_conv(
     kernel = weight.float()
     shift = None if bias is None else bias.float()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if first:
-        own = rows.rows[:first]
-        window = torch.cat([state.index_select(0, own), x[:first, :, None]], dim=-1)  # [R, C, W]
+    for at, source, own in rows.groups():
+        window = torch.cat([state.index_select(0, source), x[at][:, :, None]], dim=-1)  # [R, C, W]
         state.index_copy_(0, own, window[:, :, 1:])
         y = (window.float() * kernel).sum(-1)
-        out[:first] = _act(y if shift is None else y + shift, silu)
+        out[at] = _act(y if shift is None else y + shift, silu)
     for i, (start, end) in enumerate(rows.spans):
         own = rows.rows[first + i : first + i + 1]
         window = torch.cat([state.index_select(0, own), x[start:end].T[None]], dim=-1)

@@ -69,9 +69,8 @@ def gated_delta_rule(
     q, k = (_unit(one.float()).repeat_interleave(each, dim=1) for one in (q, k))
     q, v = q * q.shape[-1] ** -0.5, v.float()
     out, first = torch.empty_like(v), rows.decodes
-    if first:
-        own, cut = rows.rows[:first], slice(0, first)
-        found = state.index_select(0, own) * g[cut].exp()[..., None, None]
+    for cut, source, own in rows.groups():
+        found = state.index_select(0, source) * g[cut].exp()[..., None, None]
         change = (v[cut] - (found * k[cut][..., None]).sum(-2)) * beta[cut][..., None]
         found = found + k[cut][..., None] * change[..., None, :]
         state.index_copy_(0, own, found)

@@ -62,13 +62,12 @@ def selective_scan(
     rate, gate, kind = -torch.exp(a_log.float()), F.silu(z.float()), x.dtype
     steps, x, b, c = F.softplus(dt.float()), x.float(), b.float(), c.float()
     out, first = torch.empty_like(x), rows.decodes
-    if first:
-        own, cut = rows.rows[:first], slice(0, first)
-        decay = torch.exp(steps[cut, :, None] * rate)
-        found = state.index_select(0, own) * decay
-        found = found + (steps[cut] * x[cut])[:, :, None] * b[cut, None, :]
+    for cut, source, own in rows.groups():
+        decay = torch.exp(steps[cut][:, :, None] * rate)
+        found = state.index_select(0, source) * decay
+        found = found + (steps[cut] * x[cut])[:, :, None] * b[cut][:, None, :]
         state.index_copy_(0, own, found)
-        out[cut] = (found * c[cut, None, :]).sum(-1)
+        out[cut] = (found * c[cut][:, None, :]).sum(-1)
     for i, (start, end) in enumerate(rows.spans):
         own = rows.rows[first + i : first + i + 1]
         carried = state.index_select(0, own)[0]

@@ -64,13 +64,10 @@ def ssd_scan(
     steps = F.softplus(dt.float() + dt_bias.float()).clamp(*dt_limit)
     x, b, c = x.float(), b.float(), c.float()
     out, first = torch.empty_like(x), rows.decodes
-    if first:
-        own = rows.rows[:first]
-        found, y = _one_token(
-            x[:first], steps[:first], b[:first], c[:first], state.index_select(0, own), a
-        )
+    for at, source, own in rows.groups():
+        found, y = _one_token(x[at], steps[at], b[at], c[at], state.index_select(0, source), a)
         state.index_copy_(0, own, found)
-        out[:first] = y
+        out[at] = y
     for i, (start, end) in enumerate(rows.spans):
         own = rows.rows[first + i : first + i + 1]
         cut = slice(start, end)

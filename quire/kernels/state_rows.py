@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
 
 from torch import Tensor
 
@@ -11,9 +12,28 @@ from torch import Tensor
 class StateRows:
     """Of S rows: first those of one token, then those of several.
 
-    rows: row of the tensors for each; those that pad a step share the last row of the tensors.
+    Rows are computed in order: one may read what a row before it has written, as the drafts of a
+    sequence do.
+
+    rows: row of the tensors that each writes; those that pad a step share the last row of the
+    tensors. sources: row that each reads, the same without drafts. order: with drafts, the rows of
+    one token in groups [n] int64, none of which reads what a row of its own group or a later one
+    writes; (): they are one group.
     """
 
     rows: Tensor  # [S] int64
     decodes: int  # leading rows of one token: token i is row i's
     spans: tuple[tuple[int, int], ...] = ()  # of each other row: its first token, and its end
+    _: KW_ONLY
+    sources: Tensor = field(default=None)  # type: ignore[assignment]  # [S] int64
+    order: tuple[Tensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.sources is None:
+            object.__setattr__(self, "sources", self.rows)
+
+    def groups(self) -> Iterator[tuple[slice | Tensor, Tensor, Tensor]]:
+        """Yield rows of one token that can be computed at once: (tokens, sources, rows)."""
+        all_at_once = (slice(0, self.decodes),) if self.decodes else ()
+        for at in self.order or all_at_once:
+            yield at, self.sources[at], self.rows[at]

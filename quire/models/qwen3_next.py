@@ -25,6 +25,7 @@ from quire.models.base import CarriedStates, Hf, StepInputs, Weights, field_of
 CONVENTIONS = {
     "recurrent": "gated_delta_net",
     "recurrent_layers": "interval",
+    "mtp_layers": 1,
     "defaults": {
         "head_dim": 256,
         "partial_rotary_factor": 0.25,

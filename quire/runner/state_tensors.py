@@ -6,6 +6,7 @@ They are attached to the model, as other memory is that only some models have.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,15 @@ from quire.kernels.state_rows import StateRows
 from quire.models.base import LanguageModel, StateStep
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device
+
+
+class _DraftRows(NamedTuple):
+    """Of the tokens of a step that are drafts, and the groups of StateRows.order."""
+
+    tokens: Tensor  # [n] int64
+    sources: Tensor  # [n] int64, the row that each reads
+    rows: Tensor  # [n] int64, the row that each writes
+    order: tuple[Tensor, ...]
 
 
 class StateTensors:
@@ -39,6 +49,7 @@ class StateTensors:
         ]
         self._tensors = [*self._conv, *(one for one in self._recurrent if one.numel())]
         self._spans: tuple[tuple[int, int], ...] = ()
+        self._drafts: _DraftRows | None = None
 
     @property
     def nbytes(self) -> int:
@@ -70,14 +81,48 @@ class StateTensors:
         """Take what the host knows of a step's rows: those of several tokens."""
         starts, first = batch.q_starts.tolist(), batch.num_decodes
         self._spans = tuple(zip(starts[first:-1], starts[first + 1 :]))
+        self._drafts = None
+
+    def set_drafts(
+        self, batch: StepBatch, slots: Sequence[int], checkpoints: Sequence[Sequence[int]]
+    ) -> None:
+        """Take where the step keeps the states after drafts, so that none is lost: after the first
+        token of a row its slot has the state, and after each draft a checkpoint."""
+        if not slots:
+            return
+        first_of = {slot: i for i, slot in enumerate(batch.slots[: batch.num_decodes].tolist())}
+        groups: list[list[int]] = []
+        tokens: list[int] = []
+        sources: list[int] = []
+        rows: list[int] = []
+        for slot, own in zip(slots, checkpoints):
+            first = first_of[slot] - len(own)
+            targets = [self._slots + row for row in own]
+            sources += [slot, *targets[:-1]]
+            rows += targets
+            for j in range(len(own)):
+                tokens.append(first + 1 + j)
+                if j == len(groups):
+                    groups.append([])
+                groups[j].append(first + 1 + j)
+        drafts = set(tokens)
+        others = [i for i in range(batch.num_decodes) if i not in drafts]
+        order = tuple(to_device(one, self._device) for one in (others, *groups))
+        at, read, written = (to_device(one, self._device) for one in (tokens, sources, rows))
+        self._drafts = _DraftRows(at, read, written, order)
 
     def step(self, slots: Tensor, decodes: int) -> StateStep:
         """Return the states of a step's rows. slots: [S] on the device; negative: padding."""
-        rows = torch.where(slots < 0, self._rows - 1, slots).long()
+        sources = rows = torch.where(slots < 0, self._rows - 1, slots).long()
+        order: tuple[Tensor, ...] = ()
+        if self._drafts is not None:
+            tokens, read, written, order = self._drafts
+            sources, rows = rows.index_copy(0, tokens, read), rows.index_copy(0, tokens, written)
         spans = self._spans if len(rows) > decodes else ()
         if rows.is_meta:  # all rows need the same kernels
             spans = spans[:1]
-        return StateStep(self._conv, self._recurrent, StateRows(rows, decodes, spans))
+        found = StateRows(rows, decodes, spans, sources=sources, order=order)
+        return StateStep(self._conv, self._recurrent, found)
 
 
 def attach_states(model: LanguageModel, states: StateTensors) -> None:

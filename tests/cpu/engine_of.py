@@ -162,6 +162,7 @@ def engine_of(
             states=states,
             state_checkpoints=checkpoints,
             state_checkpoint_tokens=checkpoint_tokens,
+            draft_states=seqs if drafts or speculation else 0,
         ),
         scheduler=SchedulerSection(
             max_num_batched_tokens=budget,

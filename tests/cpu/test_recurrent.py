@@ -21,7 +21,6 @@ from quire.config.options import (
 )
 from quire.config.recurrent import check_recurrent
 from quire.config.resolve import resolve
-from quire.config.speculation_options import SpeculationOptions
 from quire.errors import ConfigError
 from quire.models.build import read_model_config
 from quire.runner.state_tensors import StateTensors
@@ -113,6 +112,61 @@ def test_tokens_do_not_depend_on(case, name):
     assert got == want
     if expected and engine._scheduler._kvs[0].specs:
         assert engine.stats().preemptions > 0
+
+
+def proposing(want):
+    """What proposes the answer, with errors: of one place and another between 0 and 5 tokens."""
+
+    def propose(seq):
+        at = len(seq.tokens) - seq.prompt_len
+        draw = random.Random(f"{seq.request.id} {seq.index} {at}")
+        answer = want[seq.request.id, seq.index][at : at + draw.randrange(6)]
+        return tuple(token if draw.random() < 0.8 else 5 for token in answer)
+
+    return propose
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tokens_with_drafts_are_those_without(case, name):
+    hf, want = case
+    settings = dict(SETTINGS[name])
+    expected = settings.pop("expect_preemption", False)
+    settings.pop("stagger", 0)
+    engine = engine_of(hf, drafts=5, propose=proposing(want), **settings)
+    for _ in range(2):  # the second time with prefix hits
+        for one in workload():
+            engine.add(one)
+        got, updates = {}, []
+        while not engine.idle:
+            for update in engine.step():
+                updates.append(update)
+                got.setdefault(update[:2], []).extend(update.token_ids)
+        assert got == want
+    counts = engine._scheduler.draft_counts
+    assert sum(counts.accepted) > 100
+    assert counts.tokens > sum(counts.accepted) + 20, "and many are rejected"
+    if expected and engine._scheduler._kvs[0].specs:
+        assert engine.stats().preemptions > 0
+    engine.shutdown()
+
+
+def test_a_checkpoint_within_accepted_drafts_is_taken(case):
+    """Its state is that after the draft: a sequence that starts from it has the same tokens."""
+    hf, _ = case
+    prompt = [random.Random(7).randrange(97) for _ in range(100)]
+    answer = run(engine_of(hf, prefix=False, checkpoints=0), [request("0", prompt, 90)])[0]
+    engine = engine_of(
+        hf, drafts=5, propose=lambda seq: tuple(answer["0", 0][len(seq.tokens) - 100 :][:5])
+    )
+    longer, updates = prompt + answer["0", 0][:88], []
+    for one in (request("0", prompt, 90), request("1", longer, 2)):
+        engine.add(one)
+        while not engine.idle:
+            updates += engine.step()
+    tokens = [token for u in updates if u.request_id == "1" for token in u.token_ids]
+    assert max(u.cached_tokens for u in updates if u.request_id == "1") == 128
+    assert tokens == answer["0", 0][88:]
 
 
 @pytest.mark.parametrize("chunk", [1, 63, 64, 65, 997])
@@ -207,7 +261,6 @@ REFUSED = {
     "kv_offloading_size": dict(cache=CacheOptions(kv_offloading_size=1.0)),
     "preemption_mode=swap": dict(cache=CacheOptions(preemption_mode="swap")),
     "enable_lora": dict(lora=LoRAOptions(enable_lora=True)),
-    "speculation": dict(speculation=SpeculationOptions(speculative_config={"method": "ngram"})),
 }
 
 
@@ -233,6 +286,7 @@ def test_the_plan_counts_the_bytes_of_states_exactly(name):
     _, model_config = read_model_config(MODELS[name])
     assert section.states == model_config.states
     assert section.layers == model_config.attention_layers()
-    made = StateTensors(section.states, 3, 5, torch.bfloat16, torch.device("cpu"))
+    assert section.draft_states == 24, "predictions make up to so many drafts of a row"
+    made = StateTensors(section.states, 3, 5 + 24, torch.bfloat16, torch.device("cpu"))
     assert plan.state_bytes == made.nbytes > 0
     assert section.prefix_caching

@@ -22,6 +22,17 @@ SHAPES = {
     "qwen2": SIZES | {"intermediate_size": 64, "num_key_value_heads": 2},
     "qwen3": SIZES | {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8},
     "opt": SIZES | {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "qwen3_5_text": SIZES
+    | {
+        "intermediate_size": 64,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "full_attention_interval": 2,
+    },
 }
 
 

@@ -79,6 +79,7 @@ class EngineShape:
     has_logits: bool = True  # False: hidden states are pooled, and the output head is not built
     has_fp8: bool = True  # whether the device multiplies FP8 numbers
     state_checkpoints: int = 0  # of recurrent states, beside those of max_num_seqs sequences
+    draft_states: int = 0  # recurrent states after drafts, of all rows of a step
     max_drafts: int = 0  # of a row
 
     @property
@@ -339,7 +340,7 @@ def plan_memory(
     weights += drafter_weights
     adapters = adapter_bytes(model.adapters, shape)
     encoder_cache, encoder_step = encoder_bytes(model.media_encoder, shape)
-    rows = state_rows(shape.max_num_seqs, shape.state_checkpoints)
+    rows = state_rows(shape.max_num_seqs, shape.state_checkpoints + shape.draft_states)
     states = rows * state_bytes(model.states, itemsize)
     weights += adapters + encoder_cache + states
     activations = max(activation_bytes(model, shape) + drafter_step, encoder_step)

@@ -172,7 +172,7 @@ class KVCache:
             self.deferred_free.free_after(held, after)
             seq.cross_table, seq.encoder_step = [], -1
         if self.states is not None:
-            self.states.release(seq)
+            self.states.release(seq, after)
         seq.tables = self.new_tables()
         seq.computed = seq.planned = 0
 
@@ -228,6 +228,11 @@ class KVCache:
         if seq.tokens[length - 1] != UNKNOWN and self.states.has(seq, self._key_at(seq, length)):
             return None
         return self.states.save(seq, length)
+
+    def take_accepted_states(self) -> tuple[StateSave, ...]:
+        """Return what the step that is being planned copies to slots: see StateCheckpoints."""
+        assert self.states is not None
+        return self.states.take_accepted(self._key_at)
 
     def _key_at(self, seq: Sequence, length: int) -> BlockKey:
         """Return the key of the block that ends there."""
@@ -397,7 +402,7 @@ class KVCache:
         for first, table in zip(firsts, parent.tables, strict=True):
             if len(table) < blocks or NO_BLOCK in table[first:blocks]:
                 if self.states is not None:
-                    self.states.release(child)
+                    self.states.release(child, 0)
                 return
         self.pool.share(parent.cross_table)
         child.cross_table = list(parent.cross_table)

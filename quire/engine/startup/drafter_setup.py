@@ -114,6 +114,11 @@ def describe_drafter(
         {bool(one.latent) for one in layers}
         for layers in (found.memory.layers, target.attention_layers())
     )
+    if target.states and not given:
+        raise ConfigError(
+            f"speculative_config: method {method!r} is for models with attention layers, whose "
+            "blocks its keys and values share, and this model has none: use ngram or suffix"
+        )
     if not given or any(layer.cross for layer in target.attention_layers()):
         raise ConfigError(
             f"speculative_config: method {method!r} is for models that generate text without an "
@@ -178,6 +183,11 @@ def _describe_model(folder: Path, target: ModelConfig, load_format: str) -> Draf
         raise ConfigError(
             f"speculative_config: the vocabulary of the draft model has {config.vocab} tokens, and "
             f"that of the model {target.vocab}: drafts need the same tokens"
+        )
+    if config.states:
+        raise ConfigError(
+            "speculative_config: the draft model has recurrent layers, whose states cannot go back "
+            "before rejected drafts: use a model with attention in all layers, ngram or suffix"
         )
     headers = head_headers(folder, load_format)
     weights = count_weights_in_headers(headers, hf) if headers else None

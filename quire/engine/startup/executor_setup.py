@@ -143,7 +143,8 @@ def attach_model_states(model: LanguageModel, config: EngineConfig, device: torc
     cache, slots = config.cache, config.scheduler.max_num_seqs
     if cache.states:
         dtype = DTYPES[config.model.dtype]
-        made = StateTensors(cache.states, slots, cache.state_checkpoints, dtype, device)
+        checkpoints = cache.state_checkpoints + cache.draft_states
+        made = StateTensors(cache.states, slots, checkpoints, dtype, device)
         attach_states(model, made)
 
 

@@ -96,6 +96,7 @@ def build_state_checkpoints(cache: CacheSection) -> StateCheckpoints | None:
         cache.block_size,
         cache.state_checkpoint_tokens,
         shared=cache.prefix_caching,
+        drafts=cache.draft_states,
     )
 
 

@@ -16,18 +16,22 @@ class StatesPart(StepPart, frozen=True, array_like=True):
     start_rows: list[int]  # checkpoint of each; negative: zeros
     saves: list[int]
     save_rows: list[int]  # checkpoint that each is copied to
+    draft_slots: list[int]  # whose rows have drafts
+    draft_rows: list[list[int]]  # of each the checkpoints that get the states after its drafts
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> StatesPart | None:
         """Copy from the plan; None: nothing starts and nothing is saved."""
         moves = next((one for one in plan.parts if isinstance(one, StateMoves)), None)
-        if moves is None or not (plan.joins or moves.saves):
+        if moves is None or not (plan.joins or any(moves)):
             return None
         return cls(
-            [seq.slot for seq in plan.joins],
-            [seq.state_start for seq in plan.joins],
+            [*(seq.slot for seq in plan.joins), *(one.slot for one in moves.accepted)],
+            [*(seq.state_start for seq in plan.joins), *(one.checkpoint for one in moves.accepted)],
             [one.slot for one in moves.saves],
             [one.checkpoint for one in moves.saves],
+            [one.slot for one in moves.drafts],
+            [one.checkpoints for one in moves.drafts],
         )
 
     def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
@@ -35,6 +39,7 @@ class StatesPart(StepPart, frozen=True, array_like=True):
         states = find_states(model)
         assert states is not None, "the model keeps no states"
         states.begin(self.starts, self.start_rows)
+        states.set_drafts(batch, self.draft_slots, self.draft_rows)
 
     def apply(self, forward: ForwardOutput) -> NoPendingPart:
         """Save what the forward pass has written."""

@@ -21,13 +21,14 @@ MIMO = {
 
 
 def one_layer_of(theirs, tmp_path):
-    """A model of one layer like the last of another, and its tensors by the names of a checkpoint."""
+    """A model of one layer with attention like those of another, and its tensors by the names of a
+    checkpoint."""
     from transformers import AutoModelForCausalLM
 
     config = type(theirs.config)(**theirs.config.to_dict())
     config.num_hidden_layers, config.first_k_dense_replace = 1, 0
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:1]
+        config.layer_types = ["full_attention"]
     torch.manual_seed(9)
     made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     scale_weights(made, 2.0)
@@ -109,6 +110,54 @@ def test_drafts_are_those_of_the_reference(variant, own, knobs, tmp_path):
     save_file({**load_file(path), **stored}, path)
     mimo = variant == "mimo"
     reference = reference_of(theirs, layer, head, at, c.rms_norm_eps, mimo=mimo)
+    prompts = [request("a", [5, 6, 7, 8] * 6, 20), request("b", range(20, 60), 20)]
+    want, _ = run(plain_engine(target), prompts)
+    got, whole = check_drafts(engine_with(target, "mtp", target, **knobs), prompts, reference)
+    assert got == want
+    assert whole > 0.9
+
+
+@pytest.mark.slow("transformers' models with recurrent layers, and engines over them")
+@pytest.mark.parametrize(
+    ("variant", "knobs"),
+    [
+        ("qwen3_next", {"budget": 13}),
+        ("qwen3_5_text", {"depth": 2}),
+        ("qwen3_5_moe_text", {"block_size": 8}),
+    ],
+)
+def test_drafts_beside_recurrent_layers_are_those_of_the_reference(variant, knobs, tmp_path):
+    target = tmp_path / "target"
+    theirs = peer(variant, target)
+    layer, tensors = one_layer_of(theirs, tmp_path / "layer")
+    eps, size, draw = theirs.config.rms_norm_eps, theirs.config.hidden_size, drawn(4)
+    head = {
+        name.replace("model.layers.0.", "mtp.layers.0."): one
+        for name, one in tensors.items()
+        if name.startswith("model.layers.0.")
+    }
+    head |= {
+        "mtp.fc.weight": draw(size, 2 * size, std=0.3),
+        "mtp.pre_fc_norm_embedding.weight": draw(size),
+        "mtp.pre_fc_norm_hidden.weight": draw(size),
+        "mtp.norm.weight": tensors["model.norm.weight"],
+    }
+    path = target / "model.safetensors"
+    save_file({**load_file(path), **head}, path)
+    norm = lambda x, name: rms(x, 1 + head[f"mtp.pre_fc_norm_{name}.weight"], eps)  # noqa: E731
+
+    def step(following, states):
+        embedded = norm(theirs.model.embed_tokens.weight[following], "embedding")
+        x = torch.cat([embedded, norm(states, "hidden")], -1) @ head["mtp.fc.weight"].T
+        out = layer.model(inputs_embeds=x[None]).last_hidden_state[0]
+        return out, (out @ theirs.lm_head.weight.T).argmax(-1)
+
+    @cache
+    @torch.no_grad()
+    def reference(tokens):
+        states = theirs.model(torch.tensor([tokens[:-1]])).last_hidden_state[0]
+        return chain(tokens, states, step, 4)
+
     prompts = [request("a", [5, 6, 7, 8] * 6, 20), request("b", range(20, 60), 20)]
     want, _ = run(plain_engine(target), prompts)
     got, whole = check_drafts(engine_with(target, "mtp", target, **knobs), prompts, reference)
