@@ -108,8 +108,13 @@ def with_usual_names(hf: Json) -> dict[str, Any]:
 
 
 def fill_defaults(hf: Json) -> dict[str, Any]:
-    """Return a config.json with the family's defaults of fields that are absent or null."""
+    """Return a config.json with the family's defaults of fields that are absent or null.
+
+    A list of layers gives their number too.
+    """
     defaults = conventions_of(hf).defaults
+    if layers := hf.get("layers_block_type"):
+        defaults = {"num_hidden_layers": len(layers), **defaults}
     return {**hf, **{key: value for key, value in defaults.items() if hf.get(key) is None}}
 
 

@@ -293,7 +293,7 @@ def _model_facts(
         vocab=_int(hf, "vocab_size"),
         hidden=_int(hf, *HIDDEN_KEYS),
         embedding=_int(hf, *EMBEDDING_KEYS),
-        mlp=_mlp(hf),
+        mlp=int(hf.get("shared_intermediate_size") or _mlp(hf)),
         heads=_heads(hf),
         layers=cached,
         states=states,
@@ -335,7 +335,8 @@ def _encoder(hf: Json, forced: Json) -> EncoderFacts:
 
 def _rotary(hf: Json, layers: Sequence[LayerFacts]) -> int:
     """Length of a row of the rotary tables: a cosine and a sine for every other dimension."""
-    if conventions_of(hf).positions_kind != "rotary" or hf.get("alibi"):
+    unrotated = hf.get("alibi") or hf.get("position_embedding_type") == "nope"
+    if conventions_of(hf).positions_kind != "rotary" or unrotated:
         return 0
     sizes = {layer.head_dim for layer in layers}
     if len(sizes) > 1:  # a table for each, of whole heads
@@ -360,7 +361,8 @@ def _experts(hf: Json) -> list[int]:
     """[experts of a layer, experts per token], under any of the names that models use."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     per_token = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
-    return [next((int(hf[n]) for n in some if hf.get(n)), 0) for some in (names, per_token)]
+    found = [next((int(hf[n]) for n in some if hf.get(n)), 0) for some in (names, per_token)]
+    return found if found[0] and recurrent_layers.count_experts(hf, 1) else [0, 0]
 
 
 def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
@@ -435,11 +437,7 @@ def _scaled(hf: Json, length: int) -> int:
 
 def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     """Estimate elements of a dense (or mixture) decoder of these sizes, without tensor headers."""
-    hidden, vocab, mlp = (
-        _int(hf, *HIDDEN_KEYS),
-        _int(hf, "vocab_size"),
-        _mlp(hf),
-    )
+    hidden, vocab, mlp = _int(hf, *HIDDEN_KEYS), _int(hf, "vocab_size"), _mlp(hf)
     family, has_encoder = conventions_of(hf), bool(hf.get("is_encoder_decoder"))
     if groups := hf.get("num_hidden_groups"):  # which all layers share
         layers = layers[: int(groups) * int(hf.get("inner_group_num") or 1)]
@@ -452,14 +450,18 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     experts, _ = _experts(hf)
     each, shared = int(hf.get("moe_intermediate_size") or mlp), int(hf.get("n_shared_experts") or 0)
     gated = int(hf.get("shared_expert_intermediate_size") or 0)  # a shared expert with a gate
-    width = each * (experts + shared) + gated
+    width = int(hf.get("moe_shared_expert_intermediate_size") or each * shared) + gated
+    beside = int(hf.get("shared_intermediate_size") or 0)  # of an MLP in all layers
+    latent_size = int(hf.get("moe_latent_size") or 0)  # of what experts read
     plain = family.mlp_kind == "plain" and "gated" not in str(hf.get("feed_forward_proj"))
     fan = (2 if plain else 3) * hidden
     count = recurrent_layers.count_mlps(hf, sum(not layer.cross for layer in layers))
-    sparse = _sparse_layers(hf, count) if experts else 0
-    dense = count if hf.get("enable_moe_block") else count - sparse  # beside experts
-    bank = fan * width + (experts + bool(gated)) * hidden
-    matrices += dense * fan * int(hf.get("intermediate_size_mlp") or mlp) + sparse * bank
+    sparse = recurrent_layers.count_experts(hf, _sparse_layers(hf, count)) if experts else 0
+    dense = count if beside or hf.get("enable_moe_block") else count - sparse  # beside experts
+    chosen = fan // hidden * (latent_size or hidden) * each * experts
+    bank = chosen + fan * width + (experts + bool(gated) + 2 * latent_size) * hidden
+    wide = int(hf.get("intermediate_size_mlp") or beside or mlp)
+    matrices += dense * fan * wide + sparse * bank
     if has_encoder:
         inner = fan * int(hf.get("encoder_ffn_dim") or mlp)
         inner += _attention_weights(hf, hidden, layers[0])
@@ -473,10 +475,9 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
         count = _int(hf, "num_hidden_layers")
         table = count * width * _int(hf, "vocab_size_per_layer_input")
         matrices, tables = matrices + table + 3 * count * width * hidden, tables + table
-    routers = sparse * experts * hidden
     latent = sum(_absorbed_weights(hf, one) for one in layers if one.latent)
-    inner = sparse * fan * each * experts
-    rest = matrices - tables - inner - routers - latent
+    inner = sparse * chosen
+    rest = matrices - tables - inner - sparse * experts * hidden - latent
     sizes = {"layers.mlp": rest, "layers.mlp.experts": inner}
     found = tuple(MatrixFacts(name, n // hidden, hidden) for name, n in sizes.items() if n)
     head = MatrixFacts("lm_head", vocab, size)
@@ -580,9 +581,8 @@ def _mlp(hf: Json) -> int:
         "hidden_dim",
     )
     found = next((hf[key] for key in keys if hf.get(key)), None)
-    return recurrent_layers.mlp_width(
-        hf, int(found or hf.get("expansion_ratio", 4) * _int(hf, *HIDDEN_KEYS))
-    )
+    found = found or hf.get("expansion_ratio", 4) * _int(hf, *HIDDEN_KEYS)
+    return recurrent_layers.mlp_width(hf, int(found))
 
 
 def _dtype(given: object) -> str | None:

@@ -14,8 +14,10 @@ from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
 
-ATTENTION, RECURRENT, BOTH, NEITHER = "attention", "recurrent", "both", "neither"
+ATTENTION, RECURRENT, BOTH = "attention", "recurrent", "both"
 """What a layer has beside its MLP."""
+MLP, EXPERTS = "mlp", "experts"
+"""Kinds of a layer that is an MLP, or experts, alone. The layers beside it have no MLP then."""
 _KINDS = {
     "full_attention": ATTENTION,
     "attention": ATTENTION,
@@ -23,11 +25,14 @@ _KINDS = {
     "mamba": RECURRENT,
     "conv": RECURRENT,
     "hybrid": BOTH,
-    "mlp": NEITHER,
-    "moe": NEITHER,
+    "mlp": MLP,
+    "moe": EXPERTS,
+    "*": ATTENTION,
+    "M": RECURRENT,
+    "-": MLP,
+    "E": EXPERTS,
 }
-"""Names in layer_types -> kinds."""
-_PATTERN = {"*": ATTENTION, "M": RECURRENT, "-": NEITHER, "E": NEITHER}
+"""Names in layer_types, and letters in hybrid_override_pattern -> kinds."""
 
 
 def layer_kinds(hf: Json) -> tuple[str, ...]:
@@ -37,15 +42,16 @@ def layer_kinds(hf: Json) -> tuple[str, ...]:
         return ()
     count = _first(hf, "num_hidden_layers", "n_layer")
     given = hf.get("layer_types") or hf.get("layers_block_type")
+    given = given or hf.get("hybrid_override_pattern") or ()
     if family.recurrent_layers == "all":
         kinds = [RECURRENT] * count
     elif family.recurrent_layers == "both":
         kinds = [BOTH] * count
-    elif given:
+    elif given or family.recurrent_layers == "pattern":
         unknown = sorted({one for one in given if one not in _KINDS})
         if unknown:
             raise ConfigError(
-                f"config.json: layer_types has {', '.join(map(repr, unknown))}; supported: "
+                f"config.json: kinds of layers are {', '.join(map(repr, unknown))}; supported: "
                 f"{', '.join(_KINDS)}"
             )
         kinds = [_KINDS[one] for one in given]
@@ -55,12 +61,10 @@ def layer_kinds(hf: Json) -> tuple[str, ...]:
     elif family.recurrent_layers == "period":
         every, first = _first(hf, "attn_layer_period"), _first(hf, "attn_layer_offset")
         kinds = [ATTENTION if i % every == first else RECURRENT for i in range(count)]
-    elif family.recurrent_layers == "indices":
+    else:
         own = hf.get("attn_layer_indices", hf.get("full_attn_idxs")) or ()
         kinds = [ATTENTION if i in own else RECURRENT for i in range(count)]
-    else:
-        kinds = [_PATTERN.get(one, "") for one in str(hf.get("hybrid_override_pattern") or "")]
-    if len(kinds) != count or "" in kinds:
+    if len(kinds) != count:
         raise ConfigError(
             f"config.json: the kinds of {len(kinds)} layers are stated, and num_hidden_layers is "
             f"{count}; there must be one for each"
@@ -81,12 +85,21 @@ def has_attention(hf: Json) -> bool:
 
 
 def count_mlps(hf: Json, others: int) -> int:
-    """Return how many layers have an MLP, about. others: of a model without recurrent layers."""
+    """Return how many layers have an MLP or experts. others: of a model without recurrent
+    layers."""
     kinds = layer_kinds(hf)
     if not kinds:
         return others
-    apart = kinds.count(NEITHER)
-    return apart or (0 if has_attention(hf) is False else len(kinds))
+    if conventions_of(hf).recurrent_layers == "pattern":
+        return kinds.count(MLP) + kinds.count(EXPERTS)
+    return 0 if conventions_of(hf).recurrent_layers == "all" else len(kinds)
+
+
+def count_experts(hf: Json, others: int) -> int:
+    """Return how many layers have experts. others: where experts are no layer by themselves."""
+    if conventions_of(hf).recurrent_layers == "pattern":
+        return layer_kinds(hf).count(EXPERTS)
+    return others
 
 
 def state_facts(hf: Json) -> tuple[StateFacts, ...]:
@@ -122,7 +135,8 @@ def _mamba(hf: Json) -> StateFacts:
 def _mamba2(hf: Json) -> StateFacts:
     heads = _first(hf, "mamba_n_heads", "mamba_num_heads", "num_heads")
     if hf.get("mamba_d_head") == "auto":
-        size = _first(hf, "mamba_expand") * _first(hf, "hidden_size") // heads
+        inner = hf.get("mamba_d_ssm") or _first(hf, "mamba_expand") * _first(hf, "hidden_size")
+        size = int(inner) // heads
     else:
         size = _first(hf, "mamba_d_head", "mamba_head_dim", "head_dim")
     groups = _first(hf, "mamba_n_groups", "n_groups")

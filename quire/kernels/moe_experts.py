@@ -40,14 +40,22 @@ class ExpertActivation:
     """How the two halves of the first product become one.
 
     clamped: gate <= limit, |up| <= limit, then gate * sigmoid(alpha * gate) * (up + 1). (GPT-OSS)
+    relu2: the first product is up alone, [n, F] or of experts [X, F, E]: relu(up) ** 2. (Nemotron)
     """
 
-    kind: ActivationKind | Literal["clamped"] = "silu"
+    kind: ActivationKind | Literal["clamped", "relu2"] = "silu"
     alpha: float = 1.702
     limit: float = 7.0
 
+    @property
+    def rows(self) -> int:
+        """Outputs of the first product to one of the activation."""
+        return 1 if self.kind == "relu2" else 2
+
     def __call__(self, gate_up: Tensor) -> Tensor:
         """[n, 2F] = (gate | up) -> [n, F] of the same dtype, fp32 inside."""
+        if self.kind == "relu2":
+            return gate_up.float().relu().square().to(gate_up.dtype)
         gate, up = gate_up.float().chunk(2, -1)
         if self.kind == "clamped":
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
@@ -67,13 +75,14 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         (5, 64, 48, 4, 2, bf16, ExpertActivation("clamped", limit=1.5)),
         (24, 64, 48, 8, 4, bf16, ExpertActivation("clamped")),
         (9, 72, 128, 4, 2, bf16, ExpertActivation()),
+        (6, 64, 48, 8, 4, fp32, ExpertActivation("relu2")),
     ]:
         ids = torch.rand(t, x, device=device).argsort(-1)[:, :k].int()
         case = {
             "x": torch.randn(t, e, device=device).to(dtype),
             "ids": ids.contiguous(),
             "weights": torch.rand(t, k, device=device),
-            "gate_up": (torch.randn(x, 2 * f, e, device=device) / e**0.5).to(dtype),
+            "gate_up": (torch.randn(x, gate.rows * f, e, device=device) / e**0.5).to(dtype),
             "down": (torch.randn(x, e, f, device=device) / f**0.5).to(dtype),
             "gate": gate,
         }
@@ -167,7 +176,9 @@ def _native(
             return NotImplemented
         if bias is not None and (bias.dtype != x.dtype or not bias.is_contiguous()):
             return NotImplemented
-    if x.dtype != torch.bfloat16 or x.stride(1) != 1 or not ids.is_contiguous():
+    if gate.kind == "relu2" or x.dtype != torch.bfloat16:
+        return NotImplemented
+    if x.stride(1) != 1 or not ids.is_contiguous():
         return NotImplemented
     if weights.dtype != torch.float32 or not weights.is_contiguous() or ids.dtype != torch.int32:
         return NotImplemented

@@ -3,9 +3,10 @@
     experts(x, *router(x))                        [T, E] -> [T, E]
 
 A bank is two stacked parameters, gate_up_proj [X, 2F, E] (gate rows first) and down_proj
-[X, E, F]. Checkpoints hold them as one tensor per expert and projection (under the names
-of `Weights.experts`), or as one tensor for all experts. Shared experts are an ordinary MLP of the
-model file, added with `add`, or with `gated_add` if they have a gate.
+[X, E, F]; of MLPs without a gate the first is [X, F, E]. Checkpoints hold them as one tensor per
+expert and projection (under the names of `Weights.experts`), or as one tensor for all experts.
+Shared experts are an ordinary MLP of the model file, added with `add`, or with `gated_add` if they
+have a gate.
 
 Ranks cut F, so each has a slice of every expert; or each has some experts whole (expert
 parallelism). The sum over ranks is whole either way.
@@ -88,7 +89,7 @@ class Router(WeightModule):
 
 
 class Experts(WeightModule):
-    """A bank of gated MLPs of one size.
+    """A bank of MLPs of one size, gated or, by the kind of `gate`, not.
 
     turned: a checkpoint that holds all experts in one tensor has them as [X, inputs, outputs].
     interleaved: gate and up rows take turns in it. (GPT-OSS: both; Qwen3-VL: turned)
@@ -246,8 +247,8 @@ class Experts(WeightModule):
         return param, own[part // each] * each + part % each
 
     def _parts_each(self, param: str) -> int:
-        """Parts of one expert: gate and up, or down."""
-        return 2 if param.startswith("gate") else 1
+        """Parts of one expert: gate and up, or up; down."""
+        return self.gate.rows if param.startswith("gate") else 1
 
     def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
         """A part per local expert and projection; the rows of the experts follow one another."""
@@ -261,7 +262,7 @@ class Experts(WeightModule):
             mine = width_range(self.mlp, self.mesh, math.lcm(gate_rows, down_columns))
         every = range(self.hidden)
         if matrix == "gate_up_proj":
-            return _parts((self.mlp, self.hidden), (mine, every), 2 * experts)
+            return _parts((self.mlp, self.hidden), (mine, every), self.gate.rows * experts)
         return _parts((self.hidden, self.mlp), (every, mine), experts)
 
     def vector_layout(self, param: str) -> tuple[WeightShard, ...]:
@@ -287,7 +288,7 @@ class Experts(WeightModule):
         own = [tensor[expert] for expert in self._experts_of(param)]
         if self.transposed and param in self.matrices:
             own = [one.t() for one in own]
-        if param.startswith("down"):
+        if self._parts_each(param) == 1:
             return own
         if self.interleaved:
             return [half for one in own for half in (one[0::2], one[1::2])]

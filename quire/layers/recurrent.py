@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from quire.kernels.causal_conv import causal_conv
 from quire.kernels.gated_delta_rule import gated_delta_rule
 from quire.kernels.gated_norm import gated_rms_norm
 from quire.kernels.output_gate import product
+from quire.kernels.scan_gate import scan_gate
 from quire.kernels.selective_scan import selective_scan
 from quire.kernels.ssd_scan import ssd_scan
 from quire.kernels.state_rows import StateRows
@@ -80,7 +81,10 @@ class SplitLinear(Linear):
     """Several projections of an input, as views of one product. Whole on every rank.
 
     order: for checkpoints with one tensor for all, the row there of each of ours; None: our order.
+    factors: (outputs, factor) of runs of outputs, which are multiplied; (): none are.
     """
+
+    multipliers: Tensor | None = None  # [outputs]
 
     def __init__(
         self,
@@ -89,14 +93,24 @@ class SplitLinear(Linear):
         bias: bool = False,
         *,
         order: Sequence[int] | None = None,
+        factors: Sequence[tuple[int, float]] = (),
     ) -> None:
         self.sizes = sizes
-        self._order = order
+        self._order, self._factors = order, factors
         super().__init__(inputs, tuple(OutputGroup(size) for size in sizes), bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         """x [T, E] -> [T, size] of each, strided."""
-        return torch.split(self.weight.product(x, self.bias), list(self.sizes), dim=1)
+        y = self.weight.product(x, self.bias)
+        if self.multipliers is not None:
+            y = product(y, self.multipliers.expand(y.shape))
+        return torch.split(y, list(self.sizes), dim=1)
+
+    def place_constants(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Put the factors of outputs on the device."""
+        if self._factors:
+            each = [factor for count, factor in self._factors for _ in range(count)]
+            self.multipliers = torch.tensor(each, dtype=dtype, device=device)
 
     def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
         if self._order is None or tensor.shape[0] != len(self._order):
@@ -122,9 +136,14 @@ class Mamba2Sizes:
     kernel: int
     eps: float
     bias: bool = False
+    out_bias: bool = False
     conv_bias: bool = True
     dt_limit: tuple[float, float] = (0.0, float("inf"))
     norm_groups: int | None = None  # of the norm; None: as many as groups
+    norm: Literal["gate_first", "gate_last", "none"] = "gate_first"
+    """The gate of the scan's output is before its norm, behind it, or there is no norm."""
+    multipliers: tuple[float, ...] = ()
+    """Of the projections: gate, x, B, C and time steps; (): there are none. (Falcon-H1)"""
 
     @property
     def inner(self) -> int:
@@ -146,11 +165,16 @@ class Mamba2Mixer(RecurrentLayer):
     def __init__(self, hidden: int, sizes: Mamba2Sizes) -> None:
         super().__init__()
         self.sizes = s = sizes
-        self.in_proj = SplitLinear(hidden, (s.inner, s.channels, s.heads), s.bias)
+        runs = (s.inner, s.inner, s.groups * s.state, s.groups * s.state, s.heads)
+        factors = list(zip(runs, s.multipliers))
+        self.in_proj = SplitLinear(hidden, (s.inner, s.channels, s.heads), s.bias, factors=factors)
         self.conv1d = CausalConv(s.channels, s.kernel, bias=s.conv_bias)
         groups = s.groups if s.norm_groups is None else s.norm_groups
-        self.norm = GatedRMSNorm(s.inner, s.inner // groups, s.eps, gate_first=True)
-        self.out_proj = Linear(s.inner, hidden, s.bias)
+        self.norm: GatedRMSNorm | None = None
+        if s.norm != "none":
+            first = s.norm == "gate_first"
+            self.norm = GatedRMSNorm(s.inner, s.inner // groups, s.eps, gate_first=first)
+        self.out_proj = Linear(s.inner, hidden, s.out_bias)
         self.declare("A_log", "D", "dt_bias")
 
     def forward(self, x: Tensor, states: StateStep) -> Tensor:
@@ -171,7 +195,8 @@ class Mamba2Mixer(RecurrentLayer):
             self.dt_bias,
             s.dt_limit,
         )
-        return self.out_proj(self.norm(y.view(tokens, s.inner), gate))
+        y = y.view(tokens, s.inner)
+        return self.out_proj(scan_gate(y, gate) if self.norm is None else self.norm(y, gate))
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
         return unsharded_layout((self.sizes.heads,))

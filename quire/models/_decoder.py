@@ -35,6 +35,7 @@ from quire.layers import (
     scale,
     softcap,
 )
+from quire.layers.recurrent import SplitLinear
 from quire.models._converted import LabelRows, replace_head
 from quire.models.base import CarriedStates, ModelConfig, StepInputs, Weights
 
@@ -42,6 +43,10 @@ EMBEDDING_MODULES = ("media_encoder", "embed_tokens", "embed_positions", "embed_
 """What models have before their layers."""
 HEAD_MODULES = ("norm", "final_layer_norm", "project_out", "lm_head")
 """What models have after their layers."""
+
+
+WITH_CONSTANTS = (Attention, Experts, SinusoidalEmbedding, SplitLinear, UnitRMSNorm)
+"""Layers with tensors that are neither in the checkpoint nor made at random."""
 
 
 class MissingLayer(nn.Module):
@@ -183,12 +188,12 @@ class Decoder(nn.Module):
 
     def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make what comes from no checkpoint: rotary tables, slopes of positions, unit weights,
-        where experts are."""
+        factors, where experts are."""
         tables: dict[Any, Tensor] = {}
         for module in self.modules():
             if isinstance(module, Rope):
                 module.set_table(tables, device)
-            elif isinstance(module, (Attention, Experts, SinusoidalEmbedding, UnitRMSNorm)):
+            elif isinstance(module, WITH_CONSTANTS):
                 module.place_constants(dtype, device)
 
     def keep_stage(self, stage: range, *, tied: bool) -> None:

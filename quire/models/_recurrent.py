@@ -37,13 +37,14 @@ def dt_limit(hf: Hf, name: str = "time_step_limit") -> tuple[float, float]:
 def mamba2_sizes(hf: Hf, eps: float) -> Mamba2Sizes:
     """The settings of Mamba-2 mixers, by the names that hybrids give them."""
     heads, hidden = field_of(hf, "mamba_n_heads", int), field_of(hf, "hidden_size", int)
-    inner = field_of(hf, "mamba_expand", int) * hidden
+    expanded = field_of(hf, "mamba_expand", int) * hidden
+    inner = field_of(hf, "mamba_d_ssm", int, default=expanded)  # of Falcon-H1
     size = hf.get("mamba_d_head")
     size = size if isinstance(size, int) else inner // heads
     if heads * size != inner:
         raise ConfigError(
             f"config.json: mamba_n_heads is {heads} and mamba_d_head {size}; their product must be "
-            f"mamba_expand * hidden_size, which is {inner}"
+            f"mamba_d_ssm, else mamba_expand * hidden_size, which is {inner}"
         )
     field_of(hf, "hidden_act", str, default="silu", one_of=("silu", "swish"))
     return Mamba2Sizes(
@@ -53,7 +54,8 @@ def mamba2_sizes(hf: Hf, eps: float) -> Mamba2Sizes:
         state=field_of(hf, "mamba_d_state", int),
         kernel=field_of(hf, "mamba_d_conv", int),
         eps=eps,
-        bias=field_of(hf, "mamba_proj_bias", bool, default=False),
+        bias=(bias := field_of(hf, "mamba_proj_bias", bool, default=False)),
+        out_bias=bias,
         conv_bias=field_of(hf, "mamba_conv_bias", bool, default=True),
         dt_limit=dt_limit(hf),
     )

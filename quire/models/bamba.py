@@ -8,6 +8,7 @@ Axes:   T tokens in the step, E hidden
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -57,6 +58,8 @@ class Config(llama.Config):
 
 
 class Layer(nn.Module):
+    """Subclasses have another MLP, or attention."""
+
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
@@ -64,9 +67,15 @@ class Layer(nn.Module):
         if c.kinds[layer] == RECURRENT:
             self.mamba = Mamba2Mixer(c.hidden, c.mixer)
         else:
-            self.self_attn = llama.SelfAttention(c, None)
+            self.self_attn = self.build_attention(c)
         self.pre_ff_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.feed_forward = GatedMLP(c.hidden, c.mlp, c.act, c.mlp_bias)
+        self.feed_forward = self.build_mlp(c)
+
+    def build_attention(self, c: Any) -> nn.Module:
+        return llama.SelfAttention(c, None)
+
+    def build_mlp(self, c: Any) -> nn.Module:
+        return GatedMLP(c.hidden, c.mlp, c.act, c.mlp_bias)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> CarriedStates:
         x, res = self.input_layernorm(x, res)

@@ -11,6 +11,7 @@ Axes:   T tokens in the step, E hidden
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -27,18 +28,23 @@ class Config(llama.Config):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        sizes = rotary_sizes_of(hf)
-        branch = _factor(hf, "residual_multiplier")
-        bias = field_of(hf, "attention_bias", bool, default=False)
-        return cls(
-            **{**sizes, "norm_eps": sizes["norm_eps"] / branch**2},
-            embed_factor=_factor(hf, "embedding_multiplier") / branch,
-            scale=_factor(hf, "attention_multiplier"),
-            logit_scale=1 / _factor(hf, "logits_scaling"),
-            qkv_bias=bias,
-            o_bias=bias,
-            mlp_bias=field_of(hf, "mlp_bias", bool, default=False),
-        )
+        return cls(**multiplied_sizes(hf), mlp_bias=field_of(hf, "mlp_bias", bool, default=False))
+
+
+def multiplied_sizes(hf: Hf) -> dict[str, Any]:
+    """The fields of Config, those about the MLP aside."""
+    sizes = rotary_sizes_of(hf)
+    branch = _factor(hf, "residual_multiplier")
+    bias = field_of(hf, "attention_bias", bool, default=False)
+    return {
+        **sizes,
+        "norm_eps": sizes["norm_eps"] / branch**2,
+        "embed_factor": _factor(hf, "embedding_multiplier") / branch,
+        "scale": _factor(hf, "attention_multiplier"),
+        "logit_scale": 1 / _factor(hf, "logits_scaling"),
+        "qkv_bias": bias,
+        "o_bias": bias,
+    }
 
 
 def _factor(hf: Hf, key: str) -> float:

@@ -86,7 +86,7 @@ class Config(llama.Config):
 
 
 class SelfAttention(llama.SelfAttention):
-    def __init__(self, c: Config) -> None:
+    def __init__(self, c: llama.Config) -> None:
         super().__init__(c, None)
         self.rope = None
 

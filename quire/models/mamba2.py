@@ -62,7 +62,8 @@ class Config(ModelConfig):
             state=field_of(hf, "state_size", int),
             kernel=field_of(hf, "conv_kernel", int),
             eps=eps,
-            bias=field_of(hf, "use_bias", bool, default=False),
+            bias=(bias := field_of(hf, "use_bias", bool, default=False)),
+            out_bias=bias,
             conv_bias=field_of(hf, "use_conv_bias", bool, default=True),
             dt_limit=dt_limit(hf),
         )

@@ -175,6 +175,8 @@ class Weights:
                     return ParamTarget(bank, _stacked_name(stacked, param), part, False)
         if leaf.isdecimal() and number in self.heads:
             return ParamTarget(bank, param, int(leaf), False)
+        if parent.rpartition(".")[2] == "experts" and leaf in self.experts and param == "weight":
+            return ParamTarget(parent, leaf, None, False)  # of all experts, as if it were a layer's
         turn = param == "weight" and leaf in self.transpose
         for fused, parts in self.fuse_in(parent).items():
             if leaf in parts:

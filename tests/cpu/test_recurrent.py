@@ -24,7 +24,9 @@ from quire.config.resolve import resolve
 from quire.errors import ConfigError
 from quire.models.build import read_model_config
 from quire.runner.state_tensors import StateTensors
+from tests import tiers
 from tests.cpu.engine_of import engine_of, request, run
+from tests.cpu.models.peers import tiny
 
 MAMBA2 = {
     "model_type": "mamba2",
@@ -58,6 +60,7 @@ QWEN3_NEXT = {
     "max_position_embeddings": 512,
 }
 MODELS = {"mamba2": MAMBA2, "qwen3_next": QWEN3_NEXT}
+FURTHER = ("falcon_h1", "granitemoehybrid", "nemotron_h_experts_biases")
 
 
 def workload(seed=0):
@@ -74,10 +77,10 @@ def workload(seed=0):
     return found
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[*MODELS, *tiers.long(*FURTHER)])
 def case(request):
     """(model, the tokens wanted): each request alone, without a cache."""
-    hf = MODELS[request.param]
+    hf = MODELS[request.param] if request.param in MODELS else tiny(request.param)[0]
     want = {}
     for one in workload():
         want.update(run(engine_of(hf, prefix=False, budget=4000, checkpoints=0), [one])[0])

@@ -12,7 +12,7 @@ import torch
 
 from quire.layers import Router
 
-GATES = ("mlp.gate", "mlp.router", ".router")
+GATES = ("mlp.gate", "mixer.gate", ".router")
 
 
 @contextmanager

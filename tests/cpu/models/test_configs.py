@@ -89,6 +89,13 @@ REFUSED = [
     ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 8}}}, "of one kind different head"),
     ("gemma4_text", {"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide"),
     ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
+    ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is .* it must be 5 numbers"),
+    ("falcon_h1", {"mlp_multipliers": [0.0, 1.0]}, "mlp_multipliers has 0.0 for gates"),
+    ("falcon_h1", {"mamba_d_ssm": None}, "mamba_d_ssm is missing; it must be an integer or null"),
+    ("granitemoehybrid", {"position_embedding_type": "alibi"}, "supported: rope, nope"),
+    ("nemotron_h", {"hybrid_override_pattern": "M-X*-"}, "kinds of layers are 'X'; supported"),
+    ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu'; supported: relu2"),
+    ("nemotron_h", {"mamba_n_groups": 2}, "mamba_n_groups is an older name of n_groups"),
 ]
 
 
