@@ -36,6 +36,7 @@ class Layer:
     scale, window, softcap, group, place = D**-0.5, None, None, 0, 0
     sinks, alibi, position_bias, k_scale, v_scale = None, None, None, 1.0, 1.0
     head_scales = None
+    spans = True
 
 
 class Tiny:
