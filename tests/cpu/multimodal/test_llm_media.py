@@ -264,7 +264,7 @@ def test_rows_of_the_encoder_can_be_forgotten(pair, llm):
     assert (again, later) == (first, misses + 1)
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.slow("starts an engine in a process of its own")
 def test_an_engine_in_another_process_streams_answers_to_images(pair):
     async def run():
         engine = AsyncLLM.from_engine_args(OPTIONS | {"model": str(pair.folder)})
