@@ -219,6 +219,8 @@ def check(seed, name):
     return max(steps, default=0), drafts.proposed, made.stats().preemptions > 0 or not preempts
 
 
+@pytest.mark.slow("an engine for each request alone")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_outputs_are_those_without_drafts(name):
     seeds = range(tiers.amount(1, 60))

@@ -20,7 +20,7 @@ from tests.cpu.encoder_decoder.seq2seq import BART, FLAN
 
 TINY = pathlib.Path(__file__).parent / "models" / "tiny"
 PROGRAM = pathlib.Path(__file__).parent / "kernel_coverage.py"
-SMALL = {"max_num_seqs": 17, "max_num_batched_tokens": 128, "max_model_len": 256}
+SMALL = {"max_num_seqs": 9, "max_num_batched_tokens": 64, "max_model_len": 128}
 LARGE = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "max_model_len": 8192}
 
 
@@ -130,7 +130,10 @@ CASES = {
     ),
     "an encoder of images": (QWEN2_5_VL, {"max_model_len": 512}),
     "an embedding decoder": (SHAPES["qwen3-0.6b"], {"runner": "pooling"}),
-    "a bidirectional encoder": (BERT, {"runner": "pooling", "max_model_len": 128}),
+    "a bidirectional encoder": (
+        BERT,
+        {"runner": "pooling", "max_model_len": tiers.amount(64, 128)},
+    ),
     "late interaction": (
         BERT | {"architectures": ["HF_ColBERT"], "dim": 128},
         {"max_model_len": 128},
@@ -171,7 +174,7 @@ def run(program, *case):
 )
 def test_no_step_needs_a_kernel_that_a_start_does_not_compile(case, program):
     hf, options = CASES[case]
-    sizes, rounds = tiers.amount((SMALL, 4), (LARGE, 200))
+    sizes, rounds = tiers.amount((SMALL, 2), (LARGE, 200))
     if not tiers.LONG and case != "a bidirectional encoder":
         sizes = sizes | {"runner": "generate"}  # the encoder pools
     found = run(program, hf, sizes | options, rounds, tiers.LONG)

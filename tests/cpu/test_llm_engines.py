@@ -13,7 +13,10 @@ from quire import LLM, SamplingParams
 from quire.core.params import BeamSearchParams, LoRARequest, StructuredOutputsParams
 from quire.errors import RequestError, Unsupported
 
-pytestmark = pytest.mark.slow("two engines in processes of their own import torch")
+pytestmark = [
+    pytest.mark.usefixtures("forked"),
+    pytest.mark.slow("two engines in processes of their own"),
+]
 
 OPTIONS = {"kv_cache_memory_bytes": 1 << 26, "max_num_batched_tokens": 256}
 OPTIONS |= {"enable_lora": True, "max_cpu_loras": 2}

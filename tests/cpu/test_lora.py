@@ -383,7 +383,8 @@ def test_magnitudes_and_biases(cases, tmp_path, model_type):
 # -- ranks and quantized weights -------------------------------------------------------------------
 
 
-@pytest.mark.slow("two processes that import torch")
+@pytest.mark.slow("peft, and three runs on two ranks")
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("model_type", ["qwen2", *tiers.long("llama")])
 def test_two_ranks(cases, tmp_path, model_type):
     """Of magnitudes: norms of layers cut by outputs and by inputs, with biases of the model."""
@@ -435,7 +436,7 @@ def test_quantized_layers_get_the_same_deltas(llama, quantization):
         torch.testing.assert_close(found, logprobs, rtol=0, atol=2e-4)
 
 
-@pytest.mark.slow("an engine's process")
+@pytest.mark.usefixtures("forked")
 def test_async_llm_takes_adapters(llama):
     async def body():
         engine = AsyncLLM.from_engine_args({"model": str(llama.base)} | SETTINGS)

@@ -23,6 +23,7 @@ from quire.engine.startup.executor_setup import _build_backend, table_shape
 from quire.executors.inline import Executor
 from quire.kernels.framework import late_work, op
 from quire.kernels.paged_attention import paged_attention
+from quire.runner import shared_prefixes
 from quire.runner.gpu import (
     cuda_graphs,
     cuda_worker,
@@ -285,18 +286,20 @@ def test_rows_with_one_prefix_answer_as_alone(acted, replayed, monkeypatch, sett
     for name in ("plan_shared", "plan_decode"):
         plan = getattr(attention, name)
         monkeypatch.setattr(attention, name, lambda *a, plan=plan: plan(*a)._replace(splits=1))
-    monkeypatch.setattr(shared_prefixes_part, "LEAST_SAVED", 8)
-    monkeypatch.setattr(shared_prefixes_part, "LEAST_ROWS", 8)
-    monkeypatch.setattr(SharedPrefixRows, "least_rows", 8)
+    monkeypatch.setattr(shared_prefixes_part, "LEAST_SAVED", 6)
+    monkeypatch.setattr(shared_prefixes_part, "LEAST_ROWS", 4)
+    monkeypatch.setattr(SharedPrefixRows, "least_rows", 4)
+    monkeypatch.setattr(shared_prefixes, "LEAST_GROUP", 3)
+    hf = {**tiny.TINY, "num_hidden_layers": 1}
     first, second = range(40), range(90, 53, -1)
-    work = [tiny.request(f"a{i}", [*first, 40 + i], 3 + i % 2, logprobs=0) for i in range(5)]
-    work += [tiny.request(f"b{i}", [*second, 7 + i], 4, logprobs=0) for i in range(4)]
-    work += [tiny.request("c", [60], 5, temperature=0.9, seed=1, n=2)]
-    want, alone = tiny.run(tiny.engine_of(budget=4000, eager=True), work)
-    built = tiny.model_of(tiny.TINY, torch.float32, "cpu")
-    attach_shared_prefixes(built[0], 32, 16, 2, torch.device("cpu"))
-    engine = engine_of(built=built, shares_prefixes=True, **settings)
-    for one in work[:1], work[5:6]:  # their blocks are cached then
+    work = [tiny.request(f"a{i}", [*first, 40 + i], 3 + i % 2, logprobs=0) for i in range(3)]
+    work += [tiny.request(f"b{i}", [*second, 7 + i], 3, logprobs=0) for i in range(3)]
+    work += [tiny.request("c", [60], 4, temperature=0.9, seed=1, n=2)]
+    want, alone = tiny.run(tiny.engine_of(hf, budget=4000, eager=True), work)
+    built = tiny.model_of(hf, torch.float32, "cpu")
+    attach_shared_prefixes(built[0], 8, 16, 2, torch.device("cpu"))
+    engine = engine_of(hf, built=built, shares_prefixes=True, seqs=8, **settings)
+    for one in work[:1], work[3:4]:  # their blocks are cached then
         tiny.run(engine, one)
     replayed.clear()
     wrote = []

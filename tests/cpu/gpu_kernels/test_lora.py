@@ -157,16 +157,19 @@ class Chain:
 
 FUSED = [  # rows, inputs, parts, ranks of each slot
     (1, 64, (32, 32), [[8, 8]]),
+    (1, 264, (32, 32, 32), [[16, 0, 5], [0, 16, 16]]),
+    (5, 64, (32, 32), [[8, 8], [16, 0], [0, 0]]),
+    (7, 304, (96,), [[16], [1], [64]]),
+]
+MORE_FUSED = [
     (1, 300, (96,), [[16], [50], [3]]),
     (1, 520, (64, 32, 32), [[16, 0, 5], [0, 16, 16]]),
-    (5, 64, (32, 32), [[8, 8], [16, 0], [0, 0]]),
     (8, 528, (64, 32, 32), [[16, 0, 40], [4, 33, 16]] * 2),
-    (7, 304, (96,), [[16], [1], [64]]),
 ]
 
 
 @pytest.mark.slow("kernels in the interpreter")
-@pytest.mark.parametrize("shape", FUSED)
+@pytest.mark.parametrize("shape", tiers.amount(FUSED, FUSED + MORE_FUSED))
 @pytest.mark.parametrize("dora", [False, True])
 def test_a_product_of_few_rows_has_its_adapters_in_its_launch(shape, dora, monkeypatch):
     monkeypatch.setattr(small_m_linear, "_SMALL_WEIGHT", 0)
@@ -174,7 +177,7 @@ def test_a_product_of_few_rows_has_its_adapters_in_its_launch(shape, dora, monke
     gated = len(chain.parts) == 2
     chain.check(act=gated)
     slots = chain.rows.slots.clone()
-    for slot in range(-1, tiers.amount(1, len(shape[3]))):  # a launch leaves nothing for the next
+    for slot in range(-1, tiers.amount(0, len(shape[3]))):  # a launch leaves nothing for the next
         chain.rows.slots.copy_(torch.where(slots < 0, -1, slot))
         sort_rows(chain.rows)
         chain.check(act=gated)
@@ -194,10 +197,11 @@ def test_what_is_not_finite_in_one_slot_stays_in_its_rows(monkeypatch):
     assert torch.equal(got[~theirs], want[~theirs])
 
 
+@pytest.mark.slow("kernels in the interpreter")
 def test_counts_of_a_bank_never_fall_short(monkeypatch):
     """Launches with other numbers of programs leave the counts at a multiple."""
     monkeypatch.setattr(small_m_linear, "_SMALL_WEIGHT", 0)
-    few, more = Chain(1, 64, (96,), [[8]]), Chain(6, 64, (96,), [[8]])
+    few, more = Chain(1, 64, (32,), [[8]]), Chain(6, 64, (32,), [[8]])
     more.bank = few.bank
     for _ in range(2):
         few.check(act=False)
