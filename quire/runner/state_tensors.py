@@ -71,9 +71,16 @@ class StateTensors:
         starts, first = batch.q_starts.tolist(), batch.num_decodes
         self._spans = tuple(zip(starts[first:-1], starts[first + 1 :]))
 
+    def rows_of(self, slots: Tensor) -> Tensor:
+        """Return the rows [S] of slots [S] on the device. Negative: padding, whose row is last."""
+        return torch.where(slots < 0, self._rows - 1, slots).long()
+
     def step(self, slots: Tensor, decodes: int) -> StateStep:
-        """Return the states of a step's rows. slots: [S] on the device; negative: padding."""
-        rows = torch.where(slots < 0, self._rows - 1, slots).long()
+        """Return the states of a step's rows. slots: as rows_of takes them."""
+        return self.step_of(self.rows_of(slots), decodes)
+
+    def step_of(self, rows: Tensor, decodes: int) -> StateStep:
+        """Return the states of a step. rows: as rows_of has them."""
         spans = self._spans if len(rows) > decodes else ()
         if rows.is_meta:  # all rows need the same kernels
             spans = spans[:1]
