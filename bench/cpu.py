@@ -1,9 +1,12 @@
 """Runs the CPU workloads on quire and transformers in turn. Prints JSON lines, then medians.
 
-usage: python bench/cpu.py MODELS_DIR [--rounds 3] [--engines quire,transformers] [--cases ...]
+usage: python bench/cpu.py MODELS_DIR [--rounds 3] [--engines quire,transformers] [--shapes ...]
+                           [--processor]
 
 make_models.py writes MODELS_DIR. Weights are random bf16, greedy, ignore_eos: every engine does
 the same work. Each engine runs in a process of its own, one after the other, `rounds` times.
+--processor: seconds of the processor instead; with OMP_NUM_THREADS=1 and QUIRE_NUM_THREADS=1 that
+means something on a busy machine.
 """
 
 import argparse
@@ -18,11 +21,13 @@ HERE = pathlib.Path(__file__).parent
 CASES = {
     "qwen3-0.6b": "cpu_decode1,cpu_prefill,cpu_batch8,cpu_batch32",
     "qwen3-tiny": "tiny_decode1,tiny_batch32",
+    "mamba2-370m": "cpu_decode1,cpu_prefill,cpu_batch8",
+    "qwen3-next-0.5b": "cpu_decode1,cpu_prefill,cpu_batch8",
 }
-VOCAB = {"qwen3-0.6b": 100000, "qwen3-tiny": 4000}
+VOCAB = {"qwen3-0.6b": 100000, "qwen3-tiny": 4000, "mamba2-370m": 50000, "qwen3-next-0.5b": 50000}
 
 
-def transformers_rounds(folder, cases, vocab):
+def transformers_rounds(folder, cases, vocab, clock):
     """Run the cases with transformers' generate, in left-padded batches (of equal lengths)."""
     import torch
     import transformers
@@ -44,7 +49,7 @@ def transformers_rounds(folder, cases, vocab):
             if rep == 0:
                 prompts, outs = prompts[:1], [min(outs[0], 4)]
             ids = torch.tensor(prompts)
-            t0 = time.time()
+            t0 = clock()
             with torch.inference_mode():
                 out = model.generate(
                     ids,
@@ -54,7 +59,7 @@ def transformers_rounds(folder, cases, vocab):
                     do_sample=False,
                     pad_token_id=0,
                 )
-            dt = time.time() - t0
+            dt = clock() - t0
             n_out, n_in = out.numel() - ids.numel(), ids.numel()
             assert n_out == sum(outs)
             if rep:
@@ -74,7 +79,7 @@ def transformers_rounds(folder, cases, vocab):
                 )
 
 
-def run(engine, folder, cases, vocab):
+def run(engine, folder, cases, vocab, processor):
     """Run one engine in its own process. Returns its JSON lines."""
     if engine == "transformers":
         command = [sys.executable, __file__, str(folder), "--child", cases, "--vocab", str(vocab)]
@@ -93,6 +98,7 @@ def run(engine, folder, cases, vocab):
             "--vocab",
             str(vocab),
         ]
+    command += ["--processor"] * processor
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
@@ -103,17 +109,19 @@ def main():
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--engines", default="quire,transformers")
     ap.add_argument("--shapes", default=",".join(CASES))
+    ap.add_argument("--processor", action="store_true")
     ap.add_argument("--child")
     ap.add_argument("--vocab", type=int)
     a = ap.parse_args()
     if a.child:
-        transformers_rounds(a.models, a.child.split(","), a.vocab)
+        clock = time.process_time if a.processor else time.time
+        transformers_rounds(a.models, a.child.split(","), a.vocab, clock)
         return
     found: dict[tuple, list[float]] = {}
     for shape in a.shapes.split(","):
         for _ in range(a.rounds):
             for engine in a.engines.split(","):
-                for line in run(engine, a.models / shape, CASES[shape], VOCAB[shape]):
+                for line in run(engine, a.models / shape, CASES[shape], VOCAB[shape], a.processor):
                     print(json.dumps(line), flush=True)
                     key = (
                         "total_tok_s"

@@ -34,7 +34,7 @@ def flat(result):
 
 def copied(case):
     """Some ops write what they are given: each body gets its own, with the same strides."""
-    written = ("cache", "scales", "counts", "logits", "y", "order", "starts", "pair_slots")
+    written = ("cache", "scales", "counts", "logits", "y", "order", "starts", "pair_slots", "state")
     return {k: _copied(v) if k in written and v is not None else v for k, v in case.items()}
 
 
@@ -48,6 +48,11 @@ def _copied(x):
 def written_cache(case):
     """What an op without a result has written."""
     return [case[name] for name in ("cache", "scales") if case.get(name) is not None]
+
+
+def written_state(case):
+    """What an op has written beside its result."""
+    return [case["state"]] if "state" in case else []
 
 
 def poison(outs, case):

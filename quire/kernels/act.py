@@ -60,6 +60,7 @@ _NATIVE_KINDS = (
     "scale",
     "clip",
     "quick_gelu",
+    "same",
 )
 NATIVE_CODES = {kind: code for code, kind in enumerate(_NATIVE_KINDS)}
 

@@ -13,14 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.framework.op import op
-from quire.kernels.state_rows import StateRows
+from quire.kernels.native.library import CAUSAL_CONV, DTYPES, NativeOp, address_of, empty
+from quire.kernels.state_rows import NATIVE_FIELDS, StateRows
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
-    for dtype, decodes, lengths in (
-        (torch.float32, 3, ()),
-        (torch.float32, 1, (2, 70)),
-        (torch.bfloat16, 2, (5,)),
+    for dtype, decodes, lengths, channels, width in (
+        (torch.float32, 3, (), 12, 4),
+        (torch.float32, 1, (2, 70), 70, 3),
+        (torch.bfloat16, 2, (70,), 150, 4),
     ):
         tokens, at, spans = decodes + sum(lengths), decodes, []
         for length in lengths:
@@ -29,16 +30,38 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         count = decodes + len(lengths)
         rows = torch.randperm(count + 2, device=device)[:count]
         yield {
-            "x": torch.randn(tokens, 12, device=device, dtype=dtype),
-            "state": torch.randn(count + 3, 12, 3, device=device, dtype=dtype),
+            "x": torch.randn(tokens, channels + 9, device=device, dtype=dtype)[:, :channels],
+            "state": torch.randn(count + 3, channels, width - 1, device=device, dtype=dtype),
             "rows": StateRows(rows, decodes, tuple(spans)),
-            "weight": torch.randn(12, 4, device=device, dtype=dtype),
-            "bias": torch.randn(12, device=device, dtype=dtype),
-            "silu": True,
+            "weight": torch.randn(channels, width, device=device, dtype=dtype),
+            "bias": torch.randn(channels, device=device, dtype=dtype),
+            "silu": width == 4,
         }
 
 
-@op(cases=_cases)
+_run = NativeOp(CAUSAL_CONV, "qqqqqq" + NATIVE_FIELDS + "qqqqq")
+_WIDTHS = (2, 3, 4)
+
+
+def _native(
+    x: Tensor, state: Tensor, rows: StateRows, weight: Tensor, bias: Tensor | None, silu: bool
+) -> Tensor:
+    code, (tokens, channels) = DTYPES.get(x.dtype), x.shape
+    others = [t for t in (state, weight, bias) if t is not None]
+    if code is None or x.stride(1) != 1 or weight.shape[1] not in _WIDTHS:
+        return NotImplemented
+    if any(t.dtype != x.dtype or not t.is_contiguous() for t in others):
+        return NotImplemented
+    y = empty((tokens, channels), x.dtype)
+    fields, _kept = rows.native_fields()
+    _run(
+        x.data_ptr(), x.stride(0), y.data_ptr(), state.data_ptr(), weight.data_ptr(),
+        address_of(bias), *fields, tokens, channels, weight.shape[1], silu, code,
+    )  # fmt: skip
+    return y
+
+
+@op(cases=_cases, native=_native)
 def causal_conv(
     x: Tensor, state: Tensor, rows: StateRows, weight: Tensor, bias: Tensor | None, silu: bool
 ) -> Tensor:

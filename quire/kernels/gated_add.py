@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, empty
+from quire.kernels.output_gate import run_gate
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -30,7 +32,22 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         }
 
 
-@op(cases=_cases, gpu="elementwise.gated_add")
+def _native(x: Tensor, shared: Tensor, gate: Tensor) -> Tensor:
+    code = DTYPES.get(x.dtype)
+    if code is None or any(t.dtype != x.dtype for t in (shared, gate)):
+        return NotImplemented
+    if not x.is_contiguous() or not shared.is_contiguous():
+        return NotImplemented
+    rows, size = x.shape
+    y = empty(x.shape, x.dtype)
+    run_gate(
+        shared.data_ptr(), gate.data_ptr(), gate.stride(0), 0, x.data_ptr(), y.data_ptr(), rows, 1,
+        size, 1, code,
+    )  # fmt: skip
+    return y
+
+
+@op(cases=_cases, native=_native, gpu="elementwise.gated_add")
 def gated_add(x: Tensor, shared: Tensor, gate: Tensor) -> Tensor:
     """x, shared: [T, E], gate: [T, 1], one dtype. Returns a new [T, E]."""
     return (x.float() + gate.float().sigmoid() * shared.float()).to(x.dtype)

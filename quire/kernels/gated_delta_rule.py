@@ -20,14 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.framework.op import op
-from quire.kernels.state_rows import StateRows
+from quire.kernels.native.library import DELTA_RULE, DTYPES, NativeOp, empty
+from quire.kernels.state_rows import NATIVE_FIELDS, StateRows, has_whole_rows
 
 CHUNK = 64
 EPS = 1e-6
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
-    for decodes, lengths in ((3, ()), (1, (2, 130))):
+    for decodes, lengths, dtype, keys, values in (
+        (3, (), torch.float32, 8, 16),
+        (1, (2, 130), torch.float32, 20, 75),
+        (2, (70,), torch.bfloat16, 32, 40),
+    ):
         tokens, at, spans = decodes + sum(lengths), decodes, []
         for length in lengths:
             spans.append((at, at + length))
@@ -35,19 +40,48 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         count = decodes + len(lengths)
         rows = torch.randperm(count + 2, device=device)[:count]
         yield {
-            "q": torch.randn(tokens, 2, 8, device=device),
-            "k": torch.randn(tokens, 2, 8, device=device),
-            "v": torch.randn(tokens, 4, 16, device=device),
-            "a": torch.randn(tokens, 4, device=device),
-            "b": torch.randn(tokens, 4, device=device),
-            "state": torch.randn(count + 3, 4, 8, 16, device=device),
+            "q": torch.randn(tokens, 2, keys, device=device, dtype=dtype),
+            "k": torch.randn(tokens, 2, keys, device=device, dtype=dtype),
+            "v": torch.randn(tokens, 4, values, device=device, dtype=dtype),
+            "a": torch.randn(tokens, 9, device=device, dtype=dtype)[:, :4],
+            "b": torch.randn(tokens, 4, device=device, dtype=dtype),
+            "state": torch.randn(count + 3, 4, keys, values, device=device),
             "rows": StateRows(rows, decodes, tuple(spans)),
             "a_log": torch.rand(4, device=device),
             "dt_bias": torch.randn(4, device=device),
         }
 
 
-@op(cases=_cases)
+_run = NativeOp(DELTA_RULE, "qqqqqqqqqqqq" + NATIVE_FIELDS + "qqqqqqqq")
+
+
+def _native(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    a_log: Tensor,
+    dt_bias: Tensor,
+) -> Tensor:
+    code, given = DTYPES.get(q.dtype), (q, k, v, a, b)
+    if code is None or any(t.dtype != q.dtype or not has_whole_rows(t) for t in given):
+        return NotImplemented
+    if any(t.dtype != torch.float32 or not t.is_contiguous() for t in (state, a_log, dt_bias)):
+        return NotImplemented
+    y = empty(v.shape, torch.float32)
+    fields, _kept = rows.native_fields()
+    _run(
+        *(field for t in given for field in (t.data_ptr(), t.stride(0))), y.data_ptr(),
+        state.data_ptr(), *fields, a_log.data_ptr(), dt_bias.data_ptr(), *q.shape[:2],
+        v.shape[1], *state.shape[2:], code,
+    )  # fmt: skip
+    return y
+
+
+@op(cases=_cases, native=_native)
 def gated_delta_rule(
     q: Tensor,
     k: Tensor,

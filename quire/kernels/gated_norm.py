@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, GATED_NORM, NativeOp, empty
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -17,10 +18,11 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         (torch.float32, 32, True),
         (torch.float32, 8, False),
         (torch.bfloat16, 16, True),
+        (torch.bfloat16, 8, False),
     ):
         yield {
             "x": torch.randn(5, 32, device=device),
-            "gate": torch.randn(5, 32, device=device, dtype=dtype),
+            "gate": torch.randn(5, 64, device=device, dtype=dtype)[:, :32],
             "weight": torch.randn(32 if before else 8, device=device, dtype=dtype),
             "eps": 1e-5,
             "size": size,
@@ -28,7 +30,26 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         }
 
 
-@op(cases=_cases)
+_run = NativeOp(GATED_NORM, "qqqqqqqqqqqd")
+
+
+def _native(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, size: int, gate_first: bool
+) -> Tensor:
+    code = DTYPES.get(weight.dtype)
+    if code is None or gate.dtype != weight.dtype or x.dtype != torch.float32:
+        return NotImplemented
+    if gate.stride(1) != 1 or not x.is_contiguous() or not weight.is_contiguous():
+        return NotImplemented
+    y = empty(x.shape, weight.dtype)
+    _run(
+        x.data_ptr(), gate.data_ptr(), gate.stride(0), weight.data_ptr(), y.data_ptr(), *x.shape,
+        size, len(weight), gate_first, code, eps,
+    )  # fmt: skip
+    return y
+
+
+@op(cases=_cases, native=_native)
 def gated_rms_norm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, size: int, gate_first: bool
 ) -> Tensor:

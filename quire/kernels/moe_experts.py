@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,7 @@ from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.op import op
 from quire.kernels.grouped_linear import pack_experts
 from quire.kernels.native.library import CODES_EXPERTS, NativeOp, address_of, empty
+from quire.kernels.native.op_tape import on_replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +215,23 @@ def moe_experts(
     the products of other banks are those of their experts: `fp8_linear`, `int8_linear`...
     Returns a new [T, E].
     """
+    biases = gate_up_bias, down_bias
     if not x.is_cpu:
-        biases = gate_up_bias, down_bias
         return multiply_all_experts(x, ids, weights, gate_up, down, gate, biases)
+    multiply = partial(_multiply_chosen, gate_up=gate_up, down=down, gate=gate, biases=biases)
+    return on_replay(multiply, x, ids, weights)
+
+
+def _multiply_chosen(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Any,
+    down: Any,
+    gate: ExpertActivation,
+    biases: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    """Send each row through its experts only: which these are decides the shapes."""
     tokens, k = ids.shape
     order = ids.flatten().argsort(stable=True)
     counts = torch.bincount(ids.flatten() + 1, minlength=len(gate_up) + 1).tolist()
@@ -224,8 +240,8 @@ def moe_experts(
     outputs[elsewhere] = 0
     for i, pairs in enumerate(pairs_of):
         if len(pairs):
-            h = gate(product_of(x[pairs // k], gate_up[i], bias_of(gate_up_bias, i)))
-            outputs[pairs] = product_of(h, down[i], bias_of(down_bias, i))
+            h = gate(product_of(x[pairs // k], gate_up[i], bias_of(biases[0], i)))
+            outputs[pairs] = product_of(h, down[i], bias_of(biases[1], i))
     return (outputs.view(tokens, k, -1).float() * weights[:, :, None]).sum(1).to(x.dtype)
 
 

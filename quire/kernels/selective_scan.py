@@ -16,34 +16,67 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.framework.op import op
-from quire.kernels.state_rows import StateRows
+from quire.kernels.native.library import DTYPES, SELECTIVE_SCAN, NativeOp, empty
+from quire.kernels.state_rows import NATIVE_FIELDS, StateRows, has_whole_rows
 
 CHUNK = 64
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
-    for decodes, lengths in ((3, ()), (1, (2, 130))):
+    for decodes, lengths, dtype, channels, state in (
+        (3, (), torch.float32, 8, 4),
+        (1, (2, 130), torch.float32, 87, 16),
+        (2, (70,), torch.bfloat16, 100, 5),
+    ):
         tokens, at, spans = decodes + sum(lengths), decodes, []
         for length in lengths:
             spans.append((at, at + length))
             at += length
         count = decodes + len(lengths)
         yield {
-            "x": torch.randn(tokens, 8, device=device),
-            "dt": torch.randn(tokens, 8, device=device),
-            "b": torch.randn(tokens, 4, device=device),
-            "c": torch.randn(tokens, 4, device=device),
-            "z": torch.randn(tokens, 8, device=device),
-            "state": torch.randn(count + 3, 8, 4, device=device),
+            "x": torch.randn(tokens, channels, device=device, dtype=dtype),
+            "dt": torch.randn(tokens, channels, device=device, dtype=dtype),
+            "b": torch.randn(tokens, 2 * state, device=device, dtype=dtype)[:, state:],
+            "c": torch.randn(tokens, state, device=device, dtype=dtype),
+            "z": torch.randn(tokens, channels, device=device, dtype=dtype),
+            "state": torch.randn(count + 3, channels, state, device=device),
             "rows": StateRows(
                 torch.randperm(count + 2, device=device)[:count], decodes, tuple(spans)
             ),
-            "a_log": torch.rand(8, 4, device=device),
-            "d": torch.randn(8, device=device),
+            "a_log": torch.rand(channels, state, device=device),
+            "d": torch.randn(channels, device=device),
         }
 
 
-@op(cases=_cases)
+_run = NativeOp(SELECTIVE_SCAN, "qqqqqqqqqqqq" + NATIVE_FIELDS + "qqqqqq")
+
+
+def _native(
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    z: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    a_log: Tensor,
+    d: Tensor,
+) -> Tensor:
+    code, given = DTYPES.get(x.dtype), (x, dt, b, c, z)
+    if code is None or any(t.dtype != x.dtype or not has_whole_rows(t) for t in given):
+        return NotImplemented
+    if any(t.dtype != torch.float32 or not t.is_contiguous() for t in (state, a_log, d)):
+        return NotImplemented
+    y = empty(x.shape, x.dtype)
+    fields, _kept = rows.native_fields()
+    _run(
+        *(field for t in given for field in (t.data_ptr(), t.stride(0))), y.data_ptr(),
+        state.data_ptr(), *fields, a_log.data_ptr(), d.data_ptr(), *x.shape, b.shape[1], code,
+    )  # fmt: skip
+    return y
+
+
+@op(cases=_cases, native=_native)
 def selective_scan(
     x: Tensor,
     dt: Tensor,

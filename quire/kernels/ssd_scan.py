@@ -16,13 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.framework.op import op
-from quire.kernels.state_rows import StateRows
+from quire.kernels.native.library import DTYPES, SSD_SCAN, NativeOp, empty
+from quire.kernels.state_rows import NATIVE_FIELDS, StateRows, has_whole_rows
 
 CHUNK = 64
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
-    for decodes, lengths in ((3, ()), (1, (2, 130))):
+    for decodes, lengths, dtype, size, state in (
+        (3, (), torch.float32, 8, 16),
+        (1, (2, 130), torch.float32, 37, 20),
+        (2, (70,), torch.bfloat16, 64, 40),
+    ):
         tokens, at, spans = decodes + sum(lengths), decodes, []
         for length in lengths:
             spans.append((at, at + length))
@@ -30,20 +35,50 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         count = decodes + len(lengths)
         rows = torch.randperm(count + 2, device=device)[:count]
         yield {
-            "x": torch.randn(tokens, 4, 8, device=device),
-            "dt": torch.randn(tokens, 4, device=device),
-            "b": torch.randn(tokens, 2, 16, device=device),
-            "c": torch.randn(tokens, 2, 16, device=device),
-            "state": torch.randn(count + 3, 4, 8, 16, device=device),
+            "x": torch.randn(tokens, 4, size, device=device, dtype=dtype),
+            "dt": torch.randn(tokens, 9, device=device, dtype=dtype)[:, 2:6],
+            "b": torch.randn(tokens, 2, state, device=device, dtype=dtype),
+            "c": torch.randn(tokens, 2, state, device=device, dtype=dtype),
+            "state": torch.randn(count + 3, 4, size, state, device=device),
             "rows": StateRows(rows, decodes, tuple(spans)),
             "a_log": torch.rand(4, device=device),
             "d": torch.randn(4, device=device),
             "dt_bias": torch.randn(4, device=device),
-            "dt_limit": (0.0, float("inf")),
+            "dt_limit": (0.1, 3.0) if decodes == 1 else (0.0, float("inf")),
         }
 
 
-@op(cases=_cases)
+_run = NativeOp(SSD_SCAN, "qqqqqqqqqq" + NATIVE_FIELDS + "qqqqqqqqqdd")
+
+
+def _native(
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    a_log: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+    dt_limit: tuple[float, float],
+) -> Tensor:
+    code, given, vectors = DTYPES.get(x.dtype), (x, dt, b, c), (a_log, d, dt_bias)
+    if code is None or any(t.dtype != x.dtype or not has_whole_rows(t) for t in given):
+        return NotImplemented
+    if any(t.dtype != torch.float32 or not t.is_contiguous() for t in (state, *vectors)):
+        return NotImplemented
+    y = empty(x.shape, torch.float32)
+    fields, _kept = rows.native_fields()
+    _run(
+        *(field for t in given for field in (t.data_ptr(), t.stride(0))), y.data_ptr(),
+        state.data_ptr(), *fields, *(t.data_ptr() for t in vectors), *x.shape, *b.shape[1:],
+        code, *dt_limit,
+    )  # fmt: skip
+    return y
+
+
+@op(cases=_cases, native=_native)
 def ssd_scan(
     x: Tensor,
     dt: Tensor,

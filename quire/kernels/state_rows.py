@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain
 
+import torch
 from torch import Tensor
+
+from quire.kernels.native.op_tape import refuse_recording
+
+NATIVE_FIELDS = "qqqqq"
+"""What native ops read of the rows (see native_fields)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +45,21 @@ class StateRows:
         all_at_once = (slice(0, self.decodes),) if self.decodes else ()
         for at in self.order or all_at_once:
             yield at, self.sources[at], self.rows[at]
+
+    def native_fields(self) -> tuple[tuple[int, ...], array[int]]:
+        """Return the rows as native ops read them, and memory to keep until the op has run.
+
+        Raises: NotRecordableError if a tape with rows of several tokens is recorded.
+        """
+        kinds = {self.rows.dtype, self.sources.dtype}
+        assert kinds == {torch.int64}, f"rows of states are {kinds}, not int64"
+        if self.spans:
+            refuse_recording("a row of several tokens")
+        ends = array("q", chain.from_iterable(self.spans))
+        read, written = self.sources.data_ptr(), self.rows.data_ptr()
+        return (read, written, ends.buffer_info()[0], self.decodes, len(self.rows)), ends
+
+
+def has_whole_rows(x: Tensor) -> bool:
+    """Whether each row of x, over its first axis, is contiguous."""
+    return x.dim() < 2 or x[:1].is_contiguous()

@@ -334,7 +334,7 @@ class MambaMixer(RecurrentLayer):
             assert self.c_layernorm is not None
             dt, b, c = self.dt_layernorm(dt), self.b_layernorm(b), self.c_layernorm(c)
         state = states.recurrent[self.place]
-        dt = self.dt_proj(dt.contiguous())
+        dt = self.dt_proj(dt)
         y = selective_scan(x, dt, b, c, gate, state, states.rows, self.A_log, self.D)
         return self.out_proj(y)
 

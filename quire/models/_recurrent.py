@@ -7,7 +7,6 @@ from typing import Any
 from quire.config.recurrent_layers import layer_kinds, state_facts
 from quire.errors import ConfigError
 from quire.layers.recurrent import Mamba2Sizes
-from quire.models._decoder import Decoder
 from quire.models.base import Hf, StateStep, StepInputs, field_of
 
 UNLIMITED_LEN = 1 << 20
@@ -59,9 +58,3 @@ def mamba2_sizes(hf: Hf, eps: float) -> Mamba2Sizes:
         conv_bias=field_of(hf, "mamba_conv_bias", bool, default=True),
         dt_limit=dt_limit(hf),
     )
-
-
-class RecurrentDecoder(Decoder):
-    """Base of models with recurrent layers."""
-
-    is_recordable = False  # their kernels are not native yet

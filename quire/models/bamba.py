@@ -16,9 +16,8 @@ from quire.config.recurrent_layers import RECURRENT
 from quire.layers import AddRMSNorm
 from quire.layers.recurrent import Mamba2Mixer, Mamba2Sizes
 from quire.models import llama
-from quire.models._decoder import GatedMLP
+from quire.models._decoder import Decoder, GatedMLP
 from quire.models._recurrent import (
-    RecurrentDecoder,
     mamba2_sizes,
     recurrent_fields,
     states_of,
@@ -87,7 +86,7 @@ class Layer(nn.Module):
         return self.feed_forward(x), res
 
 
-class Model(RecurrentDecoder):
+class Model(Decoder):
     layer_class = Layer
     weights = Weights(
         strip=("model.",),

@@ -18,8 +18,8 @@ from quire.errors import ConfigError
 from quire.layers import AddRMSNorm, add, scale
 from quire.layers.recurrent import Mamba2Mixer, Mamba2Sizes
 from quire.models import bamba, llama
-from quire.models._decoder import GatedMLP
-from quire.models._recurrent import RecurrentDecoder, mamba2_sizes, recurrent_fields, states_of
+from quire.models._decoder import Decoder, GatedMLP
+from quire.models._recurrent import mamba2_sizes, recurrent_fields, states_of
 from quire.models._rope import rotary_sizes_of
 from quire.models.base import CarriedStates, Hf, StepInputs, field_of
 
@@ -135,6 +135,6 @@ class Layer(nn.Module):
         return self.feed_forward(x), res
 
 
-class Model(RecurrentDecoder):
+class Model(Decoder):
     layer_class = Layer
     weights = bamba.Model.weights

@@ -26,9 +26,9 @@ from quire.layers import (
 )
 from quire.layers.recurrent import Mamba2Sizes
 from quire.models import bamba, granite, jamba, llama
-from quire.models._decoder import GatedMLP
+from quire.models._decoder import Decoder, GatedMLP
 from quire.models._experts import expert_counts
-from quire.models._recurrent import RecurrentDecoder, mamba2_sizes, recurrent_fields
+from quire.models._recurrent import mamba2_sizes, recurrent_fields
 from quire.models.base import Hf, StepInputs, Weights, field_of
 
 CONVENTIONS = {
@@ -100,7 +100,7 @@ class Layer(bamba.Layer):
         return FeedForward(c)
 
 
-class Model(RecurrentDecoder):
+class Model(Decoder):
     layer_class = Layer
     weights = Weights(
         strip=("model.",),

@@ -22,9 +22,9 @@ from quire.layers import (
 )
 from quire.layers.recurrent import MambaMixer, MambaSizes
 from quire.models import llama
-from quire.models._decoder import GatedMLP
+from quire.models._decoder import Decoder, GatedMLP
 from quire.models._experts import expert_counts
-from quire.models._recurrent import RecurrentDecoder, recurrent_fields, states_of
+from quire.models._recurrent import recurrent_fields, states_of
 from quire.models._rope import rotary_sizes_of
 from quire.models.base import CarriedStates, Hf, StepInputs, Weights, field_of
 
@@ -126,7 +126,7 @@ class Layer(nn.Module):
         return self.feed_forward(x), res
 
 
-class Model(RecurrentDecoder):
+class Model(Decoder):
     layer_class = Layer
     weights = Weights(
         strip=("model.",),

@@ -14,8 +14,8 @@ from quire.config.recurrent_layers import RECURRENT, mlp_width
 from quire.layers import AddRMSNorm, RMSNorm
 from quire.layers.recurrent import ShortConv
 from quire.models import llama
-from quire.models._decoder import GatedMLP
-from quire.models._recurrent import RecurrentDecoder, recurrent_fields, states_of
+from quire.models._decoder import Decoder, GatedMLP
+from quire.models._recurrent import recurrent_fields, states_of
 from quire.models._rope import rotary_sizes_of
 from quire.models.base import CarriedStates, Hf, StepInputs, Weights, field_of
 
@@ -79,7 +79,7 @@ class Layer(nn.Module):
         return self.feed_forward(x), res
 
 
-class Model(RecurrentDecoder):
+class Model(Decoder):
     layer_class = Layer
     weights = Weights(
         strip=("model.",),

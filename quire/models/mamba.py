@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from quire.layers import AddRMSNorm
 from quire.layers.recurrent import MambaMixer, MambaSizes
 from quire.models import mamba2
-from quire.models._recurrent import UNLIMITED_LEN, RecurrentDecoder, recurrent_fields, states_of
+from quire.models._decoder import Decoder
+from quire.models._recurrent import UNLIMITED_LEN, recurrent_fields, states_of
 from quire.models.base import CarriedStates, Hf, ModelConfig, StepInputs, dtype_of, field_of
 
 CONVENTIONS = {
@@ -82,6 +83,6 @@ class Layer(nn.Module):
         return self.mixer(x, states_of(step)), res
 
 
-class Model(RecurrentDecoder):
+class Model(Decoder):
     layer_class = Layer
     weights = mamba2.Model.weights

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from quire.layers import AddRMSNorm
 from quire.layers.recurrent import Mamba2Mixer, Mamba2Sizes
+from quire.models._decoder import Decoder
 from quire.models._recurrent import (
     UNLIMITED_LEN,
-    RecurrentDecoder,
     dt_limit,
     recurrent_fields,
     states_of,
@@ -96,7 +96,7 @@ class Layer(nn.Module):
         return self.mixer(x, states_of(step)), res
 
 
-class Model(RecurrentDecoder):
+class Model(Decoder):
     layer_class = Layer
     weights = Weights(
         strip=("backbone.",),

@@ -31,8 +31,9 @@ from quire.layers import (
 )
 from quire.layers.recurrent import Mamba2Mixer, Mamba2Sizes
 from quire.models import jamba, llama
+from quire.models._decoder import Decoder
 from quire.models._experts import sigmoid_routing
-from quire.models._recurrent import RecurrentDecoder, dt_limit, recurrent_fields, states_of
+from quire.models._recurrent import dt_limit, recurrent_fields, states_of
 from quire.models._rope import rotary_sizes_of
 from quire.models.base import CarriedStates, Hf, StepInputs, Weights, field_of
 
@@ -184,7 +185,7 @@ class Layer(nn.Module):
         return self.mixer(x) if self.kind in (MLP, EXPERTS) else self.mixer(x, step), res
 
 
-class Model(RecurrentDecoder):
+class Model(Decoder):
     layer_class = Layer
     weights = Weights(
         strip=("backbone.", "model."),

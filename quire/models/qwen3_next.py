@@ -16,9 +16,9 @@ from quire.kernels.output_gate import output_gate
 from quire.layers import AddRMSNorm, Attention, QKVLinear, RMSNorm, Rope, RowLinear
 from quire.layers.recurrent import DeltaNetSizes, GatedDeltaNet
 from quire.models import qwen2_moe
-from quire.models._decoder import GatedMLP
+from quire.models._decoder import Decoder, GatedMLP
 from quire.models._experts import expert_sizes
-from quire.models._recurrent import RecurrentDecoder, recurrent_fields, states_of
+from quire.models._recurrent import recurrent_fields, states_of
 from quire.models._rope import rotary_sizes_of
 from quire.models.base import CarriedStates, Hf, StepInputs, Weights, field_of
 
@@ -119,7 +119,7 @@ class Layer(nn.Module):
         return self.mlp(x), res
 
 
-class Model(RecurrentDecoder):
+class Model(Decoder):
     layer_class = Layer
     weights = Weights(
         strip=("model.",),

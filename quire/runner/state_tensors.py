@@ -111,9 +111,17 @@ class StateTensors:
         at, read, written = (to_device(one, self._device) for one in (tokens, sources, rows))
         self._drafts = _DraftRows(at, read, written, order)
 
+    def rows_of(self, slots: Tensor) -> Tensor:
+        """Return the rows [S] of slots [S] on the device. Negative: padding, whose row is last."""
+        return torch.where(slots < 0, self._rows - 1, slots).long()
+
     def step(self, slots: Tensor, decodes: int) -> StateStep:
-        """Return the states of a step's rows. slots: [S] on the device; negative: padding."""
-        sources = rows = torch.where(slots < 0, self._rows - 1, slots).long()
+        """Return the states of a step's rows. slots: as rows_of takes them."""
+        return self.step_of(self.rows_of(slots), decodes)
+
+    def step_of(self, rows: Tensor, decodes: int) -> StateStep:
+        """Return the states of a step. rows: as rows_of has them."""
+        sources = rows
         order: tuple[Tensor, ...] = ()
         if self._drafts is not None:
             tokens, read, written, order = self._drafts

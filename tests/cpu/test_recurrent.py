@@ -22,6 +22,8 @@ from quire.config.options import (
 from quire.config.recurrent import check_recurrent
 from quire.config.resolve import resolve
 from quire.errors import ConfigError
+from quire.kernels.native import library
+from quire.kernels.native.op_tape import OpTape
 from quire.models.build import read_model_config
 from quire.runner.state_tensors import StateTensors
 from tests import tiers
@@ -170,6 +172,21 @@ def test_a_checkpoint_within_accepted_drafts_is_taken(case):
     tokens = [token for u in updates if u.request_id == "1" for token in u.token_ids]
     assert max(u.cached_tokens for u in updates if u.request_id == "1") == 128
     assert tokens == answer["0", 0][88:]
+
+
+@pytest.mark.skipif(not library.available(), reason="tapes need the native kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decode_steps_are_replayed_from_tapes_with_the_same_tokens(case, dtype, monkeypatch):
+    hf, _ = case
+    replays, replay = [], OpTape.replay
+    monkeypatch.setattr(OpTape, "replay", lambda tape: replays.append(tape) or replay(tape))
+    works = [request(str(i), range(3 + i, 20 + 2 * i), 5 + 3 * i) for i in range(5)]
+    want, _ = run(engine_of(hf, dtype=dtype, eager=True), works)
+    assert not replays
+    got, _ = run(engine_of(hf, dtype=dtype), works)
+    assert got == want
+    assert len(replays) >= 12
+    assert len(set(replays)) >= 4, "the number of rows went from five to one"
 
 
 @pytest.mark.parametrize("chunk", [1, 63, 64, 65, 997])

@@ -144,7 +144,7 @@ struct MapArgs {
   long rows, size, kind, dtype;
   double value;
 };
-enum { SILU, GELU, GELU_TANH, RELU, ADD, SOFTCAP, SCALE, CLIP, QUICK_GELU };
+enum { SILU, GELU, GELU_TANH, RELU, ADD, SOFTCAP, SCALE, CLIP, QUICK_GELU, SAME };
 
 inline Plan plan(const MapArgs& a, int) { return {a.rows * a.size > SMALL, 0}; }
 
@@ -206,6 +206,7 @@ void map_kind(const MapArgs& a, const Team& team) {
     case SCALE: return map<T, SCALE>(a, team);
     case CLIP: return map<T, CLIP>(a, team);
     case QUICK_GELU: return map<T, QUICK_GELU>(a, team);
+    case SAME: return map<T, SAME>(a, team);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "codes_experts.h"
 #include "int8_linear.h"
+#include "recurrent.h"
 #include "router.h"
 
 namespace {
@@ -33,7 +34,8 @@ const Op OPS[] = {
     OP(RopeArgs),   OP(MapArgs),  OP(WriteArgs),     OP(AttentionArgs),
     OP(MaskArgs),   OP(CodesLinearArgs), OP(CodesEmbeddingArgs), OP(LoraArgs),
     OP(Int8LinearArgs), OP(CodesExpertsArgs), OP(LoraRowsArgs), OP(RouterArgs),
-    OP(LocalExpertsArgs), OP(CopyArgs),
+    OP(LocalExpertsArgs), OP(CopyArgs), OP(ConvArgs), OP(SsdArgs),
+    OP(SelectiveArgs), OP(DeltaArgs), OP(GatedNormArgs), OP(GateArgs),
 };
 constexpr long OP_COUNT = sizeof OPS / sizeof *OPS;
 

@@ -23,6 +23,7 @@ from quire.kernels.native.op_tape import NotRecordableError, OpTape, TapeRecorde
 from quire.models.base import HiddenTaps, LanguageModel, StepInputs
 from quire.runner.drafters.base import TargetStates
 from quire.runner.parts.base import PLAIN, StepVariant
+from quire.runner.state_tensors import find_states
 from quire.runner.step_batch import StepBatch
 
 log = logging.getLogger(__name__)
@@ -124,6 +125,9 @@ class DecodeForward:
         self._whole_logits = whole_logits
         self._is_last_stage = is_last_stage
         self._taps = taps
+        self._width = width
+        self._states = find_states(model)
+        self._state_rows = torch.zeros(rows, dtype=torch.int64)
         self._carried: Tensor | None = None  # [rows, E]
         self._token_ids = torch.zeros(rows, dtype=torch.int32)
         self._positions = torch.zeros(rows, dtype=torch.int32)
@@ -158,6 +162,8 @@ class DecodeForward:
             array: np.ndarray = buffer.numpy()
             array[:rows] = values
             array[rows:size] = blank
+        if self._states is not None:
+            self._state_rows[:size] = self._states.rows_of(self._token_slots[:size])
         for buffer, table in zip(self._tables, batch.tables):
             buffer.numpy()[:rows, : table.shape[1]] = table.numpy()
         if self._cross_table is not None and self._cross_lengths is not None:
@@ -179,7 +185,7 @@ class DecodeForward:
             tables=tuple(table[:size] for table in self._tables),
             slots=tuple(slots[:size] for slots in self._kv_slots),
             max_query=1,
-            max_context=self._tables[0].shape[1],
+            max_context=self._width,
             decodes=size,
             cross=self._cross_metadata(size),
         )
@@ -190,6 +196,9 @@ class DecodeForward:
             attention=self._backend.plan(batch),
             carried=None if self._carried is None else self._carried[:size],
             taps=taps,
+            states=None
+            if self._states is None
+            else self._states.step_of(self._state_rows[:size], size),
         )
         slots = self._token_slots[:size]
         with variant.forward(slots):

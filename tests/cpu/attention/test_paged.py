@@ -9,6 +9,7 @@ class Layer:
     scale, window, softcap = 0.2, 7, 3.0
     sinks, alibi, position_bias, k_scale, v_scale = None, None, None, 1.0, 1.0
     head_scales = None
+    spans = True
 
     def __init__(self, group, place):
         self.group, self.place = group, place

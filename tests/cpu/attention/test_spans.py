@@ -54,6 +54,7 @@ def test_a_step_is_given_spans_after_it_is_planned():
         scale, window, softcap, group, place = case["scale"], None, None, 0, 0
         sinks, alibi, position_bias, k_scale, v_scale = None, None, None, 1.0, 1.0
         head_scales = None
+        spans = True
 
     step = Backend([case["cache"]]).plan(metadata).with_spans(case["spans"])
     assert torch.equal(step.run(case["q"], None, None, Layer), OP.native(**case))

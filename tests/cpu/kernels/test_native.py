@@ -17,7 +17,7 @@ from quire.kernels import (
 )
 from quire.kernels.formats.packed_weight import PackedWeight, pack_panels
 from quire.kernels.framework.op import OPS
-from tests.op_cases import all_ops, copied, written_cache
+from tests.op_cases import all_ops, copied, written_cache, written_state
 
 CPU = torch.device("cpu")
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -36,7 +36,7 @@ def run(body, case):
     out = body(**case)
     if out is NotImplemented:
         return None
-    return tensors(out) or written_cache(case)
+    return (tensors(out) or written_cache(case)) + written_state(case)
 
 
 def agree(op):

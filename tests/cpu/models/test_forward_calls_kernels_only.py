@@ -21,17 +21,8 @@ pytestmark = pytest.mark.sampled(4)
 
 VIEWS = {"view", "split", "split_with_sizes", "slice", "select", "_unsafe_view", "unsqueeze"}
 VIEWS |= {"expand"}
-REFERENCES = {"moe_router", "moe_experts", "gated_add", "weighted_inputs"}  # no native kernel
-REFERENCES |= {"mla_attention", "mla_write"}
-REFERENCES |= {
-    "causal_conv",
-    "selective_scan",
-    "ssd_scan",
-    "gated_delta_rule",
-    "gated_norm",
-    "output_gate",
-    "scan_gate",
-}
+REFERENCES = {"moe_router", "moe_experts", "weighted_inputs"}  # no native kernel
+REFERENCES |= {"mla_attention", "mla_write", "scan_gate"}
 SINKS = {"paged_attention"}  # nor with sinks
 MEMORY = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "alias"}
 
