@@ -5,8 +5,8 @@
                            [--kw JSON] [--repeat 1] [--seconds 500]
 
 make_models.py writes MODELS. Each row of models runs bench/offline.py once with each number of ranks;
-then with NCCL in place of quire's own sums (nccl), and as independent engines that run at once, each
-on a GPU of its own (replicas). One JSON line for each result, and for each ratio to one GPU, with the
+then with NCCL in place of quire's own sums (nccl), in pipeline stages (stages), with whole experts on
+ranks (experts), and as independent engines that run at once, each on a GPU of its own (replicas). One JSON line for each result, and for each ratio to one GPU, with the
 goal. --seconds: nothing is begun later than this.
 """
 
@@ -26,6 +26,7 @@ GOALS = {  # (model, case) -> ratio of two GPUs to one
     ("qwen3-0.6b", "decode1"): 1.0,
 }  # fmt: skip
 NCCL_GOALS = {("llama-8b", "decode1"): 1.4}
+STAGE_GOALS = {("llama-8b", "decode1"): 0.95, ("llama-8b", "mixed512"): 1.7}
 REPLICA_GOALS = {"mixed512": 1.95}  # times the number of replicas over 2
 
 
@@ -104,7 +105,7 @@ def main():
     plans = [(model, "ranks", int(n)) for model in a.rows.split(",") for n in a.ranks.split(",")]
     main_model = a.rows.split(",")[0]
     plans += [(main_model, "nccl", 2)] * ("nccl" in ways)
-    plans += [(main_model, "replicas", 2)] * ("replicas" in ways)
+    plans += [(main_model, how, 2) for how in ("stages", "experts", "replicas") if how in ways]
     for model, how, count in plans:
         if time.time() - began > a.seconds:
             say(model=model, how=f"{how} {count}", status="not run: no time is left")
@@ -116,6 +117,13 @@ def main():
             found = finish(start(model, "decode1,rows32", a, tensor_parallel_size=count,
                                  disable_custom_all_reduce=True))  # fmt: skip
             compare(model, f"tp {count}, NCCL", found, one, NCCL_GOALS)
+        elif how == "stages":
+            found = finish(start(model, a.cases, a, pipeline_parallel_size=count))
+            compare(model, f"pp {count}", found, one, STAGE_GOALS)
+        elif how == "experts":
+            found = finish(start(model, a.cases, a, tensor_parallel_size=count,
+                                 enable_expert_parallel=True))  # fmt: skip
+            compare(model, f"ep {count}", found, one, GOALS)
         elif count == 1:
             first[model] = finish(start(model, a.cases, a))
             for line in first[model].values():

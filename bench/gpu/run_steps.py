@@ -34,7 +34,7 @@ TESTS = [PY, "-m", "pytest", "-p", "bench.gpu.json_report", "-p", "no:cacheprovi
 # HEAVY takes longest. ALONE is alone on the card: it measures memory and seconds.
 HEAVY = ["tests/gpu/test_models.py", "tests/gpu/test_fallback.py"]
 ALONE = ["tests/gpu/test_memory.py", "tests/gpu/test_start.py", "tests/gpu/test_fault_isolation.py"]
-TWO_GPUS = ["tests/gpu/test_peer_all_reduce.py", "tests/gpu/test_tp.py"]
+TWO_GPUS = ["tests/gpu/test_peer_all_reduce.py", "tests/gpu/test_tp.py", "tests/gpu/test_stages.py"]
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,11 @@ def two_gpus_steps():
         Step("tests", [*TESTS, "-n", "0", TWO_GPUS[1], "-k", "not graphs"], 170),
         Step("death of a rank", [PY, "bench/rank_death.py", f"{MODELS}/llama-8b"], 120),
         Step("collectives", [PY, "bench/collectives.py"], 60),
+        Step("stages", [*TESTS, "-n", "0", TWO_GPUS[2], "-k", "graphs or killed or experts"], 150),
+        Step("8B in stages", [*compare, "--rows", "llama-8b", "--ranks", "1", "--ways",
+                              "stages,replicas", "--cases", "decode1,mixed512"], 190),
+        Step("whole experts", [*compare, "--rows", "qwen3-30b-a3b", "--ranks", "1,2", "--ways",
+                               "experts", "--cases", "decode1,mixed512"], 200),
         Step("others", [*compare, "--rows", "qwen3-30b-a3b,qwen3-0.6b", "--ways", "none",
                         "--cases", "decode1,mixed512"], 200),
     ]  # fmt: skip

@@ -105,11 +105,6 @@ def resolve_parallel(
     """Resolve how ranks run. Raises ConfigError."""
     experts = _resolve_expert_placement(options, model, shape.tensor * shape.data, why)
     section = options.parallel
-    if shape.stages > 1 and shape.device != "cpu":
-        raise ConfigError(
-            f"pipeline_parallel_size={shape.stages}: stages are processes of a CPU so far; over "
-            f"GPUs use tensor_parallel_size={shape.ranks}, or device='cpu'"
-        )
     engines = section.num_engines
     backend = section.distributed_executor_backend
     if backend == "uni" and shape.ranks > 1:

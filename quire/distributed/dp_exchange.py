@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.collectives import Group, all_to_all
+from quire.kernels.framework import lazy_fusion
 from quire.kernels.row_exchange import gather_rows, sum_rows
 
 
@@ -40,6 +41,7 @@ class DataParallelExchange:
         """One collective: the three are sent as bytes."""
         self._count("gather_rows")
         self.is_open = True
+        lazy_fusion.flush()  # no op reads the three
         sent = [_as_bytes(one) for one in (x, ids, weights)]
         rows = gather_rows(torch.cat(sent, 1), self.counts, self._replicas)
         found = rows.split([one.shape[1] for one in sent], 1)

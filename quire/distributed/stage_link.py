@@ -55,11 +55,12 @@ class StageLink:
             if tokens:
                 self._hand_on_nothing()
 
-    def receive(self) -> Tensor | None:
-        """Return the hidden states of the stage before: [T, E]; None: this is the first stage."""
+    def receive(self, tokens: int) -> Tensor | None:
+        """Return the hidden states of the stage before, of so many tokens: [T, E]; None: this is
+        the first stage."""
         if self.is_first:
             return None
-        part = self._receive_columns()
+        part = self._receive_columns(tokens)
         assert self._comm is not None
         return self._comm.all_gather(part, self._width)
 
@@ -69,20 +70,23 @@ class StageLink:
         self._to_send = False
         self._comm.send(hidden[:, self._columns.start : self._columns.stop], self.stage + 1)
 
-    def _receive_columns(self) -> Tensor:
+    def empty(self, tokens: int) -> Tensor:
+        """Allocate hidden states [T, E]."""
+        return torch.empty((tokens, self._width), dtype=self._dtype, device=self._device)
+
+    def _receive_columns(self, tokens: int) -> Tensor:
         self._to_receive = False
         assert self._comm is not None
-        return self._comm.receive(self._empty(), self.stage - 1)
+        return self._comm.receive(self._empty_columns(tokens), self.stage - 1)
 
     def _hand_on_nothing(self) -> None:
         """After a step that raised: take what is sent to this stage, and send zeros."""
         if self._to_receive:
-            self._receive_columns()
+            self._receive_columns(self._tokens)
         if self._to_send:
             self._to_send = False
             assert self._comm is not None
-            self._comm.send(self._empty().zero_(), self.stage + 1)
+            self._comm.send(self._empty_columns(self._tokens).zero_(), self.stage + 1)
 
-    def _empty(self) -> Tensor:
-        shape = (self._tokens, len(self._columns))
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+    def _empty_columns(self, tokens: int) -> Tensor:
+        return torch.empty((tokens, len(self._columns)), dtype=self._dtype, device=self._device)

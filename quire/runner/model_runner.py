@@ -42,13 +42,13 @@ class ModelRunner:
         self.model = model
         self.worker = worker
         self.sampler = sampler
-        self._link = link or StageLink()
+        self.link = link or StageLink()
 
     @torch.inference_mode()
     def launch(self, step: ModelInput) -> StepHandle:
         """Start the step. One thread, in plan order."""
         with span("launch"), self._exchanges(step):
-            if self._link.is_last:  # the others sample nothing
+            if self.link.is_last:  # the others sample nothing
                 for slot in step.leaves:
                     self.sampler.leave(slot)
                 for joined in step.joins:
@@ -74,7 +74,7 @@ class ModelRunner:
         tokens = 0 if step.batch is None else len(step.batch.token_ids)
         with (
             self.worker.execution_context(),
-            self._link.step(tokens),
+            self.link.step(tokens),
             self._experts.step(step.dp_tokens),
         ):
             yield

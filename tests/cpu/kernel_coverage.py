@@ -100,40 +100,45 @@ def pooled_kinds(config):
     return [ResultKind.of(Pooling(task)) for task in config.pooling.tasks]
 
 
+def run_some(runner, config, rounds, every):
+    """Run every step, and some others."""
+    draw = random.Random(1)
+
+    def run(batch):
+        runner.worker.compute(batch, ())
+        if config.adapters is not None:
+            load = draw.choice([*enumeration.adapter_loads(runner.model)])
+            runner.worker.compute(batch, [enumeration.adapted_rows(batch, load)])
+
+    with torch.inference_mode(), with_two_layers_per_kind(runner.model):
+        for kind in pooled_kinds(config):
+            for batch in every_step(config.scheduler, every):
+                if not (batch.decode_only or batch.max_prior_context):
+                    part = enumeration.pooled_rows(batch, kind)
+                    plain = enumeration.without_samples(batch)
+                    runner.worker.compute(plain, [part])
+                    if config.pooling.late_interaction is not None:
+                        some = UnattendedTokensPart([1] * len(batch.rows))
+                        runner.worker.compute(plain, [some, part])
+        for part in every_source(config, every) if config.encoder else ():
+            runner.worker.compute(enumeration.prompt_batch(0, [2], 0), [part])
+        for params in enumeration.SAMPLING_KINDS if config.generates else ():
+            enumeration._join(runner.sampler, params)
+            if params is enumeration.GREEDY:
+                for batch in every_step(config.scheduler, every):
+                    run(batch)
+            for _ in range(rounds):
+                run(some_step(draw, config.scheduler))
+
+
 def coverage(hf, options, rounds, every):
     found, config = described(hf, options)
     known = []
     enumeration.enumerate_kernels(found, config, H200, known.append)
     later = []
-    draw = random.Random(1)
     with on_meta_device(H200), trace_kernels(later.append):
-        runner = enumeration.meta_runner(found, config)
-
-        def run(batch):
-            runner.worker.compute(batch, ())
-            if config.adapters is not None:
-                load = draw.choice([*enumeration.adapter_loads(runner.model)])
-                runner.worker.compute(batch, [enumeration.adapted_rows(batch, load)])
-
-        with torch.inference_mode(), with_two_layers_per_kind(runner.model):
-            for kind in pooled_kinds(config):
-                for batch in every_step(config.scheduler, every):
-                    if not (batch.decode_only or batch.max_prior_context):
-                        part = enumeration.pooled_rows(batch, kind)
-                        plain = enumeration.without_samples(batch)
-                        runner.worker.compute(plain, [part])
-                        if config.pooling.late_interaction is not None:
-                            some = UnattendedTokensPart([1] * len(batch.rows))
-                            runner.worker.compute(plain, [some, part])
-            for part in every_source(config, every) if config.encoder else ():
-                runner.worker.compute(enumeration.prompt_batch(0, [2], 0), [part])
-            for params in enumeration.SAMPLING_KINDS if config.generates else ():
-                enumeration._join(runner.sampler, params)
-                if params is enumeration.GREEDY:
-                    for batch in every_step(config.scheduler, every):
-                        run(batch)
-                for _ in range(rounds):
-                    run(some_step(draw, config.scheduler))
+        for rank in range(0, config.parallel.ranks, config.parallel.tensor):
+            run_some(enumeration.meta_runner(found, config, rank), config, rounds, every)
     missing = [one for one in later if one not in set(known)]
     names = sorted({one.name for one in known})
     return {"known": len(known), "later": len(later), "missing": missing, "names": names}

@@ -13,6 +13,7 @@ from quire import LLM, SamplingParams, env
 from quire.config.facts import DeviceFacts
 from quire.config.options import Options
 from quire.config.resolve import resolve
+from quire.config.stages import stage_cache
 from quire.core.types import StepResult
 from quire.engine.startup import gpu_startup, rank_process
 from quire.engine.startup.gpu_memory import DeviceUse
@@ -219,6 +220,20 @@ def test_the_cache_fits_the_tightest_gpu():
     assert less["libraries take more"] == pytest.approx(300, abs=1)
     assert less["more is loaded"] == pytest.approx(1024 - 100, abs=1)
     assert 4000 < less["less is free"] < 5000
+
+
+def test_blocks_of_stages_have_the_bytes_of_their_layers():
+    config, plan = gpu_config(pipeline_parallel_size=2, pipeline_layers="2,6")
+    few, many = (stage_cache(config.cache, config.parallel, stage).block_bytes for stage in (0, 1))
+    assert 3 * few == many
+    found, _ = size_kv_cache(config, plan, SITUATION, RECORD, [USE, USE])
+    one, _ = size_kv_cache(config, plan, SITUATION, RECORD, [USE, USE._replace(free=60 * GIB)])
+    assert found.cache.num_blocks == one.cache.num_blocks, "allowed bytes are the limit"
+    less = USE._replace(free=4 * GIB)
+    first, _ = size_kv_cache(config, plan, SITUATION, RECORD, [less, USE])
+    last, _ = size_kv_cache(config, plan, SITUATION, RECORD, [USE, less])
+    assert first.cache.num_blocks == found.cache.num_blocks, "its blocks are a third"
+    assert last.cache.num_blocks < 0.5 * found.cache.num_blocks
 
 
 def test_what_does_not_fit_one_gpu_is_refused():

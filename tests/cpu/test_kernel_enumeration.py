@@ -86,6 +86,11 @@ CASES = {
         SHAPES["qwen3-30b-a3b"],
         {"tensor_parallel_size": 4, "enable_expert_parallel": True, "enable_eplb": True},
     ),
+    "three stages": (SHAPES["qwen3-0.6b"], {"pipeline_parallel_size": 3}),
+    "two stages of two ranks": (
+        SHAPES["qwen3-30b-a3b"],
+        {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
+    ),
     "float32": (SHAPES["qwen3-0.6b"], {"dtype": "float32"}),
     "experts": (SHAPES["qwen3-30b-a3b"], {}),
     "latent": (SHAPES["deepseek-v2-lite"], {}),

@@ -26,6 +26,8 @@ from quire.config.memory.memory_plan import (
     gib,
     require_memory,
 )
+from quire.config.stages import stage_cache
+from quire.distributed.mesh import mesh_of
 from quire.engine.startup import warmup
 from quire.engine.startup.gpu_memory import DeviceUse, free_device_memory, measure_device
 from quire.engine.startup.memory_record import MemoryRecord, read_record, write_record
@@ -108,7 +110,7 @@ class _GpuStartup:
         small = warmup.profiling_config(config, self.plan.shape)
         half = self.make(small)
         peak = warmup.measure_peak_memory(half, small)
-        kv_bytes = small.cache.num_blocks * small.cache.block_bytes
+        kv_bytes = small.cache.num_blocks * stage_cache(small.cache, small.parallel, 0).block_bytes
         buffers = measure_device(self.device, held).allocated - weights - kv_bytes
         log.debug(
             "measured: weights %d, the worst step %d (%d with gaps), captured ones %d, buffers %d",
@@ -155,11 +157,15 @@ def size_kv_cache(
         steps += record.captured_bytes + CUDA_GRAPH_BYTES
     fixed = plan.num_blocks if situation.has_fixed_blocks else None
     plans = []
-    for use in uses:
+    for rank, use in enumerate(uses):
+        stage = mesh_of(config.parallel, rank).pp_rank
+        own = stage_cache(config.cache, config.parallel, stage)
         used_yet = sane_overhead(use, plan)  # libraries may still load
         now = min(plan.allowed_bytes, use.free + use.spare + use.allocated + used_yet)
         fitted = apply_measurements(
-            replace(plan, allowed_bytes=now),  # others may have allocated
+            replace(
+                plan, allowed_bytes=now, block_bytes=own.block_bytes
+            ),  # others may have allocated
             weights=use.allocated,
             activations=steps,
             overhead=max(record.overhead_bytes, used_yet)
@@ -168,13 +174,13 @@ def size_kv_cache(
             num_blocks=fixed,
         )
         plans.append(fitted)
-    tightest = min(range(len(plans)), key=lambda rank: plans[rank].kv_available_bytes)
-    plan = plans[tightest]
+    plan = min(plans, key=lambda one: one.kv_available_bytes / max(one.block_bytes, 1))
     if situation.can_shrink_max_len and 0 < plan.max_fitting_len < plan.shape.max_model_len:
         log.warning("max_model_len is %d: no longer sequence fits in memory", plan.max_fitting_len)
         plan = replace(plan, shape=replace(plan.shape, max_model_len=plan.max_fitting_len))
     require_memory(plan)
-    warmup.check_cache_fits(plan, min(use.free for use in uses) - steps)
+    for use, fitted in zip(uses, plans, strict=True):
+        warmup.check_cache_fits(plan.num_blocks * fitted.block_bytes, use.free - steps)
     scheduler = replace(config.scheduler, max_model_len=plan.shape.max_model_len)
     kv = replace(config.cache, num_blocks=plan.num_blocks)
     return replace(config, cache=kv, scheduler=scheduler), plan

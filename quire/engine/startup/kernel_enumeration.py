@@ -15,15 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quire.config.engine_config import EncoderSection, EngineConfig, PoolingSection
+from quire.config.engine_config import (
+    EncoderSection,
+    EngineConfig,
+    ParallelSection,
+    PoolingSection,
+)
 from quire.config.memory.draft_rows import draft_rows
 from quire.core.params import SamplingParams
 from quire.core.types import BlockCopy, Pooling, StopConditions
 from quire.distributed.collectives import ProcessGroupCollectives
-from quire.distributed.mesh import mesh_of
+from quire.distributed.mesh import Mesh, mesh_of
 from quire.distributed.peer_memory import PROGRAMS
 from quire.engine.startup.drafter_setup import load_drafter
-from quire.engine.startup.executor_setup import build_runner, load_model, load_pooler
+from quire.engine.startup.executor_setup import (
+    build_runner,
+    link_stages,
+    load_model,
+    load_pooler,
+)
 from quire.engine.startup.model_setup import ModelDescription
 from quire.engine.startup.warmup import dummy_recording
 from quire.kernels.formats.peer_memory import PeerMemory
@@ -87,13 +97,20 @@ def enumerate_kernels(
     """
     stepped = set()
     with on_meta_device(target), trace_kernels(note):
-        for rank in sorted({0, config.parallel.ranks - 1}):  # others have the shares of one of them
+        for rank in _unlike_ranks(config.parallel):
             runner = meta_runner(found, config, rank, peers=peers)
-            shapes = tuple(tuple(one.shape) for one in runner.model.parameters())
+            shapes = tuple((name, one.shape) for name, one in runner.model.named_parameters())
             if shapes not in stepped:
                 stepped.add(shapes)
                 with torch.inference_mode():
                     run_steps(runner, config)
+
+
+def _unlike_ranks(section: ParallelSection) -> list[int]:
+    """Return the first and last tensor-parallel rank of each stage: others have the shares of one
+    of them."""
+    ends = {0, section.tensor - 1}
+    return sorted(stage * section.tensor + end for stage in range(section.stages) for end in ends)
 
 
 def meta_runner(
@@ -101,17 +118,24 @@ def meta_runner(
 ) -> Any:
     """Return a rank's ModelRunner on meta tensors. Call on_meta_device() first."""
     mesh = mesh_of(config.parallel, rank)
-    comm = None
-    if mesh.size > 1:
-        size = mesh.tp
-        areas = torch.empty(size, dtype=torch.int64, device=META)
-        abort = torch.zeros(1, dtype=torch.int32)
-        memory = PeerMemory(areas, abort, mesh.tp_rank, size, PROGRAMS) if peers else None
-        comm = ProcessGroupCollectives(MetaGroup(size), memory)
+    comm = _meta_collectives(mesh, peers=peers) if mesh.size > 1 else None
     model = load_model(found.model_type, found.config, found.folder, config, META, mesh, comm)
-    pooler = load_pooler(model, found.folder, config, META)
+    link = link_stages(found.config, config, META, mesh, comm)
+    pooler = load_pooler(model, found.folder, config, META, link)
     drafter = load_drafter(found.drafter, model, config, META, mesh, comm)
-    return build_runner(model, config, pooler=pooler, device=META, drafter=drafter, comm=comm)
+    return build_runner(
+        model, config, pooler=pooler, device=META, drafter=drafter, comm=comm, link=link
+    )
+
+
+def _meta_collectives(mesh: Mesh, *, peers: bool) -> ProcessGroupCollectives:
+    group = memory = None
+    if mesh.tp > 1:
+        group = MetaGroup(mesh.tp)
+        areas = torch.empty(mesh.tp, dtype=torch.int64, device=META)
+        abort = torch.zeros(1, dtype=torch.int32)
+        memory = PeerMemory(areas, abort, mesh.tp_rank, mesh.tp, PROGRAMS) if peers else None
+    return ProcessGroupCollectives(group, memory, stages=MetaGroup(mesh.pp))
 
 
 def run_steps(runner: Any, config: EngineConfig) -> None:
@@ -152,14 +176,15 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             for sources in _encoder_batches(config.encoder, config.cache.block_size):
                 worker.compute(prompt_batch(1, [2], 0), [EncoderPart(sources)])
         worker.warm_up_kernels()
-        hidden = _HiddenStates()
-        worker.compute(decode_batch(max(rows, verified), 1), [hidden])
-        for params in SAMPLING_KINDS:
-            _join(sampler, params)
-            worker.compute(decode_batch(rows, 1), ())
-            worker.compute(prompt_batch(0, [2], 0), ())
-            for size in sizes(max(rows, verified)):
-                _sample(model, sampler, hidden.states[:size])
+        if runner.link.is_last:
+            hidden = _HiddenStates()
+            worker.compute(decode_batch(max(rows, verified), 1), [hidden])
+            for params in SAMPLING_KINDS:
+                _join(sampler, params)
+                worker.compute(decode_batch(rows, 1), ())
+                worker.compute(prompt_batch(0, [2], 0), ())
+                for size in sizes(max(rows, verified)):
+                    _sample(model, sampler, hidden.states[:size])
         worker.capture_graphs(0)
 
 

@@ -24,7 +24,6 @@ from quire.config.memory.memory_plan import (
     MIB,
     SMALL_BLOCK_RESERVE,
     EngineShape,
-    MemoryPlan,
     blocks_per_sequence,
     gib,
 )
@@ -269,9 +268,8 @@ def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, captured_by
     half[0].reset_prefix_cache()
 
 
-def check_cache_fits(plan: MemoryPlan, free_bytes: int) -> None:
-    """Raise NoRoom, with the numbers, before the driver would fail."""
-    need = plan.num_blocks * plan.block_bytes
+def check_cache_fits(need: int, free_bytes: int) -> None:
+    """Raise NoRoom, with the numbers, before the driver would fail. need: bytes of the cache."""
     if need > free_bytes:
         raise NoRoom(
             f"the KV cache needs {gib(need)}, but only {gib(max(free_bytes, 0))} of the GPU are "

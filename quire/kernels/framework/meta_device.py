@@ -111,13 +111,17 @@ class _FixedTargetDriver:
 
 
 class MetaGroup:
-    """A torch.distributed backend of so many ranks, of which there is one: it exchanges nothing."""
+    """A torch.distributed backend of so many ranks, of which there is the first: it exchanges
+    nothing."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def size(self) -> int:
         return self._size
+
+    def rank(self) -> int:
+        return 0
 
     def allreduce(self, tensors: Sequence[Tensor]) -> MetaGroup:
         return self
@@ -126,6 +130,17 @@ class MetaGroup:
         return self
 
     def _allgather_base(self, out: Tensor, x: Tensor) -> MetaGroup:
+        return self
+
+    def alltoall_base(
+        self, out: Tensor, x: Tensor, taken: Sequence[int], given: Sequence[int]
+    ) -> MetaGroup:
+        return self
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> MetaGroup:
+        return self
+
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> MetaGroup:
         return self
 
     def wait(self) -> None:

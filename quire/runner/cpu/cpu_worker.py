@@ -136,7 +136,7 @@ class CpuWorker:
         variant, others = split_variant(self._model, parts)
         for part in parts:
             part.write_inputs(self._model, inputs)
-        carried = self._link.receive()
+        carried = self._link.receive(len(inputs.token_ids))
         has_tape = inputs.decode_only and variant.decodes and not inputs.has_axes and not others
         if has_tape and self._tapes is not None:
             found = self._tapes.run(inputs, attention_metadata, variant, carried)

@@ -6,6 +6,7 @@ step n + 1 is enqueued before step n is done. A decode-only step is one graph or
 and logits, sampling and write-back. The forward pass of a step with few tokens of prompts is one,
 padded to one of a few shapes; any other is launched kernel by kernel. A step with drafts is like
 any other, with several rows of one slot; rows that are sampled draft by draft wait for the tokens.
+A pipeline stage receives and sends hidden states before and behind its graphs (stage_states.py).
 
 Axes: T tokens in the step, S rows, R sampled rows, M slots, W table width, G layer groups.
 """
@@ -22,6 +23,7 @@ from torch import Tensor
 from quire.attention.base import AttentionMetadata, Backend
 from quire.config.memory.draft_rows import draft_rows
 from quire.core.types import BlockCopy
+from quire.distributed.stage_link import StageLink
 from quire.errors import EngineDead
 from quire.kernels.framework import late_work, lazy_fusion
 from quire.kernels.gpu.runtime import step_io as kernels
@@ -46,11 +48,13 @@ from quire.runner.gpu.mixed_batch_graphs import (
     graph_shapes,
     pad_to_shape,
     select_graph_shape,
+    without_padding,
 )
 from quire.runner.gpu.mixed_inputs import MixedInputs, cross_metadata
 from quire.runner.gpu.pending_step import DeviceInputs, PendingStep, SamplingWay, StepBounds
 from quire.runner.gpu.pinned_io import PinnedIO
 from quire.runner.gpu.result_buffers import ResultBuffers
+from quire.runner.gpu.stage_states import HandedOnStep, StageStates
 from quire.runner.gpu.staging_buffer import StagingBuffer, align_words
 from quire.runner.parts.base import (
     ForwardOutput,
@@ -71,7 +75,7 @@ from quire.sampling.step_sampling import StepSampling, StepTokens, needs_passes
 from quire.sampling.steps.grammar_masks import GrammarMasks
 
 NUM_STAGING_BUFFERS = 5
-"""Host buffers per upload and per result: more than any engine has steps in flight."""
+"""Host buffers per upload and per result: more than an engine of one stage has steps in flight."""
 
 
 class CudaWorker:
@@ -92,11 +96,15 @@ class CudaWorker:
         pooler: Pooler | None = None,
         generates: bool = True,
         max_drafts: int = 0,
+        link: StageLink | None = None,
         drafter: ModelDrafter | None = None,
     ) -> None:
         """max_tokens: of the largest step. eager: no graphs. generates: steps have sampled rows.
-        max_drafts: of a row. drafter: None: no model drafts."""
+        max_drafts: of a row. link: to other stages; None: there are none. drafter: None: no model
+        drafts."""
         device = sampler.device
+        link = link or StageLink()
+        depth = max(NUM_STAGING_BUFFERS, link.mesh.pp + 1)
         rows = slots.max_seqs
         drafts = draft_rows(rows, max_drafts, max_tokens) if generates else 0
         self._max_rows = rows + drafts  # more than a step has, whatever joins beside drafts
@@ -117,9 +125,8 @@ class CudaWorker:
         if drafter is not None:
             state = SlotState(self._tables, self._last_token, self._block_size)
             self.proposals = DraftProposals(drafter, state, self._max_rows)
-        self._row_starts = torch.arange(self._max_rows + 1, dtype=torch.int32, device=device)
         self._kv_memory = KVMemory(cache, host_cache, device)
-        self._pinned_io = PinnedIO(self._max_rows, NUM_STAGING_BUFFERS, device)
+        self._pinned_io = PinnedIO(self._max_rows, depth, device)
         most = max(max_tokens, self._max_rows)
         self._token_starts: Tensor | None = None  # of a model with an encoder: 0, 1, 2, ...
         if slots.has_cross:
@@ -128,21 +135,20 @@ class CudaWorker:
         self._variants = find_variants(model)
         axes = max(one.rotary_axes for one in self._variants)
         self._mixed_inputs = MixedInputs(
-            most, self._max_rows, slots.has_rotary, NUM_STAGING_BUFFERS, device, axes
+            most, self._max_rows, slots.has_rotary, depth, device, axes
         )
-        self._table_staging = StagingBuffer(
-            4 * align_words(rows + most), NUM_STAGING_BUFFERS, device
-        )
-        self._results = ResultBuffers(self._last_token, self._max_rows, NUM_STAGING_BUFFERS)
+        self._table_staging = StagingBuffer(4 * align_words(rows + most), depth, device)
+        self._results = ResultBuffers(self._last_token, self._max_rows, depth)
         self._hidden: Tensor | None = None  # [M, E] of a forward graph, sampled after it
-        self._decode_device_inputs: dict[int, DeviceInputs] = {}  # of decode steps, by size
         self._max_tokens = most
         self._eager = eager
         self._sizes, self._draft_sizes = capture_sizes(rows), draft_sizes(drafts)
-        self._generates = generates
+        self._generates, self._samples = generates, generates and link.is_last
         decodes = rows if generates else 0
         has_graphs = backend.supports_prefill_graphs and find_states(model) is None
         self._shapes = graph_shapes(max_tokens, decodes) if has_graphs else []
+        longest_graph = max([self._max_rows, *(shape.tokens for shape in self._shapes)])
+        self._stage = StageStates(link, longest_graph)
         self._graphs = CudaGraphCache[GraphKey](weak_method(self._launch), device)
         self._graph_bytes = 0
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -162,6 +168,7 @@ class CudaWorker:
         except RuntimeError as error:
             raise EngineDead(f"the device is lost: {error}") from error
         self._pinned_io.out_of_sync = True
+        self._stage.forget()
 
     def reserve_memory(self, size: int, pieces: int, piece: int) -> None:
         """Allocate from the driver what steps will need, and leave it in torch's pool of this
@@ -183,7 +190,7 @@ class CudaWorker:
             tokens = {shape.tokens for shape in self._shapes}
             sizes = sorted({*self._sizes, *self._draft_sizes})
             dtype = warm_up_gemms(self._model, sizes, sorted(tokens), self._max_tokens)
-            if self._generates:
+            if self._samples:
                 self._sampler.warm_up(dtype)
 
     @torch.inference_mode()
@@ -222,7 +229,9 @@ class CudaWorker:
         its largest."""
         rows, with_drafts = self._sizes[-1], max(self._draft_sizes, default=0)
         rows = rows if self._generates else 0
-        return find_graph_groups(self._graphs, self._variants, self._shapes, rows, with_drafts)
+        return find_graph_groups(
+            self._graphs, self._variants, self._shapes, rows, with_drafts, samples=self._samples
+        )
 
     def release_kv_memory(self) -> None:
         self.synchronize()
@@ -255,7 +264,7 @@ class CudaWorker:
     def copy(self, pairs: Sequence[BlockCopy]) -> None:
         self._kv_memory.copy(pairs, self._table_staging)
 
-    def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> PendingStep:
+    def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> PendingStep | HandedOnStep:
         if self._kv_memory.is_released:
             self._kv_memory.restore()
             with late_work.uncounted():
@@ -265,12 +274,14 @@ class CudaWorker:
             variant, others = split_variant(self._model, parts)
             for part in parts:
                 part.write_inputs(self._model, batch)
+            self._stage.receive(len(batch.token_ids))
             sizes = self._draft_sizes if batch.uses_drafts else self._sizes
             small = len(batch.rows) <= max(sizes, default=0)
             if batch.decode_only and small and variant.decodes and not (others or batch.has_axes):
                 return self._decode(batch, variant)
             return self._mixed(batch, others, variant)
         except BaseException:
+            self._pinned_io.out_of_sync = True
             lazy_fusion.discard()
             raise
 
@@ -313,22 +324,15 @@ class CudaWorker:
         """Keep the hidden states that are read after the forward graph: [R, E] of sampled rows, or
         [T, E] of every token where none is sampled."""
         if self._hidden is None:
-            most = self._max_rows if self._generates else self._shapes[-1].tokens
-            shape = (most, hidden.shape[1])
+            most = 0 if self._samples or not self._shapes else self._shapes[-1].tokens
+            shape = (max(most, self._max_rows), hidden.shape[1])
             self._hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         lazy_fusion.flush()
         self._hidden[: len(hidden)].copy_(hidden)
 
     # -- decode steps ---------------------------------------------------------------------------
 
-    def _decode(self, inputs: StepBatch, variant: StepVariant) -> PendingStep:
-        try:
-            return self._enqueue_decode(inputs, variant)
-        except BaseException:
-            self._pinned_io.out_of_sync = True
-            raise
-
-    def _enqueue_decode(self, inputs: StepBatch, variant: StepVariant) -> PendingStep:
+    def _decode(self, inputs: StepBatch, variant: StepVariant) -> PendingStep | HandedOnStep:
         how, rows, drafts = self._begin_sampling(inputs), len(inputs.slots), inputs.uses_drafts
         sizes = self._draft_sizes if drafts else self._sizes
         size = rows if self._eager else sizes[bisect_left(sizes, rows)]
@@ -337,9 +341,15 @@ class CudaWorker:
             self._pinned_io.out_of_sync = True  # a trace skips the kernel that counts steps
         with span("post"):
             self._pinned_io.write_inputs(inputs, size)
+        self._stage.place()
         with span("graph"):
             for graph in graphs:
                 self._graphs.run(graph)
+        if not self._stage.is_last:
+            assert self._hidden is not None
+            handed = self._stage.hand_on(self._hidden[:rows])
+            self._pinned_io.output_view(handed.done)
+            return handed
         if how.graph_kind is not None:
             done = torch.cuda.Event()
             done.record()
@@ -347,35 +357,14 @@ class CudaWorker:
             step = PendingStep(inputs, done, view, None, (), how.masks)
             return self._propose(step, self._hidden, replayed=True)
         assert self._hidden is not None
-        views, hidden = self._get_decode_device_inputs(size), self._hidden[:size]
+        views, hidden = self._pinned_io.views(size), self._hidden[:size]
         pending = self._sample(hidden, views.row_slots, views.outputs, inputs, how, (), variant)
         self._pinned_io.output_view(pending.done)
         return self._propose(pending, hidden, replayed=True)
 
-    def _get_decode_device_inputs(self, size: int) -> DeviceInputs:
-        """Return the views of a size, made once."""
-        views = self._decode_device_inputs.get(size)
-        if views is None:
-            token_ids, positions, contexts, rows, row_slots, outputs = (
-                self._pinned_io.device_inputs[:, :size].unbind()
-            )
-            views = self._decode_device_inputs[size] = DeviceInputs(
-                token_ids=token_ids,
-                token_slots=row_slots,
-                positions=positions,
-                q_starts=self._row_starts[: size + 1],
-                contexts=contexts,
-                rows=rows,
-                sampled=self._row_starts[:size],
-                row_slots=row_slots,
-                outputs=outputs,
-                rotary=positions,
-            )
-        return views
-
     def _decode_forward(self, graph: DecodeGraph, variant: StepVariant) -> Tensor:
         """Launch a decode step's forward pass, from the host's integers to hidden states [R, E]."""
-        mail, views = self._pinned_io, self._get_decode_device_inputs(graph.size)
+        mail, views = self._pinned_io, self._pinned_io.views(graph.size)
         ids, kv_slots = self._empty_step_buffers(graph.size)
         kernels.load_decode_inputs(
             mail.state,
@@ -394,7 +383,7 @@ class CudaWorker:
 
     def _sample_decode(self, hidden: Tensor, graph: DecodeGraph, variant: StepVariant) -> None:
         """Launch a decode step's logits, sampling and write-back."""
-        mail, views = self._pinned_io, self._get_decode_device_inputs(graph.size)
+        mail, views = self._pinned_io, self._pinned_io.views(graph.size)
         logits = self._logits(hidden, views.row_slots, variant)
         assert graph.kind is not None
         ids, tops = self._sampler.choose(logits, views.row_slots, views.outputs, graph.kind)
@@ -405,12 +394,12 @@ class CudaWorker:
 
     def _mixed(
         self, inputs: StepBatch, parts: Collection[StepPart], variant: StepVariant
-    ) -> PendingStep:
+    ) -> PendingStep | HandedOnStep:
         """parts: those without the variant."""
         how = self._begin_sampling(inputs)
         sampled = padded_sample_rows(len(inputs.sampled_slots), self._max_rows)
         # where rows are sampled, a graph keeps only their hidden states, and parts read others
-        needs_more = parts if self._generates else any(part.changes_inputs for part in parts)
+        needs_more = parts if self._samples else any(part.changes_inputs for part in parts)
         eager = self._eager or needs_more or variant not in self._variants
         has_place = variant.rotary_axes > 1 or not inputs.has_axes
         shape = None
@@ -421,6 +410,7 @@ class CudaWorker:
             with span("upload"):
                 padded = pad_to_shape(inputs, shape, variant.rotary_axes)
                 views = self._mixed_inputs.upload(padded, max(sampled, self._stored_rows(shape)))
+            self._stage.place(inputs.num_decodes, shape.decodes)
             with span("graph"):
                 self._graphs.run(shape._replace(variant=variant.name))
             hidden = self._hidden
@@ -430,6 +420,11 @@ class CudaWorker:
             with span("forward"):
                 bounds = StepBounds.of(inputs)
                 hidden = self._gather_and_forward(views, bounds, parts, variant)
+        if not self._stage.is_last:
+            assert hidden is not None
+            if shape is not None:
+                hidden = without_padding(hidden, inputs, shape)
+            return self._stage.hand_on(hidden)
         if parts:
             assert hidden is not None
             forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
@@ -449,11 +444,11 @@ class CudaWorker:
         longest = self._width * self._block_size
         bounds = StepBounds(shape.decodes, shape.tokens, longest, None, drafts=False)
         hidden = self._gather_and_forward(views, bounds, (), variant)
-        return hidden.index_select(0, views.sampled) if self._generates else hidden
+        return hidden.index_select(0, views.sampled) if self._samples else hidden
 
     def _stored_rows(self, shape: GraphShape) -> int:
         """Return how many hidden states a shape's graph stores: enough for all that is sampled."""
-        return min(shape.rows, self._max_rows) if self._generates else 0
+        return min(shape.rows, self._max_rows) if self._samples else 0
 
     def _gather_and_forward(
         self,
@@ -516,7 +511,8 @@ class CudaWorker:
         if bounds.taps and self.proposals is not None:
             taps = self.proposals.new_taps()
         plan = self._backend.plan(batch)
-        step = StepInputs(ids, views.rotary, plan, states=states, taps=taps)
+        carried = self._stage.carried(len(ids))
+        step = StepInputs(ids, views.rotary, plan, carried=carried, states=states, taps=taps)
         for part in parts:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(views.token_slots):
@@ -530,6 +526,8 @@ class CudaWorker:
 
     def _begin_sampling(self, inputs: StepBatch) -> SamplingWay:
         """Choose how to sample a step, before its forward pass."""
+        if not self._stage.is_last:
+            return SamplingWay()
         slots, outputs, drafts = inputs.sampled_slots, inputs.num_outputs, inputs.next_drafts
         kind = self._sampler.kind(slots)
         if drafts and needs_passes(self._sampler, slots, drafts):

@@ -43,18 +43,21 @@ def find_graph_groups(
     shapes: Sequence[GraphShape],
     decode_rows: int,
     draft_rows: int = 0,
+    *,
+    samples: bool = True,
 ) -> list[list[GraphKey]]:
     """Return all graphs that steps may run, those of a variant together.
 
     Each group begins with its largest. shapes: ascending. decode_rows: of the largest decode step,
-    or 0. draft_rows: of the largest with drafts, which have no variant without prompts. Variants
-    may run graphs of their own afterwards.
+    or 0. draft_rows: of the largest with drafts, which have no variant without prompts. samples:
+    whether the model's last layer is here. Variants may run graphs of their own afterwards.
     """
     groups: list[list[GraphKey]] = []
     for variant in variants:
         if decode_rows and variant.decodes:
             drafts = draft_rows if variant.has_prompts else 0
-            groups += [[*group] for group in decode_graph_groups(decode_rows, variant, drafts)]
+            found = decode_graph_groups(decode_rows, variant, drafts)
+            groups += [[*group] for group in found if samples or group[0].kind is None]
         if variant.has_prompts:
             groups.append([shape._replace(variant=variant.name) for shape in reversed(shapes)])
     for variant in variants:

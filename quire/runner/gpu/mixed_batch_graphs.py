@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from quire.config.memory.memory_plan import CAPTURED_TOKENS
 from quire.runner.step_batch import Ints, StepBatch
@@ -94,6 +96,13 @@ def pad_to_shape(inputs: StepBatch, shape: GraphShape, axes: int = 1) -> StepBat
         decode_only=False,
         rotary=_pad_rotary(inputs, shape, axes),
     )
+
+
+def without_padding(states: Tensor, inputs: StepBatch, shape: GraphShape) -> Tensor:
+    """Return the states [T, E] of the step's tokens, of those of the padded step."""
+    decodes, places = inputs.num_decodes, shape.decodes
+    end = places + len(inputs.token_ids) - decodes
+    return torch.cat([states[:decodes], states[places:end]])
 
 
 def _pad_rotary(inputs: StepBatch, shape: GraphShape, axes: int) -> Ints | None:

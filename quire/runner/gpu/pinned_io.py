@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.runner.gpu.pending_step import DeviceInputs
 from quire.runner.gpu.staging_buffer import align_words, pinned_words
 from quire.runner.step_batch import Ints, StepBatch
 
@@ -27,6 +28,8 @@ class PinnedIO:
         self.device_inputs = torch.zeros(
             (INPUT_FIELDS, self.stride), dtype=torch.int32, device=device
         )
+        self._row_starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._views: dict[int, DeviceInputs] = {}  # by size
         self.inbox = pinned_words(depth * INPUT_FIELDS * self.stride)
         self.outbox = pinned_words(depth * 2 * self.stride)
         self._input_slots = self.inbox.numpy().reshape(depth, INPUT_FIELDS, self.stride)
@@ -52,6 +55,27 @@ class PinnedIO:
         if rows < size:
             box[:, rows:size] = 0
             box[4, rows:size] = -1
+
+    def views(self, size: int) -> DeviceInputs:
+        """Return the views of a step of so many rows, made once."""
+        views = self._views.get(size)
+        if views is None:
+            token_ids, positions, contexts, rows, row_slots, outputs = self.device_inputs[
+                :, :size
+            ].unbind()
+            views = self._views[size] = DeviceInputs(
+                token_ids=token_ids,
+                token_slots=row_slots,
+                positions=positions,
+                q_starts=self._row_starts[: size + 1],
+                contexts=contexts,
+                rows=rows,
+                sampled=self._row_starts[:size],
+                row_slots=row_slots,
+                outputs=outputs,
+                rotary=positions,
+            )
+        return views
 
     def resync(self) -> None:
         """Write the index of the next step to the device, whose count may be wrong."""

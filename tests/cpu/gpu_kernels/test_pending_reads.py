@@ -84,6 +84,9 @@ def step_guarded(variants, **settings):
         stepped.append(variant)
         for rows in tiers.amount((1, 40), (1, 3, 40)):
             stepper = Stepper(model, config, dtype=torch.bfloat16)
+            exchange = getattr(settings.get("comm"), "dp_exchange", None)
+            if exchange is not None:
+                exchange.begin_step((rows, 2))
             with ReadGuard():
                 stepper.hidden(list(range(rows)))
     return stepped
@@ -102,3 +105,12 @@ def test_every_model_of_two_ranks_reads_pending_sums_with_ops_alone():
     stepped = step_guarded(tiers.amount(some, VARIANTS), mesh=Mesh(tp=2), comm=comm)
     assert len(stepped) > 15
     assert {"olmo2", "minimax_m2"} <= {*stepped}
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_rows_of_data_parallel_ranks_are_sent_when_they_are_written():
+    comm = ProcessGroupCollectives(None)
+    comm.share_experts(MetaGroup(2), MetaGroup(2))
+    mesh = Mesh(dp=2, ep=2)
+    some = tiers.amount(["qwen3_moe"], ["qwen3_moe", "mixtral", "deepseek_v2_lite", "gpt_oss"])
+    assert step_guarded(some, mesh=mesh, comm=comm, experts="linear") == some

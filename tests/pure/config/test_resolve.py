@@ -490,10 +490,11 @@ def test_ranks_on_gpus_need_as_many():
     assert (found.parallel.tensor, found.parallel.backend) == (2, "mp")
 
 
-def test_stages_on_gpus_are_refused():
+def test_stages_on_gpus_have_a_step_each_in_flight():
     two = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
-    with pytest.raises(ConfigError, match="over GPUs use tensor_parallel_size=4"):
-        run(device=replace(gpu(), count=4), **two)
+    found = run(device=replace(gpu(), count=4), **two).config
+    assert found.parallel.ranks == 4
+    assert found.scheduler.steps_in_flight == 2
 
 
 def test_how_ranks_run_follows_their_number_unless_it_is_given():
