@@ -17,7 +17,7 @@ from quire.kernels.paged_attention import paged_attention
 class Layer:
     scale, window, softcap = 0.2, 7, 3.0
     sinks, alibi, position_bias, k_scale, v_scale = None, None, None, 1.0, 1.0
-    head_scales, group, place = None, 0, 0
+    head_scales, group, place, spans = None, 0, 0, True
 
 
 def stand_in(q, k_cache, v_cache, *, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q,
