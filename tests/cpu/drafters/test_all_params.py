@@ -227,7 +227,7 @@ class Work:
         llm.enqueue(self.prompts, params, use_tqdm=False, lora_request=self.lora, priority=ranks)
         beams = llm.beam_search(self.beams, BeamSearchParams(beam_width=3, max_tokens=8))
         outs = llm.wait_for_completion(use_tqdm=False)
-        engine.add = add
+        del engine.add
         found = [[one.sequences[0].tokens for one in beams], [one.prompt_logprobs for one in outs]]
         return [[told(one) for one in out.outputs] for out in outs], found
 
@@ -333,6 +333,9 @@ def check(folders, method, path, seed, target=None):
     check_resumed(llm, work, rng)
     stats = llm.llm_engine.engine.stats()
     assert not stats.failed_steps
+    vars(llm.llm_engine.engine._scheduler._drafting).pop(
+        "set_proposals", None
+    )  # a cycle of the LLM
     return llm.llm_engine.engine._scheduler.draft_counts, stats.preemptions
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quire.distributed.collectives import ProcessGroupCollectives
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
+from quire.kernels import moe_experts
 from quire.kernels.formats.peer_memory import PeerMemory
 from quire.kernels.framework import lazy_fusion, op
 from quire.kernels.framework.meta_device import MetaGroup
@@ -59,6 +60,7 @@ def on_gpu(monkeypatch):
     monkeypatch.setattr(op, "_device_type", lambda first: "cuda")
     monkeypatch.setattr(library, "load_library", lambda: None)  # weights stay plain
     monkeypatch.setattr(TritonKernel, "__call__", lambda *args, **how: None)
+    monkeypatch.setattr(moe_experts, "_multiply_chosen", moe_experts.multiply_all_experts)
 
 
 def test_a_torch_op_on_a_pending_result_is_caught():
