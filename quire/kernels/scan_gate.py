@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, GATED_NORM, NativeOp, empty
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -18,7 +19,22 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"x": torch.randn(5, 32, device=device), "gate": wide[:, :32]}
 
 
-@op(cases=_cases)
+_run = NativeOp(GATED_NORM, "qqqqqqqqqqqd")
+
+
+def _native(x: Tensor, gate: Tensor) -> Tensor:
+    code, (tokens, channels) = DTYPES.get(gate.dtype), x.shape
+    if code is None or x.dtype != torch.float32 or gate.stride(1) != 1 or not x.is_contiguous():
+        return NotImplemented
+    y = empty(x.shape, gate.dtype)
+    _run(
+        x.data_ptr(), gate.data_ptr(), gate.stride(0), 0, y.data_ptr(), tokens, channels,
+        channels, channels, True, code, 0.0,
+    )  # fmt: skip
+    return y
+
+
+@op(cases=_cases, native=_native)
 def scan_gate(x: Tensor, gate: Tensor) -> Tensor:
     """x float32 and gate [T, C], a strided view allowed -> [T, C] in the gate's dtype."""
     return (x * F.silu(gate.float())).to(gate.dtype)

@@ -465,7 +465,8 @@ inline void run(const DeltaArgs& a, const Team& team) {
 
 // ---- gates ----
 
-// The RMS norm of each group of `size` channels, and silu(gate) before or after it.
+// The RMS norm of each group of `size` channels, and silu(gate) before or after it. Without weights
+// there is no norm.
 struct GatedNormArgs {
   const float* x;
   const char* gate;
@@ -500,6 +501,10 @@ void gated_norm(const GatedNormArgs& a, const Team& team) {
         squares = squares + v * v;
       });
       const float factor = 1.0f / std::sqrt(sum(squares) / a.size + (float)a.eps);
+      if (!a.weight) {
+        each(a.size, [&](long i, long n) { put(y + i, value(i, n), n); });
+        continue;
+      }
       each(a.size, [&](long i, long n) {
         vf v = rounded<T>(value(i, n) * factor) * get(weight + i, n);
         if (!a.gate_first) v = rounded<T>(v) * silu(get(gate + i, n));

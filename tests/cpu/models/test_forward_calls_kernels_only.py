@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sampled(4)
 VIEWS = {"view", "split", "split_with_sizes", "slice", "select", "_unsafe_view", "unsqueeze"}
 VIEWS |= {"expand"}
 REFERENCES = {"moe_router", "moe_experts", "weighted_inputs"}  # no native kernel
-REFERENCES |= {"mla_attention", "mla_write", "scan_gate"}
+REFERENCES |= {"mla_attention", "mla_write"}
 SINKS = {"paged_attention"}  # nor with sinks
 MEMORY = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "alias"}
 
