@@ -29,11 +29,14 @@ VOCAB = {"qwen3-0.6b": 100000, "qwen3-tiny": 4000, "mamba2-370m": 50000, "qwen3-
 
 def transformers_rounds(folder, cases, vocab, clock):
     """Run the cases with transformers' generate, in left-padded batches (of equal lengths)."""
+    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    from tests import torchvision_wheel
+
+    torchvision_wheel.install()
+    import random
+
     import torch
     import transformers
-
-    sys.path.insert(0, str(HERE))
-    import random
 
     from offline import case_specs
 
