@@ -37,7 +37,6 @@ def transformers_rounds(folder, cases, vocab, clock):
 
     import torch
     import transformers
-
     from offline import case_specs
 
     t0 = time.time()
