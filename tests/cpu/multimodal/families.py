@@ -379,8 +379,8 @@ def gemma4(**more):
 def gemma4_of_31b():
     """Without what is special in the small ones; its tower standardizes rows."""
     text = {
-        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"], "attention_k_eq_v": True,
+        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "attention_k_eq_v": True,
         "use_bidirectional_attention": "vision",
     }  # fmt: skip
     vision = {"use_clipped_linears": False, "standardize": True, "num_key_value_heads": 2}
