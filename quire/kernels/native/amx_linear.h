@@ -2,8 +2,10 @@
 //
 //     C [16 rows][16 columns] fp32  +=  A [16 rows][32 inputs]  .  B [16 steps][16 columns] pairs
 //
-// A step of a panel is a row of two tiles B. Each output is one accumulator over all inputs in
-// order, and all products of this CPU are made so: a row's bits do not depend on other rows.
+// A step of a panel is a row of two tiles B. A tile sums the products of even and of odd inputs of
+// its 32 apart, in order, and adds both to C. Few rows, which wait for memory, are multiplied by
+// vectors in the same order, so a row's bits do not depend on other rows (but for denormal numbers,
+// which tiles take for zero).
 //
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS.
 #pragma once
