@@ -19,6 +19,7 @@ class JsonReport:
             if report.failed:
                 text = str(report.longrepr)
                 self._print({"failed": report.nodeid, "error": text[-800:]})
+                print(text, flush=True)  # a run that is cut off prints no failures at its end
             elif self._counts.total() % 100 == 0:
                 self._print({"so far": dict(self._counts)})
 

@@ -183,6 +183,7 @@ class RankGroup:
         here = range(1, self.size if nodes is None else nodes.ranks.start)
         self._nodes = nodes
         self._sent = _SentMessages()
+        self._abort: Callable[[], None] | None = None
         self._number = 0
         self._owner_pid = os.getpid()
         self._local = LocalRanks(here, self.size)
@@ -214,6 +215,14 @@ class RankGroup:
             (LOAD, "loading its weights", CALL_LIMIT_S),
         ):
             self._expect(number, what, limit_s)
+
+    def set_abort(self, abort: Callable[[], None]) -> None:
+        """Have abort() called when the ranks have failed or ended: it ends rank 0's collectives.
+
+        A communicator of NCCL that is destroyed, and not aborted, waits for the other ranks.
+        """
+        self.monitor.on_failure(abort)
+        self._abort = abort
 
     def check(self) -> None:
         """Raise EngineDead if a rank has failed."""
@@ -294,8 +303,12 @@ class RankGroup:
         """End the ranks. Harmless when called again."""
         if os.getpid() != self._owner_pid:
             return  # a fork of the engine's process: the ranks are not its own
+        failed = self.monitor.failure is not None
         self._local.end()
         self.monitor.close()
+        if self._abort is not None and not failed:
+            self._abort()
+        self._abort = None
         if self._nodes is not None:
             self._nodes.close()
         self._local.close()

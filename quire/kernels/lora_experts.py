@@ -28,7 +28,8 @@ from quire.kernels.moe_experts import _cases as _mlp_cases
 
 
 class ExpertsLora(NamedTuple):
-    """Adapters of both products: banks of X experts, of the parts gate and up, and of down."""
+    """Adapters of both products: banks of X experts, of the parts gate and up (up alone if there is
+    no gate), and of down."""
 
     gate_up: LoraBank
     down: LoraBank
@@ -40,8 +41,9 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         if not isinstance(first, (Tensor, Fp8ExpertWeights)):
             continue
         (experts, width, size), slots = first.shape, 2
-        ranks = [[5, 16]] * experts + [[8, 0]] * experts
-        up = random_bank(ranks, size, (width // 2, width // 2), x.dtype, device)
+        parts = case["gate"].rows
+        ranks = [[5, 16][:parts]] * experts + [[8, 0][:parts]] * experts
+        up = random_bank(ranks, size, (width // parts,) * parts, x.dtype, device)
         back = random_bank([one[:1] for one in ranks], second.shape[2], (size,), x.dtype, device)
         yield {
             "y": torch.randn(x.shape, device=device).to(x.dtype),

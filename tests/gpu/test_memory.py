@@ -73,6 +73,24 @@ def stress(llm):
             llm.generate(prompts(count, 90, count), params, use_tqdm=False)
 
 
+def test_graphs_of_an_engine_outlive_the_start_of_another(folder, monkeypatch):
+    """The second start measures its largest step, and returns memory to the driver."""
+    from quire.engine.startup import gpu_startup
+
+    first = engine(folder, **SMALL)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+
+    def answers():
+        some = [*prompts(3, 200), *prompts(20, 9)]
+        return [one.outputs[0].token_ids for one in first.generate(some, params, use_tqdm=False)]
+
+    want = answers()
+    monkeypatch.setattr(gpu_startup, "read_record", lambda path: None)
+    second = engine(folder, **SMALL)
+    second.generate(prompts(3, 200), params, use_tqdm=False)
+    assert answers() == want
+
+
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_after_ready_no_memory_is_allocated_from_the_driver(folder, eager):
     llm = engine(folder, enforce_eager=eager, **SMALL)

@@ -30,10 +30,14 @@ def measure_device(device: torch.device, held: int = 0) -> DeviceUse:
     return DeviceUse(free, allocated - held, reserved - allocated, own - reserved)
 
 
-def free_device_memory(device: torch.device) -> None:
+def free_device_memory(device: torch.device, *, others: bool = False) -> None:
     """Return the memory of dropped engine parts to the driver, so that the cache can be one
-    piece."""
+    piece.
+
+    others: other engines of this process may have graphs, which use cuBLAS's workspaces.
+    """
     gc.collect()
     torch.cuda.synchronize(device)
-    torch._C._cuda_clearCublasWorkspaces()  # one per stream
+    if not others:
+        torch._C._cuda_clearCublasWorkspaces()  # one per stream
     torch.cuda.empty_cache()

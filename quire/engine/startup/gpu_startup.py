@@ -85,7 +85,7 @@ def start_on_gpu(
             return startup.run(config, record)
         # not within an except clause, whose traceback would keep the cache
         log.info("the recorded memory of the largest step does not fit: it is measured again")
-        free_device_memory(device)
+        startup.free_memory()
     peak, buffers = startup.measure(config)
     overhead = sane_overhead(measure_device(device, situation.held_by_torch), plan)
     record = write_record(record_path, peak, buffers, overhead)
@@ -117,8 +117,11 @@ class _GpuStartup:
             weights, peak.step_bytes, peak.reserved_bytes, peak.captured_bytes, buffers,
         )  # fmt: skip
         del half
-        free_device_memory(self.device)
+        self.free_memory()
         return peak, buffers
+
+    def free_memory(self) -> None:
+        free_device_memory(self.device, others=self.situation.held_by_torch > 0)
 
     def run(self, config: EngineConfig, record: MemoryRecord) -> GpuStartupResult:
         """Size and allocate the KV cache, and capture all graphs. Raises NoRoom."""

@@ -142,7 +142,7 @@ class Ranks:
         group.wait_all(CONNECT)
         group.status.begin(LOAD)
         if isinstance(comm, ProcessGroupCollectives):
-            group.monitor.on_failure(comm.abort_in_thread)
+            group.set_abort(comm.abort_in_thread)
             if self._device.type == cuda.name:
                 log.info(
                     "%d x %s, link %s; sums over ranks run through %s",

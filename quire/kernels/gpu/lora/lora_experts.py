@@ -107,7 +107,7 @@ def _multiply(
 
 
 def _activate(u: Tensor, gate: ExpertActivation) -> Tensor:
-    if gate.kind == "clamped":
+    if gate.kind in ("clamped", "relu2"):
         return gate(u)
     h = act_mul.outputs(u, gate.kind)
     act_mul.launch(h, u, gate.kind)
