@@ -78,7 +78,7 @@ def compare(model, how, found, one, goals):
 
 def replicas(model, a, one):
     """Independent engines on GPUs of their own, at the same time."""
-    count = max(int(n) for n in a.ranks.split(","))
+    count = max(2, *(int(n) for n in a.ranks.split(",")))
     case = "mixed512"
     if case not in one:
         return
