@@ -113,8 +113,6 @@ class Ranks:
         log.info("%d ranks, %d threads each", size, threads)
         if config.device.kind == cpu.name:
             log.info("ranks on CPUs save memory; they are slower than one rank")
-        elif config.parallel.stages > 1:
-            log.warning("pipeline stages have not yet run on GPUs: compare answers with one GPU's")
 
     def join(self, folder: Path) -> tuple[torch.device, Mesh, Collectives]:
         """Be rank 0. Returns its device, its place, and the collectives. folder: of the model.
