@@ -1,6 +1,6 @@
 """Sums over two or more GPUs: NCCL and the peers' memory, alone and with the norm behind them.
 
-    python bench/collectives.py [--ranks 2] [--rows 1,8,64,256,1024,4096] [--size 4096]
+    python bench/collectives.py [--ranks 2] [--rows 1,8,64,256,1024,4096] [--size 4096] [--meetings]
 
 Microseconds a call inside a CUDA graph of 50, the median of replays, on rank 0. One JSON line for
 each number of rows. The ranks are processes of this host.
@@ -19,16 +19,19 @@ from gpu_ops import BF16, graph_ms
 CALLS = 50
 
 
-def measure(rank, ranks, rendezvous, rows, size):
+def measure(rank, ranks, rendezvous, rows, size, meetings):
     from quire.distributed.collectives import connect
     from quire.distributed.mesh import Mesh
     from quire.kernels.collectives import all_reduce
     from quire.kernels.framework import lazy_fusion
+    from quire.kernels.gpu import peer_flagged_sum
     from quire.kernels.rms_norm import rms_norm
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     comm = connect(Mesh(tp=ranks, rank=rank), Path(rendezvous), device)
+    if meetings:
+        peer_flagged_sum.supports = lambda x, peers: False
     group, peers = comm._group, comm._peers
     weight = torch.ones(size, dtype=BF16, device=device)
     for count in rows:
@@ -46,7 +49,7 @@ def measure(rank, ranks, rendezvous, rows, size):
             lazy_fusion.flush()
             return pair
 
-        found = {"rows": count, "size": size, "ranks": ranks}
+        found = {"rows": count, "size": size, "ranks": ranks, "meetings": meetings}
         for name, shared in (("nccl", None), ("peers", peers)):
             if name == "nccl" or peers is not None:
                 found[f"{name} us"] = round(graph_ms([lambda s=shared: sum_by(s)] * CALLS) * 1e3, 2)
@@ -61,11 +64,13 @@ def main():
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--rows", default="1,8,32,64,256,1024,4096,8192")
     parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--meetings", action="store_true", help="also for few rows, for comparison")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rendezvous", help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.rank is not None:
-        measure(a.rank, a.ranks, a.rendezvous, [int(n) for n in a.rows.split(",")], a.size)
+        rows = [int(n) for n in a.rows.split(",")]
+        measure(a.rank, a.ranks, a.rendezvous, rows, a.size, a.meetings)
         return
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *sys.argv, "--rendezvous", f"{folder}/ranks", "--rank"]

@@ -68,7 +68,7 @@ def _allocate(mesh: Mesh, device: torch.device) -> tuple[int | None, str]:
     if found < PROGRAMS:
         return None, f"{found} multiprocessors are fewer than {PROGRAMS}"
     try:
-        return cuda_ipc.allocate(area_bytes(PROGRAMS)), ""
+        return cuda_ipc.allocate(area_bytes(PROGRAMS, mesh.tp)), ""
     except QuireError as error:
         return None, str(error)
 

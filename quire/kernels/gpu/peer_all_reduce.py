@@ -8,18 +8,19 @@ it to all (two shots); the bits are the same.
 
 A program has a row of the step or a few, and then takes the next ones: all programs run at the same
 time, so none waits for one that has not started. One meeting for each group of rows is enough,
-because the slots alternate (quire.kernels.formats.peer_memory).
+because the slots alternate (quire.kernels.formats.peer_memory). Few rows have no meetings:
+peer_flagged_sum.py.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.formats.peer_memory import LINE_WORDS, SLOT_BYTES, PeerMemory
+from quire.kernels.gpu import peer_flagged_sum
+from quire.kernels.gpu.peer_flagged_sum import SumNorm
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
@@ -152,17 +153,6 @@ def _sum_rows(
     tl.store(line + _LINE - 1, meetings)
 
 
-class SumNorm(NamedTuple):
-    """The norm behind a sum, with its outputs."""
-
-    weight: Tensor
-    eps: float
-    residual: Tensor | None
-    offset: float
-    y: Tensor
-    r: Tensor
-
-
 def takes_two_shots(x: Tensor, peers: PeerMemory) -> bool:
     """Whether each rank sums a share of the columns for all. Two ranks move as much either way."""
     return peers.ranks > 2 and x.nbytes > ONE_SHOT_BYTES
@@ -170,6 +160,9 @@ def takes_two_shots(x: Tensor, peers: PeerMemory) -> bool:
 
 def launch(out: Tensor, x: Tensor, peers: PeerMemory, norm: SumNorm | None, store: bool) -> None:
     """Sum x [T, E] over the ranks into out. store: something else than the norm reads the sum."""
+    if peer_flagged_sum.supports(x, peers):
+        peer_flagged_sum.launch(out, x, peers, norm, store)
+        return
     rows, size = x.shape
     block = next_power_of_2(size)
     most = max(1, min(MAX_ROWS, SLOT_BYTES // (size * x.element_size())))

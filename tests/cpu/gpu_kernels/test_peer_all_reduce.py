@@ -32,11 +32,12 @@ def summed(ranks, rows, size, seed=0):
 def run_ranks(ranks, work):
     """Run work(peers, results) in a process for each rank; return the results of each."""
     areas = [
-        torch.zeros(area_bytes(PROGRAMS), dtype=torch.uint8).share_memory_() for _ in range(ranks)
+        torch.zeros(area_bytes(PROGRAMS, ranks), dtype=torch.uint8).share_memory_()
+        for _ in range(ranks)
     ]
     abort = torch.zeros(1, dtype=torch.int32).share_memory_()
     addresses = torch.tensor([area.data_ptr() for area in areas])
-    results = [torch.zeros(4, 64, 64).share_memory_() for _ in range(ranks)]
+    results = [torch.zeros(7, 64, 64).share_memory_() for _ in range(ranks)]
     context = multiprocessing.get_context("fork")  # the addresses are those of the parent
 
     def rank_main(rank):
@@ -74,7 +75,8 @@ def test_sums_are_the_same_on_all_ranks_call_after_call(ranks, shots, monkeypatc
     from quire.kernels.gpu import peer_all_reduce
 
     monkeypatch.setattr(peer_all_reduce, "takes_two_shots", lambda x, peers: shots == 2)
-    shapes = [(1, 40), (5, 24), (19, 40), (2, 40)]  # 19 rows: a program meets three times
+    # 19 rows: a program meets three times. Rows for each of which there is a program have flags
+    shapes = [(1, 40), (5, 24), (2, 40), (19, 40), (2, 40), (1, 39), (2, 38)]
 
     def work(peers, results):
         for i, (rows, size) in enumerate(shapes):
@@ -90,8 +92,9 @@ def test_sums_are_the_same_on_all_ranks_call_after_call(ranks, shots, monkeypatc
 
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_norm_behind_a_sum_is_computed_with_it(kept):
-    rows, size = 3, 40
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_norm_behind_a_sum_is_computed_with_it(kept, rows):
+    size = 40
     weight, residual = terms(7, 1, size)[0], terms(8, rows, size)
 
     def work(peers, results):
@@ -122,18 +125,19 @@ def test_a_norm_behind_a_sum_is_computed_with_it(kept):
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_an_abort_ends_a_sum_whose_other_rank_never_comes():
+@pytest.mark.parametrize("rows", [1, PROGRAMS + 1])
+def test_an_abort_ends_a_sum_whose_other_rank_never_comes(rows, monkeypatch):
     def work(peers, results):
         if peers.rank == 0:
             peers.abort.fill_(1)
-            all_reduce(terms(0, 1, 40), None, peers)
+            all_reduce(terms(0, rows, 40), None, peers)
             lazy_fusion.flush()
 
-    from quire.kernels.gpu import peer_all_reduce
+    from quire.kernels.gpu import peer_all_reduce, peer_flagged_sum
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peer_all_reduce, "_POLL", peer_all_reduce.tl.constexpr(4))
-        run_ranks(2, work)
+    for module in (peer_all_reduce, peer_flagged_sum):
+        monkeypatch.setattr(module, "_POLL", module.tl.constexpr(4))
+    run_ranks(2, work)
 
 
 def test_what_does_not_fit_a_slot_is_refused():
