@@ -135,6 +135,20 @@ def with_two_layers_per_kind(model: nn.Module) -> Iterator[None]:
             _set_layers(stack, layers)
 
 
+@contextmanager
+def without_layers(model: nn.Module) -> Iterator[None]:
+    """Within, a decoder has no layers: its hidden states are its normed embeddings."""
+    stack = getattr(model, "layers", None)
+    whole = [*stack] if isinstance(stack, nn.ModuleList) else []
+    try:
+        if whole:
+            _set_layers(stack, ())
+        yield
+    finally:
+        if whole:
+            _set_layers(stack, whole)
+
+
 def _set_layers(stack: nn.ModuleList, layers: Sequence[nn.Module]) -> None:
     stack._modules = {str(i): layer for i, layer in enumerate(layers)}
 

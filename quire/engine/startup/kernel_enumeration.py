@@ -8,6 +8,7 @@ It needs no GPU, and takes a second or two whatever the size of the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +44,7 @@ from quire.kernels.framework.meta_device import MetaGroup, on_meta_device, trace
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.layers import Linear
 from quire.models.base import LanguageModel, StepInputs
-from quire.pooling.pooling_rows import PoolingRows, ResultKind
+from quire.pooling.pooling_rows import SEQUENCE_TASKS, PoolingRows, ResultKind
 from quire.runner.adapters.adapted_layer import SlotLoad
 from quire.runner.adapters.banks import find_banks
 from quire.runner.parts.adapters import AdaptersPart
@@ -58,7 +59,7 @@ from quire.runner.parts.unattended_tokens import UnattendedTokensPart
 from quire.runner.shared_prefixes import find_shared_prefixes
 from quire.runner.slots import BlockTableUpdate
 from quire.runner.step_batch import DraftInputs, StepBatch
-from quire.runner.worker_calls import with_two_layers_per_kind
+from quire.runner.worker_calls import with_two_layers_per_kind, without_layers
 from quire.sampling.slot_join import SlotJoin
 from quire.weights.adapters.adapter import LinearDelta
 
@@ -148,7 +149,10 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
         if config.cache.groups:
             _run_block_operations(worker, config)
         if config.pooling is not None:
-            _run_pooled_steps(worker, config, config.pooling, rows)
+            # if the model generates, the forward passes are those of other steps
+            known = config.generates and worker.proposals is None
+            with without_layers(model) if known else nullcontext():
+                _run_pooled_steps(worker, config, config.pooling, rows, heads_alone=known)
         if not config.generates:
             worker.warm_up_kernels()
             worker.capture_graphs(0)
@@ -209,12 +213,16 @@ def _run_drafter(worker: Any, config: EngineConfig) -> None:
 
 
 def _run_pooled_steps(
-    worker: Any, config: EngineConfig, section: PoolingSection, rows: int
+    worker: Any, config: EngineConfig, section: PoolingSection, rows: int, *, heads_alone: bool
 ) -> None:
-    """Run prompts of all sizes without sampled rows; each row ends, and is pooled."""
+    """Run prompts of all sizes without sampled rows; each row ends, and is pooled.
+
+    heads_alone: only the kernels of the poolers are to be found.
+    """
     scheduler = config.scheduler
     kinds = [ResultKind.of(Pooling(task)) for task in section.tasks]
     batches = step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len)
+    seen: set[tuple[ResultKind, int]] = set()
     for batch in batches:
         if not (batch.decode_only or batch.max_prior_context):
             types = TokenTypesPart(bytes(len(batch.token_ids)))
@@ -223,6 +231,11 @@ def _run_pooled_steps(
             if late and not (late.attends_to_expansion or config.cache.groups):
                 inputs.append([types, UnattendedTokensPart([1] * len(batch.rows))])
             for kind in kinds:
+                of_sequences = kind.task in SEQUENCE_TASKS
+                size = kind, len(batch.rows if of_sequences else batch.token_ids)
+                if heads_alone and size in seen:
+                    continue
+                seen.add(size)
                 for parts in inputs:
                     worker.compute(without_samples(batch), [*parts, pooled_rows(batch, kind)])
 

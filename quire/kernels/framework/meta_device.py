@@ -215,6 +215,13 @@ def _torch_functions() -> dict[str, Any]:
     def empty_unpinned(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
         return empty(*args, **kwargs)
 
+    empty_like = torch.empty_like
+
+    def quick_empty_like(x: Tensor, **kwargs: Any) -> Tensor:
+        if kwargs or not x.is_contiguous():
+            return empty_like(x, **kwargs)
+        return empty(x.shape, dtype=x.dtype, device=x.device)  # torch's own is Python for meta
+
     def skip_with_result(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def product(*args: Any, **kwargs: Any) -> Tensor:
             out: Tensor | None = kwargs.get("out")
@@ -223,4 +230,4 @@ def _torch_functions() -> dict[str, Any]:
         return product
 
     products = {name: skip_with_result(getattr(torch, name)) for name in LIBRARY_GEMMS}
-    return {"empty": empty_unpinned, **products}
+    return {"empty": empty_unpinned, "empty_like": quick_empty_like, **products}
