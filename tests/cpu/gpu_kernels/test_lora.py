@@ -200,6 +200,7 @@ def test_what_is_not_finite_in_one_slot_stays_in_its_rows(monkeypatch):
     assert torch.equal(got[~theirs], want[~theirs])
 
 
+@pytest.mark.slow("kernels in the interpreter")
 @pytest.mark.parametrize("form", ["before", "behind"])
 @pytest.mark.parametrize("rows", [1, 12])
 def test_adapters_around_a_product_are_those_of_ops_one_by_one(form, rows, monkeypatch):

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.formats import lora_bank
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.gpu.elementwise.activations import activate
 from quire.kernels.gpu.linear.gemv import (
@@ -37,36 +38,43 @@ from quire.kernels.lora import check_rows, rows_per_input
 
 MAX_ROWS = 64
 
+RANK_STEP = tl.constexpr(lora_bank.RANK_STEP)
 SHRINK_ROWS = 4  # the most of a program
 NUMBERS = 128  # of A in a thread's registers: half as many registers
 PREFETCH = 8
 """MiB of W that are on their way to L2 while shrink waits for x, and the product for shrink."""
 MAX_AHEAD = 1 << 15  # numbers that one instruction prefetches
 EXPAND_ROWS = 8
-RANKS = 16  # of B that a program has on the way at a time
+RANKS = 16  # of B that a program has on the way at a time; no more than RANK_STEP
 COLUMNS = 128  # outputs of a program, of each half if there are halves
 EXPAND_WARPS = 4
 
 
 @triton.jit
 def read_slots(slot_ptr, rank_ptr, t, rows, part, P: tl.constexpr):
-    """(slot, rank of a part) of rows t; rank 0: no adapter. No load waits for the part."""
+    """(slot, rank of a part, whether there is an adapter) of rows t; without one the rank is 0.
+
+    No load waits for the part, and what needs the slot alone does not wait for the rank.
+    """
     found = tl.load(slot_ptr + t, t < rows, -1)
     slot = tl.maximum(found, 0)
     rank = slot * 0
     for p in tl.static_range(P):
         rank = tl.where(part == p, tl.load(rank_ptr + slot * P + p, found >= 0, 0), rank)
-    return slot.to(tl.int64), rank
+    return slot.to(tl.int64), rank, found >= 0
 
 
 @triton.jit
-def load_row_bs(b_ptr, slot, rank, above, n, known, R: tl.constexpr, O: tl.constexpr,
+def load_row_bs(b_ptr, slot, live, above, n, known, R: tl.constexpr, O: tl.constexpr,
                 BR: tl.constexpr):  # fmt: skip
-    """Ranks [above, above + BR) of B for rows and outputs n: BR times [TB, BN]."""
+    """Ranks [above, above + BR) of B for live rows and outputs n: BR times [TB, BN].
+
+    What is beyond a row's rank is undefined: to know it would take one access more.
+    """
     bs = ()
     at = b_ptr + (slot * R + above)[:, None] * O + n[None]
     for r in tl.static_range(BR):
-        bs = bs + (tl.load(at + r * O, (above + r < rank)[:, None] & known[None], 0.0),)  # type: ignore[assignment]
+        bs = bs + (tl.load(at + r * O, live[:, None] & known[None], 0.0),)  # type: ignore[assignment]
     return bs
 
 
@@ -81,8 +89,9 @@ def row_deltas(z, bs, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, rank, part, t, 
         for r in tl.static_range(BR):
             vs = vs + (tl.load(v_at + above + r, above + r < rank, 0.0),)  # type: ignore[assignment]
         for r in tl.static_range(BR):
-            sums += vs[r][:, None] * bs[r].to(tl.float32)
-        bs = load_row_bs(b_ptr, slot, rank, above + BR, n, known, R, O, BR)
+            b = tl.where((above + r < rank)[:, None], bs[r].to(tl.float32), 0.0)
+            sums += vs[r][:, None] * b
+        bs = load_row_bs(b_ptr, slot, above + BR < rank, above + BR, n, known, R, O, BR)
     y = z.to(tl.float32)
     adapted = (rank > 0)[:, None]
     inside = adapted & known[None]
@@ -127,8 +136,9 @@ def _shrink_rows(
     part = tl.program_id(0) // R % P
     t = tl.program_id(0) // (R * P) * TB + tl.arange(0, TB)
     k = tl.arange(0, BK)
-    slot, rank = read_slots(slot_ptr, rank_ptr, t, rows, part, P)
-    live = r < rank
+    slot, rank, live = read_slots(slot_ptr, rank_ptr, t, rows, part, P)
+    if r >= RANK_STEP:  # few adapters may have so many; the first are read before that is known
+        live = r < rank
     a_at = a_ptr + ((slot * P + part) * R + r)[:, None] * I + k[None]
     tiles = ()
     for c in tl.static_range(C):
@@ -144,6 +154,7 @@ def _shrink_rows(
         if not EARLY:
             launch_dependents()
     if tl.max(rank, 0) > r:
+        live = r < rank
         sums = tl.zeros((TB, BK), tl.float32)
         if NORM:
             xs = load_normed_vector(x_ptr, res_ptr, norm, None, None, k, eps, offset, I, BK, C, ADD)
@@ -205,11 +216,11 @@ def _expand_rows(
         part, first, last = find_columns(bound_ptr, tile, P, BN, ALIGN)
     n = first + tl.arange(0, BN)
     known = n < last
-    slot, rank = read_slots(slot_ptr, rank_ptr, t, rows, part, P)
-    bs = load_row_bs(b_ptr, slot, rank, 0, n, known, R, O, BR)
+    slot, rank, live = read_slots(slot_ptr, rank_ptr, t, rows, part, P)
+    bs = load_row_bs(b_ptr, slot, live, 0, n, known, R, O, BR)
     if ACT is not None:
-        _, up_rank = read_slots(slot_ptr, rank_ptr, t, rows, 1, P)
-        up_bs = load_row_bs(b_ptr, slot, up_rank, 0, HALF + n, known, R, O, BR)
+        _, up_rank, _ = read_slots(slot_ptr, rank_ptr, t, rows, 1, P)
+        up_bs = load_row_bs(b_ptr, slot, live, 0, HALF + n, known, R, O, BR)
     if PDL:
         wait_for_previous_kernel()
         launch_dependents()

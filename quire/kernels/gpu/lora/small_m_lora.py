@@ -74,11 +74,11 @@ def _small_m_lora(
     if ACT is None:
         for p in tl.static_range(P - 1):
             part += (first >= tl.load(bound_ptr + p + 1)).to(tl.int32)
-    slot, rank = read_slots(slot_ptr, rank_ptr, t, rows, part, P)
-    bs = load_row_bs(b_ptr, slot, rank, 0, n, known, R, WIDTH, BR)
+    slot, rank, live = read_slots(slot_ptr, rank_ptr, t, rows, part, P)
+    bs = load_row_bs(b_ptr, slot, live, 0, n, known, R, WIDTH, BR)
     if ACT is not None:
-        _, up_rank = read_slots(slot_ptr, rank_ptr, t, rows, 1, P)
-        up_bs = load_row_bs(b_ptr, slot, up_rank, 0, O + n, known, R, WIDTH, BR)
+        _, up_rank, _ = read_slots(slot_ptr, rank_ptr, t, rows, 1, P)
+        up_bs = load_row_bs(b_ptr, slot, live, 0, O + n, known, R, WIDTH, BR)
     if PDL:
         if AHEAD and SIZE % 16 == 0 and first + BN <= O:
             prefetch_l2(w_ptr + first.to(tl.int64) * I, SIZE)
