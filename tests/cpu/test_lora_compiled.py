@@ -15,25 +15,33 @@ from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
+from quire.kernels.linear import linear
 from quire.kernels.lora import lora_linear
+from quire.kernels.rms_norm import rms_norm
 
 META, found = torch.device("meta"), []
 
 def empty(*shape):
     return torch.empty(shape, dtype=torch.bfloat16, device=META)
 
-def launch(rows, rank, parts, inputs):
-    bank = LoraBank.allocate(8, rank, inputs, parts, torch.bfloat16, META, factors=True)
-    y = lora_linear(empty(rows, sum(parts)), empty(rows, inputs), bank,
-                    LoraRows.allocate(rows, 8, META))
+def launch(rows, rank, parts, inputs, product=False):
+    bank = LoraBank.allocate(32, rank, inputs, parts, torch.bfloat16, META, factors=not product)
+    x, y = empty(rows, inputs), empty(rows, sum(parts))
+    if product:
+        x, _ = rms_norm(x, empty(inputs), 1e-6, x)
+        y = linear(x, empty(sum(parts), inputs))
+    y = lora_linear(y, x, bank, LoraRows.allocate(rows, 32, META))
     if len(parts) == 2:
         act_mul(y, "silu")
     lazy_fusion.flush()
 
 with on_meta_device(GpuTarget((9, 0), 132)), trace_kernels(found.append):
-    launch(1, 16, (4096, 1024, 1024), 4096)
+    launch(100, 16, (4096, 1024, 1024), 4096)
     launch(4096, 16, (14336, 14336), 4096)
-    launch(64, 256, (4096,), 14336)
+    launch(100, 256, (4096,), 14336)
+    for rows in (1, 8, 32):
+        launch(rows, 16, (4096, 1024, 1024), 4096, product=True)
+        launch(rows, 64, (14336, 14336), 4096, product=True)
 
 facts = []
 for one in found:
@@ -50,12 +58,16 @@ print(json.dumps(facts))
 """
 
 
-@pytest.mark.long("starts a process that compiles six kernels")
+@pytest.mark.long("starts a process that compiles some fifteen kernels")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_no_register_is_spilled_and_all_sums_use_one_instruction(tmp_path):
     """A row's bits must not depend on the number of rows, and wgmma adds otherwise than mma."""
     facts, _ = run(PROGRAM, tmp_path)
-    names = [name for name, *_ in facts]
-    assert sorted(names) == sorted(["_shrink"] * 3 + ["_expand"] * 2 + ["_expand_act"])
+    facts = [one for one in facts if not one[0].startswith("_rms_norm")]
+    by_rows = ["_shrink_rows"] * 6 + ["_expand_rows"] * 2
+    inside = ["_gemv_lora", "_small_m_lora"] * 2
+    by_tiles = ["_shrink"] * 2 + ["_shrink_many"] + ["_expand"] * 2 + ["_expand_act"]
+    assert sorted(name for name, *_ in facts) == sorted(by_rows + inside + by_tiles)
     for name, stack, has_wgmma, has_mma in facts:
-        assert (stack, has_wgmma, has_mma) == (0, False, True), name
+        assert (stack, has_wgmma) == (0, False), name
+        assert has_mma or name not in by_tiles

@@ -6,6 +6,7 @@ import torch
 from quire.kernels.act import act_mul
 from quire.kernels.formats.lora_bank import LoraRows, lora_part
 from quire.kernels.framework import lazy_fusion
+from quire.kernels.gpu.lora import few_rows
 from quire.kernels.gpu.lora.lora_linear import MAX_SPLIT_ROWS
 from quire.kernels.lora import lora_embedding, lora_linear, lora_pairs, random_bank, sort_rows
 from tests.cpu.kernels.test_lora import check
@@ -13,7 +14,8 @@ from tests.cpu.kernels.test_lora import check
 CUDA = torch.device("cuda", 0)
 RANKS = [[16, 16], [8, 0], [64, 33], [1, 16]]
 PARTS = (2048, 512)
-ROWS = [1, 3, 16, 64, 200, MAX_SPLIT_ROWS, MAX_SPLIT_ROWS + 1, 3000]
+FEW = [2, 3, 16, few_rows.MAX_ROWS]
+MANY = [few_rows.MAX_ROWS + 1, 200, MAX_SPLIT_ROWS, MAX_SPLIT_ROWS + 1, 3000]
 
 
 @pytest.fixture(autouse=True)
@@ -52,16 +54,18 @@ def test_products_are_near_float64(dtype, dora):
 @pytest.mark.parametrize("size", [1024, 14336])
 def test_a_row_has_the_same_bits_in_any_company(size):
     bank = random_bank(RANKS, size, PARTS, torch.bfloat16, CUDA)
-    slots = torch.randint(-1, 4, (max(ROWS),), dtype=torch.int32)
-    x, y = inputs(max(ROWS), size, sum(PARTS), torch.bfloat16)
-    whole = run(y, x, bank, rows_of(slots, 4))
-    for count in ROWS:
-        part = rows_of(slots[:count], 4)
-        for _ in range(2):
-            assert torch.equal(run(y[:count], x[:count], bank, part), whole[:count]), count
-    one = rows_of(torch.where(slots == 2, 2, -1), 4)
-    theirs = (slots == 2).to(CUDA)
-    assert torch.equal(run(y, x, bank, one)[theirs], whole[theirs])
+    slots = torch.randint(-1, 4, (max(MANY),), dtype=torch.int32)
+    x, y = inputs(max(MANY), size, sum(PARTS), torch.bfloat16)
+    for counts in FEW, MANY:  # few rows have kernels of their own
+        most = max(counts)
+        whole = run(y[:most], x[:most], bank, rows_of(slots[:most], 4))
+        for count in counts:
+            part = rows_of(slots[:count], 4)
+            for _ in range(2):
+                assert torch.equal(run(y[:count], x[:count], bank, part), whole[:count]), count
+        one = rows_of(torch.where(slots == 2, 2, -1)[:most], 4)
+        theirs = (slots[:most] == 2).to(CUDA)
+        assert torch.equal(run(y[:most], x[:most], bank, one)[theirs], whole[theirs])
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])

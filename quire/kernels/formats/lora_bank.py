@@ -28,10 +28,6 @@ RANK_STEP = 16
 """Tensor cores add so many products at a time: the ranks of a bank are a multiple of it."""
 
 
-PROGRESS_WORDS = 32
-"""Two counts, in cache lines of their own."""
-
-
 class LoraPart(NamedTuple):
     """The adapter of one part: a [r, I], b [r, O of the part], in the dtype of the bank.
 
@@ -63,8 +59,7 @@ class LoraBank:
     a: [S, P, R, I]. b: [S, R, O], the outputs of all parts side by side. ranks: int32 [S, P].
     bounds: int32 [P + 1], where the outputs of each part begin, and O. parts: their numbers.
     factor, shift: float32 [S, O]; None: 1 and 0. With DoRA, factor is magnitude / norm, shift is
-    bias * (1 - factor), and b contains the factor too. progress: int64 [PROGRESS_WORDS], counts of
-    GPU kernels (quire.kernels.gpu.lora.handover).
+    bias * (1 - factor), and b contains the factor too.
     """
 
     a: Tensor
@@ -72,7 +67,6 @@ class LoraBank:
     ranks: Tensor
     bounds: Tensor
     parts: tuple[int, ...]
-    progress: Tensor
     experts: int = 1
     factor: Tensor | None = None
     shift: Tensor | None = None
@@ -109,7 +103,6 @@ class LoraBank:
                 list(accumulate(parts, initial=0)), dtype=torch.int32, device=device
             ),
             parts=tuple(parts),
-            progress=torch.zeros(PROGRESS_WORDS, dtype=torch.int64, device=device),
             experts=experts,
             factor=rows(factors, 1.0),
             shift=rows(shifts, 0.0),

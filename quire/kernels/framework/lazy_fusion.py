@@ -2,7 +2,8 @@
 
     rms_norm -> linear -> act_mul              one row: one kernel (gpu/linear/gemv*.py)
                 linear -> act_mul              a few rows: one kernel (gpu/linear/small_m_linear.py)
-     linear -> lora_linear                     a few rows: one kernel (gpu/lora/adapted_linear.py)
+     linear -> lora_linear                     up to 64 rows: around or inside the product
+                                               (gpu/lora/adapted_linear.py)
            lora_linear -> act_mul              any rows: the first does it
   all_reduce -> rms_norm                       any rows: one kernel (gpu/peer_all_reduce.py)
     rms_norm -> moe_router                     few rows: the router's blocks normalise them
@@ -227,12 +228,15 @@ def _fuse_act_mul(
         memory_idle, act = queue.memory_idle, _gpu_module("linear.gemv").FusedActivation
         _launch_lora_linear(queue.pop_all(), act(kind, out), memory_idle)
         return
-    if chain and chain[-1].op == "linear" and chain[-1].outputs is x:
-        weight = chain[-1].args[1]
-        if x.shape[0] == 1 or not isinstance(weight, Fp8Weight):
-            memory_idle, act = queue.memory_idle, _gpu_module("linear.gemv").FusedActivation
-            _launch_linear(queue.pop_all(), act(kind, out), memory_idle)
-            return
+    if (
+        chain
+        and chain[-1].op == "linear"
+        and chain[-1].outputs is x
+        and _gpu_module("linear.small_m_linear").fuses_act(*chain[-1].args[:2])
+    ):
+        memory_idle, act = queue.memory_idle, _gpu_module("linear.gemv").FusedActivation
+        _launch_linear(queue.pop_all(), act(kind, out), memory_idle)
+        return
     if chain:
         queue.flush()
     if x.shape[0] > 1:
@@ -250,8 +254,8 @@ def _fuse_lora_linear(
     bank: Any,
     rows: Any,
 ) -> None:
-    """A pending product of a plain weight has its adapters in its kernel, another one runs after
-    their first half. The activation of a gated MLP may follow any."""
+    """Adapters of a pending product are launched with it, if it is of a plain weight, else their
+    first half before it. The activation of a gated MLP may follow any."""
     body, chain = _gpu_module("lora.lora_linear"), queue.pending
     if chain and chain[-1].op == "linear" and chain[-1].outputs is y and chain[-1].args[0] is x:
         if _gpu_module("lora.adapted_linear").supports(*chain[-1].args, bank):
@@ -262,7 +266,7 @@ def _fuse_lora_linear(
         if len(y) > 1 and not isinstance(chain[-1].args[1], Fp8Weight):
             *before, product = queue.pop_all()
             _launch_each(before)
-            launch = partial(launch, v=body.launch_shrink(y, x, bank, rows, early=True))
+            launch = partial(launch, v=body.launch_shrink(y, x, bank, rows))
             _launch_linear([product], None, memory_idle=False)
     if not body.fuses_act(bank):
         queue.launch_unfused(launch, out, y, x, bank, rows)

@@ -98,7 +98,8 @@ def load_vector(x_ptr, k, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
 def load_normed_vector(x_ptr, res_ptr, ws, y_ptr, r_ptr, k, eps, offset, I: tl.constexpr, BK:
 tl.constexpr,
             C: tl.constexpr, ADD: tl.constexpr):  # fmt: skip
-    """The row that the product reads. The first program stores it for other readers."""
+    """The row that the product reads. The first program stores it for other readers, if it has a
+    place (y_ptr)."""
     xs = load_vector(x_ptr, k, I, BK, C)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     if ADD:
@@ -116,12 +117,13 @@ tl.constexpr,
     for c in tl.static_range(C):
         y = (xs[c].to(tl.float32) * scale * (offset + ws[c].to(tl.float32))).to(dtype)
         ys = ys + (y,)  # type: ignore[assignment]
-    if tl.program_id(0) == 0:
-        for c in tl.static_range(C):
-            live = c * BK + k < I
-            tl.store(y_ptr + c * BK + k, ys[c], live)
-            if ADD:
-                tl.store(r_ptr + c * BK + k, xs[c], live)
+    if y_ptr is not None:
+        if tl.program_id(0) == 0:
+            for c in tl.static_range(C):
+                live = c * BK + k < I
+                tl.store(y_ptr + c * BK + k, ys[c], live)
+                if ADD:
+                    tl.store(r_ptr + c * BK + k, xs[c], live)
     return ys
 
 

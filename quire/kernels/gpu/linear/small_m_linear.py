@@ -1,10 +1,11 @@
-"""One to eight rows times a weight matrix: calls the kernel that was fastest when measured.
+"""Up to 64 rows times a weight matrix: calls the kernel that was fastest when measured.
 
     few bits          grouped_small_m.py: weights of two to eight bits
     one row           gemv.py, gemv_fp8.py for weights in e4m3: whole rows of W in registers
     small weights     gemv_rows.py: they are loaded before a pipeline through shared memory fills.
                       Good while the sums, one per row, take no longer than the loads
     other weights     small_m_gemm.py: tensor cores, faster than cuBLAS up to about eight rows
+    more rows         cuBLAS; lazy fusion holds them for adapters (gpu/lora/adapted_linear.py)
 
 Several rows over e4m3 weights are quantized first (quantize_fused.py, fp8_linear.py).
 """
@@ -21,6 +22,7 @@ from quire.kernels.gpu.linear import (
     gemv_fp8,
     gemv_rows,
     grouped_linear,
+    linear,
     quantize_fused,
     small_m_gemm,
 )
@@ -29,12 +31,15 @@ from quire.kernels.gpu.linear.gemv import FusedActivation, FusedNorm
 MAX_ROWS = 8
 """Rows of the largest step that these kernels multiply."""
 
+MAX_HELD_ROWS = 64
+"""Rows of the largest product of a plain weight that lazy fusion holds."""
+
 _SMALL_WEIGHT = 4_500_000  # numbers of a weight
 _SMALL_WEIGHT_ROWS = 4
 
 
 def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
-    """Whether lazy fusion may hold this product: half precision, packed, few rows or e4m3."""
+    """Whether lazy fusion may hold this product: half precision, packed, few rows or e4m3"""
     if isinstance(weight, Fp8Weight):
         body = gemv_fp8 if x.shape[0] == 1 else quantize_fused
         return body.supports(x, weight, bias)
@@ -44,7 +49,7 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
         return few and small is not None and small.supports(x, weight, bias)
     if x.shape[0] == 1:
         return gemv.supports(x, weight, bias)
-    if not isinstance(weight, Tensor) or x.shape[0] > MAX_ROWS or not x.shape[0]:
+    if not isinstance(weight, Tensor) or x.shape[0] > MAX_HELD_ROWS or not x.shape[0]:
         return False
     if x.dtype not in (torch.bfloat16, torch.float16) or x.dtype != weight.dtype:
         return False
@@ -56,6 +61,11 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
 def fuses_norm(weight: object) -> bool:
     """Whether the product of one row can begin with the row's norm."""
     return not isinstance(weight, TiledWeight)
+
+
+def fuses_act(x: Tensor, weight: object) -> bool:
+    """Whether an activation can be computed with the product."""
+    return x.shape[0] == 1 or (x.shape[0] <= MAX_ROWS and not isinstance(weight, Fp8Weight))
 
 
 def multiplies_rows(weight: Tensor, rows: int) -> bool:
@@ -82,6 +92,8 @@ def launch(
         grouped_linear.gluon_modules(x)[0].launch(z, x, weight, bias, act)
     elif x.shape[0] == 1:
         gemv.launch(z, x, weight, bias, norm, act, memory_idle)
+    elif x.shape[0] > MAX_ROWS:
+        linear.launch(z, x, weight, bias)
     elif act is None and multiplies_rows(weight, x.shape[0]):
         gemv_rows.launch(z, x, weight, bias)
     else:

@@ -1,26 +1,43 @@
-"""One to eight rows times a plain weight, with their adapters in the same launch: which kernel.
+"""Up to 64 rows times a plain weight, with their adapters: in which order, and which kernels.
 
-    one row       gemv_lora.py
-    few rows      small_m_lora.py
+    LATE      v = A x, then the product with v B^T in it. It begins where x is complete: v is
+              computed beside it, and needed at its end
+    EARLY     the same, but it begins before: its first weights are on the way while v is computed
+    BEFORE    v = A x, the base product, v B^T
+    BESIDE    v = A x on a stream of its own beside the base product, then v B^T
+    BEHIND    the base product, v = A x, v B^T
 
-A product of other kernels has its adapters behind it, as lora_linear.py.
+The product is that of the base model in any form, with its bits. Products with v B^T in them:
+gemv_lora.py for one row, small_m_lora.py for more; the rest: few_rows.py.
+Adapters of other products are behind them (lora_linear.py).
 """
 
 from __future__ import annotations
 
+import functools
+
+import torch
 from torch import Tensor
 
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.gpu.linear import gemv, small_m_linear
 from quire.kernels.gpu.linear.gemv import FusedActivation, FusedNorm
-from quire.kernels.gpu.lora import gemv_lora, small_m_lora
-from quire.kernels.lora import check_rows
+from quire.kernels.gpu.lora import few_rows, gemv_lora, small_m_lora
+
+LATE, EARLY, BEFORE, BESIDE, BEHIND = "late", "early", "before", "beside", "behind"
+INSIDE = LATE, EARLY
+
+FORMS = {1: LATE, 8: LATE, 64: BEFORE}
+"""The form of so many rows and fewer, as measured (bench/lora_gpu.py). Only products of up to
+small_m_linear.MAX_ROWS can have adapters inside."""
 
 
 def supports(x: Tensor, weight: object, bias: Tensor | None, bank: LoraBank) -> bool:
-    """Whether adapters can be computed with a product that lazy fusion holds."""
+    """Whether launch() takes a product that lazy fusion holds, and adapters."""
     if not isinstance(weight, Tensor) or bank.a.dtype != x.dtype:
         return False
+    if _form_of(len(x)) not in INSIDE:
+        return len(x) <= few_rows.MAX_ROWS
     if len(x) == 1:
         return gemv.supports(x, weight, bias) and gemv_lora.supports(bank)
     return small_m_lora.supports(bank) and not small_m_linear.multiplies_rows(weight, len(x))
@@ -39,8 +56,50 @@ def launch(
 ) -> None:
     """z [T, O] = x @ weight.T + bias and their adapters; fills the results of norm (of one row)
     and act too."""
-    check_rows(z, bank, rows)
+    form = _form_of(len(x))
+    if form not in INSIDE:
+        _launch_around(form, z, x, weight, bias, bank, rows, norm, act)
+        return
+    late = form == LATE and not memory_idle  # idle memory is used best by a product that is there
+    v = few_rows.launch_shrink(z, x, bank, rows, norm, weight, early=not late)
     if len(x) == 1:
-        gemv_lora.launch(z, x, weight, bias, bank, rows, norm, act, memory_idle)
+        gemv_lora.launch(z, x, weight, bias, bank, rows, v, late, norm, act, memory_idle)
     else:
-        small_m_lora.launch(z, x, weight, bias, bank, rows, act)
+        small_m_lora.launch(z, x, weight, bias, bank, rows, v, late, act)
+
+
+def _launch_around(
+    form: str,
+    z: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    bank: LoraBank,
+    rows: LoraRows,
+    norm: FusedNorm | None,
+    act: FusedActivation | None,
+) -> None:
+    """The base product, with the first half of the adapters before, beside or behind it."""
+    if form == BEHIND:
+        small_m_linear.launch(z, x, weight, bias, norm)
+        v = few_rows.launch_shrink(z, x, bank, rows)
+    elif form == BEFORE:
+        v = few_rows.launch_shrink(z, x, bank, rows, norm, weight)
+        small_m_linear.launch(z, x, weight, bias, norm)
+    else:
+        main, side = torch.cuda.current_stream(), _side_stream(x.device)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            v = few_rows.launch_shrink(z, x, bank, rows, norm, weight)
+        small_m_linear.launch(z, x, weight, bias, norm)
+        main.wait_stream(side)
+    few_rows.launch_expand(z, v, bank, rows, act)
+
+
+def _form_of(rows: int) -> str:
+    return next((form for most, form in FORMS.items() if rows <= most), BEHIND)
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

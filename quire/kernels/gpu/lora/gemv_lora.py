@@ -1,17 +1,16 @@
-"""GEMV of one row with its adapter: norm, product, shrink, expand and activation in one launch.
+"""GEMV of one row with its adapter: norm, product, expand and activation in one launch.
 
+    v = A y                             the launch before (few_rows.py)
     r = x + residual;  y = norm(r)      as in gemv.py, in every program
-    v = A y                             the first programs: rows of A instead of rows of W
-    z = W y + bias, then its adapter    the others have B's part on the way while they read W
+    z = W y + bias, then v B^T          B's part is on the way while W is read
     a = act(gate) * up
 
 The base product has the bits of gemv.py; z is rounded before the adapter's part is added, as where
-both are ops of their own. How v goes from the first programs to the others: handover.py.
+both are ops of their own.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,7 +27,6 @@ from quire.kernels.gpu.linear.gemv import (
     load_weight_rows,
     plan_gemv,
 )
-from quire.kernels.gpu.lora.handover import hand_over, read_progress, wait_for_v
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv
 from quire.kernels.gpu.runtime.pdl import (
@@ -47,7 +45,7 @@ MAX_REGISTERS = 128
 
 
 MAX_PROGRAMS = 2048
-"""Of the product: all of them poll one count, which takes 40 us where there are 7,000."""
+"""Of the product: fewer, that repeat more, wait less often for v."""
 
 
 @triton.jit
@@ -72,7 +70,7 @@ def _load_v(v_ptr, P: tl.constexpr, R: tl.constexpr):
     """v of each part: P times [R]."""
     vs = ()
     for p in tl.static_range(P):
-        vs = vs + (tl.load(v_ptr + p * R + tl.arange(0, R), volatile=True),)  # type: ignore[assignment]
+        vs = vs + (tl.load(v_ptr + p * R + tl.arange(0, R)),)  # type: ignore[assignment]
     return vs
 
 
@@ -93,30 +91,6 @@ def _add_delta(z, b, vs, part, rank, factor_ptr, shift_ptr, slot, n, live, P: tl
     return tl.where(rank > 0, (y + sums).to(z.dtype), z)
 
 
-@triton.jit
-def _shrink_rows(x_ptr, res_ptr, norm_ptr, a_ptr, v_ptr, progress_ptr, y_ptr, r_ptr, slot, eps,
-                 offset, I: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, P: tl.constexpr,
-                 R: tl.constexpr, SR: tl.constexpr, SHRINKS: tl.constexpr, BK: tl.constexpr,
-                 PDL: tl.constexpr):  # fmt: skip
-    """SR numbers of v [P, R]. The first program stores the normed row too."""
-    C: tl.constexpr = (I + BK - 1) // BK
-    k = tl.arange(0, BK)
-    n = tl.program_id(0) * SR + tl.arange(0, SR)
-    own = a_ptr + slot.to(tl.int64) * (P * R * I)
-    tiles = load_weight_rows(own, n, k, P * R, I, BK, C)
-    if NORM:
-        norm = load_vector(norm_ptr, k, I, BK, C)
-    if PDL:
-        launch_dependents()
-        wait_for_previous_kernel()
-    if NORM:
-        xs = load_normed_vector(x_ptr, res_ptr, norm, y_ptr, r_ptr, k, eps, offset, I, BK, C, ADD)
-    else:
-        xs = load_vector(x_ptr, k, I, BK, C)
-    tl.store(v_ptr + n, dot_rows(tiles, xs, SR, BK, C, 1))
-    hand_over(progress_ptr, SHRINKS)
-
-
 @kernel("eps", "offset")
 def _gemv_lora(
     x_ptr,  # [I]
@@ -125,14 +99,12 @@ def _gemv_lora(
     w_ptr,  # [O, I], or [2 * O, I] if ACT
     bias_ptr,  # [O] or [2 * O], read only if BIAS
     slot_ptr,  # [1]
-    a_ptr,  # [S, P, R, I]
     b_ptr,  # [S, R, O], or [S, R, 2 * O] if ACT
     rank_ptr,  # [S, P]
     bound_ptr,  # [P + 1]
     factor_ptr,  # as a row of b for each slot, or None
     shift_ptr,  # as factor_ptr
-    v_ptr,  # [P, R] between the programs
-    progress_ptr,  # int64, of the bank
+    v_ptr,  # [P, R]
     z_ptr,  # [O] or [2 * O] out
     y_ptr,  # [I] out if NORM
     r_ptr,  # [I] out if ADD
@@ -147,89 +119,87 @@ def _gemv_lora(
     ACT: tl.constexpr,  # None, or a kind
     P: tl.constexpr,
     R: tl.constexpr,
-    SR: tl.constexpr,  # rows of A of a program
-    SHRINKS: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     TIMES: tl.constexpr,
     AHEAD: tl.constexpr,
+    LATE: tl.constexpr,  # x is complete when this begins
     PDL: tl.constexpr,
 ):
     found = tl.load(slot_ptr)
     slot = tl.maximum(found, 0)
-    if tl.program_id(0) < SHRINKS:
-        _shrink_rows(x_ptr, res_ptr, norm_ptr, a_ptr, v_ptr, progress_ptr, y_ptr, r_ptr, slot, eps,
-                     offset, I, NORM, ADD, P, R, SR, SHRINKS, BK, PDL)  # fmt: skip
-    else:
-        first = (tl.program_id(0) - SHRINKS) * (BN * TIMES)
-        C: tl.constexpr = (I + BK - 1) // BK
-        UP: tl.constexpr = O * I
-        WIDTH: tl.constexpr = O if ACT is None else 2 * O
-        LOADED: tl.constexpr = BN if TIMES > 1 else 0
-        SIZE: tl.constexpr = (
-            (BN * TIMES - LOADED) * I * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
-        )
-        k = tl.arange(0, BK)
-        n = first + tl.arange(0, BN)
-        tiles = load_weight_rows(w_ptr, n, k, O, I, BK, C)
-        b = _load_b(b_ptr, slot, n, n < O, R, WIDTH)
-        if ACT is not None:
-            ups = load_weight_rows(w_ptr + UP, n, k, O, I, BK, C)
-            up_b = _load_b(b_ptr, slot, O + n, n < O, R, WIDTH)
-        if NORM:
-            norm = load_vector(norm_ptr, k, I, BK, C)
-        if PDL:
-            if AHEAD and SIZE % 16 == 0 and first + BN * TIMES <= O:
-                start = (first + LOADED).to(tl.int64) * I
-                prefetch_l2(w_ptr + start, SIZE)
-                if ACT is not None:
-                    prefetch_l2(w_ptr + UP + start, SIZE)
-            launch_dependents()
-            wait_for_previous_kernel()
-        wanted, count = read_progress(progress_ptr)
-        if NORM:
-            xs = load_normed_vector(
-                x_ptr, res_ptr, norm, y_ptr, r_ptr, k, eps, offset, I, BK, C, ADD
-            )
-        else:
-            xs = load_vector(x_ptr, k, I, BK, C)
-        dtype: tl.constexpr = z_ptr.dtype.element_ty
-        for g in tl.static_range(TIMES):
-            n = first + g * BN + tl.arange(0, BN)
-            live = n < O
-            if g + 1 < TIMES:  # in flight while this one is summed
-                next_tiles = load_weight_rows(w_ptr, n + BN, k, O, I, BK, C)
-                next_b = _load_b(b_ptr, slot, n + BN, n + BN < O, R, WIDTH)
-                if ACT is not None:
-                    next_ups = load_weight_rows(w_ptr + UP, n + BN, k, O, I, BK, C)
-                    next_up_b = _load_b(b_ptr, slot, O + n + BN, n + BN < O, R, WIDTH)
-            part = _outputs_part(n, bound_ptr, P if ACT is None else 1)
-            rank = tl.where(found >= 0, tl.load(rank_ptr + slot * P + part), 0)
-            z = dot_rows(tiles, xs, BN, BK, C, 1)
-            if BIAS:
-                z += tl.load(bias_ptr + n, live, 0.0).to(tl.float32)
-            z = z.to(dtype)
-            if g == 0:
-                wait_for_v(progress_ptr, wanted, count, SHRINKS)
-                vs = _load_v(v_ptr, P, R)
-            z = _add_delta(z, b, vs, part, rank, factor_ptr, shift_ptr, slot, n, live,
-                           P if ACT is None else 1, R, WIDTH)  # fmt: skip
-            tl.store(z_ptr + n, z, live)
+    first = tl.program_id(0) * (BN * TIMES)
+    C: tl.constexpr = (I + BK - 1) // BK
+    UP: tl.constexpr = O * I
+    WIDTH: tl.constexpr = O if ACT is None else 2 * O
+    LOADED: tl.constexpr = BN if TIMES > 1 else 0
+    SIZE: tl.constexpr = (
+        (BN * TIMES - LOADED) * I * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    )
+    k = tl.arange(0, BK)
+    n = first + tl.arange(0, BN)
+    tiles = load_weight_rows(w_ptr, n, k, O, I, BK, C)
+    if ACT is not None:
+        ups = load_weight_rows(w_ptr + UP, n, k, O, I, BK, C)
+    if NORM:
+        norm = load_vector(norm_ptr, k, I, BK, C)
+    b = _load_b(b_ptr, slot, n, n < O, R, WIDTH)  # behind all that needs no slot
+    if ACT is not None:
+        up_b = _load_b(b_ptr, slot, O + n, n < O, R, WIDTH)
+    if PDL:
+        if AHEAD and SIZE % 16 == 0 and first + BN * TIMES <= O:
+            start = (first + LOADED).to(tl.int64) * I
+            prefetch_l2(w_ptr + start, SIZE)
             if ACT is not None:
-                up = dot_rows(ups, xs, BN, BK, C, 1)
-                if BIAS:
-                    up += tl.load(bias_ptr + O + n, live, 0.0).to(tl.float32)
-                up = up.to(dtype)
-                rank = tl.where(found >= 0, tl.load(rank_ptr + slot * P + part + 1), 0)
-                up = _add_delta(up, up_b, vs[1:], part, rank, factor_ptr, shift_ptr, slot, O + n,
-                                live, 1, R, WIDTH)  # fmt: skip
-                tl.store(z_ptr + O + n, up, live)
-                a = activate(z.to(tl.float32), ACT) * up.to(tl.float32)
-                tl.store(act_ptr + n, a.to(dtype), live)
-            if g + 1 < TIMES:
-                tiles, b = next_tiles, next_b
-                if ACT is not None:
-                    ups, up_b = next_ups, next_up_b
+                prefetch_l2(w_ptr + UP + start, SIZE)
+        launch_dependents()
+        if not LATE:
+            wait_for_previous_kernel()
+    if not LATE:
+        vs = _load_v(v_ptr, P, R)
+    if NORM:
+        xs = load_normed_vector(x_ptr, res_ptr, norm, y_ptr, r_ptr, k, eps, offset, I, BK, C, ADD)
+    else:
+        xs = load_vector(x_ptr, k, I, BK, C)
+    dtype: tl.constexpr = z_ptr.dtype.element_ty
+    for g in tl.static_range(TIMES):
+        n = first + g * BN + tl.arange(0, BN)
+        live = n < O
+        if g + 1 < TIMES:  # in flight while this one is summed
+            next_tiles = load_weight_rows(w_ptr, n + BN, k, O, I, BK, C)
+            if ACT is not None:
+                next_ups = load_weight_rows(w_ptr + UP, n + BN, k, O, I, BK, C)
+            next_b = _load_b(b_ptr, slot, n + BN, n + BN < O, R, WIDTH)
+            if ACT is not None:
+                next_up_b = _load_b(b_ptr, slot, O + n + BN, n + BN < O, R, WIDTH)
+        part = _outputs_part(n, bound_ptr, P if ACT is None else 1)
+        rank = tl.where(found >= 0, tl.load(rank_ptr + slot * P + part), 0)
+        z = dot_rows(tiles, xs, BN, BK, C, 1)
+        if BIAS:
+            z += tl.load(bias_ptr + n, live, 0.0).to(tl.float32)
+        z = z.to(dtype)
+        if LATE and g == 0:
+            if PDL:
+                wait_for_previous_kernel()
+            vs = _load_v(v_ptr, P, R)
+        z = _add_delta(z, b, vs, part, rank, factor_ptr, shift_ptr, slot, n, live,
+                       P if ACT is None else 1, R, WIDTH)  # fmt: skip
+        tl.store(z_ptr + n, z, live)
+        if ACT is not None:
+            up = dot_rows(ups, xs, BN, BK, C, 1)
+            if BIAS:
+                up += tl.load(bias_ptr + O + n, live, 0.0).to(tl.float32)
+            up = up.to(dtype)
+            rank = tl.where(found >= 0, tl.load(rank_ptr + slot * P + part + 1), 0)
+            up = _add_delta(up, up_b, vs[1:], part, rank, factor_ptr, shift_ptr, slot, O + n,
+                            live, 1, R, WIDTH)  # fmt: skip
+            tl.store(z_ptr + O + n, up, live)
+            a = activate(z.to(tl.float32), ACT) * up.to(tl.float32)
+            tl.store(act_ptr + n, a.to(dtype), live)
+        if g + 1 < TIMES:
+            tiles, b = next_tiles, next_b
+            if ACT is not None:
+                ups, up_b = next_ups, next_up_b
 
 
 def supports(bank: LoraBank) -> bool:
@@ -244,12 +214,14 @@ def launch(
     bias: Tensor | None,
     bank: LoraBank,
     rows: LoraRows,
+    v: Tensor,
+    late: bool,
     norm: FusedNorm | None = None,
     act: FusedActivation | None = None,
     memory_idle: bool = False,
     cut: GemvPlan | None = None,
 ) -> None:
-    """z [1, O] = weight @ x and its adapter. As gemv.launch()."""
+    """z [1, O] = weight @ x and its adapter. As gemv.launch(). v, late: of launch_shrink()."""
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
     found = cut or plan_gemv(outputs, inputs, act is not None)
@@ -257,8 +229,6 @@ def launch(
     while outputs > MAX_PROGRAMS * band * times:
         times *= 2
     parts, rank = len(bank.parts), bank.rank
-    shrink_rows = band if act is None else 2 * band
-    shrinks = cdiv(parts * rank, shrink_rows)
     add = norm is not None and norm.residual is not None
     given: tuple[Tensor | None, ...] = (x, None, None)
     made: tuple[Tensor | None, ...] = (None, None)
@@ -267,18 +237,17 @@ def launch(
         given = (norm.x, norm.residual, norm.weight)
         made = (norm.y, norm.r if add else None)
         numbers = (norm.eps, norm.offset)
-    v = torch.empty((parts, rank), dtype=torch.float32, device=x.device)
     _gemv_lora(
-        (shrinks + cdiv(outputs, band * times), 1, 1),
+        (cdiv(outputs, band * times), 1, 1),
         (
-            *given, weight, bias, rows.slots, bank.a, bank.b, bank.ranks, bank.bounds, bank.factor,
-            bank.shift, v, bank.progress, z, *made, None if act is None else act.out,
+            *given, weight, bias, rows.slots, bank.b, bank.ranks, bank.bounds, bank.factor,
+            bank.shift, v, z, *made, None if act is None else act.out,
         ),
         numbers,
         (
             outputs, inputs, norm is not None, add, bias is not None,
-            None if act is None else act.kind, parts, rank, shrink_rows, shrinks, band, columns,
-            times, ahead or (memory_idle and times > 1), PDL_ENABLED,
+            None if act is None else act.kind, parts, rank, band, columns, times,
+            ahead or (memory_idle and times > 1), late, PDL_ENABLED,
         ),
         warps=warps,
         pdl=PDL_ENABLED,

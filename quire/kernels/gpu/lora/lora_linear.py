@@ -1,4 +1,7 @@
-"""Adapters of a linear layer: shrink, v = x A^T, then expand, y += v B^T, over rows sorted by slot.
+"""Adapters of a linear layer: shrink, v = x A^T, then expand, y += v B^T.
+
+    up to 64 rows    few_rows.py, row by row; of a plain weight with the product: adapted_linear.py
+    more rows        over tiles of sorted rows, here:
 
     shrink    program (tile of rows, part, ranks, slice of the inputs)
     expand    program (tile of rows, part, tile of the outputs); with the act_mul of a gated MLP,
@@ -6,17 +9,18 @@
 
 A tile is rows of one slot, so only adapters that have rows are read, and a graph serves any mix:
 slots, ranks and row counts are read from the device.
-The inputs are added up in slices whose number depends on the layer alone. For few rows a program
-has one slice, and `expand` adds them up; for many it has all, one after the other. Both give a row
-the same bits, whatever the rows beside it: tiles are below 64 rows high, so all use the same
-instructions (mma, not wgmma).
+The inputs are added up in slices whose number depends on the layer alone. For hundreds of rows a
+program has one slice, and `expand` adds them up; for more it has all, one after the other. Both
+give a row the same bits, whatever the rows beside it: tiles are below 64 rows high, so all use the
+same instructions (mma, not wgmma).
 
-The base product may run between them: it reads its weights while `shrink` runs, so that most of
-`shrink` takes no time. `expand` reads B before the kernel before it has ended. v is in float32, and
-multiplied in TF32, which holds B exactly. Few rows of a plain weight: adapted_linear.py.
+`expand` reads B before the kernel before it has ended. v is in float32, and multiplied in TF32,
+which holds B exactly.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -26,31 +30,80 @@ from torch import Tensor
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.gpu.elementwise.activations import activate
 from quire.kernels.gpu.linear.gemv import FusedActivation
-from quire.kernels.gpu.lora.handover import (
-    STEP,
-    TILE_ROWS,
-    empty_v,
-    max_tiles,
-    plan_shrink,
-    plan_slices,
-    shrink_tiles,
-    sum_v,
-    tile_at,
-    tile_ends,
-)
+from quire.kernels.gpu.lora import few_rows
+from quire.kernels.gpu.lora.few_rows import alignment, find_columns
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
-from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
+from quire.kernels.gpu.runtime.pdl import (
+    PDL_ENABLED,
+    launch_dependents,
+    prefetch_l2,
+    wait_for_previous_kernel,
+)
 from quire.kernels.lora import check_rows, rows_per_input
 
 MAX_SPLIT_ROWS = 512
 """Rows up to which the slices of a sum are programs of their own."""
 
+MAX_SLICES = 16
+MIN_SLICE = 256  # inputs
+STEP = 128  # inputs that are loaded at a time
+TILE_ROWS = 16
 MANY_TILE_ROWS = 32
 RANKS = 32  # the most that `expand` multiplies at a time
 COLUMNS = 64  # outputs of a program: twice as many take three times the registers
 MAX_REGISTERS = 72
 """Of a thread that expands: seven programs then share a multiprocessor."""
+
+
+class SlicePlan(NamedTuple):
+    """Slices of the inputs, and the steps of each."""
+
+    slices: int
+    steps: int
+
+
+def plan_slices(inputs: int) -> SlicePlan:
+    """Slices of a layer. Nothing of a step may matter: a row's bits depend on it."""
+    steps = cdiv(cdiv(inputs, min(MAX_SLICES, cdiv(inputs, MIN_SLICE))), STEP)
+    return SlicePlan(cdiv(inputs, steps * STEP), steps)
+
+
+def _max_tiles(rows: int, slots: int, height: int) -> int:
+    """The most tiles that so many rows can have."""
+    return min(rows, rows // height + slots)
+
+
+@triton.jit
+def _tile_ends(start_ptr, S: tl.constexpr, S_PAD: tl.constexpr, BM: tl.constexpr,
+              BASE: tl.constexpr):  # fmt: skip
+    """(first rows, ends of rows, ends of tiles) of all slots: [S_PAD] each, and base tiles.
+
+    BASE: rows of slot -1 have tiles too, before the others.
+    """
+    s = tl.arange(0, S_PAD)
+    starts = tl.load(start_ptr + s, s < S, 0)
+    ends = tl.load(start_ptr + s + 1, s < S, 0)
+    base = 0
+    if BASE:
+        base = (tl.load(start_ptr) + BM - 1) // BM
+    return starts, ends, tl.cumsum((ends - starts + BM - 1) // BM, 0) + base, base
+
+
+@triton.jit
+def _tile_at(tile, starts, ends, after, base, S_PAD: tl.constexpr, BM: tl.constexpr,
+            BASE: tl.constexpr):  # fmt: skip
+    """(slot, first row, end of its rows) of a tile of _tile_ends()."""
+    s = tl.arange(0, S_PAD)
+    before = after - (ends - starts + BM - 1) // BM
+    mine = (after > tile) & (before <= tile)
+    slot = tl.sum(tl.where(mine, s + 1, 0), 0) - 1
+    row = tl.sum(tl.where(mine, starts + (tile - before) * BM, 0), 0)
+    end = tl.sum(tl.where(mine, ends, 0), 0)
+    if BASE:
+        row = tl.where(tile < base, tile * BM, row)
+        end = tl.where(tile < base, tl.min(tl.where(s == 0, starts, 2147483647), 0), end)
+    return slot, row, end
 
 
 @kernel("rows")
@@ -71,15 +124,49 @@ def _shrink(
     R: tl.constexpr,
     SLICES: tl.constexpr,
     STEPS: tl.constexpr,
-    TILES: tl.constexpr,
     BM: tl.constexpr,
     BR: tl.constexpr,
     BK: tl.constexpr,
-    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    shrink_tiles(x_ptr, order_ptr, start_ptr, a_ptr, rank_ptr, v_ptr, None, rows, X_T, I, S, S_PAD,
-                 TOP, P, R, SLICES, STEPS, TILES, BM, BR, BK, EARLY, PDL)  # fmt: skip
+    BLOCKS: tl.constexpr = R // BR
+    at = tl.program_id(0)
+    piece = at % SLICES
+    part = at // SLICES % P
+    block = at // (SLICES * P) % BLOCKS
+    tile = at // (SLICES * P * BLOCKS)
+    starts, ends, after, base = _tile_ends(start_ptr, S, S_PAD, BM, False)
+    tiles = tl.max(after, 0)
+    slot, row, end = _tile_at(tile, starts, ends, after, base, S_PAD, BM, False)
+    first = piece * (STEPS * BK)
+    if PDL:
+        SLICE: tl.constexpr = STEPS * BK * (a_ptr.dtype.element_ty.primitive_bitwidth // 8)
+        if I % (STEPS * BK) == 0 and SLICE % 16 == 0:
+            if tile < tiles:
+                ahead = a_ptr + ((slot * P + part).to(tl.int64) * R + block * BR) * I + first
+                for line in tl.static_range(BR):
+                    prefetch_l2(ahead + line * I, SLICE)
+        wait_for_previous_kernel()
+        launch_dependents()
+    k = tl.arange(0, BK)
+    r = block * BR + tl.arange(0, BR)
+    if tile < tiles:
+        rank = tl.load(rank_ptr + slot * P + part)
+        if block * BR < rank:
+            n = row + tl.arange(0, BM)
+            live = n < end
+            pair = tl.load(order_ptr + n, live, 0).to(tl.int64)
+            x_at = x_ptr + (pair // TOP)[:, None] * X_T + k[None]
+            a_at = a_ptr + ((slot * P + part).to(tl.int64) * R + r)[None] * I + k[:, None]
+            sums = tl.zeros((BM, BR), tl.float32)
+            for step in tl.range(0, STEPS, num_stages=4):
+                start = first + step * BK
+                known = start + k < I
+                x = tl.load(x_at + start, live[:, None] & known[None], 0.0)
+                a = tl.load(a_at + start, (r < rank)[None] & known[:, None], 0.0)
+                sums = tl.dot(x, a, sums, input_precision="ieee")
+            v_at = v_ptr + ((piece * rows + pair) * P + part)[:, None] * R + r[None]
+            tl.store(v_at, sums, live[:, None])
 
 
 @kernel("rows")
@@ -108,9 +195,9 @@ def _shrink_many(
     """A program has all slices of a tile, one after the other."""
     BLOCKS: tl.constexpr = R // BR
     at = tl.program_id(0) % (P * BLOCKS)
-    starts, ends, after, base = tile_ends(start_ptr, S, S_PAD, BM, False)
-    slot, row, end = tile_at(tl.program_id(0) // (P * BLOCKS), starts, ends, after, base, S_PAD, BM,
-                             False)  # fmt: skip
+    starts, ends, after, base = _tile_ends(start_ptr, S, S_PAD, BM, False)
+    slot, row, end = _tile_at(tl.program_id(0) // (P * BLOCKS), starts, ends, after, base, S_PAD,
+                              BM, False)  # fmt: skip
     block = at % BLOCKS
     part = at // BLOCKS
     rank = 0
@@ -143,10 +230,27 @@ def _shrink_many(
 
 
 @triton.jit
+def _sum_v(v_ptr, t, live, part, above, rows, P: tl.constexpr, R: tl.constexpr,
+          SLICES: tl.constexpr, BR: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Ranks [above, above + BR) of v of rows t: [len(t), BR]."""
+    r = above + tl.arange(0, BR)
+    at = v_ptr + (t * P + part)[:, None] * R + r[None]
+    v = tl.load(at, live[:, None], 0.0) + 0.0
+    for _ in tl.static_range(SLICES - 1):
+        at += rows.to(tl.int64) * (P * R)
+        v += tl.load(at, live[:, None], 0.0)
+    if PDL:  # else each term of the sum would change its layout, through shared memory
+        v = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [v], dtype=tl.float32, is_pure=False, pack=1
+        )
+    return v
+
+
+@triton.jit
 def _read_tile(tile, starts, ends, after, base, order_ptr, rank_ptr, part, S_PAD: tl.constexpr,
                P: tl.constexpr, BM: tl.constexpr, BASE: tl.constexpr):  # fmt: skip
     """(slot, rank of a part, rows of the step, which of them there are) of a tile."""
-    slot, row, end = tile_at(tile, starts, ends, after, base, S_PAD, BM, BASE)
+    slot, row, end = _tile_at(tile, starts, ends, after, base, S_PAD, BM, BASE)
     n = row + tl.arange(0, BM)
     live = n < end
     t = tl.load(order_ptr + n, live, 0).to(tl.int64)
@@ -172,7 +276,7 @@ def _add_delta(y_at, inside, b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, part,
     EXACT: tl.constexpr = "tf32" if b_ptr.dtype.element_ty.primitive_bitwidth == 16 else "ieee"
     sums = tl.zeros((BM, BN), tl.float32)
     for above in range(0, rank, BR):
-        v = sum_v(v_ptr, t, live, part, above, rows, P, R, SLICES, BR, False, PDL)
+        v = _sum_v(v_ptr, t, live, part, above, rows, P, R, SLICES, BR, PDL)
         sums = tl.dot(v, b.to(tl.float32), sums, input_precision=EXACT)
         b = _load_b(b_ptr, slot, rank, above + BR, o, known, R, O, BR)
     z = tl.load(y_at, inside, 0.0).to(tl.float32)
@@ -181,22 +285,6 @@ def _add_delta(y_at, inside, b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, part,
     if shift_ptr is not None:
         z += tl.load(shift_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
     return (z + sums).to(y_at.dtype.element_ty)
-
-
-@triton.jit
-def _find_columns(bound_ptr, tile, P: tl.constexpr, BN: tl.constexpr):
-    """(part, first output, end of the part's outputs) of a tile of outputs."""
-    part, first, last, before = 0, 0, 0, 0
-    low = tl.load(bound_ptr)
-    for p in tl.static_range(P):
-        high = tl.load(bound_ptr + p + 1)
-        mine = tile >= before  # the last of which this is true
-        part = tl.where(mine, p, part)
-        first = tl.where(mine, low + (tile - before) * BN, first)
-        last = tl.where(mine, high, last)
-        before += (high - low + BN - 1) // BN
-        low = high
-    return part, first, last
 
 
 @kernel("rows")
@@ -219,16 +307,17 @@ def _expand(
     R: tl.constexpr,
     SLICES: tl.constexpr,
     TILES: tl.constexpr,  # of the outputs: a tile is of one part
+    ALIGN: tl.constexpr,
     BM: tl.constexpr,
     BR: tl.constexpr,
     BN: tl.constexpr,
     PDL: tl.constexpr,
 ):
     at = tl.program_id(0) // TILES
-    part, first, last = _find_columns(bound_ptr, tl.program_id(0) % TILES, P, BN)
+    part, first, last = find_columns(bound_ptr, tl.program_id(0) % TILES, P, BN, ALIGN)
     o = first + tl.arange(0, BN)
     known = o < last
-    starts, ends, after, base = tile_ends(start_ptr, S, S_PAD, BM, False)
+    starts, ends, after, base = _tile_ends(start_ptr, S, S_PAD, BM, False)
     tiles = tl.max(after, 0)
     slot, rank, t, live = _read_tile(at, starts, ends, after, base, order_ptr, rank_ptr, part,
                                      S_PAD, P, BM, False)  # fmt: skip
@@ -275,7 +364,7 @@ def _expand_act(
     at = tl.program_id(0) // TILES
     o = tl.program_id(0) % TILES * BN + tl.arange(0, BN)
     known = o < F
-    starts, ends, after, base = tile_ends(start_ptr, S, S_PAD, BM, True)
+    starts, ends, after, base = _tile_ends(start_ptr, S, S_PAD, BM, True)
     tiles = tl.max(after, 0)
     slot, rank, t, live = _read_tile(at, starts, ends, after, base, order_ptr, rank_ptr, 0,
                                      S_PAD, 2, BM, True)  # fmt: skip
@@ -318,38 +407,35 @@ def _padded(slots: int) -> int:
     return max(2, next_power_of_2(slots))
 
 
-def launch_shrink(
-    y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows, *, early: bool = False
-) -> Tensor:
-    """Start the first half, which needs no base product. Returns: v, for launch().
-
-    early: the next kernel is the base product, one that waits for this one.
-    """
-    check_rows(y, bank, rows)
+def launch_shrink(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
+    """Start the first half, which needs no base product. Returns: v, for launch()."""
     count, (slots, parts, rank, inputs) = len(y), bank.a.shape
-    plan = plan_shrink(count, slots, parts, rank, inputs)
+    if count <= few_rows.MAX_ROWS:
+        return few_rows.launch_shrink(y, x, bank, rows)
+    check_rows(y, bank, rows)
+    block = min(rank & -rank, 64)
+    slices, steps = plan_slices(inputs)
     tensors = x, rows.order, rows.starts, bank.a, bank.ranks
     sizes = x.stride(0), inputs, slots, _padded(slots), rows_per_input(y, x), parts, rank
-    if count <= MAX_SPLIT_ROWS:
-        v = empty_v(plan, y, parts, rank)
+    split = count <= MAX_SPLIT_ROWS
+    high = TILE_ROWS if split else MANY_TILE_ROWS
+    tiles = _max_tiles(count, slots, high)
+    v = torch.empty((slices if split else 1, count, parts, rank), device=y.device)
+    if split:
         _shrink(
-            (plan.programs, 1, 1),
+            (slices * parts * (rank // block) * tiles, 1, 1),
             (*tensors, v),
             (count,),
-            (
-                *sizes, plan.slices, plan.steps, plan.tiles, TILE_ROWS, plan.block, STEP, early,
-                PDL_ENABLED,
-            ),
-            warps=2 if plan.block == 16 else 4,
+            (*sizes, slices, steps, high, block, STEP, PDL_ENABLED),
+            warps=2 if block == 16 else 4,
             pdl=PDL_ENABLED,
-        )  # fmt: skip
+        )
         return v
-    v = torch.empty((1, count, parts, rank), dtype=torch.float32, device=y.device)
     _shrink_many(
-        (max_tiles(count, slots, MANY_TILE_ROWS) * parts * (rank // plan.block), 1, 1),
+        (tiles * parts * (rank // block), 1, 1),
         (*tensors, v),
         (count,),
-        (*sizes, *plan_slices(inputs), MANY_TILE_ROWS, plan.block, STEP, PDL_ENABLED),
+        (*sizes, slices, steps, high, block, STEP, PDL_ENABLED),
         warps=4,
         stages=4,
         pdl=PDL_ENABLED,
@@ -372,8 +458,11 @@ def launch(
         return
     if v is None:
         v = launch_shrink(y, x, bank, rows)
+    if count <= few_rows.MAX_ROWS:
+        few_rows.launch_expand(y, v, bank, rows, act)
+        return
     high = TILE_ROWS if count <= MAX_SPLIT_ROWS else MANY_TILE_ROWS
-    tiles = max_tiles(count, slots + (act is not None), high)
+    tiles = _max_tiles(count, slots + (act is not None), high)
     block = min(rank & -rank, RANKS)
     if act is not None:
         _expand_act(
@@ -396,8 +485,8 @@ def launch(
         (v, rows.order, rows.starts, bank.b, bank.ranks, bank.bounds, bank.factor, bank.shift, y),
         (count,),
         (
-            y.stride(0), y.shape[1], slots, _padded(slots), parts, rank, len(v), columns, high,
-            block, COLUMNS, PDL_ENABLED,
+            y.stride(0), y.shape[1], slots, _padded(slots), parts, rank, len(v), columns,
+            alignment(bank.parts), high, block, COLUMNS, PDL_ENABLED,
         ),
         warps=4,
         stages=1,
