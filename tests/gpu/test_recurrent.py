@@ -13,6 +13,7 @@ from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from tests.cpu import engine_of as tiny
 from tests.cpu.engine_of import run
 from tests.cpu.gpu_kernels.test_recurrent import (
+    last_first,  # noqa: F401
     scan,  # noqa: F401
     test_a_prompt_gives_the_same_bits_however_it_is_cut,  # noqa: F401
     test_drafts_are_tokens_one_by_one,  # noqa: F401
