@@ -7,7 +7,8 @@ plain data that can be sent to another process. No other file names a part.
 
 A part that replaces inputs keeps its steps out of tapes and CUDA graphs. One whose forward pass
 reads buffers at fixed addresses has a variant instead: steps with it have tapes and graphs of their
-own. `write_inputs` fills the buffers before each step.
+own. `write_inputs` fills the buffers before each step. A part that does nothing else before the
+forward pass, and reads nothing of it, keeps the graphs of steps without parts (`keeps_graphs`).
 """
 
 from __future__ import annotations
