@@ -19,7 +19,8 @@ from quire.kernels.state_rows import StateRows
 
 MAX_WIDTH = 4
 _CHANNELS = 128  # of a program
-_TOKENS = 16  # of a longer row
+_TOKENS = 16  # of a longer row, at a time
+_MIN_SHARES = 8  # of a longer row, if it has so many tokens: rows differ in length
 
 
 @triton.jit
@@ -31,11 +32,11 @@ def _tap(ptr, c, j, C: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def _input(
-    x_ptr, state_ptr, source, start, t, c, X_T: tl.constexpr, C: tl.constexpr, W: tl.constexpr
+    x_ptr, state_ptr, source, start, end, t, c, X_T: tl.constexpr, C: tl.constexpr, W: tl.constexpr
 ):
-    """Input of each channel at token t of a row, which is a kept one before its first token."""
+    """Input of each channel at token t < end of a row, which is a kept one before its first."""
     back = t - start + W - 1
-    x = tl.load(x_ptr + t * X_T + c, (c < C) & (t >= start), 0.0)
+    x = tl.load(x_ptr + t * X_T + c, (c < C) & (t >= start) & (t < end), 0.0)
     at = source * (C * (W - 1)) + c * (W - 1) + back
     before = tl.load(state_ptr + at, (c < C) & (t < start) & (back >= 0), 0.0)
     return x.to(tl.float32) + before.to(tl.float32)  # one of them is 0
@@ -87,8 +88,8 @@ def _causal_conv(
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    p = tl.program_id(1)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    p = tl.program_id(0)
     of_prompts = tl.maximum(p - decodes, 0)
     s = tl.minimum(p, decodes) + of_prompts // shares
     share = of_prompts % shares
@@ -107,9 +108,9 @@ def _causal_conv(
     if bias_ptr is not None:
         shift += tl.load(bias_ptr + c, c < C, 0.0).to(tl.float32)
     first = start + share * TOKENS
-    before = _input(x_ptr, state_ptr, source, start, first - 3, c, X_T, C, W)
-    middle = _input(x_ptr, state_ptr, source, start, first - 2, c, X_T, C, W)
-    last = _input(x_ptr, state_ptr, source, start, first - 1, c, X_T, C, W)
+    before = _input(x_ptr, state_ptr, source, start, end, first - 3, c, X_T, C, W)
+    middle = _input(x_ptr, state_ptr, source, start, end, first - 2, c, X_T, C, W)
+    last = _input(x_ptr, state_ptr, source, start, end, first - 1, c, X_T, C, W)
     if s < decodes:
         for t in range(start, end):
             x = tl.load(x_ptr + t * X_T + c, c < C, 0.0).to(tl.float32)
@@ -120,17 +121,22 @@ def _causal_conv(
             _keep(state_ptr, tl.load(rows_ptr + t), c, before, middle, last, C, W)
     else:
         if share == 0:  # which alone reads the state
-            a = _input(x_ptr, state_ptr, source, start, end - 3, c, X_T, C, W)
-            b = _input(x_ptr, state_ptr, source, start, end - 2, c, X_T, C, W)
-            d = _input(x_ptr, state_ptr, source, start, end - 1, c, X_T, C, W)
+            a = _input(x_ptr, state_ptr, source, start, end, end - 3, c, X_T, C, W)
+            b = _input(x_ptr, state_ptr, source, start, end, end - 2, c, X_T, C, W)
+            d = _input(x_ptr, state_ptr, source, start, end, end - 1, c, X_T, C, W)
             tl.debug_barrier()  # another thread may not have read the state
             _keep(state_ptr, target, c, a, b, d, C, W)
-        for n in tl.static_range(TOKENS):
-            live = (c < C) & (first + n < end)
-            x = tl.load(x_ptr + (first + n) * X_T + c, live, 0.0).to(tl.float32)
-            y = _sum(shift, before, middle, last, x, k0, k1, k2, k3, SILU)
-            tl.store(y_ptr + (first + n) * C + c, y.to(y_ptr.dtype.element_ty), live)
-            before, middle, last = middle, last, x
+        for at in range(first, end, shares * TOKENS):
+            for n in tl.static_range(TOKENS):
+                live = (c < C) & (at + n < end)
+                x = tl.load(x_ptr + (at + n) * X_T + c, live, 0.0).to(tl.float32)
+                y = _sum(shift, before, middle, last, x, k0, k1, k2, k3, SILU)
+                tl.store(y_ptr + (at + n) * C + c, y.to(y_ptr.dtype.element_ty), live)
+                before, middle, last = middle, last, x
+            then = at + shares * TOKENS
+            before = _input(x_ptr, state_ptr, source, start, end, then - 3, c, X_T, C, W)
+            middle = _input(x_ptr, state_ptr, source, start, end, then - 2, c, X_T, C, W)
+            last = _input(x_ptr, state_ptr, source, start, end, then - 1, c, X_T, C, W)
 
 
 def outputs(
@@ -154,9 +160,11 @@ def launch(
     silu: bool,
 ) -> None:
     (tokens, channels), prompts = x.shape, len(rows.rows) - rows.decodes
-    shares = cdiv(tokens - rows.decodes, _TOKENS)
+    of_prompts = tokens - rows.decodes
+    shares = max(_MIN_SHARES, cdiv(of_prompts, _TOKENS * max(prompts, 1)))
+    shares = min(shares, cdiv(of_prompts, _TOKENS))
     _causal_conv(
-        (cdiv(channels, _CHANNELS), rows.decodes + prompts * shares, 1),
+        (rows.decodes + prompts * shares, cdiv(channels, _CHANNELS), 1),
         (x, state, weight, bias, *row_tensors(rows), out),
         (rows.decodes, len(state) - 1, max(shares, 1)),
         (
