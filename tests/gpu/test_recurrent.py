@@ -36,10 +36,10 @@ CASES = {
     "qwen3_next": QWEN3_NEXT | WIDE,
 }
 SETTINGS = {
-    "chunks of 7": dict(budget=7),
+    "chunks of 7": dict(budget=7, seqs=8),
     "two slots": dict(seqs=2),
-    "two checkpoints": dict(checkpoints=2, stagger=2),
-    "overlap, little memory": dict(depth=2, num_blocks=40, stagger=1),
+    "two checkpoints": dict(checkpoints=2, stagger=2, seqs=8),
+    "overlap, little memory": dict(depth=2, num_blocks=40, stagger=1, seqs=8),
 }
 
 
@@ -69,7 +69,8 @@ def test_tokens_do_not_depend_on(case, name):
 @pytest.mark.parametrize("drafts", [0, 5])
 def test_all_steps_are_graphs_also_from_checkpoints(case, drafts):
     hf, want = case
-    engine = engine_of(hf, budget=256, drafts=drafts, propose=proposing(want) if drafts else None)
+    propose = proposing(want) if drafts else None
+    engine = engine_of(hf, budget=256, seqs=8, drafts=drafts, propose=propose)
     graphs = watch_graphs(engine)
     for _ in range(2):  # the second time with prefix hits
         for one in workload():

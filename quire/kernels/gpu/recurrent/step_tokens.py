@@ -30,11 +30,13 @@ def find_tokens(sources_ptr, rows_ptr, starts_ptr, s, decodes, padding, CHAINS: 
     start = tl.load(starts_ptr + s).to(tl.int64)  # T * C can pass 2**31
     end = tl.load(starts_ptr + s + 1).to(tl.int64)
     if CHAINS:
+        is_continued = _continues(sources_ptr, rows_ptr, s + 1, decodes, padding)
         if _continues(sources_ptr, rows_ptr, s, decodes, padding):
             end = start
-        elif s < decodes:
-            while _continues(sources_ptr, rows_ptr, end, decodes, padding):
+        else:
+            while is_continued:
                 end += 1
+                is_continued = _continues(sources_ptr, rows_ptr, end, decodes, padding)
     return source, target, start, end
 
 
