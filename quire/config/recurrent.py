@@ -21,6 +21,8 @@ max_num_seqs is not given."""
 CHECKPOINT_SHARE = 0.125
 """The same of checkpoints, if their number is not given."""
 CHECKPOINTS_PER_SEQUENCE = 4
+MAX_GPU_WIDTH = 4
+"""Tokens that a convolution reads, in GPU kernels (quire.kernels.gpu.recurrent.causal_conv)."""
 DRAFT_SHARE = 0.0625
 """The same of states after drafts, of which there are at most as many as sequences."""
 
@@ -60,6 +62,12 @@ def resolve_states(
             f"data_parallel_size={shape.data} with experts over all ranks is not supported yet for "
             f"{model.model_type}, whose layers keep a state of each sequence: leave "
             "enable_expert_parallel out"
+        )
+    width = 1 + max(state.conv[1] for state in model.states)
+    if device.kind == "cuda" and width > MAX_GPU_WIDTH:
+        raise ConfigError(
+            f"config.json: convolutions of {width} tokens are not supported on a GPU yet, only of "
+            f"up to {MAX_GPU_WIDTH}: run the model with device='cpu'"
         )
     one = state_bytes(model.states, ITEMSIZE[shape.dtype])
     alone = replace(shape, max_num_seqs=1)

@@ -61,7 +61,7 @@ def _native(
     return y
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu="recurrent.causal_conv")
 def causal_conv(
     x: Tensor, state: Tensor, rows: StateRows, weight: Tensor, bias: Tensor | None, silu: bool
 ) -> Tensor:

@@ -81,7 +81,7 @@ def _native(
     return y
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu="recurrent.gated_delta_rule")
 def gated_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -49,7 +49,7 @@ def _native(
     return y
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu="recurrent.gated_norm")
 def gated_rms_norm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, size: int, gate_first: bool
 ) -> Tensor:

@@ -78,6 +78,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         (24, 64, 48, 8, 4, bf16, ExpertActivation("clamped")),
         (9, 72, 128, 4, 2, bf16, ExpertActivation()),
         (6, 64, 48, 8, 4, fp32, ExpertActivation("relu2")),
+        (3, 64, 48, 8, 2, bf16, ExpertActivation("relu2")),
     ]:
         ids = torch.rand(t, x, device=device).argsort(-1)[:, :k].int()
         case = {

@@ -34,7 +34,7 @@ def _native(x: Tensor, gate: Tensor) -> Tensor:
     return y
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu="recurrent.output_gate")
 def output_gate(x: Tensor, gate: Tensor) -> Tensor:
     """x [T, H * D], gate [T, H, D], strided views allowed -> [T, H * D]."""
     return (x.float() * gate.reshape(x.shape).float().sigmoid()).to(x.dtype)

@@ -34,7 +34,7 @@ def _native(x: Tensor, gate: Tensor) -> Tensor:
     return y
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu="recurrent.scan_gate")
 def scan_gate(x: Tensor, gate: Tensor) -> Tensor:
     """x float32 and gate [T, C], a strided view allowed -> [T, C] in the gate's dtype."""
     return (x * F.silu(gate.float())).to(gate.dtype)

@@ -76,7 +76,7 @@ def _native(
     return y
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu="recurrent.selective_scan")
 def selective_scan(
     x: Tensor,
     dt: Tensor,

@@ -78,7 +78,7 @@ def _native(
     return y
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu="recurrent.ssd_scan")
 def ssd_scan(
     x: Tensor,
     dt: Tensor,

@@ -26,7 +26,8 @@ class StateRows:
     rows: row of the tensors that each writes; those that pad a step share the last row of the
     tensors. sources: row that each reads, the same without drafts. order: with drafts, the rows of
     one token in groups [n] int64, none of which reads what a row of its own group or a later one
-    writes; (): they are one group.
+    writes; (): they are one group. GPU kernels read neither `order` nor `spans`: to them a row of
+    one token may read what the row right before it writes, and no other's.
     """
 
     rows: Tensor  # [S] int64
@@ -35,6 +36,7 @@ class StateRows:
     _: KW_ONLY
     sources: Tensor = field(default=None)  # type: ignore[assignment]  # [S] int64
     order: tuple[Tensor, ...] = ()
+    starts: Tensor | None = None  # [S + 1] int32: first token of each row, and the end of the last
 
     def __post_init__(self) -> None:
         if self.sources is None:
@@ -45,6 +47,16 @@ class StateRows:
         all_at_once = (slice(0, self.decodes),) if self.decodes else ()
         for at in self.order or all_at_once:
             yield at, self.sources[at], self.rows[at]
+
+    def token_starts(self) -> Tensor:
+        """Return `starts`, made of `spans` where they are not given."""
+        if self.starts is None:
+            firsts = [*range(self.decodes), *(start for start, _ in self.spans)]
+            firsts.append(self.spans[-1][1] if self.spans else self.decodes)
+            made = torch.tensor(firsts, dtype=torch.int32, device=self.rows.device)
+            object.__setattr__(self, "starts", made)
+        assert self.starts is not None
+        return self.starts
 
     def native_fields(self) -> tuple[tuple[int, ...], array[int]]:
         """Return the rows as native ops read them, and memory to keep until the op has run.

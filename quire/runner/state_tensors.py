@@ -6,8 +6,9 @@ They are attached to the model, as other memory is that only some models have.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,6 +51,18 @@ class StateTensors:
         self._tensors = [*self._conv, *(one for one in self._recurrent if one.numel())]
         self._spans: tuple[tuple[int, int], ...] = ()
         self._drafts: _DraftRows | None = None
+        self._draft_rows: Tensor | None = None  # [2, rows] int64; -1: as without drafts
+        self._has_drafts = False
+        self._table: Any = None
+        if device.type != "cpu" and all(one[0].nbytes % 16 == 0 for one in self._tensors):
+            from quire.kernels.gpu.attention.block_copy import BlockCopyTable
+
+            self._table = BlockCopyTable.build(self._tensors, device)
+
+    def reserve_draft_rows(self, rows: int) -> None:
+        """Have steps of up to so many rows read at a fixed address which state each reads and
+        writes, as graphs of steps with drafts do."""
+        self._draft_rows = torch.full((2, rows), -1, dtype=torch.int64, device=self._device)
 
     @property
     def nbytes(self) -> int:
@@ -60,19 +73,31 @@ class StateTensors:
         """Set the states of slots: copies of checkpoints, or zeros where these are negative."""
         zeros = [slot for slot, row in zip(slots, checkpoints) if row < 0]
         copied = [(slot, row) for slot, row in zip(slots, checkpoints) if row >= 0]
+        sources = [self._slots + row for _, row in copied]
+        targets = [slot for slot, _ in copied]
+        if self._table is not None:  # no GPU kernel writes the row of padding: it has zeros
+            self._copy(sources + [self._rows - 1] * len(zeros), targets + zeros)
+            return
         if zeros:
             at = to_device(zeros, self._device)
             for tensor in self._tensors:
                 tensor.index_fill_(0, at, 0)
-        if copied:
-            self._copy([self._slots + row for _, row in copied], [slot for slot, _ in copied])
+        self._copy(sources, targets)
 
     def save(self, slots: Sequence[int], checkpoints: Sequence[int]) -> None:
         """Copy the states of slots to checkpoints."""
-        if slots:
-            self._copy(slots, [self._slots + row for row in checkpoints])
+        self._copy(slots, [self._slots + row for row in checkpoints])
 
     def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy rows to others; none is both read and written."""
+        if not sources:
+            return
+        if self._table is not None:
+            from quire.kernels.gpu.attention.block_copy import copy_blocks
+
+            pairs = np.stack([sources, targets], axis=1).astype(np.int32).reshape(-1)
+            copy_blocks(self._table, self._table, to_device(pairs, self._device), len(sources))
+            return
         source, target = (to_device(list(one), self._device) for one in (sources, targets))
         for tensor in self._tensors:
             tensor.index_copy_(0, target, tensor.index_select(0, source))
@@ -82,6 +107,9 @@ class StateTensors:
         starts, first = batch.q_starts.tolist(), batch.num_decodes
         self._spans = tuple(zip(starts[first:-1], starts[first + 1 :]))
         self._drafts = None
+        if self._draft_rows is not None and self._has_drafts:
+            self._draft_rows.fill_(-1)
+            self._has_drafts = False
 
     def set_drafts(
         self, batch: StepBatch, slots: Sequence[int], checkpoints: Sequence[Sequence[int]]
@@ -105,31 +133,35 @@ class StateTensors:
                 if j == len(groups):
                     groups.append([])
                 groups[j].append(first + 1 + j)
+        at, read, written = (to_device(one, self._device) for one in (tokens, sources, rows))
+        if self._draft_rows is not None:
+            self._draft_rows.index_copy_(1, at, torch.stack([read, written]))
+            self._has_drafts = True
+            return
         drafts = set(tokens)
         others = [i for i in range(batch.num_decodes) if i not in drafts]
         order = tuple(to_device(one, self._device) for one in (others, *groups))
-        at, read, written = (to_device(one, self._device) for one in (tokens, sources, rows))
         self._drafts = _DraftRows(at, read, written, order)
 
     def rows_of(self, slots: Tensor) -> Tensor:
         """Return the rows [S] of slots [S] on the device. Negative: padding, whose row is last."""
         return torch.where(slots < 0, self._rows - 1, slots).long()
 
-    def step(self, slots: Tensor, decodes: int) -> StateStep:
-        """Return the states of a step's rows. slots: as rows_of takes them."""
-        return self.step_of(self.rows_of(slots), decodes)
-
-    def step_of(self, rows: Tensor, decodes: int) -> StateStep:
-        """Return the states of a step. rows: as rows_of has them."""
+    def step_of(self, rows: Tensor, decodes: int, starts: Tensor | None = None) -> StateStep:
+        """Return the states of a step. rows: as rows_of has them. starts: as StateRows has them."""
         sources = rows
         order: tuple[Tensor, ...] = ()
-        if self._drafts is not None:
+        if self._draft_rows is not None:
+            read, written = self._draft_rows[:, : len(rows)].unbind()
+            sources, rows = (
+                torch.where(read < 0, rows, read),
+                torch.where(written < 0, rows, written),
+            )
+        elif self._drafts is not None:
             tokens, read, written, order = self._drafts
             sources, rows = rows.index_copy(0, tokens, read), rows.index_copy(0, tokens, written)
         spans = self._spans if len(rows) > decodes else ()
-        if rows.is_meta:  # all rows need the same kernels
-            spans = spans[:1]
-        found = StateRows(rows, decodes, spans, sources=sources, order=order)
+        found = StateRows(rows, decodes, spans, sources=sources, order=order, starts=starts)
         return StateStep(self._conv, self._recurrent, found)
 
 
@@ -137,6 +169,13 @@ def attach_states(model: LanguageModel, states: StateTensors) -> None:
     """Give a model its states."""
     assert isinstance(model, nn.Module)
     model.__dict__["state_tensors"] = states
+
+
+def reserve_draft_rows(model: LanguageModel, rows: int) -> None:
+    """Prepare a model's states, if it has any, for graphs of steps with drafts; 0 rows: of none."""
+    states = find_states(model)
+    if states is not None and rows:
+        states.reserve_draft_rows(rows)
 
 
 def set_state_batch(model: LanguageModel, batch: StepBatch) -> None:
@@ -149,11 +188,13 @@ def set_state_batch(model: LanguageModel, batch: StepBatch) -> None:
 def state_step(
     model: LanguageModel, token_slots: Tensor, q_starts: Tensor, decodes: int
 ) -> StateStep | None:
-    """Return the states of a step's rows; None: the model has none. token_slots: [T]."""
+    """Return the states of a step's rows; None: the model has none. token_slots: [T]. q_starts:
+    [S + 1]; a row without tokens may be behind the last."""
     states = find_states(model)
     if states is None:
         return None
-    return states.step(token_slots.index_select(0, q_starts[:-1]), decodes)
+    first = q_starts[:-1].clamp(max=len(token_slots) - 1)
+    return states.step_of(states.rows_of(token_slots.index_select(0, first)), decodes, q_starts)
 
 
 def find_states(model: LanguageModel) -> StateTensors | None:

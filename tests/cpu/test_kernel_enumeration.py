@@ -185,4 +185,4 @@ def test_no_step_needs_a_kernel_that_a_start_does_not_compile(case, program):
     found = run(program, hf, sizes | options, rounds, tiers.LONG)
     assert found["missing"] == []
     assert found["later"] > 5  # the second half has stepped
-    assert ("_sum_rows" in found["names"]) == ("tensor_parallel_size" in options)
+    assert ("_sum_flagged" in found["names"]) == ("tensor_parallel_size" in options)

@@ -310,3 +310,13 @@ def test_the_plan_counts_the_bytes_of_states_exactly(name):
     made = StateTensors(section.states, 3, 5 + 24, torch.bfloat16, torch.device("cpu"))
     assert plan.state_bytes == made.nbytes > 0
     assert section.prefix_caching
+
+
+def test_convolutions_that_gpu_kernels_do_not_take_are_refused():
+    options = Options(model=ModelOptions(model="x", dtype="bfloat16"))
+    device = DeviceFacts(
+        kind="cuda", total_bytes=80 << 30, free_bytes=79 << 30, capability=(9, 0), count=1
+    )
+    facts = model_facts(MAMBA2 | {"max_position_embeddings": 512, "conv_kernel": 5})
+    with pytest.raises(ConfigError, match="convolutions of 5 tokens are not supported on a GPU"):
+        resolve(options, facts, device)

@@ -1,16 +1,26 @@
-"""Models with recurrent layers on the GPU: graphs, chunks, checkpoints and forks change no token.
+"""Models with recurrent layers on the GPU: graphs, chunks, checkpoints, forks and drafts change no
+token.
 
-Float32 without TF32. The states of a captured decode step are at fixed addresses; rows that pad it
-must write none that is in use.
+Float32 without TF32. The states of a captured step are at fixed addresses; rows that pad it must
+write none that is in use.
 """
 
 import pytest
 import torch
 
+from quire.runner.gpu.cuda_graphs import DecodeGraph
+from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from tests.cpu import engine_of as tiny
 from tests.cpu.engine_of import run
-from tests.cpu.test_recurrent import MAMBA2, QWEN3_NEXT, workload
-from tests.gpu.test_invariance import engine_of
+from tests.cpu.gpu_kernels.test_recurrent import (
+    last_first,  # noqa: F401
+    scan,  # noqa: F401
+    test_a_prompt_gives_the_same_bits_however_it_is_cut,  # noqa: F401
+    test_drafts_are_tokens_one_by_one,  # noqa: F401
+    test_padding_is_zeros_and_reads_and_writes_no_state,  # noqa: F401
+)
+from tests.cpu.test_recurrent import MAMBA2, QWEN3_NEXT, proposing, workload
+from tests.gpu.test_invariance import engine_of, watch_graphs
 
 WIDE = {
     "hidden_size": 64,
@@ -26,14 +36,16 @@ CASES = {
     "qwen3_next": QWEN3_NEXT | WIDE,
 }
 SETTINGS = {
-    "together": dict(),
-    "chunks of 7": dict(budget=7),
+    "chunks of 7": dict(budget=7, seqs=8),
     "two slots": dict(seqs=2),
-    "two checkpoints": dict(checkpoints=2, stagger=2),
-    "no prefix cache": dict(prefix=False),
-    "overlap": dict(depth=2, stagger=1),
-    "overlap, little memory": dict(depth=2, num_blocks=40),
+    "two checkpoints": dict(checkpoints=2, stagger=2, seqs=8),
+    "overlap, little memory": dict(depth=2, num_blocks=40, stagger=1, seqs=8),
 }
+
+
+@pytest.fixture
+def device():
+    return "cuda"
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -52,6 +64,28 @@ def test_tokens_do_not_depend_on(case, name):
     stagger = settings.pop("stagger", 0)
     engine = engine_of(hf, **settings)
     assert run(engine, workload(), stagger=stagger)[0] == want
+
+
+@pytest.mark.parametrize("drafts", [0, 5])
+def test_all_steps_are_graphs_also_from_checkpoints(case, drafts):
+    hf, want = case
+    propose = proposing(want) if drafts else None
+    engine = engine_of(hf, budget=256, seqs=8, drafts=drafts, propose=propose)
+    graphs = watch_graphs(engine)
+    for _ in range(2):  # the second time with prefix hits
+        for one in workload():
+            engine.add(one)
+        got, cached = {}, 0
+        while not engine.idle:
+            for update in engine.step():
+                got.setdefault(update[:2], []).extend(update.token_ids)
+                cached = max(cached, update.cached_tokens)
+        assert got == want
+    assert cached >= 64
+    assert {type(key) for key in graphs} == {DecodeGraph, GraphShape}
+    assert any(getattr(key, "drafts", False) for key in graphs) == bool(drafts)
+    if drafts:
+        assert sum(engine._scheduler.draft_counts.accepted) > 100
 
 
 def test_the_gpu_gives_the_tokens_of_the_cpu(case):

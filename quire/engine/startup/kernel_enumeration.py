@@ -58,6 +58,7 @@ from quire.runner.parts.token_types import TokenTypesPart
 from quire.runner.parts.unattended_tokens import UnattendedTokensPart
 from quire.runner.shared_prefixes import find_shared_prefixes
 from quire.runner.slots import BlockTableUpdate
+from quire.runner.state_tensors import find_states
 from quire.runner.step_batch import DraftInputs, StepBatch
 from quire.runner.worker_calls import with_two_layers_per_kind, without_layers
 from quire.sampling.slot_join import SlotJoin
@@ -157,6 +158,9 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             worker.warm_up_kernels()
             worker.capture_graphs(0)
             return
+        states = find_states(runner.model)
+        if states is not None:
+            states.begin([0], [0])
         _join(sampler, GREEDY)
         batches = [*step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len)]
         most_drafts = config.speculation.max_drafts
@@ -291,6 +295,8 @@ class _HiddenStates:
     """A part of a step that keeps the hidden states."""
 
     states: Tensor  # [T, E]
+
+    keeps_graphs = False
 
     def variant(self, model: LanguageModel) -> None:
         return None

@@ -62,11 +62,12 @@ from quire.runner.parts.base import (
     StepPart,
     StepVariant,
     find_variants,
+    keep_graphs,
     split_variant,
 )
 from quire.runner.profiler import span
 from quire.runner.slots import BlockTableUpdate, TableShape
-from quire.runner.state_tensors import find_states, set_state_batch, state_step
+from quire.runner.state_tensors import reserve_draft_rows, set_state_batch, state_step
 from quire.runner.step_batch import EMPTY_BATCH, StepBatch
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import Sampler
@@ -144,10 +145,10 @@ class CudaWorker:
         self._eager = eager
         self._sizes, self._draft_sizes = capture_sizes(rows), draft_sizes(drafts)
         self._generates, self._samples = generates, generates and link.is_last
-        decodes = rows if generates else 0
-        has_graphs = backend.supports_prefill_graphs and find_states(model) is None
+        decodes, has_graphs = rows if generates else 0, backend.supports_prefill_graphs
         self._shapes = graph_shapes(max_tokens, decodes) if has_graphs else []
         longest_graph = max([self._max_rows, *(shape.tokens for shape in self._shapes)])
+        reserve_draft_rows(model, longest_graph if drafts else 0)
         self._stage = StageStates(link, longest_graph)
         self._graphs = CudaGraphCache[GraphKey](weak_method(self._launch), device)
         self._graph_bytes = 0
@@ -276,9 +277,12 @@ class CudaWorker:
                 part.write_inputs(self._model, batch)
             self._stage.receive(len(batch.token_ids))
             sizes = self._draft_sizes if batch.uses_drafts else self._sizes
-            small = len(batch.rows) <= max(sizes, default=0)
-            if batch.decode_only and small and variant.decodes and not (others or batch.has_axes):
-                return self._decode(batch, variant)
+            fits = len(batch.rows) <= max(sizes, default=0) and not batch.has_axes
+            if batch.decode_only and fits and variant.decodes and keep_graphs(others):
+                step = self._decode(batch, variant)
+                for part in others:
+                    part.apply(ForwardOutput(self._model, self._last_token, self._logprobs_mode))
+                return step
             return self._mixed(batch, others, variant)
         except BaseException:
             self._pinned_io.out_of_sync = True
@@ -398,8 +402,7 @@ class CudaWorker:
         """parts: those without the variant."""
         how = self._begin_sampling(inputs)
         sampled = padded_sample_rows(len(inputs.sampled_slots), self._max_rows)
-        # where rows are sampled, a graph keeps only their hidden states, and parts read others
-        needs_more = parts if self._samples else any(part.changes_inputs for part in parts)
+        needs_more = not keep_graphs(parts, all_hidden=not self._samples)
         eager = self._eager or needs_more or variant not in self._variants
         has_place = variant.rotary_axes > 1 or not inputs.has_axes
         shape = None

@@ -7,14 +7,15 @@ plain data that can be sent to another process. No other file names a part.
 
 A part that replaces inputs keeps its steps out of tapes and CUDA graphs. One whose forward pass
 reads buffers at fixed addresses has a variant instead: steps with it have tapes and graphs of their
-own. `write_inputs` fills the buffers before each step.
+own. `write_inputs` fills the buffers before each step. A part that does nothing else before the
+forward pass, and reads nothing of it, keeps the graphs of steps without parts (`keeps_graphs`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 from torch import Tensor
@@ -210,7 +211,7 @@ class ForwardOutput(NamedTuple):
     """The results of a step's forward pass that parts read."""
 
     model: LanguageModel
-    hidden: Tensor  # [T, E] of every token in the step
+    hidden: Tensor  # [T, E] of every token in the step; to parts that keep graphs any
     logprobs_mode: Mode
     pooler: Pooler | None = None  # None: the engine pools nothing
     variant: StepVariant = PLAIN
@@ -236,6 +237,10 @@ class NoPendingPart:
 
 class StepPart(msgspec.Struct, frozen=True, array_like=True):
     """One feature's share of one step."""
+
+    keeps_graphs: ClassVar[bool] = False
+    """Whether steps with it run graphs without a variant: it changes no inputs, and reads nothing
+    that the forward pass returns."""
 
     @classmethod
     def is_used(cls, shape: TableShape) -> bool:
@@ -289,6 +294,14 @@ def find_variants(model: LanguageModel) -> list[StepVariant]:
     """Return all variants of steps of a model, the plain one first."""
     found = [kind.variant(model) for kind in load_part_types().values()]
     return [PLAIN, *(one for one in found if one is not None)]
+
+
+def keep_graphs(parts: Collection[StepPart], *, all_hidden: bool = False) -> bool:
+    """Whether a step with these parts, none of which has a variant, can run graphs.
+
+    all_hidden: graphs keep the hidden states of every token, not those of sampled rows alone.
+    """
+    return all(part.keeps_graphs or (all_hidden and not part.changes_inputs) for part in parts)
 
 
 def split_variant(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from quire.core.types import StateMoves, StepPlan
 from quire.models.base import LanguageModel
 from quire.runner.parts.base import ForwardOutput, NoPendingPart, StepPart
@@ -18,6 +20,8 @@ class StatesPart(StepPart, frozen=True, array_like=True):
     save_rows: list[int]  # checkpoint that each is copied to
     draft_slots: list[int]  # whose rows have drafts
     draft_rows: list[list[int]]  # of each the checkpoints that get the states after its drafts
+
+    keeps_graphs: ClassVar[bool] = True
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> StatesPart | None:

@@ -118,7 +118,7 @@ class Stepper:
             return None
         starts = batch.q_starts.tolist()[batch.decodes :]
         self.states._spans = tuple(itertools.pairwise(starts))
-        return self.states.step(self._there(rows), batch.decodes)
+        return self.states.step_of(self.states.rows_of(self._there(rows)), batch.decodes)
 
     def _there(self, ints):
         return torch.tensor(ints, dtype=torch.int32, device=self.device)

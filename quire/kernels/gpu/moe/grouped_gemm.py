@@ -85,7 +85,8 @@ def _gate_up(
     fs = n * BLOCK_N + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, BLOCK_K)
     x_at = x_ptr + token.to(tl.int64)[:, None] * X_T + ks[None]
-    at = expert.to(tl.int64) * (2 * F * E)  # X * 2F * E can pass 2**31
+    PARTS: tl.constexpr = 1 if KIND == "relu2" else 2  # products: up alone, or gate and up
+    at = expert.to(tl.int64) * (PARTS * F * E)  # X * 2F * E can pass 2**31
     gate_at = w_ptr + at + tl.minimum(fs, F - 1)[None] * E + ks[:, None]
     gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -94,17 +95,18 @@ def _gate_up(
             inside = start + ks < E
             x = tl.load(x_at + start, inside[None], 0.0)
             g = tl.load(gate_at + start, inside[:, None], 0.0)
-            u = tl.load(gate_at + start + F * E, inside[:, None], 0.0)
+            u = tl.load(gate_at + start + (PARTS - 1) * F * E, inside[:, None], 0.0)
         else:
             x = tl.load(x_at + start)
             g = tl.load(gate_at + start)
-            u = tl.load(gate_at + start + F * E)
+            u = tl.load(gate_at + start + (PARTS - 1) * F * E)
         gate = tl.dot(x, g, gate, input_precision="ieee")
-        up = tl.dot(x, u, up, input_precision="ieee")
+        if PARTS == 2:
+            up = tl.dot(x, u, up, input_precision="ieee")
     if bias_ptr is not None:
-        bias_at = bias_ptr + expert * (2 * F) + tl.minimum(fs, F - 1)
+        bias_at = bias_ptr + expert * (PARTS * F) + tl.minimum(fs, F - 1)
         gate += tl.load(bias_at).to(tl.float32)[None]
-        up += tl.load(bias_at + F).to(tl.float32)[None]
+        up += tl.load(bias_at + (PARTS - 1) * F).to(tl.float32)[None]
     h = apply_gate(gate, up, KIND, ALPHA, LIMIT).to(h_ptr.dtype.element_ty)
     tl.store(h_ptr + rows.to(tl.int64)[:, None] * F + fs[None], h, live[:, None] & (fs < F)[None])
 

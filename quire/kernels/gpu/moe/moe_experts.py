@@ -111,9 +111,9 @@ def outputs(
     down_bias: Tensor | None = None,
     absent: bool = False,
 ) -> Any:
-    if gate.kind == "relu2":
-        return NotImplemented
     if body := _body_of(gate_up):
+        if gate.kind == "relu2":
+            return NotImplemented
         fits = body.supports(x, gate_up, down) and ids.is_contiguous() and weights.is_contiguous()
         return torch.empty(x.shape, dtype=x.dtype, device=x.device) if fits else NotImplemented
     plain = all(

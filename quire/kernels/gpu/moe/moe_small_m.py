@@ -55,21 +55,25 @@ def _up(
     if ABSENT:
         if expert < 0:
             return
-    gate_ptr = w_ptr + expert * (2 * F * E)
+    PARTS: tl.constexpr = 1 if KIND == "relu2" else 2  # products: up alone, or gate and up
+    gate_ptr = w_ptr + expert * (PARTS * F * E)
     n = start + tl.arange(0, BLOCK_F)
     gates = load_weight_rows(gate_ptr, n, k, F, E, BLOCK_E, C)
-    ups = load_weight_rows(gate_ptr + F * E, n, k, F, E, BLOCK_E, C)
+    up_ptr = gate_ptr + (PARTS - 1) * F * E
+    ups = load_weight_rows(up_ptr, n, k, F, E, BLOCK_E, C)
     for g in tl.static_range(TIMES):
         n = start + g * BLOCK_F + tl.arange(0, BLOCK_F)
         if g + 1 < TIMES:  # in flight while this one is summed
             next_gates = load_weight_rows(gate_ptr, n + BLOCK_F, k, F, E, BLOCK_E, C)
-            next_ups = load_weight_rows(gate_ptr + F * E, n + BLOCK_F, k, F, E, BLOCK_E, C)
+            next_ups = load_weight_rows(up_ptr, n + BLOCK_F, k, F, E, BLOCK_E, C)
         gate = dot_rows(gates, xs, BLOCK_F, BLOCK_E, C, 1)
-        up = dot_rows(ups, xs, BLOCK_F, BLOCK_E, C, 1)
+        up = gate
+        if PARTS == 2:
+            up = dot_rows(ups, xs, BLOCK_F, BLOCK_E, C, 1)
         if bias_ptr is not None:
-            row = expert * (2 * F) + tl.minimum(n, F - 1)
+            row = expert * (PARTS * F) + tl.minimum(n, F - 1)
             gate += tl.load(bias_ptr + row).to(tl.float32)
-            up += tl.load(bias_ptr + row + F).to(tl.float32)
+            up += tl.load(bias_ptr + row + (PARTS - 1) * F).to(tl.float32)
         h = apply_gate(gate, up, KIND, ALPHA, LIMIT)
         tl.store(h_ptr + pair * F + n, h.to(h_ptr.dtype.element_ty), n < F)
         if g + 1 < TIMES:
