@@ -138,15 +138,16 @@ def with_two_layers_per_kind(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def without_layers(model: nn.Module) -> Iterator[None]:
     """Within, a decoder has no layers: its hidden states are its normed embeddings."""
-    stack = getattr(model, "layers", None)
-    whole = [*stack] if isinstance(stack, nn.ModuleList) else []
+    found = getattr(model, "layers", None)
+    stacks = [found] if isinstance(found, nn.ModuleList) else []
+    whole = [list(stack) for stack in stacks]
     try:
-        if whole:
+        for stack in stacks:
             _set_layers(stack, ())
         yield
     finally:
-        if whole:
-            _set_layers(stack, whole)
+        for stack, layers in zip(stacks, whole):
+            _set_layers(stack, layers)
 
 
 def _set_layers(stack: nn.ModuleList, layers: Sequence[nn.Module]) -> None:
