@@ -1,5 +1,6 @@
 """Up to 64 rows times a weight matrix: calls the kernel that was fastest when measured.
 
+    in the table      small_m_plans.py: two to 64 rows of weights whose shapes were measured
     few bits          grouped_small_m.py: weights of two to eight bits
     one row           gemv.py, gemv_fp8.py for weights in e4m3: whole rows of W in registers
     small weights     gemv_rows.py: they are loaded before a pipeline through shared memory fills.
@@ -25,6 +26,7 @@ from quire.kernels.gpu.linear import (
     linear,
     quantize_fused,
     small_m_gemm,
+    small_m_plans,
 )
 from quire.kernels.gpu.linear.gemv import FusedActivation, FusedNorm
 
@@ -65,6 +67,8 @@ def fuses_norm(weight: object) -> bool:
 
 def fuses_act(x: Tensor, weight: object) -> bool:
     """Whether an activation can be computed with the product."""
+    if x.shape[0] > MAX_ROWS and isinstance(weight, Tensor):
+        return small_m_plans.find_plan(x.shape[0], weight, True) is not None
     return x.shape[0] == 1 or (x.shape[0] <= MAX_ROWS and not isinstance(weight, Fp8Weight))
 
 
@@ -92,6 +96,8 @@ def launch(
         grouped_linear.gluon_modules(x)[0].launch(z, x, weight, bias, act)
     elif x.shape[0] == 1:
         gemv.launch(z, x, weight, bias, norm, act, memory_idle)
+    elif plan := small_m_plans.find_plan(x.shape[0], weight, act is not None):
+        small_m_plans.launch(z, x, weight, bias, act, plan)
     elif x.shape[0] > MAX_ROWS:
         linear.launch(z, x, weight, bias)
     elif act is None and multiplies_rows(weight, x.shape[0]):
