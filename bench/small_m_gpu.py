@@ -1,16 +1,15 @@
 """Steps of 2 to 64 rows: where their time goes, and the fastest plans of their products.
 
     python bench/small_m_gpu.py [--seconds 150] [--only llama-8b,qwen3-0.6b] [--json FILE]
-                                [--table quire/kernels/tuned/small_m.json] [--no-breakdown]
+                                [--parts breakdown,sweep,chain,rule]
 
-Three parts, JSON lines, tables last. 1: a captured step by its kernels, microseconds a layer, beside
-the bytes of its weights at 4.3 TB/s. 2: every plan of every product, whose weights come from memory
-(copies in turn), beside the kernel in use and the library. 3: the step with the plans found, beside
-the step without. --table: write those that are faster than what is in use by 3 % to this file, from
-which the engine reads them.
+JSON lines, tables last. breakdown: a captured step by its kernels, microseconds a layer, beside the
+bytes of its weights at 4.3 TB/s. sweep: every plan of every product, whose weights come from memory
+(copies in turn), beside the plan in use, what is used without plans, and the library. chain: steps
+with plans beside steps without. rule: the plans in use for products of other models.
 
-Kernels are compiled by processes beside part 1. Each part runs in processes of its own, so an error
-of one plan, or a kernel that never ends, costs the rest of its shape only.
+Kernels are compiled by processes beside the first part. Each part runs in processes of its own, so
+an error of one plan, or a kernel that never ends, costs the rest of its shape only.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import functools
 import json
 import multiprocessing
 import os
-import sys
 import time
 from pathlib import Path
 from unittest import mock
@@ -34,7 +32,7 @@ from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.elementwise import act_mul as gpu_act_mul
 from quire.kernels.gpu.linear import small_m_linear, small_m_plans, small_m_registers, small_m_ring
 from quire.kernels.gpu.linear.gemv import FusedActivation
-from quire.kernels.gpu.linear.small_m_plans import MeasuredPlan
+from quire.kernels.gpu.linear.small_m_plans import GluonPlan, plan_of
 from quire.kernels.gpu.linear.small_m_registers import RegistersPlan
 from quire.kernels.gpu.linear.small_m_ring import RingPlan
 from quire.kernels.gpu.runtime.target import GpuTarget
@@ -52,6 +50,18 @@ SHAPES = {  # outputs of one half, inputs, activation after
     "qwen3-0.6b qkv": (4096, 1024, False),
     "qwen3-0.6b o": (1024, 2048, False),
 }
+OTHERS = {  # of the rule
+    f"{model} {name}": shape
+    for model, e, qkv, o, mlp in (
+        ("qwen3-1.7b", 2048, 4096, 2048, 6144), ("qwen3-4b", 2560, 6144, 4096, 9728),
+        ("qwen2.5-7b", 3584, 4608, 3584, 18944), ("llama-3b", 3072, 5120, 3072, 8192),
+        ("llama-8b of two ranks", 4096, 3072, 2048, 7168),
+        ("qwen3-0.6b of two ranks", 1024, 2048, 1024, 1536),
+        ("llama-70b of four ranks", 8192, 2560, 2048, 7168),
+    )
+    for name, shape in (("qkv", (qkv, e, False)), ("o", (e, o, False)),
+                        ("gate_up", (mlp, e, True)), ("down", (e, mlp, False)))
+}  # fmt: skip
 WIDTHS = (8, 16, 32, 64)  # rows of a tile
 ROWS = (2, 4, 8, 16, 32, 64)
 CONTEXT = 300
@@ -65,7 +75,7 @@ META = torch.device("meta")
 
 def candidates(width, outputs, inputs, pair):
     """Return the plans that are tried, for tiles of so many rows of x."""
-    found = [*_rings(width, outputs, inputs, pair), *_pipelines(width, outputs, inputs, pair)]
+    found = [*_rings(width, outputs, inputs, pair)]
     if width <= 32:
         found += _registers(width, outputs, inputs, pair)
     return list(dict.fromkeys(found))
@@ -85,48 +95,31 @@ def _rings(width, outputs, inputs, pair):
                 held = stages * stage * min(programs / MULTIPROCESSORS, 227e3 // (stages * stage))
                 if held < MIN_IN_FLIGHT:
                     continue
-                left = inputs - stages * columns
-                for prefetch in {0, min(512, left)} if most == 75e3 else {0}:
-                    plan = RingPlan(width, band, columns, stages, warps, prefetch)
-                    if small_m_ring.fits(plan, outputs, inputs, pair):
-                        yield MeasuredPlan("ring", tuple(plan))
+                plan = RingPlan(width, band, columns, stages, warps)
+                if small_m_ring.fits(plan, outputs, inputs, pair):
+                    yield GluonPlan("ring", tuple(plan))
 
 
 def _registers(width, outputs, inputs, pair):
     for band in (16, 32):
         for deep in (4, 8, 16):
-            programs, each = outputs // band, inputs // (32 * deep)
+            programs = outputs // band
             if not 60 <= programs <= 1000:
                 continue
             for ahead in (2, 4, 6, 7, 8, 12, 14, 16):
                 registers = ahead * band // 2 * (1 + pair)
                 if not 32 <= registers + ahead * width // 4 <= 160 or registers > 128:
                     continue
-                for prefetch in {0, min(256, (each - ahead) * 32 // 64 * 64)}:
-                    plan = RegistersPlan(width, band, deep, ahead, prefetch)
-                    if prefetch and ahead not in (8, 7):
-                        continue
-                    if small_m_registers.fits(plan, outputs, inputs):
-                        yield MeasuredPlan("registers", tuple(plan))
-
-
-def _pipelines(width, outputs, inputs, pair):
-    """What Triton pipelines: the plans in use, with columns prefetched and other stages."""
-    wide = (32, 256, 4, 2) if outputs > 4096 else (16, 256, 4, 1) if pair else (16, 512, 3, 1)
-    for band, columns, stages, warps in {wide, (32, 128, 4, 2), (64, 128, 3, 4)}:
-        stage = 2 * columns * (width + band * (1 + pair))
-        if inputs % columns or outputs // band < 60 or stage * stages > 225e3:
-            continue
-        for prefetch in (0, 256, 512) if (band, columns, stages, warps) == wide else (256,):
-            numbers = (band, width, columns, stages, warps, prefetch)
-            yield MeasuredPlan("pipeline", numbers)
+                plan = RegistersPlan(width, band, deep, ahead)
+                if small_m_registers.fits(plan, outputs, inputs):
+                    yield GluonPlan("registers", tuple(plan))
 
 
 # -- compiling --------------------------------------------------------------------------------
 
 
-def compile_all(names, processes):
-    """Compile every plan, in other processes, into Triton's folder."""
+def compile_all(names, others, processes):
+    """Compile every plan of some products and those in use of others, into Triton's folder."""
     began, target = time.monotonic(), GpuTarget((9, 0), MULTIPROCESSORS)
     compilers = KernelCompilers(target, processes, launchers=torch.cuda.is_available())
     with on_meta_device(target), trace_kernels(compilers.add):
@@ -137,6 +130,12 @@ def compile_all(names, processes):
                 for plan in candidates(width, outputs, inputs, pair):
                     problem.launch(width, plan, 0)
                 problem.launch_current(min(width, 8), 0)
+        for shape in others:
+            problem = Problem(*shape, META, 1)
+            for rows in ROWS:
+                problem.launch_current(min(rows, 8), 0)
+                if plan := plan_of(rows, *shape):
+                    problem.launch(rows, plan, 0)
     found = sum(1 for _ in compilers.results())
     show(part="compile", kernels=found, seconds=round(time.monotonic() - began, 1))
 
@@ -167,12 +166,12 @@ class Problem:
         small_m_plans.launch(self.z[:rows], self.x[:rows], weight, None, self._act(rows), plan)
 
     def launch_current(self, rows, copy):
-        """What is in use without the table."""
+        """What is in use without plans."""
         if rows > small_m_linear.MAX_ROWS:
             self.launch_library(rows, copy)
             return
         weight = self.weights[copy]
-        with mock.patch.object(small_m_plans, "load_table", dict):
+        with mock.patch.object(small_m_plans, "find_plan", return_value=None):
             small_m_linear.launch(self.z[:rows], self.x[:rows], weight, act=self._act(rows))
 
     def launch_library(self, rows, copy):
@@ -242,12 +241,36 @@ def sweep(name, deadline, note):
             kinds = {}
             for us, plan in best:
                 kinds.setdefault(plan.kernel, [round(us, 2), *plan.numbers])
+            plan = plan_of(rows, outputs, inputs, pair)
+            used = problem.us(problem.launch, rows, plan) if plan else current[rows]
             note(
-                part="sweep", shape=name, rows=rows, floor=round(floor, 2),
+                part="sweep", shape=name, rows=rows, floor=round(floor, 2), used=round(used, 2),
                 current=round(current[rows], 2), library=round(library[rows], 2),
                 best=[[round(us, 2), plan.kernel, *plan.numbers] for us, plan in best[:4]],
                 best_of_each=kinds, tried=len(timed),
             )  # fmt: skip
+
+
+def rule(name, deadline, note):
+    """Time the plans in use of a product."""
+    problem = Problem(*OTHERS[name], "cuda")
+    for rows in ROWS:
+        if time.time() > deadline:
+            note(part="rule", shape=name, rows=rows, stopped="no time left")
+            return
+        plan = plan_of(rows, *OTHERS[name])
+        if plan is None:
+            continue
+        if fault := problem.fault(max(rows, 2), plan):
+            note(part="rule", shape=name, rows=rows, plan=[plan.kernel, *plan.numbers], wrong=fault)
+            continue
+        note(
+            part="rule", shape=name, rows=rows, floor=round(problem.bytes / PEAK, 2),
+            used=round(problem.us(problem.launch, rows, plan), 2),
+            current=round(problem.us(problem.launch_current, rows), 2),
+            library=round(problem.us(problem.launch_library, rows), 2),
+            plan=[plan.kernel, *plan.numbers],
+        )  # fmt: skip
 
 
 # -- steps ------------------------------------------------------------------------------------
@@ -353,15 +376,16 @@ def breakdown(model, deadline, note):
         note(part="kernels", model=model, rows=rows, us_a_layer=kernels)
 
 
-def chain(model, table, note):
-    """Time whole steps with the plans and without."""
+def chain(model, note):
+    """Time whole steps with plans and without."""
     stack = Stack(model, lambda weight: weight)
     floor = stack.bytes() / PEAK / 1e3
     for rows in (1, *ROWS, "verify 4"):
         t = stack.inputs(rows, CONTEXT) if isinstance(rows, int) else verify_inputs(stack, 3)
         step, found = functools.partial(stack.step, t), {}
-        for kind, used in (("before", {}), ("after", table)):
-            with mock.patch.object(small_m_plans, "load_table", lambda used=used: used):
+        finders = {"before": lambda *args: None, "after": small_m_plans.find_plan}
+        for kind, find in finders.items():
+            with mock.patch.object(small_m_plans, "find_plan", find):
                 found[kind] = round(graph_ms([step], 10), 3)
         note(part="chain", model=model, rows=rows, floor_ms=round(floor, 3), **found,
              ratio=round(found["after"] / found["before"], 3))  # fmt: skip
@@ -401,26 +425,17 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def table_of(lines):
-    """Return plans that are 3 % faster than what is in use, by shape and rows."""
-    table = {}
-    for line in lines:
-        if line["part"] != "sweep" or not line.get("best"):
-            continue
-        us, *plan = line["best"][0]
-        if us < 0.97 * line["current"]:
-            key = small_m_plans.shape_name(*SHAPES[line["shape"]])
-            table.setdefault(key, {})[str(line["rows"])] = plan
-    return table
-
-
 def print_tables(lines):
-    print(f"\n{'product':20}{'rows':>5}{'floor':>8}{'now':>8}{'library':>8}{'best':>8}  plan")
+    print(
+        f"\n{'product':28}{'rows':>5}{'floor':>8}{'used':>8}{'before':>8}{'library':>8}{'best':>8}  plan"
+    )
     for line in lines:
-        if line["part"] == "sweep" and line.get("best"):
-            us, *plan = line["best"][0]
-            print(f"{line['shape']:20}{line['rows']:5}{line['floor']:8.2f}{line['current']:8.2f}"
-                  f"{line['library']:8.2f}{us:8.2f}  {' '.join(map(str, plan))}")  # fmt: skip
+        if line["part"] in ("sweep", "rule") and "used" in line:
+            us, *plan = line["best"][0] if line.get("best") else (line["used"], *line["plan"])
+            print(
+                f"{line['shape']:28}{line['rows']:5}{line['floor']:8.2f}{line['used']:8.2f}"
+                f"{line['current']:8.2f}{line['library']:8.2f}{us:8.2f}  {' '.join(map(str, plan))}"
+            )
     print(f"\n{'step':14}{'rows':>9}{'floor':>8}{'before':>8}{'after':>8}")
     for line in lines:
         if line["part"] == "chain" and "before" in line:
@@ -433,37 +448,30 @@ def main():
     parser.add_argument("--seconds", type=float, default=150)
     parser.add_argument("--only", default="llama-8b,qwen3-0.6b")
     parser.add_argument("--json", type=Path, default=Path("/tmp/small_m_gpu.jsonl"))
-    parser.add_argument("--table", type=Path)
-    parser.add_argument("--no-breakdown", action="store_true")
+    parser.add_argument("--parts", default="breakdown,sweep,chain,rule")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     args = parser.parse_args()
     args.json.unlink(missing_ok=True)
-    models, began = args.only.split(","), time.time()
-    names = [name for name in SHAPES if name.split()[0] in models]
+    parts, models, began = args.parts.split(","), args.only.split(","), time.time()
+    names = [name for name in SHAPES if name.split()[0] in models] if "sweep" in parts else []
+    others = OTHERS if "rule" in parts else {}
     compiling = multiprocessing.get_context("fork").Process(
-        target=compile_all, args=(names, args.processes)
+        target=compile_all, args=(names, others.values(), args.processes)
     )
     compiling.start()
-    for model in () if args.no_breakdown else models:
+    for model in models if "breakdown" in parts else ():
         in_process(40, args.json, breakdown, model, time.time() + 25)
     compiling.join(max(1, 0.45 * args.seconds - (time.time() - began)))
-    end = began + args.seconds - 15 * len(models)
-    for i, name in enumerate(names):
-        deadline = time.time() + max(3, (end - time.time()) / (len(names) - i))
-        in_process(deadline - time.time() + 15, args.json, sweep, name, deadline)
+    end = began + args.seconds - 15 * len(models) * ("chain" in parts)
+    runs = [(sweep, name) for name in names] + [(rule, name) for name in others]
+    for i, (body, name) in enumerate(runs):
+        deadline = time.time() + max(3, (end - time.time()) / (len(runs) - i))
+        in_process(deadline - time.time() + 15, args.json, body, name, deadline)
     if compiling.is_alive():
         compiling.kill()
-    table = table_of(lines_of(args.json))
-    for model in models:
-        in_process(40, args.json, chain, model, table)
+    for model in models if "chain" in parts else ():
+        in_process(40, args.json, chain, model)
     print_tables(lines_of(args.json))
-    print(json.dumps(table))
-    if args.table:
-        head = {"gpu": torch.cuda.get_device_name(), "made_by": "python " + " ".join(sys.argv)}
-        head["key"] = json.loads(args.table.read_text())["key"]
-        lines = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in table.items())
-        top = "".join(f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items())
-        args.table.write_text(f'{{\n{top}  "plans": {{\n{lines}\n  }}\n}}\n')
     show(part="all", seconds=round(time.time() - began, 1))
 
 

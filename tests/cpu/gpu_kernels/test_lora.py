@@ -176,6 +176,7 @@ MORE_FUSED = [
 @pytest.mark.parametrize("dora", [False, True])
 def test_a_product_of_few_rows_has_its_adapters_in_it(shape, dora, monkeypatch):
     monkeypatch.setattr(small_m_linear, "_SMALL_WEIGHT", 0)
+    monkeypatch.setattr(adapted_linear, "MAX_RANK_INSIDE", 64)
     chain = Chain(*shape, dora=dora)
     gated = len(chain.parts) == 2
     chain.check(act=gated)

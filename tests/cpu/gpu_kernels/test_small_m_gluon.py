@@ -10,26 +10,25 @@ from tests.cpu.gpu_kernels import gluon_on_torch
 pytest.importorskip("triton.experimental.gluon", reason="Triton with Gluon is not installed")
 
 PLANS = [
-    ("registers", (8, 16, 2, 1, 0)),
-    ("ring", (8, 32, 32, 3, 2, 0)),
+    ("registers", (8, 16, 2, 1)),
+    ("ring", (8, 32, 32, 3, 2)),
     *tiers.long(
-        ("registers", (16, 32, 1, 2, 64)),
-        ("registers", (8, 16, 4, 2, 0)),
-        ("ring", (16, 16, 64, 4, 1, 0)),
+        ("registers", (16, 32, 1, 2)),
+        ("registers", (8, 16, 4, 2)),
+        ("ring", (16, 16, 64, 4, 1)),
     ),
 ]
 
 
 @pytest.fixture
 def in_python(monkeypatch):
-    """Kernels run as Python, and prefetch nothing."""
+    """Kernels run as Python."""
     from quire.kernels.gpu.linear import small_m_registers, small_m_ring
 
     functions = {
         "activate": lambda x, kind: x * torch.sigmoid(x),
         "launch_dependents": lambda: None,
         "wait_for_previous_kernel": lambda: None,
-        "prefetch_columns_l2": lambda *args: None,
     }
     for module in (small_m_registers, small_m_ring):
         name = f"_{module.__name__.rpartition('.')[2]}"
@@ -55,7 +54,7 @@ def test_a_few_rows_are_multiplied(kernel, plan, kind, in_python):
     z = torch.full((rows, w.shape[0]), float("nan")).bfloat16()
     a = torch.full((rows, outputs), float("nan")).bfloat16()
     act = FusedActivation(kind, a) if kind else None
-    small_m_plans.launch(z, x, w, bias, act, small_m_plans.MeasuredPlan(kernel, plan))
+    small_m_plans.launch(z, x, w, bias, act, small_m_plans.GluonPlan(kernel, plan))
     want = torch.nn.functional.linear(x.float(), w.float(), bias.float()).bfloat16()
     torch.testing.assert_close(z, want, atol=2e-2, rtol=2e-2)
     if kind:

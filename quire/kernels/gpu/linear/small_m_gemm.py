@@ -26,7 +26,7 @@ from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 from quire.kernels.gpu.runtime.pdl import (
     PDL_ENABLED,
     launch_dependents,
-    prefetch_columns_l2,
+    prefetch_l2,
     wait_for_previous_kernel,
 )
 
@@ -58,22 +58,21 @@ def _small_m_gemm(
     BN: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
-    L2: tl.constexpr,  # first columns of the band that are prefetched to L2
-    WARPS: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     first = tl.program_id(0) * BN
     UP: tl.constexpr = O * I
     WIDTH: tl.constexpr = O if ACT is None else 2 * O
+    SIZE: tl.constexpr = BN * I * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
     k = tl.arange(0, BK)
     t = tl.program_id(1) * TP + tl.arange(0, TP)
     n = first + tl.arange(0, BN)
     if PDL:
-        if L2 > 0 and O % BN == 0:
-            thread = tl.arange(0, 32 * WARPS)
-            prefetch_columns_l2(w_ptr, first, thread, 32 * WARPS, BN, I, 0, L2)
+        if AHEAD and SIZE % 16 == 0 and first + BN <= O:
+            prefetch_l2(w_ptr + first.to(tl.int64) * I, SIZE)
             if ACT is not None:
-                prefetch_columns_l2(w_ptr + UP, first, thread, 32 * WARPS, BN, I, 0, L2)
+                prefetch_l2(w_ptr + UP + first.to(tl.int64) * I, SIZE)
         launch_dependents()
         wait_for_previous_kernel()
     acc = tl.zeros([BN, TP], tl.float32)
@@ -103,8 +102,7 @@ def _small_m_gemm(
 class SmallMPlan(NamedTuple):
     """Split of a product: rows of W and rows of x per program, columns per stage, stages.
 
-    prefetch: columns of its band that a program prefetches to L2 before it waits for the previous
-    kernel, if bands are whole.
+    ahead: a program prefetches its whole band to L2 before it waits for the previous kernel.
     """
 
     rows: int
@@ -112,7 +110,7 @@ class SmallMPlan(NamedTuple):
     columns: int
     stages: int
     warps: int
-    prefetch: int = 0
+    prefetch: bool = False
 
 
 def plan_small_m(rows: int, outputs: int, pair: bool) -> SmallMPlan:
@@ -134,7 +132,7 @@ def launch(
     """z [T, O] = x @ weight.T + bias; fills act's result too."""
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
-    rows, width, columns, stages, warps, prefetch = band or plan_small_m(
+    rows, width, columns, stages, warps, ahead = band or plan_small_m(
         x.shape[0], outputs, act is not None
     )
     _small_m_gemm(
@@ -143,7 +141,7 @@ def launch(
         (x.shape[0],),
         (
             outputs, inputs, x.stride(0), bias is not None, None if act is None else act.kind,
-            width, rows, columns, stages, prefetch, warps, PDL_ENABLED,
+            width, rows, columns, stages, ahead, PDL_ENABLED,
         ),
         warps=warps,
         pdl=PDL_ENABLED,

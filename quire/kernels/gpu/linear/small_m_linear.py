@@ -1,6 +1,6 @@
 """Up to 64 rows times a weight matrix: calls the kernel that was fastest when measured.
 
-    in the table      small_m_plans.py: two to 64 rows of weights whose shapes were measured
+    Gluon             small_m_plans.py: two to 32 rows, where it was faster when measured
     few bits          grouped_small_m.py: weights of two to eight bits
     one row           gemv.py, gemv_fp8.py for weights in e4m3: whole rows of W in registers
     small weights     gemv_rows.py: they are loaded before a pipeline through shared memory fills.

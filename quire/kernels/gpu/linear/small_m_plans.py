@@ -1,51 +1,95 @@
-"""Small-M plans: which kernel multiplies two to 64 rows by a weight of a shape, where measured.
+"""Small-M plans: which Gluon kernel multiplies two to 32 rows by a weight, and how it splits it.
 
-    pipeline     small_m_gemm.py: Triton's own pipeline
     registers    small_m_registers.py: weights go from memory to the registers that multiply
-    ring         small_m_ring.py: weights go through stages in shared memory
+    ring         small_m_ring.py: weights go through stages in shared memory, filled before the wait
 
-The table is quire/kernels/tuned/small_m.json, as bench/small_m_gpu.py finds it. A shape that it
-lacks is multiplied as small_m_linear.py and the library do.
+The rules were read off a sweep of all plans over the products of models of 0.6 and 8 billion
+parameters on an H200 (bench/small_m_gpu.py): the plans of a rule take at most a few percent more
+than the best of their shape. Where no plan was better than the kernels before, there is none.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 from importlib import import_module
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from quire.kernels.gpu.linear import small_m_gemm
 from quire.kernels.gpu.linear.gemv import FusedActivation
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
 from quire.kernels.gpu.runtime.target import gpu_target
 
+MAX_ROWS = 32
 _MIN_CAPABILITY = (9, 0)
+_SMALL_WEIGHT = 8_000_000
+"""Numbers of a weight (of one half) whose product is over before many stages are filled."""
+_LARGE_WEIGHT = 70_000_000
+"""Numbers of a weight that the library multiplies as fast."""
+_FEW_OUTPUTS = 2048
+"""Outputs of a small weight for which a ring has too few programs."""
+_MOST_AHEAD = 16
+"""Slices of 32 inputs that a warp's registers have space for."""
 
 
-class MeasuredPlan(NamedTuple):
-    """A kernel's name and its plan, as numbers."""
+class GluonPlan(NamedTuple):
+    """A kernel's name, and the numbers of its plan."""
 
     kernel: str
     numbers: tuple[int, ...]
 
 
-def shape_name(outputs: int, inputs: int, pair: bool) -> str:
-    """A weight's key in the table: outputs of a half, inputs, whether an activation follows."""
-    return f"{outputs}x{inputs}{' pair' if pair else ''}"
-
-
-def find_plan(rows: int, weight: Tensor, pair: bool) -> MeasuredPlan | None:
-    """Return the plan that was fastest for such a product, if it was measured."""
+def find_plan(rows: int, weight: Tensor, pair: bool) -> GluonPlan | None:
+    """Return the plan of a product. pair: an activation of its two halves follows."""
     outputs, inputs = weight.shape
-    if gpu_target(weight.device).capability < _MIN_CAPABILITY:
+    if gpu_target(weight.device).capability < _MIN_CAPABILITY or not _has_gluon():
         return None
-    of_rows = load_table().get(shape_name(outputs // 2 if pair else outputs, inputs, pair), {})
-    found = of_rows.get(str(max(2, next_power_of_2(rows))))
-    return None if found is None else MeasuredPlan(found[0], tuple(found[1:]))
+    return plan_of(rows, outputs // 2 if pair else outputs, inputs, pair)
+
+
+@functools.cache
+def plan_of(rows: int, outputs: int, inputs: int, pair: bool) -> GluonPlan | None:
+    """As find_plan, for the outputs of one half."""
+    if not 2 <= rows <= MAX_ROWS:
+        return None
+    width, small = max(8, next_power_of_2(rows)), outputs * inputs < _SMALL_WEIGHT
+    large = outputs * inputs > _LARGE_WEIGHT and not pair
+    if large or (not small and (rows <= 4 or (pair and width != 16))):
+        return None  # the kernels before are as fast, and overlap with their neighbours
+    if small and outputs < _FEW_OUTPUTS and width <= 16:
+        return _registers(width, outputs, inputs)
+    if pair and not small:
+        return _ring(width, 64, 128, 5, outputs, inputs, pair)
+    if small:
+        band = 32 if width == 8 else 16
+        stages, columns = (3, 256) if width == 32 else (4, 256)
+        if width == 32 and outputs < _FEW_OUTPUTS:
+            stages, columns = 4, 512
+    else:
+        band = 16 if width == 8 else 32
+        columns = 512 if width == 32 and not inputs % 512 else 256
+        stages = 3 if width == 32 else 8 if inputs >= 8192 else 6 if width == 8 else 4
+    return _ring(width, band, columns, stages, outputs, inputs, pair)
+
+
+def _ring(
+    width: int, band: int, columns: int, stages: int, outputs: int, inputs: int, pair: bool
+) -> GluonPlan | None:
+    body, plan_class = _gluon_kernel("ring")
+    plan = plan_class(width, band, columns, stages, band // 16)
+    return GluonPlan("ring", plan) if body.fits(plan, outputs, inputs, pair) else None
+
+
+def _registers(width: int, outputs: int, inputs: int) -> GluonPlan | None:
+    """Every slice is on its way at once."""
+    body, plan_class = _gluon_kernel("registers")
+    for deep in (4, 8) if width == 8 else (8,):
+        ahead = inputs // (body.SLICE * deep)
+        plan = plan_class(width, 16, deep, ahead)
+        if 0 < ahead <= _MOST_AHEAD and body.fits(plan, outputs, inputs):
+            return GluonPlan("registers", plan)
+    return None
 
 
 def launch(
@@ -54,14 +98,16 @@ def launch(
     weight: Tensor,
     bias: Tensor | None,
     act: FusedActivation | None,
-    plan: MeasuredPlan,
+    plan: GluonPlan,
 ) -> None:
     """z [T, O] = x @ weight.T + bias; fills act's result too."""
-    if plan.kernel == "pipeline":
-        small_m_gemm.launch(z, x, weight, bias, act, small_m_gemm.SmallMPlan(*plan.numbers))
-        return
     body, plan_class = _gluon_kernel(plan.kernel)
     body.launch(z, x, weight, bias, act, plan_class(*plan.numbers))
+
+
+@functools.cache
+def _has_gluon() -> bool:
+    return find_spec("triton.experimental.gluon") is not None
 
 
 @functools.cache
@@ -69,11 +115,3 @@ def _gluon_kernel(name: str) -> tuple[Any, Any]:
     """(module, class of its plans); imported late, as some of Triton's versions lack Gluon."""
     body = import_module(f"quire.kernels.gpu.linear.small_m_{name}")
     return body, getattr(body, f"{name.capitalize()}Plan")
-
-
-@functools.cache
-def load_table() -> dict[str, dict[str, list[Any]]]:
-    """{shape: {rows, rounded up to a power of two: [kernel, numbers of its plan]}}."""
-    path = Path(__file__).parents[2] / "tuned" / "small_m.json"
-    table: dict[str, dict[str, list[Any]]] = json.loads(path.read_text())["plans"]
-    return table

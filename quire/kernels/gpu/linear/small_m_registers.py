@@ -4,8 +4,8 @@
 
 Time is the bytes of the weights. A warp has a band of rows of W and a range of the inputs, and
 loads slices of 32 inputs into the registers from which the tensor cores take them. The first
-slices are loaded, and more are prefetched to L2, before it waits for the previous kernel, so memory
-is busy while that one ends. A thread takes eight neighbours of a row where the instruction counts
+slices are loaded before it waits for the previous kernel, so memory is busy while that one ends. A
+thread takes eight neighbours of a row where the instruction counts
 every other pair: W and x are read alike, so sums have the same terms. The sums of the warps are
 added at the end. A row of the result depends on its row of x and on the plan alone.
 
@@ -27,7 +27,6 @@ from quire.kernels.gpu.runtime.int_math import cdiv
 from quire.kernels.gpu.runtime.pdl import (
     PDL_ENABLED,
     launch_dependents,
-    prefetch_columns_l2,
     wait_for_previous_kernel,
 )
 
@@ -82,7 +81,6 @@ def _small_m_registers(
     BN: gl.constexpr,
     WK: gl.constexpr,  # warps that share the inputs
     AHEAD: gl.constexpr,  # slices that a warp loads ahead
-    L2: gl.constexpr,  # columns of each warp's range that are prefetched to L2
     PDL: gl.constexpr,
 ):
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WK, 1, 1], [1, 16, 8])
@@ -104,14 +102,6 @@ def _small_m_registers(
     x_warp = gl.arange(0, WK, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None][:, :, None]
     x_at = x_ptr + t.to(gl.int64) * X_T + (x_warp * (EACH * 32) + k)
     if PDL:
-        if L2 > 0:  # of each warp's range, what follows its registers
-            thread = gl.arange(0, 32 * WK, gl.BlockedLayout([1], [32], [WK], [0]))
-            START: gl.constexpr = AHEAD * 32
-            RANGE: gl.constexpr = EACH * 32
-            prefetch_columns_l2(w_ptr, first, thread, 32 * WK, BN, I, START, L2, WK, RANGE)
-            if ACT is not None:
-                up_ptr = w_ptr + O * I
-                prefetch_columns_l2(up_ptr, first, thread, 32 * WK, BN, I, START, L2, WK, RANGE)
         launch_dependents()
         wait_for_previous_kernel()
     acc = gl.zeros([WK, BN, TP], gl.float32, MMA)
@@ -142,22 +132,18 @@ class RegistersPlan(NamedTuple):
     """Split of a product.
 
     rows: of x of a program; outputs: of a program (of each half); deep: warps that share the
-    inputs; ahead: slices that a warp loads ahead; prefetch: columns that a warp prefetches to L2.
+    inputs; ahead: slices that a warp loads ahead.
     """
 
     rows: int
     outputs: int
     deep: int
     ahead: int
-    prefetch: int
 
 
 def fits(plan: RegistersPlan, outputs: int, inputs: int) -> bool:
     """Whether the plan divides the weight evenly."""
-    if inputs % (SLICE * plan.deep) or outputs % plan.outputs or plan.prefetch % 64:
-        return False
-    each = inputs // (SLICE * plan.deep)
-    return not each % plan.ahead and plan.prefetch <= (each - plan.ahead) * SLICE
+    return not inputs % (SLICE * plan.deep * plan.ahead) and not outputs % plan.outputs
 
 
 def launch(
@@ -177,7 +163,7 @@ def launch(
         (x.shape[0],),
         (
             outputs, inputs, x.stride(0), None if act is None else act.kind, plan.rows,
-            plan.outputs, plan.deep, plan.ahead, plan.prefetch, PDL_ENABLED,
+            plan.outputs, plan.deep, plan.ahead, PDL_ENABLED,
         ),
         warps=plan.deep,
         pdl=PDL_ENABLED,

@@ -26,7 +26,6 @@ from quire.kernels.gpu.runtime.int_math import cdiv
 from quire.kernels.gpu.runtime.pdl import (
     PDL_ENABLED,
     launch_dependents,
-    prefetch_columns_l2,
     wait_for_previous_kernel,
 )
 
@@ -63,7 +62,6 @@ def _small_m_ring(
     BK: gl.constexpr,
     STAGES: gl.constexpr,
     WARPS: gl.constexpr,
-    L2: gl.constexpr,  # columns after the stages that are prefetched to L2
     PDL: gl.constexpr,
 ):
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
@@ -89,12 +87,6 @@ def _small_m_ring(
         _copy_weights(ring, up_ring, s, w_at, s * BK, ACT, O, I)
         async_copy.commit_group()
     if PDL:
-        if L2 > 0:
-            thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
-            START: gl.constexpr = STAGES * BK
-            prefetch_columns_l2(w_ptr, first, thread, 32 * WARPS, BN, I, START, L2)
-            if ACT is not None:
-                prefetch_columns_l2(w_ptr + O * I, first, thread, 32 * WARPS, BN, I, START, L2)
         launch_dependents()
         wait_for_previous_kernel()
     for s in gl.static_range(STAGES):
@@ -123,7 +115,7 @@ class RingPlan(NamedTuple):
     """Split of a product.
 
     rows: of x of a program; outputs: of a program (of each half); columns: of a stage; stages;
-    warps: 16 outputs or more each; prefetch: columns after the stages that are prefetched to L2.
+    warps: 16 outputs or more each.
     """
 
     rows: int
@@ -131,7 +123,6 @@ class RingPlan(NamedTuple):
     columns: int
     stages: int
     warps: int
-    prefetch: int
 
 
 def fits(plan: RingPlan, outputs: int, inputs: int, pair: bool) -> bool:
@@ -143,8 +134,6 @@ def fits(plan: RingPlan, outputs: int, inputs: int, pair: bool) -> bool:
         and not outputs % plan.outputs
         and plan.outputs >= 16 * plan.warps
         and 2 * rows * plan.columns * plan.stages <= _SHARED_BYTES
-        and plan.prefetch + plan.stages * plan.columns <= inputs
-        and not plan.prefetch % 64
     )
 
 
@@ -165,7 +154,7 @@ def launch(
         (x.shape[0],),
         (
             outputs, inputs, x.stride(0), None if act is None else act.kind, plan.rows,
-            plan.outputs, plan.columns, plan.stages, plan.warps, plan.prefetch, PDL_ENABLED,
+            plan.outputs, plan.columns, plan.stages, plan.warps, PDL_ENABLED,
         ),
         warps=plan.warps,
         pdl=PDL_ENABLED,

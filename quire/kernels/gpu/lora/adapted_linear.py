@@ -20,24 +20,26 @@ import torch
 from torch import Tensor
 
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows
-from quire.kernels.gpu.linear import gemv, small_m_linear
+from quire.kernels.gpu.linear import gemv, small_m_linear, small_m_plans
 from quire.kernels.gpu.linear.gemv import FusedActivation, FusedNorm
-from quire.kernels.gpu.lora import few_rows, gemv_lora, small_m_lora
+from quire.kernels.gpu.lora import few_rows, gemv_lora, lora_linear, small_m_lora
 
 LATE, EARLY, BEFORE, BESIDE, BEHIND = "late", "early", "before", "beside", "behind"
 INSIDE = LATE, EARLY
 
-FORMS = {1: LATE, 8: LATE, 64: BEFORE}
+FORMS = {1: LATE, 8: LATE, 64: BESIDE}
 """The form of so many rows and fewer, as measured (bench/lora_gpu.py). Only products of up to
 small_m_linear.MAX_ROWS can have adapters inside."""
+MAX_RANK_INSIDE = 32
+"""Of several rows with larger ranks the sums inside the product take longer than behind it."""
 
 
 def supports(x: Tensor, weight: object, bias: Tensor | None, bank: LoraBank) -> bool:
     """Whether launch() takes a product that lazy fusion holds, and adapters."""
     if not isinstance(weight, Tensor) or bank.a.dtype != x.dtype:
         return False
-    if _form_of(len(x)) not in INSIDE:
-        return len(x) <= few_rows.MAX_ROWS
+    if _form_of(len(x), weight, bank) not in INSIDE:
+        return len(x) <= few_rows.most_rows(bank)
     if len(x) == 1:
         return gemv.supports(x, weight, bias) and gemv_lora.supports(bank)
     return small_m_lora.supports(bank) and not small_m_linear.multiplies_rows(weight, len(x))
@@ -56,12 +58,13 @@ def launch(
 ) -> None:
     """z [T, O] = x @ weight.T + bias and their adapters; fills the results of norm (of one row)
     and act too."""
-    form = _form_of(len(x))
+    form = _form_of(len(x), weight, bank)
     if form not in INSIDE:
         _launch_around(form, z, x, weight, bias, bank, rows, norm, act)
         return
     late = form == LATE and not memory_idle  # idle memory is used best by a product that is there
-    v = few_rows.launch_shrink(z, x, bank, rows, norm, weight, early=not late)
+    ahead = weight if len(x) == 1 else None  # more rows fill the memory's pipe without it
+    v = few_rows.launch_shrink(z, x, bank, rows, norm, ahead, early=not late)
     if len(x) == 1:
         gemv_lora.launch(z, x, weight, bias, bank, rows, v, late, norm, act, memory_idle)
     else:
@@ -79,25 +82,41 @@ def _launch_around(
     norm: FusedNorm | None,
     act: FusedActivation | None,
 ) -> None:
-    """The base product, with the first half of the adapters before, beside or behind it."""
+    """The base product, with the first half of the adapters before, beside or behind it.
+
+    With an activation it may be another kernel, whose bits it has here too; what it activates is
+    written again.
+    """
+    fused = act if act is not None and small_m_linear.fuses_act(x, weight) else None
+
+    def multiply() -> None:
+        small_m_linear.launch(z, x, weight, bias, norm, fused)
+
     if form == BEHIND:
-        small_m_linear.launch(z, x, weight, bias, norm)
+        multiply()
         v = few_rows.launch_shrink(z, x, bank, rows)
     elif form == BEFORE:
         v = few_rows.launch_shrink(z, x, bank, rows, norm, weight)
-        small_m_linear.launch(z, x, weight, bias, norm)
+        multiply()
     else:
         main, side = torch.cuda.current_stream(), _side_stream(x.device)
         side.wait_stream(main)
         with torch.cuda.stream(side):
             v = few_rows.launch_shrink(z, x, bank, rows, norm, weight)
-        small_m_linear.launch(z, x, weight, bias, norm)
+        multiply()
         main.wait_stream(side)
     few_rows.launch_expand(z, v, bank, rows, act)
 
 
-def _form_of(rows: int) -> str:
-    return next((form for most, form in FORMS.items() if rows <= most), BEHIND)
+def _form_of(rows: int, weight: Tensor, bank: LoraBank) -> str:
+    form = next((form for most, form in FORMS.items() if rows <= most), BEHIND)
+    if rows == 1 or form not in INSIDE:
+        return form
+    if bank.a.shape[2] > MAX_RANK_INSIDE:
+        return BEHIND
+    # a product with a plan keeps it: so rows without an adapter have the bits of other steps
+    planned = small_m_plans.find_plan(rows, weight, lora_linear.fuses_act(bank))
+    return BESIDE if planned else form
 
 
 @functools.cache

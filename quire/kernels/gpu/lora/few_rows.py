@@ -37,6 +37,8 @@ from quire.kernels.gpu.runtime.pdl import (
 from quire.kernels.lora import check_rows, rows_per_input
 
 MAX_ROWS = 64
+MAX_RANK = 32
+"""With larger ranks tiles (lora_linear.py) are faster from half as many rows on, by most mixes."""
 
 RANK_STEP = tl.constexpr(lora_bank.RANK_STEP)
 SHRINK_ROWS = 4  # the most of a program
@@ -44,10 +46,15 @@ NUMBERS = 128  # of A in a thread's registers: half as many registers
 PREFETCH = 8
 """MiB of W that are on their way to L2 while shrink waits for x, and the product for shrink."""
 MAX_AHEAD = 1 << 15  # numbers that one instruction prefetches
-EXPAND_ROWS = 8
+EXPAND_ROWS = 4
 RANKS = 16  # of B that a program has on the way at a time; no more than RANK_STEP
 COLUMNS = 128  # outputs of a program, of each half if there are halves
 EXPAND_WARPS = 4
+
+
+def most_rows(bank: LoraBank) -> int:
+    """Return the rows of the largest step whose adapters these kernels compute."""
+    return MAX_ROWS if bank.a.shape[2] <= MAX_RANK else MAX_ROWS // 2
 
 
 @triton.jit

@@ -410,7 +410,7 @@ def _padded(slots: int) -> int:
 def launch_shrink(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Tensor:
     """Start the first half, which needs no base product. Returns: v, for launch()."""
     count, (slots, parts, rank, inputs) = len(y), bank.a.shape
-    if count <= few_rows.MAX_ROWS:
+    if count <= few_rows.most_rows(bank):
         return few_rows.launch_shrink(y, x, bank, rows)
     check_rows(y, bank, rows)
     block = min(rank & -rank, 64)
@@ -458,7 +458,7 @@ def launch(
         return
     if v is None:
         v = launch_shrink(y, x, bank, rows)
-    if count <= few_rows.MAX_ROWS:
+    if count <= few_rows.most_rows(bank):
         few_rows.launch_expand(y, v, bank, rows, act)
         return
     high = TILE_ROWS if count <= MAX_SPLIT_ROWS else MANY_TILE_ROWS

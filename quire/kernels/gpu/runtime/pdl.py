@@ -68,26 +68,3 @@ def prefetch_l2(ptr, BYTES: tl.constexpr):
             is_pure=False,
             pack=1,
         )
-
-
-@triton.jit
-def prefetch_columns_l2(w_ptr, first, thread, THREADS: tl.constexpr, ROWS: tl.constexpr, I:
-tl.constexpr, START: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr = 1,
-               STRIDE: tl.constexpr = 0):  # fmt: skip
-    """Prefetch columns START to START + COLUMNS of some rows [., I] into L2, and as many STRIDE
-    after them, for each of PARTS: by all threads of a program, 64 numbers of 16 bits at a time."""
-    if _target_has_pdl():
-        LINES: tl.constexpr = COLUMNS // 64
-        COUNT: tl.constexpr = ROWS * PARTS * LINES
-        for turn in tl.static_range((COUNT + THREADS - 1) // THREADS):
-            i = (thread + turn * THREADS) % COUNT
-            row = first + i // (PARTS * LINES)
-            column = START + i // LINES % PARTS * STRIDE + i % LINES * 64
-            tl.inline_asm_elementwise(
-                "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-                "=r,l",
-                [(w_ptr + row.to(tl.int64) * I + column).to(tl.int64)],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
