@@ -22,7 +22,7 @@ def family(make):
 @dataclass
 class Pair:
     """decodes: the text is read by an encoder. limit: images of a prompt. needs_image: each prompt
-    has one."""
+    has one. few_blocks: of 8 tokens, in which hardly more than one prompt fits."""
 
     theirs: object
     processor: object
@@ -32,6 +32,11 @@ class Pair:
     needs_image: bool = False
     texts: tuple = ("w5 w6 w7", "w9", "w40 w41 w42 w43 w44")
     settings: dict = field(default_factory=dict)
+    few_blocks: int = 14
+
+    def prompt(self, text, images):
+        """The text with the placeholders of so many images."""
+        return text
 
     def inputs(self, text, images):
         """What transformers' model reads of a prompt."""
@@ -222,3 +227,77 @@ def fuyu(folder):
     tokens = {"|SPEAKER|": 150, "|NEWLINE|": 151, "<0x04>": 152}
     found = save(folder, config, FuyuProcessor(images, tokenizer_of(tokens)))
     return FuyuPair(**vars(found))
+
+
+class MllamaPair(Pair):
+    """The mask of cross attention goes on behind the prompt. Tokens before the first image skip
+    cross attention, of which transformers leaves them the first half."""
+
+    def prompt(self, text, images):
+        if "<|image|>" in text:
+            return text
+        first, *rest = text.split()
+        marks = ["<|image|>"] * len(images)
+        return " ".join([first, *marks[:1], *rest[:1], *marks[1:], *rest[1:]])
+
+    def inputs(self, text, images):
+        written, how = self.prompt(text, images), {"add_special_tokens": False}
+        if not images:  # the first token is then the tokenizer's, and this one has none
+            return {"input_ids": torch.tensor([self.processor.tokenizer.encode(written, **how)])}
+        return dict(self.processor(text=written, images=images, **how, return_tensors="pt"))
+
+    @torch.inference_mode()
+    def logprobs(self, text, images, made):
+        inputs = self.inputs(text, images)
+        ids, made = inputs.pop("input_ids"), torch.tensor([made])
+        whole = torch.cat((ids, made[:, :-1]), dim=1)
+        inputs["attention_mask"] = torch.ones_like(whole)
+        mask = inputs.get("cross_attention_mask")
+        if mask is not None:
+            more = mask[:, -1:].expand(-1, made.shape[1] - 1, -1, -1)
+            inputs["cross_attention_mask"] = torch.cat((mask, more), dim=1)
+        hooks = [
+            layer.register_forward_pre_hook(_skip_unseen, with_kwargs=True)
+            for layer in self.theirs.model.language_model.layers
+            if hasattr(layer, "cross_attn")
+        ]
+        logits = self.theirs(input_ids=whole, **inputs).logits[0, ids.shape[1] - 1 :]
+        for hook in hooks:
+            hook.remove()
+        return logits.log_softmax(-1)
+
+
+def _skip_unseen(layer, args, kwargs):
+    seen = kwargs["full_text_row_masked_out_mask"]
+
+    def skip(module, args, output):
+        handle.remove()
+        return seen[:, 0] * output[0], output[1]
+
+    handle = layer.cross_attn.register_forward_hook(skip)
+
+
+@family
+def mllama(folder):
+    from transformers import AutoConfig, MllamaImageProcessorPil, MllamaProcessor
+
+    text = {
+        "hidden_size": 32, "num_hidden_layers": 5, "intermediate_size": 48,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB,
+        "cross_attention_layers": [1, 3], "max_position_embeddings": 256, "bos_token_id": 150,
+        "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_global_layers": 2, "image_size": 56, "patch_size": 14, "max_num_tiles": 4,
+        "intermediate_layers_indices": [0, 2], "vision_output_dim": 96,
+    }  # fmt: skip
+    config = AutoConfig.for_model(
+        "mllama", text_config=text, vision_config=vision, image_token_index=VOCAB
+    )
+    tokenizer = tokenizer_of({"<|image|>": VOCAB, "<|begin_of_text|>": 150})
+    tokenizer.bos_token = "<|begin_of_text|>"
+    images = MllamaImageProcessorPil(size={"height": 56, "width": 56})
+    more = {"limit": 3, "settings": {"limit_mm_per_prompt": {"image": 3}}, "few_blocks": 30}
+    found = save(folder, config, MllamaProcessor(images, tokenizer), **more)
+    return MllamaPair(**vars(found))
