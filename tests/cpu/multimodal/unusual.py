@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from tests.cpu.multimodal import families
 from tests.cpu.multimodal.families import VISION, VOCAB, tokenizer_of
 
 FAMILIES = {}
@@ -301,3 +302,21 @@ def mllama(folder):
     more = {"limit": 3, "settings": {"limit_mm_per_prompt": {"image": 3}}, "few_blocks": 30}
     found = save(folder, config, MllamaProcessor(images, tokenizer), **more)
     return MllamaPair(**vars(found))
+
+
+class MarkedPair(Pair):
+    """Images have placeholders in the text."""
+
+    def prompt(self, text, images):
+        return " ".join([*["<image>"] * len(images), text])
+
+    def inputs(self, text, images):
+        given = {"images": [images]} if images else {}
+        return dict(self.processor(text=[self.prompt(text, images)], **given, return_tensors="pt"))
+
+
+@family
+def lfm2_vl(folder):
+    """Layers that convolve the last tokens of a sequence, beside rows of images."""
+    config, processor = families.lfm2_vl({"tile_size": 28, "max_image_tokens": 4, "max_tiles": 4})
+    return MarkedPair(**vars(save(folder, config, processor, limit=3, few_blocks=24)))
