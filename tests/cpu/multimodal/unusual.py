@@ -278,14 +278,14 @@ def _skip_unseen(layer, args, kwargs):
     handle = layer.cross_attn.register_forward_hook(skip)
 
 
-@family
-def mllama(folder):
-    from transformers import AutoConfig, MllamaImageProcessorPil, MllamaProcessor
+def mllama_of(vocab, image, first):
+    """A config and a processor of images. image, first: ids of the mark of images, and of BOS."""
+    from transformers import AutoConfig, MllamaImageProcessorPil
 
     text = {
         "hidden_size": 32, "num_hidden_layers": 5, "intermediate_size": 48,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB,
-        "cross_attention_layers": [1, 3], "max_position_embeddings": 256, "bos_token_id": 150,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": vocab,
+        "cross_attention_layers": [1, 3], "max_position_embeddings": 256, "bos_token_id": first,
         "eos_token_id": 2, "pad_token_id": 0,
     }  # fmt: skip
     vision = {
@@ -294,11 +294,18 @@ def mllama(folder):
         "intermediate_layers_indices": [0, 2], "vision_output_dim": 96,
     }  # fmt: skip
     config = AutoConfig.for_model(
-        "mllama", text_config=text, vision_config=vision, image_token_index=VOCAB
+        "mllama", text_config=text, vision_config=vision, image_token_index=image
     )
+    return config, MllamaImageProcessorPil(size={"height": 56, "width": 56})
+
+
+@family
+def mllama(folder):
+    from transformers import MllamaProcessor
+
+    config, images = mllama_of(VOCAB, VOCAB, 150)
     tokenizer = tokenizer_of({"<|image|>": VOCAB, "<|begin_of_text|>": 150})
     tokenizer.bos_token = "<|begin_of_text|>"
-    images = MllamaImageProcessorPil(size={"height": 56, "width": 56})
     more = {"limit": 3, "settings": {"limit_mm_per_prompt": {"image": 3}}, "few_blocks": 30}
     found = save(folder, config, MllamaProcessor(images, tokenizer), **more)
     return MllamaPair(**vars(found))
