@@ -719,6 +719,27 @@ def mistral3():
 
 
 @family
+def lighton_ocr(step=14):
+    """step: of sides of images; an odd number of patches leaves some over."""
+    from transformers import AutoConfig, LightOnOcrProcessor, PixtralImageProcessorPil
+
+    config = AutoConfig.for_model(
+        "lighton_ocr", text_config=TEXT | {"model_type": "qwen3", "head_dim": 16},
+        vision_config=PIXTRAL, image_token_id=150, spatial_merge_size=2,
+    )  # fmt: skip
+    tokens = {"<|image_pad|>": 150, "<break>": 151, "<end>": 152}
+    names = {
+        "image_token": "<|image_pad|>",
+        "image_break_token": "<break>",
+        "image_end_token": "<end>",
+    }
+    images = PixtralImageProcessorPil(
+        size={"longest_edge": 112}, patch_size={"height": step, "width": step}
+    )
+    return config, LightOnOcrProcessor(images, tokenizer_of(tokens, **names), 14, 2)
+
+
+@family
 def deepseek_vl():
     from transformers import AutoConfig, DeepseekVLImageProcessorPil, DeepseekVLProcessor
 
