@@ -344,12 +344,11 @@ class InputProcessor:
             salt = prompts.check_cache_salt(salt) or parsed.salt
             inputs = MediaInputs(self.media.start(parsed.media, salt).result())
         self._check_chars(parsed.text or "", how)
-        marks = {token for one in inputs.items for token in one.expansion.replaces}
-        self._check_ids("prompt_token_ids", {*(parsed.ids or ())} - marks)
+        self._check_ids("prompt_token_ids", {*(parsed.ids or ())} - inputs.marks)
         special = how.add_special_tokens
         placed = self.media.place(parsed.text, parsed.ids, inputs, add_special_tokens=special)
         check_no_truncation(len(placed.ids), how.max_tokens)
-        self._check_ids("prompt", {*placed.ids} - marks)  # which may be behind the vocabulary
+        self._check_ids("prompt", {*placed.ids} - inputs.marks)
         return placed
 
     def _fill_in_middle(

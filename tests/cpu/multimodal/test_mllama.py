@@ -101,6 +101,15 @@ def test_images_with_more_positions_than_those_of_a_prompt_are_refused(pair):
     generate(pair, usual, ("w5", [SMALL] * 8))
 
 
+def test_a_prompt_with_images_is_pooled_as_it_is_read(pair):
+    llm = llm_of(pair, runner="pooling", convert="embed", max_num_batched_tokens=5, max_num_seqs=2)
+    prompts = [("w5 w6 w7 w8", images) for images in ([SMALL], [WIDE], [], [SMALL, WIDE])]
+    found = [one.outputs.embedding for one in llm.embed(asked(pair, prompts), use_tqdm=False)]
+    for (text, images), got in zip(prompts, found, strict=True):
+        want = pair.states(text, images)[-1]
+        assert got == pytest.approx((want / want.norm()).tolist(), abs=1e-4)
+
+
 @pytest.mark.long("an engine of two processes")
 def test_two_ranks_compute_what_one_does(pair, llm):
     prompts = [(WORDS, [SMALL, WIDE]), ("w9 w8", [TALL]), (WORDS, [])]

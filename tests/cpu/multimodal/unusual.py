@@ -252,20 +252,28 @@ class MllamaPair(Pair):
         inputs = self.inputs(text, images)
         ids, made = inputs.pop("input_ids"), torch.tensor([made])
         whole = torch.cat((ids, made[:, :-1]), dim=1)
-        inputs["attention_mask"] = torch.ones_like(whole)
         mask = inputs.get("cross_attention_mask")
         if mask is not None:
             more = mask[:, -1:].expand(-1, made.shape[1] - 1, -1, -1)
             inputs["cross_attention_mask"] = torch.cat((mask, more), dim=1)
+        inputs |= {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
+        return self.run(self.theirs, inputs).logits[0, ids.shape[1] - 1 :].log_softmax(-1)
+
+    @torch.inference_mode()
+    def states(self, text, images):
+        """Hidden states [T, E] of a prompt."""
+        return self.run(self.theirs.model, self.inputs(text, images)).last_hidden_state[0]
+
+    def run(self, model, inputs):
         hooks = [
             layer.register_forward_pre_hook(_skip_unseen, with_kwargs=True)
             for layer in self.theirs.model.language_model.layers
             if hasattr(layer, "cross_attn")
         ]
-        logits = self.theirs(input_ids=whole, **inputs).logits[0, ids.shape[1] - 1 :]
+        found = model(**inputs)
         for hook in hooks:
             hook.remove()
-        return logits.log_softmax(-1)
+        return found
 
 
 def _skip_unseen(layer, args, kwargs):
