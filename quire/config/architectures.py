@@ -158,6 +158,7 @@ CLASSES: dict[str, str] = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "glm4v": "Glm4vForConditionalGeneration",
+    "glm_ocr": "GlmOcrForConditionalGeneration",
     "glm4v_moe": "Glm4vMoeForConditionalGeneration",
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "got_ocr2": "GotOcr2ForConditionalGeneration",
@@ -352,6 +353,7 @@ WRAPPERS: dict[str, str] = {
     "gemma4_unified": "gemma4_unified_text",
     "got_ocr2": "qwen2",
     "glm4v": "glm4",
+    "glm_ocr": "glm4",
     "glm4v_moe": "glm4_moe",
     "h2ovl_chat": "mistral",
     "idefics2": "mistral",
@@ -433,6 +435,9 @@ ALIASES = {
         "qwen3_moe", defaults=_BASE | _INTERLEAVED | {"norm_topk_prob": True}
     ),
     "glm4v_text": ModelAlias("glm4", defaults=_EPS | {"partial_rotary_factor": 1.0}),
+    "glm_ocr_text": ModelAlias(
+        "glm4", defaults=_EPS | {"partial_rotary_factor": 1.0, "attention_bias": False}
+    ),
     "glm4v_moe_text": ModelAlias("glm4_moe", defaults={"attention_bias": True}),
 }
 """Model types whose layers and tensors are those of a model of another type.
