@@ -131,6 +131,15 @@ class CrossAttentionStep(AttentionStep, Protocol):
         """Write k, v [T, K, D] of sources to their slots [T]: block * block size + offset."""
         ...
 
+    def with_sources(self, cross: CrossMetadata) -> AttentionStep:
+        """The step whose tokens see other sources."""
+        ...
+
+    @property
+    def source_lengths(self) -> Tensor:
+        """[T] int32: tokens of its source that each token sees."""
+        ...
+
     @property
     def block_size(self) -> int:
         """Tokens of a block of the cache."""

@@ -17,6 +17,7 @@ from quire.attention.base import (
     AttentionMetadata,
     AttentionStep,
     BackendCapabilities,
+    CrossMetadata,
 )
 from quire.kernels.formats.shared_prefixes import SharedPrefixes
 from quire.kernels.kv_write import kv_write
@@ -105,6 +106,16 @@ class PagedAttentionStep:
             counters=self.counters,
             scales=self._scales(layer),
         )
+
+    def with_sources(self, cross: CrossMetadata) -> AttentionStep:
+        """The step whose tokens see other sources."""
+        return replace(self, metadata=replace(self.metadata, cross=cross))
+
+    @property
+    def source_lengths(self) -> Tensor:
+        """[T] int32: tokens of its source that each token sees."""
+        assert self.metadata.cross is not None, "the step has no sources"
+        return self.metadata.cross.lengths
 
     def write_cross(self, k: Tensor, v: Tensor, slots: Tensor, layer: AttentionLayer) -> None:
         """Write k, v [T, K, D] of sources to their slots [T]."""

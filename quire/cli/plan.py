@@ -204,9 +204,9 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
         numbers = plan_adapter_numbers(options, hf, config_folder, use.head, len(use.labels))
         facts = replace(facts, adapters=numbers)
     if media_family(hf) is not None:  # so too
-        from quire.engine.startup.encoder_facts import plan_media_encoder
+        from quire.engine.startup.encoder_facts import with_media_encoder
 
-        facts = replace(facts, media_encoder=plan_media_encoder(options, hf, config_folder))
+        facts = with_media_encoder(facts, options, hf, config_folder)
     drafter = find_drafter(
         options.speculation, partial(_find, options), name=model_options.model, hf=hf
     )

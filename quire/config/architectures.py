@@ -158,6 +158,7 @@ CLASSES: dict[str, str] = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "glm4v": "Glm4vForConditionalGeneration",
+    "glm_ocr": "GlmOcrForConditionalGeneration",
     "glm4v_moe": "Glm4vMoeForConditionalGeneration",
     "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "got_ocr2": "GotOcr2ForConditionalGeneration",
@@ -205,8 +206,10 @@ CLASSES: dict[str, str] = {
     "led": "LEDForConditionalGeneration",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "lfm2_vl": "Lfm2VlForConditionalGeneration",
     "lfm3": "Lfm3ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "lighton_ocr": "LightOnOcrForConditionalGeneration",
     "llama4": "Llama4ForConditionalGeneration",
     "llama4_text": "Llama4ForCausalLM",
     "llava": "LlavaForConditionalGeneration",
@@ -350,6 +353,7 @@ WRAPPERS: dict[str, str] = {
     "gemma4_unified": "gemma4_unified_text",
     "got_ocr2": "qwen2",
     "glm4v": "glm4",
+    "glm_ocr": "glm4",
     "glm4v_moe": "glm4_moe",
     "h2ovl_chat": "mistral",
     "idefics2": "mistral",
@@ -357,6 +361,8 @@ WRAPPERS: dict[str, str] = {
     "internvl": "qwen2",
     "internvl_chat": "qwen2",
     "kimi_vl": "deepseek_v3",
+    "lfm2_vl": "lfm2",
+    "lighton_ocr": "qwen3",
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
@@ -429,6 +435,9 @@ ALIASES = {
         "qwen3_moe", defaults=_BASE | _INTERLEAVED | {"norm_topk_prob": True}
     ),
     "glm4v_text": ModelAlias("glm4", defaults=_EPS | {"partial_rotary_factor": 1.0}),
+    "glm_ocr_text": ModelAlias(
+        "glm4", defaults=_EPS | {"partial_rotary_factor": 1.0, "attention_bias": False}
+    ),
     "glm4v_moe_text": ModelAlias("glm4_moe", defaults={"attention_bias": True}),
 }
 """Model types whose layers and tensors are those of a model of another type.

@@ -41,8 +41,9 @@ class Conventions:
     mlp_kind: Literal["gated", "plain"] = "gated"  # three matrices or two
     positions_kind: Literal["rotary", "learned", "alibi", "relative", "computed"] = "rotary"
     tied: bool = False  # if tie_word_embeddings is absent
-    source: Literal["tokens", "audio", "image"] = "tokens"
-    """What the encoder of an encoder-decoder reads."""
+    source: Literal["tokens", "audio", "image", "images"] = "tokens"
+    """What the encoder of an encoder-decoder reads; "images": a decoder reads those of its prompts
+    by layers of cross attention."""
     fits_float16: bool = True  # False: activations overflow
     scaling_extends: bool = True  # rope scaling stretches max_position_embeddings
     uncached_layers: str = ""  # the field with the numbers of layers that keep nothing

@@ -79,12 +79,18 @@ def image_positions(vision: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFacts:
-    """The encoder of an encoder-decoder model, and the tokens that its config files force."""
+    """What cross attention reads, and the tokens that the config files of an encoder-decoder
+    model force."""
 
-    max_len: int  # positions of the longest source
-    start_id: int  # the decoder's first token
+    max_len: int = 0  # positions of the longest source; 0: those of images, by limit_mm_per_prompt
+    start_id: int | None = None  # the decoder's first token; None: prompts are the decoder's
     speech: SpeechFacts | None = None  # None: sources are token ids
     forced_first: int | None = None  # the first generated token
     forced_last: tuple[int, ...] = ()  # one of these ends an answer of the greatest length
     banned: tuple[int, ...] = ()
     banned_first: tuple[int, ...] = ()  # as the first token that is chosen
+
+
+def image_reader(hf: Mapping[str, Any]) -> EncoderFacts | None:
+    """Return the facts of a decoder that reads images by cross attention; None: of another one."""
+    return EncoderFacts() if conventions_of(hf).source == "images" else None

@@ -160,12 +160,13 @@ class SamplingSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSection:
-    """Of an encoder-decoder model: sizes of sources, and tokens that its config files force."""
+    """Of a model with cross attention: sizes of sources, and tokens that the config files of an
+    encoder-decoder model force."""
 
-    max_len: int  # positions of the longest source
+    max_len: int  # positions of the sources of one request
     max_batched_tokens: int  # positions of the sources of one step
-    speech: SpeechFacts | None  # None: sources are token ids
-    start_id: int  # the decoder's first token
+    speech: SpeechFacts | None  # None: sources are token ids or images
+    start_id: int | None  # the decoder's first token; None: sources are images of its prompts
     forced_first: int | None
     forced_last: tuple[int, ...]
     banned: tuple[int, ...]
@@ -355,6 +356,12 @@ class EngineConfig:
     generates: bool = True  # False: it serves pooling requests alone
     pooling: PoolingSection | None = None  # None: no pooling requests
     speculation: SpeculationSection = SpeculationSection()
+
+    @property
+    def reads_media(self) -> bool:
+        """Whether prompts may have images, video or audio."""
+        reads_images = self.encoder is not None and self.encoder.start_id is None
+        return reads_images or self.media_encoder is not None
 
     @property
     def aligns_sources(self) -> bool:

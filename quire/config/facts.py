@@ -17,7 +17,7 @@ from quire.config import recurrent_layers
 from quire.config.conventions import conventions_of, fill_defaults, spare_layers
 from quire.config.drafters import DrafterFacts
 from quire.config.encoder_facts import EncoderFacts as EncoderFacts
-from quire.config.encoder_facts import SpeechFacts, longest_image
+from quire.config.encoder_facts import SpeechFacts, image_reader, longest_image
 from quire.config.json_file import (
     MAX_CONFIG_BYTES,
     check_sizes,
@@ -306,7 +306,7 @@ def _model_facts(
         top_k=(top_k := _experts(hf)[1]),
         expert_mlp=int(hf.get("moe_intermediate_size") or _mlp(hf)) if top_k else 0,
         fits_float16=conventions_of(hf).fits_float16,
-        encoder=_encoder(hf, forced) if hf.get("is_encoder_decoder") else None,
+        encoder=_encoder(hf, forced) if hf.get("is_encoder_decoder") else image_reader(hf),
     )
 
 

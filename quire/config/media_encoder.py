@@ -18,6 +18,24 @@ USUAL_PATCHES = 4
 """Patches of a row of most families: a row of more counts as several tokens of a step."""
 
 
+USUAL_IMAGES = 2
+"""Images of the largest size that cross attention reads of one prompt, unless limit_mm_per_prompt
+has another number."""
+
+
+def resolve_source_len(options: Options, model: ModelFacts, why: DecisionLog) -> int:
+    """Resolve the positions of all sources of a request; 0: there are none."""
+    if model.encoder is None:
+        return 0
+    if model.encoder.start_id is not None or model.media_encoder is None:
+        return model.encoder.max_len
+    count = item_counts(options.media).get("image", USUAL_IMAGES)
+    length = max(count, 1) * model.media_encoder.largest["image"]
+    return int(
+        why.record("encoder.max_len", length, f"of {max(count, 1)} images of the largest size")
+    )
+
+
 def _largest_items(options: Options, encoder: MediaEncoderFacts) -> dict[str, int]:
     """Return the rows of the largest item of each modality that requests may have."""
     counts = item_counts(options.media)

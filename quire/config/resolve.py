@@ -32,7 +32,11 @@ from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.head_cuts import require_layer_cuts
 from quire.config.kv_cache_dtype import resolve_cache_dtype
 from quire.config.media import resolve_media
-from quire.config.media_encoder import resolve_encoder_rows, resolve_media_encoder
+from quire.config.media_encoder import (
+    resolve_encoder_rows,
+    resolve_media_encoder,
+    resolve_source_len,
+)
 from quire.config.memory.host_memory import with_host_tier
 from quire.config.memory.kv_memory import (
     DEFAULT_MAX_LEN,
@@ -193,7 +197,7 @@ def resolve_memory_plan(
         quantization=resolve_quantization(options, model, why),
         chunked_prefill=bool(model.layers or model.states)
         and options.scheduler.enable_chunked_prefill is not False,
-        max_encoder_len=0 if model.encoder is None else model.encoder.max_len,
+        max_encoder_len=resolve_source_len(options, model, why),
         has_logits=_model_use(options, model).has_logits,
         has_fp8=device.has_fp8,
         max_drafts=bound_drafts(options.speculation),
@@ -546,7 +550,7 @@ def resolve_encoder(model: ModelFacts, shape: EngineShape) -> EncoderSection | N
     found = model.encoder
     if found is None:
         return None
-    for token in (found.start_id, found.forced_first or 0, *found.forced_last):
+    for token in (found.start_id or 0, found.forced_first or 0, *found.forced_last):
         if not 0 <= token < model.vocab:
             raise ConfigError(
                 f"config.json, or generation_config.json: decoder_start_token_id, "

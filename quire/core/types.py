@@ -175,6 +175,8 @@ class MediaItem:
     others keep the embeddings of their tokens."""
     tensors: tuple[MediaTensor, ...]  # a single "embeds" [rows, width]: the rows themselves
     bidirectional: bool = False  # the tokens of one run attend to each other in both directions
+    source_rows: int = 0
+    """Rows that cross attention reads, of tokens from `start` on; no position takes a row then."""
 
     @property
     def end(self) -> int:
@@ -308,8 +310,10 @@ class Sequence:
     row_drafts: int = 0  # those of its row in flight: it has no other row until that was applied
     verified_drafts: int = 0  # in all rows so far
     accepted_drafts: int = 0  # of those
-    cross_table: list[int] = field(default_factory=list)  # blocks of the encoder's output
-    encoder_step: int = -1  # step that writes these; -1: they were found, or there are none
+    cross_tables: list[list[int]] = field(default_factory=list)
+    """Of each source, the blocks of the encoder's output; []: it has none yet."""
+    encoder_step: int = -1  # step that writes some of these; -1: all were found, or there are none
+    new_sources: tuple[int, ...] = ()  # those that it writes
     dp_rank: int = 0  # data-parallel rank that has its slot and its blocks
     state_start: int = NO_BLOCK  # checkpoint that its recurrent state starts from; NO_BLOCK: zeros
 

@@ -497,7 +497,7 @@ def build_scheduler(
                 SupportedTasks(
                     generates=config.generates,
                     tasks=() if config.pooling is None else config.pooling.tasks,
-                    media=config.media_encoder is not None,
+                    media=config.reads_media,
                     aligns=config.aligns_sources,
                 ),
                 build_admission_control(section),

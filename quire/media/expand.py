@@ -186,6 +186,7 @@ def _finish(
             runs=one.expansion.runs,
             tensors=one.media.tensors,
             bidirectional=one.expansion.bidirectional,
+            source_rows=one.expansion.source_rows,
         )
         for start, one in placed
     )

@@ -91,6 +91,7 @@ class Expansion:
     insert_at: index in the prompt, without other items, where an item without placeholder goes.
     shares_border: right behind another such item, the first token is left out: it is the last one
         of that item.
+    source_rows: rows of the encoder that cross attention reads; `runs` is then ().
     """
 
     token_ids: tuple[int, ...]
@@ -99,6 +100,7 @@ class Expansion:
     replaces: tuple[int, ...] = ()
     insert_at: int = 0
     shares_border: bool = False
+    source_rows: int = 0
 
     @property
     def rows(self) -> int:

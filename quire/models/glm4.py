@@ -7,11 +7,13 @@ Axes:   T tokens in the step, E hidden
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from quire.layers import AddRMSNorm, RMSNorm
 from quire.models import glm, llama
-from quire.models._decoder import GatedMLP
+from quire.models._decoder import GatedMLP, spare_names
 from quire.models.base import StepInputs
 
 CONVENTIONS = {
@@ -45,3 +47,7 @@ class Layer(nn.Module):
 
 class Model(glm.Model):
     layer_class = Layer
+
+    def __init__(self, c: glm.Config) -> None:
+        super().__init__(c)  # GLM-OCR has a layer more, which predicts further tokens
+        self.weights = replace(self.weights, absent=spare_names(c.layers, 1))

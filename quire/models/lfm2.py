@@ -83,8 +83,8 @@ class Model(Decoder):
     layer_class = Layer
     weights = Weights(
         strip=("model.",),
-        alias={"model.embedding_norm.weight": "norm.weight"},
         rename={
+            "embedding_norm": "norm",
             "self_attn.out_proj": "o_proj",
             "q_layernorm": "q_norm",
             "k_layernorm": "k_norm",

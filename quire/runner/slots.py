@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from quire.core.media.sources import sources_of
 from quire.core.types import Sequence, StepPlan
 
 
@@ -35,7 +36,7 @@ class TableShape(NamedTuple):
 
     @property
     def tables(self) -> int:
-        """Tables of a slot: one per group, then blocks of the source, and its length alone."""
+        """Tables of a slot: one per group, then blocks of the last source, and its length alone."""
         return self.groups + 2 * self.has_cross
 
 
@@ -60,9 +61,11 @@ class SlotTables:
         changes: list[BlockTableUpdate] = []
         if self._has_cross:
             for seq in plan.joins:
-                cross, source = seq.cross_table, [len(seq.request.encoder_prompt)]
+                sources = sources_of(seq.request)
+                cross = seq.cross_tables[-1] if sources else []
+                length = sources[-1].length if sources else 0
                 changes.append(BlockTableUpdate(self._groups, seq.slot, 0, cross))
-                changes.append(BlockTableUpdate(self._groups + 1, seq.slot, 0, source))
+                changes.append(BlockTableUpdate(self._groups + 1, seq.slot, 0, [length]))
         for seq in plan.changed_tables:
             if seq.slot >= 0:
                 self._sent_entries[seq.slot] = [0] * self._groups

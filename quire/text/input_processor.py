@@ -344,11 +344,11 @@ class InputProcessor:
             salt = prompts.check_cache_salt(salt) or parsed.salt
             inputs = MediaInputs(self.media.start(parsed.media, salt).result())
         self._check_chars(parsed.text or "", how)
-        self._check_ids("prompt_token_ids", parsed.ids or ())
+        self._check_ids("prompt_token_ids", {*(parsed.ids or ())} - inputs.marks)
         special = how.add_special_tokens
         placed = self.media.place(parsed.text, parsed.ids, inputs, add_special_tokens=special)
         check_no_truncation(len(placed.ids), how.max_tokens)
-        self._check_ids("prompt", placed.ids)
+        self._check_ids("prompt", {*placed.ids} - inputs.marks)
         return placed
 
     def _fill_in_middle(

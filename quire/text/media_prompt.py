@@ -39,6 +39,11 @@ class MediaInputs:
     literals: Sequence[Span] = ()
     is_rendered: bool = False
 
+    @property
+    def marks(self) -> frozenset[int]:
+        """Ids of placeholders, which may be behind the vocabulary: the model reads them only."""
+        return frozenset(token for one in self.items for token in one.expansion.replaces)
+
     def behind(self, chars: int) -> MediaInputs:
         """Return the media of the same text behind so many characters."""
         moved = [(start + chars, end + chars) for start, end in self.literals]

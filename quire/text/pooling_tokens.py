@@ -262,7 +262,7 @@ class PromptTokenizer:
         if bound is not None and len(text or "") > bound:
             problem = f"the input has {len(text or '')} characters, and so many tokens hold {bound}"
             raise context_overflow(self.max_model_len, problem, param="prompt")
-        self.check_vocabulary(ids or (), "prompt_token_ids")
+        self.check_vocabulary([*{*(ids or ())} - inputs.marks], "prompt_token_ids")
         placed = self.media.place(text, ids, inputs, add_special_tokens=special)
         length = len(placed.ids) + max(placed.rope_delta, 0)
         if length > self.max_model_len:
@@ -271,7 +271,7 @@ class PromptTokenizer:
         if not placed.ids:
             raise RequestError("the text is empty: it has no tokens", param="prompt")
         check_no_truncation(length, plan.max_tokens)
-        self.check_vocabulary(placed.ids, "the tokenized text")
+        self.check_vocabulary([*{*placed.ids} - inputs.marks], "the tokenized text")
         return placed
 
     def _types(self, given: tuple[int, ...] | None, ids: Sequence[int]) -> bytes:

@@ -62,6 +62,16 @@ QWEN2_5_VL = {
         "out_hidden_size": 1024,
     },
 }
+MLLAMA = {
+    "model_type": "mllama",
+    "architectures": ["MllamaForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "image_token_index": 5,
+    "text_config": SHAPES["qwen3-0.6b"]
+    | {"model_type": "mllama_text_model", "head_dim": 64, "cross_attention_layers": [3, 8]},
+    "vision_config": {"image_size": 560, "num_hidden_layers": 4, "num_global_layers": 2,
+                      "intermediate_layers_indices": [0, 2]},
+}  # fmt: skip
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 CASES = {
@@ -135,6 +145,7 @@ CASES = {
     ),
     "an encoder of images": (QWEN2_5_VL, {"max_model_len": 512}),
     "an embedding decoder": (SHAPES["qwen3-0.6b"], {"runner": "pooling"}),
+    "images that cross attention reads": (MLLAMA, {"max_model_len": 512}),
     "a bidirectional encoder": (
         BERT,
         {"runner": "pooling", "max_model_len": tiers.amount(64, 128)},

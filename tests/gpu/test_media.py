@@ -8,7 +8,7 @@ from quire.kernels.framework import late_work
 from quire.runner.gpu.cuda_graphs import CudaGraphCache
 from quire.runner.gpu.graph_groups import VariantGraph
 from quire.runner.gpu.mixed_batch_graphs import GraphShape
-from tests.cpu.multimodal import families, qwen_models
+from tests.cpu.multimodal import families, qwen_models, unusual
 
 OPTIONS = {
     "dtype": "float32", "num_gpu_blocks_override": 256, "max_model_len": 512, "block_size": 16,
@@ -70,6 +70,28 @@ def test_answers_are_those_of_a_cpu(tmp_path, monkeypatch, name):
         assert (GraphShape, "media", True) in ran
     assert (VariantGraph, "media", True) in ran  # of the encoder
     assert not any(variant == "media" and not captured for _, variant, captured in ran)
+    for want, got in zip(*answers):
+        assert list(got.token_ids) == list(want.token_ids)
+        for one, other in zip(got.logprobs, want.logprobs):
+            for token, found in one.items():
+                assert abs(found.logprob - other[token].logprob) < 1e-3
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.slow("engines on both devices, and kernels that are compiled")
+def test_images_that_cross_attention_reads_are_read_as_on_a_cpu(tmp_path):
+    pair = unusual.mllama(tmp_path)
+    given = []
+    for i, sizes in enumerate(SIZES * 2):
+        images = [families.image(*size, k) for k, size in enumerate(sizes)]
+        prompt = pair.prompt(f"w{i % 4 + 9} w8 w7 w6", images)
+        given.append(
+            {"prompt": prompt} | ({"multi_modal_data": {"image": images}} if images else {})
+        )
+    answers = []
+    for device in ("cpu", "cuda"):
+        llm = LLM(str(tmp_path), device=device, **OPTIONS | {"max_model_len": 256})
+        answers.append([one.outputs[0] for one in llm.generate(given, GREEDY, use_tqdm=False)])
     for want, got in zip(*answers):
         assert list(got.token_ids) == list(want.token_ids)
         for one, other in zip(got.logprobs, want.logprobs):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from tests.cpu.multimodal.folders import write_llava, write_qwen2_vl
+from tests.cpu.multimodal.folders import write_llava, write_mllama, write_qwen2_vl
 from tests.media.files import data_url, encode, numbered_frames, png, png_with_size, video
 from tests.server.running import SMALL, serving
 
@@ -367,3 +367,32 @@ def test_lookups_of_processed_images_are_counted(client, running):
         client.chat.completions.create(messages=user(image(data_url(new))), **GREEDY)
     queries, hits = (after - was for after, was in zip(counts(), before))
     assert (queries, hits) == (3, 2)
+
+
+@pytest.mark.slow("a server")
+def test_images_that_cross_attention_reads(tmp_path):
+    model = write_mllama(tmp_path, {"eos_token_id": 2})
+    with (
+        serving(model, *FLAGS, "--max-model-len", "256") as found,
+        openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        create = client.chat.completions.create
+        (one,) = create(messages=ASK, **GREEDY).choices
+        drawn = create(messages=ASK, n=2, seed=1, **GREEDY | {"temperature": 1}).choices
+        other = user("What is this?", image(data_url(png(70, 20), "image/png")))
+        text = create(messages=user("What is this?"), **GREEDY).choices[0].message.content
+        assert len(drawn) == 2
+        assert one.message.content != text
+        assert create(messages=other, **GREEDY).choices[0].message.content != text
+        chunks = create(messages=ASK, stream=True, **GREEDY)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert streamed == one.message.content
+        beams = {"use_beam_search": True, "ignore_eos": True}
+        best = create(messages=ASK, n=1, extra_body=beams, **GREEDY).choices[0]
+        plain = create(messages=ASK, extra_body={"ignore_eos": True}, **GREEDY).choices[0]
+        assert best.message.content == plain.message.content
+        both = [*ASK, {"role": "assistant", "content": "A."}, *other]
+        answer = create(messages=both, **GREEDY)
+        assert answer.choices[0].message.content
+        typed, empty = (create(messages=user(one), **GREEDY) for one in ("<|image|>", "w"))
+        assert typed.usage.prompt_tokens > empty.usage.prompt_tokens + 1, "it is text"

@@ -80,8 +80,8 @@ def group_layers(
 
     One group when all layers are alike. If head shapes differ between kinds, or hybrid is False,
     also one group, which keeps every block: correct for windows too, only larger. The layers of
-    cross attention are a group of their own, the last; each decoder layer has one. No layers, no
-    groups.
+    cross attention are a group of their own, the last; the others are in groups of its size. No
+    layers, no groups.
 
     dealt: the layers of a kind are dealt to its groups in turn, so that any run of layers, such as
     those of a pipeline stage, has equally many in each.
@@ -91,7 +91,9 @@ def group_layers(
     cross = tuple(i for i, layer in enumerate(layers) if layer.cross)
     if cross:
         own = tuple(i for i, layer in enumerate(layers) if not layer.cross)
-        return KVCacheGroup(None, own), KVCacheGroup(None, cross, cross=True)
+        size = max(len(cross), 1 if hybrid else len(own))
+        cut = [KVCacheGroup(None, own[at : at + size]) for at in range(0, len(own), size)]
+        return *cut, KVCacheGroup(None, cross, cross=True)
     kinds: dict[int | None, list[int]] = {}
     for i, layer in enumerate(layers):
         kinds.setdefault(layer.window, []).append(i)

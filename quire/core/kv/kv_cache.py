@@ -32,6 +32,7 @@ from quire.core.kv.state_checkpoints import StateCheckpoints
 from quire.core.kv.tiers.base import SlowTier
 from quire.core.kv.tiers.host import NO_COPIES, HostTier, TierCopies
 from quire.core.media.item_rows import start_of_divided_run
+from quire.core.media.sources import has_sources
 from quire.core.types import NO_BLOCK, UNKNOWN, BlockCopy, Request, Sequence, StateSave
 
 Tables = tuple[list[int], ...]
@@ -117,7 +118,7 @@ class KVCache:
     def blocks_needed(self, seq: Sequence) -> int:
         """Maximum of new blocks that a waiting sequence needs to compute all its tokens."""
         needed = len(self.specs) if self._is_shared(seq) else 0
-        if seq.request.encoder_prompt:
+        if has_sources(seq.request):
             needed += self._cross.blocks_needed(seq)
         tokens, size = len(seq.tokens), self.block_size
         for spec, table in zip(self.specs, seq.tables):
@@ -167,10 +168,10 @@ class KVCache:
         """Free all blocks of the sequence when step `after` has finished."""
         for table in seq.tables:
             self.deferred_free.free_after([b for b in table if b != NO_BLOCK], after)
-        if seq.cross_table:
-            held = [block for block in seq.cross_table if block != NO_BLOCK]
+        if seq.cross_tables:
+            held = [block for table in seq.cross_tables for block in table if block != NO_BLOCK]
             self.deferred_free.free_after(held, after)
-            seq.cross_table, seq.encoder_step = [], -1
+            seq.cross_tables, seq.encoder_step, seq.new_sources = [], -1, ()
         if self.states is not None:
             self.states.release(seq, after)
         seq.tables = self.new_tables()
@@ -185,7 +186,7 @@ class KVCache:
         position must be computed; the encoder's output is used in any case.
         """
         assert not seq.planned, "match_prefix() needs a sequence without blocks"
-        if seq.request.encoder_prompt:
+        if has_sources(seq.request):
             self._cross.match(seq)
         hit = self.find_prefix(seq) // self.block_size if prefix else 0
         seq.computed = seq.planned = hit * self.block_size
@@ -253,9 +254,10 @@ class KVCache:
             for (key, table, i), block in zip(missing, blocks, strict=True):
                 self.pool.cache_block(block, key)
                 table[i] = block
-        if seq.request.encoder_prompt:
+        if has_sources(seq.request):
             self._cross.allocate(seq, step)
-        return len({i for _, table, i in missing if table is not seq.cross_table}) * self.block_size
+        own = {i for _, table, i in missing if any(table is one for one in seq.tables)}
+        return len(own) * self.block_size
 
     def _missing_blocks(self, seq: Sequence) -> list[tuple[BlockKey, list[int], int]]:
         """Return (key, table, index) of contents that match_prefix() found off the device."""
@@ -266,11 +268,11 @@ class KVCache:
             for i in range(self._first_block(g, hit), hit)
             if table[i] == NO_BLOCK
         ]
-        if NO_BLOCK in seq.cross_table:
-            keys = self._cross.keys(seq)
+        if any(NO_BLOCK in table for table in seq.cross_tables):
             missing += [
-                (keys[i], seq.cross_table, i)
-                for i, block in enumerate(seq.cross_table)
+                (keys[i], table, i)
+                for keys, table in zip(self._cross.keys(seq), seq.cross_tables, strict=True)
+                for i, block in enumerate(table)
                 if block == NO_BLOCK
             ]
         return missing
@@ -333,7 +335,7 @@ class KVCache:
         if self.states is not None:
             self.states.forget([self.states.key(seq, key) for key in seq.keys[own:]])
         found = [b for table in seq.tables for b in table[:own] if b != NO_BLOCK]
-        computed += self._cross.keys(seq)
+        computed += [key for keys in self._cross.keys(seq) for key in keys]
         read = [key for key in map(self.pool.key_of, found) if key is not None]
         self.pool.forget([*computed, *(key for key in read if key in self._suspect_keys)])
         self._suspect_keys.update(dict.fromkeys(read))
@@ -404,8 +406,9 @@ class KVCache:
                 if self.states is not None:
                     self.states.release(child, 0)
                 return
-        self.pool.share(parent.cross_table)
-        child.cross_table = list(parent.cross_table)
+        for table in parent.cross_tables:
+            self.pool.share(table)
+        child.cross_tables = [list(table) for table in parent.cross_tables]
         for g, first in enumerate(firsts):
             shared = parent.tables[g][first:blocks]
             self.pool.share(shared)
@@ -534,7 +537,8 @@ class KVCache:
             self._check_windows(seq)
             for table in seq.tables:
                 holds.update(b for b in table if b != NO_BLOCK)
-            holds.update(seq.cross_table)
+            for table in seq.cross_tables:
+                holds.update(b for b in table if b != NO_BLOCK)
         self.pool.check(dict(holds))
         if self.states is not None:
             self.states.check()

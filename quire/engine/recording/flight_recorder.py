@@ -93,7 +93,15 @@ def _media_facts(request: Request) -> dict[str, Any]:
         return {}
     return {
         "media": [
-            (_number(one.digest), one.modality, one.start, one.length, one.runs, one.bidirectional)
+            (
+                _number(one.digest),
+                one.modality,
+                one.start,
+                one.length,
+                one.runs,
+                one.bidirectional,
+                one.source_rows,
+            )
             for one in request.media
         ]
     }

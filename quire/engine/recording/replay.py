@@ -143,10 +143,12 @@ def _synthetic_item(
     length: int,
     runs: list[list[int]],
     bidirectional: bool,
+    source_rows: int = 0,
 ) -> MediaItem:
     """Return an item without content; equal ones for equal numbers."""
     places = tuple([(offset, count) for offset, count in runs])
-    return MediaItem(modality, b"%d" % number, start, length, places, (), bidirectional)
+    digest = b"%d" % number
+    return MediaItem(modality, digest, start, length, places, (), bidirectional, source_rows)
 
 
 class RecordedGrammars:

@@ -180,7 +180,7 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             part = PromptLogprobsPart((PromptRow(0, 0, 0, (0,) * count, 1),))
             worker.compute(prompt_batch(0, [count], 0), [part])
         worker.compute(prompt_batch(1, [2], 0), [PromptEmbedsPart((), bytes(8))])
-        if config.encoder is not None:
+        if config.encoder is not None and config.encoder.start_id is not None:
             for sources in _encoder_batches(config.encoder, config.cache.block_size):
                 worker.compute(prompt_batch(1, [2], 0), [EncoderPart(sources)])
         worker.warm_up_kernels()
@@ -339,7 +339,9 @@ def _encoder_batches(
     for count in sizes(section.max_batched_tokens // (section.max_len if section.speech else 1)):
         length = section.max_len if section.speech else count
         blocks = [0] * -(-length // block_size)
-        source = EncoderSource((0,) * length, blocks, 0, dummy_recording(section.speech))
+        recording = dummy_recording(section.speech)
+        media = () if recording is None else (recording,)
+        source = EncoderSource((0,) * length, blocks, 0, media)
         yield (source,) * (count if section.speech else 1)
 
 

@@ -48,11 +48,18 @@ def media_request(config: EngineConfig) -> Request | None:
         expansion = processor.expand(made, 1)
         rows = expansion.rows
         item = MediaItem(
-            made.modality, DIGEST, 0, rows, ((0, rows),), made.tensors, expansion.bidirectional
+            made.modality,
+            DIGEST,
+            0,
+            max(rows, 1),
+            ((0, rows),) if rows else (),
+            made.tensors,
+            expansion.bidirectional,
+            expansion.source_rows,
         )
         return Request(
             "start-media",
-            (0,) * (rows + 1),
+            (0,) * (item.length + 1),
             StopConditions(max_tokens=1),
             SamplingParams(temperature=0.0),
             read_prefix_cache=False,
@@ -86,7 +93,7 @@ def largest_items(config: EngineConfig) -> list[EncodeItem]:
 def _processor_of(config: EngineConfig) -> MediaProcessor | None:
     """Return a processor that knows no token. None: the model reads text only."""
     section = config.media
-    kind = None if section is None or not config.media_encoder else processor_type(section.family)
+    kind = processor_type(section.family) if section is not None and config.reads_media else None
     if section is None or kind is None:
         return None
     return kind(

@@ -143,7 +143,7 @@ def build_pooling_processor(
 
 def _encoder_format(config: EngineConfig, tokenizer: Tokenizer | None) -> EncoderFormat | None:
     section = config.encoder
-    if section is None:
+    if section is None or section.start_id is None:
         return None
     return EncoderFormat(
         section.max_len,

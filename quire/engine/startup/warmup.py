@@ -84,9 +84,10 @@ def worst_step_lengths(config: EngineConfig) -> list[int]:
 def worst_source_lengths(config: EngineConfig) -> list[int]:
     """Return positions of sources per row of the step in which the encoder has most to do.
 
-    [] without an encoder. Recordings have all positions or none.
+    [] without an encoder, and of images, of which the plan has the memory. Recordings have all
+    positions or none.
     """
-    if config.encoder is None:
+    if config.encoder is None or config.encoder.start_id is None:
         return []
     rows = len(worst_step_lengths(config))
     left, counts = config.encoder.max_batched_tokens, []

@@ -32,6 +32,7 @@ class Processor(ImageProcessor):
         self.cell = patch * int(files.config.get("spatial_merge_size") or self.merge)
         side = int(vision.get("image_size") or 1540)
         self.longest = side // self.cell * self.cell  # that the tower has positions for
+        self.step = self.cell  # of the sides of resized images
 
     def placeholder(self, modality: str, index: int) -> str:
         return str(self.files.processor.get("image_token") or "[IMG]")
@@ -43,10 +44,9 @@ class Processor(ImageProcessor):
         ratio = max(height, width) / edge
         if ratio > 1:
             height, width = math.floor(height / ratio), math.floor(width / ratio)
-        rows, columns = (max(-(-side // self.cell), 1) for side in (height, width))
-        size = rows * self.cell, columns * self.cell
-        made = resize(pixels, *size, int(settings["resample"]))
-        return self.item([made], {"grid": (rows, columns)})
+        tall, wide = (max(-(-side // self.step), 1) * self.step for side in (height, width))
+        made = resize(pixels, tall, wide, int(settings["resample"]))
+        return self.item([made], {"grid": (tall // self.cell, wide // self.cell)})
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
         rows, columns = media.sizes["grid"]

@@ -53,7 +53,10 @@ VISION = {
 NAMES = {
     "vision_tower.transformer": "tower",
     "vision_tower": "tower",
+    "vision_encoder.transformer": "tower",
+    "vision_encoder": "tower",
     "multi_modal_projector": "projector",
+    "vision_projection": "projector",
     "patch_merger.merging_layer": "merging_layer",
 }
 """Paths in checkpoints -> ours."""
@@ -151,11 +154,11 @@ class MergingProjector(MLPProjector):
             x = self.norm(x)
             lazy_fusion.flush()
             m, sizes = self.merge, [rows * columns for rows, columns in grids]
-            cells = [
-                part.view(rows // m, m, columns // m, m, -1).permute(0, 2, 4, 1, 3).flatten(2)
+            squares = [
+                part.view(rows, columns, -1).unfold(0, m, m).unfold(1, m, m).flatten(2)
                 for part, (rows, columns) in zip(x.split(sizes), grids, strict=True)
             ]
-            x = self.merging_layer(torch.cat([cell.flatten(0, 1) for cell in cells]))
+            x = self.merging_layer(torch.cat([one.flatten(0, 1) for one in squares]))
         return self(x)
 
 
@@ -209,5 +212,5 @@ class NativeSizeEncoder(MediaEncoder):
         ]
         rows = self.projector.join(self.tower(torch.cat(patches), grids), grids)
         lazy_fusion.flush()
-        counts = [rows * columns // self.merge**2 for rows, columns in grids]
+        counts = [(rows // self.merge) * (columns // self.merge) for rows, columns in grids]
         return list(rows.split(counts))

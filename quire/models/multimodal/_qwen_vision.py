@@ -110,6 +110,7 @@ class TowerConfig:
     eps: float = 1e-6  # of norms
     qkv_bias: bool = True
     proj_bias: bool = True
+    head_norms: bool = False  # of queries and keys
 
 
 def tower_sizes(
@@ -153,12 +154,16 @@ class TowerAttention(nn.Module):
         head_dim = c.hidden // c.heads
         self.qkv = QKVLinear(c.hidden, c.heads, c.heads, head_dim, c.qkv_bias)
         self.proj = Linear(c.hidden, c.hidden, c.proj_bias)
+        self.q_norm = RMSNorm(head_dim, c.eps) if c.head_norms else None
+        self.k_norm = RMSNorm(head_dim, c.eps) if c.head_norms else None
         axes = (0,) * (head_dim // 4) + (1,) * (head_dim // 4)
         self.rope = Rope(RopeConfig(c.theta, head_dim, AxialRope(2), axes=axes), MAX_SIDE)
         self.attn = EncoderAttention(head_dim)
 
     def forward(self, x: Tensor, angles: TokenAngles, segments: Segments) -> Tensor:
         q, k, v = self.qkv(x)  # each [P, heads, D]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rope(q, k, angles)
         return self.proj(self.attn(q, k, v, segments.starts, segments.longest))
 

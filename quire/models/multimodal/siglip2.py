@@ -1,36 +1,23 @@
-"""SigLIP 2 for images of any shape: positions are resized to the patches of each image.
+"""SigLIP 2 for images of any shape: the states of its tower, pooled.
 
 Source: model_type "siglip2", https://huggingface.co/google/siglip2-base-patch16-naflex;
         transformers modeling_siglip2.py
-Axes:   T patches of all images, E hidden, S side of the table of positions
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import interpolate
+from torch import Tensor
 
-from quire.errors import ConfigError
-from quire.kernels.framework import lazy_fusion
-from quire.layers import LayerNorm, Linear, add
 from quire.models.multimodal._attention_pool import POOL_ALIASES, POOL_PATHS, AttentionPool
 from quire.models.multimodal._base import EncoderInput, Hf, MediaEncoder, Weights, field_of
-from quire.models.multimodal._towers import QKV, SIGLIP
-from quire.models.multimodal._vit import Learned, Packing, VitConfig, VitLayer, vit_sizes
+from quire.models.multimodal._siglip2 import TOWER_PATHS, NaflexTower
+from quire.models.multimodal._towers import QKV
 
 MAX_PATCHES = 1024
 """Of an image; quire.media.processors.siglip2 makes no more."""
-NAMES = {
-    **POOL_PATHS,
-    "vision_model.embeddings.patch_embedding": "patch_embedding",
-    "vision_model.embeddings.position_embedding": "position_embedding",
-    "vision_model.encoder.layers": "layers",
-    "vision_model.post_layernorm": "post_layernorm",
-}
+NAMES = {**POOL_PATHS, **{theirs: f"tower.{ours}" for theirs, ours in TOWER_PATHS.items()}}
 
 
 class Encoder(MediaEncoder):
@@ -42,18 +29,9 @@ class Encoder(MediaEncoder):
         super().__init__()
         vision = hf.get("vision_config") or {}
         field_of(vision, "vision_use_head", bool, default=True, one_of={True})
-        count = field_of(vision, "num_patches", int, default=256)
-        self.side = math.isqrt(count)
-        if self.side**2 != count:
-            raise ConfigError(f"config.json: num_patches is {count}; it must be a square")
-        sizes = vit_sizes({**vision, "image_size": 1 << 16}, **SIGLIP)
-        self.config = c = VitConfig(**sizes)
-        self.width = c.hidden
-        self.patch_embedding = Linear(c.channels * c.patch**2, c.hidden, bias=True)
-        self.position_embedding = Learned(count, c.hidden)
-        self.layers = nn.ModuleList(VitLayer(c) for _ in range(c.layers))
-        self.post_layernorm = LayerNorm(c.hidden, c.eps)
-        self.pool = AttentionPool(c)
+        self.tower = NaflexTower(vision)
+        self.width = self.tower.config.hidden
+        self.pool = AttentionPool(self.tower.config)
         self.weights = Weights(paths=NAMES, alias=POOL_ALIASES, fuse=QKV)
 
     @classmethod
@@ -65,32 +43,7 @@ class Encoder(MediaEncoder):
 
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         """pixels uint8 [H, W, C], whose sides are multiples of a patch; scale_shift [2, C]."""
-        cut = [self._patches(one) for one in items]
-        shapes = [one.shape[:2] for one in cut]
-        x = self.patch_embedding(torch.cat([one.flatten(0, 1) for one in cut]))
-        lazy_fusion.flush()
-        x = add(x, torch.cat([self._positions(*shape) for shape in shapes]))
-        lengths = [rows * columns for rows, columns in shapes]
-        packing, res = Packing.of(lengths, x.device), None
-        for layer in self.layers:
-            x, res = layer(x, res, packing)
-        if res is not None:
-            x = add(x, res)
-        pooled = self.pool(self.post_layernorm(x), lengths)
+        images = [(one.tensors["pixels"], one.tensors["scale_shift"]) for one in items]
+        states, shapes = self.tower(images)
+        pooled = self.pool(states, [rows * columns for rows, columns in shapes])
         return list(pooled.split(1))
-
-    def _patches(self, item: EncoderInput) -> Tensor:
-        """Return normalized patches [rows, columns, patch * patch * C], channels last."""
-        pixels, size = item.tensors["pixels"], self.config.patch
-        scale, shift = item.tensors["scale_shift"]
-        height, width, channels = pixels.shape
-        cut = (pixels * scale + shift).view(height // size, size, width // size, size, channels)
-        flat = cut.transpose(1, 2).flatten(2)
-        return flat.to(self.position_embedding.weight.dtype)
-
-    def _positions(self, rows: int, columns: int) -> Tensor:
-        """Return the table of positions [rows * columns, E], resized."""
-        table = self.position_embedding.weight
-        square = table.float().view(1, self.side, self.side, -1).permute(0, 3, 1, 2)
-        made = interpolate(square, (rows, columns), mode="bilinear", antialias=True)
-        return made[0].flatten(1).t().to(table.dtype).contiguous()

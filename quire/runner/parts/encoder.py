@@ -6,7 +6,8 @@ A source is brought by the one sequence whose start writes its blocks; others fi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from typing import cast
 
 import msgspec
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import CrossAttentionStep
-from quire.core.types import MediaItem, MediaTensor, StepPlan
+from quire.core.media.sources import sources_of
+from quire.core.types import MediaItem, MediaTensor, Sequence, StepPlan
 from quire.kernels.framework import lazy_fusion
 from quire.models.base import (
     EncoderDecoderModel,
@@ -35,7 +37,7 @@ class EncoderSource(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     blocks: list[int]
     slot: int  # of the sequence
-    media: MediaItem | None = None  # its recording or image
+    media: tuple[MediaItem, ...] = ()  # its recording or images
 
 
 class EncoderPart(StepPart, frozen=True, array_like=True):
@@ -49,17 +51,7 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
         starting = [seq for seq in plan.joins if seq.encoder_step == plan.step]
         if not starting:
             return None
-        return cls(
-            tuple(
-                EncoderSource(
-                    seq.request.encoder_prompt,
-                    list(seq.cross_table),
-                    seq.slot,
-                    seq.request.encoder_media,
-                )
-                for seq in starting
-            )
-        )
+        return cls(tuple(one for seq in starting for one in _new_sources(seq)))
 
     def before_forward(
         self, model: LanguageModel, step: StepInputs, variant: StepVariant
@@ -82,11 +74,11 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
             attention=attention,
             media=tuple(
                 EncoderInput(
-                    one.media.modality,
-                    {tensor.name: _on_device(tensor, device) for tensor in one.media.tensors},
+                    item.modality,
+                    {tensor.name: _on_device(tensor, device) for tensor in item.tensors},
                 )
                 for one in self.sources
-                if one.media is not None
+                for item in one.media
             ),
             media_rows=to_device(self._media_rows(lengths), device),
         )
@@ -96,16 +88,24 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
         lazy_fusion.flush()
         return step
 
-    def _media_rows(self, lengths: Sequence[int]) -> np.ndarray:
+    def _media_rows(self, lengths: Seq[int]) -> np.ndarray:
         """Return the positions among packed sources that take rows of media: int64 [n]."""
         firsts = itertools.accumulate([0, *lengths])
         runs = [
-            np.arange(count) + first + source.media.start + offset
+            np.arange(count) + first + item.start + offset
             for source, first in zip(self.sources, firsts)
-            if source.media is not None
-            for offset, count in source.media.runs
+            for item in source.media
+            for offset, count in item.runs
         ]
         return np.concatenate(runs) if runs else np.zeros(0, np.int64)
+
+
+def _new_sources(seq: Sequence) -> Iterator[EncoderSource]:
+    """Yield the sources that the step in which it starts encodes."""
+    sources, ids = sources_of(seq.request), seq.request.encoder_prompt
+    for i in seq.new_sources:
+        made = ids or (0,) * sources[i].length
+        yield EncoderSource(made, list(seq.cross_tables[i]), seq.slot, sources[i].items)
 
 
 def _on_device(tensor: MediaTensor, device: torch.device) -> Tensor:

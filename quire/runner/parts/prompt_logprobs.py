@@ -86,6 +86,7 @@ def _score_row(forward: ForwardOutput, row: PromptRow) -> list[LogprobScores]:
         with forward.variant.logits(slots):
             logits = forward.model.logits(hidden)
         lazy_fusion.flush()
+        targets = targets.clamp(max=logits.shape[1] - 1)  # marks of images may be behind it
         scores = prompt_scores(logits, targets, row.num_top, mode=forward.logprobs_mode)
         found.append(scores.copy_to_host())
     return found

@@ -324,7 +324,7 @@ def _media_positions(prepared: PreparedRequest) -> frozenset[int]:
     return frozenset(
         item.start + offset + i
         for item in prepared.request.media
-        for offset, count in item.runs
+        for offset, count in item.runs or ((0, item.length),)
         for i in range(count)
     )
 

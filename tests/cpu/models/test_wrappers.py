@@ -37,7 +37,7 @@ def _turned(name, tensor):
 
 
 def loaded(folder):
-    model_type, config = read_model_config(read_hf_config(folder))
+    model_type, config = read_model_config(read_hf_config(folder), language_model_only=True)
     return build_model(
         model_type, config, folder=folder, dtype=torch.float32, progress=False
     ), config
@@ -69,7 +69,7 @@ def test_an_engine_serves_the_text_half_and_logs_that(tmp_path, caplog):
     ids = prompt_of(40, 198)
     caplog.set_level(logging.INFO)
     said = {"max_model_len": 128, "num_gpu_blocks_override": 16, "skip_tokenizer_init": True}
-    llm = LLM(str(tmp_path), dtype="float32", **said)
+    llm = LLM(str(tmp_path), dtype="float32", language_model_only=True, **said)
     sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     (output,) = llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)
     assert list(output.outputs[0].token_ids) == continued(theirs, ids, 8)

@@ -430,6 +430,53 @@ class TiledProcessor:
             return kind(images, tokenizer, None, **more)
 
 
+def resized_as_pil(kind):
+    """An image processor of torchvision that resizes as PIL does."""
+    from unittest import mock
+
+    from PIL import Image
+    from transformers.image_processing_backends import TorchvisionBackend
+
+    def resize(self, images, size, **more):
+        found = [
+            Image.fromarray(one.permute(1, 2, 0).numpy()).resize((size.width, size.height), 2)
+            for one in images
+        ]
+        return torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1) for one in found])
+
+    class Resized(kind):
+        def __call__(self, *given, **more):
+            with mock.patch.object(TorchvisionBackend, "resize", resize):
+                return super().__call__(*given, **more)
+
+    return Resized
+
+
+@family
+def lfm2_vl(images=(), **more):
+    """images: settings of them."""
+    from transformers import AutoConfig, Lfm2VlImageProcessor, Lfm2VlProcessor
+
+    text = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}
+    text["block_auto_adjust_ff_dim"] = False
+    vision = {"model_type": "siglip2_vision_model", "num_patches": 16}
+    config = AutoConfig.for_model(
+        "lfm2_vl", text_config=TEXT | text, vision_config=VISION | vision, image_token_id=150,
+        projector_hidden_size=40, **more,
+    )  # fmt: skip
+    places = {f"<|img_row_{y}_col_{x}|>": 147 + 6 * y + x for y in range(1, 6) for x in range(1, 7)}
+    tokens = {"<image>": 150, "<|image_start|>": 151, "<|image_end|>": 152}
+    tokens |= {"<|img_thumbnail|>": 153, **places}
+    usual = {"tile_size": 56, "min_image_tokens": 2, "max_image_tokens": 9, "max_tiles": 6}
+    made = resized_as_pil(Lfm2VlImageProcessor)(encoder_patch_size=14, **usual | dict(images))
+    return config, Lfm2VlProcessor(made, tokenizer_of(tokens))
+
+
+@family
+def lfm2_vl_without_norm():
+    return lfm2_vl(projector_use_layernorm=False, projector_bias=False)
+
+
 @family
 def aya_vision():
     from transformers import AutoConfig, AyaVisionProcessor
@@ -669,6 +716,27 @@ def mistral3():
         vision_config=PIXTRAL, image_token_index=150, spatial_merge_size=2,
     )  # fmt: skip
     return config, pixtral_processor(2)
+
+
+@family
+def lighton_ocr(step=14):
+    """step: of sides of images; an odd number of patches leaves some over."""
+    from transformers import AutoConfig, LightOnOcrProcessor, PixtralImageProcessorPil
+
+    config = AutoConfig.for_model(
+        "lighton_ocr", text_config=TEXT | {"model_type": "qwen3", "head_dim": 16},
+        vision_config=PIXTRAL, image_token_id=150, spatial_merge_size=2,
+    )  # fmt: skip
+    tokens = {"<|image_pad|>": 150, "<break>": 151, "<end>": 152}
+    names = {
+        "image_token": "<|image_pad|>",
+        "image_break_token": "<break>",
+        "image_end_token": "<end>",
+    }
+    images = PixtralImageProcessorPil(
+        size={"longest_edge": 112}, patch_size={"height": step, "width": step}
+    )
+    return config, LightOnOcrProcessor(images, tokenizer_of(tokens, **names), 14, 2)
 
 
 @family

@@ -5,7 +5,7 @@ import json
 import torch
 from tokenizers import AddedToken, Tokenizer
 
-from tests.cpu.multimodal import families, qwen_models
+from tests.cpu.multimodal import families, qwen_models, unusual
 from tests.cpu.tiny_models import TEMPLATE, write_tokenizer
 
 QWEN_TEMPLATE = (
@@ -15,6 +15,11 @@ QWEN_TEMPLATE = (
     "<|vision_start|><|video_pad|><|vision_end|>{% elif 'text' in p %}{{ p.text }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MLLAMA_TEMPLATE = (
+    "<|begin_of_text|>{% for m in messages %}{{ m.role }}: {% if m.content is string %}"
+    "{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'image' %}<|image|>"
+    "{% elif p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
 )
 ENDINGS = {"eos_token_id": list(range(2, 400, 10))}  # so that random models come to an end
 
@@ -40,7 +45,7 @@ def save(folder, config, processor, endings):
     scale_weights(model, 2.0)
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(endings))
-    values = processor.image_processor.to_dict()
+    values = getattr(processor, "image_processor", processor).to_dict()
     (folder / "preprocessor_config.json").write_text(json.dumps(values, default=str))
 
 
@@ -71,4 +76,14 @@ def write_qwen2_vl(folder, endings=ENDINGS):
         **dict(zip(names, ids)),
     )
     save(folder, config, qwen_models.processor_of("qwen2_vl"), endings)
+    return folder
+
+
+def write_mllama(folder, endings=ENDINGS):
+    """As meta-llama/Llama-3.2-11B-Vision-Instruct: the mark of images is behind the vocabulary."""
+    size = write_tokenizer(folder)
+    first, image = add_tokens(folder, ["<|begin_of_text|>", "<|image|>"], MLLAMA_TEMPLATE)
+    config, images = unusual.mllama_of(image, image, first)
+    assert image == size + 1
+    save(folder, config, images, endings)
     return folder

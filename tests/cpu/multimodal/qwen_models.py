@@ -69,6 +69,7 @@ FAMILIES = {
     "qwen3_vl": ({}, {"intermediate_size": 44} | DEEPSTACK | VISION),
     "glm4v": (GLM, {"intermediate_size": 44, "image_size": 70} | VISION),
     "glm4v_moe": (GLM | GLM_EXPERTS, {"intermediate_size": 44, "image_size": 70} | VISION),
+    "glm_ocr": (GLM, {"intermediate_size": 44} | VISION),
     "qwen3_vl_moe": (EXPERTS, {"intermediate_size": 44} | DEEPSTACK | VISION),
     "qwen3_5": (DELTA_NET, PLAIN | VISION),
     "qwen3_5_moe": (DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 40}, PLAIN | VISION),
@@ -102,7 +103,7 @@ def processor_of(family, *, pil=False, times=False):
     """A processor of transformers. times: its tokenizer tells the times of frames apart."""
     import transformers
 
-    if family.startswith("glm4v"):
+    if family.startswith("glm"):
         images = getattr(transformers, f"Glm4vImageProcessor{'Pil' if pil else ''}")(size=SIZES)
         videos = transformers.Glm4vVideoProcessor(do_sample_frames=False, size=SIZES)
         return transformers.Glm4vProcessor(images, tokenizer_of(GLM_SPECIAL), videos)
@@ -146,7 +147,7 @@ def model_of(family):
     sections = {"text_config": TEXT | text, "vision_config": vision}
     torch.manual_seed(2)
     glm = {"image_start_token_id": 190, "image_end_token_id": 191}
-    ids = IDS | (glm if family.startswith("glm4v") else {})
+    ids = IDS | (glm if family.startswith("glm") else {})
     config = AutoConfig.for_model(family, **sections, **ids)
     model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
     scale_weights(model, 2.0)

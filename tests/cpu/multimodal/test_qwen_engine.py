@@ -47,7 +47,7 @@ class Family:
         self.theirs, self.name, self.folder = saved(family, folder), family, folder
         processor_of(family).save_pretrained(folder)
         # transformers' GLM takes images or videos in one prompt.
-        self.prompts = ["", "a", "bc", "v", "w", "cab"] if family.startswith("glm4v") else PROMPTS
+        self.prompts = ["", "a", "bc", "v", "w", "cab"] if family.startswith("glm") else PROMPTS
         hf = read_hf_config(folder)
         model_type, config = read_model_config(hf)
         model = build_model(model_type, config, folder=folder, dtype=torch.float32, progress=False)
@@ -148,7 +148,7 @@ class Family:
         "qwen2_5_vl",
         "qwen3_vl",
         "qwen3_5",
-        *tiers.long("qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe", "glm4v", "glm4v_moe"),
+        *tiers.long("qwen2_vl", "qwen3_vl_moe", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm_ocr"),
     ],
 )
 def family(request, tmp_path_factory):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from tests.cpu.multimodal import families
 from tests.cpu.multimodal.families import VISION, VOCAB, tokenizer_of
 
 FAMILIES = {}
@@ -22,7 +23,7 @@ def family(make):
 @dataclass
 class Pair:
     """decodes: the text is read by an encoder. limit: images of a prompt. needs_image: each prompt
-    has one."""
+    has one. few_blocks: of 8 tokens, in which hardly more than one prompt fits."""
 
     theirs: object
     processor: object
@@ -32,6 +33,11 @@ class Pair:
     needs_image: bool = False
     texts: tuple = ("w5 w6 w7", "w9", "w40 w41 w42 w43 w44")
     settings: dict = field(default_factory=dict)
+    few_blocks: int = 14
+
+    def prompt(self, text, images):
+        """The text with the placeholders of so many images."""
+        return text
 
     def inputs(self, text, images):
         """What transformers' model reads of a prompt."""
@@ -222,3 +228,110 @@ def fuyu(folder):
     tokens = {"|SPEAKER|": 150, "|NEWLINE|": 151, "<0x04>": 152}
     found = save(folder, config, FuyuProcessor(images, tokenizer_of(tokens)))
     return FuyuPair(**vars(found))
+
+
+class MllamaPair(Pair):
+    """The mask of cross attention goes on behind the prompt. Tokens before the first image skip
+    cross attention, of which transformers leaves them the first half."""
+
+    def prompt(self, text, images):
+        if "<|image|>" in text:
+            return text
+        first, *rest = text.split()
+        marks = ["<|image|>"] * len(images)
+        return " ".join([first, *marks[:1], *rest[:1], *marks[1:], *rest[1:]])
+
+    def inputs(self, text, images):
+        written, how = self.prompt(text, images), {"add_special_tokens": False}
+        if not images:  # the first token is then the tokenizer's, and this one has none
+            return {"input_ids": torch.tensor([self.processor.tokenizer.encode(written, **how)])}
+        return dict(self.processor(text=written, images=images, **how, return_tensors="pt"))
+
+    @torch.inference_mode()
+    def logprobs(self, text, images, made):
+        inputs = self.inputs(text, images)
+        ids, made = inputs.pop("input_ids"), torch.tensor([made])
+        whole = torch.cat((ids, made[:, :-1]), dim=1)
+        mask = inputs.get("cross_attention_mask")
+        if mask is not None:
+            more = mask[:, -1:].expand(-1, made.shape[1] - 1, -1, -1)
+            inputs["cross_attention_mask"] = torch.cat((mask, more), dim=1)
+        inputs |= {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
+        return self.run(self.theirs, inputs).logits[0, ids.shape[1] - 1 :].log_softmax(-1)
+
+    @torch.inference_mode()
+    def states(self, text, images):
+        """Hidden states [T, E] of a prompt."""
+        return self.run(self.theirs.model, self.inputs(text, images)).last_hidden_state[0]
+
+    def run(self, model, inputs):
+        hooks = [
+            layer.register_forward_pre_hook(_skip_unseen, with_kwargs=True)
+            for layer in self.theirs.model.language_model.layers
+            if hasattr(layer, "cross_attn")
+        ]
+        found = model(**inputs)
+        for hook in hooks:
+            hook.remove()
+        return found
+
+
+def _skip_unseen(layer, args, kwargs):
+    seen = kwargs["full_text_row_masked_out_mask"]
+
+    def skip(module, args, output):
+        handle.remove()
+        return seen[:, 0] * output[0], output[1]
+
+    handle = layer.cross_attn.register_forward_hook(skip)
+
+
+def mllama_of(vocab, image, first):
+    """A config and a processor of images. image, first: ids of the mark of images, and of BOS."""
+    from transformers import AutoConfig, MllamaImageProcessorPil
+
+    text = {
+        "hidden_size": 32, "num_hidden_layers": 5, "intermediate_size": 48,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": vocab,
+        "cross_attention_layers": [1, 3], "max_position_embeddings": 256, "bos_token_id": first,
+        "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_global_layers": 2, "image_size": 56, "patch_size": 14, "max_num_tiles": 4,
+        "intermediate_layers_indices": [0, 2], "vision_output_dim": 96,
+    }  # fmt: skip
+    config = AutoConfig.for_model(
+        "mllama", text_config=text, vision_config=vision, image_token_index=image
+    )
+    return config, MllamaImageProcessorPil(size={"height": 56, "width": 56})
+
+
+@family
+def mllama(folder):
+    from transformers import MllamaProcessor
+
+    config, images = mllama_of(VOCAB, VOCAB, 150)
+    tokenizer = tokenizer_of({"<|image|>": VOCAB, "<|begin_of_text|>": 150})
+    tokenizer.bos_token = "<|begin_of_text|>"
+    more = {"limit": 3, "settings": {"limit_mm_per_prompt": {"image": 3}}, "few_blocks": 30}
+    found = save(folder, config, MllamaProcessor(images, tokenizer), **more)
+    return MllamaPair(**vars(found))
+
+
+class MarkedPair(Pair):
+    """Images have placeholders in the text."""
+
+    def prompt(self, text, images):
+        return " ".join([*["<image>"] * len(images), text])
+
+    def inputs(self, text, images):
+        given = {"images": [images]} if images else {}
+        return dict(self.processor(text=[self.prompt(text, images)], **given, return_tensors="pt"))
+
+
+@family
+def lfm2_vl(folder):
+    """Layers that convolve the last tokens of a sequence, beside rows of images."""
+    config, processor = families.lfm2_vl({"tile_size": 28, "max_image_tokens": 4, "max_tiles": 4})
+    return MarkedPair(**vars(save(folder, config, processor, limit=3, few_blocks=24)))

@@ -11,9 +11,11 @@ reference_output() is the same arithmetic on plain lists: the expected output fo
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 
 from quire.config.memory.part_facts import PAGE_ROWS
 from quire.core.media.item_rows import rows_between, start_of_divided_run
+from quire.core.media.sources import sources_of
 from quire.core.scheduling.limits.media_encoder import MediaStep, MediaSteps
 from quire.core.step_results import combine_results
 from quire.core.types import (
@@ -53,6 +55,22 @@ def source_cells(request):
     return [(token * 11 + i * 5 + whole) % MOD for i, token in enumerate(request.encoder_prompt)]
 
 
+def image_cells(source):
+    """What cross attention reads of images."""
+    return [media_row(one, i) for one in source.items for i in range(one.source_rows)]
+
+
+def seen_cells(request, position):
+    """What a token at a position sees of its request's sources."""
+    if request.encoder_prompt:
+        return source_cells(request)
+    seen = []
+    for one in sources_of(request):
+        for first, length in one.views():
+            seen = image_cells(one)[:length] if position >= first else seen
+    return seen
+
+
 def media_row(item, row):
     """The row that an encoder makes of an item."""
     return 1000 + sum(item.digest) * 13 + row * 17
@@ -74,13 +92,15 @@ def advanced(state, token, salt):
 
 
 def reference_output(
-    prompt, length, *, windows=(None,), seed=0, salt=b"", source=(), recurrent=False
+    prompt, length, *, windows=(None,), seed=0, salt=b"", source=None, recurrent=False
 ):
-    """Return the first `length` output tokens, computed without a cache. source: its cells."""
-    start, carried = fold(source) if source else 0, 0
+    """Return the first `length` output tokens, computed without a cache. source: the cells that a
+    position sees."""
+    carried = 0
     tokens, cells = list(prompt), [[] for _ in windows]
     for position in range(len(prompt) + length):
-        state = start
+        seen = source(position) if source else ()
+        state = start = fold(seen) if seen else 0
         for g, w in enumerate(windows):
             seen = cells[g] if w is None else cells[g][max(0, position - w + 1) :]
             state = (state * 41 + fold(seen)) % MOD
@@ -145,13 +165,17 @@ class FakeModel:
             assert self.joined[seq.slot] is None, f"slot {seq.slot} is taken"
             self.joined[seq.slot] = seq
             self.tables[seq.slot] = [[] for _ in self.windows]
-            self.sources[seq.slot] = tuple(seq.cross_table)
+            self.sources[seq.slot] = tuple(chain(*seq.cross_tables))
         for seq in plan.changed_tables:
             self.tables[seq.slot] = [[] for _ in self.windows]
         rows = [self._row(row) for row in plan.rows]
         encodes = [seq for seq in plan.joins if seq.encoder_step == plan.step]
-        sources = [(seq.request, tuple(seq.cross_table)) for seq in encodes]
-        self._check_block_reuse(plan, rows, {b for _, blocks in sources for b in blocks})
+        sources = [
+            (seq.request, sources_of(seq.request)[i], tuple(seq.cross_tables[i]))
+            for seq in encodes
+            for i in seq.new_sources
+        ]
+        self._check_block_reuse(plan, rows, {b for *_, blocks in sources for b in blocks})
         rank = rows[0][0].dp_rank if rows else 0  # a stale sequence may go to another one
         moves = next((one for one in plan.parts if isinstance(one, StateMoves)), StateMoves())
         starts = [(seq.slot, seq.state_start) for seq in plan.joins]
@@ -195,7 +219,9 @@ class FakeModel:
             assert divided is None or end == row.start == seq.prompt_len - 1, "a run was divided"
         tables = [list(t) for t in self.tables[seq.slot]]
         wants = row.wants, drafts, self.sources[seq.slot]
-        assert wants[2] == tuple(seq.cross_table), "the source of a running sequence changed"
+        assert wants[2] == tuple(chain(*seq.cross_tables)), (
+            "the source of a running sequence changed"
+        )
         return seq, seq.slot, row.start, [*tokens, *drafts], wants, tables
 
     def wait(self):
@@ -252,9 +278,11 @@ class FakeModel:
 
     def _encode(self, sources):
         """Write the cells of new sources, before rows read them."""
-        for request, blocks in sources:
-            self.encoded.append(request.encoder_prompt)
-            for i, value in enumerate(source_cells(request)):
+        for request, source, blocks in sources:
+            digests = tuple([one.digest for one in source.items])
+            self.encoded.append(request.encoder_prompt or digests)
+            cells = source_cells(request) if request.encoder_prompt else image_cells(source)
+            for i, value in enumerate(cells):
                 self.device[blocks[i // self.size]][i % self.size] = value
 
     def _insert_media(self, plan, rows, rank):
@@ -273,6 +301,16 @@ class FakeModel:
                         page, at = divmod(run.row + i, PAGE_ROWS)
                         rows = self.media_pages.get(step.pages[item.digest][page], ())
                         tokens[run.position + i - start] = rows[at] if at < len(rows) else -7
+
+    def _seen(self, request, blocks, position):
+        """Fold what a position sees of the sources in these blocks."""
+        seen = 0
+        for one in sources_of(request):
+            count = -(-one.length // self.size)
+            own, blocks = blocks[:count], blocks[count:]
+            for first, length in one.views():
+                seen = fold(self._read(own, 0, length)) if position >= first else seen
+        return seen
 
     def lose(self):
         """Fail the oldest plan, without any effect on the device."""
@@ -301,11 +339,8 @@ class FakeModel:
         if UNKNOWN in tokens:
             assert tokens == [UNKNOWN, *drafts], "only the last token may be unknown"
             tokens = [self.last[slot], *drafts]
-        start_state = 0
-        if seq.request.encoder_prompt:
-            start_state = fold(self._read(source, 0, len(seq.request.encoder_prompt)))
         for p, token in enumerate(tokens, start):
-            state = start_state
+            state = self._seen(seq.request, source, p)
             for g, w in enumerate(self.windows):
                 first = 0 if w is None else max(0, p - w + 1)
                 state = (state * 41 + fold(self._read(tables[g], first, p))) % MOD
@@ -322,7 +357,7 @@ class FakeModel:
             return ()
         generated, known = [], start + len(tokens) - len(drafts)
         for end, draft in enumerate((*drafts, None), known):
-            state = start_state
+            state = self._seen(seq.request, source, end - 1)
             for g, w in enumerate(self.windows):
                 first = 0 if w is None else max(0, end - w)
                 state = (state * 43 + fold(self._read(tables[g], first, end))) % MOD

@@ -1,8 +1,11 @@
 """Sources are encoded once, shared by reference count, found again, and forgotten when lost."""
 
+import random
+from itertools import chain
+
 import pytest
 
-from quire.core.types import Request, StopConditions
+from quire.core.types import MediaItem, Request, StopConditions
 from quire.errors import TooLong
 from tests import tiers
 from tests.pure.core.workload import Run, Setup, check_outcome, random_run
@@ -26,7 +29,7 @@ def test_the_sequences_of_a_request_share_the_blocks_of_its_source():
     run = Run(Setup(encoder=(20, 20)), [])
     run.add(ask("a", n=4))
     run.step()
-    tables = [seq.cross_table for seq in run.scheduler.sequences()]
+    tables = [[*chain(*seq.cross_tables)] for seq in run.scheduler.sequences()]
     assert len(tables) == 4
     assert len({tuple(table) for table in tables}) == 1
     held = run.kv.pool.size - run.kv.pool.available
@@ -119,7 +122,7 @@ def test_a_source_of_non_finite_logits_is_forgotten():
     run.step()
     (seq,) = run.scheduler.sequences()
     run.kv.invalidate(seq)
-    assert not any(key in run.kv.pool for key in run.kv._cross.keys(seq))
+    assert not any(key in run.kv.pool for key in chain(*run.kv._cross.keys(seq)))
 
 
 def test_children_of_a_held_request_share_its_source():
@@ -146,3 +149,65 @@ def test_children_of_a_held_request_share_its_source():
 @pytest.mark.parametrize("seed", range(tiers.amount(25, 400)))
 def test_random_requests_with_sources(seed):
     random_run(f"with sources {seed}", sources=True)
+
+
+def with_images(name, *runs, text=3, **more):
+    """Text, and before each part of it neighbouring images: (digest, rows)."""
+    prompt, items = [], []
+    for run in runs:
+        for digest, rows in run:
+            items.append(MediaItem("image", digest, len(prompt), 1, (), (), source_rows=rows))
+            prompt.append(1)
+        prompt += range(text)
+    extra = tuple((one.start, one.digest) for one in items)
+    stop = StopConditions(more.pop("tokens", 9))
+    made = Request(name, tuple(prompt), stop, media=tuple(items), extra_content=extra, **more)
+    return made
+
+
+A, B, C = (b"a", 5), (b"b", 9), (b"c", 2)
+
+
+def test_neighbouring_images_are_one_source_and_equal_ones_of_a_request_are_shared():
+    requests = [
+        with_images("two", (A,), (B,)),
+        with_images("together", (A, B), n=2),
+        with_images("twice", (C,), (C,)),
+        with_images("salted", (A,), salt=b"x"),
+        ask("none", ()),
+    ]
+    run, _ = finish(Setup(encoder=(30, 30)), requests)
+    assert run.model.encoded == [(b"a",), (b"b",), (b"a", b"b"), (b"c",), (b"a",)]
+
+
+def test_images_of_one_prompt_with_too_many_positions_are_refused():
+    run = Run(Setup(encoder=(13, 13)), [])
+    with pytest.raises(TooLong, match="images of the prompt have 14 positions"):
+        run.add(with_images("a", (A,), (B,)))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(tiers.amount(12, 400)))
+def test_random_requests_with_images(seed):
+    rng = random.Random(f"images {seed}")
+    contents = [(bytes([i]), rng.randrange(1, 12)) for i in range(4)]
+
+    def images():
+        return [rng.choices(contents, k=rng.randrange(1, 3)) for _ in range(rng.randrange(3))]
+
+    requests = [
+        with_images(f"r{i}", *images(), (), text=rng.randrange(1, 6), n=rng.choice([1, 2]), seed=i)
+        for i in range(8)
+    ]
+    setup = Setup(
+        encoder=(60, 60),
+        blocks=rng.choice([24, 40, 200]),
+        host=rng.choice([0, 20]),
+        depth=rng.choice([1, 2]),
+        budget=rng.choice([3, 5, 1000]),
+        prefix_caching=rng.random() < 0.8,
+        fails=frozenset(rng.choices(range(9), k=rng.choice([0, 2]))),
+    )
+    if not setup.prefix_caching:
+        setup.host = 0
+    finish(setup, requests, add_per_step=rng.choice([1, 8]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.block_pool import BlockPool
@@ -56,7 +57,7 @@ from tests.pure.core.fake_model import (
     FakeRanks,
     media_tokens,
     reference_output,
-    source_cells,
+    seen_cells,
 )
 
 
@@ -235,7 +236,7 @@ def expected(request, index, windows, recurrent=False):
         windows=windows,
         seed=request.seed + index,
         salt=request.salt,
-        source=source_cells(request),
+        source=partial(seen_cells, request),
         recurrent=recurrent,
     )
     ids = request.stop.eos_ids | request.stop.token_ids

@@ -77,7 +77,7 @@ class TenantKVQuota(StepBudget):
         self._held_blocks = {}
         for seq in self._running:
             held = sum(len(table) - table.count(NO_BLOCK) for table in seq.tables)
-            self._charge(seq, held + len(seq.cross_table))
+            self._charge(seq, held + sum(map(len, seq.cross_tables)))
 
     def _charge(self, seq: Sequence, blocks: int) -> None:
         name = seq.request.tenant
