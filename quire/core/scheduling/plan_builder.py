@@ -132,7 +132,8 @@ class PlanBuilder:
 
     def build(self, step: int, moves: Seq[RankMoves], proposals: int = 0) -> StepPlan:
         """moves: of each rank. proposals: see StepPlan."""
-        sent = [one.plan_part() for one in self._budgets.sending]
+        # workers read no parts of a step without rows: what these would carry stays to be sent
+        sent = [one.plan_part() for one in self._budgets.sending] if self.rows else []
         plan = StepPlan(
             step=step,
             rows=tuple(self.rows),

@@ -334,6 +334,7 @@ class Run:
             for table in row.seq.tables:
                 assert len(table) * self.setup.block_size >= row.start + row.count
         self.out.preemptions += len(plan.preempted)
+        assert plan.rows or not plan.parts, "workers read no parts of a step without rows"
         self.out.loads += len(plan.swap_in)
         self.out.stores += len(plan.swap_out)
         self.out.copies += len(plan.copies)
@@ -589,9 +590,9 @@ def random_run(seed, most_steps=20_000, *, sources=False, pooled=0.0, **fixed):
 def with_states(rng, setup, alone=0.3):
     """Add recurrent layers to the setup, beside attention or alone."""
     setup.states = rng.choice([0, 1, 2, 5, 40]), rng.choice([2, 4, 7, 16])
-    setup.host, setup.drafts, setup.proposer, setup.model_proposes = 0, 0, None, False
+    setup.drafts, setup.proposer, setup.model_proposes = 0, None, False
     if rng.random() < alone:
-        setup.windows, setup.blocks = (), 0
+        setup.windows, setup.blocks, setup.host = (), 0, 0
 
 
 def random_recurrent_run(seed, most_steps=20_000):
