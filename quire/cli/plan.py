@@ -25,7 +25,6 @@ from quire.config.command_line.option_parser import OptionParser, add_options, o
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import SpeculationSection
 from quire.config.facts import (
-    ITEMSIZE,
     DeviceFacts,
     ModelFacts,
     count_weights_in_headers,
@@ -39,7 +38,7 @@ from quire.config.memory.memory_plan import (
     plan_memory,
     require_memory,
 )
-from quire.config.memory.state_layout import state_bytes
+from quire.config.memory.state_layout import state_rows
 from quire.config.memory.weight_facts import WeightFacts
 from quire.config.model_identity import media_family
 from quire.config.options import Options
@@ -128,6 +127,7 @@ class RankPlan(NamedTuple):
     rank: int
     stage: int
     weight_bytes: int
+    state_bytes: int  # of those
     block_bytes: int
     token_bytes: int
 
@@ -154,7 +154,9 @@ def plan_ranks(options: Options, plan: MemoryPlan, model: ModelFacts) -> list[Ra
         size = own.weight_bytes
         if weights is not None:
             size = weights[rank] + beside + own.adapter_bytes + own.encoder_cache_bytes
-        found.append(RankPlan(rank, stage, size, own.block_bytes, own.token_bytes))
+            size += own.state_bytes
+        sizes = own.state_bytes, own.block_bytes, own.token_bytes
+        found.append(RankPlan(rank, stage, size, *sizes))
     return found
 
 
@@ -323,7 +325,8 @@ def _encoder_cache_row(plan: MemoryPlan) -> str:
 
 def _states_row(plan: MemoryPlan) -> str:
     shape = plan.shape
-    each = gib(state_bytes(plan.states, ITEMSIZE[shape.dtype]))
+    rows = state_rows(shape.max_num_seqs, shape.state_checkpoints + shape.draft_states)
+    each = gib(plan.state_bytes // rows)
     return (
         f"{gib(plan.state_bytes)} ({shape.max_num_seqs} sequences, {shape.state_checkpoints} "
         f"checkpoints, {shape.draft_states} after drafts and one for padding, of {each})"

@@ -63,6 +63,7 @@ class CacheSection:
     groups: tuple[KVCacheGroup, ...]
     block_bytes: int
     states: tuple[StateFacts, ...] = ()  # of each recurrent layer
+    kinds: tuple[str, ...] = ()  # of all layers; (): they have attention
     state_checkpoints: int = 0
     draft_states: int = 0  # recurrent states after drafts
     state_checkpoint_tokens: int = 1024  # between two of a sequence

@@ -85,6 +85,7 @@ class ModelFacts:
     heads: int
     layers: tuple[LayerFacts, ...]  # what each keeps in the cache; (): there is none
     states: tuple[StateFacts, ...] = ()  # what each recurrent layer keeps
+    kinds: tuple[str, ...] = ()  # of each layer: quire.config.recurrent_layers; (): all attend
     weights: WeightFacts
     eos_ids: tuple[int, ...] = ()
     generation: Json
@@ -97,9 +98,7 @@ class ModelFacts:
     media: MediaFacts | None = None  # None: it reads text only
     fits_float16: bool = True  # False: its activations overflow there
     pooling: PoolingFacts = field(default_factory=PoolingFacts)
-    adapters: AdapterNumbers = field(
-        default_factory=AdapterNumbers
-    )  # of an engine that serves adapters
+    adapters: AdapterNumbers = field(default_factory=AdapterNumbers)  # of an engine that has them
     media_encoder: MediaEncoderFacts | None = None  # None: it reads text only
     drafter: DrafterFacts | None = None  # what makes drafts with weights; None: nothing does
 
@@ -297,6 +296,7 @@ def _model_facts(
         heads=_heads(hf),
         layers=cached,
         states=states,
+        kinds=recurrent_layers.layer_kinds(hf),
         weights=weights or estimate_weights(hf, layers),
         eos_ids=_ids(hf.get("eos_token_id"), *eos),
         generation=dict(generation or {}),

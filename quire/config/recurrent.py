@@ -1,16 +1,15 @@
-"""Recurrent models: decides how many states and checkpoints there are, and refuses what is not
-supported with them. Part of resolve(): pure."""
+"""Recurrent models: decides how many states and checkpoints there are, and refuses numbers of ranks
+that cannot share their layers. Part of resolve(): pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.config.adapters import is_on
 from quire.config.decisions import DecisionLog
-from quire.config.facts import ITEMSIZE, DeviceFacts, ModelFacts
+from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.memory.draft_rows import draft_rows
 from quire.config.memory.memory_plan import DEFAULT_UTILIZATION, EngineShape, plan_memory
-from quire.config.memory.state_layout import state_bytes
+from quire.config.memory.state_layout import state_rows
 from quire.config.options import Options
 from quire.config.speculation_options import parse_speculative_config
 from quire.errors import ConfigError
@@ -28,27 +27,16 @@ DRAFT_SHARE = 0.0625
 
 
 def check_recurrent(options: Options, model: ModelFacts) -> None:
-    """Raise ConfigError for options that models with recurrent layers do not support."""
-    if not model.states:
-        return
-    cache, parallel = options.cache, options.parallel
-    refused = {
-        f"tensor_parallel_size={parallel.tensor_parallel_size}": (
-            (parallel.tensor_parallel_size or 1) > 1
-        ),
-        f"pipeline_parallel_size={parallel.pipeline_parallel_size}": (
-            parallel.pipeline_parallel_size > 1
-        ),
-        "enable_lora": is_on(options.lora),
-        "kv_offloading_size": bool(cache.kv_offloading_size),
-        "preemption_mode=swap": cache.preemption_mode == "swap",
-    }
-    for name, given in refused.items():
-        if given:
-            raise ConfigError(
-                f"{name} is not supported yet for {model.model_type}, whose layers keep a state of "
-                "each sequence: leave it out, or use data_parallel_size for more requests"
-            )
+    """Raise ConfigError unless ranks can share the recurrent layers of a model."""
+    for state in set(model.states):
+        state.of_rank(options.parallel.tensor_parallel_size)
+
+
+def _space_of_states(model: ModelFacts, shape: EngineShape, allowed: int) -> tuple[int, int]:
+    """Return the bytes beside weights and activations on a rank, and those of one state there."""
+    alone = replace(shape, max_num_seqs=1)
+    plan = plan_memory(model, alone, device_bytes=0, allowed_bytes=allowed)
+    return plan.kv_available_bytes, max(1, plan.state_bytes // state_rows(1, 0))
 
 
 def resolve_states(
@@ -69,12 +57,13 @@ def resolve_states(
             f"config.json: convolutions of {width} tokens are not supported on a GPU yet, only of "
             f"up to {MAX_GPU_WIDTH}: run the model with device='cpu'"
         )
-    one = state_bytes(model.states, ITEMSIZE[shape.dtype])
-    alone = replace(shape, max_num_seqs=1)
     cache, seqs = options.cache, shape.max_num_seqs
     share = cache.gpu_memory_utilization or DEFAULT_UTILIZATION
     allowed = int(min(device.free_bytes, cache.gpu_memory or device.free_bytes) * share)
-    rest = plan_memory(model, alone, device_bytes=0, allowed_bytes=allowed).kv_available_bytes
+    rest, one = min(
+        (_space_of_states(model, replace(shape, stage=i), allowed) for i in range(shape.stages)),
+        key=lambda found: found[0] / found[1],
+    )
     if options.scheduler.max_num_seqs is None:
         fitting = max(1, int(rest * SLOT_SHARE) // one)
         if fitting < seqs:

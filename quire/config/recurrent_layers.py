@@ -5,7 +5,7 @@ The conventions of a family state where config.json says it, and the kind of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.config.conventions import conventions_of
@@ -78,6 +78,18 @@ def attention_numbers(hf: Json, count: int) -> list[int]:
     return [i for i in range(count) if not kinds or kinds[i] in (ATTENTION, BOTH)]
 
 
+def stage_shares(kinds: Sequence[str], stage: range) -> tuple[range, range]:
+    """Return the numbers of a pipeline stage's layers: among the layers with attention, and among
+    the recurrent ones. kinds: of all layers; (): all have attention."""
+    if not kinds:
+        return stage, range(0)
+    attention, recurrent = (
+        [sum(kind in (own, BOTH) for kind in kinds[:end]) for end in (stage.start, stage.stop)]
+        for own in (ATTENTION, RECURRENT)
+    )
+    return range(*attention), range(*recurrent)
+
+
 def has_attention(hf: Json) -> bool:
     """Whether any layer has attention."""
     kinds = layer_kinds(hf)
@@ -129,7 +141,7 @@ def _mamba(hf: Json) -> StateFacts:
     rank = hf.get("time_step_rank", hf.get("mamba_dt_rank"))
     rank = rank if isinstance(rank, int) else -(-hidden // 16)
     weights = 3 * hidden * width + width * (2 * rank + 3 * state + kernel)
-    return StateFacts((width, kernel - 1), (width, state), weights)
+    return StateFacts((width, kernel - 1), (width, state), weights, heads=width)
 
 
 def _mamba2(hf: Json) -> StateFacts:
@@ -144,7 +156,15 @@ def _mamba2(hf: Json) -> StateFacts:
     inner, hidden = heads * size, _first(hf, "hidden_size")
     channels = inner + 2 * groups * state
     weights = hidden * (inner + channels + heads + inner) + channels * _kernel(hf)
-    return StateFacts((channels, _kernel(hf) - 1), (heads, size, state), weights)
+    return StateFacts(
+        (channels, _kernel(hf) - 1),
+        (heads, size, state),
+        weights,
+        heads=heads,
+        heads_are="heads",
+        groups=groups,
+        group_channels=2 * state,
+    )
 
 
 def _gated_delta_net(hf: Json) -> StateFacts:
@@ -154,12 +174,13 @@ def _gated_delta_net(hf: Json) -> StateFacts:
     shape = (heads, _first(hf, "linear_key_head_dim"), _first(hf, "linear_value_head_dim"))
     weights = _first(hf, "hidden_size") * (2 * keys + 3 * values + 2 * heads)
     weights += (2 * keys + values) * _kernel(hf)
-    return StateFacts((2 * keys + values, _kernel(hf) - 1), shape, weights)
+    conv, key_heads = (2 * keys + values, _kernel(hf) - 1), _first(hf, "linear_num_key_heads")
+    return StateFacts(conv, shape, weights, heads=key_heads, heads_are="key heads")
 
 
 def _short_conv(hf: Json) -> StateFacts:
     hidden, kernel = _first(hf, "hidden_size"), _first(hf, "conv_L_cache")
-    return StateFacts((hidden, kernel - 1), (), hidden * (4 * hidden + kernel))
+    return StateFacts((hidden, kernel - 1), (), hidden * (4 * hidden + kernel), heads=hidden)
 
 
 def mlp_width(hf: Json, stated: int) -> int:

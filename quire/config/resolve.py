@@ -207,9 +207,9 @@ def resolve_memory_plan(
         shape,
         max_num_batched_tokens=resolve_max_num_batched_tokens(options, device, shape, server, why),
     )
+    shape = replace(shape, stage_layers=resolve_stage_layers(options, model, shape))
     shape = resolve_states(options, model, shape, device, why)
     shape = resolve_encoder_rows(options, model, shape, why)
-    shape = replace(shape, stage_layers=resolve_stage_layers(options, model, shape))
     plan, stage_block_bytes = plan_tightest_stage(options, model, device, shape, why)
     if asked_len is None or may_reduce_max_model_len(options, device, plan):
         plan = fit_max_model_len(plan, model, why)
@@ -394,6 +394,7 @@ def resolve_cache(
         groups=plan.groups,
         block_bytes=plan.block_bytes,
         states=plan.states,
+        kinds=plan.kinds,
         state_checkpoints=plan.shape.state_checkpoints,
         draft_states=plan.shape.draft_states,
         state_checkpoint_tokens=options.cache.state_checkpoint_tokens,

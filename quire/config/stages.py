@@ -19,6 +19,7 @@ from quire.config.memory.kv_memory import resolve_kv_memory
 from quire.config.memory.memory_plan import EngineShape, MemoryPlan
 from quire.config.options import Options
 from quire.config.quant.read import reconcile_quantization
+from quire.config.recurrent_layers import stage_shares
 from quire.errors import ConfigError
 
 
@@ -30,12 +31,12 @@ def resolve_stage_layers(
     if stages == 1:
         return ()
     what = f"pipeline_parallel_size={stages}"
-    if not model.layers or model.encoder is not None:
+    depth = len(model.kinds) or len(model.layers)
+    if not depth or model.encoder is not None:
         raise ConfigError(
             f"{what}: models with an encoder are not cut into stages; use data_parallel_size for "
             "more requests, or tensor_parallel_size"
         )
-    depth = len(model.layers)
     if stages > depth:
         raise ConfigError(
             f"{what}, and the model has {depth} layers (num_hidden_layers): each stage needs one, "
@@ -62,19 +63,25 @@ def plan_tightest_stage(
     options: Options, model: ModelFacts, device: DeviceFacts, shape: EngineShape, why: DecisionLog
 ) -> tuple[MemoryPlan, int]:
     """Plan a rank of each pipeline stage. Returns the plan of the one with space for the fewest
-    blocks, and the bytes of a block in all stages together."""
+    blocks, and the bytes of a block in all stages together. A stage without attention needs no
+    blocks: its plan is returned where nothing fits in its memory, or no stage has any."""
     found = []
     for stage in range(shape.stages):
         own = DecisionLog([])
         plan = resolve_kv_memory(options, model, device, replace(shape, stage=stage), own)
         found.append((plan, own))
-    plan, own = min(found, key=lambda one: (one[0].num_blocks, -one[0].weight_bytes))
+    tight = [one for one in found if one[0].block_bytes or (shape.stages > 1 and _is_full(one[0]))]
+    plan, own = min(tight or found, key=lambda one: (one[0].num_blocks, -one[0].weight_bytes))
     why.decisions.extend(own.decisions)
     if shape.stage_layers:
         given = options.parallel.pipeline_layers is not None
         reason = "requested" if given else "stages of similar weight"
         why.record("parallel.stage_layers", shape.stage_layers, reason)
     return plan, sum(one.block_bytes for one, _ in found)
+
+
+def _is_full(plan: MemoryPlan) -> bool:
+    return plan.weight_bytes + plan.activation_bytes + plan.overhead_bytes > plan.allowed_bytes
 
 
 def _parse_layers(text: str, stages: int, depth: int) -> tuple[int, ...]:
@@ -130,6 +137,8 @@ def stage_cache(cache: CacheSection, section: ParallelSection, stage: int) -> Ca
     own = stage_layers(section, stage)
     if own is None:
         return cache
+    own, recurrent = stage_shares(cache.kinds, own)
     layers, groups = cache.layers[own.start : own.stop], groups_of_stage(cache.groups, own)
     size = block_bytes(layers, groups, cache.block_size, KV_FORMATS[cache.dtype])
-    return replace(cache, layers=layers, groups=groups, block_bytes=size)
+    states = cache.states[recurrent.start : recurrent.stop]
+    return replace(cache, layers=layers, groups=groups, block_bytes=size, states=states)

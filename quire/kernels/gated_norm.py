@@ -58,13 +58,25 @@ def gated_rms_norm(
     weight: of all channels, or of one group. gate_first: the norm is that of gated values.
     """
     y, opened = x.float(), F.silu(gate.float())
+    groups = (y * opened if gate_first else y).unflatten(-1, (-1, size))
+    factor = torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)
+    return scaled_gated_values(x, gate, factor, weight, gate_first)
+
+
+def sum_gated_squares(x: Tensor, gate: Tensor, gate_first: bool) -> Tensor:
+    """Return the sum of the squares that the norm is of: [T]. All channels are of one group."""
+    y = x.float()
+    return (y * F.silu(gate.float()) if gate_first else y).square().sum(-1)
+
+
+def scaled_gated_values(
+    x: Tensor, gate: Tensor, factor: Tensor, weight: Tensor, gate_first: bool
+) -> Tensor:
+    """Return what gated_rms_norm() does, [T, C]. factor [T, groups, 1]: of the groups' values."""
+    y, opened = x.float(), F.silu(gate.float())
     if gate_first:
         y = y * opened
-    groups = y.unflatten(-1, (-1, size))
-    groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)
-    if weight.shape[0] == size:
-        groups = groups.to(weight.dtype).float() * weight.float()
-        y = groups.flatten(-2)
-    else:
-        y = groups.flatten(-2).to(weight.dtype).float() * weight.float()
+    groups = y.unflatten(-1, (factor.shape[1], -1)) * factor
+    groups = groups.to(weight.dtype).float() * weight.float().unflatten(-1, (-1, groups.shape[-1]))
+    y = groups.flatten(-2)
     return (y if gate_first else y.to(weight.dtype).float() * opened).to(weight.dtype)

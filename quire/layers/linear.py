@@ -61,6 +61,11 @@ class OutputGroup:
             return width_range(self.units, mesh)
         return shard_range(self.units, mesh, what=self.label, repeat=self.repeat)
 
+    def rows_of_rank(self, mesh: Mesh) -> range:
+        """The rows of one rank."""
+        units = self.units_of_rank(mesh)
+        return range(units.start * self.width, units.stop * self.width)
+
 
 class Linear(WeightModule):
     """Whole on every rank. Base of the others, which only cut differently."""
@@ -122,7 +127,7 @@ class ColumnLinear(Linear):
         super().__init__(inputs, tuple(OutputGroup(size) for size in sizes), bias)
 
     def rank_rows(self) -> list[range]:
-        return [_unit_rows(out, out.units_of_rank(self.mesh)) for out in self.outputs]
+        return [out.rows_of_rank(self.mesh) for out in self.outputs]
 
 
 class RowLinear(Linear):
@@ -151,7 +156,8 @@ class QKVLinear(ColumnLinear):
     head_order: for checkpoints with one tensor for all three, the place in it of each of our heads:
     of queries, keys and values in turn. None: they are in our order.
     limit: all are clipped to it. keys, values: False if the layer has no matrix for them; without
-    values the keys stand in, without keys there are no heads of either.
+    values the keys stand in, without keys there are no heads of either. gates: behind each query
+    is a gate of its head's output, as long; q has twice as many heads then.
     """
 
     def __init__(
@@ -166,18 +172,20 @@ class QKVLinear(ColumnLinear):
         limit: float | None = None,
         keys: bool = True,
         values: bool = True,
+        gates: bool = False,
     ) -> None:
         self.head_order, self.limit = head_order, limit
         kv = OutputGroup(kv_heads, head_dim, "key-value heads", repeat=True)
         others = (kv,) * (keys + (keys and values))
-        outputs = (OutputGroup(heads, head_dim, "attention heads", kv_heads=kv_heads), *others)
+        width = head_dim * (1 + gates)
+        outputs = (OutputGroup(heads, width, "attention heads", kv_heads=kv_heads), *others)
         Linear.__init__(self, inputs, outputs, bias)
         self.head_dim = head_dim
-        self.head_counts = [out.units for out in outputs]
+        self.head_counts = [out.rows // head_dim for out in outputs]
 
     def shard(self, mesh: Mesh, comm: Collectives) -> None:
         super().shard(mesh, comm)
-        self.head_counts = [len(out.units_of_rank(mesh)) for out in self.outputs]
+        self.head_counts = [len(out.rows_of_rank(mesh)) // self.head_dim for out in self.outputs]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """x [T, E] -> q [T, H, D], k [T, K, D], v [T, K, D], strided views of one buffer."""
@@ -326,7 +334,3 @@ class LogitsBias(ParamModule):
 
     def init_spec(self, param: str) -> InitSpec:
         return InitSpec(0.0, 0.02)
-
-
-def _unit_rows(out: OutputGroup, units: range) -> range:
-    return range(units.start * out.width, units.stop * out.width)

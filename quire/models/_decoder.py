@@ -142,8 +142,9 @@ class Decoder(nn.Module):
         """Run the layers of this pipeline stage."""
         x, res = self.embed(step) if step.carried is None else step.carried, None
         if isinstance(step.positions, Tensor) and step.positions.dim() == 2:
-            rope = next(module for module in self.modules() if isinstance(module, Rope))
-            step = replace(step, positions=rope.gather(step.positions))
+            ropes = (module for module in self.modules() if isinstance(module, Rope))
+            if (rope := next(ropes, None)) is not None:  # None: of a stage without attention
+                step = replace(step, positions=rope.gather(step.positions))
         taps = step.taps
         further = () if step.deepstack is None else step.deepstack.split(x.shape[1], dim=1)
         for i, layer in enumerate(self.layers):

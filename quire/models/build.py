@@ -27,6 +27,7 @@ from quire.config.memory.kv_layout import KVCacheGroup, group_layers
 from quire.config.model_identity import media_family
 from quire.config.quant.fp4 import GPT_OSS
 from quire.config.quant.read import read_quantization, reconcile_quantization
+from quire.config.recurrent_layers import stage_shares
 from quire.distributed.collectives import (
     Collectives,
     ProcessGroupCollectives,
@@ -199,7 +200,9 @@ def build_model(
         set_quant_methods(model, quantized, headers)
         _set_stored_methods(model, headers)
     layers = config.attention_layers()
-    layers = layers if stage is None else layers[stage.start : stage.stop]
+    if stage is not None:
+        own, _ = stage_shares(config.kinds, stage)
+        layers = layers[own.start : own.stop]
     assign_kv_tensors(model, groups or group_layers(layers))
     recurrent = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
     for place, layer in enumerate(recurrent):

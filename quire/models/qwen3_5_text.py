@@ -56,10 +56,7 @@ class Layer(qwen3_next.Layer):
         return GatedMLP(c.hidden, c.mlp, c.act)
 
 
-SEPARATE = {
-    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
-    "in_proj_ba": ("in_proj_b", "in_proj_a"),
-}
+SEPARATE = {"in_proj_ba": ("in_proj_b", "in_proj_a")}
 """Projections of the delta nets in checkpoints."""
 
 

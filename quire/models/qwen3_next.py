@@ -76,7 +76,7 @@ class GatedAttention(nn.Module):
 
     def __init__(self, c: Config) -> None:
         super().__init__()
-        self.qkv_proj = QKVLinear(c.hidden, 2 * c.heads, c.kv_heads, c.head_dim, c.qkv_bias)
+        self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.qkv_bias, gates=True)
         self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.o_bias)
         self.q_norm = RMSNorm(c.head_dim, c.norm_eps, offset=c.norm_offset)
         self.k_norm = RMSNorm(c.head_dim, c.norm_eps, offset=c.norm_offset)

@@ -54,7 +54,8 @@ class StateTensors:
         self._draft_rows: Tensor | None = None  # [2, rows] int64; -1: as without drafts
         self._has_drafts = False
         self._table: Any = None
-        if device.type != "cpu" and all(one[0].nbytes % 16 == 0 for one in self._tensors):
+        sizes = [one[0].nbytes for one in self._tensors]  # of a stage without such layers: none
+        if device.type != "cpu" and sizes and not any(size % 16 for size in sizes):
             from quire.kernels.gpu.attention.block_copy import BlockCopyTable
 
             self._table = BlockCopyTable.build(self._tensors, device)

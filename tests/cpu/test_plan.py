@@ -14,10 +14,12 @@ from huggingface_hub.errors import NotASafetensorsRepoError
 from quire.cli import main
 from quire.cli.plan import weight_facts
 from quire.config.conventions import conventions_of
-from quire.config.facts import model_facts
+from quire.config.facts import DeviceFacts, model_facts
 from quire.config.memory.weight_facts import WeightFacts
 from quire.config.options import Options
 from quire.config.quant.held import MatrixFacts
+from quire.config.resolve import resolve
+from quire.config.stages import stage_cache
 from quire.distributed.mesh import Mesh
 from quire.kernels.native import library
 from quire.layers import Rope
@@ -25,6 +27,7 @@ from quire.models._weight_report import model_bytes
 from quire.models.build import MODELS, build_model, read_model_config
 from quire.platform import cpu
 from quire.platform.base import DeviceMemory
+from quire.runner.state_tensors import StateTensors
 from tests.cpu.models.harness import Together
 from tests.cpu.pooling.folders import st_folder
 from tests.cpu.tiny_models import write_model
@@ -147,6 +150,16 @@ def test_a_plan_that_does_not_fit_states_what_would(qwen, capsys):
 
 
 RANKS = [("llama", 4, 1), ("qwen3_moe", 2, 2), ("deepseek_v2", 2, 1), ("gpt2", 1, 2)]
+RANKS += [("qwen3_next", 2, 2), ("mamba2", 4, 1)]
+
+
+def resolve_ranks(facts, tensor, stages, found):
+    options = {"model": "x", "tensor_parallel_size": tensor, "pipeline_parallel_size": stages}
+    options |= {"dtype": "float32", "max_model_len": 64, "max_num_seqs": found["max_num_seqs"]}
+    device = DeviceFacts(
+        kind="cuda", total_bytes=2 << 30, free_bytes=2 << 30, count=tensor * stages
+    )
+    return resolve(Options.from_flat(options), facts, device).config
 
 
 @pytest.mark.parametrize(("kind", "tensor", "stages"), RANKS)
@@ -169,7 +182,13 @@ def test_each_rank_is_planned_with_the_weights_that_it_holds(
             *read_model_config(hf), load_format="dummy", dtype=torch.float32, mesh=mesh,
             comm=Together(tensor).of(0), stage=stage if stages > 1 else None, progress=False,
         )  # fmt: skip
-        held.append(model_bytes(model) + facts.rotary * 64 * 4)
+        section = resolve_ranks(facts, tensor, stages, found)
+        own = stage_cache(section.cache, section.parallel, mesh.pp_rank).states
+        rows = found["max_num_seqs"], found["state_checkpoints"] + found["draft_states"]
+        states = StateTensors(own, *rows, torch.float32, torch.device("cpu")).nbytes
+        assert found["ranks"][rank]["state_bytes"] == states
+        assert bool(states) == bool(own)
+        held.append(model_bytes(model) + facts.rotary * 64 * 4 + states)
     assert [one["weight_bytes"] for one in found["ranks"]] == held
     assert [one["stage"] for one in found["ranks"]] == [i // tensor for i in range(len(held))]
 

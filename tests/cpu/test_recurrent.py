@@ -13,7 +13,6 @@ import torch
 from quire.config.facts import DeviceFacts, model_facts
 from quire.config.options import (
     CacheOptions,
-    LoRAOptions,
     ModelOptions,
     Options,
     ParallelOptions,
@@ -103,6 +102,7 @@ SETTINGS = {
     "overlap, small chunks": dict(depth=2, budget=9, seqs=3),
     "little memory": dict(num_blocks=40, expect_preemption=True),
     "overlap, little memory": dict(depth=2, num_blocks=40, expect_preemption=True),
+    "host memory": dict(num_blocks=40, host_blocks=60, expect_preemption=True),
 }
 
 
@@ -117,6 +117,7 @@ def test_tokens_do_not_depend_on(case, name):
     assert got == want
     if expected and engine._scheduler._kvs[0].specs:
         assert engine.stats().preemptions > 0
+        assert bool(engine.stats().host_loaded_blocks) == ("host_blocks" in settings)
 
 
 def proposing(want):
@@ -275,20 +276,19 @@ def test_beams_start_from_checkpoints(case):
     assert tokens[100:] == want["w", 0]
 
 
-REFUSED = {
-    "tensor_parallel_size=2": dict(parallel=ParallelOptions(tensor_parallel_size=2)),
-    "pipeline_parallel_size=2": dict(parallel=ParallelOptions(pipeline_parallel_size=2)),
-    "kv_offloading_size": dict(cache=CacheOptions(kv_offloading_size=1.0)),
-    "preemption_mode=swap": dict(cache=CacheOptions(preemption_mode="swap")),
-    "enable_lora": dict(lora=LoRAOptions(enable_lora=True)),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_supported_is_refused_by_name(name):
-    options = Options(model=ModelOptions(model="x"), **REFUSED[name])
-    with pytest.raises(ConfigError, match=f"{name} is not supported yet for mamba2"):
-        check_recurrent(options, model_facts(MAMBA2))
+@pytest.mark.parametrize(
+    ("hf", "ranks", "message"),
+    [
+        (MAMBA2, 3, "they have 4 heads in 2 groups; sizes that work: 1, 2, 4"),
+        (MAMBA2 | {"num_heads": 6, "n_groups": 3}, 2, "6 heads in 3 groups; .* work: 1, 3, 6"),
+        (QWEN3_NEXT, 4, "they have 2 key heads; sizes that work: 1, 2"),
+    ],
+)
+def test_ranks_that_cannot_share_the_layers_are_refused_with_sizes_that_work(hf, ranks, message):
+    parallel = ParallelOptions(tensor_parallel_size=ranks)
+    options = Options(model=ModelOptions(model="x"), parallel=parallel)
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size={ranks} cannot cut .*{message}"):
+        check_recurrent(options, model_facts(hf))
 
 
 @pytest.mark.parametrize("name", MODELS)

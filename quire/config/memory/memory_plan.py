@@ -29,6 +29,7 @@ from quire.config.memory.part_facts import AdapterNumbers, DrafterMemory, MediaE
 from quire.config.memory.state_layout import StateFacts, state_bytes, state_rows
 from quire.config.quant.held import BEFORE_FP8
 from quire.config.quant.read import reconcile_quantization
+from quire.config.recurrent_layers import stage_shares
 from quire.errors import ConfigError, NoRoom
 
 DEFAULT_UTILIZATION = 0.92
@@ -140,7 +141,8 @@ class MemoryPlan:
     host_sized_by: str = ""  # the option that set its size
     host_free_bytes: int | None = None  # for the tiers of all ranks; None: unknown, or free_bytes
     state_bytes: int = 0  # of weight_bytes: recurrent states of sequences and checkpoints
-    states: tuple[StateFacts, ...] = ()  # of each recurrent layer
+    states: tuple[StateFacts, ...] = ()  # of each recurrent layer, with one rank's heads
+    kinds: tuple[str, ...] = ()  # of all layers; (): they have attention
 
     @property
     def host_bytes(self) -> int:
@@ -321,10 +323,13 @@ def plan_memory(
     layers = rank_layers((*model.layers, *further), shape.tensor)
     groups = group_layers(layers, hybrid=shape.hybrid, dealt=shape.stages > 1)
     own_layers, own_groups, weight_facts = layers, groups, model.weights
+    states = own_states = tuple(one.of_rank(shape.tensor) for one in model.states)
     if shape.stage_layers:
         stage = stage_ranges(shape.stage_layers)[shape.stage]
-        own_layers, own_groups = layers[stage.start : stage.stop], groups_of_stage(groups, stage)
-        weight_facts = weight_facts.of_layers(stage, len(layers))
+        own, recurrent = stage_shares(model.kinds, stage)
+        own_layers, own_groups = layers[own.start : own.stop], groups_of_stage(groups, own)
+        own_states = states[recurrent.start : recurrent.stop]
+        weight_facts = weight_facts.of_layers(stage, sum(shape.stage_layers))
     form = KV_FORMATS[shape.cache_dtype]
     block = block_bytes(own_layers, own_groups, shape.block_size, form)
     quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
@@ -341,8 +346,8 @@ def plan_memory(
     adapters = adapter_bytes(model.adapters, shape)
     encoder_cache, encoder_step = encoder_bytes(model.media_encoder, shape)
     rows = state_rows(shape.max_num_seqs, shape.state_checkpoints + shape.draft_states)
-    states = rows * state_bytes(model.states, itemsize)
-    weights += adapters + encoder_cache + states
+    held_states = rows * state_bytes(own_states, itemsize)
+    weights += adapters + encoder_cache + held_states
     activations = max(activation_bytes(model, shape) + drafter_step, encoder_step)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
     available = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
@@ -372,8 +377,9 @@ def plan_memory(
         max_fitting_len=find_max_fitting_len(groups, shape, blocks),
         layers=layers,
         groups=groups,
-        state_bytes=states,
-        states=model.states,
+        state_bytes=held_states,
+        states=states,
+        kinds=model.kinds,
     )
 
 

@@ -98,7 +98,7 @@ def load_model(
         progress=config.load.progress and not mesh.rank,
         seed=config.model.seed,
     )
-    attach_model_states(model, config, device)
+    attach_model_states(model, config, device, mesh.pp_rank)
     if config.media_encoder is not None:
         attach_media_rows(
             model, config.media_encoder.cache_rows, DTYPES[config.model.dtype], device
@@ -138,13 +138,15 @@ def load_model(
     return model
 
 
-def attach_model_states(model: LanguageModel, config: EngineConfig, device: torch.device) -> None:
-    """Allocate the states of recurrent layers, if the model has any."""
+def attach_model_states(
+    model: LanguageModel, config: EngineConfig, device: torch.device, stage: int = 0
+) -> None:
+    """Allocate the states of a pipeline stage's recurrent layers, if the model has any."""
     cache, slots = config.cache, config.scheduler.max_num_seqs
     if cache.states:
-        dtype = DTYPES[config.model.dtype]
+        dtype, own = DTYPES[config.model.dtype], stage_cache(cache, config.parallel, stage)
         checkpoints = cache.state_checkpoints + cache.draft_states
-        made = StateTensors(cache.states, slots, checkpoints, dtype, device)
+        made = StateTensors(own.states, slots, checkpoints, dtype, device)
         attach_states(model, made)
 
 

@@ -113,6 +113,7 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
         facts,
         layers=layers,
         states=model_config.states,
+        kinds=model_config.kinds,
         encoder=encoder,
         media=None
         if (media := model_config.media) is None

@@ -161,6 +161,8 @@ class CpuWorker:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(torch.from_numpy(inputs.token_slots)):
             hidden = self._model(variant.inputs(step))
+        for part in parts:
+            part.after_forward(self._model)
         if sampling is None:
             return self._hand_on(hidden)
         forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)

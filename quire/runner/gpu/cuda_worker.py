@@ -281,7 +281,7 @@ class CudaWorker:
             if batch.decode_only and fits and variant.decodes and keep_graphs(others):
                 step = self._decode(batch, variant)
                 for part in others:
-                    part.apply(ForwardOutput(self._model, self._last_token, self._logprobs_mode))
+                    part.after_forward(self._model)
                 return step
             return self._mixed(batch, others, variant)
         except BaseException:
@@ -423,18 +423,18 @@ class CudaWorker:
             with span("forward"):
                 bounds = StepBounds.of(inputs)
                 hidden = self._gather_and_forward(views, bounds, parts, variant)
+        assert hidden is not None
+        for part in parts:
+            part.after_forward(self._model)
         if not self._stage.is_last:
-            assert hidden is not None
             if shape is not None:
                 hidden = without_padding(hidden, inputs, shape)
             return self._stage.hand_on(hidden)
         if parts:
-            assert hidden is not None
             forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
             pending_parts = [part.apply(forward) for part in parts]
         if not inputs.sampled_rows:
             return self._propose(self._build_pending_step(inputs, pending_parts), hidden)
-        assert hidden is not None
         chosen = hidden[:sampled] if shape else hidden.index_select(0, views.sampled)
         row_slots, outputs = views.row_slots[:sampled], views.outputs[:sampled]
         step = self._sample(chosen, row_slots, outputs, inputs, how, pending_parts, variant)

@@ -275,6 +275,9 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
         """
         return step
 
+    def after_forward(self, model: LanguageModel) -> None:
+        """Keep what the forward pass has written; on each pipeline stage, unlike apply()."""
+
     @classmethod
     def call(cls, model: LanguageModel, request: bytes) -> bytes:
         """Answer a request that concerns no step, on each rank, between steps."""

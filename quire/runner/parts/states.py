@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from quire.core.types import StateMoves, StepPlan
 from quire.models.base import LanguageModel
-from quire.runner.parts.base import ForwardOutput, NoPendingPart, StepPart
+from quire.runner.parts.base import StepPart
 from quire.runner.state_tensors import find_states
 from quire.runner.step_batch import StepBatch
 
@@ -45,12 +45,11 @@ class StatesPart(StepPart, frozen=True, array_like=True):
         states.begin(self.starts, self.start_rows)
         states.set_drafts(batch, self.draft_slots, self.draft_rows)
 
-    def apply(self, forward: ForwardOutput) -> NoPendingPart:
-        """Save what the forward pass has written."""
-        states = find_states(forward.model)
+    def after_forward(self, model: LanguageModel) -> None:
+        """Save the states that the forward pass has written."""
+        states = find_states(model)
         assert states is not None, "the model keeps no states"
         states.save(self.saves, self.save_rows)
-        return NoPendingPart()
 
 
 PART = StatesPart

@@ -14,6 +14,7 @@ from quire.attention.base import AttentionMetadata
 from quire.config.memory.kv_layout import group_layers
 from quire.kernels.framework import lazy_fusion
 from quire.layers import Attention
+from quire.layers.recurrent import RecurrentLayer
 from quire.models.base import StepInputs
 from quire.runner.state_tensors import StateTensors
 
@@ -37,7 +38,7 @@ class Stepper:
         sequences=1,
     ):
         self.model, self.lengths, self.device = model, [0] * sequences, device
-        layers = layers or config.attention_layers()
+        layers = config.attention_layers() if layers is None else layers
         self.groups = group_layers(layers)
         width = -(-max_tokens // BLOCK)
         pool = width * len(self.groups) * sequences
@@ -51,7 +52,9 @@ class Stepper:
         self.tables = order.view(len(self.groups), sequences, width).int()
         self.backend = (mla if layers and layers[0].latent else paged).Backend(self.cache)
         self.states = None
-        if states := getattr(config, "states", ()):
+        recurrent = [one for one in model.modules() if isinstance(one, RecurrentLayer)]
+        if recurrent:
+            states = [one.of_rank(recurrent[0].mesh.tp) for one in config.states]
             self.states = StateTensors(states, sequences, 0, dtype, torch.device(device))
 
     def hidden(self, ids):

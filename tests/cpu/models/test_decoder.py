@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from quire.config.recurrent_layers import stage_shares
 from quire.layers import ParamModule
 from quire.models.base import HiddenTaps
 from quire.models.build import build_model, read_model_config
@@ -64,8 +65,9 @@ def test_stages_one_after_another_compute_what_one_model_does(variant):
     assert any("layers." in name for name in names[0])
     shared = {"embed_tokens"} if config.tied else set()
     assert names[0] & names[1] == shared, "each stage has its own weights"
-    carried = Stepper(first, config, layers=facts[:cut]).hidden(ids)
-    stepper = Stepper(Extended(last, carried=carried), config, layers=facts[cut:], seed=1)
+    split = stage_shares(config.kinds, range(cut))[0].stop
+    carried = Stepper(first, config, layers=facts[:split]).hidden(ids)
+    stepper = Stepper(Extended(last, carried=carried), config, layers=facts[split:], seed=1)
     assert torch.equal(stepper.logits(ids), want)
 
 

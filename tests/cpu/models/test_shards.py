@@ -12,6 +12,8 @@ from quire.distributed.collectives import SingleProcessCollectives, connect
 from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
 from quire.errors import ConfigError, WeightError
 from quire.layers import Attention, ColumnLinear, Embedding, Linear, LMHead, QKVLinear, RowLinear
+from quire.layers.linear import OutputGroup
+from quire.layers.recurrent import SplitLinear, order_by_head
 from quire.models.build import build_model, read_model_config
 from quire.quant import fp8
 from quire.weights.mapping import ParamTarget
@@ -22,15 +24,17 @@ from tests.cpu.models.peers import VARIANTS, peer, prompt_of, tiny
 from tests.cpu.tiny_models import write_model
 
 EVERYDAY = [("llama", 4), ("deepseek_v3", 2), ("olmo2", 4)]
+EVERYDAY += [("jamba", 2), ("bamba", 4), ("granitemoehybrid", 2), ("qwen3_5_text", 2), ("lfm2", 2)]
 SIZES = (2, 3, 4, 6)
 
 
 def sizes_of(variant):
-    """Numbers of ranks that can share the heads of a variant."""
+    """Numbers of ranks that can share the layers of a variant."""
     _, config = read_model_config(tiny(variant)[0])
     heads = config.heads
     kv_heads = {heads if one.latent else one.kv_heads for one in config.attention_layers()}
-    return [n for n in SIZES if all(can_cut(heads, one, n) for one in kv_heads)]
+    sizes = [n for n in SIZES if all(can_cut(heads, one, n) for one in kv_heads)]
+    return [n for n in sizes if all(one.can_cut(n) for one in config.states)]
 
 
 CASES = [(variant, size) for variant in VARIANTS for size in sizes_of(variant)]
@@ -112,6 +116,27 @@ def test_heads_in_another_order_in_the_checkpoint_come_to_their_ranks():
         got = filled(lambda: QKVLinear(**sizes, head_order=grouped), moved, rank, 2)(x)
         for one, other in zip(got, want, strict=True):
             assert torch.equal(one, other)
+
+
+def test_projections_in_the_order_of_heads_come_to_their_ranks():
+    """Rows of four projections for each head, and scales of blocks of these rows."""
+    order, groups = order_by_head(4, (2, 2, 4)), tuple(OutputGroup(4, n) for n in (2, 2, 4))
+    ours = {"weight": torch.randn(32, 8)}
+    theirs = {"weight": torch.empty(32, 8)}
+    theirs["weight"][torch.tensor(order)] = ours["weight"]
+    x = torch.randn(3, 8)
+    for rank in range(2):
+        want = filled(lambda: SplitLinear(8, groups), ours, rank, 2)(x)
+        layer = filled(lambda: SplitLinear(8, groups, order=order), theirs, rank, 2)
+        for one, other in zip(layer(x), want, strict=True):
+            assert torch.equal(one, other)
+    scales = torch.arange(16)[:, None]  # of two rows each
+    layer = SplitLinear(8, groups, order=order)
+    layer.set_quant_method(fp8.Method(Fp8Format(block=2)))
+    found = layer.split_fused("weight_scale", scales)
+    assert torch.cat(list(found)).flatten().tolist() == [one // 2 for one in order[::2]]
+    with pytest.raises(WeightError, match="8 rows of weight_scale for 32 outputs"):
+        layer.split_fused("weight_scale", scales[:8])
 
 
 def test_scales_of_blocks_that_span_heads_in_another_order_are_refused():
