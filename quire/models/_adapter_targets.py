@@ -10,7 +10,6 @@ from torch import nn
 from quire.config.adapters import ALL_LINEAR, EXPERTS
 from quire.config.engine_config import AdapterSection
 from quire.errors import WeightError
-from quire.layers.recurrent import RecurrentLayer
 from quire.models._decoder import EMBEDDING_MODULES, Decoder
 from quire.weights.adapters.adapter import Adapter, TokenRows, WholeWeight
 from quire.weights.adapters.modules import AdapterModules, ModuleShape
@@ -27,8 +26,6 @@ OUTPUT_HEAD = "lm_head"
 
 def refuse_adapters(model: nn.Module) -> str | None:
     """Return what the model is if no adapter can be added to it; None: some can."""
-    if any(isinstance(module, RecurrentLayer) for module in model.modules()):
-        return "models with recurrent layers"
     return None if isinstance(model, Decoder) else "models that run through transformers"
 
 
