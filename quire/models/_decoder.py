@@ -142,7 +142,7 @@ class Decoder(nn.Module):
         """Run the layers of this pipeline stage."""
         x, res = self.embed(step) if step.carried is None else step.carried, None
         if isinstance(step.positions, Tensor) and step.positions.dim() == 2:
-            ropes = (module for module in self.modules() if isinstance(module, Rope))
+            ropes = (module for module in self.layers.modules() if isinstance(module, Rope))
             if (rope := next(ropes, None)) is not None:  # None: of a stage without attention
                 step = replace(step, positions=rope.gather(step.positions))
         taps = step.taps

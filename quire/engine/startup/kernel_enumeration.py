@@ -309,6 +309,9 @@ class _HiddenStates:
     ) -> StepInputs:
         return step
 
+    def after_forward(self, model: LanguageModel) -> None:
+        pass
+
     def apply(self, forward: ForwardOutput) -> PendingPart:
         self.states = forward.hidden
         return self

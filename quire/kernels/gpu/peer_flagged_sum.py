@@ -35,6 +35,8 @@ _LINE = tl.constexpr(LINE_WORDS)
 _SLOT = tl.constexpr(SLOT_BYTES)
 _POLL = tl.constexpr(4096)
 """Tries between two looks at the abort word, which is in host memory."""
+MAX_ROWS = 64
+"""More rows of 8 KiB are summed faster with half the bytes, as measured on two H200."""
 
 
 @triton.jit
@@ -169,7 +171,7 @@ def supports(x: Tensor, peers: PeerMemory) -> bool:
     """Whether each row of x [T, E], which fits the memory of the peers, can have a program."""
     rows, size = x.shape
     fits = size % 2 == 0 and 4 * size <= SLOT_BYTES and x.element_size() == 2
-    return fits and rows <= peers.programs and peers.ranks <= MAX_FLAGGED_RANKS
+    return fits and rows <= min(MAX_ROWS, peers.programs) and peers.ranks <= MAX_FLAGGED_RANKS
 
 
 def launch(out: Tensor, x: Tensor, peers: PeerMemory, norm: SumNorm | None, store: bool) -> None:

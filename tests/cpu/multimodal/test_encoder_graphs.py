@@ -13,7 +13,8 @@ from quire.models.base import EncoderInput
 from quire.models.build import build_model, read_model_config
 from quire.models.multimodal._qwen_vision import Grid
 from quire.runner.media.encoder_graphs import EncoderGraphs
-from tests.cpu.multimodal import families
+from quire.runner.media.media_rows import attach_media_rows, find_media_rows
+from tests.cpu.multimodal import families, qwen_models
 from tests.cpu.multimodal.test_qwen_vision import FAMILIES, SIZES, built, inputs_of  # noqa: F401
 
 
@@ -131,3 +132,15 @@ def test_segments_behind_the_last_are_empty(built):  # noqa: F811
         for name in ("frames", "windows"):
             assert (np.diff(arrays[name]) >= 0).all()
             assert (arrays[name][0], arrays[name][-1]) == (0, 512)
+
+
+@pytest.mark.slow("makes models of transformers")
+@pytest.mark.parametrize(("name", "axes"), [("llama4", 1), ("qwen2_vl", 3)])
+def test_tokens_have_the_axes_of_the_decoder_and_not_of_its_encoder(name, axes, tmp_path):
+    """The encoder of Llama 4 rotates by rows and columns, its decoder by one position."""
+    save = qwen_models.saved if name in qwen_models.FAMILIES else families.made
+    save(name, tmp_path)
+    model_type, config = read_model_config(read_hf_config(tmp_path))
+    model = build_model(model_type, config, folder=tmp_path, dtype=torch.float32, progress=False)
+    attach_media_rows(model, 8, torch.float32, torch.device("cpu"))
+    assert find_media_rows(model).rotary_axes == axes

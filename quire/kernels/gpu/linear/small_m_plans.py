@@ -29,6 +29,9 @@ _LARGE_WEIGHT = 70_000_000
 """Numbers of a weight that the library multiplies as fast."""
 _FEW_OUTPUTS = 2048
 """Outputs of a small weight for which a ring has too few programs."""
+_MIN_OUTPUTS_OF_32_ROWS = 3072
+"""Fewer are too few programs of 32 outputs."""
+_MULTIPROCESSORS = 132
 _MOST_AHEAD = 16
 """Slices of 32 inputs that a warp's registers have space for."""
 
@@ -57,19 +60,23 @@ def plan_of(rows: int, outputs: int, inputs: int, pair: bool) -> GluonPlan | Non
     large = outputs * inputs > _LARGE_WEIGHT and not pair
     if large or (not small and (rows <= 4 or (pair and width != 16))):
         return None  # the kernels before are as fast, and overlap with their neighbours
-    if small and outputs < _FEW_OUTPUTS and width <= 16:
+    if small and outputs <= _FEW_OUTPUTS and (width == 8 or (width == 16 and not pair)):
         return _registers(width, outputs, inputs)
     if pair and not small:
         return _ring(width, 64, 128, 5, outputs, inputs, pair)
     if small:
-        band = 32 if width == 8 else 16
-        stages, columns = (3, 256) if width == 32 else (4, 256)
-        if width == 32 and outputs < _FEW_OUTPUTS:
-            stages, columns = 4, 512
+        long = width == 32 and outputs <= _FEW_OUTPUTS and inputs >= 2048
+        band, columns = 32 if width == 8 else 16, 512 if long else 256
+        stages = 3 if width == 32 and not long else 4
+    elif width == 32:
+        if outputs < _MIN_OUTPUTS_OF_32_ROWS:
+            return None
+        # stages of 512 inputs leave a multiprocessor space for one program
+        one_each = outputs <= 32 * _MULTIPROCESSORS and not inputs % 512
+        band, columns, stages = 32, 512 if one_each else 256, 3
     else:
-        band = 16 if width == 8 else 32
-        columns = 512 if width == 32 and not inputs % 512 else 256
-        stages = 3 if width == 32 else 8 if inputs >= 8192 else 6 if width == 8 else 4
+        band, columns = 16 if width == 8 else 32, 256
+        stages = 8 if inputs >= 8192 else 6 if width == 8 else 4
     return _ring(width, band, columns, stages, outputs, inputs, pair)
 
 
