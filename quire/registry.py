@@ -34,6 +34,14 @@ def find_entry_points(group: str) -> EntryPoints:
     return found
 
 
+@functools.cache
+def _find_modules(package: str) -> frozenset[str]:
+    """Names of the plug-ins in a package's folder, which is listed once."""
+    path = importlib.import_module(package).__path__
+    found = {m.name for m in pkgutil.iter_modules(path)}
+    return frozenset(n for n in found if n not in FRAMEWORK_MODULES and not n.startswith("_"))
+
+
 class PluginRegistry:
     """One kind of plug-in: the modules of a package, plus entry points of a group.
 
@@ -49,15 +57,9 @@ class PluginRegistry:
         """Entry points by name."""
         return {entry.name: entry for entry in find_entry_points(self.group)}
 
-    @functools.cached_property
-    def _module_names(self) -> frozenset[str]:
-        path = importlib.import_module(self.package).__path__
-        found = {m.name for m in pkgutil.iter_modules(path)}
-        return frozenset(n for n in found if n not in FRAMEWORK_MODULES and not n.startswith("_"))
-
     def names(self) -> list[str]:
         """Names of all plug-ins, sorted, without FRAMEWORK_MODULES and files that start with _."""
-        return sorted(self._module_names | self._entry_points.keys())
+        return sorted(_find_modules(self.package) | self._entry_points.keys())
 
     def read_literal(self, name: str, constant: str) -> Any:
         """Read a literal constant of a plug-in's file without importing it. None: absent."""

@@ -50,7 +50,7 @@ def pytest_configure(config):
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     tiers.LONG = config.getoption("--long")
-    examples = tiers.amount(25, 1000)
+    examples = tiers.amount(15, 1000)
     hypothesis.settings.register_profile("tier", max_examples=examples, deadline=None)
     hypothesis.settings.load_profile("tier")
     if not hasattr(config, "workerinput"):  # the one process that hears of every test

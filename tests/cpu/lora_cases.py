@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from quire import LLM, LoRARequest, SamplingParams
 from tests import tiers
+from tests.cpu import peft_alone
 from tests.cpu.models.peers import TINY, peer, prompt_of
-from tests.cpu.peft_alone import LoraConfig, PeftModel, get_peft_model
 from tests.cpu.tiny_models import write_ascii_tokenizer
 
 COUNT = 6
@@ -64,7 +64,7 @@ class LoraCase:
         lora = {"r": 4, "lora_alpha": 8, "init_lora_weights": False} | lora
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = get_peft_model(self._model(), LoraConfig(**lora))
+            made = peft_alone.get_peft_model(self._model(), peft_alone.LoraConfig(**lora))
             for param, value in made.named_parameters():  # else magnitudes are those of the sum
                 if "magnitude" in param:
                     value.data.mul_(torch.rand(value.shape) + 0.5)
@@ -91,7 +91,7 @@ class LoraCase:
             return model
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return PeftModel.from_pretrained(model, self.root / name).eval()
+            return peft_alone.PeftModel.from_pretrained(model, self.root / name).eval()
 
     @torch.inference_mode()
     def logprobs(self, prompt, name=None):

@@ -6,7 +6,7 @@ import warnings
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.cpu.peft_alone import LoraConfig, PeftModel, get_peft_model
+from tests.cpu import peft_alone
 from tests.cpu.tiny_models import write_model
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -17,10 +17,10 @@ def write_adapter(base, folder, seed=0, targets=ALL_LINEAR, r=4, **settings):
     torch.manual_seed(100 + seed)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     settings = {"lora_alpha": 2 * r, "init_lora_weights": False} | settings
-    config = LoraConfig(r=r, target_modules=targets, task_type="CAUSAL_LM", **settings)
+    config = peft_alone.LoraConfig(r=r, target_modules=targets, task_type="CAUSAL_LM", **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        adapted = get_peft_model(model, config)
+        adapted = peft_alone.get_peft_model(model, config)
         for name, param in adapted.named_parameters():  # else magnitudes are those of the sum
             if "magnitude" in name:
                 param.data.mul_(torch.rand(param.shape) + 0.5)
@@ -43,7 +43,7 @@ class Peft:
             return model
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return PeftModel.from_pretrained(model, adapter).eval()
+            return peft_alone.PeftModel.from_pretrained(model, adapter).eval()
 
     @torch.inference_mode()
     def logprobs(self, prompt, adapter=None):

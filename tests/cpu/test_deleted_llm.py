@@ -68,6 +68,7 @@ def references(llm):
     return [weakref.ref(one) for one in (engine, *runner.model.modules(), runner.worker._cache[0])]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("forked", "no_collections")
 @pytest.mark.slow("engines of two processes")
 @pytest.mark.parametrize("name", [*OPTIONS, *tiers.long(*LONG)])

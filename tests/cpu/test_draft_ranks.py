@@ -54,6 +54,7 @@ def shown(found):
     return [(list(one.token_ids), one.finish_reason, one.text) for one in found]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_ranks_answer_with_drafts_as_without(folder, ranks):
     rng, (params, prompts) = random.Random(ranks), requests()

@@ -18,7 +18,7 @@ from tests.cpu.same_bits import needs_same_bits
 
 pytestmark = needs_same_bits
 TIMES = TimeRules(first_time=80, no_times=79, end=END, last_first=9)
-REQUESTS = 8  # drawn for one run, besides those of each_feature()
+REQUESTS = tiers.amount(5, 8)  # drawn for one run, besides those of each_feature()
 
 
 def away_from_repeats(outputs, logits):
@@ -220,7 +220,7 @@ def check(seed, name):
 
 
 @pytest.mark.slow("an engine for each request alone")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_outputs_are_those_without_drafts(name):
     seeds = range(tiers.amount(1, 60))

@@ -66,7 +66,7 @@ def right(tools, llm):
     return evaluate.score(some, [a.removesuffix("<|im_end|>") for a in answers])[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("task", FLOORS)
 def test_the_model_keeps_its_scores_on_held_out_prompts(task, right):
     good, asked = right[task]

@@ -90,7 +90,7 @@ SETTINGS = {
 IN_BFLOAT16 = ("together", "small chunks", "block of 8", "overlap, host tier")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_do_not_depend_on(case, name):
     hf, dtype, want = case

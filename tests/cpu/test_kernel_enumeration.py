@@ -33,7 +33,7 @@ BERT = {
     "model_type": "bert",
     "architectures": ["BertModel"],
     "hidden_size": 768,
-    "num_hidden_layers": 12,
+    "num_hidden_layers": 2,
     "num_attention_heads": 12,
     "intermediate_size": 3072,
     "vocab_size": 30522,

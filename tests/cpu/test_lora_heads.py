@@ -48,6 +48,7 @@ def cases(tmp_path_factory):
     return case
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow("peft and engines of several models")
 @pytest.mark.parametrize("variant", ["llama", *VARIANTS])
 @pytest.mark.parametrize("settings", PATHS, ids=str)

@@ -173,6 +173,7 @@ def test_ranks_that_part_are_found(two, monkeypatch):
         ids(two, temperature=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("size", "why"), [(3, "num_attention_heads is 4 .* 1, 2, 4"), (64, "sizes that work: 1, 2, 4")]
 )

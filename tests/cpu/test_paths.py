@@ -189,6 +189,7 @@ CONTAINED = ("preempted", "overlapped", "overlapped, preempted")
 """Paths of which others are harder: with chunks, a host tier, three steps in flight."""
 EVERYDAY = [path for path in PATHS if path not in CONTAINED]
 BF16_PATHS = ("in a batch", "in small chunks", "blocks of 8", "overlapped, with a host tier")
+IN_BF16 = [name for name in FEATURES if name not in FAILS][:: tiers.amount(2, 1)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -241,11 +242,11 @@ def by_priority(llm):
     return llm.llm_engine.config.scheduler.policy == "priority"
 
 
-def alone(folder, dtype):
+def alone(folder, dtype, names=FEATURES):
     llm = LLM(str(folder), dtype=dtype, **PLAIN)
     return {
         name: seen(llm.generate([prompt_of(name)], params_of(name), use_tqdm=False)[0])
-        for name in FEATURES
+        for name in names
     }
 
 
@@ -282,7 +283,7 @@ def assert_clean(llm):
     assert engine.stats().free_blocks == stats.blocks
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", [*EVERYDAY, *tiers.long(*CONTAINED)])
 def test_a_feature_gives_the_same_answer(folder, plain, path):
     llm = LLM(str(folder), dtype="float32", **BASE | PATHS[path])
@@ -295,6 +296,7 @@ def test_a_feature_gives_the_same_answer(folder, plain, path):
     assert_clean(llm)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_feature_gives_the_same_answer_as_a_prefix_hit(folder, plain, depth):
     llm = LLM(str(folder), dtype="float32", steps_in_flight=depth, **BASE)
@@ -340,7 +342,7 @@ def stopped_alone(folder):
     return params, want
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("path", [*EVERYDAY, *tiers.long(*CONTAINED)])
 def test_stop_strings_end_the_text_at_the_same_place(folder, stopped_alone, path):
     params, want = stopped_alone
@@ -393,12 +395,11 @@ def added_up(outputs, kind):
 
 @pytest.fixture(scope="module")
 def plain_in_bfloat16(folder):
-    return alone(folder, "bfloat16")
+    return alone(folder, "bfloat16", IN_BF16)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", BF16_PATHS)
 def test_a_feature_gives_the_same_answer_in_bfloat16(folder, plain_in_bfloat16, path):
-    names = [name for name in FEATURES if name not in FAILS]
-    outputs = together(LLM(str(folder), dtype="bfloat16", **BASE | PATHS[path]), names)
+    outputs = together(LLM(str(folder), dtype="bfloat16", **BASE | PATHS[path]), IN_BF16)
     assert_same(outputs, plain_in_bfloat16)

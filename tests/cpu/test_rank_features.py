@@ -162,7 +162,7 @@ EVERYDAY = ("structured output", "prompts as embeddings", "adapters", "pooling",
 """The others are much as in test_multiproc.py."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "feature", [*EVERYDAY, *tiers.long(*(one for one in FEATURES if one not in EVERYDAY))]
 )

@@ -100,6 +100,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_an_engine_continues_where_another_stopped(want, name):
     rng = random.Random(name)

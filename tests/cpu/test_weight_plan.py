@@ -111,7 +111,7 @@ def in_model_dtype(tensors):
             tensors[name] = value.bfloat16()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.slow("imports bitsandbytes and compressed-tensors")
 @pytest.mark.parametrize("model", ["llama", *tiers.long("qwen3_moe", "deepseek_v2")])
 @pytest.mark.parametrize("name", [*EVERYDAY, *tiers.long(*(ALL.keys() - EVERYDAY))])

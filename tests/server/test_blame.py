@@ -108,7 +108,7 @@ def test_steps_that_fail_once_are_noticed_by_nobody(running, want):
     server, faults = running
     engine = engine_of(server)
     every = [point for point in OF_STEPS if point not in SELDOM]
-    armed = [Fault(point, at=3 + 5 * i) for i, point in enumerate(every)]
+    armed = [Fault(point, at=3 + 3 * i) for i, point in enumerate(every)]
     found, fired = go(server, faults, FEW, *armed)
     assert fired == len(armed)
     compare(found, want, "once")

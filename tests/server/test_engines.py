@@ -9,10 +9,10 @@ import pytest
 
 from tests import tiers
 from tests.server.running import SMALL, serving, wait_until
-from tests.server.test_survive import Scene, asked, ready
+from tests.server.test_survive import LONGEST, Scene, asked, ready
 
 ROUNDS = tiers.amount(2, 50)
-STREAMS = 24
+STREAMS = tiers.amount(12, 24)
 
 
 def engines_of(server):
@@ -46,7 +46,7 @@ def test_streams_continue_on_the_other_engine(running):
     assert min(work.values()) > max(work.values()) / 4
 
     async def disturb(scene):
-        before, after = scene.chunks, rng.randrange(1, STREAMS * 30)
+        before, after = scene.chunks, rng.randrange(1, STREAMS * LONGEST // 3)
         while scene.chunks - before < after:
             await asyncio.sleep(0.001)
         rng.choice(engines_of(running)).kill()

@@ -32,7 +32,7 @@ def test_a_template_that_is_done_at_once_is_rendered_on_the_loop():
 
 def test_a_template_that_takes_long_goes_on_in_a_thread():
     threads = []
-    work = work_of(ChatTemplate(TURNS.format(90_000) * 4), threads)
+    work = work_of(ChatTemplate(TURNS.format(50_000)), threads)
 
     async def timed():
         began = time.thread_time()
@@ -40,7 +40,7 @@ def test_a_template_that_takes_long_goes_on_in_a_thread():
         return text, time.thread_time() - began
 
     text, took = asyncio.run(timed())
-    assert text == "hi!" * 4
+    assert text == "hi!"
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
     assert took < 5 * RENDER_CPU_BUDGET_S
 
@@ -50,9 +50,9 @@ def test_many_templates_together_hold_up_the_loop_no_longer_than_one():
 
     def work():
         threads.append(threading.current_thread())
-        return [template.render(USER) for _ in range(100)]
+        return [template.render(USER) for _ in range(25)]
 
-    assert asyncio.run(run_off_loop(work, 10, 100)) == ["hi!"] * 100
+    assert asyncio.run(run_off_loop(work, 10, 100)) == ["hi!"] * 25
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
@@ -67,4 +67,4 @@ def test_in_the_thread_it_is_still_bounded():
 def test_who_is_in_no_hurry_afterwards_is_not_held_to_it():
     with jinja_sandbox.render_deadline(0):
         pass
-    assert ChatTemplate(TURNS.format(90_000) * 4).render(USER) == "hi!" * 4
+    assert ChatTemplate(TURNS.format(50_000)).render(USER) == "hi!"

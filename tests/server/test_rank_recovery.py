@@ -24,7 +24,7 @@ BODIES = [
     {
         "model": "embedded",
         "prompt": random.Random(i).choice(["Once upon a time", "Paris is", "1, 2, 3,"]),
-        "max_tokens": 24 + i,
+        "max_tokens": tiers.amount(16, 24) + i,
         "stream": True,
         "stream_options": {"include_usage": True},
         **({"temperature": 0} if i % 2 else {"temperature": 1.0, "seed": i, "n": 2}),
@@ -99,7 +99,7 @@ def test_streams_say_the_same_whatever_happens_to_a_rank(running, want, way, req
 
     for number in range(ROUNDS):
         before = [one.pid for one in ranks_of(server)]
-        disturb = disturbance(act, rng.randrange(4, 40))
+        disturb = disturbance(act, rng.randrange(4, tiers.amount(24, 40)))
         found, _ = asyncio.run(Scene(server.url).all(BODIES, disturb))
         for one, other in zip(found, want):
             assert one == other, (way, number)

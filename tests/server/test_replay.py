@@ -25,7 +25,7 @@ def left(tmp_path_factory):
     with serving("embedded", *SMALL, *words) as server:
 
         async def kill(scene):
-            while scene.chunks < 300:
+            while scene.chunks < 200:
                 await asyncio.sleep(0.001)
             engine_of(server).kill()
 

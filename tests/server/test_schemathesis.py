@@ -35,7 +35,7 @@ from tests.server.harness import CLASSIFIES, EMBEDS, EMBEDS_TOKENS, Server
 
 pytestmark = pytest.mark.slow("sends every route of the OpenAPI document generated requests")
 
-EXAMPLES = tiers.amount(3, 2000)
+EXAMPLES = tiers.amount(2, 2000)
 TIMEOUT_S = 60
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 HEALTH = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much)

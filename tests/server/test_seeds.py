@@ -125,7 +125,7 @@ def test_a_config_file_says_flags(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def page_server():
+def page_server(forked):
     """`python -m vllm.entrypoints.openai.api_server --model <model>`, by the other name."""
     script = ["-m", "quire.as_vllm", "-m", "vllm.entrypoints.openai.api_server"]
     flags = ["--model", "embedded", "--port", "0", "--kv-cache-memory-bytes", "64MiB"]

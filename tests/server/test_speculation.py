@@ -118,6 +118,7 @@ OWN = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow("two servers, each with a model")
 @pytest.mark.parametrize("name", COMPLETIONS)
 def test_a_completion_is_the_same(client, name):
@@ -140,6 +141,7 @@ def test_a_completion_is_the_same(client, name):
             assert probabilities == whole.choices[0].logprobs.token_logprobs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHATS)
 def test_a_chat_is_the_same(client, name):
     body = dict(CHATS[name])
@@ -252,6 +254,7 @@ def test_metrics_and_log_agree_with_the_answers(client, running, lines):
     assert any("SpecDecoding metrics: Mean acceptance length: " in line for line in lines)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow("an engine is killed and starts again")
 def test_streams_say_the_same_when_their_engine_is_killed(running):
     bodies = [one for one in map(asked, range(16)) if "prompt_embeds" not in one]

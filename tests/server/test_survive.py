@@ -25,7 +25,9 @@ from tests import tiers
 from tests.server.running import SMALL, serving, wait_until
 
 ROUNDS = tiers.amount(2, 200)
-STREAMS = 32
+STREAMS = tiers.amount(18, 32)
+LONGEST = tiers.amount(45, 90)
+"""Tokens of a stream, at most."""
 MANY = ("--max-engine-restarts", 100_000, *(("--engine-standby",) if ROUNDS > 2 else ()))
 
 WORDS = ["Once upon a time", "The capital of France is", "Paris is", "def main():", "1, 2, 3,"]
@@ -54,7 +56,11 @@ KINDS = (
 def asked(i):
     """The body of stream i."""
     rng = random.Random(i)
-    body = {"model": "embedded", "prompt": rng.choice(WORDS), "max_tokens": rng.randrange(30, 90)}
+    body = {
+        "model": "embedded",
+        "prompt": rng.choice(WORDS),
+        "max_tokens": rng.randrange(30, LONGEST),
+    }
     ignore = {} if "guided_regex" in KINDS[i % len(KINDS)] else {"ignore_eos": True}
     more = {"stream": True, "stream_options": {"include_usage": True}}
     return {**body, **KINDS[i % len(KINDS)], **ignore, **more}
@@ -179,7 +185,7 @@ def test_streams_say_the_same_whatever_ends_their_engine(running, want):
     for number in range(ROUNDS):
         how = (kill, stop_then_kill)[number % 2]
         scene = Scene(running.url)
-        disturb = disturbance(running, how, rng.randrange(1, STREAMS * 40))
+        disturb = disturbance(running, how, rng.randrange(1, STREAMS * LONGEST * 4 // 9))
         found, seconds = asyncio.run(scene.all([asked(i) for i in range(STREAMS)], disturb))
         took.append(seconds)
         if number % 10 == 9:

@@ -42,7 +42,7 @@ def test_streams_say_the_same_after_a_kill(running):
     bodies = [asked(i) for i in range(STREAMS)]
     want, _ = asyncio.run(Scene(running.url).all(bodies))
     assert drafts_of(running) > 100
-    disturb = disturbance(running, kill, STREAMS * 20)
+    disturb = disturbance(running, kill, STREAMS * 10)
     found, _ = asyncio.run(Scene(running.url).all(bodies, disturb))
     for body, one, other in zip(bodies, found, want, strict=True):
         assert one == other, body

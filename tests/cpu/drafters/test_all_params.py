@@ -26,7 +26,7 @@ from tests.cpu.lora_folders import write_adapter
 from tests.cpu.same_bits import needs_same_bits
 from tests.cpu.tiny_models import write_model
 
-pytestmark = [needs_same_bits, pytest.mark.sampled(3)]
+pytestmark = [needs_same_bits, pytest.mark.sampled(4)]
 
 METHODS = ("ngram", "suffix", "prediction", "draft_model", "eagle", "eagle3", "medusa", "mtp")
 SETTINGS = {
@@ -47,7 +47,7 @@ PATHS = {
 HYBRID_METHODS = ("prediction", "mtp", "suffix", "eagle", "ngram", "draft_model", "medusa")
 HYBRID_PATHS = {name: PATHS[name] for name in ("together", "preempted", "small chunks")}
 """Of a model with recurrent layers, whose states cannot be swapped."""
-REQUESTS = 24
+REQUESTS = tiers.amount(14, 24)
 
 
 @pytest.fixture(scope="module")

@@ -74,6 +74,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_target_as_its_own_drafter_is_always_right(target, name):
     """All its drafts are accepted, whatever moves its keys and values about."""

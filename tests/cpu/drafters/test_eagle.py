@@ -46,6 +46,7 @@ def last_states(tokens):
     return rms(run_target(WEIGHTS, torch.tensor(tokens))[-1], WEIGHTS["model.norm.weight"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["plain", "nested with an embedding"])
 def test_drafts_of_eagle_are_those_of_the_reference(target, tmp_path, layout):
     draw = drawn(6)
@@ -76,6 +77,7 @@ def test_drafts_of_eagle_are_those_of_the_reference(target, tmp_path, layout):
     assert whole > 0.9
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["pickle", "converted"])
 def test_drafts_of_medusa_are_those_of_the_reference(target, tmp_path, layout):
     draw, heads, layers = drawn(7), 3, 2

@@ -147,6 +147,7 @@ LAYOUTS = {
 ENGINES = ({"budget": 13}, {"eager": True, "block_size": 8}, {"depth": 2})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("layout", "engine"), zip(LAYOUTS, 3 * ENGINES))
 def test_drafts_are_those_of_the_reference(target, tmp_path, layout, engine):
     hf, prefix, more, knobs = LAYOUTS[layout]

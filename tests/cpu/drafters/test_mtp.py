@@ -85,6 +85,7 @@ def reference_of(theirs, layer, head, at, eps, count=4, *, mimo=False):
     return reference
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow("transformers' models of experts, and engines over them")
 @pytest.mark.parametrize(
     ("variant", "own", "knobs"),
@@ -117,6 +118,7 @@ def test_drafts_are_those_of_the_reference(variant, own, knobs, tmp_path):
     assert whole > 0.9
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow("transformers' models with recurrent layers, and engines over them")
 @pytest.mark.parametrize(
     ("variant", "knobs"),

@@ -59,6 +59,7 @@ PATHS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", PATHS)
 def test_drafts_of_a_path_are_those_of_the_reference(folders, path):
     want, _ = run(plain_engine(folders[0]), prompts())

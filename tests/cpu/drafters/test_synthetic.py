@@ -50,7 +50,7 @@ def histogram(target, folder, prompts, params, drafts=DRAFTS, **options):
 PROMPTS = [{"prompt_token_ids": [*range(3, 9 + 3 * i)]} for i in range(8)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(
     ("rates", "length"), [((0.9, 0.5, 0.5, 0.1), None), (None, 3.0), (None, 1.0), (None, 5.0)]

@@ -73,6 +73,7 @@ class TestVariant:
             (zeros,) = hidden_of(model, [text], [[0] * len(text)])
             assert torch.equal(untyped, zeros)
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("head", ["classify", "token_classify"])
     def test_heads_equal_those_of_transformers(self, variant, head, pairs):
         theirs, model, config, _ = pairs(variant, head)

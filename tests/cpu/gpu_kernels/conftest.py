@@ -87,7 +87,9 @@ def in_less_time(monkeypatch):
     """Leave out what takes the interpreter most of its time and changes no result.
 
     Every call inside of a kernel prepares the language anew, every value looks its dtype up in a
-    new table, and every sum is computed again in 64 bits to find overflows: the long tier does.
+    new table and has a new type with a new shape, a reduction with a function of the kernel's own
+    goes from element to element, and every sum is computed again in 64 bits to find overflows: the
+    long tier does that.
     """
     tl = pytest.importorskip("triton.language")
     from triton.runtime import interpreter
@@ -127,10 +129,52 @@ def in_less_time(monkeypatch):
         return np.dtype(np.uint64) if pointer else scalar_dtype(kind.scalar)
 
     monkeypatch.setattr(interpreter, "_get_np_dtype", get_dtype)
+    monkeypatch.setattr(interpreter.ReduceOps, "generic_reduce", reduce_halves)
+    for kind in (tl.core.block_type, tl.tensor):
+        monkeypatch.setattr(kind, "__init__", init_with_known(kind.__init__))
     if not tiers.LONG:
         builder = interpreter.interpreter_builder
         unchecked = dataclasses.replace(builder.options, sanitize_overflow=False)
         monkeypatch.setattr(builder, "options", unchecked)
+
+
+def reduce_halves(self, values):
+    """Combine one half of the axis with the other until one element is left, as a GPU does."""
+    kinds, axis = [one.dtype for one in values], self.axis or 0
+    data = [one.handle.data for one in values]
+    dims = data[0].ndim
+    if self.axis is None:
+        data = [one.reshape(-1) for one in data]
+    while data[0].shape[axis] > 1:
+        parts = [np.split(one, 2, axis) for one in data]
+        low, high = ([self.to_tensor(*one) for one in zip(half, kinds)] for half in zip(*parts))
+        out = self.combine_fn.fn(*low, *high)
+        data = [one.handle.data for one in (out if isinstance(out, tuple) else (out,))]
+    if not self.keep_dims:
+        data = [one.squeeze(axis) for one in data]
+    elif self.axis is None:
+        data = [one.reshape((1,) * dims) for one in data]
+    return [self.to_tensor(*one) for one in zip(data, kinds)]
+
+
+def init_with_known(init):
+    """The __init__ of block types and values that makes the parts of each type once."""
+    known = {}
+
+    def init_type(self, element_ty, shape):
+        key = str(element_ty), *(getattr(size, "value", size) for size in shape)
+        if key not in known:
+            init(self, element_ty, shape)
+            known[key] = self.__dict__
+        self.__dict__ = known[key]
+
+    def init_value(self, handle, type):
+        if (key := str(type)) not in known:
+            init(self, handle, type)
+            known[key] = {name: self.__dict__[name] for name in ("numel", "dtype", "shape")}
+        self.__dict__ = {"handle": handle, "type": type, **known[key]}
+
+    return init_type if "element_ty" in init.__annotations__ else init_value
 
 
 @pytest.fixture(autouse=True)

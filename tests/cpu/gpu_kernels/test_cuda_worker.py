@@ -283,9 +283,13 @@ def test_rows_with_one_prefix_answer_as_alone(acted, replayed, monkeypatch, sett
         return out
 
     monkeypatch.setattr(paged, "paged_attention", attend)
-    for name in ("plan_shared", "plan_decode"):
-        plan = getattr(attention, name)
-        monkeypatch.setattr(attention, name, lambda *a, plan=plan: plan(*a)._replace(splits=1))
+    for module, name in (
+        (attention, "plan_shared"),
+        (attention, "plan_decode"),
+        (attention.packed, "plan_decode"),
+    ):
+        plan = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, plan=plan: plan(*a)._replace(splits=1))
     monkeypatch.setattr(shared_prefixes_part, "LEAST_SAVED", 6)
     monkeypatch.setattr(shared_prefixes_part, "LEAST_ROWS", 4)
     monkeypatch.setattr(SharedPrefixRows, "least_rows", 4)
@@ -298,7 +302,7 @@ def test_rows_with_one_prefix_answer_as_alone(acted, replayed, monkeypatch, sett
     want, alone = tiny.run(tiny.engine_of(hf, budget=4000, eager=True), work)
     built = tiny.model_of(hf, torch.float32, "cpu")
     attach_shared_prefixes(built[0], 8, 16, 2, torch.device("cpu"))
-    engine = engine_of(hf, built=built, shares_prefixes=True, seqs=8, **settings)
+    engine = engine_of(hf, built=built, shares_prefixes=True, seqs=8, budget=64, **settings)
     for one in work[:1], work[3:4]:  # their blocks are cached then
         tiny.run(engine, one)
     replayed.clear()

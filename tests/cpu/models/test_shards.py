@@ -37,7 +37,7 @@ def sizes_of(variant):
     return [n for n in sizes if all(one.can_cut(n) for one in config.states)]
 
 
-CASES = [(variant, size) for variant in VARIANTS for size in sizes_of(variant)]
+CASES = [(one, size) for one in tiers.amount((), VARIANTS) for size in sizes_of(one)]
 
 
 def filled(make, whole, rank=0, tp=1):

@@ -50,6 +50,7 @@ def same(found, want):
         assert one.cum_logprob == pytest.approx(total, abs=1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow("two models of transformers and two engines")
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_beams_of_an_image_are_those_of_transformers(tmp_path, family):

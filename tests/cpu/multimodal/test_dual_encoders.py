@@ -57,6 +57,7 @@ def normalized(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow("starts four engines, and imports transformers")
 def test_texts_and_images_have_the_features_of_transformers(pair):
     images, tokenizer = images_of(), pair[2]

@@ -43,6 +43,7 @@ def graphs_of(encoder, most=4096):
     return found, graphs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow("makes models of transformers")
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
@@ -95,7 +96,7 @@ def test_memory_returns_with_the_next_graphs(built):  # noqa: F811
 
 
 @pytest.mark.slow("makes models of transformers")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", ["llava", "gemma3", "idefics3", "internvl", "llava_next"])
 @torch.inference_mode()
 def test_towers_of_images_of_one_size_have_graphs(family, tmp_path, monkeypatch):

@@ -79,6 +79,7 @@ def mixes(pair):
     return found
 
 
+@pytest.mark.sampled(2)
 def test_answers_with_videos_and_recordings_are_those_of_transformers(pair):
     llm = LLM(
         str(pair.folder), dtype="float32", num_gpu_blocks_override=400, max_model_len=1024,

@@ -49,6 +49,7 @@ def wanted(pair, text, images):
     return found.sequences[0, -TOKENS:].tolist(), scores.max(-1).values.tolist()
 
 
+@pytest.mark.sampled(2)
 def test_prompts_with_images_are_answered_as_by_transformers(pair):
     token = pair.own_processor.placeholder("image", 1)
     llm = LLM(str(pair.folder), dtype="float32", max_model_len=1024, num_gpu_blocks_override=200)

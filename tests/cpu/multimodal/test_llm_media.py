@@ -11,9 +11,9 @@ from PIL import Image
 
 from quire import LLM, AsyncLLM, LoRARequest, SamplingParams
 from quire.errors import RequestError, Unsupported
+from tests.cpu import peft_alone
 from tests.cpu.multimodal import families
 from tests.cpu.multimodal.qwen_models import processor_of, saved
-from tests.cpu.peft_alone import LoraConfig, get_peft_model
 
 TEMPLATE = (
     "{% for m in messages %}w5 {% if m.content is string %}{{ m.content }}{% else %}"
@@ -286,9 +286,9 @@ def test_adapters_and_images_share_steps(pair, tmp_path):
     images = [[photo(*size) for size in sizes] for _, sizes in prompts]
     plain = [theirs(pair, text, given) for (text, _), given in zip(prompts, images)]
     targets = r".*language_model.*\.(embed_tokens|q_proj|v_proj|gate_proj|down_proj)"
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False)
+    lora = dict(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False)
     torch.manual_seed(5)
-    adapted = get_peft_model(pair.theirs, config)
+    adapted = peft_alone.get_peft_model(pair.theirs, peft_alone.LoraConfig(**lora))
     try:
         adapted.save_pretrained(folder, save_embedding_layers=False)
         own = [theirs(pair, text, given) for (text, _), given in zip(prompts, images)]

@@ -134,6 +134,7 @@ def wanted_answer(pair, text, audios, images, count):
     return made, logprobs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 7, "max_num_seqs": 3}])
 def test_prompts_are_answered_as_by_transformers(pair, settings):
     llm = LLM(

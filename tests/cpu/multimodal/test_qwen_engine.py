@@ -180,7 +180,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_batch_of_prompts_is_answered_as_by_transformers(family, name):
     requests, settings = [family.request(mix) for mix in family.prompts], {}
@@ -216,6 +216,7 @@ def given(mix, make=lambda kind: MEDIA[kind]()):
     return {key: value for key, value in found.items() if value}
 
 
+@pytest.mark.sampled(2)
 def test_an_llm_answers_prompts_with_images_and_videos_as_transformers_does(family):
     llm = LLM(
         str(family.folder), dtype="float32", kv_cache_memory_bytes="32MiB", max_model_len=512,

@@ -58,6 +58,7 @@ def check(pair, prompts, answers):
         assert logprobs == pytest.approx(want.max(-1).values.tolist(), abs=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow("starts an engine for each family, and imports transformers")
 def test_tokens_and_logprobs_are_those_of_transformers(pair):
     prompts = prompts_of(pair)
@@ -81,7 +82,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_answers_are_the_same_in_any_engine(pair, name):
     prompts = prompts_of(pair)

@@ -152,7 +152,7 @@ def st_folder(folder, variant, methods=("mean",), *, dense=(), normalize=False, 
     if normalize:
         modules.append(Normalize())
     model = SentenceTransformer(modules=modules, device="cpu", **settings).eval()
-    model.save(str(folder))
+    model.save(str(folder), create_model_card=False)  # a card takes a second
     return model
 
 

@@ -15,13 +15,9 @@ def words_of(bits, codes):
     if bits == 3:
         return three_bits(codes)
     each = WORD // bits
-    words = []
-    for start in range(0, len(codes), each):
-        word = 0
-        for j, code in enumerate(codes[start : start + each]):
-            word |= int(code) << (j * bits)
-        words.append(word)
-    return words
+    filled = np.zeros((-(-len(codes) // each), each), dtype=np.int64)
+    filled.flat[: len(codes)] = codes
+    return (filled << bits * np.arange(each)).sum(1).tolist()
 
 
 def three_bits(codes):

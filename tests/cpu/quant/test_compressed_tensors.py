@@ -184,7 +184,7 @@ def test_scales_in_16_bits_stay_exact(case, dtype):
     assert torch.equal(kept.expand(), scale)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow("engines on five paths, and two ranks")
 @pytest.mark.parametrize("model", ["llama", "qwen3_moe", "deepseek_v2"])
 @pytest.mark.parametrize(

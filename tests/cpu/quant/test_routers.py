@@ -30,6 +30,7 @@ def fp8_weights():
     return fp8_rows, config | {"ignore": ["lm_head"]}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [words, awq, fp8_weights])
 def test_a_quantized_router_makes_the_choices_of_its_values(make, tmp_path):
     quantize, config = make()

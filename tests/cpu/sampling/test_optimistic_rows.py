@@ -30,6 +30,7 @@ def sampled(logits, rows=ROWS, **params):
     return made, binding
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_tokens_are_as_likely_as_under_a_mask_from_the_start(temperature):
     logits = torch.linspace(-1.0, 2.0, VOCAB)[torch.randperm(VOCAB)][None]
