@@ -204,7 +204,7 @@ def test_a_cache_that_did_not_fit_is_gone_before_the_largest_step_is_measured(mo
 
     config = SimpleNamespace(model=SimpleNamespace(logits_processors=()))
     monkeypatch.setattr(gpu_startup, "measure_device", lambda *_: None)
-    monkeypatch.setattr(gpu_startup, "free_device_memory", lambda device: None)
+    monkeypatch.setattr(gpu_startup, "free_device_memory", lambda device, others: None)
     monkeypatch.setattr(gpu_startup, "sane_overhead", lambda *_: 0)
     monkeypatch.setattr(gpu_startup, "read_record", lambda path: "record")
     monkeypatch.setattr(gpu_startup, "write_record", lambda *_: "measured")
