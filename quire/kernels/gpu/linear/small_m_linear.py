@@ -41,7 +41,7 @@ _SMALL_WEIGHT_ROWS = 4
 
 
 def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
-    """Whether lazy fusion may hold this product: half precision, packed, few rows or e4m3"""
+    """Whether lazy fusion may hold this product: half precision, packed, few rows or e4m3."""
     if isinstance(weight, Fp8Weight):
         body = gemv_fp8 if x.shape[0] == 1 else quantize_fused
         return body.supports(x, weight, bias)

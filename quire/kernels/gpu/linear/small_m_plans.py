@@ -29,8 +29,8 @@ _LARGE_WEIGHT = 70_000_000
 """Numbers of a weight that the library multiplies as fast."""
 _FEW_OUTPUTS = 2048
 """Outputs of a small weight for which a ring has too few programs."""
-_MIN_OUTPUTS_OF_32_ROWS = 3072
-"""Fewer are too few programs of 32 outputs."""
+_OUTPUTS_OF_32_ROWS = range(3072, 8192 + 1)
+"""Fewer are too few programs of 32 outputs; with many more the library was as fast or faster."""
 _MULTIPROCESSORS = 132
 _MOST_AHEAD = 16
 """Slices of 32 inputs that a warp's registers have space for."""
@@ -69,7 +69,7 @@ def plan_of(rows: int, outputs: int, inputs: int, pair: bool) -> GluonPlan | Non
         band, columns = 32 if width == 8 else 16, 512 if long else 256
         stages = 3 if width == 32 and not long else 4
     elif width == 32:
-        if outputs < _MIN_OUTPUTS_OF_32_ROWS:
+        if outputs not in _OUTPUTS_OF_32_ROWS:
             return None
         # stages of 512 inputs leave a multiprocessor space for one program
         one_each = outputs <= 32 * _MULTIPROCESSORS and not inputs % 512
