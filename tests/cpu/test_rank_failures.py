@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.distributed.collectives import ProcessGroupCollectives
 from quire.errors import EngineDead, QuireError
 from quire.executors import rank_monitor
 from tests import tiers
@@ -133,6 +134,17 @@ def test_a_rank_that_fails_at_the_start_ends_the_start(folder, faults, point, do
     assert time.monotonic() - began < 100, "it waited for a limit"
     assert not [one for one in threading.enumerate() if one.name == "quire-rank-monitor"]
     assert open_files() == before
+
+
+def test_collectives_are_aborted_once_when_an_engine_ends(folder, faults, monkeypatch):
+    """NCCL waits for the other ranks in a communicator that is dropped."""
+    aborted = []
+    monkeypatch.setattr(ProcessGroupCollectives, "abort_in_thread", lambda own: aborted.append(1))
+    executor = start(folder).llm_engine.engine.executor
+    assert not aborted
+    executor.shutdown()
+    executor.shutdown()
+    assert len(aborted) == 1
 
 
 @pytest.mark.long("a second of waiting; an engine")
