@@ -82,7 +82,7 @@ def widened(y, x, weight):
 
 def fused(y, x, weight):
     x = x if weight.perm is None else grouped_linear.gather_columns(x, weight.perm)
-    _, hopper, _ = grouped_linear.gluon_modules(x)
+    _, hopper, *_ = grouped_linear.gluon_modules(x)
     if hopper is not None and hopper.supports(x, weight):
         hopper.launch(y, x, weight)
     else:

@@ -73,11 +73,13 @@ def launch(out: Tensor, x: Tensor, weight: TiledWeight, bias: Tensor | None = No
         return
     if weight.perm is not None:
         x = gather_columns(x, weight.perm)
-    small, hopper, wgmma = gluon_modules(x)
+    small, hopper, wgmma, tiles = gluon_modules(x)
     if wgmma is not None and wgmma.supports(x, weight):
         wgmma.launch(out, x, weight, bias)
     elif small is not None and small.supports(x, weight, bias):
         small.launch(out, x, weight, bias)
+    elif tiles is not None and tiles.supports(x, weight):
+        tiles.launch(out, x, weight, bias)
     elif x.dtype not in HALF or x.shape[0] > _fused_rows(weight):
         plain = grouped_widen.widen(weight, x.dtype)
         if bias is None:
@@ -98,17 +100,20 @@ def _fused_rows(weight: TiledWeight) -> int:
     return _MOST_ROWS if weight.slices == 4 else grouped_gemm.SMALL_M
 
 
-def gluon_modules(x: Tensor) -> tuple[Any, Any, Any]:
-    """The kernels that need Gluon: for few rows, for more, and for 4 bits; None: not here."""
-    return (None, None, None) if x.is_cpu else _import_gluon_modules()
+def gluon_modules(x: Tensor) -> tuple[Any, Any, Any, Any]:
+    """The kernels that need Gluon: for few rows, for more, and two for 4 bits; None: not here."""
+    return (None,) * 4 if x.is_cpu else _import_gluon_modules()
 
 
 @functools.cache
-def _import_gluon_modules() -> tuple[Any, Any, Any]:
+def _import_gluon_modules() -> tuple[Any, Any, Any, Any]:
     try:
         return tuple(
             import_module(f"quire.kernels.gpu.linear.{name}")
-            for name in ("grouped_small_m", "grouped_gemm_hopper", "grouped_gemm_wgmma")
+            for name in (
+                "grouped_small_m", "grouped_gemm_hopper", "grouped_gemm_wgmma",
+                "grouped_gemm_tiles",
+            )
         )  # type: ignore[return-value]
     except ImportError:
-        return None, None, None
+        return (None,) * 4

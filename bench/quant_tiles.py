@@ -1,0 +1,133 @@
+"""Products of 4 bits on Hopper by plan: each checked, then timed beside bfloat16 and other kernels.
+
+    python bench/quant_tiles.py check|time SHAPE,SHAPE [--rows 128,256] [--json FILE]
+
+SHAPE: of the four products of llama-8b, from 0. A time is the median of graph replays over weights
+that do not fit the cache together.
+"""
+
+import argparse
+import dataclasses
+import json
+from functools import partial
+
+import torch
+from gpu_ops import graph_ms, rand
+from quant_gpu import LAYERS, codes_of, fused, widened
+
+from quire.kernels.formats.tiled_weight import pack_tiles
+from quire.kernels.gpu.linear import grouped_gemm, grouped_gemm_tiles, grouped_linear, grouped_widen
+from quire.kernels.gpu.runtime.target import sm_count
+
+ROWS = "1,8,16,32,64,96,128,192,256,384,512,768,1024,2048,4096,8192"
+
+
+def plans(rows, weight, few=False):
+    """(name, plan) of the splits worth a measurement."""
+    found, bands = {}, weight.shape[0] // 128
+    for tall in (64, 128, 256):
+        if (tall == 64) != (rows <= 64):
+            continue
+        tiles = -(-rows // tall)
+        for parts in (1, 2, 3, 4, 7, 8):
+            if weight.blocks % parts or weight.blocks // parts < 3:
+                continue
+            items = tiles * bands * parts
+            if parts > 1 and (tiles > 4 or items > 280 or parts > 4 and items > 140):
+                continue
+            stages = min(grouped_gemm_tiles._STAGES[tall], weight.blocks // parts)
+            for turns in (True, False) if parts == 1 else (True,):
+                name = f"t{tall} p{parts}" + ("" if turns else " free")
+                found[name] = grouped_gemm_tiles.GroupedTilesPlan(tall, parts, stages, turns)
+    return found
+
+
+def slabs(y, x, weight, count):
+    """Widen a slab of outputs, multiply by it, and so on: the slab is read from the L2 cache."""
+    tiles = weight.low.shape[0] // count
+    for i in range(count):
+        part = slice(i * tiles, (i + 1) * tiles)
+        one = dataclasses.replace(
+            weight, low=weight.low[part], shape=(tiles * 64, weight.shape[1]),
+            scale=weight.scale._replace(values=weight.scale.values[part]), zero=weight.zero[part],
+        )  # fmt: skip
+        torch.mm(x, grouped_widen.widen(one, x.dtype).t(), out=y[:, i * tiles * 64 : (i + 1) * tiles * 64])
+
+
+def check(shape, rows):
+    weight = pack_tiles(codes_of(shape, "awq"), torch.bfloat16)
+    plain = weight.dequantize(torch.bfloat16).float()
+    for t in rows:
+        x, y = rand(t, shape[1]), torch.empty(t, shape[0], dtype=torch.bfloat16, device="cuda")
+        want = x.float() @ plain.t()
+        bound = want.abs() * 2**-8 + 2**-9 * want.std()
+        for name, plan in plans(t, weight).items():
+            line = {"check": shape, "rows": t, "plan": name}
+            try:
+                y.fill_(float("nan"))
+                grouped_gemm_tiles.launch(y, x, weight, None, plan)
+                first = y.clone()
+                over = ((first.float() - want).abs() / bound).max().item()
+                grouped_gemm_tiles.launch(y, x, weight, None, plan)
+                line |= {"error over bound": over, "same": torch.equal(first, y),
+                         "counters": int(weight.counters.abs().sum())}  # fmt: skip
+            except Exception as error:
+                line["failed"] = repr(error)[:300]
+            yield line
+
+
+def time(shape, rows):
+    o, i = shape
+    copies = max(2, min(8, int(4e8 // (o * i)) + 1))
+    plain = [rand(o, i) / i**0.5 for _ in range(copies)]
+    few = [pack_tiles(codes_of(shape, "awq"), torch.bfloat16) for _ in range(copies)]
+    for t in rows:
+        x, y = rand(t, i), torch.empty(t, o, dtype=torch.bfloat16, device="cuda")
+        line = {"us": shape, "rows": t}
+
+        def measure(name, calls, line=line):
+            try:
+                line[name] = round(graph_ms(calls, 7) * 1e3, 2)
+            except Exception as error:
+                line[name] = repr(error)[:200]
+
+        measure("bf16", [partial(torch.mm, x, w.t(), out=y) for w in plain])
+        measure("rule", [partial(grouped_linear.launch, y, x, w) for w in few])
+        if 64 < t <= 1024:
+            measure("before", [partial(fused, y, x, w) for w in few])
+        if t == 64:
+            measure("mma", [partial(grouped_gemm.launch, y, x, w) for w in few])
+        if t >= 256:
+            measure("widened", [partial(widened, y, x, w) for w in few])
+        if t >= 1024:
+            for count in (2, 4, 8):
+                if (o // 64) % count == 0:
+                    measure(f"slabs {count}", [partial(slabs, y, x, w, count) for w in few])
+        if 64 <= t <= 8192:
+            line["plan"] = "t{} p{}".format(
+                *grouped_gemm_tiles.plan_grouped_tiles(t, few[0], sm_count(x.device))[:2]
+            )
+            for name, plan in plans(t, few[0]).items():
+                measure(name, [partial(grouped_gemm_tiles.launch, y, x, w, None, plan) for w in few])
+        yield line
+
+
+def main():
+    parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("what", choices=("check", "time"))
+    parse.add_argument("shapes")
+    parse.add_argument("--rows", default=ROWS)
+    parse.add_argument("--json")
+    args = parse.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for at in args.shapes.split(","):
+        shape, rows = LAYERS["llama-8b"][int(at)], [int(n) for n in args.rows.split(",")]
+        for line in {"check": check, "time": time}[args.what](shape, rows):
+            print(json.dumps(line), flush=True)
+            if args.json:
+                with open(args.json, "a", encoding="utf-8") as out:
+                    out.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
