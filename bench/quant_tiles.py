@@ -22,23 +22,24 @@ from quire.kernels.gpu.runtime.target import sm_count
 ROWS = "1,8,16,32,64,96,128,192,256,384,512,768,1024,2048,4096,8192"
 
 
-def plans(rows, weight, few=False):
+def plans(rows, weight):
     """(name, plan) of the splits worth a measurement."""
-    found, bands = {}, weight.shape[0] // 128
-    for tall in (64, 128, 256):
-        if (tall == 64) != (rows <= 64):
-            continue
+    found, (outputs, _) = {}, weight.shape
+    small = ((64, 256, 6), (64, 128, 8))
+    large = ((128, 256, 4), (256, 128, 3), (128, 128, 5))
+    for tall, wide, stages in small if rows <= 64 else large:
         tiles = -(-rows // tall)
         for parts in (1, 2, 3, 4, 7, 8):
-            if weight.blocks % parts or weight.blocks // parts < 3:
+            items = tiles * (outputs // wide) * parts
+            if weight.blocks % parts or weight.blocks // parts < stages:
                 continue
-            items = tiles * bands * parts
-            if parts > 1 and (tiles > 4 or items > 280 or parts > 4 and items > 140):
+            if parts > 1 and (tiles > 4 or items > 270 or (parts > 4 and items > 140)):
                 continue
-            stages = min(grouped_gemm_tiles._STAGES[tall], weight.blocks // parts)
-            for turns in (True, False) if parts == 1 else (True,):
-                name = f"t{tall} p{parts}" + ("" if turns else " free")
-                found[name] = grouped_gemm_tiles.GroupedTilesPlan(tall, parts, stages, turns)
+            if parts == 1 and items < 40:
+                continue
+            for turns in (True, False) if parts == 1 and outputs > 20000 else (True,):
+                name = f"{wide}x{tall} p{parts}" + ("" if turns else " free")
+                found[name] = grouped_gemm_tiles.GroupedTilesPlan(tall, wide, parts, stages, turns)
     return found
 
 
@@ -54,14 +55,14 @@ def slabs(y, x, weight, count):
         torch.mm(x, grouped_widen.widen(one, x.dtype).t(), out=y[:, i * tiles * 64 : (i + 1) * tiles * 64])
 
 
-def check(shape, rows):
+def check(shape, rows, share, shares):
     weight = pack_tiles(codes_of(shape, "awq"), torch.bfloat16)
     plain = weight.dequantize(torch.bfloat16).float()
     for t in rows:
         x, y = rand(t, shape[1]), torch.empty(t, shape[0], dtype=torch.bfloat16, device="cuda")
         want = x.float() @ plain.t()
         bound = want.abs() * 2**-8 + 2**-9 * want.std()
-        for name, plan in plans(t, weight).items():
+        for name, plan in [*plans(t, weight).items()][share::shares]:
             line = {"check": shape, "rows": t, "plan": name}
             try:
                 y.fill_(float("nan"))
@@ -103,10 +104,9 @@ def time(shape, rows):
             for count in (2, 4, 8):
                 if (o // 64) % count == 0:
                     measure(f"slabs {count}", [partial(slabs, y, x, w, count) for w in few])
-        if 64 <= t <= 8192:
-            line["plan"] = "t{} p{}".format(
-                *grouped_gemm_tiles.plan_grouped_tiles(t, few[0], sm_count(x.device))[:2]
-            )
+        if t >= 64:
+            plan = grouped_gemm_tiles.plan_grouped_tiles(t, few[0], sm_count(x.device))
+            line["plan"] = f"{plan.outputs}x{plan.rows} p{plan.parts}"
             for name, plan in plans(t, few[0]).items():
                 measure(name, [partial(grouped_gemm_tiles.launch, y, x, w, None, plan) for w in few])
         yield line
@@ -117,12 +117,15 @@ def main():
     parse.add_argument("what", choices=("check", "time"))
     parse.add_argument("shapes")
     parse.add_argument("--rows", default=ROWS)
+    parse.add_argument("--share", default="0/1", help="of the plans that are checked")
     parse.add_argument("--json")
     args = parse.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     for at in args.shapes.split(","):
         shape, rows = LAYERS["llama-8b"][int(at)], [int(n) for n in args.rows.split(",")]
-        for line in {"check": check, "time": time}[args.what](shape, rows):
+        share = [int(n) for n in args.share.split("/")]
+        lines = check(shape, rows, *share) if args.what == "check" else time(shape, rows)
+        for line in lines:
             print(json.dumps(line), flush=True)
             if args.json:
                 with open(args.json, "a", encoding="utf-8") as out:

@@ -79,19 +79,20 @@ def _place(item, rows, PARTS: gl.constexpr):
 
 @gluon.jit
 def _load(x_tiles, w_tiles, x, w, full, empty, T, BLOCKS: gl.constexpr, BANDS: gl.constexpr,
-          TP: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
+          TP: gl.constexpr, HIGH: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
+          PDL: gl.constexpr):  # fmt: skip
     """The warp that starts the copies of all items of a program."""
     EACH: gl.constexpr = BLOCKS // PARTS
-    BYTES: gl.constexpr = TP * BLOCK * 2 + 2 * 4096
+    BYTES: gl.constexpr = TP * BLOCK * 2 + HIGH * 4096
     rows = (T + TP - 1) // TP
     items = rows * (BANDS * PARTS)
     _, part, band = _place(gl.program_id(0), rows, PARTS)
     for s in gl.static_range(STAGES):  # codes are not written by the previous kernel
         mbarrier.expect(full.index(s), BYTES)
-        for i in gl.static_range(2):
-            at = ((band * 2 + i) * BLOCKS + part * EACH + s) * 64
+        for i in gl.static_range(HIGH):
+            at = ((band * HIGH + i) * BLOCKS + part * EACH + s) * 64
             tma.async_copy_global_to_shared(w_tiles, [at, 0], full.index(s),
-                                            w.index(s * 2 + i))  # fmt: skip
+                                            w.index(s * HIGH + i))  # fmt: skip
     if PDL:
         wait_for_previous_kernel()
     count = 0
@@ -103,10 +104,10 @@ def _load(x_tiles, w_tiles, x, w, full, empty, T, BLOCKS: gl.constexpr, BANDS: g
             more = count >= STAGES
             block = part * EACH + step
             mbarrier.expect(full.index(stage), BYTES, pred=more)
-            for i in gl.static_range(2):
-                at = ((band * 2 + i) * BLOCKS + block) * 64
+            for i in gl.static_range(HIGH):
+                at = ((band * HIGH + i) * BLOCKS + block) * 64
                 tma.async_copy_global_to_shared(w_tiles, [at, 0], full.index(stage),
-                                                w.index(stage * 2 + i), pred=more)  # fmt: skip
+                                                w.index(stage * HIGH + i), pred=more)  # fmt: skip
             for h in gl.static_range(2):
                 tma.async_copy_global_to_shared(
                     x_tiles, [tile * TP, block * BLOCK + h * 64], full.index(stage),
@@ -116,8 +117,7 @@ def _load(x_tiles, w_tiles, x, w, full, empty, T, BLOCKS: gl.constexpr, BANDS: g
 
 
 @gluon.jit
-def _factors(scale_ptr, zero_ptr, row, block, G: gl.constexpr, ZERO: gl.constexpr,
-             SHARE: gl.constexpr, FORM: gl.constexpr):  # fmt: skip
+def _factors(scale_ptr, zero_ptr, row, block, G: gl.constexpr, SHARE: gl.constexpr):
     """(scale, zero) of a block's group for rows [64] of a tile, as they are in memory."""
     S: gl.constexpr = (G + SHARE - 1) // SHARE
     g = gl.minimum(block, G - 1)
@@ -142,58 +142,79 @@ def _numbers(factors, shape: gl.constexpr, ZERO: gl.constexpr, FORM: gl.constexp
 def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full, empty, turn,
               T, WHICH: gl.constexpr, O: gl.constexpr, BLOCKS: gl.constexpr, BANDS: gl.constexpr,
               G: gl.constexpr, ZERO: gl.constexpr, SHARE: gl.constexpr, FORM: gl.constexpr,
-              TP: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
+              TP: gl.constexpr, HIGH: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
               TURNS: gl.constexpr):  # fmt: skip
     """A warpgroup that multiplies 64 outputs of each tile by all rows of it."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TP, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     EACH: gl.constexpr = BLOCKS // PARTS
+    EACH_HIGH: gl.constexpr = HIGH // 2
     rows = (T + TP - 1) // TP
     items = rows * (BANDS * PARTS)
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         tile, part, band = _place(item, rows, PARTS)
-        mine = band * 2 + WHICH
-        row = mine * 64 + gl.arange(0, 64, gl.SliceLayout(1, A))
         first = part * EACH
-        held = _factors(scale_ptr, zero_ptr, row, first, G, ZERO, SHARE, FORM)
-        following = _factors(scale_ptr, zero_ptr, row, first + 1, G, ZERO, SHARE, FORM)
-        acc = gl.zeros([64, TP], gl.float32, ACC)
+        sums, held = (), ()
+        for n in gl.static_range(EACH_HIGH):
+            row = (band * HIGH + WHICH * EACH_HIGH + n) * 64
+            row += gl.arange(0, 64, gl.SliceLayout(1, A))
+            held = held + (_factors(scale_ptr, zero_ptr, row, first, G, SHARE),)
+            sums = sums + (gl.zeros([64, TP], gl.float32, ACC),)
         for step in range(EACH):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
-            words = w.index(stage * 2 + WHICH).load(A)
-            scale, minus = _numbers(held, words.shape, ZERO, FORM)
-            held = following
-            following = _factors(scale_ptr, zero_ptr, row, first + step + 2, G, ZERO, SHARE, FORM)
-            for h in gl.static_range(2):
-                weights = _decode_half(words, scale, minus, x, h, A)
-                if TURNS and h == 0:
-                    mbarrier.wait(turn.index(WHICH), (count & 1) ^ (1 - WHICH))
-                rows_of_x = x.index(stage * 2 + h).permute((1, 0))
-                acc = warpgroup_mma(weights, rows_of_x, acc, is_async=True)
+            later, done = (), ()
+            for n in gl.static_range(EACH_HIGH):
+                words = w.index(stage * HIGH + WHICH * EACH_HIGH + n).load(A)
+                scale, minus = _numbers(held[n], words.shape, ZERO, FORM)
+                row = (band * HIGH + WHICH * EACH_HIGH + n) * 64
+                row += gl.arange(0, 64, gl.SliceLayout(1, A))
+                later = later + (_factors(scale_ptr, zero_ptr, row, first + step + 1, G, SHARE),)
+                acc = sums[n]
+                for h in gl.static_range(2):
+                    weights = _decode_half(words, scale, minus, x, h, A)
+                    if TURNS and n + h == 0:
+                        mbarrier.wait(turn.index(WHICH), (count & 1) ^ (1 - WHICH))
+                    rows_of_x = x.index(stage * 2 + h).permute((1, 0))
+                    acc = warpgroup_mma(weights, rows_of_x, acc, is_async=True)
+                done = done + (acc,)
             if TURNS:
                 mbarrier.arrive(turn.index(1 - WHICH), count=1)
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            if EACH_HIGH == 1:
+                sums = (warpgroup_mma_wait(0, deps=[done[0]]),)
+            else:
+                sums = warpgroup_mma_wait(0, deps=[done[0], done[1]])
+            held = later
             mbarrier.arrive(empty.index(stage), count=1)
             count += 1
-        if PARTS > 1:
-            o_in = gl.arange(0, 64, gl.SliceLayout(1, ACC))
-            t_in = gl.arange(0, TP, gl.SliceLayout(0, ACC))
-            place = (mine * rows + tile).to(gl.int64) * (PARTS * 64 * TP)
-            parts = part_ptr + place + o_in[:, None] * TP + t_in[None, :]
-            gl.store(parts + part * (64 * TP), acc)
-            gl.thread_barrier()  # all of the part is written before the counter is increased
-            # a counter has eight bits for each tile of rows
-            before = gl.atomic_add(ticket_ptr + mine, 1 << (8 * tile), sem="acq_rel")
-            if (before >> (8 * tile) & 255) == PARTS - 1:
-                acc = gl.zeros([64, TP], gl.float32, ACC)
-                for p in gl.static_range(PARTS):
-                    acc += gl.load(parts + p * (64 * TP), cache_modifier=".cg")
-                gl.atomic_add(ticket_ptr + mine, -(PARTS << (8 * tile)), sem="relaxed")
-                _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O, TP, ACC)
-        else:
+        for n in gl.static_range(EACH_HIGH):
+            mine = band * HIGH + WHICH * EACH_HIGH + n
+            _finish(bias_ptr, y_ptr, part_ptr, ticket_ptr, sums[n], mine, tile, part, rows, T, O,
+                    TP, PARTS, ACC)  # fmt: skip
+
+
+@gluon.jit
+def _finish(bias_ptr, y_ptr, part_ptr, ticket_ptr, acc, mine, tile, part, rows, T, O: gl.constexpr,
+            TP: gl.constexpr, PARTS: gl.constexpr, ACC: gl.constexpr):  # fmt: skip
+    """Store the sums of a part, or of all of them if it is the last one."""
+    if PARTS > 1:
+        o_in = gl.arange(0, 64, gl.SliceLayout(1, ACC))
+        t_in = gl.arange(0, TP, gl.SliceLayout(0, ACC))
+        place = (mine * rows + tile).to(gl.int64) * (PARTS * 64 * TP)
+        parts = part_ptr + place + o_in[:, None] * TP + t_in[None, :]
+        gl.store(parts + part * (64 * TP), acc)
+        gl.thread_barrier()  # all of the part is written before the counter is increased
+        # a counter has eight bits for each tile of rows
+        before = gl.atomic_add(ticket_ptr + mine, 1 << (8 * tile), sem="acq_rel")
+        if (before >> (8 * tile) & 255) == PARTS - 1:
+            acc = gl.zeros([64, TP], gl.float32, ACC)
+            for p in gl.static_range(PARTS):
+                acc += gl.load(parts + p * (64 * TP), cache_modifier=".cg")
+            gl.atomic_add(ticket_ptr + mine, -(PARTS << (8 * tile)), sem="relaxed")
             _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O, TP, ACC)
+    else:
+        _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O, TP, ACC)
 
 
 @gluon.jit
@@ -228,15 +249,16 @@ def _grouped_gemm_tiles(
     SHARE: gl.constexpr,
     FORM: gl.constexpr,
     TP: gl.constexpr,  # rows of x of a tile
+    HIGH: gl.constexpr,  # tiles of 64 outputs: two or four
     PARTS: gl.constexpr,
     STAGES: gl.constexpr,
     TURNS: gl.constexpr,  # whether warpgroups start their products in turn
     PDL: gl.constexpr,
 ):
-    BANDS: gl.constexpr = O // (2 * 64)
+    BANDS: gl.constexpr = O // (HIGH * 64)
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     x = gl.allocate_shared_memory(dtype, [STAGES * 2, TP, 64], gl.NVMMASharedLayout(128, 16))
-    w = gl.allocate_shared_memory(gl.int16, [STAGES * 2, 64, 32], gl.NVMMASharedLayout(64, 16))
+    w = gl.allocate_shared_memory(gl.int16, [STAGES * HIGH, 64, 32], gl.NVMMASharedLayout(64, 16))
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -251,12 +273,12 @@ def _grouped_gemm_tiles(
     gl.warp_specialize(
         [
             (_multiply, (scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full,
-                         empty, turn, T, 0, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP, PARTS,
+                         empty, turn, T, 0, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP, HIGH, PARTS,
                          STAGES, TURNS)),
             (_multiply, (scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full,
-                         empty, turn, T, 1, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP, PARTS,
+                         empty, turn, T, 1, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP, HIGH, PARTS,
                          STAGES, TURNS)),
-            (_load, (x_tiles, w_tiles, x, w, full, empty, T, BLOCKS, BANDS, TP, PARTS, STAGES,
+            (_load, (x_tiles, w_tiles, x, w, full, empty, T, BLOCKS, BANDS, TP, HIGH, PARTS, STAGES,
                      PDL)),
         ],
         [4, 1],
@@ -264,17 +286,14 @@ def _grouped_gemm_tiles(
     )  # fmt: skip
 
 
-_STAGES = {32: 12, 64: 8, 128: 5, 256: 3}
-"""By rows of a tile: what fits a multiprocessor."""
-
-
 class GroupedTilesPlan(NamedTuple):
     """Split of a product.
 
-    rows: of x of a tile; parts: of the inputs; stages; turns: warpgroups multiply in turn.
+    rows: of x of a tile; outputs: of a tile, 128 or 256; parts: of the inputs; stages; turns: warpgroups multiply in turn.
     """
 
     rows: int
+    outputs: int
     parts: int
     stages: int
     turns: bool
@@ -295,26 +314,29 @@ def supports(x: Tensor, weight: TiledWeight) -> bool:
 
 def plan_grouped_tiles(rows: int, weight: TiledWeight, sms: int) -> GroupedTilesPlan:
     """The split that takes the fewest cycles by count: see _cycles. It changes at 128 rows."""
-    tall, parts = min(
+    rows = cdiv(rows, 128) * 128
+    return min(
         (
-            (tall, parts)
-            for tall in (256, 128)
+            GroupedTilesPlan(tall, wide, parts, stages, True)
+            for tall, wide, stages in ((128, 256, 4), (256, 128, 3), (128, 128, 5))
             for parts in (1, 2, 3, 4, 6, 8)
-            if not weight.blocks % parts
-            and weight.blocks // parts > 2
+            if not weight.shape[0] % wide
+            and not weight.blocks % parts
+            and weight.blocks // parts >= stages
             and (parts == 1 or cdiv(rows, tall) <= 4)
         ),
-        key=lambda plan: _cycles(cdiv(rows, 128) * 128, *plan, weight, sms),
+        key=lambda plan: _cycles(rows, plan, weight.shape[0], weight.blocks, sms),
     )
-    return GroupedTilesPlan(tall, parts, min(_STAGES[tall], weight.blocks // parts), True)
 
 
-def _cycles(rows: int, tall: int, parts: int, weight: TiledWeight, sms: int) -> float:
-    """Cycles of the matrix units, plus what begins and ends an item and what adding parts costs."""
-    items = cdiv(rows, tall) * (weight.shape[0] // (2 * TILE)) * parts
-    product = weight.blocks // parts * max(8.5 * tall, 1200)
-    ends = (16 if parts == 1 else 24) * tall
-    return cdiv(items, sms) * (product + ends) + (8 * parts * tall if parts > 1 else 0)
+def _cycles(rows: int, plan: GroupedTilesPlan, outputs: int, blocks: int, sms: int) -> float:
+    """Of the matrix units or of copies, plus what ends an item, plus what adding parts costs."""
+    size, split = plan.rows * plan.outputs, plan.parts > 1
+    items = cdiv(rows, plan.rows) * (outputs // plan.outputs) * plan.parts
+    step = max(size / 15, (plan.rows * 256 + plan.outputs * 64) / 28)
+    ends = size / (5 if split else 8)
+    added = plan.parts * size / 16 if split else 0
+    return cdiv(items, sms) * (blocks // plan.parts * step + ends) + added
 
 
 def launch(
@@ -327,7 +349,7 @@ def launch(
     """y [T, O] = x @ weight.T + bias; the columns of x are in the order of the codes."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     sms = sm_count(x.device)
-    tall, parts, stages, turns = plan or plan_grouped_tiles(rows, weight, sms)
+    tall, wide, parts, stages, turns = plan or plan_grouped_tiles(rows, weight, sms)
     row_tiles = cdiv(rows, tall)
     assert parts == 1 or row_tiles <= 4, "a counter has eight bits for each tile of rows"
     assert weight.blocks % parts == 0 and weight.blocks // parts >= stages, plan
@@ -344,7 +366,7 @@ def launch(
     )
     assert weight.scale is not None, "see supports"
     zero, form = weight.zero, factor_form(weight.scale)
-    items = row_tiles * parts * (outputs // (2 * TILE))
+    items = row_tiles * parts * (outputs // wide)
     _grouped_gemm_tiles(
         (min(sms, items), 1, 1),
         (
@@ -354,7 +376,8 @@ def launch(
         (rows,),
         (
             outputs, weight.blocks, weight.groups, None if isinstance(zero, Tensor) else zero,
-            form // 16, form // 4 % 4, tall, parts, stages, turns, PDL_ENABLED,
+            form // 16, form // 4 % 4, tall, wide // TILE, parts, stages, turns,
+            PDL_ENABLED,
         ),
         pdl=PDL_ENABLED,
         tiles=(x_tiles, w_tiles),
