@@ -30,16 +30,22 @@ def plans(rows, weight):
     for tall, wide, stages in small if rows <= 64 else large:
         tiles = -(-rows // tall)
         for parts in (1, 2, 3, 4, 7, 8):
-            items = tiles * (outputs // wide) * parts
+            bands = outputs // wide
             if weight.blocks % parts or weight.blocks // parts < stages:
                 continue
-            if parts > 1 and (tiles > 4 or items > 270 or (parts > 4 and items > 140)):
-                continue
-            if parts == 1 and items < 40:
-                continue
-            for turns in (True, False) if parts == 1 and outputs > 20000 else (True,):
-                name = f"{wide}x{tall} p{parts}" + ("" if turns else " free")
-                found[name] = grouped_gemm_tiles.GroupedTilesPlan(tall, wide, parts, stages, turns)
+            for tail in (True, False) if parts > 1 else (False,):
+                whole = tiles * bands // 132 * 132 if tail else 0
+                items = whole + (tiles * bands - whole) * parts
+                if parts > 1 and (tiles > 8 or items - whole > 270 or (tail and not whole)):
+                    continue
+                if parts > 4 and items - whole > 140 or parts == 1 and items < 40:
+                    continue
+                name = f"{wide}x{tall} p{parts}" + (" tail" if tail else "")
+                found[name] = grouped_gemm_tiles.GroupedTilesPlan(
+                    tall, wide, parts, tail, stages, True
+                )
+                if parts == 1 and outputs > 20000:
+                    found[name + " free"] = found[name]._replace(turns=False)
     return found
 
 
@@ -106,7 +112,7 @@ def time(shape, rows):
                     measure(f"slabs {count}", [partial(slabs, y, x, w, count) for w in few])
         if t >= 64:
             plan = grouped_gemm_tiles.plan_grouped_tiles(t, few[0], sm_count(x.device))
-            line["plan"] = f"{plan.outputs}x{plan.rows} p{plan.parts}"
+            line["plan"] = f"{plan.outputs}x{plan.rows} p{plan.parts}" + (" tail" if plan.tail else "")
             for name, plan in plans(t, few[0]).items():
                 measure(name, [partial(grouped_gemm_tiles.launch, y, x, w, None, plan) for w in few])
         yield line

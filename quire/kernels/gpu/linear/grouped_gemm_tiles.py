@@ -72,37 +72,45 @@ def _decode_half(words, scale, minus, x, H: gl.constexpr, A: gl.constexpr):
 
 
 @gluon.jit
-def _place(item, rows, PARTS: gl.constexpr):
-    """(tile of rows, part, band of outputs) of an item: programs beside each other share codes."""
-    return item % rows, item // rows % PARTS, item // rows // PARTS
+def _place(item, rows, whole, BLOCKS: gl.constexpr, PARTS: gl.constexpr):
+    """(tile of rows, band of outputs, whether it is a part, first block, blocks) of an item.
+
+    Items are whole tiles, then parts of tiles. Programs beside each other share codes.
+    """
+    if PARTS == 1:
+        return item % rows, item // rows, item < 0, item * 0, item * 0 + BLOCKS
+    else:
+        EACH: gl.constexpr = BLOCKS // PARTS
+        split = item >= whole
+        at = gl.where(split, whole + (item - whole) // PARTS, item)
+        first = gl.where(split, (item - whole) % PARTS * EACH, 0)
+        return at % rows, at // rows, split, first, gl.where(split, EACH, BLOCKS)
 
 
 @gluon.jit
-def _load(x_tiles, w_tiles, x, w, full, empty, T, BLOCKS: gl.constexpr, BANDS: gl.constexpr,
+def _load(x_tiles, w_tiles, x, w, full, empty, T, whole, BLOCKS: gl.constexpr, BANDS: gl.constexpr,
           TP: gl.constexpr, HIGH: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
           PDL: gl.constexpr):  # fmt: skip
     """The warp that starts the copies of all items of a program."""
-    EACH: gl.constexpr = BLOCKS // PARTS
     BYTES: gl.constexpr = TP * BLOCK * 2 + HIGH * 4096
     rows = (T + TP - 1) // TP
-    items = rows * (BANDS * PARTS)
-    _, part, band = _place(gl.program_id(0), rows, PARTS)
+    items = whole + (rows * BANDS - whole) * PARTS
+    _tile, band, _split, first, _steps = _place(gl.program_id(0), rows, whole, BLOCKS, PARTS)
     for s in gl.static_range(STAGES):  # codes are not written by the previous kernel
         mbarrier.expect(full.index(s), BYTES)
         for i in gl.static_range(HIGH):
-            at = ((band * HIGH + i) * BLOCKS + part * EACH + s) * 64
+            at = ((band * HIGH + i) * BLOCKS + first + s) * 64
             tma.async_copy_global_to_shared(w_tiles, [at, 0], full.index(s),
                                             w.index(s * HIGH + i))  # fmt: skip
     if PDL:
         wait_for_previous_kernel()
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        tile, part, band = _place(item, rows, PARTS)
-        for step in range(EACH):
+        tile, band, split, first, steps = _place(item, rows, whole, BLOCKS, PARTS)
+        for block in range(first, first + steps):
             stage = count % STAGES
             mbarrier.wait(empty.index(stage), (count // STAGES & 1) ^ 1)
             more = count >= STAGES
-            block = part * EACH + step
             mbarrier.expect(full.index(stage), BYTES, pred=more)
             for i in gl.static_range(HIGH):
                 at = ((band * HIGH + i) * BLOCKS + block) * 64
@@ -135,33 +143,32 @@ def _numbers(factors, shape: gl.constexpr, ZERO: gl.constexpr, FORM: gl.constexp
         minus = scale * (-128.0 - factors[1].to(gl.float32))
     else:
         minus = scale * (-128.0 - ZERO)
-    return gl.expand_dims(scale, 1).broadcast_to(shape), gl.expand_dims(minus, 1).broadcast_to(shape)
+    scale, minus = gl.expand_dims(scale, 1), gl.expand_dims(minus, 1)
+    return scale.broadcast_to(shape), minus.broadcast_to(shape)
 
 
 @gluon.jit
 def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full, empty, turn,
-              T, WHICH: gl.constexpr, O: gl.constexpr, BLOCKS: gl.constexpr, BANDS: gl.constexpr,
+              T, whole, WHICH: gl.constexpr, O: gl.constexpr, BLOCKS: gl.constexpr, BANDS: gl.constexpr,
               G: gl.constexpr, ZERO: gl.constexpr, SHARE: gl.constexpr, FORM: gl.constexpr,
               TP: gl.constexpr, HIGH: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
               TURNS: gl.constexpr):  # fmt: skip
     """A warpgroup that multiplies 64 outputs of each tile by all rows of it."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TP, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
-    EACH: gl.constexpr = BLOCKS // PARTS
     EACH_HIGH: gl.constexpr = HIGH // 2
     rows = (T + TP - 1) // TP
-    items = rows * (BANDS * PARTS)
+    items = whole + (rows * BANDS - whole) * PARTS
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        tile, part, band = _place(item, rows, PARTS)
-        first = part * EACH
+        tile, band, split, first, steps = _place(item, rows, whole, BLOCKS, PARTS)
         sums, held = (), ()
         for n in gl.static_range(EACH_HIGH):
             row = (band * HIGH + WHICH * EACH_HIGH + n) * 64
             row += gl.arange(0, 64, gl.SliceLayout(1, A))
             held = held + (_factors(scale_ptr, zero_ptr, row, first, G, SHARE),)
             sums = sums + (gl.zeros([64, TP], gl.float32, ACC),)
-        for step in range(EACH):
+        for block in range(first, first + steps):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
             later, done = (), ()
@@ -170,7 +177,7 @@ def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, 
                 scale, minus = _numbers(held[n], words.shape, ZERO, FORM)
                 row = (band * HIGH + WHICH * EACH_HIGH + n) * 64
                 row += gl.arange(0, 64, gl.SliceLayout(1, A))
-                later = later + (_factors(scale_ptr, zero_ptr, row, first + step + 1, G, SHARE),)
+                later = later + (_factors(scale_ptr, zero_ptr, row, block + 1, G, SHARE),)
                 acc = sums[n]
                 for h in gl.static_range(2):
                     weights = _decode_half(words, scale, minus, x, h, A)
@@ -190,30 +197,34 @@ def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, 
             count += 1
         for n in gl.static_range(EACH_HIGH):
             mine = band * HIGH + WHICH * EACH_HIGH + n
-            _finish(bias_ptr, y_ptr, part_ptr, ticket_ptr, sums[n], mine, tile, part, rows, T, O,
-                    TP, PARTS, ACC)  # fmt: skip
+            if PARTS == 1:
+                _store_rows(y_ptr, bias_ptr, sums[n], mine, tile, T, O, TP, ACC)
+            elif split:
+                part = first // (BLOCKS // PARTS)
+                place = (band * rows + tile - whole) * HIGH + WHICH * EACH_HIGH + n
+                _add_part(bias_ptr, y_ptr, part_ptr, ticket_ptr, sums[n], mine, tile, part, place,
+                          T, O, TP, PARTS, ACC)  # fmt: skip
+            else:
+                _store_rows(y_ptr, bias_ptr, sums[n], mine, tile, T, O, TP, ACC)
 
 
 @gluon.jit
-def _finish(bias_ptr, y_ptr, part_ptr, ticket_ptr, acc, mine, tile, part, rows, T, O: gl.constexpr,
-            TP: gl.constexpr, PARTS: gl.constexpr, ACC: gl.constexpr):  # fmt: skip
-    """Store the sums of a part, or of all of them if it is the last one."""
-    if PARTS > 1:
-        o_in = gl.arange(0, 64, gl.SliceLayout(1, ACC))
-        t_in = gl.arange(0, TP, gl.SliceLayout(0, ACC))
-        place = (mine * rows + tile).to(gl.int64) * (PARTS * 64 * TP)
-        parts = part_ptr + place + o_in[:, None] * TP + t_in[None, :]
-        gl.store(parts + part * (64 * TP), acc)
-        gl.thread_barrier()  # all of the part is written before the counter is increased
-        # a counter has eight bits for each tile of rows
-        before = gl.atomic_add(ticket_ptr + mine, 1 << (8 * tile), sem="acq_rel")
-        if (before >> (8 * tile) & 255) == PARTS - 1:
-            acc = gl.zeros([64, TP], gl.float32, ACC)
-            for p in gl.static_range(PARTS):
-                acc += gl.load(parts + p * (64 * TP), cache_modifier=".cg")
-            gl.atomic_add(ticket_ptr + mine, -(PARTS << (8 * tile)), sem="relaxed")
-            _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O, TP, ACC)
-    else:
+def _add_part(bias_ptr, y_ptr, part_ptr, ticket_ptr, acc, mine, tile, part, place, T,
+              O: gl.constexpr, TP: gl.constexpr, PARTS: gl.constexpr,
+              ACC: gl.constexpr):  # fmt: skip
+    """Keep the sums of a part. Whoever keeps the last one stores the sum of all."""
+    o_in = gl.arange(0, 64, gl.SliceLayout(1, ACC))
+    t_in = gl.arange(0, TP, gl.SliceLayout(0, ACC))
+    parts = part_ptr + place.to(gl.int64) * (PARTS * 64 * TP) + o_in[:, None] * TP + t_in[None, :]
+    gl.store(parts + part * (64 * TP), acc)
+    gl.thread_barrier()  # all of the part is written before the counter is increased
+    # a counter has four bits for each tile of rows
+    before = gl.atomic_add(ticket_ptr + mine, 1 << (4 * tile), sem="acq_rel")
+    if (before >> (4 * tile) & 15) == PARTS - 1:
+        acc = gl.zeros([64, TP], gl.float32, ACC)
+        for p in gl.static_range(PARTS):
+            acc += gl.load(parts + p * (64 * TP), cache_modifier=".cg")
+        gl.atomic_add(ticket_ptr + mine, -(PARTS << (4 * tile)), sem="relaxed")
         _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O, TP, ACC)
 
 
@@ -231,17 +242,18 @@ def _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O: gl.constexpr, TP: gl.con
     gl.store(y_ptr + t.to(gl.int64)[None, :] * O + o[:, None], y, (t < T)[None, :])
 
 
-@kernel("T", jit=gluon.jit)
+@kernel("T", "whole", jit=gluon.jit)
 def _grouped_gemm_tiles(
     scale_ptr,  # factors of groups: see TiledFactors
     zero_ptr,
     bias_ptr,  # [O] or None
     y_ptr,  # [T, O] out
-    part_ptr,  # [tiles of outputs, tiles of rows, PARTS, 64, TP] float32, used if PARTS > 1
+    part_ptr,  # [split tiles, HIGH, PARTS, 64, TP] float32, written and read if PARTS > 1
     ticket_ptr,  # [tiles of outputs] int32, zero before and after
     x_tiles,  # descriptor of [T, I], tiles [TP, 64]
     w_tiles,  # descriptor of the codes as [., 32], tiles [64, 32]
     T,
+    whole,  # tiles that are not split, if PARTS > 1
     O: gl.constexpr,
     BLOCKS: gl.constexpr,
     G: gl.constexpr,
@@ -273,13 +285,13 @@ def _grouped_gemm_tiles(
     gl.warp_specialize(
         [
             (_multiply, (scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full,
-                         empty, turn, T, 0, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP, HIGH, PARTS,
+                         empty, turn, T, whole, 0, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP, HIGH, PARTS,
                          STAGES, TURNS)),
             (_multiply, (scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full,
-                         empty, turn, T, 1, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP, HIGH, PARTS,
+                         empty, turn, T, whole, 1, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP, HIGH, PARTS,
                          STAGES, TURNS)),
-            (_load, (x_tiles, w_tiles, x, w, full, empty, T, BLOCKS, BANDS, TP, HIGH, PARTS, STAGES,
-                     PDL)),
+            (_load, (x_tiles, w_tiles, x, w, full, empty, T, whole, BLOCKS, BANDS, TP, HIGH, PARTS,
+                     STAGES, PDL)),
         ],
         [4, 1],
         [232, 32],
@@ -289,12 +301,15 @@ def _grouped_gemm_tiles(
 class GroupedTilesPlan(NamedTuple):
     """Split of a product.
 
-    rows: of x of a tile; outputs: of a tile, 128 or 256; parts: of the inputs; stages; turns: warpgroups multiply in turn.
+    rows: of x of a tile; outputs: of a tile, 128 or 256; parts: of the inputs; tail: whole tiles
+    come first, in full rounds of all programs, and only the others are split; stages; turns:
+    warpgroups multiply in turn.
     """
 
     rows: int
     outputs: int
     parts: int
+    tail: bool
     stages: int
     turns: bool
 
@@ -317,26 +332,36 @@ def plan_grouped_tiles(rows: int, weight: TiledWeight, sms: int) -> GroupedTiles
     rows = cdiv(rows, 128) * 128
     return min(
         (
-            GroupedTilesPlan(tall, wide, parts, stages, True)
+            GroupedTilesPlan(tall, wide, parts, tail, stages, True)
             for tall, wide, stages in ((128, 256, 4), (256, 128, 3), (128, 128, 5))
             for parts in (1, 2, 3, 4, 6, 8)
+            for tail in ((True, False) if parts > 1 else (False,))
             if not weight.shape[0] % wide
             and not weight.blocks % parts
             and weight.blocks // parts >= stages
-            and (parts == 1 or cdiv(rows, tall) <= 4)
+            and (parts == 1 or cdiv(rows, tall) <= 8)
         ),
         key=lambda plan: _cycles(rows, plan, weight.shape[0], weight.blocks, sms),
     )
 
 
 def _cycles(rows: int, plan: GroupedTilesPlan, outputs: int, blocks: int, sms: int) -> float:
-    """Of the matrix units or of copies, plus what ends an item, plus what adding parts costs."""
-    size, split = plan.rows * plan.outputs, plan.parts > 1
-    items = cdiv(rows, plan.rows) * (outputs // plan.outputs) * plan.parts
+    """Of the matrix units or of copies, plus those of sums that are stored and parts added."""
+    size = plan.rows * plan.outputs
+    tiles = cdiv(rows, plan.rows) * (outputs // plan.outputs)
+    whole = _whole_tiles(plan, tiles, sms)
     step = max(size / 15, (plan.rows * 256 + plan.outputs * 64) / 28)
-    ends = size / (5 if split else 8)
-    added = plan.parts * size / 16 if split else 0
-    return cdiv(items, sms) * (blocks // plan.parts * step + ends) + added
+    found = cdiv(whole, sms) * (blocks * step + size / 8)
+    if tiles > whole:
+        ends = size / 8 + size / 6 + plan.parts * size / 10
+        found += cdiv((tiles - whole) * plan.parts, sms) * (blocks // plan.parts * step + ends)
+    return found
+
+
+def _whole_tiles(plan: GroupedTilesPlan, tiles: int, sms: int) -> int:
+    if plan.parts == 1:
+        return tiles
+    return tiles // sms * sms if plan.tail else 0
 
 
 def launch(
@@ -349,13 +374,17 @@ def launch(
     """y [T, O] = x @ weight.T + bias; the columns of x are in the order of the codes."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     sms = sm_count(x.device)
-    tall, wide, parts, stages, turns = plan or plan_grouped_tiles(rows, weight, sms)
+    plan = plan or plan_grouped_tiles(rows, weight, sms)
+    tall, wide, parts, _, stages, turns = plan
     row_tiles = cdiv(rows, tall)
-    assert parts == 1 or row_tiles <= 4, "a counter has eight bits for each tile of rows"
-    assert weight.blocks % parts == 0 and weight.blocks // parts >= stages, plan
+    assert parts == 1 or row_tiles <= 8, "a counter has four bits for each tile of rows"
+    assert weight.blocks % parts == 0, plan
+    assert weight.blocks // parts >= stages, plan
+    tiles = row_tiles * (outputs // wide)
+    whole = _whole_tiles(plan, tiles, sms)
     sums = None
     if parts > 1:
-        count = outputs * row_tiles * parts * tall
+        count = (tiles - whole) * parts * wide * tall
         sums = torch.empty(count, dtype=torch.float32, device=y.device)
     x_tiles = TensorDescriptor(
         x, [rows, inputs], [x.stride(0), 1], [tall, 64], gl.NVMMASharedLayout(128, 16)
@@ -366,14 +395,13 @@ def launch(
     )
     assert weight.scale is not None, "see supports"
     zero, form = weight.zero, factor_form(weight.scale)
-    items = row_tiles * parts * (outputs // wide)
     _grouped_gemm_tiles(
-        (min(sms, items), 1, 1),
+        (min(sms, whole + (tiles - whole) * parts), 1, 1),
         (
             weight.scale.values, zero if isinstance(zero, Tensor) else None, bias, y, sums,
             weight.counters,
         ),
-        (rows,),
+        (rows, whole),
         (
             outputs, weight.blocks, weight.groups, None if isinstance(zero, Tensor) else zero,
             form // 16, form // 4 % 4, tall, wide // TILE, parts, stages, turns,
