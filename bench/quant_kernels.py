@@ -1,6 +1,6 @@
 """Time on the device by kernel, of captured decoding steps with weights of 4 bits.
 
-    python bench/quant_kernels.py [--rows 1,8,32] [--context 300] [--json FILE]
+python bench/quant_kernels.py [--rows 1,8,32] [--context 300] [--json FILE]
 """
 
 import argparse
@@ -43,7 +43,12 @@ def main():
             sums[event.name[:60]] += event.device_time / 3
             counts[event.name[:60]] += 1 / 3
         for name, us in sums.most_common(14):
-            line = {"kernel": name, "rows": rows, "us a step": round(us, 1), "launches": round(counts[name])}
+            line = {
+                "kernel": name,
+                "rows": rows,
+                "us a step": round(us, 1),
+                "launches": round(counts[name]),
+            }
             print(json.dumps(line), flush=True)
             if args.json:
                 with open(args.json, "a", encoding="utf-8") as out:

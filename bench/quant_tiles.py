@@ -58,7 +58,11 @@ def slabs(y, x, weight, count):
             weight, low=weight.low[part], shape=(tiles * 64, weight.shape[1]),
             scale=weight.scale._replace(values=weight.scale.values[part]), zero=weight.zero[part],
         )  # fmt: skip
-        torch.mm(x, grouped_widen.widen(one, x.dtype).t(), out=y[:, i * tiles * 64 : (i + 1) * tiles * 64])
+        torch.mm(
+            x,
+            grouped_widen.widen(one, x.dtype).t(),
+            out=y[:, i * tiles * 64 : (i + 1) * tiles * 64],
+        )
 
 
 def check(shape, rows, share, shares):
@@ -112,9 +116,13 @@ def time(shape, rows):
                     measure(f"slabs {count}", [partial(slabs, y, x, w, count) for w in few])
         if t >= 64:
             plan = grouped_gemm_tiles.plan_grouped_tiles(t, few[0], sm_count(x.device))
-            line["plan"] = f"{plan.outputs}x{plan.rows} p{plan.parts}" + (" tail" if plan.tail else "")
+            line["plan"] = f"{plan.outputs}x{plan.rows} p{plan.parts}" + (
+                " tail" if plan.tail else ""
+            )
             for name, plan in plans(t, few[0]).items():
-                measure(name, [partial(grouped_gemm_tiles.launch, y, x, w, None, plan) for w in few])
+                measure(
+                    name, [partial(grouped_gemm_tiles.launch, y, x, w, None, plan) for w in few]
+                )
         yield line
 
 

@@ -335,7 +335,7 @@ def plan_grouped_tiles(rows: int, weight: TiledWeight, sms: int) -> GroupedTiles
             GroupedTilesPlan(tall, wide, parts, tail, stages, True)
             for tall, wide, stages in ((128, 256, 4), (256, 128, 3), (128, 128, 5))
             for parts in (1, 2, 3, 4, 6, 8)
-            for tail in ((True, False) if parts > 1 else (False,))
+            for tail in ((False, True) if parts > 1 else (False,))
             if not weight.shape[0] % wide
             and not weight.blocks % parts
             and weight.blocks // parts >= stages

@@ -111,7 +111,9 @@ def _import_gluon_modules() -> tuple[Any, Any, Any, Any]:
         return tuple(
             import_module(f"quire.kernels.gpu.linear.{name}")
             for name in (
-                "grouped_small_m", "grouped_gemm_hopper", "grouped_gemm_wgmma",
+                "grouped_small_m",
+                "grouped_gemm_hopper",
+                "grouped_gemm_wgmma",
                 "grouped_gemm_tiles",
             )
         )  # type: ignore[return-value]
