@@ -87,7 +87,18 @@ def check(shape, rows, share, shares):
             yield line
 
 
-def time(shape, rows):
+def checked(path, shape):
+    """Names of the plans that passed all their checks."""
+    good = {}
+    with open(path, encoding="utf-8") as lines:
+        for line in map(json.loads, lines):
+            if line.get("check") == list(shape):
+                passed = line.get("error over bound", 9) < 1.5 and line.get("same")
+                good[line["plan"]] = good.get(line["plan"], True) and passed
+    return {name for name, passed in good.items() if passed}
+
+
+def time(shape, rows, good):
     o, i = shape
     copies = max(2, min(8, int(4e8 // (o * i)) + 1))
     plain = [rand(o, i) / i**0.5 for _ in range(copies)]
@@ -120,6 +131,8 @@ def time(shape, rows):
                 " tail" if plan.tail else ""
             )
             for name, plan in plans(t, few[0]).items():
+                if good is not None and name not in good:
+                    continue
                 measure(
                     name, [partial(grouped_gemm_tiles.launch, y, x, w, None, plan) for w in few]
                 )
@@ -132,13 +145,15 @@ def main():
     parse.add_argument("shapes")
     parse.add_argument("--rows", default=ROWS)
     parse.add_argument("--share", default="0/1", help="of the plans that are checked")
+    parse.add_argument("--checked", help="file of checks: only plans that passed are timed")
     parse.add_argument("--json")
     args = parse.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     for at in args.shapes.split(","):
         shape, rows = LAYERS["llama-8b"][int(at)], [int(n) for n in args.rows.split(",")]
         share = [int(n) for n in args.share.split("/")]
-        lines = check(shape, rows, *share) if args.what == "check" else time(shape, rows)
+        good = checked(args.checked, shape) if args.checked else None
+        lines = check(shape, rows, *share) if args.what == "check" else time(shape, rows, good)
         for line in lines:
             print(json.dumps(line), flush=True)
             if args.json:
