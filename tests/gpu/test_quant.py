@@ -144,6 +144,31 @@ def test_parts_of_large_matrices_are_near_float64(outputs, inputs, group, kind, 
     assert not weight.counters.any()
 
 
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "group", "kind", "dtype", "rows"),
+    [
+        (4096, 4096, 128, 1, torch.bfloat16, 100),
+        (6144, 4096, 128, 0, torch.float16, 300),
+        (4352, 14336, 128, 1, torch.bfloat16, 256),
+        (28672, 4096, 128, 1, torch.bfloat16, 520),
+        (4096, 4160, 4160, 0, torch.bfloat16, 1000),
+        (384, 1024, 128, 1, torch.float16, 65),
+    ],
+)
+def test_tiles_and_their_parts_are_near_float64(outputs, inputs, group, kind, dtype, rows):
+    from quire.kernels.gpu.linear import grouped_gemm_tiles as tiles
+
+    weight = replace(weight_of(outputs, inputs, 4, group, kind, dtype), perm=None)
+    x, bias = torch.randn(rows, inputs, device=CUDA).to(dtype), torch.randn(outputs).to(CUDA, dtype)
+    if not tiles.supports(x, weight):
+        pytest.skip("Hopper only")
+    found = multiply(x, weight, bias)
+    check(found, x, weight, bias)
+    for _ in range(3):
+        assert torch.equal(multiply(x, weight, bias), found)
+    assert not weight.counters.any()
+
+
 @pytest.mark.parametrize("kind", [1, *tiers.long(0, 2, 3, 4)])
 def test_a_captured_product_follows_its_input(kind):
     weight = weight_of(512, 1024, 4, 128, kind)

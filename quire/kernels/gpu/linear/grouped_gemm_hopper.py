@@ -58,8 +58,37 @@ def _decode_half(block, table_ptr, o, S: gl.constexpr, HALF: gl.constexpr, LOW: 
                  OWN_TABLE: gl.constexpr):  # fmt: skip
     """Every other input, from the first (HALF 0) or the second, of slice S: float32 [BN, SK / 2].
 
-    block: of load_block, in words of 32 bits. o: [BN, 1].
+    block: of load_block, in words of 32 bits. o: [BN, 1]. ZERO None: codes are e4m3 floats.
     """
+    if ZERO is None:
+        return _decode_floats(block, S, HALF, NS, PER, SCALED)
+    else:
+        return _decode_integers(block, table_ptr, o, S, HALF, LOW, HIGH, NS, PER, ZERO, SCALED,
+                                FACTORED, OFFSET, ZEROS, TABLE, OWN_TABLE)  # fmt: skip
+
+
+@gluon.jit
+def _decode_floats(block, S: gl.constexpr, HALF: gl.constexpr, NS: gl.constexpr,
+                   PER: gl.constexpr, SCALED: gl.constexpr):  # fmt: skip
+    """See _decode_half. Bits of a float are put where those of a larger exponent are."""
+    WORDS: gl.constexpr = NS // 4
+    AT: gl.constexpr = S % 4 * 4 + HALF * 16
+    high = block[WORDS + S // 4]
+    bits = _moved(block[S // 4], AT, 20) & (15 << 20)
+    bits = bits | _moved(high, AT, 24) & (7 << 24) | _moved(high, AT + 3, 31) & -(1 << 31)
+    value = bits.to(gl.float32, bitcast=True) * 2.0**120
+    if SCALED:
+        value *= block[2 * WORDS + S // PER][:, None]
+    return value
+
+
+@gluon.jit
+def _decode_integers(block, table_ptr, o, S: gl.constexpr, HALF: gl.constexpr, LOW: gl.constexpr,
+                     HIGH: gl.constexpr, NS: gl.constexpr, PER: gl.constexpr, ZERO: gl.constexpr,
+                     SCALED: gl.constexpr, FACTORED: gl.constexpr, OFFSET: gl.constexpr,
+                     ZEROS: gl.constexpr, TABLE: gl.constexpr,
+                     OWN_TABLE: gl.constexpr):  # fmt: skip
+    """See _decode_half."""
     WORDS: gl.constexpr = NS * LOW // 16
     EACH: gl.constexpr = (1 if SCALED else 0) + (1 if OFFSET else 0) + (1 if ZEROS else 0)
     FIRST: gl.constexpr = WORDS + NS * HIGH // 16 + S // PER * EACH
@@ -335,10 +364,10 @@ class GroupedHopperPlan(NamedTuple):
 
 
 def supports(x: Tensor, weight: TiledWeight) -> bool:
-    """Whether this kernel multiplies these rows: not those of tables, nor e4m3 floats."""
+    """Whether this kernel multiplies these rows: not those of tables."""
     whole = weight.slices * weight.slice_width % INNER.value == 0
     aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
-    fits = whole and aligned and weight.table is None and not weight.e4m3 and weight.blocks > 1
+    fits = whole and aligned and weight.table is None and weight.blocks > 1
     return fits and gpu_target(x.device).capability == (9, 0)
 
 
