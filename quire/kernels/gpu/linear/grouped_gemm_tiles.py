@@ -106,7 +106,7 @@ def _load(x_tiles, w_tiles, x, w, full, empty, T, whole, BLOCKS: gl.constexpr, B
         wait_for_previous_kernel()
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        tile, band, split, first, steps = _place(item, rows, whole, BLOCKS, PARTS)
+        tile, band, _split, first, steps = _place(item, rows, whole, BLOCKS, PARTS)
         for block in range(first, first + steps):
             stage = count % STAGES
             mbarrier.wait(empty.index(stage), (count // STAGES & 1) ^ 1)
@@ -149,10 +149,10 @@ def _numbers(factors, shape: gl.constexpr, ZERO: gl.constexpr, FORM: gl.constexp
 
 @gluon.jit
 def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full, empty, turn,
-              T, whole, WHICH: gl.constexpr, O: gl.constexpr, BLOCKS: gl.constexpr, BANDS: gl.constexpr,
-              G: gl.constexpr, ZERO: gl.constexpr, SHARE: gl.constexpr, FORM: gl.constexpr,
-              TP: gl.constexpr, HIGH: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
-              TURNS: gl.constexpr):  # fmt: skip
+              T, whole, WHICH: gl.constexpr, O: gl.constexpr, BLOCKS: gl.constexpr,
+              BANDS: gl.constexpr, G: gl.constexpr, ZERO: gl.constexpr, SHARE: gl.constexpr,
+              FORM: gl.constexpr, TP: gl.constexpr, HIGH: gl.constexpr, PARTS: gl.constexpr,
+              STAGES: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
     """A warpgroup that multiplies 64 outputs of each tile by all rows of it."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TP, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
@@ -285,11 +285,11 @@ def _grouped_gemm_tiles(
     gl.warp_specialize(
         [
             (_multiply, (scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full,
-                         empty, turn, T, whole, 0, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP, HIGH, PARTS,
-                         STAGES, TURNS)),
+                         empty, turn, T, whole, 0, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP,
+                         HIGH, PARTS, STAGES, TURNS)),
             (_multiply, (scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full,
-                         empty, turn, T, whole, 1, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP, HIGH, PARTS,
-                         STAGES, TURNS)),
+                         empty, turn, T, whole, 1, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP,
+                         HIGH, PARTS, STAGES, TURNS)),
             (_load, (x_tiles, w_tiles, x, w, full, empty, T, whole, BLOCKS, BANDS, TP, HIGH, PARTS,
                      STAGES, PDL)),
         ],
