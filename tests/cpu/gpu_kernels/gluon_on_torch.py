@@ -82,7 +82,7 @@ def _language(copies, program):
         minimum=lambda x, most: x.clamp(max=most), thread_barrier=lambda: None,
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         allocate_shared_memory=lambda dtype, shape, layout: Shared(
-            torch.full(shape, float("nan"), dtype=dtype)),
+            torch.full(shape, float("nan") if dtype.is_floating_point else 0, dtype=dtype)),
         int64=torch.int64, float32=torch.float32,
         nvidia=SimpleNamespace(ampere=SimpleNamespace(mma_v2=multiply)),
     )  # fmt: skip
@@ -94,12 +94,14 @@ def _memory(tensor):
     return tensor.as_strided((size,), (1,))
 
 
-def run(kernel, grid, tensors, numbers, consts, functions):
+def run(kernel, grid, tensors, numbers, consts, functions, tiles=(), more=None):
     """Run each program of a launch. functions: what the kernel calls, by name, in place of its own;
-    those that are jitted see the same language."""
+    those that are jitted see the same language. more: of gluon_partitions.py, for what it adds."""
     for program in itertools.product(*map(range, grid)):
         copies = Copies()
         names = {"gl": _language(copies, program), "async_copy": copies, "mma_v2": multiply}
+        if more is not None:
+            names |= more(names["gl"], grid)
         names |= functions
         for name, value in kernel._jit.fn.__globals__.items():
             if name not in names:
@@ -109,4 +111,4 @@ def run(kernel, grid, tensors, numbers, consts, functions):
                 names[name] = value
         body = FunctionType(kernel._jit.fn.__code__, names)
         pointers = [None if t is None else Pointer(_memory(t)) for t in tensors]
-        body(*pointers, *numbers, *consts)
+        body(*pointers, *tiles, *numbers, *consts)

@@ -159,13 +159,13 @@ def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, 
     EACH_HIGH: gl.constexpr = HIGH // 2
     rows = (T + TP - 1) // TP
     items = whole + (rows * BANDS - whole) * PARTS
+    o = gl.arange(0, 64, gl.SliceLayout(1, A))
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         tile, band, split, first, steps = _place(item, rows, whole, BLOCKS, PARTS)
         sums, held = (), ()
         for n in gl.static_range(EACH_HIGH):
-            row = (band * HIGH + WHICH * EACH_HIGH + n) * 64
-            row += gl.arange(0, 64, gl.SliceLayout(1, A))
+            row = (band * HIGH + WHICH * EACH_HIGH + n) * 64 + o
             held = held + (_factors(scale_ptr, zero_ptr, row, first, G, SHARE),)
             sums = sums + (gl.zeros([64, TP], gl.float32, ACC),)
         for block in range(first, first + steps):
@@ -175,8 +175,7 @@ def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, 
             for n in gl.static_range(EACH_HIGH):
                 words = w.index(stage * HIGH + WHICH * EACH_HIGH + n).load(A)
                 scale, minus = _numbers(held[n], words.shape, ZERO, FORM)
-                row = (band * HIGH + WHICH * EACH_HIGH + n) * 64
-                row += gl.arange(0, 64, gl.SliceLayout(1, A))
+                row = (band * HIGH + WHICH * EACH_HIGH + n) * 64 + o
                 later = later + (_factors(scale_ptr, zero_ptr, row, block + 1, G, SHARE),)
                 acc = sums[n]
                 for h in gl.static_range(2):
