@@ -23,28 +23,20 @@ ROWS = "1,8,16,32,64,96,128,192,256,384,512,768,1024,2048,4096,8192"
 
 def plans(rows, weight):
     """(name, plan) of the splits worth a measurement."""
-    found, (outputs, _) = {}, weight.shape
-    small = ((64, 256, 6), (64, 128, 8))
-    large = ((128, 256, 4), (256, 128, 3), (128, 128, 5))
-    for tall, wide, stages in small if rows <= 64 else large:
-        tiles = -(-rows // tall)
-        for parts in (1, 2, 3, 4, 7, 8):
-            bands = outputs // wide
-            if weight.blocks % parts or weight.blocks // parts < stages:
-                continue
-            for tail in (True, False) if parts > 1 else (False,):
-                whole = tiles * bands // 132 * 132 if tail else 0
-                items = whole + (tiles * bands - whole) * parts
-                if parts > 1 and (tiles > 8 or items - whole > 270 or (tail and not whole)):
+    found, bands = {}, weight.shape[0] // 128
+    for tall, stages in ((128, 5), (256, 3)):
+        tiles = -(-rows // tall) * bands
+        for parts in (1, 2, 3, 4):
+            for tail in (False, True) if parts > 1 else (False,):
+                split = tiles % 132 if tail else tiles
+                if weight.blocks % parts or weight.blocks // parts < stages:
                     continue
-                if (parts > 4 and items - whole > 140) or (parts == 1 and items < 40):
+                if parts > 1 and (
+                    tiles > 8 * bands or split * parts > 270 or (tail and tiles < 132)
+                ):
                     continue
-                name = f"{wide}x{tall} p{parts}" + (" tail" if tail else "")
-                found[name] = grouped_gemm_tiles.GroupedTilesPlan(
-                    tall, wide, parts, tail, stages, True
-                )
-                if parts == 1 and outputs > 20000:
-                    found[name + " free"] = found[name]._replace(turns=False)
+                name = f"t{tall} p{parts}" + (" tail" if tail else "")
+                found[name] = grouped_gemm_tiles.GroupedTilesPlan(tall, parts, tail, stages)
     return found
 
 
@@ -104,11 +96,9 @@ def time(shape, rows, good):
             measure("mma", [partial(grouped_gemm.launch, y, x, w) for w in few])
         if t >= 256:
             measure("widened", [partial(widened, y, x, w) for w in few])
-        if t >= 64:
+        if t > 64:
             plan = grouped_gemm_tiles.plan_grouped_tiles(t, few[0], sm_count(x.device))
-            line["plan"] = f"{plan.outputs}x{plan.rows} p{plan.parts}" + (
-                " tail" if plan.tail else ""
-            )
+            line["plan"] = f"t{plan.rows} p{plan.parts}" + (" tail" if plan.tail else "")
             for name, plan in plans(t, few[0]).items():
                 if good is not None and name not in good:
                     continue

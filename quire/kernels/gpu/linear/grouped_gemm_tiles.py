@@ -3,7 +3,7 @@
     y = x W^T + bias
 
 A tile is 128 outputs by up to 256 rows. The copy engine brings codes and rows of x to shared
-memory, some blocks ahead, and goes on to the next tile while this one is stored. Each warpgroup
+memory, some blocks ahead, and those of the next tile while this one is stored. Each warpgroup
 has 64 outputs: it takes codes as the matrix instruction wants its left operand, decodes them in
 registers, and multiplies them by all rows of the tile. While one decodes, another multiplies.
 Weights are scaled and rounded once, from float32, before they are multiplied: the numbers are those
@@ -89,19 +89,19 @@ def _place(item, rows, whole, BLOCKS: gl.constexpr, PARTS: gl.constexpr):
 
 @gluon.jit
 def _load(x_tiles, w_tiles, x, w, full, empty, T, whole, BLOCKS: gl.constexpr, BANDS: gl.constexpr,
-          TP: gl.constexpr, HIGH: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
+          TP: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
           PDL: gl.constexpr):  # fmt: skip
     """The warp that starts the copies of all items of a program."""
-    BYTES: gl.constexpr = TP * BLOCK * 2 + HIGH * 4096
+    BYTES: gl.constexpr = TP * BLOCK * 2 + 2 * 4096
     rows = (T + TP - 1) // TP
     items = whole + (rows * BANDS - whole) * PARTS
     _tile, band, _split, first, _steps = _place(gl.program_id(0), rows, whole, BLOCKS, PARTS)
     for s in gl.static_range(STAGES):  # codes are not written by the previous kernel
         mbarrier.expect(full.index(s), BYTES)
-        for i in gl.static_range(HIGH):
-            at = ((band * HIGH + i) * BLOCKS + first + s) * 64
+        for i in gl.static_range(2):
+            at = ((band * 2 + i) * BLOCKS + first + s) * 64
             tma.async_copy_global_to_shared(w_tiles, [at, 0], full.index(s),
-                                            w.index(s * HIGH + i))  # fmt: skip
+                                            w.index(s * 2 + i))  # fmt: skip
     if PDL:
         wait_for_previous_kernel()
     count = 0
@@ -112,10 +112,10 @@ def _load(x_tiles, w_tiles, x, w, full, empty, T, whole, BLOCKS: gl.constexpr, B
             mbarrier.wait(empty.index(stage), (count // STAGES & 1) ^ 1)
             more = count >= STAGES
             mbarrier.expect(full.index(stage), BYTES, pred=more)
-            for i in gl.static_range(HIGH):
-                at = ((band * HIGH + i) * BLOCKS + block) * 64
+            for i in gl.static_range(2):
+                at = ((band * 2 + i) * BLOCKS + block) * 64
                 tma.async_copy_global_to_shared(w_tiles, [at, 0], full.index(stage),
-                                                w.index(stage * HIGH + i), pred=more)  # fmt: skip
+                                                w.index(stage * 2 + i), pred=more)  # fmt: skip
             for h in gl.static_range(2):
                 tma.async_copy_global_to_shared(
                     x_tiles, [tile * TP, block * BLOCK + h * 64], full.index(stage),
@@ -151,80 +151,78 @@ def _numbers(factors, shape: gl.constexpr, ZERO: gl.constexpr, FORM: gl.constexp
 def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full, empty, turn,
               T, whole, WHICH: gl.constexpr, O: gl.constexpr, BLOCKS: gl.constexpr,
               BANDS: gl.constexpr, G: gl.constexpr, ZERO: gl.constexpr, SHARE: gl.constexpr,
-              FORM: gl.constexpr, TP: gl.constexpr, HIGH: gl.constexpr, PARTS: gl.constexpr,
-              STAGES: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
-    """A warpgroup that multiplies 64 outputs of each tile by all rows of it."""
+              FORM: gl.constexpr, TP: gl.constexpr, PARTS: gl.constexpr,
+              STAGES: gl.constexpr):  # fmt: skip
+    """A warpgroup that multiplies 64 outputs of each tile by all rows of it.
+
+    It starts the products of a block in its turn, and decodes in that of the other warpgroup.
+    """
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TP, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
-    EACH_HIGH: gl.constexpr = HIGH // 2
     rows = (T + TP - 1) // TP
     items = whole + (rows * BANDS - whole) * PARTS
     o = gl.arange(0, 64, gl.SliceLayout(1, A))
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         tile, band, split, first, steps = _place(item, rows, whole, BLOCKS, PARTS)
-        sums, held = (), ()
-        for n in gl.static_range(EACH_HIGH):
-            row = (band * HIGH + WHICH * EACH_HIGH + n) * 64 + o
-            held = held + (_factors(scale_ptr, zero_ptr, row, first, G, SHARE),)
-            sums = sums + (gl.zeros([64, TP], gl.float32, ACC),)
+        mine = band * 2 + WHICH
+        held = _factors(scale_ptr, zero_ptr, mine * 64 + o, first, G, SHARE)
+        acc = gl.zeros([64, TP], gl.float32, ACC)
         for block in range(first, first + steps):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
-            later, done = (), ()
-            for n in gl.static_range(EACH_HIGH):
-                words = w.index(stage * HIGH + WHICH * EACH_HIGH + n).load(A)
-                scale, minus = _numbers(held[n], words.shape, ZERO, FORM)
-                row = (band * HIGH + WHICH * EACH_HIGH + n) * 64 + o
-                later = later + (_factors(scale_ptr, zero_ptr, row, block + 1, G, SHARE),)
-                acc = sums[n]
-                for h in gl.static_range(2):
-                    weights = _decode_half(words, scale, minus, x, h, A)
-                    if TURNS and n + h == 0:
-                        mbarrier.wait(turn.index(WHICH), (count & 1) ^ (1 - WHICH))
-                    rows_of_x = x.index(stage * 2 + h).permute((1, 0))
-                    acc = warpgroup_mma(weights, rows_of_x, acc, is_async=True)
-                done = done + (acc,)
-            if TURNS:
-                mbarrier.arrive(turn.index(1 - WHICH), count=1)
-            if EACH_HIGH == 1:
-                sums = (warpgroup_mma_wait(0, deps=[done[0]]),)
-            else:
-                sums = warpgroup_mma_wait(0, deps=[done[0], done[1]])
-            held = later
+            words = w.index(stage * 2 + WHICH).load(A)
+            scale, minus = _numbers(held, words.shape, ZERO, FORM)
+            held = _factors(scale_ptr, zero_ptr, mine * 64 + o, block + 1, G, SHARE)
+            one = _decode_half(words, scale, minus, x, 0, A)
+            two = _decode_half(words, scale, minus, x, 1, A)
+            mbarrier.wait(turn.index(WHICH), (count & 1) ^ (1 - WHICH))
+            acc = warpgroup_mma(one, x.index(stage * 2).permute((1, 0)), acc, is_async=True)
+            acc = warpgroup_mma(two, x.index(stage * 2 + 1).permute((1, 0)), acc, is_async=True)
+            mbarrier.arrive(turn.index(1 - WHICH), count=1)
+            acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index(stage), count=1)
             count += 1
-        for n in gl.static_range(EACH_HIGH):
-            mine = band * HIGH + WHICH * EACH_HIGH + n
-            if PARTS == 1:
-                _store_rows(y_ptr, bias_ptr, sums[n], mine, tile, T, O, TP, ACC)
-            elif split:
-                part = first // (BLOCKS // PARTS)
-                place = (band * rows + tile - whole) * HIGH + WHICH * EACH_HIGH + n
-                _add_part(bias_ptr, y_ptr, part_ptr, ticket_ptr, sums[n], mine, tile, part, place,
-                          T, O, TP, PARTS, ACC)  # fmt: skip
-            else:
-                _store_rows(y_ptr, bias_ptr, sums[n], mine, tile, T, O, TP, ACC)
+        if PARTS == 1:
+            _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O, TP, ACC)
+        elif split:
+            place = ((band * rows + tile - whole) * 2 + WHICH).to(gl.int64) * (PARTS * 64 * TP)
+            part = first // (BLOCKS // PARTS)
+            _add_part(bias_ptr, y_ptr, part_ptr + place, ticket_ptr, acc, mine, tile, part, T, O,
+                      TP, PARTS, ACC)  # fmt: skip
+        else:
+            _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O, TP, ACC)
 
 
 @gluon.jit
-def _add_part(bias_ptr, y_ptr, part_ptr, ticket_ptr, acc, mine, tile, part, place, T,
-              O: gl.constexpr, TP: gl.constexpr, PARTS: gl.constexpr,
-              ACC: gl.constexpr):  # fmt: skip
-    """Keep the sums of a part. Whoever keeps the last one stores the sum of all."""
-    o_in = gl.arange(0, 64, gl.SliceLayout(1, ACC))
-    t_in = gl.arange(0, TP, gl.SliceLayout(0, ACC))
-    parts = part_ptr + place.to(gl.int64) * (PARTS * 64 * TP) + o_in[:, None] * TP + t_in[None, :]
-    gl.store(parts + part * (64 * TP), acc)
+def _add_part(bias_ptr, y_ptr, part_ptr, ticket_ptr, acc, mine, tile, part, T, O: gl.constexpr,
+              TP: gl.constexpr, PARTS: gl.constexpr, ACC: gl.constexpr):  # fmt: skip
+    """Keep the sums of a part; the warpgroup that keeps a tile's last stores the sum of all."""
+    SUMS: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
+    SOME: gl.constexpr = 32  # rows at a time, whose parts fit the registers together
+    o_acc = gl.arange(0, 64, gl.SliceLayout(1, ACC))
+    t_acc = gl.arange(0, TP, gl.SliceLayout(0, ACC))
+    gl.store(part_ptr + part * (64 * TP) + t_acc[None, :] * 64 + o_acc[:, None], acc)
     gl.thread_barrier()  # all of the part is written before the counter is increased
     # a counter has four bits for each tile of rows
     before = gl.atomic_add(ticket_ptr + mine, 1 << (4 * tile), sem="acq_rel")
     if (before >> (4 * tile) & 15) == PARTS - 1:
-        acc = gl.zeros([64, TP], gl.float32, ACC)
-        for p in gl.static_range(PARTS):
-            acc += gl.load(parts + p * (64 * TP), cache_modifier=".cg")
+        o = gl.arange(0, 64, gl.SliceLayout(1, SUMS))
+        some = gl.arange(0, SOME, gl.SliceLayout(0, SUMS))
+        for at in range(0, TP, SOME):
+            from_part = part_ptr + (at + some)[None, :] * 64 + o[:, None]
+            parts = ()
+            for p in gl.static_range(PARTS):
+                parts = parts + (gl.load(from_part + p * (64 * TP), cache_modifier=".cg"),)
+            total = parts[0]
+            for p in gl.static_range(1, PARTS):
+                total += parts[p]
+            if bias_ptr is not None:
+                total += gl.load(bias_ptr + mine * 64 + o).to(gl.float32)[:, None]
+            row = tile * TP + at + some
+            y_at = y_ptr + row.to(gl.int64)[None, :] * O + (mine * 64 + o)[:, None]
+            gl.store(y_at, total.to(y_ptr.dtype.element_ty), (row < T)[None, :])
         gl.atomic_add(ticket_ptr + mine, -(PARTS << (4 * tile)), sem="relaxed")
-        _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O, TP, ACC)
 
 
 @gluon.jit
@@ -247,7 +245,7 @@ def _grouped_gemm_tiles(
     zero_ptr,
     bias_ptr,  # [O] or None
     y_ptr,  # [T, O] out
-    part_ptr,  # [split tiles, HIGH, PARTS, 64, TP] float32, written and read if PARTS > 1
+    part_ptr,  # [split tiles, 2, PARTS, TP, 64] float32, written and read if PARTS > 1
     ticket_ptr,  # [tiles of outputs] int32, zero before and after
     x_tiles,  # descriptor of [T, I], tiles [TP, 64]
     w_tiles,  # descriptor of the codes as [., 32], tiles [64, 32]
@@ -260,16 +258,14 @@ def _grouped_gemm_tiles(
     SHARE: gl.constexpr,
     FORM: gl.constexpr,
     TP: gl.constexpr,  # rows of x of a tile
-    HIGH: gl.constexpr,  # tiles of 64 outputs: two or four
     PARTS: gl.constexpr,
     STAGES: gl.constexpr,
-    TURNS: gl.constexpr,  # whether warpgroups start their products in turn
     PDL: gl.constexpr,
 ):
-    BANDS: gl.constexpr = O // (HIGH * 64)
+    BANDS: gl.constexpr = O // (2 * 64)
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     x = gl.allocate_shared_memory(dtype, [STAGES * 2, TP, 64], gl.NVMMASharedLayout(128, 16))
-    w = gl.allocate_shared_memory(gl.int16, [STAGES * HIGH, 64, 32], gl.NVMMASharedLayout(64, 16))
+    w = gl.allocate_shared_memory(gl.int16, [STAGES * 2, 64, 32], gl.NVMMASharedLayout(64, 16))
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -285,11 +281,11 @@ def _grouped_gemm_tiles(
         [
             (_multiply, (scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full,
                          empty, turn, T, whole, 0, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP,
-                         HIGH, PARTS, STAGES, TURNS)),
+                         PARTS, STAGES)),
             (_multiply, (scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, full,
                          empty, turn, T, whole, 1, O, BLOCKS, BANDS, G, ZERO, SHARE, FORM, TP,
-                         HIGH, PARTS, STAGES, TURNS)),
-            (_load, (x_tiles, w_tiles, x, w, full, empty, T, whole, BLOCKS, BANDS, TP, HIGH, PARTS,
+                         PARTS, STAGES)),
+            (_load, (x_tiles, w_tiles, x, w, full, empty, T, whole, BLOCKS, BANDS, TP, PARTS,
                      STAGES, PDL)),
         ],
         [4, 1],
@@ -300,60 +296,69 @@ def _grouped_gemm_tiles(
 class GroupedTilesPlan(NamedTuple):
     """Split of a product.
 
-    rows: of x of a tile; outputs: of a tile, 128 or 256; parts: of the inputs; tail: whole tiles
-    come first, in full rounds of all programs, and only the others are split; stages; turns:
-    warpgroups multiply in turn.
+    rows: of x of a tile; parts: of the inputs; tail: whole tiles come first, in full rounds of all
+    programs, and only the others are split; stages.
     """
 
     rows: int
-    outputs: int
     parts: int
     tail: bool
     stages: int
-    turns: bool
+
+
+_STAGES = {128: 5, 256: 3}
+"""By rows of a tile: what fits a multiprocessor."""
+_MICROSECONDS = {128: (0.72, 2.0, 3.0), 256: (1.2, 3.0, 6.0)}
+"""By rows of a tile: of a block, of the end of a tile, and of one more part, as measured (H200)."""
+_MAX_TILES_IN_PARTS = 8
+"""Tiles of rows whose parts one counter counts."""
+
+MAX_ROWS = 2048
+"""Rows up to which widening the layer for the library was measured to be slower."""
+_FEW_ROWS = 128
+_MIN_WEIGHTS_FEW_ROWS = 1 << 25
+"""Numbers of the smallest matrix for which this kernel is faster at up to _FEW_ROWS rows."""
 
 
 def supports(x: Tensor, weight: TiledWeight) -> bool:
-    """Whether this kernel multiplies these rows: 65 to 1,024, 4 bits, groups of 128, no table."""
-    if not 64 < x.shape[0] <= 1024:
+    """Whether this kernel multiplies these rows: 65 to 2,048, 4 bits, groups of 128, no table."""
+    rows, (outputs, inputs) = x.shape[0], weight.shape
+    if not 64 < rows <= MAX_ROWS or x.dtype != weight.dtype:
         return False
-    if x.dtype != weight.dtype or gpu_target(x.device).capability != (9, 0):
+    if gpu_target(x.device).capability != (9, 0):
         return False
     scale = weight.scale
     plain = weight.bits == 4 and weight.group in (0, BLOCK.value) and weight.table is None
     plain = plain and weight.offset is None and scale is not None and scale.codes is None
-    aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
-    return plain and aligned and weight.shape[0] % (2 * TILE) == 0 and weight.blocks > 2
+    aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 and outputs % (2 * TILE) == 0
+    large = rows > _FEW_ROWS or outputs * inputs >= _MIN_WEIGHTS_FEW_ROWS
+    return plain and aligned and large and weight.blocks >= _STAGES[128]
 
 
 def plan_grouped_tiles(rows: int, weight: TiledWeight, sms: int) -> GroupedTilesPlan:
-    """The split that takes the fewest cycles by count: see _cycles. It changes at 128 rows."""
-    rows = cdiv(rows, 128) * 128
+    """The split that takes the least time by _MICROSECONDS. It changes at multiples of 128 rows."""
     return min(
         (
-            GroupedTilesPlan(tall, wide, parts, tail, stages, True)
-            for tall, wide, stages in ((128, 256, 4), (256, 128, 3), (128, 128, 5))
-            for parts in (1, 2, 3, 4, 6, 8)
+            GroupedTilesPlan(tall, parts, tail, stages)
+            for tall, stages in _STAGES.items()
+            for parts in (1, 2, 3, 4)
             for tail in ((False, True) if parts > 1 else (False,))
-            if not weight.shape[0] % wide
-            and not weight.blocks % parts
+            if not weight.blocks % parts
             and weight.blocks // parts >= stages
-            and (parts == 1 or cdiv(rows, tall) <= 8)
+            and (parts == 1 or cdiv(rows, tall) <= _MAX_TILES_IN_PARTS)
         ),
-        key=lambda plan: _cycles(rows, plan, weight.shape[0], weight.blocks, sms),
+        key=lambda plan: _microseconds(plan, rows, weight, sms),
     )
 
 
-def _cycles(rows: int, plan: GroupedTilesPlan, outputs: int, blocks: int, sms: int) -> float:
-    """Of the matrix units or of copies, plus those of sums that are stored and parts added."""
-    size = plan.rows * plan.outputs
-    tiles = cdiv(rows, plan.rows) * (outputs // plan.outputs)
+def _microseconds(plan: GroupedTilesPlan, rows: int, weight: TiledWeight, sms: int) -> float:
+    block, end, part = _MICROSECONDS[plan.rows]
+    tiles = cdiv(rows, plan.rows) * (weight.shape[0] // (2 * TILE))
     whole = _whole_tiles(plan, tiles, sms)
-    step = max(size / 15, (plan.rows * 256 + plan.outputs * 64) / 28)
-    found = cdiv(whole, sms) * (blocks * step + size / 8)
+    found = cdiv(whole, sms) * (weight.blocks * block + end)
     if tiles > whole:
-        ends = size / 8 + size / 6 + plan.parts * size / 10
-        found += cdiv((tiles - whole) * plan.parts, sms) * (blocks // plan.parts * step + ends)
+        each = weight.blocks // plan.parts * block + end + plan.parts * part
+        found += cdiv((tiles - whole) * plan.parts, sms) * each
     return found
 
 
@@ -374,16 +379,16 @@ def launch(
     rows, (outputs, inputs) = x.shape[0], weight.shape
     sms = sm_count(x.device)
     plan = plan or plan_grouped_tiles(rows, weight, sms)
-    tall, wide, parts, _, stages, turns = plan
+    tall, parts, _, stages = plan
     row_tiles = cdiv(rows, tall)
-    assert parts == 1 or row_tiles <= 8, "a counter has four bits for each tile of rows"
+    assert parts == 1 or row_tiles <= _MAX_TILES_IN_PARTS, plan
     assert weight.blocks % parts == 0, plan
     assert weight.blocks // parts >= stages, plan
-    tiles = row_tiles * (outputs // wide)
+    tiles = row_tiles * (outputs // (2 * TILE))
     whole = _whole_tiles(plan, tiles, sms)
     sums = None
     if parts > 1:
-        count = (tiles - whole) * parts * wide * tall
+        count = (tiles - whole) * parts * 2 * TILE * tall
         sums = torch.empty(count, dtype=torch.float32, device=y.device)
     x_tiles = TensorDescriptor(
         x, [rows, inputs], [x.stride(0), 1], [tall, 64], gl.NVMMASharedLayout(128, 16)
@@ -403,8 +408,7 @@ def launch(
         (rows, whole),
         (
             outputs, weight.blocks, weight.groups, None if isinstance(zero, Tensor) else zero,
-            form // 16, form // 4 % 4, tall, wide // TILE, parts, stages, turns,
-            PDL_ENABLED,
+            form // 16, form // 4 % 4, tall, parts, stages, PDL_ENABLED,
         ),
         pdl=PDL_ENABLED,
         tiles=(x_tiles, w_tiles),

@@ -3,6 +3,8 @@
     up to 16        grouped_small_m.py, which lazy fusion also takes with the activation after it
     up to 64        grouped_gemm.py: codes are decoded in the registers that multiply
                     large matrices of 4 bits on Hopper, from 9: grouped_gemm_wgmma.py, the same
+    up to 2,048     4 bits in groups of 128 on Hopper, but small matrices of up to 128 rows:
+                    grouped_gemm_tiles.py, decoded in the registers that multiply
     up to 768       grouped_gemm_hopper.py: some warps decode for others; elsewhere grouped_gemm.py
     more            grouped_widen.py into a scratch as large as the layer, then the library
 
