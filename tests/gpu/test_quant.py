@@ -147,12 +147,12 @@ def test_parts_of_large_matrices_are_near_float64(outputs, inputs, group, kind, 
 @pytest.mark.parametrize(
     ("outputs", "inputs", "group", "kind", "dtype", "rows"),
     [
-        (4096, 4096, 128, 1, torch.bfloat16, 100),
+        (8192, 4096, 128, 1, torch.bfloat16, 100),
         (6144, 4096, 128, 0, torch.float16, 300),
         (4352, 14336, 128, 1, torch.bfloat16, 256),
         (28672, 4096, 128, 1, torch.bfloat16, 520),
         (4096, 4160, 4160, 0, torch.bfloat16, 1000),
-        (384, 1024, 128, 1, torch.float16, 65),
+        (384, 1024, 128, 1, torch.float16, 200),
     ],
 )
 def test_tiles_and_their_parts_are_near_float64(outputs, inputs, group, kind, dtype, rows):
