@@ -47,8 +47,8 @@ def in_python(monkeypatch):
 @pytest.mark.parametrize(
     ("plan", "rows"),
     [
-        ((32, 1, False, 2), 40),
-        ((32, 2, True, 2), 70),
+        ((32, 1, False, 2), 70),
+        ((32, 2, True, 2), 40),
         *tiers.long(
             ((8, 1, False, 3), 50),
             ((32, 2, False, 2), 11),
