@@ -14,10 +14,18 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.formats.int8_weight import Int8Weight
-from quire.kernels.gpu.linear import quantize_int8
+from quire.kernels.gpu.linear import int8_gemm_hopper, quantize_int8
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
-from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
+from quire.kernels.gpu.runtime.pdl import (
+    PDL_ENABLED,
+    launch_dependents,
+    prefetch_l2,
+    wait_for_previous_kernel,
+)
+
+MAX_TILED = 512
+"""Rows up to which tiles of these kernels keep more multiprocessors busy than Hopper's large ones."""
 
 OUTPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -42,16 +50,20 @@ def _int8_product(
     BK: tl.constexpr,
     ROWS_RIGHT: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
     row_tiles = tl.cdiv(T, BT)
     t = (pid % row_tiles) * BT + tl.arange(0, BT)
-    o = (pid // row_tiles) * BO + tl.arange(0, BO)
+    first = (pid // row_tiles) * BO
+    o = first + tl.arange(0, BO)
     t_live, o_live = t < T, o < O
     i = tl.arange(0, BK)
     ws = tl.load(ws_ptr + o, mask=o_live, other=0.0)
     if PDL:
+        if AHEAD and (BO * I) % 16 == 0 and first + BO <= O:
+            prefetch_l2(w_ptr + first.to(tl.int64) * I, BO * I)
         launch_dependents()
         wait_for_previous_kernel()
     q_at = q_ptr + t.to(tl.int64)[:, None] * I + i[None, :]  # T * I can pass 2**31
@@ -88,6 +100,7 @@ class Int8LinearTile(NamedTuple):
     inputs: int
     warps: int
     stages: int
+    prefetch: bool = False  # whether its band is prefetched to L2 before the rows are ready
 
     @property
     def rows_right(self) -> bool:
@@ -114,20 +127,33 @@ def outputs(x: Tensor, weight: object, bias: Tensor | None = None) -> Tensor:
     return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
 
 
-def launch(
+def launch(out: Tensor, x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> None:
+    """Quantize the rows of x and multiply them."""
+    if not x.shape[0]:
+        return
+    how = (weight.symmetric, weight.input_scale, weight.input_zero_point)
+    rows = quantize_int8.outputs(x, *how)
+    quantize_int8.launch(rows, x, *how)
+    multiply(out, *rows, weight, bias)
+
+
+def multiply(
     out: Tensor,
-    x: Tensor,
+    q: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
     weight: Int8Weight,
     bias: Tensor | None = None,
     tile: Int8LinearTile | None = None,
 ) -> None:
-    """Quantize the rows of x and multiply them. tile: in place of the one of these sizes."""
-    rows, (count, inputs) = x.shape[0], weight.shape
-    if not rows:
+    """Fill out [T, O] from rows already quantized. zero: read if the weight has sums.
+
+    tile: in place of the one of these sizes.
+    """
+    rows, (count, inputs) = q.shape[0], weight.shape
+    if tile is None and rows > MAX_TILED and int8_gemm_hopper.supports(q, weight, out):
+        int8_gemm_hopper.launch(out, q, scale, zero, weight, bias)
         return
-    how = (weight.symmetric, weight.input_scale, weight.input_zero_point)
-    q, scale, zero = quantized = quantize_int8.outputs(x, *how)
-    quantize_int8.launch(quantized, x, *how)
     tile = tile or int8_linear_tile(rows, count)
     _int8_product(
         (cdiv(rows, tile.rows) * cdiv(count, tile.outputs), 1, 1),
@@ -135,7 +161,7 @@ def launch(
         (rows,),
         (
             inputs, count, not weight.symmetric, bias is not None, tile.rows, tile.outputs,
-            tile.inputs, tile.rows_right, tile.stages, PDL_ENABLED,
+            tile.inputs, tile.rows_right, tile.stages, tile.prefetch, PDL_ENABLED,
         ),
         warps=tile.warps,
         pdl=PDL_ENABLED,
