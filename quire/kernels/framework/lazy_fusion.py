@@ -324,9 +324,7 @@ def _launch_quantized_linear(chain: list[PendingOp]) -> None:
     else:  # the normed rows are stored too: other ops may read them
         (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outputs, chain[0].args
         made_r = None if residual is None else r
-        body.rms_norm_quantize(
-            rows, inner, norm_weight, eps, residual, offset, y, made_r
-        )
+        body.rms_norm_quantize(rows, inner, norm_weight, eps, residual, offset, y, made_r)
     body.multiply(chain[1].outputs, rows, weight, bias)
 
 
