@@ -288,11 +288,11 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
     return bias is None or bias.is_contiguous()
 
 
-def plan_gemv_fp8(outputs: int, inputs: int, pair: bool) -> GemvPlan:
+def plan_gemv_bytes(kind: str, outputs: int, inputs: int, pair: bool) -> GemvPlan:
     """As plan_gemv, with two loads of 16 numbers a row; powers of two, so that the rows of a
-    program are in one block of weights.
+    program are in one block of weights. kind: "e4m3" or "int8".
     """
-    found = tuned_plan("e4m3", outputs, inputs, pair)
+    found = tuned_plan(kind, outputs, inputs, pair)
     if found is not None:
         return found
     columns = min(next_power_of_2(inputs), 4096)
@@ -324,7 +324,9 @@ def launch(
     """
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
-    rows, columns, times, warps, ahead = cut or plan_gemv_fp8(outputs, inputs, act is not None)
+    rows, columns, times, warps, ahead = cut or plan_gemv_bytes(
+        "e4m3", outputs, inputs, act is not None
+    )
     assert rows * columns >= 512 * warps, "four words of a thread must be in one row"
     add = norm is not None and norm.residual is not None
     data, scale = weight.data.view(torch.int32), weight.scale

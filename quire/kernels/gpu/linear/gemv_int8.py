@@ -23,7 +23,7 @@ from quire.kernels.gpu.linear.gemv import (
     load_normed_vector,
     load_vector,
 )
-from quire.kernels.gpu.linear.gemv_fp8 import load_tiles, plan_gemv_fp8
+from quire.kernels.gpu.linear.gemv_fp8 import load_tiles, plan_gemv_bytes
 from quire.kernels.gpu.linear.quantize_int8 import magnitude_bits, symmetric_codes
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv
@@ -194,7 +194,9 @@ def launch(
     """
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
-    rows, columns, times, warps, ahead = cut or plan_gemv_fp8(outputs, inputs, act is not None)
+    rows, columns, times, warps, ahead = cut or plan_gemv_bytes(
+        "int8", outputs, inputs, act is not None
+    )
     add = norm is not None and norm.residual is not None
     data, scale = weight.data.view(torch.int32), weight.scale
     out = None if act is None else act.out

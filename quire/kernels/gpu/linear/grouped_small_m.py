@@ -326,6 +326,13 @@ def plan_grouped_small_m(rows: int, weight: TiledWeight, pair: bool) -> GroupedS
     if tall > 8 and weight.shape[0] >= 256 * TILE:
         return GroupedSmallMPlan(tall, 64, 4, 1)
     deep = 4 if weight.blocks <= 64 else 8
+    if 0 < weight.group <= 64 and weight.scale is not None:
+        # numbers of groups take as many registers as words
+        one_number = weight.offset is None and weight.scale.codes is None
+        if deep == 8:
+            return GroupedSmallMPlan(tall, 16, deep, 2 if one_number else 1)
+        if one_number and not weight.scale.value_form:
+            return GroupedSmallMPlan(tall, 16, deep, max(1, min(4, _HELD_REGISTERS // per_block)))
     each, most = cdiv(weight.blocks, deep), max(1, _HELD_REGISTERS // per_block)
     ahead = cdiv(each, cdiv(each, most))
     wide = 16 if ahead == each or per_block > 8 else 32
