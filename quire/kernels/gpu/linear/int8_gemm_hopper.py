@@ -1,16 +1,15 @@
 """W8A8 product on Hopper for many rows: a loader warp, and two warpgroups that multiply.
 
-A persistent program takes tiles of 128 rows by 256 or 128 outputs in turn. Its loader is ahead by some
-steps, across tiles too; both operands come through the bulk copy engine, which fills what is past
-an end with zeros. Each warpgroup multiplies 64 rows and scales its own sums, so that one writes
-its results while the other still multiplies.
+A persistent program takes tiles of 128 rows by 256 or 128 outputs in turn. Its loader is ahead by
+some steps, across tiles too; both operands come through the bulk copy engine, which fills what is
+past an end with zeros. Each warpgroup multiplies 64 rows and scales its own sums, so that one
+writes its results while the other still multiplies.
 
 Sums are of integers, and exact. See int8_linear.py. Axes: T rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
