@@ -53,7 +53,7 @@ def _quantize_vector(xs, BK: tl.constexpr, C: tl.constexpr):
     words = ()
     for c in tl.static_range(C):
         codes, scale = symmetric_codes(xs[c].to(tl.float32), most)
-        words = words + (_pack_words(codes, BK // 4),)
+        words = words + (_pack_words(codes, BK // 4),)  # type: ignore[assignment]
     return words, scale
 
 

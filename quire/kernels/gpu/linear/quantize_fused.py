@@ -117,7 +117,7 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
 def empty_rows(x: Tensor, weight: Fp8Weight | Int8Weight) -> tuple[Tensor, Tensor]:
     """Buffers for the rows of x [T, I], quantized for a weight, and for their scales."""
     if isinstance(weight, Fp8Weight):
-        return empty_quantized(*x.shape, weight.block_size, x.device)
+        return empty_quantized(x.shape[0], x.shape[1], weight.block_size, x.device)
     q, scale, _ = quantize_int8.outputs(x)
     return q, scale
 
