@@ -1,6 +1,6 @@
 """Finds the fastest tiling of the one-row product by shape, for quire/kernels/tuned/gemv.json.
 
-    python bench/tune_gemv.py [--only l.qkv,...] [--kind bf16,e4m3] [--seconds 60]
+    python bench/tune_gemv.py [--only l.qkv,...] [--kind bf16,e4m3,int8] [--seconds 60]
 
 Each candidate multiplies distinct weights in turn inside one graph, so that caches are cold. Prints
 one line a shape: the floor at 4.4 TB/s, the tiling in use, the best ones. Copy those that are
@@ -8,6 +8,7 @@ faster by more than noise (3 %) into the table.
 """
 
 import argparse
+import functools
 import time
 
 import torch
@@ -15,7 +16,8 @@ import triton
 from gpu_ops import graph_ms
 
 from quire.kernels.formats.fp8_weight import quantize_channels
-from quire.kernels.gpu.linear import gemv, gemv_fp8
+from quire.kernels.formats.int8_weight import quantize_outputs
+from quire.kernels.gpu.linear import gemv, gemv_fp8, gemv_int8
 from quire.kernels.gpu.linear.gemv import FusedActivation, FusedNorm, GemvPlan
 
 SHAPES = {  # outputs, inputs, norm before, activation after
@@ -24,6 +26,11 @@ SHAPES = {  # outputs, inputs, norm before, activation after
     "llama-8b gate_up": (14336, 4096, 1, 1),
     "llama-8b down": (4096, 14336, 0, 0),
     "llama-8b head": (128256, 4096, 0, 0),
+    "llama-8b/2 qkv": (3072, 4096, 0, 0),  # of two ranks, whose norms are in their sums
+    "llama-8b/2 o": (4096, 2048, 0, 0),
+    "llama-8b/2 gate_up": (7168, 4096, 0, 1),
+    "llama-8b/2 down": (4096, 7168, 0, 0),
+    "llama-8b/2 head": (64128, 4096, 0, 0),
     "qwen3-0.6b qkv": (4096, 1024, 1, 0),
     "qwen3-0.6b o": (1024, 2048, 0, 0),
     "qwen3-0.6b gate_up": (3072, 1024, 1, 1),
@@ -51,7 +58,7 @@ SHAPES = {  # outputs, inputs, norm before, activation after
 
 def candidates(outputs, inputs, pair, kind):
     """Return tilings whose loads are 16 bytes and whose tiles fit the registers."""
-    per = 16 if kind == "e4m3" else 8
+    per = 8 if kind == "bf16" else 16
     for warps in (2, 4, 8):
         for columns in (32 * warps * per, 64 * warps * per):
             width = triton.cdiv(inputs, columns) * columns
@@ -69,6 +76,13 @@ def candidates(outputs, inputs, pair, kind):
                             yield GemvPlan(rows, columns, times, warps, ahead)
 
 
+BODIES = {"bf16": gemv, "e4m3": gemv_fp8, "int8": gemv_int8}
+PLANS = {"bf16": gemv.plan_gemv} | {
+    kind: functools.partial(gemv_fp8.plan_gemv_bytes, kind) for kind in ("e4m3", "int8")
+}
+QUANTIZE = {"e4m3": quantize_channels, "int8": quantize_outputs}
+
+
 class Problem:
     """One shape's weights, vectors and answers."""
 
@@ -76,7 +90,7 @@ class Problem:
         self.outputs, self.inputs, self.normed, self.pair = shape
         self.kind = kind
         rows = self.outputs * (1 + self.pair)
-        self.bytes = rows * self.inputs * (1 if kind == "e4m3" else 2)
+        self.bytes = rows * self.inputs * (2 if kind == "bf16" else 1)
         copies = copies or max(2, min(48, int(8e8 // self.bytes)))
         self.weights = [self._weight(rows) for _ in range(copies)]
         x, res, y, r = (self._rand(1, self.inputs) for _ in range(4))
@@ -90,11 +104,10 @@ class Problem:
 
     def _weight(self, rows):
         weight = self._rand(rows, self.inputs) * self.inputs**-0.5
-        return quantize_channels(weight) if self.kind == "e4m3" else weight
+        return QUANTIZE[self.kind](weight) if self.kind in QUANTIZE else weight
 
     def run(self, weight, cut):
-        body = gemv_fp8 if self.kind == "e4m3" else gemv
-        body.launch(self.z, self.x, weight, None, self.norm, self.act, cut=cut)
+        BODIES[self.kind].launch(self.z, self.x, weight, None, self.norm, self.act, cut=cut)
 
     def want(self):
         x = self.x[0].float()
@@ -107,6 +120,9 @@ class Problem:
             size = x.abs().max() / 448
             x = (x / size).to(torch.float8_e4m3fn).float() * size
             z = (weight.data.float() @ x) * weight.scale
+        elif self.kind == "int8":
+            size = x.abs().max() / 127
+            z = (weight.data.float() @ ((x / size).round() * size)) * weight.scale
         else:
             z = weight.float() @ x
         if not self.pair:
@@ -143,10 +159,9 @@ def main():
         for name, shape in SHAPES.items():
             if args.only and not any(word in name for word in args.only.split(",")):
                 continue
-            if kind == "e4m3" and name.endswith("head"):
+            if kind != "bf16" and name.endswith("head"):
                 continue  # heads stay as they are
-            body = gemv_fp8 if kind == "e4m3" else gemv
-            own = body.cut_of(shape[0], shape[1], bool(shape[3]))
+            own = PLANS[kind](shape[0], shape[1], bool(shape[3]))
             cuts = sorted({own, *candidates(shape[0], shape[1], shape[3], kind)})
             if parts > 1:
                 count += 1

@@ -104,7 +104,7 @@ def _native(x: Tensor, weight: StoredWeight, bias: Tensor | None = None) -> Tens
     return y
 
 
-@kernel_for("product", "int8", "panel_int8")
+@kernel_for("product", "panel_int8")
 @op(cases=_cases, native=_native, gpu="linear.int8_linear")
 def int8_linear(x: Tensor, weight: Int8Weight | PanelInt8, bias: Tensor | None = None) -> Tensor:
     """Multiply every row of x by a weight in bytes.

@@ -18,12 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.formats.fp8_weight import Fp8Weight
+from quire.kernels.formats.int8_weight import Int8Weight
 from quire.kernels.formats.packed_weight import PackedWeight, pack_panels, panel_shape
 from quire.kernels.formats.tiled_weight import TiledWeight
 from quire.kernels.formats.weight import kernel_for
 from quire.kernels.fp8_linear import fp8_linear
 from quire.kernels.framework.op import op
 from quire.kernels.grouped_linear import grouped_linear
+from quire.kernels.int8_linear import int8_linear
 from quire.kernels.native.library import (
     DTYPES,
     LINEAR,
@@ -71,11 +73,11 @@ def _native(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None
     return y
 
 
-@kernel_for("product", "plain", "packed", "fp8", "tiled")
+@kernel_for("product", "plain", "packed", "fp8", "int8", "tiled")
 @op(cases=_cases, native=_native, gpu="linear.linear")
 def linear(
     x: Tensor,
-    weight: Tensor | PackedWeight | Fp8Weight | TiledWeight,
+    weight: Tensor | PackedWeight | Fp8Weight | Int8Weight | TiledWeight,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Multiply every row of x by a weight matrix.
@@ -85,6 +87,8 @@ def linear(
     """
     if isinstance(weight, Fp8Weight):
         return fp8_linear(x, weight, bias)
+    if isinstance(weight, Int8Weight):
+        return int8_linear(x, weight, bias)
     if isinstance(weight, TiledWeight):
         return grouped_linear(x, weight, bias)
     plain = weight.dequantize() if isinstance(weight, PackedWeight) else weight

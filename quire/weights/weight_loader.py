@@ -10,6 +10,7 @@ so a layer is finished a little after its last tensor has come.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -82,15 +83,15 @@ class WeightLoader(Generic[H]):
 
     def fill_dummy(self, seed: int) -> None:
         """Fill everything with random values that keep activations finite."""
-        block = torch.randn(DUMMY_BLOCK_SIZE, generator=torch.Generator().manual_seed(seed))
-        draw = torch.Generator().manual_seed(seed)
-        octets = torch.randint(256, (DUMMY_BLOCK_SIZE,), generator=draw, dtype=torch.uint8)
-        scaled: dict[InitSpec, Tensor] = {RANDOM_BITS: octets.to(self._device)}
+        block = _random_block(seed)
+        scaled: dict[InitSpec, Tensor] = {}
         for name, holder in self._owners.items():
             for param in holder.param_names():
                 shape = stored_shape(holder.layout(param))
                 like = holder.init_spec(param)
-                if like not in scaled:
+                if like is RANDOM_BITS and like not in scaled:
+                    scaled[like] = _random_bytes(seed).to(self._device)
+                elif like not in scaled:
                     values = block * like.std + like.mean
                     scaled[like] = values.to(device=self._device, dtype=self._dtype)
                 dtype = holder.dtype(param) or self._dtype
@@ -160,6 +161,17 @@ class WeightLoader(Generic[H]):
             rows.copy_(tensor)
         else:
             self._copies.setdefault(layer, []).extend(self._gpu_loader.copy(rows, tensor))
+
+
+@functools.lru_cache(maxsize=1)
+def _random_block(seed: int) -> Tensor:
+    return torch.randn(DUMMY_BLOCK_SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+@functools.lru_cache(maxsize=1)
+def _random_bytes(seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (DUMMY_BLOCK_SIZE,), generator=draw, dtype=torch.uint8)
 
 
 def _as_stored(name: str, tensor: Tensor, wanted: torch.dtype) -> Tensor:

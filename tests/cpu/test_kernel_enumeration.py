@@ -73,6 +73,19 @@ MLLAMA = {
                       "intermediate_layers_indices": [0, 2]},
 }  # fmt: skip
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+EIGHT = {"num_bits": 8, "type": "int", "symmetric": True}
+W8A8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": EIGHT | {"strategy": "channel", "dynamic": False},
+            "input_activations": EIGHT | {"strategy": "token", "dynamic": True},
+        }
+    },
+}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 CASES = {
     "dense": (SHAPES["llama-8b"], {}),
@@ -113,6 +126,7 @@ CASES = {
     "int4": (SHAPES["llama-8b"], {"quantization": "int4"}),
     "int4 experts": (SHAPES["qwen3-30b-a3b"], {"quantization": "int4"}),
     "nf4": (SHAPES["qwen3-0.6b"], {"quantization": "nf4"}),
+    "W8A8": (SHAPES["llama-8b"] | {"quantization_config": W8A8}, {}),
     "gptq": (SHAPES["llama-8b"] | {"quantization_config": GPTQ}, {}),
     "adapters": (SHAPES["qwen3-0.6b"], {"enable_lora": True, "max_loras": 4}),
     "adapters of quantized layers": (

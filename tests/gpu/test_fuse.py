@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
+from quire.kernels.formats.int8_weight import quantize_outputs
 from quire.kernels.fp8_linear import multiply_quantized
 from quire.kernels.framework.op import OPS
 from tests.fused import Sizes, both, inputs, layer, quantized
@@ -26,8 +27,8 @@ def test_a_fused_layer_is_the_layer(sizes, how):
 
 
 @pytest.mark.parametrize("sizes", [LLAMA, QWEN, LLAMA._replace(T=5), QWEN._replace(T=300)], ids=str)
-@pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks])
-def test_a_fused_layer_over_e4m3_weights_is_the_layer(sizes, quantize):
+@pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks, quantize_outputs])
+def test_a_fused_layer_over_weights_of_a_byte_is_the_layer(sizes, quantize):
     torch.manual_seed(3)
     fused, plain = both(sizes, quantized(inputs(sizes, "cuda"), quantize))
     for name, want in plain.items():
@@ -52,6 +53,19 @@ def test_one_row_over_e4m3_weights_is_exact_to_its_rounding(outputs, inputs, qua
     q, scale = OPS["quantize_fp8"].reference(x, weight.block_size)
     want = multiply_quantized(q, scale, weight)
     assert (z.float() - want).norm() / want.norm() < 3e-3  # bfloat16 alone gives 2e-3
+
+
+@pytest.mark.parametrize("outputs", [6144, 28672])
+@pytest.mark.parametrize("inputs", [1024, 4096, 14336])
+def test_one_row_over_weights_in_bytes_has_the_bits_of_many(outputs, inputs):
+    from quire.kernels.gpu.linear import gemv_int8
+
+    torch.manual_seed(4)
+    x = torch.randn(1, inputs, device="cuda").bfloat16()
+    weight = quantize_outputs(torch.randn(outputs, inputs, device="cuda") * inputs**-0.5)
+    z = torch.full((1, outputs), float("nan"), device="cuda").bfloat16()
+    gemv_int8.launch(z, x, weight)
+    assert torch.equal(z, OPS["int8_linear"].reference(x, weight))
 
 
 @pytest.mark.parametrize("sizes", SIZES[:4], ids=str)

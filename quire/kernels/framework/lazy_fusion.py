@@ -9,7 +9,7 @@
     rms_norm -> moe_router                     few rows: the router's blocks normalise them
     rms_norm of q, of k -> rope -> kv_write    any rows: one pass from qkv to the cache
     ... -> paged_attention                     one query per sequence: attention in it as well
-    rms_norm or act_mul -> linear over e4m3    many rows: computed and quantized in one pass
+    rms_norm or act_mul -> linear over bytes   many rows: computed and quantized in one pass
 
 An op that may be part of a chain is pending until the next op either joins it or causes its launch,
 in order. Results are allocated at the call. Code that reads a result with anything but an op calls
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.formats.fp8_weight import Fp8Weight
+from quire.kernels.formats.int8_weight import Int8Weight
 
 
 class PendingOp(NamedTuple):
@@ -213,7 +214,7 @@ def _fuse_linear(
 
 def _fuses_into_linear(held: PendingOp, x: Tensor, weight: object) -> bool:
     """Whether a product of x can be fused with this op before it."""
-    quantized = x.shape[0] > 1 and isinstance(weight, Fp8Weight)
+    quantized = x.shape[0] > 1 and isinstance(weight, Fp8Weight | Int8Weight)
     if held.op == "rms_norm":
         one = x.shape[0] == 1 and _gpu_module("linear.small_m_linear").fuses_norm(weight)
         return held.outputs[0] is x and x.dim() == 2 and (one or quantized)
@@ -263,7 +264,7 @@ def _fuse_lora_linear(
             if not body.fuses_act(bank):
                 queue.flush()
             return
-        if len(y) > 1 and not isinstance(chain[-1].args[1], Fp8Weight):
+        if len(y) > 1 and not isinstance(chain[-1].args[1], Fp8Weight | Int8Weight):
             *before, product = queue.pop_all()
             _launch_each(before)
             launch = partial(launch, v=body.launch_shrink(y, x, bank, rows))
@@ -292,7 +293,7 @@ def _launch_lora_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> 
 def _launch_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> None:
     """A chain that ends in a product: of one row, of a few, or of quantized rows."""
     rows, weight = chain[-1].args[0].shape[0], chain[-1].args[1]
-    if rows > 1 and isinstance(weight, Fp8Weight):
+    if rows > 1 and isinstance(weight, Fp8Weight | Int8Weight):
         _launch_quantized_linear(chain)
         return
     _gpu_module("linear.small_m_linear").launch(
@@ -316,16 +317,15 @@ def _launch_quantized_linear(chain: list[PendingOp]) -> None:
         _launch_each(chain)
         return
     x, weight, bias = chain[1].args
-    rows = _gpu_module("linear.quantize_fp8").empty_quantized(*x.shape, weight.block_size, x.device)
+    body = _gpu_module("linear.quantize_fused")
+    rows = body.empty_rows(x, weight)
     if producer == "act_mul":
-        _gpu_module("linear.quantize_fused").act_mul_quantize(rows, *chain[0].args)
+        body.act_mul_quantize(rows, *chain[0].args)
     else:  # the normed rows are stored too: other ops may read them
         (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outputs, chain[0].args
         made_r = None if residual is None else r
-        _gpu_module("linear.quantize_fused").rms_norm_quantize(
-            rows, inner, norm_weight, eps, residual, offset, y, made_r
-        )
-    _gpu_module("linear.fp8_linear").scaled_mm(chain[1].outputs, *rows, weight, bias)
+        body.rms_norm_quantize(rows, inner, norm_weight, eps, residual, offset, y, made_r)
+    body.multiply(chain[1].outputs, rows, weight, bias)
 
 
 def _fuse_moe_router(

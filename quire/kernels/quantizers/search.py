@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 21
-"""Elements searched at once: a search needs about ten float32 copies of them."""
+CHUNK_ELEMENTS = 1 << 23
+"""Elements searched at once: about ten float32 copies of them, and enough to keep a GPU busy."""
 CPU_CHUNK_ELEMENTS = 1 << 18
 """The same on a CPU, where the copies then stay in its caches."""
 

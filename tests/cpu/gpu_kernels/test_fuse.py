@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
+from quire.kernels.formats.int8_weight import quantize_outputs
 from quire.kernels.formats.tiled_weight import pack_tiles
 from quire.kernels.formats.weight_codes import GroupFactors, WeightCodes
 from quire.kernels.framework import lazy_fusion
@@ -87,8 +88,8 @@ def test_rotation_of_any_part_of_heads_is_fused(interleaved, dims, started):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks])
-def test_a_fused_row_over_e4m3_weights_is_the_row(quantize):
+@pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks, quantize_outputs])
+def test_a_fused_row_over_weights_of_a_byte_is_the_row(quantize):
     s = Sizes(T=1, E=128, F=160, H=2, K=1, D=32)
     torch.manual_seed(3)
     fused, plain = both(s, quantized(inputs(s, "cpu"), quantize), bias=True)
@@ -110,7 +111,8 @@ def in_tiles(weight):
     return pack_tiles(codes, torch.bfloat16)
 
 
-def test_rows_over_e4m3_weights_are_made_and_quantized_in_one_pass(monkeypatch):
+@pytest.mark.parametrize("quantize", [quantize_channels, quantize_outputs])
+def test_rows_over_weights_of_a_byte_are_made_and_quantized_in_one_pass(quantize, monkeypatch):
     from quire.kernels.gpu.linear import quantize_fused
 
     s, calls = FEW, []
@@ -120,7 +122,7 @@ def test_rows_over_e4m3_weights_are_made_and_quantized_in_one_pass(monkeypatch):
             quantize_fused, name, lambda *a, real=real, name=name: calls.append(name) or real(*a)
         )
     torch.manual_seed(3)
-    fused, plain = both(s, quantized(inputs(s, "cpu"), quantize_channels))
+    fused, plain = both(s, quantized(inputs(s, "cpu"), quantize))
     assert calls == ["rms_norm_quantize", "rms_norm_quantize", "act_mul_quantize"]
     for name, want in plain.items():
         torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)

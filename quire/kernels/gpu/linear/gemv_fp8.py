@@ -179,7 +179,7 @@ def _scale_and_bias(
 
 
 @triton.jit
-def _load_tiles(w_ptr, n, k, O: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, C: tl.constexpr,
+def load_tiles(w_ptr, n, k, O: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, C: tl.constexpr,
           PAIR: tl.constexpr):  # fmt: skip
     """Rows n of W, and of its other half if there are two: tiles of both, one after the other."""
     tiles = _load_weight_words(w_ptr, n, k, O, W, BW, C)
@@ -243,7 +243,7 @@ def _gemv_fp8(
     k = tl.arange(0, BK)
     word = tl.arange(0, BW)
     n = first + tl.arange(0, BN)
-    tiles = _load_tiles(w_ptr, n, word, O, W, BW, C, PAIR)
+    tiles = load_tiles(w_ptr, n, word, O, W, BW, C, PAIR)
     if NORM:
         norm = load_vector(norm_ptr, k, I, BK, C)
     if PDL:
@@ -265,7 +265,7 @@ def _gemv_fp8(
         if PAIR:
             up_scales = _apply_block_scales(own, ws_ptr, O + first, I, BK, C)
     for _ in range(TIMES - 1):
-        ahead = _load_tiles(
+        ahead = load_tiles(
             w_ptr, n + BN, word, O, W, BW, C, PAIR
         )  # in flight while these are summed
         _multiply_and_store(tiles, qs, scales, up_scales, n, ws_ptr, bias_ptr, z_ptr, a_ptr,
@@ -288,11 +288,11 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
     return bias is None or bias.is_contiguous()
 
 
-def plan_gemv_fp8(outputs: int, inputs: int, pair: bool) -> GemvPlan:
+def plan_gemv_bytes(kind: str, outputs: int, inputs: int, pair: bool) -> GemvPlan:
     """As plan_gemv, with two loads of 16 numbers a row; powers of two, so that the rows of a
-    program are in one block of weights.
+    program are in one block of weights. kind: "e4m3" or "int8".
     """
-    found = tuned_plan("e4m3", outputs, inputs, pair)
+    found = tuned_plan(kind, outputs, inputs, pair)
     if found is not None:
         return found
     columns = min(next_power_of_2(inputs), 4096)
@@ -324,7 +324,9 @@ def launch(
     """
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
-    rows, columns, times, warps, ahead = cut or plan_gemv_fp8(outputs, inputs, act is not None)
+    rows, columns, times, warps, ahead = cut or plan_gemv_bytes(
+        "e4m3", outputs, inputs, act is not None
+    )
     assert rows * columns >= 512 * warps, "four words of a thread must be in one row"
     add = norm is not None and norm.residual is not None
     data, scale = weight.data.view(torch.int32), weight.scale

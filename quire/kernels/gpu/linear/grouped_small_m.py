@@ -8,6 +8,9 @@ nothing passes through shared memory but the sums of the warps at the end. A thr
 neighbours of a row where the instruction counts every other pair: W and x are read alike, so sums
 have the same terms. Codes of a group are multiplied as integers, and its scale multiplies the sum.
 
+A bank of experts is multiplied by single rows: a program has a pair of a token and its expert, and
+a band of the rows of that expert's matrix.
+
 The order of a sum depends on the plan alone, which depends on the shape of the weight and on the
 number of rows rounded up to a power of two.
 
@@ -23,7 +26,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from quire.kernels.formats.tiled_weight import TILE, TiledWeight
+from quire.kernels.formats.tiled_weight import TILE, TiledExperts, TiledWeight
 from quire.kernels.gpu.elementwise.activations import activate
 from quire.kernels.gpu.linear.gemv import FusedActivation
 from quire.kernels.gpu.linear.grouped_decode import (
@@ -132,8 +135,9 @@ def _grouped_small_m(
     offset_code_ptr,
     zero_ptr,
     table_ptr,
-    bias_ptr,  # [O] or [2 * O], or None
-    z_ptr,  # [T, O] or [T, 2 * O] out
+    bias_ptr,  # [O] or [2 * O], or None; of each expert
+    ids_ptr,  # [P] int32, the expert of each pair, or None: no bank of experts. -1: absent
+    z_ptr,  # [T, O] or [T, 2 * O] out; None: only a is written
     a_ptr,  # [T, O] out if ACT
     T,
     O: gl.constexpr,
@@ -151,6 +155,8 @@ def _grouped_small_m(
     O_FORM: gl.constexpr,
     OWN_TABLE: gl.constexpr,
     ACT: gl.constexpr,  # None, or a kind
+    ROWS: gl.constexpr,  # of an expert's matrix, padding included
+    K: gl.constexpr,  # pairs that share a row of x
     TP: gl.constexpr,  # rows of x of a program, 8 at least
     BN: gl.constexpr,
     WK: gl.constexpr,  # warps that share the inputs
@@ -178,15 +184,32 @@ def _grouped_small_m(
     TOP: gl.constexpr = (WIDTH + 63) // 64 * 64 - 1
 
     first = gl.program_id(1) * BN
+    base = 0
+    if ids_ptr is not None:
+        if PDL:
+            launch_dependents()
+            wait_for_previous_kernel()
+        pair = gl.program_id(2)
+        expert = gl.load(ids_ptr + pair)
+        if expert < 0:
+            return
+        base = expert * ROWS
+        x_ptr += pair // K * X_T
+        if bias_ptr is not None:
+            bias_ptr += expert * WIDTH
+        if z_ptr is not None:
+            z_ptr += pair * WIDTH
+        if PAIR:
+            a_ptr += pair * O
     warp = gl.arange(0, WK, gl.SliceLayout(1, gl.SliceLayout(2, A)))[:, None][:, :, None]
     o = first + gl.arange(0, BN, gl.SliceLayout(0, gl.SliceLayout(2, A)))[None, :][:, :, None]
     j = gl.arange(0, SK, gl.SliceLayout(0, gl.SliceLayout(1, A)))[None, :][:, None, :]
     group = gl.arange(0, WK, gl.SliceLayout(1, gl.SliceLayout(2, MMA)))[:, None] * EACH
     row = first + gl.arange(0, BN, gl.SliceLayout(0, gl.SliceLayout(2, MMA)))[None, :]
-    o_2 = gl.minimum(o + O, TOP)
-    row_2 = gl.minimum(row + O, TOP)
-    o = gl.minimum(o, TOP)
-    row = gl.minimum(row, TOP)
+    o_2 = gl.minimum(o + O, TOP) + base
+    row_2 = gl.minimum(row + O, TOP) + base
+    o = gl.minimum(o, TOP) + base
+    row = gl.minimum(row, TOP) + base
     start = warp * EACH
 
     held = ()
@@ -231,7 +254,7 @@ def _grouped_small_m(
     k = gl.arange(0, SK, gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :][:, :, None]
     x_warp = gl.arange(0, WK, gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None][:, :, None] * EACH
     x_at = x_ptr + t.to(gl.int64) * X_T + (x_warp * (NS * SK) + k)
-    if PDL:
+    if PDL and ids_ptr is None:
         launch_dependents()
         wait_for_previous_kernel()
     acc = gl.zeros([WK, BN, TP], gl.float32, MMA)
@@ -275,26 +298,27 @@ def _grouped_small_m(
     z = gl.sum(acc, 0)
     o_out = first + gl.arange(0, BN, gl.SliceLayout(1, SUM))
     t_out = gl.program_id(0) * TP + gl.arange(0, TP, gl.SliceLayout(0, SUM))
-    row_out = gl.minimum(o_out, TOP)
+    row_out = gl.minimum(o_out, TOP) + base
     if SCALED and not GROUPED:
         z *= load_factor(scale_ptr, scale_code_ptr, row_out, 0, 1, S_FORM)[:, None]
     if bias_ptr is not None:
         z += gl.load(bias_ptr + o_out, o_out < O, 0.0).to(gl.float32)[:, None]
-    out: gl.constexpr = z_ptr.dtype.element_ty
-    z = z.to(out)
     live = (o_out < O)[:, None] & (t_out < T)[None, :]
-    gl.store(z_ptr + t_out.to(gl.int64)[None, :] * WIDTH + o_out[:, None], z, live)
+    if z_ptr is not None:
+        z = z.to(dtype)
+        gl.store(z_ptr + t_out.to(gl.int64)[None, :] * WIDTH + o_out[:, None], z, live)
     if PAIR:
         up = gl.sum(ups, 0)
-        row_out = gl.minimum(o_out + O, TOP)
+        row_out = gl.minimum(o_out + O, TOP) + base
         if SCALED and not GROUPED:
             up *= load_factor(scale_ptr, scale_code_ptr, row_out, 0, 1, S_FORM)[:, None]
         if bias_ptr is not None:
             up += gl.load(bias_ptr + O + o_out, o_out < O, 0.0).to(gl.float32)[:, None]
-        up = up.to(out)
-        gl.store(z_ptr + t_out.to(gl.int64)[None, :] * WIDTH + O + o_out[:, None], up, live)
+        if z_ptr is not None:
+            up = up.to(dtype)
+            gl.store(z_ptr + t_out.to(gl.int64)[None, :] * WIDTH + O + o_out[:, None], up, live)
         a = activate(z.to(gl.float32), ACT) * up.to(gl.float32)
-        gl.store(a_ptr + t_out.to(gl.int64)[None, :] * O + o_out[:, None], a.to(out), live)
+        gl.store(a_ptr + t_out.to(gl.int64)[None, :] * O + o_out[:, None], a.to(dtype), live)
 
 
 MAX_ROWS = 16
@@ -326,6 +350,13 @@ def plan_grouped_small_m(rows: int, weight: TiledWeight, pair: bool) -> GroupedS
     if tall > 8 and weight.shape[0] >= 256 * TILE:
         return GroupedSmallMPlan(tall, 64, 4, 1)
     deep = 4 if weight.blocks <= 64 else 8
+    if 0 < weight.group <= 64 and weight.scale is not None:
+        # numbers of groups take as many registers as words
+        one_number = weight.offset is None and weight.scale.codes is None
+        if deep == 8:
+            return GroupedSmallMPlan(tall, 16, deep, 2 if one_number else 1)
+        if one_number and not weight.scale.value_form:
+            return GroupedSmallMPlan(tall, 16, deep, max(1, min(4, _HELD_REGISTERS // per_block)))
     each, most = cdiv(weight.blocks, deep), max(1, _HELD_REGISTERS // per_block)
     ahead = cdiv(each, cdiv(each, most))
     wide = 16 if ahead == each or per_block > 8 else 32
@@ -357,11 +388,41 @@ def launch(
     tall, wide, deep, ahead = plan or plan_grouped_small_m(x.shape[0], weight, act is not None)
     _grouped_small_m(
         (cdiv(x.shape[0], tall), cdiv(outputs, wide), 1),
-        (x, *weight_tensors(weight), bias, z, None if act is None else act.out),
+        (x, *weight_tensors(weight), bias, None, z, None if act is None else act.out),
         (x.shape[0],),
         (
             outputs, inputs, x.stride(0), *weight_constants(weight),
-            None if act is None else act.kind, tall, wide, deep, ahead, PDL_ENABLED,
+            None if act is None else act.kind, 0, 1, tall, wide, deep, ahead, PDL_ENABLED,
+        ),
+        warps=deep,
+        pdl=PDL_ENABLED,
+    )  # fmt: skip
+
+
+def launch_experts(
+    y: Tensor,
+    x: Tensor,
+    ids: Tensor,
+    experts: TiledExperts,
+    bias: Tensor | None,
+    act: str | None,
+    plan: GroupedSmallMPlan | None = None,
+) -> None:
+    """y[p] = act(x[p // k] @ experts[ids[p]].T + bias[ids[p]]): y [P, O] of x [P / k, I].
+
+    act: the kind of a gated activation, which halves the rows of a matrix; None: none.
+    """
+    bank, (pairs, outputs) = experts.bank, y.shape
+    tall, wide, deep, ahead = plan or plan_grouped_small_m(1, bank, act is not None)
+    z, a = (y, None) if act is None else (None, y)
+    _grouped_small_m(
+        (1, cdiv(outputs, wide), pairs),
+        (x, *weight_tensors(bank), bias, ids, z, a),
+        (1,),
+        (
+            outputs, x.shape[1], x.stride(0), *weight_constants(bank), act,
+            bank.low.shape[0] // len(experts) * TILE, pairs // x.shape[0], tall, wide, deep, ahead,
+            PDL_ENABLED,
         ),
         warps=deep,
         pdl=PDL_ENABLED,

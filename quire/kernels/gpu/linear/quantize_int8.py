@@ -7,6 +7,7 @@ bits. See quire.kernels.quantize_int8.
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -20,6 +21,33 @@ MAX_INPUTS = 32768
 
 _MIN_RANGE = tl.constexpr(MIN_RANGE)
 _ROUNDS = tl.constexpr(12582912.0)  # 1.5 * 2**23: what is added to it is an integer
+
+
+@triton.jit
+def symmetric_codes(x, largest):
+    """(codes as float32, scale) of numbers, given the bits of the largest magnitude among them.
+
+    A row with a number that is not finite has the scale NaN, and its NaNs the code 0.
+    """
+    scale = tl.div_rn(tl.maximum(largest.to(tl.float32, bitcast=True), _MIN_RANGE), 127.0)
+    scale = tl.where(largest < 0x7F800000, scale, float("nan"))
+    y = x * tl.div_rn(1.0, scale)
+    codes = tl.minimum(tl.maximum(y, -128.0), 127.0) + _ROUNDS - _ROUNDS
+    return tl.where(y == y, codes, 0.0), scale
+
+
+@triton.jit
+def magnitude_bits(x):
+    """The bits of the magnitudes of float32 numbers: integers of the same order."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def store_row(x, e, live, q_ptr, s_ptr, t):
+    """Quantize one row x [BLOCK], float32, zero where not live. q_ptr: of the row."""
+    codes, scale = symmetric_codes(x, tl.max(magnitude_bits(x), 0))
+    tl.store(q_ptr + e, codes.to(tl.int8), mask=live)
+    tl.store(s_ptr + t, scale)
 
 
 @kernel()

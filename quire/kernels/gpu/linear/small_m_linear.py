@@ -2,13 +2,14 @@
 
     Gluon             small_m_plans.py: two to 32 rows, where it was faster when measured
     few bits          grouped_small_m.py: weights of two to eight bits
-    one row           gemv.py, gemv_fp8.py for weights in e4m3: whole rows of W in registers
+    one row           gemv.py, gemv_fp8.py, gemv_int8.py by the type of the weight: whole rows
+                      of W in registers
     small weights     gemv_rows.py: they are loaded before a pipeline through shared memory fills.
                       Good while the sums, one per row, take no longer than the loads
     other weights     small_m_gemm.py: tensor cores, faster than cuBLAS up to about eight rows
     more rows         cuBLAS; lazy fusion holds them for adapters (gpu/lora/adapted_linear.py)
 
-Several rows over e4m3 weights are quantized first (quantize_fused.py, fp8_linear.py).
+Several rows over weights in e4m3 or bytes are quantized first (quantize_fused.py).
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor
 
 from quire.kernels.formats.fp8_weight import Fp8Weight
+from quire.kernels.formats.int8_weight import Int8Weight
 from quire.kernels.formats.tiled_weight import TiledWeight
 from quire.kernels.gpu.linear import (
     gemv,
     gemv_fp8,
+    gemv_int8,
     gemv_rows,
     grouped_linear,
     linear,
@@ -41,10 +44,13 @@ _SMALL_WEIGHT_ROWS = 4
 
 
 def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
-    """Whether lazy fusion may hold this product: half precision, packed, few rows or e4m3."""
-    if isinstance(weight, Fp8Weight):
-        body = gemv_fp8 if x.shape[0] == 1 else quantize_fused
-        return body.supports(x, weight, bias)
+    """Whether lazy fusion may hold this product: half precision, packed, few rows or bytes."""
+    if isinstance(weight, Fp8Weight) and x.shape[0] == 1:
+        return gemv_fp8.supports(x, weight, bias)
+    if isinstance(weight, Int8Weight) and x.shape[0] == 1:
+        return gemv_int8.supports(x, weight, bias)
+    if isinstance(weight, Fp8Weight | Int8Weight):
+        return quantize_fused.supports(x, weight, bias)
     if isinstance(weight, TiledWeight):
         small, *_ = grouped_linear.gluon_modules(x)
         few = x.shape[0] <= MAX_ROWS and weight.perm is None
@@ -69,7 +75,8 @@ def fuses_act(x: Tensor, weight: object) -> bool:
     """Whether an activation can be computed with the product."""
     if x.shape[0] > MAX_ROWS and isinstance(weight, Tensor):
         return small_m_plans.find_plan(x.shape[0], weight, True) is not None
-    return x.shape[0] == 1 or (x.shape[0] <= MAX_ROWS and not isinstance(weight, Fp8Weight))
+    bytes_ = isinstance(weight, Fp8Weight | Int8Weight)
+    return x.shape[0] == 1 or (x.shape[0] <= MAX_ROWS and not bytes_)
 
 
 def multiplies_rows(weight: Tensor, rows: int) -> bool:
@@ -80,7 +87,7 @@ def multiplies_rows(weight: Tensor, rows: int) -> bool:
 def launch(
     z: Tensor,
     x: Tensor,
-    weight: Tensor | Fp8Weight | TiledWeight,
+    weight: Tensor | Fp8Weight | Int8Weight | TiledWeight,
     bias: Tensor | None = None,
     norm: FusedNorm | None = None,
     act: FusedActivation | None = None,
@@ -92,6 +99,8 @@ def launch(
     """
     if isinstance(weight, Fp8Weight):
         gemv_fp8.launch(z, x, weight, bias, norm, act, memory_idle)
+    elif isinstance(weight, Int8Weight):
+        gemv_int8.launch(z, x, weight, bias, norm, act, memory_idle)
     elif isinstance(weight, TiledWeight):
         grouped_linear.gluon_modules(x)[0].launch(z, x, weight, bias, act)
     elif x.shape[0] == 1:

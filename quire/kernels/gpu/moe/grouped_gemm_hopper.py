@@ -92,8 +92,8 @@ def _gate(gate, up, KIND: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr
 
 
 @gluon.jit
-def _multiply(a, b, full, empty, acc, count, WHICH: gl.constexpr, STEPS: gl.constexpr,
-              FENCE: gl.constexpr):  # fmt: skip
+def multiply(a, b, full, empty, acc, count, WHICH: gl.constexpr, STEPS: gl.constexpr,
+             STAGES: gl.constexpr, FENCE: gl.constexpr):  # fmt: skip
     """acc + a tile's rows of one warpgroup times its columns. count: steps taken so far."""
     for step in range(STEPS):
         stage = count % STAGES
@@ -111,8 +111,8 @@ def _multiply(a, b, full, empty, acc, count, WHICH: gl.constexpr, STEPS: gl.cons
 
 
 @gluon.jit
-def _split_columns(x):
-    """[64, 256] -> its left and its right columns, both in the thread that has them."""
+def split_columns(x, COLUMNS: gl.constexpr):
+    """[64, COLUMNS] -> its left and its right columns, both in the thread that has them."""
     return gl.split(gl.permute(gl.reshape(x, [HALF, 2, COLUMNS // 2]), [0, 2, 1]))
 
 
@@ -167,11 +167,11 @@ def _gate_up(tile_ptr, bias_ptr, h_ptr, a, b, full, empty, WHICH: gl.constexpr, 
         expert, row, end, n = _find_tile(tile_ptr, turn, N_TILES)
         if expert >= 0:
             acc = gl.zeros([HALF, COLUMNS], gl.float32, ACC)
-            acc, count = _multiply(a, b, full, empty, acc, count, WHICH, E // INNER, True)
+            acc, count = multiply(a, b, full, empty, acc, count, WHICH, E // INNER, STAGES, True)
             if bias_ptr is not None:
                 f = gl.minimum(n * N + both % N, F - 1) + both // N * F
                 acc += gl.load(bias_ptr + expert * (2 * F) + f).to(gl.float32)[None, :]
-            gate, up = _split_columns(acc)
+            gate, up = split_columns(acc, COLUMNS)
             h = _gate(gate, up, KIND, ALPHA, LIMIT).to(h_ptr.dtype.element_ty)
             f = n * N + c
             live = (row + r < end)[:, None] & (f < F)[None, :]
@@ -260,11 +260,11 @@ def _down(order_ptr, tile_ptr, bias_ptr, y_ptr, a, b, full, empty, WHICH: gl.con
             live = row + r < end
             pair = gl.load(order_ptr + row + r, mask=live, other=0).to(gl.int64)
             acc = gl.zeros([HALF, COLUMNS], gl.float32, ACC)
-            acc, count = _multiply(a, b, full, empty, acc, count, WHICH, F // INNER, False)
+            acc, count = multiply(a, b, full, empty, acc, count, WHICH, F // INNER, STAGES, False)
             if bias_ptr is not None:
                 e = gl.minimum(n * COLUMNS + every, E - 1)
                 acc += gl.load(bias_ptr + expert * E + e).to(gl.float32)[None, :]
-            left, right = _split_columns(acc.to(y_ptr.dtype.element_ty))
+            left, right = split_columns(acc.to(y_ptr.dtype.element_ty), COLUMNS)
             e = n * COLUMNS + c
             at = y_ptr + pair[:, None] * E + e[None, :]
             gl.store(at, gl.convert_layout(left, LINES), mask=live[:, None] & (e < E)[None, :])

@@ -1,6 +1,7 @@
 """Experts of two to eight bits on the GPU: as the products of grouped_gemm.py of gpu/linear.
 
-    few pairs    gate_up and gate, down, weighted sum           a tile is one pair: no sort
+    few pairs    gate_up and gate, down, weighted sum           a tile is one pair: no sort. In
+                 half precision by grouped_small_m.py of gpu/linear
     more         sort, gate_up and gate, down, weighted sum     a tile is some rows of one expert
 
 A pair is a token and one of its experts. Only weights of chosen experts are read. W is the left
@@ -18,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.formats.tiled_weight import TILE, TiledExperts
+from quire.kernels.gpu.linear import grouped_linear
 from quire.kernels.gpu.linear.grouped_decode import load_table, load_words
 from quire.kernels.gpu.linear.grouped_gemm import (
     load_groups,
@@ -227,11 +229,24 @@ def expert_outputs(
         most = 64 if max(gate_up.bank.slices, down.bank.slices) < 16 else 32
         tall = max(8, min(most, next_power_of_2(cdiv(pairs, experts))))
     h = x.new_empty((pairs, down.shape[2]))
+    y = x.new_empty((pairs, down.shape[1]))
+    small = grouped_linear.gluon_modules(x)[0] if order is None else None
+    if small is not None and _suits_small_m(x, gate_up, down, gate):
+        small.launch_experts(h, x, ids, gate_up, gate_up_bias, gate.kind)
+        small.launch_experts(y, h, ids, down, down_bias, None)
+        return y
     gating = Gating(gate.kind, gate.alpha, gate.limit)
     _launch(h, x, order, starts, gate_up, gate_up_bias, gating, ids.shape[1], tall)
-    y = x.new_empty((pairs, down.shape[1]))
     _launch(y, h, order, starts, down, down_bias, Gating(None, 0.0, 0.0), ids.shape[1], tall)
     return y
+
+
+def _suits_small_m(
+    x: Tensor, gate_up: TiledExperts, down: TiledExperts, gate: ExpertActivation
+) -> bool:
+    """Whether grouped_small_m.py has this activation, and columns as they are."""
+    plain = gate_up.bank.perm is None and down.bank.perm is None
+    return plain and gate.kind != "clamped" and x.dtype != torch.float32
 
 
 def multiply_sorted(
