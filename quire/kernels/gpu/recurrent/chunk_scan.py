@@ -43,7 +43,7 @@ class Chunks(NamedTuple):
     within: Tensor  # [G, H, Q, Q] of the tokens' dtype: P
     factors: Tensor  # [G, H, 2, Q] float32: of_q, of_k
     wholes: Tensor  # [G, H] float32: decay of a chunk
-    count: int  # G: at least the chunks of the step
+    most: int  # G: at least the chunks of the step
 
 
 def takes_chunks(tokens: Tensor, rows: StateRows) -> bool:

@@ -146,10 +146,10 @@ def launch_chunks(
     """As the op, of the rows that go in chunks."""
     heads, keys, values = state.shape[1:]
     chunks = empty_chunks(q, heads, rows)
-    u = q.new_empty((chunks.count, heads, CHUNK, values))
-    w = q.new_empty((chunks.count, heads, CHUNK, keys))
+    u = q.new_empty((chunks.most, heads, CHUNK, values))
+    w = q.new_empty((chunks.most, heads, CHUNK, keys))
     _correct_chunks(
-        (heads, chunks.count, 1),
+        (heads, chunks.most, 1),
         (q, k, v, a, b, a_log, dt_bias, rows.rows, rows.token_starts(), u, w, *chunks[:3]),
         (len(rows.rows) - rows.decodes, rows.decodes, len(state) - 1, EPS),
         (

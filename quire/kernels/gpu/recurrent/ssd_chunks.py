@@ -99,7 +99,7 @@ def launch_chunks(
     heads, groups, numbers = x.shape[1], b.shape[1], b.shape[2]
     chunks = empty_chunks(x, heads, rows)
     _weigh_chunks(
-        (heads, chunks.count, 1),
+        (heads, chunks.most, 1),
         (dt, b, c, a_log, dt_bias, rows.rows, rows.token_starts(), *chunks[:3]),
         (len(rows.rows) - rows.decodes, rows.decodes, len(state) - 1, *dt_limit),
         (
