@@ -10,7 +10,7 @@ from tests.cpu.gpu_kernels.test_chunk_scans import (
     rows_of,
     run,
     ssd_case,
-    test_a_row_in_chunks_has_the_same_bits_whatever_is_beside_it,  # noqa: F401
+    test_a_row_has_the_same_bits_whatever_is_beside_it,  # noqa: F401
     test_chunks_are_near_the_recurrence,  # noqa: F401
     wanted,
 )
