@@ -1,5 +1,7 @@
 """Gated delta rule kernel: a program has some columns of a head's state, and all tokens of a row.
 
+Rows of many tokens go in chunks (delta_chunks.py).
+
 What a token reads follows from the state before it, so both sums over it run side by side:
 
     found = k S    read = q S    change = beta (v - decay found)    o = decay read + (q k) change
