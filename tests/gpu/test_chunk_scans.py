@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.cpu.gpu_kernels.test_chunk_scans import (
-    BOUNDS,
+    BOUND,
     delta_case,
     off,
     rows_of,
@@ -26,15 +26,14 @@ def device():
     return "cuda"
 
 
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("name", SIZES)
-def test_a_long_prompt_is_near_the_recurrence(name, dtype, device):
+def test_a_long_prompt_is_near_the_recurrence(name, device):
     torch.manual_seed(6)
     make, sizes = SIZES[name]
-    case, shape = make(700, dtype, device, sizes=sizes)
+    case, shape = make(700, torch.bfloat16, device, sizes=sizes)
     before = torch.randn(3, *shape, device=device)
     state, rows = before.clone(), rows_of(device, 0, (700,), torch.tensor([1]))
     got = run(name, case, state, rows)
     want, states = wanted(name, case, before, rows)
-    assert off(got, want) < BOUNDS[dtype]
-    assert off(state, states) < BOUNDS[dtype]
+    assert off(got, want) < BOUND
+    assert off(state, states) < BOUND

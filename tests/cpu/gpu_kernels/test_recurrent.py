@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow("kernels in the interpreter")
 SCANS = [
     name for name in all_ops() if name in ("causal_conv", "gated_delta_rule") or "_scan" in name
 ]
-TOKENS, ROWS = tiers.amount(21, 63), 7  # longer prompts go in chunks: test_chunk_scans.py
+TOKENS, ROWS = tiers.amount(21, 200), 7
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ Kernels of a layer write P, the factors and what else is independent of S, of al
 registers. new are the values, or with corrections (w is not None) u - w S.
 
 A row's chunks begin at its first token, so bits depend on where a step cuts a prompt, as those of
-products of many rows do. What rounds: operands of products, to the dtype of the tokens; sums and
-states are float32. Of float32 tokens all is float32.
+products of many rows do. So only tokens in bfloat16 go in chunks: operands of products are rounded
+to it, sums and states are float32. In float32, without matrix units, they take longer than token by
+token; float16 has too small a range for keys of any length.
 Axes: G chunks, Q tokens of a chunk, H value heads, K and V sizes of a state.
 """
 
@@ -33,26 +34,29 @@ CHUNK = 64
 COLUMNS = 32
 """Of a state, that a program has."""
 WARPS, STAGES = 4, 2
-_EXACT_COLUMNS = 16
-"""As COLUMNS, of float32 tokens, whose products take no matrix units."""
 
 
 class Chunks(NamedTuple):
     """What the chunks of a step need beside tokens and states."""
 
-    within: Tensor  # [G, H, Q, Q] of the tokens' dtype: P
+    within: Tensor  # [G, H, Q, Q] bfloat16: P
     factors: Tensor  # [G, H, 2, Q] float32: of_q, of_k
     wholes: Tensor  # [G, H] float32: decay of a chunk
     most: int  # G: at least the chunks of the step
 
 
-def takes_chunks(tokens: Tensor, rows: StateRows) -> bool:
-    """Whether a step may have rows that go in chunks. tokens: [T, ..]; all have one dtype.
+def takes_chunks(tokens: tuple[Tensor, ...], rows: StateRows) -> bool:
+    """Whether a step may have rows that go in chunks. tokens: queries, keys, values [T, heads, ..].
 
-    float16 has too small a range for keys of any length.
+    Their heads are of whole 16 bytes: so large are the copies into shared memory.
     """
-    long = len(tokens) - rows.decodes >= CHUNK and len(rows.rows) > rows.decodes
-    return long and tokens.dtype in (torch.bfloat16, torch.float32)
+    count = len(tokens[0]) - rows.decodes
+    if count < CHUNK or len(rows.rows) == rows.decodes:
+        return False
+    return all(
+        one.dtype == torch.bfloat16 and not one.stride(0) % 8 and not one.shape[2] % 8
+        for one in tokens
+    )
 
 
 def empty_chunks(tokens: Tensor, heads: int, rows: StateRows) -> Chunks:
@@ -61,11 +65,6 @@ def empty_chunks(tokens: Tensor, heads: int, rows: StateRows) -> Chunks:
     within = tokens.new_empty((count, heads, CHUNK, CHUNK))
     factors = tokens.new_empty((count, heads, 2, CHUNK), dtype=torch.float32)
     return Chunks(within, factors, factors.new_empty((count, heads)), count)
-
-
-def precision_of(tokens: Tensor) -> str:
-    """Of products of float32 numbers."""
-    return "ieee" if tokens.dtype == torch.float32 else "tf32"
 
 
 @triton.jit
@@ -90,21 +89,15 @@ def find_chunk(rows_ptr, starts_ptr, g, prompts, decodes, padding, CHUNK: tl.con
 
 
 @triton.jit
-def decays(logs, n, PRECISION: tl.constexpr):
-    """Decays of a chunk, of the logs of its tokens' own [Q] float32.
+def decays(logs, n):
+    """Decays of a chunk, of the logs of its tokens' own [Q].
 
     Return ([Q, Q] between tokens, 0 to later ones; [Q] from its start; [Q] to its end; over it).
-    Differences of sums lose the digits that the sums have before their point, so for float32 they
-    are of float64.
     """
-    if PRECISION == "ieee":
-        logs = logs.to(tl.float64)
     log, total = tl.cumsum(logs, 0), tl.sum(logs, 0)
-    to_end = tl.exp((total - log).to(tl.float32))
     earlier = n[:, None] >= n[None, :]
-    between = tl.where(earlier, log[:, None] - log[None, :], 0.0).to(tl.float32)
-    since, whole = tl.exp(log.to(tl.float32)), tl.exp(total.to(tl.float32))
-    return tl.where(earlier, tl.exp(between), 0.0), since, to_end, whole
+    between = tl.where(earlier, log[:, None] - log[None, :], 0.0)
+    return tl.where(earlier, tl.exp(between), 0.0), tl.exp(log), tl.exp(total - log), tl.exp(total)
 
 
 @kernel("decodes", "padding")
@@ -136,7 +129,6 @@ def _scan_chunks(
     KEYS: tl.constexpr,  # power of two >= K
     COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -171,17 +163,17 @@ def _scan_chunks(
             cell = at * CHUNK + n[:, None]
             w = tl.load(w_ptr + cell * K + i[None, :], (i < K)[None, :], 0.0)
             new = tl.load(v_ptr + cell * V + j[None, :], (j < V)[None, :], 0.0).to(tl.float32)
-            new -= tl.dot(w, before, input_precision=PRECISION)
+            new -= tl.dot(w, before)
         else:
             exists = (t < end)[:, None] & (j < V)[None, :]
             new = tl.load(v_ptr + t[:, None] * V_T + h * V + j[None, :], exists, 0.0)
             new = new.to(tl.float32)
-        y = tl.dot(q, before, input_precision=PRECISION) * of_q[:, None]
-        y = tl.dot(within, new.to(kind), y, input_precision=PRECISION)
+        y = tl.dot(q, before) * of_q[:, None]
+        y = tl.dot(within, new.to(kind), y)
         if skip_ptr is not None:
             y += new * tl.load(skip_ptr + h).to(tl.float32)
         added = (new * of_k[:, None]).to(kind)
-        state = tl.dot(tl.trans(k), added, state * whole, input_precision=PRECISION)
+        state = tl.dot(tl.trans(k), added, state * whole)
         exists = (t < end)[:, None] & (j < V)[None, :]
         tl.store(y_ptr + (t[:, None] * H + h) * V + j[None, :], y, exists)
     tl.store(own + target * (H * K * V), state, live)
@@ -205,8 +197,7 @@ def scan_chunks(
     v: [T, H, V]; with w it is u [G, H, Q, V]. keys_last: state is [.., H, V, K].
     """
     heads, keys, values = out.shape[1], q.shape[2], out.shape[2]
-    exact = q.dtype == torch.float32
-    columns = min(_EXACT_COLUMNS if exact else COLUMNS, max(16, next_power_of_2(values)))
+    columns = min(COLUMNS, max(16, next_power_of_2(values)))
     consts: tuple[Any, ...] = (
         *(one.stride(0) for one in (q, k, v)),
         *((1, keys) if keys_last else (values, 1)),
@@ -217,7 +208,6 @@ def scan_chunks(
         max(16, next_power_of_2(keys)),
         columns,
         CHUNK,
-        precision_of(q),
         PDL_ENABLED,
     )
     _scan_chunks(
@@ -226,6 +216,6 @@ def scan_chunks(
         (rows.decodes, len(state) - 1),
         consts,
         warps=WARPS,
-        stages=1 if exact else STAGES,
+        stages=STAGES,
         pdl=PDL_ENABLED,
     )

@@ -27,7 +27,6 @@ from quire.kernels.gpu.recurrent.chunk_scan import (
     decays,
     empty_chunks,
     find_chunk,
-    precision_of,
     scan_chunks,
 )
 from quire.kernels.gpu.recurrent.step_tokens import sigmoid, softplus
@@ -40,15 +39,15 @@ WARPS = 4
 
 
 @triton.jit
-def _invert(lower, n, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
+def _invert(lower, n, LEVELS: tl.constexpr):
     """Inverse of 1 + lower, which is [2**LEVELS, 2**LEVELS] and 0 on and above its diagonal."""
     i, j = n[:, None], n[None, :]
     found = tl.where(i == j, 1.0, 0.0) - tl.where(i // 2 == j // 2, lower, 0.0)
     for level in range(1, LEVELS):
         beside = (i >> level + 1 == j >> level + 1) & (i >> level != j >> level)
         block = tl.where(beside, lower, 0.0)
-        half = tl.dot(found, block, input_precision=PRECISION)
-        found -= tl.dot(half, found, input_precision=PRECISION)
+        half = tl.dot(found, block, input_precision="tf32")
+        found -= tl.dot(half, found, input_precision="tf32")
     return found
 
 
@@ -85,7 +84,6 @@ def _correct_chunks(
     VALUES: tl.constexpr,  # power of two >= V
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,  # 2**LEVELS == CHUNK
-    PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -104,7 +102,7 @@ def _correct_chunks(
     a = tl.load(a_ptr + t * A_T + h, known, 0.0).to(tl.float32)
     b = tl.load(b_ptr + t * B_T + h, known, 0.0).to(tl.float32)
     logs = tl.where(known, rate * softplus(a + bias), 0.0)
-    decay, since, to_end, whole = decays(logs, n, PRECISION)
+    decay, since, to_end, whole = decays(logs, n)
     beta = tl.where(known, sigmoid(b).to(b_ptr.dtype.element_ty).to(tl.float32), 0.0)
     exists = known[:, None] & (i < K)[None, :]
     k = tl.load(k_ptr + t[:, None] * K_T + key + i[None, :], exists, 0.0)
@@ -117,17 +115,17 @@ def _correct_chunks(
     tl.store(wholes_ptr + at, whole)
     decay *= of_k[None, :]
     cell = at * CHUNK + n[:, None]
-    within = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay * of_q[:, None]
+    within = tl.dot(q, tl.trans(k)) * decay * of_q[:, None]
     tl.store(within_ptr + cell * CHUNK + n[None, :], within.to(kind))
-    lower = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * (beta * of_k)[:, None]
+    lower = tl.dot(k, tl.trans(k)) * decay * (beta * of_k)[:, None]
     lower = tl.where(n[:, None] > n[None, :], lower, 0.0)
-    inverse = _invert(lower, n, LEVELS, PRECISION) * beta[None, :]
+    inverse = _invert(lower, n, LEVELS) * beta[None, :]
     of_state = (inverse * (since * of_k)[None, :]).to(kind)
-    w = tl.dot(of_state, k, input_precision=PRECISION)
+    w = tl.dot(of_state, k)
     tl.store(w_ptr + cell * K + i[None, :], w.to(kind), (i < K)[None, :])
     exists = known[:, None] & (j < V)[None, :]
     v = tl.load(v_ptr + t[:, None] * V_T + h * V + j[None, :], exists, 0.0)
-    u = tl.dot(inverse.to(kind), v, input_precision=PRECISION)
+    u = tl.dot(inverse.to(kind), v)
     tl.store(u_ptr + cell * V + j[None, :], u.to(kind), (j < V)[None, :])
 
 
@@ -162,7 +160,6 @@ def launch_chunks(
             max(16, next_power_of_2(values)),
             CHUNK,
             CHUNK.bit_length() - 1,
-            precision_of(q),
             PDL_ENABLED,
         ),
         warps=WARPS,

@@ -157,7 +157,7 @@ def launch(
     dt_bias: Tensor,
 ) -> None:
     heads, keys, values = state.shape[1:]
-    chunked = takes_chunks(q, rows)
+    chunked = takes_chunks((q, k, v), rows)
     padded = next_power_of_2(keys)
     columns = min(max(2 * TILE // padded, 1), next_power_of_2(values))  # its sums take most time
     _gated_delta_rule(

@@ -16,7 +16,6 @@ from quire.kernels.gpu.recurrent.chunk_scan import (
     decays,
     empty_chunks,
     find_chunk,
-    precision_of,
     scan_chunks,
 )
 from quire.kernels.gpu.recurrent.step_tokens import softplus
@@ -53,7 +52,6 @@ def _weigh_chunks(
     N: tl.constexpr,
     NUMBERS: tl.constexpr,  # power of two >= N
     CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -70,14 +68,14 @@ def _weigh_chunks(
     bias = tl.load(dt_bias_ptr + h).to(tl.float32)
     step = softplus(tl.load(dt_ptr + t * DT_T + h, known, 0.0).to(tl.float32) + bias)
     step = tl.where(known, tl.minimum(tl.maximum(step, lowest), highest), 0.0)
-    decay, since, to_end, whole = decays(step * rate, n, PRECISION)
+    decay, since, to_end, whole = decays(step * rate, n)
     tl.store(factors_ptr + at * (2 * CHUNK) + n, since)
     tl.store(factors_ptr + at * (2 * CHUNK) + CHUNK + n, step * to_end)
     tl.store(wholes_ptr + at, whole)
     exists = known[:, None] & (i < N)[None, :]
     b = tl.load(b_ptr + t[:, None] * B_T + group + i[None, :], exists, 0.0)
     c = tl.load(c_ptr + t[:, None] * C_T + group + i[None, :], exists, 0.0)
-    within = tl.dot(c, tl.trans(b), input_precision=PRECISION) * decay * step[None, :]
+    within = tl.dot(c, tl.trans(b)) * decay * step[None, :]
     cell = at * CHUNK + n[:, None]
     tl.store(within_ptr + cell * CHUNK + n[None, :], within.to(within_ptr.dtype.element_ty))
 
@@ -109,7 +107,6 @@ def launch_chunks(
             numbers,
             max(16, next_power_of_2(numbers)),
             CHUNK,
-            precision_of(x),
             PDL_ENABLED,
         ),
         warps=WARPS,

@@ -144,7 +144,7 @@ def launch(
     dt_limit: tuple[float, float],
 ) -> None:
     heads, size, numbers = state.shape[1:]
-    chunked = takes_chunks(x, rows)
+    chunked = takes_chunks((c, b, x), rows)
     padded = next_power_of_2(numbers)
     each = min(max(TILE // padded, 1), next_power_of_2(size))
     _ssd_scan(
