@@ -27,6 +27,7 @@ from torch import Tensor
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
+from quire.kernels.gpu.runtime.target import INTERPRETER, gpu_target
 from quire.kernels.state_rows import StateRows
 
 CHUNK = 64
@@ -34,6 +35,7 @@ CHUNK = 64
 COLUMNS = 32
 """Of a state, that a program has."""
 WARPS, STAGES = 4, 2
+_CAPABILITIES = ((9, 0), INTERPRETER.capability)
 
 
 class Chunks(NamedTuple):
@@ -45,13 +47,16 @@ class Chunks(NamedTuple):
     most: int  # G: at least the chunks of the step
 
 
-def takes_chunks(tokens: tuple[Tensor, ...], rows: StateRows) -> bool:
+def takes_chunks(tokens: tuple[Tensor, ...], rows: StateRows, most_keys: int) -> bool:
     """Whether a step may have rows that go in chunks. tokens: queries, keys, values [T, heads, ..].
 
-    Their heads are of whole 16 bytes: so large are the copies into shared memory.
+    Their heads are of whole 16 bytes, since so large are the copies into shared memory, which has
+    room for heads of most_keys keys on Hopper. No other GPU was measured.
     """
     count = len(tokens[0]) - rows.decodes
-    if count < CHUNK or len(rows.rows) == rows.decodes:
+    if count < CHUNK or len(rows.rows) == rows.decodes or tokens[0].shape[2] > most_keys:
+        return False
+    if gpu_target(tokens[0].device).capability not in _CAPABILITIES:
         return False
     return all(
         one.dtype == torch.bfloat16 and not one.stride(0) % 8 and not one.shape[2] % 8

@@ -36,6 +36,8 @@ from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_f
 from quire.kernels.state_rows import StateRows
 
 WARPS = 4
+MOST_KEYS = 128
+"""Of a head, for which shared memory has room."""
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.kernels.gated_delta_rule import EPS
 from quire.kernels.gpu.recurrent.chunk_scan import CHUNK, takes_chunks
-from quire.kernels.gpu.recurrent.delta_chunks import launch_chunks
+from quire.kernels.gpu.recurrent.delta_chunks import MOST_KEYS, launch_chunks
 from quire.kernels.gpu.recurrent.step_tokens import (
     TILE,
     find_tokens,
@@ -157,7 +157,7 @@ def launch(
     dt_bias: Tensor,
 ) -> None:
     heads, keys, values = state.shape[1:]
-    chunked = takes_chunks((q, k, v), rows)
+    chunked = takes_chunks((q, k, v), rows, MOST_KEYS)
     padded = next_power_of_2(keys)
     columns = min(max(2 * TILE // padded, 1), next_power_of_2(values))  # its sums take most time
     _gated_delta_rule(

@@ -25,6 +25,8 @@ from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_f
 from quire.kernels.state_rows import StateRows
 
 WARPS = 4
+MOST_NUMBERS = 256
+"""Of a head, for which shared memory has room."""
 
 
 @kernel("prompts", "decodes", "padding", "lowest", "highest")

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.recurrent.chunk_scan import CHUNK, takes_chunks
-from quire.kernels.gpu.recurrent.ssd_chunks import launch_chunks
+from quire.kernels.gpu.recurrent.ssd_chunks import MOST_NUMBERS, launch_chunks
 from quire.kernels.gpu.recurrent.step_tokens import (
     TILE,
     find_tokens,
@@ -144,7 +144,7 @@ def launch(
     dt_limit: tuple[float, float],
 ) -> None:
     heads, size, numbers = state.shape[1:]
-    chunked = takes_chunks((c, b, x), rows)
+    chunked = takes_chunks((c, b, x), rows, MOST_NUMBERS)
     padded = next_power_of_2(numbers)
     each = min(max(TILE // padded, 1), next_power_of_2(size))
     _ssd_scan(
