@@ -1,11 +1,11 @@
 """Recurrent layers on the GPU: microseconds of each op beside its bytes, then engines, in one run.
 
-    python bench/recurrent_gpu.py [MODELS] [--rows 1,8,64,256] [--prompt 4096] [--tiles 512,2048]
-                                  [--reference] [--seconds 165] [--json FILE]
+    python bench/recurrent_gpu.py [MODELS] [--rows 1,8,64,256] [--prompts 1x512,1x4096,32x4096]
+                                  [--tiles 512,2048] [--reference] [--seconds 165] [--json FILE]
 
 Layer shapes are those of Qwen3-Next-80B-A3B and mamba2-2.7b. A time is the median of graph replays
 over states that do not fit the cache together; "floor" is its bytes at the rate of a copy, measured
-first. --tiles: other numbers of a state for each program. MODELS: a folder of make_models.py, whose
+first. --prompts: of a step, also token by token. --tiles: other numbers of a state for each program. MODELS: a folder of make_models.py, whose
 qwen3-next-cut (12 of 48 layers) and mamba2-2.7b run bench/offline.py with dummy weights; their floor
 is the bytes that a step reads and writes, of prompts the products. One JSON line for each result,
 then a table. --seconds: nothing is begun later than this.
@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +37,8 @@ BEGAN = time.monotonic()
 OFFLINE = Path(__file__).resolve().parent / "offline.py"
 CUDA = torch.device("cuda")
 STATES = 320  # rows of state tensors: many times the cache
-ENGINES = {"qwen3-next-cut": "decode1,rows32,prefill", "mamba2-2.7b": "decode1,rows32"}
+SCANS = ("gated_delta_rule", "ssd_scan")
+ENGINES = {"qwen3-next-cut": "decode1,rows32,prefill", "mamba2-2.7b": "decode1,rows32,prefill"}
 
 
 def float32(*shape):
@@ -77,10 +79,9 @@ def rows_of(count, tokens):
     calls = max(2, min(16, STATES // (2 * count)))
     for i in range(calls):
         rows = (torch.arange(count, device=CUDA) * 7 + i * count * 11) % (STATES - 1)
-        decodes = count if tokens == count else 0
-        spans = () if decodes else ((0, tokens),)
-        starts = torch.tensor([*range(decodes), *(spans[0] if spans else (count,))],
-                              dtype=torch.int32, device=CUDA)  # fmt: skip
+        decodes, each = count if tokens == count else 0, tokens // count
+        spans = () if decodes else tuple((at, at + each) for at in range(0, tokens, each))
+        starts = torch.arange(0, tokens + 1, each, dtype=torch.int32, device=CUDA)
         yield StateRows(rows, decodes, spans, starts=starts)
 
 
@@ -104,6 +105,28 @@ def op_lines(rows, tokens, copy, only=()):
         floor = size / copy * 1e6
         yield {"kind": "op", "model": model, "op": op.__name__, "rows": rows, "tokens": tokens,
                "us": us, "floor us": floor, "of floor": floor / us}  # fmt: skip
+
+
+@contextmanager
+def token_by_token():
+    """Within, no row goes in chunks."""
+    bodies = [(body, body.takes_chunks) for body in (delta_body, ssd_body)]
+    for body, _ in bodies:
+        body.takes_chunks = lambda *_: False
+    try:
+        yield
+    finally:
+        for body, takes in bodies:
+            body.takes_chunks = takes
+
+
+def prompt_lines(text, copy):
+    """text: prompts x tokens of each."""
+    count, length = map(int, text.split("x"))
+    yield from op_lines(count, count * length, copy)
+    with token_by_token():
+        for line in op_lines(count, count * length, copy, SCANS):
+            yield {**line, "form": "token by token"}
 
 
 def reference_lines(rows, tokens):
@@ -182,16 +205,17 @@ def lines_of(args, deadline):
     yield {"kind": "card", "TB/s": copy / 1e12, "TFLOP/s": flops / 1e12}
     for count in rows:
         yield from op_lines(count, count, copy)
-    yield from op_lines(1, args.prompt, copy)
+    for prompts in args.prompts.split(","):
+        yield from prompt_lines(prompts, copy)
     for tile in [int(n) for n in args.tiles.split(",") if n]:
         before, delta_body.TILE, ssd_body.TILE = delta_body.TILE, tile, tile
-        for count, tokens in ((1, 1), (64, 64), (1, args.prompt)):
-            for line in op_lines(count, tokens, copy, ("gated_delta_rule", "ssd_scan")):
+        for count in (1, 64):
+            for line in op_lines(count, count, copy, SCANS):
                 yield {**line, "tile": tile}
         delta_body.TILE = ssd_body.TILE = before
     if args.reference:
         yield from reference_lines(64, 64)
-        yield from reference_lines(1, args.prompt)
+        yield from reference_lines(1, 4096)
     torch.cuda.empty_cache()
     for model, cases in ENGINES.items() if args.models else ():
         if time.monotonic() < deadline - 20:
@@ -208,7 +232,7 @@ def main():
     parse = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parse.add_argument("models", nargs="?")
     parse.add_argument("--rows", default="1,8,64,256")
-    parse.add_argument("--prompt", type=int, default=4096)
+    parse.add_argument("--prompts", default="1x512,1x4096,32x4096")
     parse.add_argument("--tiles", default="512,2048")
     parse.add_argument("--reference", action="store_true")
     parse.add_argument("--seconds", type=float, default=165)

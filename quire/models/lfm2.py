@@ -7,6 +7,7 @@ Axes:   T tokens in the step, E hidden, F mlp width
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -34,20 +35,25 @@ class Config(llama.Config):
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
-        eps = field_of(hf, "norm_eps", float, default=1e-5)
-        wide = field_of(hf, "intermediate_size", int, default=12288)
-        named = {
-            **hf,
-            "rms_norm_eps": eps,
-            "intermediate_size": mlp_width(hf, wide),
-            "tie_word_embeddings": hf.get("tie_embedding", hf.get("tie_word_embeddings")),
-        }
-        return cls(
-            **rotary_sizes_of(named, tied=True, theta=1e6),
-            **recurrent_fields(hf),
-            conv_width=field_of(hf, "conv_L_cache", int),
-            conv_bias=field_of(hf, "conv_bias", bool, default=False),
-        )
+        return cls(**sizes_of(hf))
+
+
+def sizes_of(hf: Hf) -> dict[str, Any]:
+    """The fields of Config."""
+    eps = field_of(hf, "norm_eps", float, default=1e-5)
+    wide = field_of(hf, "intermediate_size", int, default=12288)
+    named = {
+        **hf,
+        "rms_norm_eps": eps,
+        "intermediate_size": mlp_width(hf, wide),
+        "tie_word_embeddings": hf.get("tie_embedding", hf.get("tie_word_embeddings")),
+    }
+    return {
+        **rotary_sizes_of(named, tied=True, theta=1e6),
+        **recurrent_fields(hf),
+        "conv_width": field_of(hf, "conv_L_cache", int),
+        "conv_bias": field_of(hf, "conv_bias", bool, default=False),
+    }
 
 
 class SelfAttention(llama.SelfAttention):
@@ -67,7 +73,10 @@ class Layer(nn.Module):
         else:
             self.self_attn = SelfAttention(c)
         self.ffn_norm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.feed_forward = GatedMLP(c.hidden, c.mlp, c.act)
+        self.feed_forward = self.make_mlp(c, layer)
+
+    def make_mlp(self, c: Config, layer: int) -> nn.Module:
+        return GatedMLP(c.hidden, c.mlp, c.act)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> CarriedStates:
         x, res = self.operator_norm(x, res)

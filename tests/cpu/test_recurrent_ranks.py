@@ -26,7 +26,7 @@ RANKS = {
 }
 EVERYDAY = ["qwen3_next: tensor", "mamba2: stages"]
 KINDS = ["mamba", "jamba", "mamba2", "bamba", "falcon_h1", "nemotron_h_experts_biases", "lfm2",
-         "granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]  # fmt: skip
+         "lfm2_moe", "granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]  # fmt: skip
 CASES = [f"{kind}: {ranks}" for kind in KINDS for ranks in RANKS]
 FURTHER = [case for case in CASES if case not in EVERYDAY]
 

@@ -93,7 +93,7 @@ def scale_weights(model, embeddings):
             fan_in = value.shape[0] if transposed else value.shape[-1]
             value.copy_(noise * 1.2 / fan_in**0.5)
     for name, value in model.named_buffers():
-        if name.endswith("correction_bias"):  # zero in a new model
+        if name.endswith(("correction_bias", "expert_bias")):  # zero in a new model
             value.copy_(0.3 * torch.randn_like(value))
         if name.endswith("layer_scalar"):  # one in a new model
             value.copy_(0.5 + torch.rand_like(value))

@@ -12,7 +12,7 @@ import torch
 
 from quire.layers import Router
 
-GATES = ("mlp.gate", "mixer.gate", ".router")
+GATES = ("mlp.gate", "mixer.gate", "feed_forward.gate", ".router")
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Gated delta rule kernel: a program has some columns of a head's state, and all tokens of a row.
 
+Rows of many tokens go in chunks (delta_chunks.py).
+
 What a token reads follows from the state before it, so both sums over it run side by side:
 
     found = k S    read = q S    change = beta (v - decay found)    o = decay read + (q k) change
@@ -15,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gated_delta_rule import EPS
+from quire.kernels.gpu.recurrent.chunk_scan import CHUNK, takes_chunks
+from quire.kernels.gpu.recurrent.delta_chunks import MOST_KEYS, launch_chunks
 from quire.kernels.gpu.recurrent.step_tokens import (
     TILE,
     find_tokens,
@@ -64,6 +68,7 @@ def _gated_delta_rule(
     KEYS: tl.constexpr,  # power of two >= K
     COLUMNS: tl.constexpr,
     CHAINS: tl.constexpr,
+    SHORT: tl.constexpr,  # longer rows than this go in chunks; 0: no row does
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -83,6 +88,9 @@ def _gated_delta_rule(
         return
     if start >= end:
         return
+    if SHORT:
+        if (s >= decodes) & (end - start > SHORT):
+            return
     rate = -tl.exp(tl.load(a_log_ptr + h).to(tl.float32))
     bias = tl.load(dt_bias_ptr + h).to(tl.float32)
     own = state_ptr + (h * K + i[:, None]) * V + j[None, :]
@@ -149,6 +157,7 @@ def launch(
     dt_bias: Tensor,
 ) -> None:
     heads, keys, values = state.shape[1:]
+    chunked = takes_chunks((q, k, v), rows, MOST_KEYS)
     padded = next_power_of_2(keys)
     columns = min(max(2 * TILE // padded, 1), next_power_of_2(values))  # its sums take most time
     _gated_delta_rule(
@@ -164,9 +173,12 @@ def launch(
             padded,
             columns,
             has_chains(rows),
+            CHUNK - 1 if chunked else 0,
             PDL_ENABLED,
         ),
         warps=1,
         stages=1,
         pdl=PDL_ENABLED,
     )
+    if chunked:
+        launch_chunks(out, q, k, v, a, b, state, rows, a_log, dt_bias)

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.recurrent.chunk_scan import CHUNK, takes_chunks
+from quire.kernels.gpu.recurrent.ssd_chunks import MOST_NUMBERS, launch_chunks
 from quire.kernels.gpu.recurrent.step_tokens import (
     TILE,
     find_tokens,
@@ -57,6 +59,7 @@ def _ssd_scan(
     ROWS: tl.constexpr,
     NUMBERS: tl.constexpr,  # power of two >= N
     CHAINS: tl.constexpr,
+    SHORT: tl.constexpr,  # longer rows than this go in chunks; 0: no row does
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -76,6 +79,9 @@ def _ssd_scan(
         return
     if start >= end:
         return
+    if SHORT:
+        if (s >= decodes) & (end - start > SHORT):
+            return
     rate = -tl.exp(tl.load(a_log_ptr + h).to(tl.float32))
     skip = tl.load(d_ptr + h).to(tl.float32)
     bias = tl.load(dt_bias_ptr + h).to(tl.float32)
@@ -138,6 +144,7 @@ def launch(
     dt_limit: tuple[float, float],
 ) -> None:
     heads, size, numbers = state.shape[1:]
+    chunked = takes_chunks((c, b, x), rows, MOST_NUMBERS)
     padded = next_power_of_2(numbers)
     each = min(max(TILE // padded, 1), next_power_of_2(size))
     _ssd_scan(
@@ -153,9 +160,12 @@ def launch(
             each,
             padded,
             has_chains(rows),
+            CHUNK - 1 if chunked else 0,
             PDL_ENABLED,
         ),
         warps=1,
         stages=1,
         pdl=PDL_ENABLED,
     )
+    if chunked:
+        launch_chunks(out, x, dt, b, c, state, rows, a_log, d, dt_bias, dt_limit)

@@ -3,6 +3,8 @@
 A program takes all tokens of one row, one after the other, so the bits of a token depend neither
 on how its prompt is cut nor on other rows. A row of one token that reads what the row right before
 it writes is computed by that row's program, which has the state in registers: so drafts are.
+
+Long rows of some scans go in chunks instead (chunk_scan.py).
 """
 
 from __future__ import annotations
