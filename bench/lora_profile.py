@@ -77,9 +77,7 @@ def profile(llm, rows, requests, top):
         "busy us": round(busy / steps, 1),
         "idle us": round((whole - busy) / steps, 1),
         "launches": round(len(chosen) / steps, 1),
-        "kernels": {
-            name: [round(n / steps, 2), round(us / steps, 1)] for name, (n, us) in longest
-        },
+        "kernels": {name: [round(n / steps, 2), round(us / steps, 1)] for name, (n, us) in longest},
     }
 
 
