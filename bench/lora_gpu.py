@@ -8,7 +8,8 @@ A time is the median of graph replays over weights and banks that do not fit the
 line has a model's layer without and with the adapters of all its rows: its four products with the
 norms and the activation among them. Forms: those of quire/kernels/gpu/lora/adapted_linear.py, and
 `tiles`: sorted rows behind the product, as many rows have them. A form that a number of rows cannot
-have is left out, and a product that cannot have it is `beside`; more rows than 64 have `tiles` alone. A list of the fastest forms comes last.
+have is left out, and a product that cannot have it is `beside`; more rows than 64 have `tiles`
+alone. A list of the fastest forms comes last.
 --max-rank: the rank of the banks, if they are to be larger than the adapters. --layers: the base and
 the rest of each product too. --seconds: begin no measurement after so many. --set few_rows.COLUMNS=64,...:
 other constants of modules of quire/kernels/gpu/lora; may be given several times, each is measured.
