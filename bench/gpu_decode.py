@@ -126,26 +126,26 @@ class Stack:
         """Return the logits of every row."""
         h, k, d = (self.s[c] for c in "HKD")
         x, res = embedding(t["ids"], self.head), None
-        rows, adapters = x.shape[0], t.get("adapters")
-
-        def product(x, name):
-            y = linear(x, layer[name])
-            return y if adapters is None else lora_linear(y, x, self.banks[i][name], adapters)
-
-        for i, layer in enumerate(self.layers):
+        rows = x.shape[0]
+        for i in range(len(self.layers)):
+            product = functools.partial(self._product, i, t.get("adapters"))
             x, res = rms_norm(x, self.norm, 1e-5, res)
-            heads = product(x, "qkv").view(rows, -1, d)
+            heads = product("qkv", x).view(rows, -1, d)
             q, key, value = torch.split(heads, [h, k, k], dim=1)
             q, key = self._turned(q, key, t)
             kv_write(key, value, t["cache"], t["slots"])
             if t["attention"] is not None:
                 q = paged_attention(q, t["cache"], k=key, v=value, **t["attention"])
-            x = product(q.view(rows, -1), "o")
+            x = product("o", q.view(rows, -1))
             x, res = rms_norm(x, self.norm, 1e-5, res)
-            x = product(act_mul(product(x, "gate_up"), "silu"), "down")
+            x = product("down", act_mul(product("gate_up", x), "silu"))
         out = linear(rms_norm(x, self.norm, 1e-5, res)[0], self.head)
         lazy_fusion.flush()
         return out
+
+    def _product(self, i, adapters, name, x):
+        y = linear(x, self.layers[i][name])
+        return y if adapters is None else lora_linear(y, x, self.banks[i][name], adapters)
 
     def _turned(self, q, k, t):
         if self.head_norms:
