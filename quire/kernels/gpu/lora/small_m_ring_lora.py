@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.gpu.elementwise.activations import activate
 from quire.kernels.gpu.linear.gemv import FusedActivation
-from quire.kernels.gpu.linear.small_m_ring import RingPlan, _copy_weights
+from quire.kernels.gpu.linear.small_m_ring import RingPlan, copy_weights
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.pdl import (
     PDL_ENABLED,
@@ -112,7 +112,7 @@ def _small_m_ring_lora(
     w_at = w_ptr + o.to(gl.int64)[:, None] * I + k
     x_at = x_ptr + gl.minimum(t, T - 1).to(gl.int64)[:, None] * X_T + k
     for s in gl.static_range(STAGES):
-        _copy_weights(ring, up_ring, s, w_at, s * BK, ACT, O, I)
+        copy_weights(ring, up_ring, s, w_at, s * BK, ACT, O, I)
         async_copy.commit_group()
     part = 0
     if ACT is None:
@@ -145,7 +145,7 @@ def _small_m_ring_lora(
             ups = mma_v2(up_ring.index(stage).load(A), x, ups)
         gl.thread_barrier()  # every warp has read the stage
         if i + STAGES < STEPS:
-            _copy_weights(ring, up_ring, stage, w_at, (i + STAGES) * BK, ACT, O, I)
+            copy_weights(ring, up_ring, stage, w_at, (i + STAGES) * BK, ACT, O, I)
             async_copy.async_copy_global_to_shared(x_ring.index(stage), x_at + (i + STAGES) * BK)
         async_copy.commit_group()
     outputs = first + gl.arange(0, BN, gl.SliceLayout(1, MMA))
