@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire.kernels.act import act_mul
-from quire.kernels.lora import lora_linear, random_bank, random_rows
+from quire.kernels.lora import lora_linear, random_bank, random_rows, sort_rows
 from tests import tiers
 from tests.cpu.gpu_kernels import gluon_on_torch
 
@@ -75,8 +75,11 @@ def test_a_ring_has_the_adapters_of_its_rows(parts, kind, dora, in_python):
     x = torch.randn(rows, inputs).bfloat16()
     w, bias = (torch.randn(outputs, inputs) / 16).bfloat16(), torch.randn(outputs).bfloat16()
     ranks = [[16, 3, 8][: len(parts)], [0, 16, 1][: len(parts)]]
-    bank = random_bank(ranks, inputs, parts, torch.bfloat16, torch.device("cpu"), dora=dora)
-    given = random_rows(rows, 2, torch.device("cpu"))
+    cpu, ranks = torch.device("cpu"), [*ranks, [40] * len(parts)]  # the last is in no row
+    bank = random_bank(ranks, inputs, parts, torch.bfloat16, cpu, dora=dora).narrow(16)
+    given = random_rows(rows, 3, cpu)
+    given.slots.clamp_(max=1)
+    sort_rows(given)
     plan = small_m_ring.RingPlan(8, 32, 32, 3, 2)
     assert small_m_ring_lora.supports(bank, plan)
 
