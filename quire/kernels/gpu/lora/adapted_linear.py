@@ -40,8 +40,9 @@ def supports(x: Tensor, weight: object, bias: Tensor | None, bank: LoraBank) -> 
     """Whether launch() takes a product that lazy fusion holds, and adapters."""
     if not isinstance(weight, Tensor) or bank.a.dtype != x.dtype:
         return False
-    if _form_of(len(x), weight, bank, lora_linear.fuses_act(bank)) not in INSIDE:
-        return len(x) <= few_rows.most_rows(bank)
+    form = _form_of(len(x), weight, bank, lora_linear.fuses_act(bank))
+    if form not in INSIDE:
+        return form is not None and len(x) <= few_rows.most_rows(bank)
     return len(x) > 1 or (gemv.supports(x, weight, bias) and gemv_lora.supports(bank))
 
 
@@ -58,7 +59,7 @@ def launch(
 ) -> None:
     """z [T, O] = x @ weight.T + bias and their adapters; fills the results of norm (of one row)
     and act too."""
-    form = _form_of(len(x), weight, bank, act is not None)
+    form = _form_of(len(x), weight, bank, act is not None) or BESIDE
     if form not in INSIDE:
         _launch_around(form, z, x, weight, bias, bank, rows, norm, act)
         return
@@ -110,8 +111,11 @@ def _launch_around(
     few_rows.launch_expand(z, v, bank, rows, act)
 
 
-def _form_of(rows: int, weight: Tensor, bank: LoraBank, pair: bool) -> str:
-    """pair: an activation of the two halves follows."""
+def _form_of(rows: int, weight: Tensor, bank: LoraBank, pair: bool) -> str | None:
+    """None: none of this file; the adapters are kernels of their own (lora_linear.py).
+
+    pair: an activation of the two halves follows.
+    """
     form = next((form for most, form in FORMS.items() if rows <= most), BEHIND)
     if rows == 1 or form not in INSIDE:
         return form
@@ -121,8 +125,10 @@ def _form_of(rows: int, weight: Tensor, bank: LoraBank, pair: bool) -> str:
     if plan := small_m_plans.find_plan(rows, weight, pair):
         inside = plan.kernel == "ring" and _ring().supports(bank, plan.numbers)
         return form if inside else BESIDE
-    few = rows <= small_m_linear.MAX_ROWS and not small_m_linear.multiplies_rows(weight, rows)
-    return form if few and small_m_lora.supports(bank) else BESIDE
+    if rows > small_m_linear.MAX_ROWS:
+        return BESIDE
+    inside = small_m_lora.supports(bank) and not small_m_linear.multiplies_rows(weight, rows)
+    return form if inside else None
 
 
 @functools.cache
