@@ -1,7 +1,7 @@
 """One decode step, layers and head in one CUDA graph, fused and op by op.
 
     python bench/gpu_decode.py [--model llama-8b,qwen3-0.6b] [--rows 1,8] [--quantize fp8]
-                               [--context 0] [--plans JSON]
+                               [--context 0] [--plans JSON] [--adapters 1,8] [--slots 32] [--max-rank 16]
 
 Attention over --context tokens; with 0 it is left out, and rotated queries are the input of the
 output projection. The rest should take the time that reading the weights takes, which is printed
@@ -9,6 +9,9 @@ as the ceiling.
 
 --plans: a list of objects, each a run of its own, fused: names of shapes ("28672x4096") to fields of
 GroupedSmallMPlan for weights in few bits; {} is the plans in use.
+
+--adapters: steps with so many adapters of rank 16 on all products of a layer, in banks of --slots and
+--max-rank, over the step without.
 """
 
 import argparse
@@ -24,11 +27,13 @@ from quant_gpu import codes_of
 from quire.kernels.act import act_mul
 from quire.kernels.embedding import embedding
 from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
+from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.formats.tiled_weight import pack_tiles
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.gpu.linear import grouped_small_m
 from quire.kernels.kv_write import kv_write
 from quire.kernels.linear import linear
+from quire.kernels.lora import lora_linear, sort_rows
 from quire.kernels.paged_attention import paged_attention
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
@@ -62,6 +67,8 @@ class Stack:
             {name: quantize(self._weight(*shape)) for name, shape in shapes.items()}
             for _ in range(layers)
         ]
+        self.parts = {"qkv": (h * d, k * d, k * d), "o": (e,), "gate_up": (f, f), "down": (e,)}
+        self.banks = None
         self.head = self._weight(vocab, e)
         self.norm = torch.ones(e, device="cuda", dtype=torch.bfloat16)
         self.head_norm = torch.ones(d, device="cuda", dtype=torch.bfloat16)
@@ -69,6 +76,27 @@ class Stack:
     def _weight(self, outputs, inputs):
         shape = (outputs, inputs)
         return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * inputs**-0.5
+
+    def add_banks(self, slots, rank, most):
+        """Adapters of one rank in every slot of banks that have room for `most` ranks."""
+        self.banks = []
+        for layer in self.layers:
+            banks = {}
+            for name, parts in self.parts.items():
+                given = (
+                    slots,
+                    most,
+                    layer[name].shape[1],
+                    parts,
+                    torch.bfloat16,
+                    torch.device("cuda"),
+                )
+                bank = LoraBank.allocate(*given)
+                bank.a.normal_(std=1 / 64)
+                bank.b.normal_(std=1 / 64)
+                bank.ranks.fill_(rank)
+                banks[name] = bank.narrow(rank)
+            self.banks.append(banks)
 
     def bytes(self):
         return self.head.nbytes + sum(w.nbytes for layer in self.layers for w in layer.values())
@@ -99,20 +127,25 @@ class Stack:
         h, k, d = (self.s[c] for c in "HKD")
         x, res = embedding(t["ids"], self.head), None
         rows = x.shape[0]
-        for layer in self.layers:
+        for i in range(len(self.layers)):
+            product = functools.partial(self._product, i, t.get("adapters"))
             x, res = rms_norm(x, self.norm, 1e-5, res)
-            heads = linear(x, layer["qkv"]).view(rows, -1, d)
+            heads = product("qkv", x).view(rows, -1, d)
             q, key, value = torch.split(heads, [h, k, k], dim=1)
             q, key = self._turned(q, key, t)
             kv_write(key, value, t["cache"], t["slots"])
             if t["attention"] is not None:
                 q = paged_attention(q, t["cache"], k=key, v=value, **t["attention"])
-            x = linear(q.view(rows, -1), layer["o"])
+            x = product("o", q.view(rows, -1))
             x, res = rms_norm(x, self.norm, 1e-5, res)
-            x = linear(act_mul(linear(x, layer["gate_up"]), "silu"), layer["down"])
+            x = product("down", act_mul(product("gate_up", x), "silu"))
         out = linear(rms_norm(x, self.norm, 1e-5, res)[0], self.head)
         lazy_fusion.flush()
         return out
+
+    def _product(self, i, adapters, name, x):
+        y = linear(x, self.layers[i][name])
+        return y if adapters is None else lora_linear(y, x, self.banks[i][name], adapters)
 
     def _turned(self, q, k, t):
         if self.head_norms:
@@ -121,6 +154,26 @@ class Stack:
 
     def _normed(self, heads):
         return rms_norm(heads, self.head_norm, 1e-6)[0]
+
+
+def compare_adapters(stack, rows, args):
+    """Print the step without adapters and with so many, in turn."""
+    given = stack.inputs(rows, args.context)
+    for count in args.adapters:
+        if count > rows:
+            continue
+        some = LoraRows.allocate(rows, args.slots, torch.device("cuda"))
+        some.slots.copy_(torch.arange(rows, device="cuda") * count // rows)
+        sort_rows(some)
+        plain, adapted = (
+            graph_ms([functools.partial(stack.step, t)])
+            for t in (given, given | {"adapters": some})
+        )
+        more = (adapted - plain) * 1e3 / len(stack.layers)
+        found = {"rows": rows, "adapters": count, "slots": args.slots, "max rank": args.max_rank,
+                 "ms": plain, "ms adapted": adapted, "ratio": plain / adapted,
+                 "more us of a layer": more}  # fmt: skip
+        print(json.dumps(found), flush=True)
 
 
 def with_plans(plans, stack):
@@ -142,17 +195,24 @@ def main():
     parser.add_argument("--quantize", default="none", choices=QUANTIZE)
     parser.add_argument("--context", type=int, default=0)
     parser.add_argument("--plans", type=json.loads, default=[])
+    parser.add_argument("--adapters", type=lambda text: [*map(int, text.split(","))], default=[])
+    parser.add_argument("--slots", type=int, default=32)
+    parser.add_argument("--max-rank", type=int, default=16)
     args = parser.parse_args()
     copy, _ = ceilings()
     for model in args.model.split(","):
         stack = Stack(model, QUANTIZE[args.quantize])
+        if args.adapters:
+            stack.add_banks(args.slots, 16, args.max_rank)
         for rows in map(int, args.rows.split(",")):
             step = functools.partial(stack.step, stack.inputs(rows, args.context))
             for plans in args.plans:
                 with ExitStack() as patches:
                     with_plans(plans, patches)
                     print(f"{model} {rows} rows: {graph_ms([step]):.3f} ms, {plans}", flush=True)
-            if args.plans:
+            if args.adapters:
+                compare_adapters(stack, rows, args)
+            if args.plans or args.adapters:
                 continue
             fused = graph_ms([step])
             with lazy_fusion.disabled():

@@ -8,7 +8,8 @@ A time is the median of graph replays over weights and banks that do not fit the
 line has a model's layer without and with the adapters of all its rows: its four products with the
 norms and the activation among them. Forms: those of quire/kernels/gpu/lora/adapted_linear.py, and
 `tiles`: sorted rows behind the product, as many rows have them. A form that a number of rows cannot
-have is left out; more rows than 64 have `tiles` alone. A list of the fastest forms comes last.
+have is left out, and a product that cannot have it is `beside`; more rows than 64 have `tiles`
+alone. A list of the fastest forms comes last.
 --max-rank: the rank of the banks, if they are to be larger than the adapters. --layers: the base and
 the rest of each product too. --seconds: begin no measurement after so many. --set few_rows.COLUMNS=64,...:
 other constants of modules of quire/kernels/gpu/lora; may be given several times, each is measured.
@@ -36,7 +37,7 @@ from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.kernel_precompile import KernelCompilers
 from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
-from quire.kernels.gpu.linear import small_m_linear
+from quire.kernels.gpu.linear import small_m_plans
 from quire.kernels.gpu.lora import adapted_linear, few_rows
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.kernels.linear import linear
@@ -84,7 +85,7 @@ def forms_of(rows, wanted):
     """The forms that so many rows can have."""
     if rows > few_rows.MAX_ROWS:
         return [form for form in wanted if form == TILES]
-    inside = rows <= small_m_linear.MAX_ROWS
+    inside = rows <= small_m_plans.MAX_ROWS
     return [form for form in wanted if inside or form not in adapted_linear.INSIDE]
 
 

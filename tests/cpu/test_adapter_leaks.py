@@ -64,7 +64,8 @@ def llm_and_folders(tmp_path_factory):
 
 
 @pytest.mark.slow("hundreds of loads and steps")
-def test_loads_unloads_and_requests_leave_nothing(llm_and_folders):
+def test_loads_unloads_and_requests_leave_nothing(llm_and_folders, caplog):
+    caplog.set_level("WARNING", "quire.engine.core.adapter_store")  # pytest keeps each line
     llm, folders = llm_and_folders
     engine = llm.llm_engine
     store, executor = engine.built.adapters, engine.engine.executor

@@ -129,6 +129,10 @@ CASES = {
     "W8A8": (SHAPES["llama-8b"] | {"quantization_config": W8A8}, {}),
     "gptq": (SHAPES["llama-8b"] | {"quantization_config": GPTQ}, {}),
     "adapters": (SHAPES["qwen3-0.6b"], {"enable_lora": True, "max_loras": 4}),
+    "adapters of few ranks and of many": (
+        SHAPES["llama-8b"],
+        {"enable_lora": True, "max_lora_rank": 64},
+    ),
     "adapters of quantized layers": (
         SHAPES["llama-8b"],
         {"enable_lora": True, "max_lora_rank": 64, "quantization": "fp8"},

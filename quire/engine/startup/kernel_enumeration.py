@@ -250,17 +250,19 @@ def adapted_rows(batch: StepBatch, *loads: SlotLoad) -> AdaptersPart:
 
 
 def adapter_loads(model: nn.Module) -> Iterator[SlotLoad]:
-    """Yield loads of an adapter that changes nothing, and of one with a factor in some layer."""
-    yield SlotLoad(0, {})
+    """Yield loads of an adapter that changes nothing, of one with a factor in some layer, and, if
+    other kernels have those of many ranks, of both with all ranks."""
     banks = find_banks(model)
     assert banks is not None
+    yield SlotLoad(0, {})
     for name, layer in model.named_modules():
         if name in banks.layers and isinstance(layer, Linear):
             rows = layer.outputs[0].rows
-            a = torch.empty((1, layer.inputs), dtype=banks.dtype, device=META)
-            b = torch.empty((1, rows), dtype=banks.dtype, device=META)
-            factor = torch.empty(rows, device=META)
-            yield SlotLoad(0, {name: {0: LinearDelta(a, b, factor=factor)}})
+            for rank in banks.ranks:
+                a = torch.empty((rank, layer.inputs), dtype=banks.dtype, device=META)
+                b = torch.empty((rank, rows), dtype=banks.dtype, device=META)
+                for factor in (None, torch.empty(rows, device=META)):
+                    yield SlotLoad(0, {name: {0: LinearDelta(a, b, factor=factor)}})
             return
 
 

@@ -17,7 +17,7 @@ X experts (1 elsewhere).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -117,6 +117,18 @@ class LoraBank:
     def rank(self) -> int:
         """The largest rank that a part can have."""
         return self.a.shape[2]
+
+    @property
+    def room(self) -> int:
+        """The ranks between two slots or parts in memory: more than `rank` in a narrow view."""
+        return self.b.stride(0) // self.b.shape[2]
+
+    def narrow(self, rank: int) -> LoraBank:
+        """A view for steps all of whose adapters have this rank at most: kernels are chosen, and
+        cut their work, by the rank of the bank."""
+        if rank >= self.rank:
+            return self
+        return replace(self, a=self.a[:, :, :rank], b=self.b[:, :rank])
 
     @property
     def numel(self) -> int:

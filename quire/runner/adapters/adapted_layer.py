@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.lora_bank import LoraBank, LoraRows, SlotCopy
+from quire.kernels.formats.lora_bank import RANK_STEP, LoraBank, LoraRows, SlotCopy
 from quire.kernels.formats.weight import StoredWeight
 from quire.weights.adapters.adapter import Delta, Deltas, PackedTensors
 
@@ -26,17 +26,18 @@ class StepRows:
     """The rows of adapters in what runs now; None: it has none.
 
     rows: the tokens of the forward pass. sampled: the hidden states of which logits are computed.
-    is_scaled: some adapter of the step changes products (is_scaled of a delta). Tapes and graphs
-    keep what a layer reads here, so its tensors have fixed addresses; those of steps with is_scaled
-    are others.
+    is_scaled: some adapter of the step changes products (is_scaled of a delta). is_wide: some has
+    more ranks than LoraBank.narrow() was asked for. Tapes and graphs keep what a layer reads here,
+    so its tensors have fixed addresses; those of steps with is_scaled, or is_wide, are others.
     """
 
-    __slots__ = ("is_scaled", "rows", "sampled")
+    __slots__ = ("is_scaled", "is_wide", "rows", "sampled")
 
     def __init__(self) -> None:
         self.rows: LoraRows | None = None
         self.sampled: LoraRows | None = None
         self.is_scaled = False
+        self.is_wide = False
 
 
 class SlotSizes(NamedTuple):
@@ -47,6 +48,11 @@ class SlotSizes(NamedTuple):
     replaced_rows: int  # of a vocabulary, in each slot
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def narrow_rank(self) -> int:
+        """The most ranks of adapters in steps with kernels for few: on a GPU these are others."""
+        return self.max_rank if self.device.type == "cpu" else min(RANK_STEP, self.max_rank)
 
     def bank(
         self, inputs: int, parts: tuple[int, ...], experts: int = 1, *, scaled: bool = False

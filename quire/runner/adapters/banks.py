@@ -23,9 +23,9 @@ from quire.runner.adapters.head import AdaptedHead
 from quire.runner.adapters.linear import AdaptedLinear
 from quire.runner.adapters.replaced import AdaptedClassifier, ReplacedEmbedding, ReplacedHead
 from quire.runner.adapters.row_norms import NormsRequest, RankNorms, rank_norms
-from quire.runner.parts.base import NoOwnGraphs
+from quire.runner.parts.base import NoOwnGraphs, StepVariant
 from quire.sampling.h2d import to_device
-from quire.weights.adapters.adapter import Deltas, is_scaled
+from quire.weights.adapters.adapter import Deltas, LinearDelta, is_scaled
 
 
 def _adapted_class(layer: nn.Module, replaced: bool) -> Any:
@@ -54,7 +54,7 @@ class AdapterBanks(NoOwnGraphs):
     ) -> None:
         """layers: names of those that adapters can change. max_tokens: of the largest step, padding
         included. max_seqs: slots of sequences."""
-        self._step = StepRows()
+        self.step = StepRows()
         self._rows, self._sampled = (
             LoraRows.allocate(max_tokens, sizes.slots, sizes.device) for _ in range(2)
         )
@@ -65,11 +65,14 @@ class AdapterBanks(NoOwnGraphs):
         self._device = sizes.device
         self.dtype = sizes.dtype
         self._scaled: set[int] = set()  # slots whose adapters have factors or biases
+        self._narrow_rank = sizes.narrow_rank
+        self._max_rank = sizes.max_rank
+        self._wide: set[int] = set()  # slots whose adapters have more ranks
         modules = dict(model.named_modules())
         self._modules = {name: modules[name] for name in layers}  # not the model: it has the banks
         for name, layer in self._modules.items():
             adapted = _adapted_class(layer, sizes.replaced_rows > 0)
-            self.layers[name] = adapted(layer, sizes, self._step)
+            self.layers[name] = adapted(layer, sizes, self.step)
             self._changes_logits |= isinstance(layer, (LMHead, ClassifierLinear))
         model.adapter_banks = self  # type: ignore[assignment]  # for the step's part
 
@@ -83,6 +86,11 @@ class AdapterBanks(NoOwnGraphs):
         """Numbers of factors and shifts of a slot, in float32."""
         return sum(layer.scales for layer in self.layers.values())
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of adapters that have kernels of their own."""
+        return (1, self._max_rank) if self._narrow_rank < self._max_rank else (1,)
+
     def load(self, slots: Collection[int], loads: Iterable[SlotLoad]) -> None:
         """Fill slots for the step that is launched next, whose tokens have `slots`."""
         loads = tuple(loads)
@@ -94,6 +102,8 @@ class AdapterBanks(NoOwnGraphs):
             reset = self._reset_scale if one.slot in self._scaled else None
             if scaled := any(is_scaled(d) for parts in one.deltas.values() for d in parts.values()):
                 self._scaled.add(one.slot)  # also if the load fails halfway
+            if wide := _linear_rank(one.deltas) > self._narrow_rank:
+                self._wide.add(one.slot)
             if on_gpu:
                 self._loader.load(one.slot, copies, one.packed, reset)
             else:
@@ -103,7 +113,10 @@ class AdapterBanks(NoOwnGraphs):
                     place[one.slot].copy_(source)
             if not scaled:
                 self._scaled.discard(one.slot)
-        self._step.is_scaled = not self._scaled.isdisjoint(slots)
+            if not wide:
+                self._wide.discard(one.slot)
+        self.step.is_scaled = not self._scaled.isdisjoint(slots)
+        self.step.is_wide = not self._wide.isdisjoint(slots)
 
     def norms(self, request: NormsRequest) -> dict[int, RankNorms]:
         """Return what this rank has of the norms of a layer's rows; nothing of a layer of another
@@ -141,7 +154,12 @@ class AdapterBanks(NoOwnGraphs):
 
     @property
     def name(self) -> str:
-        return "scaled adapters" if self._step.is_scaled else "adapters"
+        name = "scaled adapters" if self.step.is_scaled else "adapters"
+        return f"{name} of any rank" if self.step.is_wide else name
+
+    def forms(self) -> tuple[StepVariant, ...]:
+        """Those with graphs: of steps of few ranks, and of any if adapters may have more."""
+        return (self, WideAdapters(self)) if self._narrow_rank < self._max_rank else (self,)
 
     decodes = True
     least_rows = 1
@@ -149,7 +167,7 @@ class AdapterBanks(NoOwnGraphs):
     rotary_axes = 1
 
     def reset(self) -> None:
-        self._step.is_scaled = False
+        self.step.is_scaled = self.step.is_wide = False
 
     def inputs(self, step: StepInputs) -> StepInputs:
         return step
@@ -161,7 +179,7 @@ class AdapterBanks(NoOwnGraphs):
     @contextmanager
     def forward(self, token_slots: Tensor) -> Iterator[None]:
         """Set the rows of a forward pass. token_slots: of each token's sequence, -1: padding."""
-        step = self._step
+        step = self.step
         step.rows = self._rows.first(len(token_slots))
         assign_rows(step.rows, self._device_slots, token_slots)
         try:
@@ -172,7 +190,7 @@ class AdapterBanks(NoOwnGraphs):
     @contextmanager
     def logits(self, row_slots: Tensor) -> Iterator[None]:
         """Set the rows of logits, if a layer of them is adapted."""
-        step = self._step
+        step = self.step
         if self.changes_logits:
             step.sampled = self._sampled.first(len(row_slots))
             assign_rows(step.sampled, self._device_slots, row_slots)
@@ -180,6 +198,58 @@ class AdapterBanks(NoOwnGraphs):
             yield
         finally:
             step.sampled = None
+
+
+class WideAdapters(NoOwnGraphs):
+    """Steps with an adapter of any rank, while their graphs are captured."""
+
+    decodes = True
+    least_rows = 1
+    has_prompts = True
+    rotary_axes = 1
+
+    def __init__(self, banks: AdapterBanks) -> None:
+        self._banks = banks
+
+    @property
+    def name(self) -> str:
+        with self._wide():
+            return self._banks.name
+
+    @property
+    def changes_logits(self) -> bool:
+        return self._banks.changes_logits
+
+    def reset(self) -> None:
+        self._banks.reset()
+
+    def inputs(self, step: StepInputs) -> StepInputs:
+        return step
+
+    @contextmanager
+    def forward(self, token_slots: Tensor) -> Iterator[None]:
+        with self._wide(), self._banks.forward(token_slots):
+            yield
+
+    @contextmanager
+    def logits(self, row_slots: Tensor) -> Iterator[None]:
+        with self._wide(), self._banks.logits(row_slots):
+            yield
+
+    @contextmanager
+    def _wide(self) -> Iterator[None]:
+        step = self._banks.step
+        before, step.is_wide = step.is_wide, True
+        try:
+            yield
+        finally:
+            step.is_wide = before
+
+
+def _linear_rank(deltas: Deltas) -> int:
+    """The largest rank of all linear layers."""
+    found = (delta for parts in deltas.values() for delta in parts.values())
+    return max((len(one.a) for one in found if isinstance(one, LinearDelta)), default=0)
 
 
 def find_banks(model: object) -> AdapterBanks | None:

@@ -40,9 +40,8 @@ class AdaptedEmbedding(AdaptedLayer):
     def __init__(self, layer: Embedding, sizes: SlotSizes, step: StepRows) -> None:
         tokens, columns = layer.weight_layout("weight")[0].ranges
         self._tokens = slice(tokens.start, tokens.stop)
-        self._weight = LoraTable(
-            layer.weight, sizes.bank(len(tokens), (len(columns),), scaled=True), step
-        )
+        bank = sizes.bank(len(tokens), (len(columns),), scaled=True)
+        self._weight = LoraTable(layer.weight, bank, step, bank.rank)
         layer.set_param("weight", self._weight)
 
     @property

@@ -24,18 +24,28 @@ from quire.weights.adapters.adapter import Delta, LinearDelta, is_scaled
 class LoraWeight(WrappedWeight):
     """A weight with a bank of deltas."""
 
-    __slots__ = ("bank", "scaled")
+    __slots__ = ("_views", "bank", "scaled")
 
-    def __init__(self, inner: StoredWeight, bank: LoraBank, step: StepRows) -> None:
-        """bank: may have factors and shifts; steps without a scaled adapter do not read them."""
+    def __init__(
+        self, inner: StoredWeight, bank: LoraBank, step: StepRows, narrow_rank: int
+    ) -> None:
+        """bank: may have factors and shifts; steps without a scaled adapter do not read them.
+
+        narrow_rank: the most ranks of adapters in steps that are not wide.
+        """
         super().__init__(inner, step)
         self.scaled, self.bank = bank, replace(bank, factor=None, shift=None)
+        self._views = {
+            (scaled, wide): whole if wide else whole.narrow(narrow_rank)
+            for scaled, whole in ((False, self.bank), (True, self.scaled))
+            for wide in (False, True)
+        }
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         y, rows = self.inner.product(x, bias), self._rows()
         if rows is None:
             return y
-        return lora_linear(y, x, self.scaled if self.step.is_scaled else self.bank, rows)
+        return lora_linear(y, x, self._views[self.step.is_scaled, self.step.is_wide], rows)
 
     def reset_scale(self, slot: int) -> None:
         """Set factors and shifts of a slot as in the model."""
@@ -60,7 +70,7 @@ class AdaptedLinear(AdaptedLayer):
         parts = tuple(len(part.ranges[0]) for part in cut)
         bank = sizes.bank(len(cut[0].ranges[1]), parts, scaled=True)
         self._layer = layer
-        self._weight = self.weight_class(layer.weight, bank, step)
+        self._weight = self.weight_class(layer.weight, bank, step, sizes.narrow_rank)
         layer.set_param("weight", self._weight)
 
     @property

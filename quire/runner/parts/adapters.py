@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -43,6 +44,11 @@ class AdaptersPart(StepPart, frozen=True, array_like=True):
     @classmethod
     def variant(cls, model: LanguageModel) -> StepVariant | None:
         return find_banks(model)
+
+    @classmethod
+    def variants(cls, model: LanguageModel) -> Sequence[StepVariant]:
+        banks = find_banks(model)
+        return () if banks is None else banks.forms()
 
     def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
         """Fill slots, and set the adapter of each row's sequence."""

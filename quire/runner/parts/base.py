@@ -263,6 +263,12 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
         none."""
         return None
 
+    @classmethod
+    def variants(cls, model: LanguageModel) -> Sequence[StepVariant]:
+        """Return the variants that graphs are captured of: variant(), and other forms of it."""
+        found = cls.variant(model)
+        return () if found is None else (found,)
+
     def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
         """Write what the variant reads, before its forward pass, on the current stream."""
 
@@ -295,8 +301,8 @@ def load_part_types() -> dict[str, type[StepPart]]:
 
 def find_variants(model: LanguageModel) -> list[StepVariant]:
     """Return all variants of steps of a model, the plain one first."""
-    found = [kind.variant(model) for kind in load_part_types().values()]
-    return [PLAIN, *(one for one in found if one is not None)]
+    kinds = load_part_types().values()
+    return [PLAIN, *(one for kind in kinds for one in kind.variants(model))]
 
 
 def keep_graphs(parts: Collection[StepPart], *, all_hidden: bool = False) -> bool:

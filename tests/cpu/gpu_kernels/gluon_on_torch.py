@@ -80,10 +80,12 @@ def _language(copies, program):
         program_id=lambda axis: program[axis], static_range=range, load=load, store=store,
         arange=lambda start, end, layout: torch.arange(start, end), sum=torch.sum,
         minimum=lambda x, most: x.clamp(max=most), thread_barrier=lambda: None,
+        maximum=lambda x, least: x.clamp(min=least), where=torch.where,
+        convert_layout=lambda x, layout: x,
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         allocate_shared_memory=lambda dtype, shape, layout: Shared(
             torch.full(shape, float("nan") if dtype.is_floating_point else 0, dtype=dtype)),
-        int64=torch.int64, float32=torch.float32,
+        int32=torch.int32, int64=torch.int64, float32=torch.float32,
         nvidia=SimpleNamespace(ampere=SimpleNamespace(mma_v2=multiply)),
     )  # fmt: skip
 

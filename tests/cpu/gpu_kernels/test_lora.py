@@ -7,7 +7,7 @@ import torch
 
 import quire.kernels.linear  # noqa: F401 - registers the products of forms
 from quire.kernels import lora_experts
-from quire.kernels.formats.lora_bank import LoraRows
+from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.formats.tiled_weight import pack_tiled_experts
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.lora import _cases, _pair_cases, _sort_cases, random_bank, random_rows, sort_rows
@@ -199,6 +199,35 @@ def test_what_is_not_finite_in_one_slot_stays_in_its_rows(monkeypatch):
     theirs = chain.rows.slots == 1
     assert got[theirs].isnan().all()
     assert torch.equal(got[~theirs], want[~theirs])
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("rows", [1, 3, 12, "tiles", "split tiles"])
+def test_a_narrow_view_has_the_sums_of_a_bank_of_its_rank(rows, monkeypatch):
+    """Products alone, and products in which the adapters are."""
+    monkeypatch.setattr(small_m_linear, "_SMALL_WEIGHT", 0)
+    if rows == 12:
+        monkeypatch.setattr(adapted_linear, "FORMS", {64: "behind"})
+    if isinstance(rows, str):
+        monkeypatch.setattr(few_rows, "MAX_ROWS", 0)
+        monkeypatch.setattr(body, "MAX_SPLIT_ROWS", 512 * (rows == "split tiles"))
+        rows = 5
+    for parts in ((32, 32), (64, 32, 32)):
+        chain = Chain(rows, 64, parts, [[16, 5, 8][: len(parts)], [3, 0, 16][: len(parts)]])
+        own = chain.bank
+        wide = LoraBank.allocate(2, 48, 64, parts, torch.bfloat16, CPU)
+        for tensor in (wide.a, wide.b):
+            tensor.fill_(float("nan"))
+        wide.a[:, :, :16] = own.a
+        wide.b[:, :16] = own.b
+        wide.ranks.copy_(own.ranks)
+        assert own.narrow(16) is own
+        gated = len(parts) == 2
+        want = chain.run(act=gated)
+        chain.bank = wide.narrow(16)
+        assert (chain.bank.rank, chain.bank.room) == (16, 48)
+        for one, other in zip(chain.run(act=gated), want):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.slow("kernels in the interpreter")

@@ -8,6 +8,9 @@ pytest.importorskip("triton")
 
 from quire import LLM
 from quire.engine.startup import executor_setup
+from quire.kernels import lora
+from quire.runner.adapters import linear
+from quire.runner.adapters.adapted_layer import SlotSizes
 from quire.runner.gpu.cuda_graphs import DecodeGraph
 from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from quire.sampling.sampler import Sampler
@@ -64,6 +67,28 @@ def test_graphs_of_adapters_are_captured_only_where_there_are_banks(gpu, adapter
     assert {key for key in with_banks if not key.variant} == without
     more = {key._replace(variant="") for key in with_banks if key.variant}
     assert more == without  # sampling too: the head is one of the layers that adapters change
+
+
+def test_steps_of_few_ranks_have_graphs_of_their_own(adapters, gpu, replayed, monkeypatch):  # noqa: F811
+    """With kernels chosen by the ranks of the step's adapters, not by the largest allowed."""
+    alike = [*adapters[:4], adapters[0]]
+    want = run(gpu(enforce_eager=True), alike)
+    replayed.clear()
+    monkeypatch.setattr(SlotSizes, "narrow_rank", 16)
+    llm = gpu(max_lora_rank=32)
+    ranks, product = [], lora.lora_linear
+    banks = llm.llm_engine.engine.executor.runner.model.adapter_banks
+
+    def spy(y, x, bank, rows):
+        ranks.append((banks.step.is_wide, bank.rank))
+        return product(y, x, bank, rows)
+
+    monkeypatch.setattr(linear, "lora_linear", spy)
+    monkeypatch.setattr(banks, "_narrow_rank", 8)
+    assert run(llm, alike) == want
+    assert {"adapters", "adapters of any rank"} <= {key.variant for key, _ in replayed}
+    assert all(captured for _, captured in replayed)
+    assert {*ranks} == {(False, 16), (True, 32)}
 
 
 @pytest.mark.long("two engines")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quire.kernels.act import act_mul
+from quire.kernels.lora import lora_linear, random_bank, random_rows, sort_rows
 from tests import tiers
 from tests.cpu.gpu_kernels import gluon_on_torch
 
@@ -24,13 +25,14 @@ PLANS = [
 def in_python(monkeypatch):
     """Kernels run as Python."""
     from quire.kernels.gpu.linear import small_m_registers, small_m_ring
+    from quire.kernels.gpu.lora import small_m_ring_lora
 
     functions = {
         "activate": lambda x, kind: x * torch.sigmoid(x),
         "launch_dependents": lambda: None,
         "wait_for_previous_kernel": lambda: None,
     }
-    for module in (small_m_registers, small_m_ring):
+    for module in (small_m_registers, small_m_ring, small_m_ring_lora):
         name = f"_{module.__name__.rpartition('.')[2]}"
         body = getattr(module, name)
 
@@ -59,3 +61,43 @@ def test_a_few_rows_are_multiplied(kernel, plan, kind, in_python):
     torch.testing.assert_close(z, want, atol=2e-2, rtol=2e-2)
     if kind:
         torch.testing.assert_close(a, act_mul(z, kind), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize(("parts", "kind"), [((64, 32, 32), None), ((64, 64), "silu")])
+def test_a_ring_has_the_adapters_of_its_rows(parts, kind, dora, in_python):
+    from quire.kernels.gpu.linear import small_m_ring
+    from quire.kernels.gpu.linear.gemv import FusedActivation
+    from quire.kernels.gpu.lora import small_m_ring_lora
+
+    torch.manual_seed(1)
+    rows, inputs, outputs = 11, 256, sum(parts)
+    x = torch.randn(rows, inputs).bfloat16()
+    w, bias = (torch.randn(outputs, inputs) / 16).bfloat16(), torch.randn(outputs).bfloat16()
+    ranks = [[16, 3, 8][: len(parts)], [0, 16, 1][: len(parts)]]
+    cpu, ranks = torch.device("cpu"), [*ranks, [40] * len(parts)]  # the last is in no row
+    bank = random_bank(ranks, inputs, parts, torch.bfloat16, cpu, dora=dora).narrow(16)
+    given = random_rows(rows, 3, cpu)
+    given.slots.clamp_(max=1)
+    sort_rows(given)
+    plan = small_m_ring.RingPlan(8, 32, 32, 3, 2)
+    assert small_m_ring_lora.supports(bank, plan)
+
+    def empty():
+        width = outputs // 2 if kind else outputs
+        act = FusedActivation(kind, torch.zeros(rows, width).bfloat16()) if kind else None
+        return torch.full((rows, outputs), float("nan")).bfloat16(), act
+
+    (base, _), (z, act) = empty(), empty()
+    small_m_ring.launch(base, x, w, bias, empty()[1], plan)
+    v = torch.full((rows, len(parts), bank.rank), float("nan"))
+    for t, slot in enumerate(given.slots.tolist()):
+        for p, rank in enumerate(ranks[slot] if slot >= 0 else ()):
+            v[t, p, :rank] = bank.a[slot, p, :rank].float() @ x[t].float()
+    small_m_ring_lora.launch(z, x, w, bias, bank, given, v, True, act, plan)
+    want = lora_linear(base.clone(), x, bank, given)
+    torch.testing.assert_close(z, want, atol=2e-2, rtol=2e-2)
+    assert torch.equal(z[given.slots < 0], base[given.slots < 0])
+    assert not torch.equal(z, base)
+    if kind:
+        torch.testing.assert_close(act.out, act_mul(z, kind), atol=2e-2, rtol=2e-2)

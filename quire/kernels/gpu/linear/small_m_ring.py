@@ -33,7 +33,7 @@ _SHARED_BYTES = 227 * 1024
 
 
 @gluon.jit
-def _copy_weights(ring, up_ring, stage, w_at, at, ACT: gl.constexpr, O: gl.constexpr,
+def copy_weights(ring, up_ring, stage, w_at, at, ACT: gl.constexpr, O: gl.constexpr,
                   I: gl.constexpr):  # fmt: skip
     """Begin to copy columns `at` and following of the band, of both halves, to a stage."""
     async_copy.async_copy_global_to_shared(
@@ -84,7 +84,7 @@ def _small_m_ring(
     w_at = w_ptr + o.to(gl.int64)[:, None] * I + k
     x_at = x_ptr + gl.minimum(t, T - 1).to(gl.int64)[:, None] * X_T + k
     for s in gl.static_range(STAGES):
-        _copy_weights(ring, up_ring, s, w_at, s * BK, ACT, O, I)
+        copy_weights(ring, up_ring, s, w_at, s * BK, ACT, O, I)
         async_copy.commit_group()
     if PDL:
         launch_dependents()
@@ -103,7 +103,7 @@ def _small_m_ring(
             ups = mma_v2(up_ring.index(stage).load(A), x, ups)
         gl.thread_barrier()  # every warp has read the stage
         if i + STAGES < STEPS:
-            _copy_weights(ring, up_ring, stage, w_at, (i + STAGES) * BK, ACT, O, I)
+            copy_weights(ring, up_ring, stage, w_at, (i + STAGES) * BK, ACT, O, I)
             async_copy.async_copy_global_to_shared(x_ring.index(stage), x_at + (i + STAGES) * BK)
         async_copy.commit_group()
     rows = first + gl.arange(0, BN, gl.SliceLayout(1, MMA))

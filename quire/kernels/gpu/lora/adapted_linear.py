@@ -8,13 +8,15 @@
     BEHIND    the base product, v = A x, v B^T
 
 The product is that of the base model in any form, with its bits. Products with v B^T in them:
-gemv_lora.py for one row, small_m_lora.py for more; the rest: few_rows.py.
+gemv_lora.py for one row, small_m_ring_lora.py and small_m_lora.py for more; the rest: few_rows.py.
 Adapters of other products are behind them (lora_linear.py).
 """
 
 from __future__ import annotations
 
 import functools
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +29,9 @@ from quire.kernels.gpu.lora import few_rows, gemv_lora, lora_linear, small_m_lor
 LATE, EARLY, BEFORE, BESIDE, BEHIND = "late", "early", "before", "beside", "behind"
 INSIDE = LATE, EARLY
 
-FORMS = {1: LATE, 8: LATE, 64: BESIDE}
-"""The form of so many rows and fewer, as measured (bench/lora_gpu.py). Only products of up to
-small_m_linear.MAX_ROWS can have adapters inside."""
+FORMS = {32: LATE, 64: BESIDE}
+"""The form of so many rows and fewer, as measured (bench/lora_gpu.py). Products that cannot have
+adapters inside, of more than one row, have them BESIDE."""
 MAX_RANK_INSIDE = 32
 """Of several rows with larger ranks the sums inside the product take longer than behind it."""
 
@@ -38,11 +40,10 @@ def supports(x: Tensor, weight: object, bias: Tensor | None, bank: LoraBank) -> 
     """Whether launch() takes a product that lazy fusion holds, and adapters."""
     if not isinstance(weight, Tensor) or bank.a.dtype != x.dtype:
         return False
-    if _form_of(len(x), weight, bank) not in INSIDE:
-        return len(x) <= few_rows.most_rows(bank)
-    if len(x) == 1:
-        return gemv.supports(x, weight, bias) and gemv_lora.supports(bank)
-    return small_m_lora.supports(bank) and not small_m_linear.multiplies_rows(weight, len(x))
+    form = _form_of(len(x), weight, bank, lora_linear.fuses_act(bank))
+    if form not in INSIDE:
+        return form is not None and len(x) <= few_rows.most_rows(bank)
+    return len(x) > 1 or (gemv.supports(x, weight, bias) and gemv_lora.supports(bank))
 
 
 def launch(
@@ -58,7 +59,7 @@ def launch(
 ) -> None:
     """z [T, O] = x @ weight.T + bias and their adapters; fills the results of norm (of one row)
     and act too."""
-    form = _form_of(len(x), weight, bank)
+    form = _form_of(len(x), weight, bank, act is not None) or BESIDE
     if form not in INSIDE:
         _launch_around(form, z, x, weight, bias, bank, rows, norm, act)
         return
@@ -67,6 +68,8 @@ def launch(
     v = few_rows.launch_shrink(z, x, bank, rows, norm, ahead, early=not late)
     if len(x) == 1:
         gemv_lora.launch(z, x, weight, bias, bank, rows, v, late, norm, act, memory_idle)
+    elif plan := small_m_plans.find_plan(len(x), weight, act is not None):
+        _ring().launch(z, x, weight, bias, bank, rows, v, late, act, plan.numbers)
     else:
         small_m_lora.launch(z, x, weight, bias, bank, rows, v, late, act)
 
@@ -108,15 +111,30 @@ def _launch_around(
     few_rows.launch_expand(z, v, bank, rows, act)
 
 
-def _form_of(rows: int, weight: Tensor, bank: LoraBank) -> str:
+def _form_of(rows: int, weight: Tensor, bank: LoraBank, pair: bool) -> str | None:
+    """None: none of this file; the adapters are kernels of their own (lora_linear.py).
+
+    pair: an activation of the two halves follows.
+    """
     form = next((form for most, form in FORMS.items() if rows <= most), BEHIND)
     if rows == 1 or form not in INSIDE:
         return form
-    if bank.a.shape[2] > MAX_RANK_INSIDE:
+    if bank.rank > MAX_RANK_INSIDE:
         return BEHIND
     # a product with a plan keeps it: so rows without an adapter have the bits of other steps
-    planned = small_m_plans.find_plan(rows, weight, lora_linear.fuses_act(bank))
-    return BESIDE if planned else form
+    if plan := small_m_plans.find_plan(rows, weight, pair):
+        inside = plan.kernel == "ring" and _ring().supports(bank, plan.numbers)
+        return form if inside else BESIDE
+    if rows > small_m_linear.MAX_ROWS:
+        return BESIDE
+    inside = small_m_lora.supports(bank) and not small_m_linear.multiplies_rows(weight, rows)
+    return form if inside else None
+
+
+@functools.cache
+def _ring() -> Any:
+    """Imported where a product has a plan: Triton has Gluon then."""
+    return import_module("quire.kernels.gpu.lora.small_m_ring_lora")
 
 
 @functools.cache

@@ -72,14 +72,14 @@ def read_slots(slot_ptr, rank_ptr, t, rows, part, P: tl.constexpr):
 
 
 @triton.jit
-def load_row_bs(b_ptr, slot, live, above, n, known, R: tl.constexpr, O: tl.constexpr,
+def load_row_bs(b_ptr, slot, live, above, n, known, ROOM: tl.constexpr, O: tl.constexpr,
                 BR: tl.constexpr):  # fmt: skip
     """Ranks [above, above + BR) of B for live rows and outputs n: BR times [TB, BN].
 
     What is beyond a row's rank is undefined: to know it would take one access more.
     """
     bs = ()
-    at = b_ptr + (slot * R + above)[:, None] * O + n[None]
+    at = b_ptr + (slot * ROOM + above)[:, None] * O + n[None]
     for r in tl.static_range(BR):
         bs = bs + (tl.load(at + r * O, live[:, None] & known[None], 0.0),)  # type: ignore[assignment]
     return bs
@@ -87,7 +87,8 @@ def load_row_bs(b_ptr, slot, live, above, n, known, R: tl.constexpr, O: tl.const
 
 @triton.jit
 def row_deltas(z, bs, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, rank, part, t, n, known,
-               P: tl.constexpr, R: tl.constexpr, O: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+               P: tl.constexpr, R: tl.constexpr, ROOM: tl.constexpr, O: tl.constexpr,
+               BR: tl.constexpr):  # fmt: skip
     """z [TB, BN] with the adapters of its rows, rounded. bs: the first ranks of B."""
     sums = tl.zeros(z.shape, tl.float32)
     v_at = v_ptr + (t.to(tl.int64) * P + part) * R
@@ -98,7 +99,7 @@ def row_deltas(z, bs, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, rank, part, t, 
         for r in tl.static_range(BR):
             b = tl.where((above + r < rank)[:, None], bs[r].to(tl.float32), 0.0)
             sums += vs[r][:, None] * b
-        bs = load_row_bs(b_ptr, slot, above + BR < rank, above + BR, n, known, R, O, BR)
+        bs = load_row_bs(b_ptr, slot, above + BR < rank, above + BR, n, known, ROOM, O, BR)
     y = z.to(tl.float32)
     adapted = (rank > 0)[:, None]
     inside = adapted & known[None]
@@ -115,7 +116,7 @@ def _shrink_rows(
     res_ptr,  # [I], read only if ADD
     norm_ptr,  # [I], read only if NORM
     slot_ptr,  # [T]
-    a_ptr,  # [S, P, R, I]
+    a_ptr,  # [S, P, ROOM, I]
     rank_ptr,  # [S, P]
     w_ptr,  # the weight of the base product, read only if TIMES
     v_ptr,  # [T, P, R] out
@@ -127,6 +128,7 @@ def _shrink_rows(
     TOP: tl.constexpr,
     P: tl.constexpr,
     R: tl.constexpr,
+    ROOM: tl.constexpr,
     NORM: tl.constexpr,  # of one row
     ADD: tl.constexpr,
     TB: tl.constexpr,
@@ -146,7 +148,7 @@ def _shrink_rows(
     slot, rank, live = read_slots(slot_ptr, rank_ptr, t, rows, part, P)
     if r >= RANK_STEP:  # few adapters may have so many; the first are read before that is known
         live = r < rank
-    a_at = a_ptr + ((slot * P + part) * R + r)[:, None] * I + k[None]
+    a_at = a_ptr + ((slot * P + part) * ROOM + r)[:, None] * I + k[None]
     tiles = ()
     for c in tl.static_range(C):
         tiles = tiles + (tl.load(a_at + c * BK, live[:, None] & (c * BK + k < I)[None], 0.0),)  # type: ignore[assignment]
@@ -195,7 +197,7 @@ def find_columns(bound_ptr, tile, P: tl.constexpr, BN: tl.constexpr, ALIGN: tl.c
 def _expand_rows(
     v_ptr,  # [T, P, R]
     slot_ptr,  # [T]
-    b_ptr,  # [S, R, O]
+    b_ptr,  # [S, ROOM, O]
     rank_ptr,  # [S, P]
     bound_ptr,  # [P + 1]
     factor_ptr,  # [S, O] or None
@@ -207,6 +209,7 @@ def _expand_rows(
     O: tl.constexpr,
     P: tl.constexpr,
     R: tl.constexpr,
+    ROOM: tl.constexpr,
     ACT: tl.constexpr,  # None, or a kind; the parts are the two halves then
     TILES: tl.constexpr,  # of the outputs: a tile is of one part, or of the same outputs of both
     ALIGN: tl.constexpr,
@@ -224,10 +227,10 @@ def _expand_rows(
     n = first + tl.arange(0, BN)
     known = n < last
     slot, rank, live = read_slots(slot_ptr, rank_ptr, t, rows, part, P)
-    bs = load_row_bs(b_ptr, slot, live, 0, n, known, R, O, BR)
+    bs = load_row_bs(b_ptr, slot, live, 0, n, known, ROOM, O, BR)
     if ACT is not None:
         _, up_rank, _ = read_slots(slot_ptr, rank_ptr, t, rows, 1, P)
-        up_bs = load_row_bs(b_ptr, slot, live, 0, HALF + n, known, R, O, BR)
+        up_bs = load_row_bs(b_ptr, slot, live, 0, HALF + n, known, ROOM, O, BR)
     if PDL:
         wait_for_previous_kernel()
         launch_dependents()
@@ -240,11 +243,11 @@ def _expand_rows(
         y = tl.load(y_at, inside, 0.0)
         up = tl.load(y_at + HALF, inside, 0.0)
     y = row_deltas(y, bs, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, rank, part, t, n, known, P, R,
-                   O, BR)  # fmt: skip
+                   ROOM, O, BR)  # fmt: skip
     tl.store(y_at, y, adapted)
     if ACT is not None:
         up = row_deltas(up, up_bs, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, up_rank, 1, t,
-                        HALF + n, known, P, R, O, BR)  # fmt: skip
+                        HALF + n, known, P, R, ROOM, O, BR)  # fmt: skip
         tl.store(y_at + HALF, up, (up_rank > 0)[:, None] & known[None])
         a = activate(y.to(tl.float32), ACT) * up.to(tl.float32)
         tl.store(act_ptr + t.to(tl.int64)[:, None] * HALF + n[None], a.to(y.dtype), inside)
@@ -289,8 +292,8 @@ def launch_shrink(
         (*given, rows.slots, bank.a, bank.ranks, weight if times else None, v),
         (len(y), *numbers),
         (
-            x.stride(0), inputs, rows_per_input(y, x), parts, rank, norm is not None, add, block,
-            columns, ahead, times, early, PDL_ENABLED,
+            x.stride(0), inputs, rows_per_input(y, x), parts, rank, bank.room, norm is not None,
+            add, block, columns, ahead, times, early, PDL_ENABLED,
         ),
         warps=warps,
         pdl=PDL_ENABLED,
@@ -318,7 +321,7 @@ def launch_expand(
         ),
         (len(y),),
         (
-            y.stride(0), y.shape[1], len(bank.parts), bank.rank,
+            y.stride(0), y.shape[1], len(bank.parts), bank.rank, bank.room,
             None if act is None else act.kind, tiles, alignment(bank.parts), EXPAND_ROWS, RANKS,
             columns, PDL_ENABLED,
         ),

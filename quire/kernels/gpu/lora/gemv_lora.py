@@ -58,10 +58,10 @@ def _outputs_part(n, bound_ptr, P: tl.constexpr):
 
 
 @triton.jit
-def _load_b(b_ptr, slot, n, live, R: tl.constexpr, WIDTH: tl.constexpr):
+def _load_b(b_ptr, slot, n, live, R: tl.constexpr, ROOM: tl.constexpr, WIDTH: tl.constexpr):
     """All ranks of B for outputs n: [R, BN]. What is beyond a part's rank is left out later."""
     r = tl.arange(0, R)
-    at = b_ptr + (slot.to(tl.int64) * R + r)[:, None] * WIDTH + n[None]
+    at = b_ptr + (slot.to(tl.int64) * ROOM + r)[:, None] * WIDTH + n[None]
     return tl.load(at, live[None], 0.0)
 
 
@@ -99,7 +99,7 @@ def _gemv_lora(
     w_ptr,  # [O, I], or [2 * O, I] if ACT
     bias_ptr,  # [O] or [2 * O], read only if BIAS
     slot_ptr,  # [1]
-    b_ptr,  # [S, R, O], or [S, R, 2 * O] if ACT
+    b_ptr,  # [S, ROOM, O], or [S, ROOM, 2 * O] if ACT
     rank_ptr,  # [S, P]
     bound_ptr,  # [P + 1]
     factor_ptr,  # as a row of b for each slot, or None
@@ -119,6 +119,7 @@ def _gemv_lora(
     ACT: tl.constexpr,  # None, or a kind
     P: tl.constexpr,
     R: tl.constexpr,
+    ROOM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     TIMES: tl.constexpr,
@@ -143,9 +144,9 @@ def _gemv_lora(
         ups = load_weight_rows(w_ptr + UP, n, k, O, I, BK, C)
     if NORM:
         norm = load_vector(norm_ptr, k, I, BK, C)
-    b = _load_b(b_ptr, slot, n, n < O, R, WIDTH)  # behind all that needs no slot
+    b = _load_b(b_ptr, slot, n, n < O, R, ROOM, WIDTH)  # behind all that needs no slot
     if ACT is not None:
-        up_b = _load_b(b_ptr, slot, O + n, n < O, R, WIDTH)
+        up_b = _load_b(b_ptr, slot, O + n, n < O, R, ROOM, WIDTH)
     if PDL:
         if AHEAD and SIZE % 16 == 0 and first + BN * TIMES <= O:
             start = (first + LOADED).to(tl.int64) * I
@@ -169,9 +170,9 @@ def _gemv_lora(
             next_tiles = load_weight_rows(w_ptr, n + BN, k, O, I, BK, C)
             if ACT is not None:
                 next_ups = load_weight_rows(w_ptr + UP, n + BN, k, O, I, BK, C)
-            next_b = _load_b(b_ptr, slot, n + BN, n + BN < O, R, WIDTH)
+            next_b = _load_b(b_ptr, slot, n + BN, n + BN < O, R, ROOM, WIDTH)
             if ACT is not None:
-                next_up_b = _load_b(b_ptr, slot, O + n + BN, n + BN < O, R, WIDTH)
+                next_up_b = _load_b(b_ptr, slot, O + n + BN, n + BN < O, R, ROOM, WIDTH)
         part = _outputs_part(n, bound_ptr, P if ACT is None else 1)
         rank = tl.where(found >= 0, tl.load(rank_ptr + slot * P + part), 0)
         z = dot_rows(tiles, xs, BN, BK, C, 1)
@@ -246,7 +247,7 @@ def launch(
         numbers,
         (
             outputs, inputs, norm is not None, add, bias is not None,
-            None if act is None else act.kind, parts, rank, band, columns, times,
+            None if act is None else act.kind, parts, rank, bank.room, band, columns, times,
             ahead or (memory_idle and times > 1), late, PDL_ENABLED,
         ),
         warps=warps,

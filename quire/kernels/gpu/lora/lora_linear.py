@@ -111,7 +111,7 @@ def _shrink(
     x_ptr,  # [T / TOP, I]
     order_ptr,  # [T]
     start_ptr,  # [S + 1]
-    a_ptr,  # [S, P, R, I]
+    a_ptr,  # [S, P, ROOM, I]
     rank_ptr,  # [S, P]
     v_ptr,  # [SLICES, T, P, R] out
     rows,
@@ -122,6 +122,7 @@ def _shrink(
     TOP: tl.constexpr,
     P: tl.constexpr,
     R: tl.constexpr,
+    ROOM: tl.constexpr,
     SLICES: tl.constexpr,
     STEPS: tl.constexpr,
     BM: tl.constexpr,
@@ -143,7 +144,7 @@ def _shrink(
         SLICE: tl.constexpr = STEPS * BK * (a_ptr.dtype.element_ty.primitive_bitwidth // 8)
         if I % (STEPS * BK) == 0 and SLICE % 16 == 0:
             if tile < tiles:
-                ahead = a_ptr + ((slot * P + part).to(tl.int64) * R + block * BR) * I + first
+                ahead = a_ptr + ((slot * P + part).to(tl.int64) * ROOM + block * BR) * I + first
                 for line in tl.static_range(BR):
                     prefetch_l2(ahead + line * I, SLICE)
         wait_for_previous_kernel()
@@ -157,7 +158,7 @@ def _shrink(
             live = n < end
             pair = tl.load(order_ptr + n, live, 0).to(tl.int64)
             x_at = x_ptr + (pair // TOP)[:, None] * X_T + k[None]
-            a_at = a_ptr + ((slot * P + part).to(tl.int64) * R + r)[None] * I + k[:, None]
+            a_at = a_ptr + ((slot * P + part).to(tl.int64) * ROOM + r)[None] * I + k[:, None]
             sums = tl.zeros((BM, BR), tl.float32)
             for step in tl.range(0, STEPS, num_stages=4):
                 start = first + step * BK
@@ -174,7 +175,7 @@ def _shrink_many(
     x_ptr,  # [T / TOP, I]
     order_ptr,  # [T]
     start_ptr,  # [S + 1]
-    a_ptr,  # [S, P, R, I]
+    a_ptr,  # [S, P, ROOM, I]
     rank_ptr,  # [S, P]
     v_ptr,  # [T, P, R] out
     rows,
@@ -185,6 +186,7 @@ def _shrink_many(
     TOP: tl.constexpr,
     P: tl.constexpr,
     R: tl.constexpr,
+    ROOM: tl.constexpr,
     SLICES: tl.constexpr,
     STEPS: tl.constexpr,  # of a slice
     BM: tl.constexpr,
@@ -214,7 +216,7 @@ def _shrink_many(
     r = block * BR + tl.arange(0, BR)
     k = tl.arange(0, BK)
     x_at = x_ptr + (pair // TOP)[:, None] * X_T + k[None]
-    a_at = a_ptr + ((slot * P + part).to(tl.int64) * R + r)[None] * I + k[:, None]
+    a_at = a_ptr + ((slot * P + part).to(tl.int64) * ROOM + r)[None] * I + k[:, None]
     total = tl.zeros((BM, BR), tl.float32)
     sums = tl.zeros((BM, BR), tl.float32)
     for step in range(SLICES * STEPS):
@@ -259,18 +261,18 @@ def _read_tile(tile, starts, ends, after, base, order_ptr, rank_ptr, part, S_PAD
 
 
 @triton.jit
-def _load_b(b_ptr, slot, rank, above, o, known, R: tl.constexpr, O: tl.constexpr,
+def _load_b(b_ptr, slot, rank, above, o, known, ROOM: tl.constexpr, O: tl.constexpr,
             BR: tl.constexpr):  # fmt: skip
     """Ranks [above, above + BR) of B for outputs o: [BR, BN]."""
     r = above + tl.arange(0, BR)
-    at = b_ptr + (slot.to(tl.int64) * R + r)[:, None] * O + o[None]
+    at = b_ptr + (slot.to(tl.int64) * ROOM + r)[:, None] * O + o[None]
     return tl.load(at, (r < rank)[:, None] & known[None], 0.0)
 
 
 @triton.jit
 def _add_delta(y_at, inside, b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, part, rank, t, live, o,
-               known, rows, R: tl.constexpr, O: tl.constexpr, P: tl.constexpr, SLICES: tl.constexpr,
-               BM: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+               known, rows, R: tl.constexpr, ROOM: tl.constexpr, O: tl.constexpr, P: tl.constexpr,
+               SLICES: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
                PDL: tl.constexpr):  # fmt: skip
     """y * factor + shift + v B^T, rounded. b: the first ranks of B."""
     EXACT: tl.constexpr = "tf32" if b_ptr.dtype.element_ty.primitive_bitwidth == 16 else "ieee"
@@ -278,7 +280,7 @@ def _add_delta(y_at, inside, b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, part,
     for above in range(0, rank, BR):
         v = _sum_v(v_ptr, t, live, part, above, rows, P, R, SLICES, BR, PDL)
         sums = tl.dot(v, b.to(tl.float32), sums, input_precision=EXACT)
-        b = _load_b(b_ptr, slot, rank, above + BR, o, known, R, O, BR)
+        b = _load_b(b_ptr, slot, rank, above + BR, o, known, ROOM, O, BR)
     z = tl.load(y_at, inside, 0.0).to(tl.float32)
     if factor_ptr is not None:
         z *= tl.load(factor_ptr + slot.to(tl.int64) * O + o, known, 0.0)[None]
@@ -292,7 +294,7 @@ def _expand(
     v_ptr,  # [SLICES, T, P, R]
     order_ptr,  # [T]
     start_ptr,  # [S + 1]
-    b_ptr,  # [S, R, O]
+    b_ptr,  # [S, ROOM, O]
     rank_ptr,  # [S, P]
     bound_ptr,  # [P + 1]
     factor_ptr,  # [S, O] or None
@@ -305,6 +307,7 @@ def _expand(
     S_PAD: tl.constexpr,
     P: tl.constexpr,
     R: tl.constexpr,
+    ROOM: tl.constexpr,
     SLICES: tl.constexpr,
     TILES: tl.constexpr,  # of the outputs: a tile is of one part
     ALIGN: tl.constexpr,
@@ -321,7 +324,7 @@ def _expand(
     tiles = tl.max(after, 0)
     slot, rank, t, live = _read_tile(at, starts, ends, after, base, order_ptr, rank_ptr, part,
                                      S_PAD, P, BM, False)  # fmt: skip
-    b = _load_b(b_ptr, slot, rank, 0, o, known, R, O, BR)
+    b = _load_b(b_ptr, slot, rank, 0, o, known, ROOM, O, BR)
     if PDL:  # in every program
         wait_for_previous_kernel()
         launch_dependents()
@@ -330,7 +333,8 @@ def _expand(
             inside = live[:, None] & known[None]
             y_at = y_ptr + t[:, None] * Y_T + o[None]
             y = _add_delta(y_at, inside, b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, part, rank,
-                           t, live, o, known, rows, R, O, P, SLICES, BM, BR, BN, PDL)  # fmt: skip
+                           t, live, o, known, rows, R, ROOM, O, P, SLICES, BM, BR, BN,
+                           PDL)  # fmt: skip
             tl.store(y_at, y, inside)
 
 
@@ -339,7 +343,7 @@ def _expand_act(
     v_ptr,  # [SLICES, T, 2, R]
     order_ptr,  # [T]
     start_ptr,  # [S + 1]
-    b_ptr,  # [S, R, 2 * F]
+    b_ptr,  # [S, ROOM, 2 * F]
     rank_ptr,  # [S, 2]
     factor_ptr,  # [S, 2 * F] or None
     shift_ptr,  # [S, 2 * F] or None
@@ -351,6 +355,7 @@ def _expand_act(
     S: tl.constexpr,
     S_PAD: tl.constexpr,
     R: tl.constexpr,
+    ROOM: tl.constexpr,
     SLICES: tl.constexpr,
     ACT: tl.constexpr,
     BM: tl.constexpr,
@@ -369,8 +374,8 @@ def _expand_act(
     slot, rank, t, live = _read_tile(at, starts, ends, after, base, order_ptr, rank_ptr, 0,
                                      S_PAD, 2, BM, True)  # fmt: skip
     up_rank = tl.load(rank_ptr + slot * 2 + 1, slot >= 0, 0)
-    b = _load_b(b_ptr, slot, rank, 0, o, known, R, O, BR)
-    up_b = _load_b(b_ptr, slot, up_rank, 0, F + o, known, R, O, BR)
+    b = _load_b(b_ptr, slot, rank, 0, o, known, ROOM, O, BR)
+    up_b = _load_b(b_ptr, slot, up_rank, 0, F + o, known, ROOM, O, BR)
     if PDL:  # in every program
         wait_for_previous_kernel()
         launch_dependents()
@@ -381,12 +386,12 @@ def _expand_act(
         up = tl.load(y_at + F, inside, 0.0)
         if rank > 0:
             gate = _add_delta(y_at, inside, b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, 0, rank,
-                              t, live, o, known, rows, R, O, 2, SLICES, BM, BR, BN,
+                              t, live, o, known, rows, R, ROOM, O, 2, SLICES, BM, BR, BN,
                               PDL)  # fmt: skip
             tl.store(y_at, gate, inside)
         if up_rank > 0:
             up = _add_delta(y_at + F, inside, up_b, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, 1,
-                            up_rank, t, live, F + o, known, rows, R, O, 2, SLICES, BM, BR, BN,
+                            up_rank, t, live, F + o, known, rows, R, ROOM, O, 2, SLICES, BM, BR, BN,
                             PDL)  # fmt: skip
             tl.store(y_at + F, up, inside)
         a = activate(gate.to(tl.float32), ACT) * up.to(tl.float32)
@@ -416,7 +421,7 @@ def launch_shrink(y: Tensor, x: Tensor, bank: LoraBank, rows: LoraRows) -> Tenso
     block = min(rank & -rank, 64)
     slices, steps = plan_slices(inputs)
     tensors = x, rows.order, rows.starts, bank.a, bank.ranks
-    sizes = x.stride(0), inputs, slots, _padded(slots), rows_per_input(y, x), parts, rank
+    sizes = x.stride(0), inputs, slots, _padded(slots), rows_per_input(y, x), parts, rank, bank.room
     split = count <= MAX_SPLIT_ROWS
     high = TILE_ROWS if split else MANY_TILE_ROWS
     tiles = _max_tiles(count, slots, high)
@@ -470,8 +475,8 @@ def launch(
             (v, rows.order, rows.starts, bank.b, bank.ranks, bank.factor, bank.shift, y, act.out),
             (count,),
             (
-                y.stride(0), bank.parts[0], slots, _padded(slots), rank, len(v), act.kind, high,
-                block, COLUMNS, PDL_ENABLED,
+                y.stride(0), bank.parts[0], slots, _padded(slots), rank, bank.room, len(v),
+                act.kind, high, block, COLUMNS, PDL_ENABLED,
             ),
             warps=4,
             stages=1,
@@ -485,8 +490,8 @@ def launch(
         (v, rows.order, rows.starts, bank.b, bank.ranks, bank.bounds, bank.factor, bank.shift, y),
         (count,),
         (
-            y.stride(0), y.shape[1], slots, _padded(slots), parts, rank, len(v), columns,
-            alignment(bank.parts), high, block, COLUMNS, PDL_ENABLED,
+            y.stride(0), y.shape[1], slots, _padded(slots), parts, rank, bank.room, len(v),
+            columns, alignment(bank.parts), high, block, COLUMNS, PDL_ENABLED,
         ),
         warps=4,
         stages=1,

@@ -37,7 +37,7 @@ def _small_m_lora(
     w_ptr,  # [O, I], or [2 * O, I] if ACT
     bias_ptr,  # [O] or [2 * O], read only if BIAS
     slot_ptr,  # [T]
-    b_ptr,  # [S, R, O], or [S, R, 2 * O] if ACT
+    b_ptr,  # [S, ROOM, O], or [S, ROOM, 2 * O] if ACT
     rank_ptr,  # [S, P]
     bound_ptr,  # [P + 1]
     factor_ptr,  # as a row of b for each slot, or None
@@ -51,6 +51,7 @@ def _small_m_lora(
     O: tl.constexpr,
     P: tl.constexpr,
     R: tl.constexpr,
+    ROOM: tl.constexpr,
     BIAS: tl.constexpr,
     ACT: tl.constexpr,  # None, or a kind
     TP: tl.constexpr,  # rows of x, 8 at least
@@ -75,10 +76,10 @@ def _small_m_lora(
         for p in tl.static_range(P - 1):
             part += (first >= tl.load(bound_ptr + p + 1)).to(tl.int32)
     slot, rank, live = read_slots(slot_ptr, rank_ptr, t, rows, part, P)
-    bs = load_row_bs(b_ptr, slot, live, 0, n, known, R, WIDTH, BR)
+    bs = load_row_bs(b_ptr, slot, live, 0, n, known, ROOM, WIDTH, BR)
     if ACT is not None:
         _, up_rank, _ = read_slots(slot_ptr, rank_ptr, t, rows, 1, P)
-        up_bs = load_row_bs(b_ptr, slot, live, 0, O + n, known, R, WIDTH, BR)
+        up_bs = load_row_bs(b_ptr, slot, live, 0, O + n, known, ROOM, WIDTH, BR)
     if PDL:
         if AHEAD and SIZE % 16 == 0 and first + BN <= O:
             prefetch_l2(w_ptr + first.to(tl.int64) * I, SIZE)
@@ -105,14 +106,14 @@ def _small_m_lora(
     if PDL and LATE:
         wait_for_previous_kernel()
     z = row_deltas(z, bs, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, rank, part, t, n, known, P, R,
-                   WIDTH, BR)  # fmt: skip
+                   ROOM, WIDTH, BR)  # fmt: skip
     stored = (t < rows)[:, None] & known[None]
     z_at = z_ptr + t.to(tl.int64)[:, None] * WIDTH + n[None]
     tl.store(z_at, z, stored)
     if ACT is not None:
         up = tl.trans(ups.to(dtype))
         up = row_deltas(up, up_bs, b_ptr, v_ptr, factor_ptr, shift_ptr, slot, up_rank, 1, t, O + n,
-                        known, P, R, WIDTH, BR)  # fmt: skip
+                        known, P, R, ROOM, WIDTH, BR)  # fmt: skip
         tl.store(z_at + O, up, stored)
         a = activate(z.to(tl.float32), ACT) * up.to(tl.float32)
         tl.store(act_ptr + t.to(tl.int64)[:, None] * O + n[None], a.to(dtype), stored)
@@ -150,8 +151,8 @@ def launch(
         ),
         (count,),
         (
-            x.stride(0), inputs, outputs, len(bank.parts), bank.rank, bias is not None,
-            None if act is None else act.kind, width, band, columns,
+            x.stride(0), inputs, outputs, len(bank.parts), bank.rank, bank.room,
+            bias is not None, None if act is None else act.kind, width, band, columns,
             RANKS if act is None else RANKS // 2, stages, ahead, late,
             PDL_ENABLED,
         ),
