@@ -3,7 +3,7 @@
 Next tokens of those wait for what a step encodes. So beside them a step runs a slice only: some
 blocks of the encoder, of one item or of a few small ones. Items that rows were refused for are
 wanted; those of the first one run, slice by slice, until all have rows in the cache. A prompt that
-takes them goes on with the next step.
+takes them continues with the next step.
 """
 
 from __future__ import annotations
