@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.core.media import encoder_slices
 from quire.kernels.framework import late_work
 from quire.runner.gpu.cuda_graphs import CudaGraphCache
 from quire.runner.gpu.graph_groups import VariantGraph
 from quire.runner.gpu.mixed_batch_graphs import GraphShape
+from quire.runner.media.encoder_pool import EncoderPool
 from quire.runner.media.media_rows import find_media_rows
 from tests.cpu.multimodal import families, hub_models, qwen_models, unusual
 
@@ -116,4 +118,35 @@ def test_images_that_cross_attention_reads_are_read_as_on_a_cpu(tmp_path):
         for one, other in zip(got.logprobs, want.logprobs):
             for token, found in one.items():
                 assert abs(found.logprob - other[token].logprob) < 1e-3
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.slow("an engine, and kernels that are compiled")
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
+def test_items_that_are_encoded_in_slices_have_the_answers_of_whole_ones(
+    tmp_path, monkeypatch, name
+):
+    """Beside sequences that decode all the while; nothing is compiled for it."""
+    monkeypatch.setattr(encoder_slices, "SLICE_ROWS", 2)
+    ran, run_slice = [], EncoderPool.encode_slice
+    monkeypatch.setattr(
+        EncoderPool, "encode_slice", lambda own, *at: (ran.append(at), run_slice(own, *at))
+    )
+    save(name, tmp_path)
+    texts = [{"prompt": f"w{i + 5} w8"} for i in range(3)]
+    given = [*texts, *prompts(MARKS[name])]
+    lengths = [60] * 3 + [4 + 5 * i for i in range(len(given) - 3)]
+    params = [GREEDY.clone() for _ in given]
+    for one, length in zip(params, lengths, strict=True):
+        one.max_tokens = length
+    answers = []
+    for target in (0, 40):
+        options = OPTIONS | {"max_num_seqs": 5, "enable_prefix_caching": False}
+        llm = LLM(str(tmp_path), device="cuda", inter_token_target_ms=target, **options)
+        before = late_work.counts()
+        found = llm.generate(given, params, use_tqdm=False)
+        answers.append([list(one.outputs[0].token_ids) for one in found])
+        assert late_work.counts().kernel_compilations == before.kernel_compilations
+        assert bool(ran) == (target > 0)
+    assert answers[0] == answers[1]
     torch.cuda.empty_cache()
