@@ -29,6 +29,7 @@ MARKS = {
     "kimi_vl": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
     "llama4": "<|image|>",
     "mistral3": "[IMG]",
+    "molmo": "",
     "phi4_multimodal": "<|image|>",
     "pixtral": "[IMG]",
     "qwen2_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
@@ -127,21 +128,24 @@ def test_items_that_are_encoded_in_slices_have_the_answers_of_whole_ones(
     tmp_path, monkeypatch, name
 ):
     """Beside sequences that decode all the while; nothing is compiled for it."""
-    monkeypatch.setattr(encoder_slices, "SLICE_ROWS", 2)
+    monkeypatch.setattr(encoder_slices, "SLICE_ROWS", 3)
     ran, run_slice = [], EncoderPool.encode_slice
     monkeypatch.setattr(
         EncoderPool, "encode_slice", lambda own, *at: (ran.append(at), run_slice(own, *at))
     )
     save(name, tmp_path)
-    texts = [{"prompt": f"w{i + 5} w8"} for i in range(3)]
-    given = [*texts, *prompts(MARKS[name])]
-    lengths = [60] * 3 + [4 + 5 * i for i in range(len(given) - 3)]
-    params = [GREEDY.clone() for _ in given]
-    for one, length in zip(params, lengths, strict=True):
-        one.max_tokens = length
+    given, mark = [{"prompt": "w9 w8 w4"}], MARKS[name]
+    for i in range(6):
+        images = [families.image(40 + 10 * i, 90, i), families.image(60, 60 + 9 * i, 50 + i)]
+        text = f"w{i % 4 + 9} {mark} w4 {mark}"
+        given.append({"prompt": text, "multi_modal_data": {"image": images}})
+    params = [
+        SamplingParams(max_tokens=length, temperature=0, ignore_eos=True)
+        for length in (60, *range(4, 46, 7))
+    ]
     answers = []
     for target in (0, 40):
-        options = OPTIONS | {"max_num_seqs": 5, "enable_prefix_caching": False}
+        options = OPTIONS | {"max_num_seqs": 3, "enable_prefix_caching": False}
         llm = LLM(str(tmp_path), device="cuda", inter_token_target_ms=target, **options)
         before = late_work.counts()
         found = llm.generate(given, params, use_tqdm=False)
