@@ -695,7 +695,7 @@ def molmo_text(text, norms):
 def molmo_of(folder, kind, norms, **more):
     text = text_half(kind, vocab_size=MOLMO_ROWS + 128, rms_norm_eps=1e-6)
     head = text.lm_head.weight[:MOLMO_ROWS].detach().clone()
-    text.lm_head.weight = torch.nn.Parameter(head[: MOLMO_ROWS - 4])
+    text.lm_head.weight = torch.nn.Parameter(head[: MOLMO_ROWS - 1])
     tower = tower_of("CLIP", hidden_act="quick_gelu", image_size=112, num_hidden_layers=9)
     at = "model.vision_backbone"
     tensors = molmo_text(text, norms) | {"model.transformer.ff_out.weight": head}
@@ -716,7 +716,7 @@ def molmo_of(folder, kind, norms, **more):
     config = {
         "model_type": "molmo", "architectures": ["MolmoForCausalLM"], "hidden_size": 64,
         "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": MOLMO_ROWS - 4, "embedding_size": MOLMO_ROWS,
+        "num_key_value_heads": 2, "vocab_size": MOLMO_ROWS - 1, "embedding_size": MOLMO_ROWS,
         "max_position_embeddings": 4096, "layer_norm_eps": 1e-6, "layer_norm_type": "rms",
         "rope_theta": 10000.0, "clip_qkv": None, "tie_word_embeddings": False,
         "vision_backbone": {
