@@ -148,6 +148,15 @@ def run_to_end(steps: Generator[None, None, T]) -> T:
             return cast(T, ended.value)
 
 
+class SourceSwitch:
+    """Whether layers that attend to sources run: where no row of a step has one they add nothing.
+
+    A model that has such layers besides others has it as `source_switch`.
+    """
+
+    on = False
+
+
 class EncodesMedia(Protocol):
     """A media encoder, as the runner calls it."""
 
