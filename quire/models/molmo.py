@@ -10,18 +10,17 @@ Source: model_type "molmo", https://huggingface.co/allenai/Molmo-7B-D-0924 and M
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from quire.distributed.mesh import vocab_range
 from quire.errors import ConfigError
-from quire.layers import AllHeadsRMSNorm, ColumnLinear, Embedding, LMHead
+from quire.layers import AllHeadsRMSNorm, Embedding, LMHead
 from quire.models import llama, olmo2
 from quire.models._decoder import GatedMLP
 from quire.models._rope import rotary_sizes_of
+from quire.models._rotary_encoder import UpGateLinear
 from quire.models.base import Hf, Weights, field_of
 from quire.weights.mapping import WeightShard
 
@@ -66,14 +65,6 @@ class SelfAttention(llama.SelfAttention):
         if c.qk_norms:
             self.q_norm = AllHeadsRMSNorm(c.heads, c.head_dim, c.norm_eps, c.kv_heads)
             self.k_norm = AllHeadsRMSNorm(c.kv_heads, c.head_dim, c.norm_eps)
-
-
-class UpGateLinear(ColumnLinear):
-    """Whose halves a checkpoint has in the opposite order."""
-
-    def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
-        up, gate = super().split_fused(param, tensor)
-        return gate, up
 
 
 class LayerMLP(GatedMLP):

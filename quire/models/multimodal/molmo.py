@@ -83,7 +83,7 @@ class SquarePooling(nn.Module):
         return self.o_proj(found.to(x.dtype).reshape(count, -1))
 
 
-class Projector(nn.Module):
+class RowProjector(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
     def __init__(self, inputs: int, mlp: int, outputs: int) -> None:
@@ -144,7 +144,7 @@ class Encoder(ImageEncoder):
         self.width = text_hidden(hf)
         self.pooling = SquarePooling(config)
         mlp = field_of(hf, "intermediate_size", int) // 2
-        self.projector = Projector(config.hidden, mlp, self.width)
+        self.projector = RowProjector(config.hidden, mlp, self.width)
         self.pad_embed = Learned(2, len(STATES) * config.hidden)
         absent = tuple(f"tower.{name}" for name in self.tower.unused())
         self.weights = replace(self.weights, absent=absent)

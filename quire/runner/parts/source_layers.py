@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
 
 from torch import Tensor
 
@@ -75,7 +76,7 @@ class SourceLayersPart(StepPart, frozen=True, array_like=True):
         found = getattr(model, "source_layers", None)
         if found is None:
             found = model.source_layers = SourceLayers(switch)  # type: ignore[attr-defined]
-        return found  # type: ignore[no-any-return]
+        return cast(StepVariant, found)
 
 
 PART = SourceLayersPart

@@ -7,6 +7,7 @@ import pytest
 from quire.config.memory.part_facts import PAGE_ROWS
 from quire.core.media import encoder_slices
 from quire.core.media.encoder_cache import EncoderCache, pages_for
+from quire.core.media.encoder_slices import EncoderSlices
 from quire.core.media.item_rows import least_tokens, rows_between, start_of_divided_run
 from quire.core.scheduling.limits.media_encoder import MediaEncoderLimit, MediaSteps
 from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
@@ -181,6 +182,20 @@ def test_an_item_is_encoded_in_slices_beside_decoding_rows_and_its_prompt_contin
     assert taking == 4  # the step after its last slice
     stats = run.setup.media_limit.stats()
     assert (stats.misses, stats.hits, stats.encoded_rows) == (2, 0, 356)
+
+
+def test_an_item_whose_space_others_took_meanwhile_is_dropped():
+    cache = EncoderCache(12)
+    slices, one, large = EncoderSlices(2, cache), item(0, 130, 1), item(0, 12 * PAGE_ROWS, 2)
+    for each in (one, large):
+        cache.add_reference(each.digest)
+    assert slices.want(one)
+    assert slices.advance(1, ()).blocks == (0, 1)
+    cache.store(large.digest, large.num_rows, ())
+    slices.wanted.clear()
+    assert slices.advance(1, ()) is None
+    assert large.digest in cache
+    assert not slices.want(one)
 
 
 def test_slices_are_as_large_as_many_waiting_prompts_need():
