@@ -11,8 +11,9 @@ and lines. One JSON line a case:
     parts       milliseconds of an image: decoding and processing; the encoder from its graph, and
                 kernel by kernel, with the copy to the device
     beside      milliseconds between tokens of eight streams of text, the 99th percentile and the
-                median: without images, and while `images` requests of one image each are always
-                underway; its engine has a process of its own
+                median: alone, while `images` requests of as many tokens of text as an image has are
+                always underway, and while as many of one image each are; its engine has a process
+                of its own. `loop ms`: the 99th percentile of how late this process is by itself
 """
 
 import argparse
@@ -70,13 +71,18 @@ def write_model(folder):
 
 
 def photo(seed, side):
-    """A JPEG file as PIL opens it."""
+    """An image of PIL."""
+    return Image.open(io.BytesIO(photo_file(seed, side)))
+
+
+def photo_file(seed, side):
+    """A JPEG file."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (side // 16, side // 16, 3), np.uint8)
     image = Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
     file = io.BytesIO()
     image.save(file, "JPEG", quality=90)
-    return Image.open(io.BytesIO(file.getvalue()))
+    return file.getvalue()
 
 
 def prompt_of(number, image=None, tokens=40):
@@ -179,41 +185,61 @@ async def stream(llm, number, gaps):
         last = now
 
 
+async def lateness(found):
+    """Milliseconds that a task of this process waits beyond what it asked for."""
+    while True:
+        began = time.perf_counter()
+        await asyncio.sleep(0.001)
+        found.append((time.perf_counter() - began - 0.001) * 1e3)
+
+
+def percentile(some, part):
+    return sorted(some)[int(len(some) * part)]
+
+
 async def streams(llm, turn):
-    gaps = []
+    gaps, late = [], []
+    watch = asyncio.create_task(lateness(late))
     await asyncio.gather(*(stream(llm, 8 * turn + i, gaps) for i in range(8)))
-    gaps.sort()
-    return {"p99 ms": gaps[len(gaps) * 99 // 100], "median ms": statistics.median(gaps)}
+    watch.cancel()
+    return {"p99 ms": percentile(gaps, 0.99), "p90 ms": percentile(gaps, 0.9),
+            "median ms": statistics.median(gaps), "most ms": max(gaps),
+            "loop ms": percentile(late, 0.99)}  # fmt: skip
 
 
-async def flood(llm, a, turn, counts):
+async def flood(llm, a, prompt_at, counts):
     """Keep `images` requests underway until it is cancelled."""
 
-    async def client(i):
+    async def client():
         while True:
             counts[0] += 1
-            image = photo(500_000 + 10_000 * turn + counts[0], a.side)
-            async for _ in llm.generate(prompt_of(counts[0], image), params(a.out)):
+            async for _ in llm.generate(prompt_at(counts[0]), params(a.out)):
                 pass
 
-    await asyncio.gather(*(client(i) for i in range(a.images)))
+    await asyncio.gather(*(client() for _ in range(a.images)))
 
 
 async def beside(llm, a, turn):
-    alone = await streams(llm, 2 * turn)
-    counts = [0]
-    images = asyncio.create_task(flood(llm, a, turn, counts))
-    await asyncio.sleep(2.0)  # all of them are underway
-    before = counts[0], time.perf_counter()
-    found = await streams(llm, 2 * turn + 1)
-    seconds = time.perf_counter() - before[1]
-    images.cancel()
-    await asyncio.gather(images, return_exceptions=True)
-    return {
-        **{f"alone {name}": value for name, value in alone.items()},
-        **{f"beside {name}": value for name, value in found.items()},
-        "images/s": (counts[0] - before[0]) / seconds,
-    }
+    found = {f"alone {name}": value for name, value in (await streams(llm, 3 * turn)).items()}
+    files = [photo_file(500_000 + 10_000 * turn + i, a.side) for i in range(a.unique)]
+    tokens = 40 + 2 + (a.side // 28) ** 2
+
+    def of_image(number):  # made before: the process that makes one reads no tokens meanwhile
+        return prompt_of(number, Image.open(io.BytesIO(files[number % len(files)])))
+
+    kinds = {"text": lambda number: prompt_of(number, tokens=tokens), "image": of_image}
+    for at, (kind, prompt_at) in enumerate(kinds.items(), 1):
+        counts = [0]
+        others = asyncio.create_task(flood(llm, a, prompt_at, counts))
+        await asyncio.sleep(2.0)  # all of them are underway
+        before = counts[0], time.perf_counter()
+        one = await streams(llm, 3 * turn + at)
+        seconds = time.perf_counter() - before[1]
+        others.cancel()
+        await asyncio.gather(others, return_exceptions=True)
+        found |= {f"{kind}s {name}": value for name, value in one.items()}
+        found[f"{kind}s/s"] = (counts[0] - before[0]) / seconds
+    return found
 
 
 async def run_beside(folder, given, a):
@@ -238,6 +264,7 @@ def main():
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--side", type=int, default=512)
     parser.add_argument("--out", type=int, default=64)
+    parser.add_argument("--unique", type=int, default=600, help="different images of beside")
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--cases", default="crowd,lone")
     parser.add_argument("--kw", default="{}", help="options of the engine")

@@ -29,7 +29,6 @@ _BIDIRECTIONAL = "it is an encoder: a token attends to the tokens after it"
 _INDEXER = "sparse attention has an index of its own, with keys that the KV cache has no place for"
 _ENCODER_DECODER = "it is an encoder-decoder, and the class of transformers serves decoders only"
 _CODEBOOKS = "it generates audio codes, not text"
-_HUB_CODE = "its code is in its repository alone, and too little is published to build it without"
 
 REFUSED: dict[str, str] = {
     _RECURRENT: (
@@ -52,7 +51,6 @@ REFUSED: dict[str, str] = {
         "t5gemma t5gemma2 umt5"
     ),
     _CODEBOOKS: "musicgen musicgen_melody",
-    _HUB_CODE: "molmo",
     "attention is over compressed blocks of earlier tokens": "deepseek_v4",
     "attention adds a learned term for each key, which the attention kernels do not take": "doge",
     "it reads patches of bytes, whose number depends on their content": "blt",
@@ -393,7 +391,7 @@ WRAPPERS: dict[str, str] = {
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""
 HUB_WRAPPERS = frozenset(
     (
-        *("chatglm", "deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "NVLM_D"),
+        *("chatglm", "deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "molmo", "NVLM_D"),
         *("phi3_v", "phi4mm", "qwen", "skywork_chat"),
     )
 )
@@ -423,6 +421,7 @@ ALIASES = {
     "xlm-roberta": ModelAlias("roberta"),
     "camembert": ModelAlias("roberta"),
     "chatglm_text": ModelAlias("chatglm"),
+    "molmo_text": ModelAlias("molmo"),
     "phi3_v_text": ModelAlias("phi3"),
     "phi4_multimodal_text": ModelAlias("phi3"),
     "phi4mm_text": ModelAlias("phi4mm"),

@@ -183,6 +183,7 @@ class MediaEncoderSection:
     cache_rows: int  # on the device
     row_bytes: int
     bidirectional: bool
+    slices: int = 1  # that the encoder can divide its work into, at most
 
 
 @dataclass(frozen=True, slots=True)

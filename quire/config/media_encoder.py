@@ -92,4 +92,5 @@ def resolve_media_encoder(
         cache_rows=shape.encoder_cache_rows,
         row_bytes=encoder.width * ITEMSIZE[shape.dtype],
         bidirectional=encoder.bidirectional,
+        slices=encoder.slices,
     )

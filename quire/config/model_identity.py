@@ -30,6 +30,7 @@ LANGUAGE_PREFIXES = (
 """Prefixes of the tensors of a language model in the checkpoint of a wrapper."""
 FLAT_WRAPPERS = {
     "chatglm": "vision_config",
+    "molmo": "",
     "phi3_v": "img_processor",
     "phi4_multimodal": "vision_config",
     "phi4mm": "embd_layer",

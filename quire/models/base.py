@@ -6,7 +6,7 @@ describes shapes and data flow; build.py adds device, dtype, cache, ranks and qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
@@ -139,6 +139,24 @@ class ReplaysEncoder(Protocol):
         ...
 
 
+def run_to_end(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end, and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            return cast(T, ended.value)
+
+
+class SourceSwitch:
+    """Whether layers that attend to sources run: where no row of a step has one they add nothing.
+
+    A model that has such layers besides others has it as `source_switch`.
+    """
+
+    on = False
+
+
 class EncodesMedia(Protocol):
     """A media encoder, as the runner calls it."""
 
@@ -154,8 +172,19 @@ class EncodesMedia(Protocol):
         """Whether rows are results of the model, in place of embeddings of tokens."""
         ...
 
+    @property
+    def slices(self) -> int:
+        """Parts of about equal time that its work can be divided into, at most."""
+        ...
+
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         """Rows [n, width] of each item, in the order of the positions that they stand for."""
+        ...
+
+    def encode_in_slices(
+        self, items: Sequence[EncoderInput]
+    ) -> Generator[None, None, list[Tensor]]:
+        """The same; it stops between its slices, without CUDA graphs."""
         ...
 
     def max_rows(self, modality: str) -> int:

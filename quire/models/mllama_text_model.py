@@ -39,7 +39,15 @@ from quire.layers import (
 from quire.models import llama
 from quire.models._decoder import Decoder, GatedMLP, MissingLayer
 from quire.models._rope import rotary_sizes_of
-from quire.models.base import CarriedStates, EncodesMedia, Hf, SourceInputs, StepInputs, field_of
+from quire.models.base import (
+    CarriedStates,
+    EncodesMedia,
+    Hf,
+    SourceInputs,
+    SourceSwitch,
+    StepInputs,
+    field_of,
+)
 from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
 
 IMAGE_ROWS = 8
@@ -102,13 +110,14 @@ class ImageAttention(nn.Module):
 
 
 class ImageLayer(ParamModule):
-    """A layer that attends to images."""
+    """A layer that attends to images. switch: whether it runs at all."""
 
     cross_attn_attn_gate: Tensor
     cross_attn_mlp_gate: Tensor
 
     def __init__(self, c: Config) -> None:
         super().__init__()
+        self.switch = SourceSwitch()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.cross_attn = ImageAttention(c)
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
@@ -116,6 +125,8 @@ class ImageLayer(ParamModule):
         self.declare("cross_attn_attn_gate", "cross_attn_mlp_gate")
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> CarriedStates:
+        if not self.switch.on:
+            return x, res
         seen = cast(CrossAttentionStep, step.attention).source_lengths
         x, res = self.input_layernorm(x, res)
         x = on_replay(_gated, self.cross_attn(x, step), self.cross_attn_attn_gate, seen)
@@ -158,6 +169,10 @@ class Model(Decoder):
         absent = () if c.media else tuple(f"layers.{i}." for i in c.cross_layers)
         fuse = {**self.weights.fuse, "cross_attn.kv_proj": ("k_proj", "v_proj")}
         self.weights = replace(self.weights, absent=absent, fuse=fuse)
+        self.source_switch = SourceSwitch()
+        for layer in self.layers:
+            if isinstance(layer, ImageLayer):
+                layer.switch = self.source_switch
 
     def encode(self, source: SourceInputs) -> None:
         """Encode images, and write keys and values of their rows to the cache."""

@@ -41,8 +41,10 @@ class MediaInputs:
 
     @property
     def marks(self) -> frozenset[int]:
-        """Ids of placeholders, which may be behind the vocabulary: the model reads them only."""
-        return frozenset(token for one in self.items for token in one.expansion.replaces)
+        """Ids of placeholders and of tokens of items, which may be behind the vocabulary: the model
+        reads them only."""
+        parts = [(*one.expansion.replaces, *one.expansion.token_ids) for one in self.items]
+        return frozenset().union(*parts)
 
     def behind(self, chars: int) -> MediaInputs:
         """Return the media of the same text behind so many characters."""

@@ -83,6 +83,7 @@ def model_of(hf, dtype, device="cpu"):
 def engine_of(
     hf=TINY,
     *,
+    target_s=0.0,
     dtype=torch.float32,
     kv=None,
     num_blocks=400,
@@ -172,7 +173,7 @@ def engine_of(
             max_num_partial_prefills=0,
             max_long_partial_prefills=0,
             long_prefill_token_threshold=threshold,
-            inter_token_target_s=0.0,
+            inter_token_target_s=target_s,
             policy=policy,
             steps_in_flight=depth,
         ),

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.core.media import encoder_slices
 from quire.kernels.framework import late_work
 from quire.runner.gpu.cuda_graphs import CudaGraphCache
 from quire.runner.gpu.graph_groups import VariantGraph
 from quire.runner.gpu.mixed_batch_graphs import GraphShape
+from quire.runner.media.encoder_pool import EncoderPool
 from quire.runner.media.media_rows import find_media_rows
-from tests.cpu.multimodal import families, qwen_models, unusual
+from tests.cpu.multimodal import families, hub_models, qwen_models, unusual
 
 OPTIONS = {
     "dtype": "float32", "num_gpu_blocks_override": 256, "max_model_len": 512, "block_size": 16,
@@ -20,22 +22,39 @@ SIZES = [[], [(60, 80)], [(60, 80), (30, 100)], [(120, 40)]]
 MARKS = {
     "llava": "<image>",
     "gemma3": "<start_of_image>",
+    "gemma4": "<|image|>",
+    "gemma4_of_31b": "<|image|>",
     "idefics2": "<image>",
     "idefics3": "<image>",
+    "kimi_vl": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
     "llama4": "<|image|>",
+    "mistral3": "[IMG]",
+    "molmo": "",
     "phi4_multimodal": "<|image|>",
+    "pixtral": "[IMG]",
     "qwen2_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
     "qwen2_5_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
     "qwen3_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
 }
+IN_PARTS = {"gemma4", "gemma4_of_31b"}
+"""Whose processor does not save itself: that of the tests has no video."""
+SPANS = {"gemma3", "gemma4_of_31b"}
+"""Whose images are spans of attention, which are in no graph."""
 
 
 def save(name, folder):
     if name in qwen_models.FAMILIES:
         qwen_models.saved(name, folder)
         qwen_models.processor_of(name).save_pretrained(folder)
+    elif name in hub_models.FAMILIES:
+        hub_models.FAMILIES[name](folder)
     else:
-        families.made(name, folder).processor.save_pretrained(folder)
+        processor = families.made(name, folder).processor
+        if name in IN_PARTS:
+            processor.tokenizer.save_pretrained(folder)
+            processor.image_processor.save_pretrained(folder)
+        else:
+            processor.save_pretrained(folder)
 
 
 def prompts(mark):
@@ -67,7 +86,7 @@ def test_answers_are_those_of_a_cpu(tmp_path, monkeypatch, name):
         if device == "cuda":
             after = late_work.counts()
             assert after.kernel_compilations == before.kernel_compilations
-    if name != "gemma3":  # whose spans of attention are in no graph
+    if name not in SPANS:
         assert (GraphShape, "media", True) in ran
     rows = find_media_rows(llm.llm_engine.engine.executor.runner.model)
     if rows.pool.graphs.sizes:  # none if its images have sizes of their own
@@ -100,4 +119,38 @@ def test_images_that_cross_attention_reads_are_read_as_on_a_cpu(tmp_path):
         for one, other in zip(got.logprobs, want.logprobs):
             for token, found in one.items():
                 assert abs(found.logprob - other[token].logprob) < 1e-3
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.slow("an engine, and kernels that are compiled")
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava"])
+def test_items_that_are_encoded_in_slices_have_the_answers_of_whole_ones(
+    tmp_path, monkeypatch, name
+):
+    """Beside sequences that decode all the while; nothing is compiled for it."""
+    monkeypatch.setattr(encoder_slices, "SLICE_ROWS", 3)
+    ran, run_slice = [], EncoderPool.encode_slice
+    monkeypatch.setattr(
+        EncoderPool, "encode_slice", lambda own, *at: (ran.append(at), run_slice(own, *at))
+    )
+    save(name, tmp_path)
+    given, mark = [{"prompt": "w9 w8 w4"}], MARKS[name]
+    for i in range(6):
+        images = [families.image(40 + 10 * i, 90, i), families.image(60, 60 + 9 * i, 50 + i)]
+        text = f"w{i % 4 + 9} {mark} w4 {mark}"
+        given.append({"prompt": text, "multi_modal_data": {"image": images}})
+    params = [
+        SamplingParams(max_tokens=length, temperature=0, ignore_eos=True)
+        for length in (60, *range(4, 46, 7))
+    ]
+    answers = []
+    for target in (0, 40):
+        options = OPTIONS | {"max_num_seqs": 3, "enable_prefix_caching": False}
+        llm = LLM(str(tmp_path), device="cuda", inter_token_target_ms=target, **options)
+        before = late_work.counts()
+        found = llm.generate(given, params, use_tqdm=False)
+        answers.append([list(one.outputs[0].token_ids) for one in found])
+        assert late_work.counts().kernel_compilations == before.kernel_compilations
+        assert bool(ran) == (target > 0)
+    assert answers[0] == answers[1]
     torch.cuda.empty_cache()

@@ -35,6 +35,7 @@ class MediaEncoderFacts:
     widest: int  # inputs and outputs together of its widest layer
     bidirectional: bool = False  # tokens of an item attend to each other in both directions
     patches_per_row: int = 4  # that a row is made of, at most
+    slices: int = 1  # that it can divide its work into, at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,4 +45,5 @@ def media_encoder_facts(config: ModelConfig) -> MediaEncoderFacts | None:
         ),
         bidirectional=encoder.bidirectional,
         patches_per_row=encoder.patches_per_row,
+        slices=encoder.slices,
     )

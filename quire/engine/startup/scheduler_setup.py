@@ -144,6 +144,7 @@ def build_media_limits(config: EngineConfig) -> list[StepBudget]:
         whole_prompts=not scheduler.chunked_prefill,
         counts=dict.fromkeys(section.modalities, DEFAULT_COUNT) | dict(counts),
         max_len=scheduler.max_model_len,
+        slices=section.slices if scheduler.inter_token_target_s else 0,
     )
     return [limit, UndividedRunLimit(scheduler.max_num_batched_tokens)]
 

@@ -12,7 +12,7 @@ Axes: n rows of an item, E hidden size of the text model, P patches of all items
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -63,6 +63,18 @@ class MediaEncoder(nn.Module):
     @abstractmethod
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         """Rows [n, width] of each item, in the order of the positions that they stand for."""
+
+    @property
+    def slices(self) -> int:
+        """Parts of about equal time that its work can be divided into, at most."""
+        return 1
+
+    def encode_in_slices(
+        self, items: Sequence[EncoderInput]
+    ) -> Generator[None, None, list[Tensor]]:
+        """Rows of each item as encode() returns them; it stops between slices."""
+        return self.encode(items)
+        yield
 
     @abstractmethod
     def max_rows(self, modality: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -39,6 +39,7 @@ from quire.layers import (
 )
 from quire.layers.rope import TokenAngles
 from quire.layers.rope_scaling import AxialRope
+from quire.models.base import run_to_end
 from quire.models.multimodal._base import (
     GRAPH_TOKENS,
     EncoderInput,
@@ -226,11 +227,25 @@ class VisionTower(MediaEncoder):
     def max_rows(self, modality: str) -> int:
         return MAX_ROWS
 
+    @property
+    def slices(self) -> int:
+        return len(self.blocks)
+
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         lazy_fusion.flush()
         grids = [self._grid(item) for item in items]
-        patches = joined([self.patches_of(item) for item in items])
-        rows = self.run(patches, grids)
+        rows = self.run(joined([self.patches_of(item) for item in items]), grids)
+        return self._split(rows, grids)
+
+    def encode_in_slices(
+        self, items: Sequence[EncoderInput]
+    ) -> Generator[None, None, list[Tensor]]:
+        lazy_fusion.flush()
+        grids = [self._grid(item) for item in items]
+        rows = yield from self._blocks(joined([self.patches_of(item) for item in items]), grids)
+        return self._split(rows, grids)
+
+    def _split(self, rows: Tensor, grids: Sequence[Grid]) -> list[Tensor]:
         lazy_fusion.flush()
         return list(rows.split([grid.patches // self.config.merge**2 for grid in grids]))
 
@@ -241,10 +256,14 @@ class VisionTower(MediaEncoder):
         if self.graphs is not None and size is not None and arrays is not None:
             rows = self.graphs.run(size, patches, arrays)
             return rows[: len(patches) // self.config.merge**2]
+        return run_to_end(self._blocks(patches, grids))
+
+    def _blocks(self, patches: Tensor, grids: Sequence[Grid]) -> Generator[None, None, Tensor]:
+        """compute() of grids."""
         found = self.arrays(grids)
         longest = {name: _longest(found[name]) for name in self.segments(len(patches))}
         on_device = {name: to_device(one, patches.device) for name, one in found.items()}
-        return self.compute(patches, on_device, longest)
+        return (yield from self.compute(patches, on_device, longest))
 
     def arrays(self, grids: Sequence[Grid]) -> dict[str, np.ndarray]:
         """What compute() reads of grids, and the starts of segments, "frames" among them."""
@@ -258,8 +277,9 @@ class VisionTower(MediaEncoder):
     @abstractmethod
     def compute(
         self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
-    ) -> Tensor:
-        """Rows of a forward pass. arrays, longest: as arrays() and segments() name them."""
+    ) -> Generator[None, None, Tensor]:
+        """Rows of a forward pass, which stops behind each block. arrays, longest: as arrays() and
+        segments() name them."""
 
     def graph_sizes(self) -> Sequence[int]:
         return [size for size in GRAPH_TOKENS if size % self.config.merge**2 == 0]
@@ -270,7 +290,7 @@ class VisionTower(MediaEncoder):
         return self.patch_embed.inputs, arrays
 
     def graph_forward(self, size: int, patches: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
-        return self.compute(patches, arrays, self.segments(size))
+        return run_to_end(self.compute(patches, arrays, self.segments(size)))
 
     def _padded(self, grids: Sequence[Grid], size: int) -> dict[str, np.ndarray] | None:
         """Arrays of grids and of one more, that all have `size` patches. None: too many segments.

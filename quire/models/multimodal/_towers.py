@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -171,6 +171,23 @@ class ImageEncoder(MediaEncoder):
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         counts = [len(one.tensors["pixels"]) for one in items]
         rows = self._run(self._patches(items), sum(counts))
+        return [self.arrange(one, own) for one, own in zip(items, torch.split(rows, counts))]
+
+    @property
+    def slices(self) -> int:
+        """Layers of the tower, if nothing else of encode() is the family's."""
+        is_plain = type(self).encode is ImageEncoder.encode and isinstance(self.tower, Vit)
+        return len(self.tower.layers) if is_plain else 1
+
+    def encode_in_slices(
+        self, items: Sequence[EncoderInput]
+    ) -> Generator[None, None, list[Tensor]]:
+        if self.slices == 1:
+            return self.encode(items)
+        counts = [len(one.tensors["pixels"]) for one in items]
+        states = yield from self.tower.in_slices(self._patches(items))
+        rows = self.project(states)
+        lazy_fusion.flush()
         return [self.arrange(one, own) for one, own in zip(items, torch.split(rows, counts))]
 
     def states(self, items: Sequence[EncoderInput]) -> list[Tensor]:

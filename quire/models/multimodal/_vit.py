@@ -9,7 +9,7 @@ Axes: N images, P patches of all, T tokens of all, n tokens of one, E hidden, H 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -35,7 +35,7 @@ from quire.layers import (
     RMSNorm,
     add,
 )
-from quire.models.base import Hf, field_of
+from quire.models.base import Hf, field_of, run_to_end
 from quire.sampling.h2d import move_tensor, to_device
 from quire.weights.mapping import InitSpec, WeightShard
 
@@ -287,6 +287,12 @@ class Vit(nn.Module):
 
         starts: of the images, if the device has them.
         """
+        return run_to_end(self.in_slices(patches, starts))
+
+    def in_slices(
+        self, patches: Tensor, starts: Tensor | None = None
+    ) -> Generator[None, None, list[Tensor]]:
+        """The same; it stops behind each layer."""
         x = self.embeddings(patches)
         if starts is None:
             starts = to_device(self.starts(len(x) // self.tokens), x.device)
@@ -298,6 +304,7 @@ class Vit(nn.Module):
             x, res = layer(x, res, packing)
             if i in self.wanted:
                 found[i] = add(x, res)
+            yield
         if self.post_layernorm is not None:
             found[len(self.layers)] = self.post_layernorm(found[len(self.layers)])
         lazy_fusion.flush()

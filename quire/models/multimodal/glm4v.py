@@ -6,7 +6,7 @@ Source: model_type "glm4v", https://huggingface.co/zai-org/GLM-4.1V-9B-Thinking;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -90,7 +90,7 @@ class Encoder(VisionTower):
 
     def compute(
         self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
-    ) -> Tensor:
+    ) -> Generator[None, None, Tensor]:
         cell = self.config.merge**2
         angles = self.angles(arrays["positions"])
         segments = Segments(arrays["frames"], longest["frames"])
@@ -98,6 +98,7 @@ class Encoder(VisionTower):
         x, res = add(self.post_conv_layernorm(self.patch_embed(patches)), learned), None
         for block in self.blocks:
             x, res = block(x, res, angles, segments)
+            yield
         x = self.post_layernorm(sum_of(x, res))
         lazy_fusion.flush()  # the states are read by torch
         cells = x.view(-1, cell, x.shape[1]).transpose(1, 2)  # channels first, as the weight has it

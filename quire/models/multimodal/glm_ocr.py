@@ -6,7 +6,7 @@ Source: model_type "glm_ocr", https://huggingface.co/zai-org/GLM-OCR; transforme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -50,13 +50,14 @@ class Encoder(VisionTower):
 
     def compute(
         self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
-    ) -> Tensor:
+    ) -> Generator[None, None, Tensor]:
         cell = self.config.merge**2
         angles = self.angles(arrays["positions"])
         segments = Segments(arrays["frames"], longest["frames"])
         x, res = self.patch_embed(patches), None
         for block in self.blocks:
             x, res = block(x, res, angles, segments)
+            yield
         x = self.post_layernorm(sum_of(x, res))
         lazy_fusion.flush()  # the states are read by torch
         cells = x.view(-1, cell, x.shape[1]).transpose(1, 2)  # channels first, as the weight has it

@@ -9,7 +9,7 @@ Source: model_type "kimi_vl", https://huggingface.co/moonshotai/Kimi-VL-A3B-Inst
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -114,13 +114,14 @@ class Encoder(VisionTower):
 
     def compute(
         self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
-    ) -> Tensor:
+    ) -> Generator[None, None, Tensor]:
         angles = self.angles(arrays["positions"])
         segments = Segments(arrays["frames"], longest["frames"])
         learned = self.interpolate(self.pos_embed, arrays)
         x, res = add(self.patch_embed(patches), learned), None
         for block in self.blocks:
             x, res = block(x, res, angles, segments)
+            yield
         return self.merger(self.final_layernorm(sum_of(x, res)))
 
 

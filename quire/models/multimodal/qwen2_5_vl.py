@@ -9,7 +9,7 @@ Source: model_type "qwen2_5_vl", https://huggingface.co/Qwen/Qwen2.5-VL-7B-Instr
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -74,7 +74,7 @@ class Encoder(VisionTower):
 
     def compute(
         self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
-    ) -> Tensor:
+    ) -> Generator[None, None, Tensor]:
         turned = arrays["order"]
         patches = patches.view(len(turned), -1)[turned].view(patches.shape)
         angles = self.angles(arrays["positions"])
@@ -83,6 +83,7 @@ class Encoder(VisionTower):
         x, res = self.patch_embed(patches), None
         for i, block in enumerate(self.blocks):
             x, res = block(x, res, angles, frames if i in self.whole else windows)
+            yield
         rows = self.merger(sum_of(x, res))
         lazy_fusion.flush()  # the rows are read by torch
         return torch.empty_like(rows).index_copy_(0, turned, rows)

@@ -6,7 +6,7 @@ Source: model_type "qwen2_vl", https://huggingface.co/Qwen/Qwen2-VL-7B-Instruct;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 from torch import Tensor, nn
 
@@ -49,10 +49,11 @@ class Encoder(VisionTower):
 
     def compute(
         self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
-    ) -> Tensor:
+    ) -> Generator[None, None, Tensor]:
         angles = self.angles(arrays["positions"])
         segments = Segments(arrays["frames"], longest["frames"])
         x, res = self.patch_embed(patches), None
         for block in self.blocks:
             x, res = block(x, res, angles, segments)
+            yield
         return self.merger(sum_of(x, res))

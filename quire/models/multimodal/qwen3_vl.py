@@ -8,7 +8,7 @@ Source: model_type "qwen3_vl", https://huggingface.co/Qwen/Qwen3-VL-8B-Instruct;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import ClassVar
@@ -75,7 +75,7 @@ class Encoder(VisionTower):
 
     def compute(
         self, patches: Tensor, arrays: Mapping[str, Tensor], longest: Mapping[str, int]
-    ) -> Tensor:
+    ) -> Generator[None, None, Tensor]:
         angles = self.angles(arrays["positions"])
         segments = Segments(arrays["frames"], longest["frames"])
         x, res = self.patch_embed(patches), self.interpolate(self.pos_embed, arrays)
@@ -84,6 +84,7 @@ class Encoder(VisionTower):
             x, res = block(x, res, angles, segments)
             if i in self.levels:
                 rows.append(self.deepstack[self.levels.index(i)](sum_of(x, res)))
+            yield
         rows.insert(0, self.merger(sum_of(x, res)))
         lazy_fusion.flush()  # the rows are read by torch
         return torch.cat(rows, dim=1)

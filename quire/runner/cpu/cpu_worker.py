@@ -25,7 +25,7 @@ from quire.runner.cpu.tape_cache import DecodeForward, TapeCache, tape_rows
 from quire.runner.device_worker import CompletedStep, build_step_result
 from quire.runner.drafters.base import ModelDrafter, TargetStates
 from quire.runner.kv_tensors import release_pages
-from quire.runner.parts.base import ForwardOutput, StepPart, split_variant
+from quire.runner.parts.base import ForwardOutput, StepPart, keep_graphs, split_variant
 from quire.runner.slots import BlockTableUpdate, TableShape
 from quire.runner.state_tensors import set_state_batch, state_step
 from quire.runner.step_batch import StepBatch
@@ -137,9 +137,12 @@ class CpuWorker:
         for part in parts:
             part.write_inputs(self._model, inputs)
         carried = self._link.receive(len(inputs.token_ids))
-        has_tape = inputs.decode_only and variant.decodes and not inputs.has_axes and not others
+        is_plain = inputs.decode_only and variant.decodes and not inputs.has_axes
+        has_tape = is_plain and keep_graphs(others)
         if has_tape and self._tapes is not None:
             found = self._tapes.run(inputs, attention_metadata, variant, carried)
+            for part in others if found is not None else ():
+                part.after_forward(self._model)
             if found is not None and sampling is None:
                 return self._hand_on(found.out)
             if found is not None and sampling is not None:

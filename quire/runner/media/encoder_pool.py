@@ -5,7 +5,7 @@ quire.core.media.encoder_cache decides which pages of the pool an item has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import msgspec
 import numpy as np
@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from quire.config.memory.part_facts import PAGE_ROWS
+from quire.core.media.encoder_slices import GIVEN_ROWS, brings_rows
 from quire.core.types import MediaTensor
 from quire.kernels.framework import lazy_fusion
-from quire.models.base import EncoderInput, EncodesMedia
+from quire.models.base import EncoderInput, EncodesMedia, run_to_end
 from quire.runner.media.encoder_graphs import EncoderGraphs
 from quire.sampling.h2d import move_tensor, to_device
-
-GIVEN_ROWS = "embeds"
-"""Name of the only tensor of an item that brings its rows itself."""
 
 
 class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +42,7 @@ class EncoderPool:
         self._rows: Tensor | None = None
         self._rows = self.allocate()
         self.graphs = encoder.graphs = EncoderGraphs(encoder, dtype, device)
+        self._sliced: Generator[None, None, list[Tensor]] | None = None  # what is being encoded
 
     @property
     def makes_results(self) -> bool:
@@ -52,7 +51,7 @@ class EncoderPool:
 
     def encode(self, items: Sequence[EncodeItem]) -> None:
         """Encode items, and keep their rows. On the current stream."""
-        encoded = [one for one in items if not _brings_rows(one)]
+        encoded = [one for one in items if not brings_rows(one.tensors)]
         made: list[Tensor] = []
         if encoded:
             made = self._encoder.encode(
@@ -60,9 +59,35 @@ class EncoderPool:
             )
             lazy_fusion.flush()
         rows = iter(made)
+        found = [
+            self._load(one)[GIVEN_ROWS] if brings_rows(one.tensors) else next(rows) for one in items
+        ]
+        self._keep(items, found)
+
+    def begin_slices(self, items: Sequence[EncodeItem]) -> None:
+        """Begin to encode items, none of which brings its rows. Drops what was begun before."""
+        self._sliced = self._encoder.encode_in_slices(
+            [EncoderInput(one.modality, self._load(one)) for one in items]
+        )
+
+    def encode_slice(self, first: int, last: int) -> None:
+        """Run slices [first, last) of the encoder's, on the current stream; not the last one."""
+        assert self._sliced is not None
+        for _ in range(first, last):
+            next(self._sliced)
+        lazy_fusion.flush()
+
+    def end_slices(self, items: Sequence[EncodeItem]) -> None:
+        """Run the rest, and keep the rows. items: as begun, with pages; tensors are not read."""
+        assert self._sliced is not None
+        sliced, self._sliced = self._sliced, None
+        found = run_to_end(sliced)
+        lazy_fusion.flush()
+        self._keep(items, found)
+
+    def _keep(self, items: Sequence[EncodeItem], rows: Sequence[Tensor]) -> None:
         pool = self.allocate()
-        for one in items:
-            found = self._load(one)[GIVEN_ROWS] if _brings_rows(one) else next(rows)
+        for one, found in zip(items, rows, strict=True):
             if found.shape != (one.num_rows, self._shape[1]):
                 raise ValueError(
                     f"the encoder made {list(found.shape)} of an item ({one.modality}) that takes "
@@ -78,7 +103,7 @@ class EncoderPool:
 
     def release(self) -> None:
         """Return the memory to the system; all rows are lost. The next use allocates it again."""
-        self._rows = None
+        self._rows = self._sliced = None
         self.graphs.release()
 
     def allocate(self) -> Tensor:
@@ -103,7 +128,3 @@ def row_indexes(pages: Sequence[int], rows: int) -> np.ndarray:
     """Return where a pool has the rows of an item with these pages: int64 [rows]."""
     starts = np.array(pages, np.int64) * PAGE_ROWS
     return (starts[:, None] + np.arange(PAGE_ROWS)).reshape(-1)[:rows]
-
-
-def _brings_rows(item: EncodeItem) -> bool:
-    return len(item.tensors) == 1 and item.tensors[0].name == GIVEN_ROWS

@@ -136,17 +136,20 @@ class Pair:
         runs = [[(one.start + offset, count) for offset, count in one.runs] for one in placed.items]
         return list(placed.ids), runs
 
-    def rows(self, items):
-        """What our encoder makes of processed items."""
-        inputs = [
+    def encoder_inputs(self, items):
+        """Processed items as the encoder reads them."""
+        return [
             EncoderInput(
                 item.modality,
                 {one.name: torch.from_numpy(from_tensor(one).copy()) for one in item.tensors},
             )
             for item in items
         ]
+
+    def rows(self, items):
+        """What our encoder makes of processed items."""
         with torch.inference_mode():
-            return self.ours[0].media_encoder.encode(inputs)
+            return self.ours[0].media_encoder.encode(self.encoder_inputs(items))
 
     @torch.inference_mode()
     def logits(self, ids, runs, rows):

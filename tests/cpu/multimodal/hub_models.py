@@ -641,3 +641,132 @@ def hd_image(image, most, side):
     missing = -image.height % side
     image = ImageOps.expand(image, (0, missing // 2, 0, missing - missing // 2), (255, 255, 255))
     return image.transpose(Image.Transpose.TRANSPOSE) if turned else image
+
+
+# -- Molmo --------------------------------------------------------------------------------------
+
+CLIP_TO_MOLMO = {
+    "vision_model.": "",
+    "embeddings.class_embedding": "class_embedding",
+    "embeddings.position_embedding.weight": "positional_embedding",
+    "embeddings.patch_embedding": "patch_embedding",
+    "pre_layrnorm": "pre_ln",
+    "encoder.layers": "transformer.resblocks",
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.out_proj": "attention.wo",
+    "layer_norm1": "attention_norm",
+    "layer_norm2": "ffn_norm",
+    "mlp.fc1": "feed_forward.w1",
+    "mlp.fc2": "feed_forward.w2",
+}
+MOLMO_ROWS = 261
+"""Of the vocabulary: tokens of images are behind it."""
+MOLMO_IMAGES = {
+    "max_crops": 6, "overlap_margins": [2, 2], "base_image_input_size": [112, 112],
+    "image_patch_size": 14,
+}  # fmt: skip
+
+
+def molmo_text(text, norms):
+    """Tensors of a text half under Molmo's names. norms: of a layer, theirs -> Molmo's."""
+    at, found = "model.transformer", {}
+    tensors = text.state_dict()
+    rows = tensors["model.embed_tokens.weight"]
+    found[f"{at}.wte.embedding"] = rows[:MOLMO_ROWS]
+    found[f"{at}.wte.new_embedding"] = rows[MOLMO_ROWS:]
+    found[f"{at}.ln_f.weight"] = tensors["model.norm.weight"]
+    for i in range(text.config.num_hidden_layers):
+        ours, own = f"model.layers.{i}", f"{at}.blocks.{i}"
+        for param in ("weight", "bias"):
+            parts = [tensors.get(f"{ours}.self_attn.{one}_proj.{param}") for one in "qkv"]
+            if parts[0] is not None:
+                found[f"{own}.att_proj.{param}"] = torch.cat(parts)
+        halves = [tensors[f"{ours}.mlp.{one}_proj.weight"] for one in ("up", "gate")]
+        found[f"{own}.ff_proj.weight"] = torch.cat(halves)
+        found[f"{own}.ff_out.weight"] = tensors[f"{ours}.mlp.down_proj.weight"]
+        found[f"{own}.attn_out.weight"] = tensors[f"{ours}.self_attn.o_proj.weight"]
+        for theirs, name in norms.items():
+            found[f"{own}.{name}.weight"] = tensors[f"{ours}.{theirs}.weight"]
+    return found
+
+
+def molmo_of(folder, kind, norms, **more):
+    text = text_half(kind, vocab_size=MOLMO_ROWS + 128, rms_norm_eps=1e-6)
+    head = text.lm_head.weight[:MOLMO_ROWS].detach().clone()
+    text.lm_head.weight = torch.nn.Parameter(head[: MOLMO_ROWS - 1])
+    tower = tower_of("CLIP", hidden_act="quick_gelu", image_size=112, num_hidden_layers=9)
+    at = "model.vision_backbone"
+    tensors = molmo_text(text, norms) | {"model.transformer.ff_out.weight": head}
+    for name, one in tower.state_dict().items():
+        if "position_ids" in name or "post_layernorm" in name:
+            continue
+        for theirs, hub in CLIP_TO_MOLMO.items():
+            name = name.replace(theirs, hub)
+        if name == "patch_embedding.weight":
+            one = one.permute(0, 2, 3, 1).flatten(1)
+        tensors[f"{at}.image_vit.{name}"] = one
+    torch.manual_seed(6)
+    own = {f"{at}.pad_embed": random(2, 64, scale=1.0)}
+    for name, inputs in {"wq": 64, "wk": 64, "wv": 64, "wo": 32}.items():
+        dense(own, f"{at}.image_pooling_2d.{name}", 32, inputs)
+    for name, (outputs, inputs) in {"w1": (96, 32), "w2": (64, 96), "w3": (96, 32)}.items():
+        dense(own, f"{at}.image_projector.{name}", outputs, inputs, bias=False)
+    config = {
+        "model_type": "molmo", "architectures": ["MolmoForCausalLM"], "hidden_size": 64,
+        "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": MOLMO_ROWS - 1, "embedding_size": MOLMO_ROWS,
+        "max_position_embeddings": 4096, "layer_norm_eps": 1e-6, "layer_norm_type": "rms",
+        "rope_theta": 10000.0, "clip_qkv": None, "tie_word_embeddings": False,
+        "vision_backbone": {
+            "image_emb_dim": 32, "image_num_layers": 9, "image_num_heads": 4, "image_mlp_dim": 48,
+            "image_patch_size": 14, "image_default_input_size": [112, 112],
+        },
+    } | more  # fmt: skip
+    special = ["<|endoftext|>", "<im_patch>", "<im_col>", "<im_start>", "<im_end>"]
+    prompts = HubPrompts(folder, config, special, MOLMO_IMAGES)
+    (folder / "preprocessor_config.json").write_text(json.dumps(MOLMO_IMAGES))
+
+    def rows_of(item):
+        tall, wide = item.sizes["grid"]
+        hidden = tower(normal(item), output_hidden_states=True).hidden_states
+        x = torch.cat((hidden[8], hidden[1]), -1)[:, 1:]
+        for kind, mark in enumerate(own[f"{at}.pad_embed"], 1):
+            x = x + mark * torch.from_numpy(array(item, "pads") == kind)[..., None]
+        cells = x.view(-1, 4, 2, 4, 2, 64).transpose(2, 3).reshape(-1, 4, 64)
+        pool = f"{at}.image_pooling_2d"
+        q = linear(cells.mean(1, keepdim=True), own, f"{pool}.wq").view(-1, 1, 4, 8)
+        k, v = (linear(cells, own, f"{pool}.{one}").view(-1, 4, 4, 8) for one in ("wk", "wv"))
+        weights = torch.einsum("nqhd,nkhd->nhqk", q, k).mul(8**-0.5).softmax(-1)
+        rows = linear(torch.einsum("nhqk,nkhd->nqhd", weights, v).flatten(1), own, f"{pool}.wo")
+        gate, up = (linear(rows, own, f"{at}.image_projector.{one}") for one in ("w1", "w3"))
+        rows = linear(F.silu(gate) * up, own, f"{at}.image_projector.w2").view(-1, 4, 4, 64)
+        # Crops are two squares apart, and overlap by two: a border's squares are the first's.
+        whole = torch.full((2 * tall + 2, 2 * wide + 2, 64), float("nan"))
+        for i, crop in enumerate(rows[1:]):
+            y, x = 2 * (i // wide), 2 * (i % wide)
+            top, left = int(y > 0), int(x > 0)
+            below, right = 4 - int(y < 2 * tall - 2), 4 - int(x < 2 * wide - 2)
+            place = whole[y + top : y + below, x + left : x + right]
+            assert place.isnan().all()
+            place[:] = crop[top:below, left:right]
+        return torch.cat((rows[0].flatten(0, 1), whole.flatten(0, 1)))
+
+    return HubModel(folder, config, tensors | own, prompts, rows_of, text, tuple(own))
+
+
+@family
+def molmo(folder):
+    """As 7B-D and 72B are."""
+    norms = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ff_norm"}
+    return molmo_of(folder, "qwen2", norms, qkv_bias=True)
+
+
+@family
+def molmo_of_olmo(folder):
+    """As 7B-O is."""
+    norms = {"post_attention_layernorm": "attn_norm", "post_feedforward_layernorm": "ff_norm"}
+    norms |= {"self_attn.q_norm": "q_norm", "self_attn.k_norm": "k_norm"}
+    more = {"norm_after": True, "attention_layer_norm": True}
+    return molmo_of(folder, "olmo2", norms, **more)

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from quire.kernels.framework import lazy_fusion
 from quire.media.expand import ReadyItem, place_items
 from quire.text.media_prompt import _ItemTexts
 from tests.cpu.multimodal.families import FAMILIES, Pair, image, made
@@ -78,6 +79,21 @@ def test_logprobs_of_prompts_with_images_equal_transformers(pair, which):
     got = pair.logits(ids, runs, rows).log_softmax(-1)
     assert (got - wanted).abs().max().item() < 1e-4
     assert not torch.isnan(got).any()
+
+
+@torch.inference_mode()
+def test_rows_are_the_same_in_slices(pair):
+    items = pair.process([image(*SIZES[0]), image(*SIZES[1])])
+    encoder, given = pair.ours[0].media_encoder, pair.encoder_inputs(items)
+    slices = encoder.encode_in_slices(given)
+    for _ in range(encoder.slices if encoder.slices > 1 else 0):
+        next(slices)
+        lazy_fusion.flush()  # others run between two slices
+        encoder.encode(given[:1])
+    with pytest.raises(StopIteration) as ended:
+        next(slices)
+    found = zip(ended.value.value, encoder.encode(given), strict=True)
+    assert all(torch.equal(*both) for both in found)
 
 
 @pytest.mark.parametrize("split", [False, True])

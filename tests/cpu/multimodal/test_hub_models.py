@@ -195,10 +195,33 @@ def test_two_images_of_phi_answer_as_its_text_half_does(tmp_path):
     assert found == wanted[len(ids) - 1 : -1].argmax(-1).tolist()
 
 
+@pytest.mark.slow("a whole engine")
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 7}])
+@pytest.mark.parametrize("name", ["molmo", "molmo_of_olmo"])
+def test_molmo_answers_as_its_text_half_does(name, settings, tmp_path):
+    """Its tokens of images are behind the vocabulary. Also in chunks that end inside of them."""
+    made = FAMILIES[name](tmp_path)
+    prompt, given = " User: What? Assistant:", [image(40, 120), image(200, 61)]
+    llm = LLM(
+        str(tmp_path), dtype="float32", max_model_len=512, num_gpu_blocks_override=64, **settings
+    )
+    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    (output,) = llm.generate(
+        {"prompt": prompt, "multi_modal_data": {"image": given}}, sampling, use_tqdm=False
+    )
+    items = made.prompts.items((40, 120), (200, 61))
+    ids, runs = made.prompts.place(prompt, items)
+    assert list(output.prompt_token_ids) == ids
+    found = list(output.outputs[0].token_ids)
+    _, wanted = made.logits([*ids, *found], runs, made.rows(items))
+    assert found == wanted[len(ids) - 1 : -1].argmax(-1).tolist()
+
+
 CHATS = {
     "qwen": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
     "Picture 1: <img></img>\nPicture 2: <img></img>\nhi<|im_end|>\n<|im_start|>assistant\n",
     "deepseek_vl_v2": "<|User|>: <image>\n<image>\nhi\n\n<|Assistant|>:",
+    "molmo": " User: hi Assistant:",  # images are before it
 }
 
 

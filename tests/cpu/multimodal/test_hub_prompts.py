@@ -140,3 +140,44 @@ def test_kimi_shrinks_to_a_number_of_patches_and_pads_right_and_below(tmp_path):
         "".join(a + form.replace("<|media_pad|>", b) for a, b in zip("ab", pads, strict=True))
     )
     assert [own[0][1] for own in runs] == [6, 40]
+
+
+MOLMO = ["<|endoftext|>", "<im_patch>", "<im_col>", "<im_start>", "<im_end>"]
+
+
+def test_molmo_puts_the_whole_image_and_the_lines_of_its_crops_before_the_text(tmp_path):
+    prompts = HubPrompts(tmp_path, {"model_type": "molmo"}, MOLMO)
+    wide, small = prompts.items((500, 1000), (336, 336))
+    assert (wide.sizes["grid"], small.sizes["grid"]) == ((2, 4), (1, 1))
+    ids, runs = prompts.place(" User: a Assistant:", [wide, small])
+    lines = [(12, 12), (20, 36), (12, 12), (12, 12)]
+    views = ["<im_start>" + ("<im_patch>" * x + "<im_col>") * y + "<im_end>" for y, x in lines]
+    assert ids == prompts.encode("<|endoftext|>" + "".join(views) + " User: a Assistant:")
+    patches = [i for i, one in enumerate(ids) if one == prompts.token("<im_patch>")]
+    assert [i for own in runs for at, n in own for i in range(at, at + n)] == patches
+    assert [sum(n for _, n in own) for own in runs] == [144 + 720, 288]
+    assert sorted(array(small, "order")) == list(range(288))
+    order = array(wide, "order")[144:].reshape(20, 36) - 144
+    crop, square = order // 144, order % 144
+    assert crop[0].tolist() == [0] * 10 + [1] * 8 + [2] * 8 + [3] * 10
+    assert crop[:, 0].tolist() == [0] * 10 + [4] * 10
+    assert square[0, 9:12].tolist() == [9, 2, 3]  # of a crop behind another, two are left out
+    assert square[9:12, 0].tolist() == [9 * 12, 2 * 12, 3 * 12]
+
+
+def test_molmo_marks_what_is_beyond_the_image(tmp_path):
+    """The marks of each crop are those of the one behind it."""
+    prompts = HubPrompts(tmp_path, {"model_type": "molmo"}, MOLMO)
+    (item,) = prompts.items((300, 700), max_crops=2)
+    assert item.sizes["grid"] == (1, 2)  # 336 x 560: 240 lines of the image, 48 above
+    first, second, last = array(item, "pads").reshape(3, 24, 24)
+    assert (last == 2).all()
+    for own in (first, second):
+        assert (own == own[:, :1]).all()
+        assert own[:, 0].tolist() == [1] * 3 + [2] + [0] * 16 + [2] + [1] * 3
+    whole, left, right = array(item, "pixels")
+    assert not left[:48].any()
+    assert left[48:288].any(axis=(1, 2)).all()
+    assert np.array_equal(left[:, 224:], right[:, :112])
+    assert not whole[:96].any()
+    assert whole[96 : 96 + 144].any(axis=(1, 2)).all()

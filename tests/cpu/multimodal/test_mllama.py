@@ -3,6 +3,7 @@
 import pytest
 
 from quire import RequestError, SamplingParams
+from quire.models.mllama_text_model import ImageAttention
 from quire.models.multimodal.mllama import Encoder
 from tests import tiers
 from tests.cpu.multimodal.families import image
@@ -66,6 +67,17 @@ def test_text_before_another_image_is_found_again_and_each_image_encoded_once(pa
     assert len({*map(tuple, (one, other, both))}) == 3
     assert ask([SMALL], 28) == one
     assert encoded == [1, 4, 1, 4], "two neighbours are a source of their own"
+
+
+def test_steps_with_text_alone_leave_out_the_layers_of_images(pair, llm, monkeypatch):
+    ran, forward = [], ImageAttention.forward
+    monkeypatch.setattr(
+        ImageAttention, "forward", lambda own, *given: (ran.append(1), forward(own, *given))[1]
+    )
+    generate(pair, llm, ("w70 w71 w72", []))
+    assert not any(ran)
+    generate(pair, llm, ("w73 w74 w75", []), ("w76 w77", [SMALL]))
+    assert any(ran)
 
 
 def test_neighbours_and_separate_images_of_one_request_share_what_is_equal(pair, llm, encoded):

@@ -10,12 +10,14 @@ import torch
 from quire import LLM, SamplingParams
 from quire.config.engine_config import MediaEncoderSection
 from quire.config.facts import read_hf_config
-from quire.core.types import MediaItem
+from quire.core.media import encoder_slices
+from quire.core.types import MediaItem, StopConditions
 from quire.errors import RequestError
 from quire.media.image_ops import from_tensor
 from quire.media.processor import DecodedImage
 from quire.models.base import EncoderInput
 from quire.models.build import build_model, read_model_config
+from quire.runner.media.encoder_pool import EncoderPool
 from tests import tiers
 from tests.cpu.engine_of import engine_of, request, run
 from tests.cpu.multimodal.families import image
@@ -136,7 +138,7 @@ class Family:
         width = self.built[0].media_encoder.width
         media = MediaEncoderSection(
             modalities=("image", "video"), row_bytes=4 * width, bidirectional=False,
-            step_rows=64, cache_rows=96,
+            step_rows=64, cache_rows=96, slices=self.built[0].media_encoder.slices,
         )  # fmt: skip
         settings.setdefault("budget", 200)
         return engine_of(self.hf, built=self.built, media=media, **settings)
@@ -190,6 +192,24 @@ def test_a_batch_of_prompts_is_answered_as_by_transformers(family, name):
     built = family.engine(**SETTINGS[name], **settings)
     check(family, answers(built, requests))
     assert (built.stats().preemptions > 0) == (name == "preempted")
+
+
+def test_prompts_whose_items_are_encoded_in_slices_are_answered_the_same(family, monkeypatch):
+    """Beside a text that decodes all the while, and while other items are encoded."""
+    monkeypatch.setattr(encoder_slices, "SLICE_ROWS", 1)
+    ran, run_slice = [], EncoderPool.encode_slice
+    monkeypatch.setattr(
+        EncoderPool, "encode_slice", lambda own, *at: (ran.append(at), run_slice(own, *at))
+    )
+    built = family.engine(target_s=0.04, depth=2)
+    text = dataclasses.replace(family.request("", "first"), stop=StopConditions(60))
+    built.add(text)
+    for _ in range(4):
+        built.step()
+    found = answers(built, [family.request(mix) for mix in family.prompts])
+    found.pop(("first", 0))
+    check(family, found)
+    assert len(ran) > 5
 
 
 def test_a_prefix_with_an_image_is_found_again_and_answers_the_same(family):

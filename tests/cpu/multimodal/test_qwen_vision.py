@@ -7,6 +7,7 @@ import torch
 
 from quire.config.facts import read_hf_config
 from quire.errors import ConfigError
+from quire.kernels.framework import lazy_fusion
 from quire.models.base import EncoderInput
 from quire.models.build import build_model, read_model_config
 from quire.models.multimodal._resize import resized, resized_by_products
@@ -65,6 +66,21 @@ def test_rows_of_packed_items_are_those_of_transformers(family, built):
     for mine, other in zip(got, want, strict=True):
         assert (mine - other).abs().max().item() < 1e-4
         assert other.abs().max().item() > 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_rows_are_the_same_in_slices(family, built):
+    _, encoder = built(family)
+    items, _, _ = inputs_of(family)
+    slices, want = encoder.encode_in_slices(items), encoder.encode(items)
+    for _ in range(encoder.slices):
+        next(slices)
+        lazy_fusion.flush()  # others run between two slices
+        encoder.encode(items[:1])
+    with pytest.raises(StopIteration) as ended:
+        next(slices)
+    assert all(torch.equal(*pair) for pair in zip(ended.value.value, want, strict=True))
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])

@@ -155,6 +155,7 @@ class FakeModel:
         self.states = None  # of a model with recurrent layers: of slots, then checkpoints
         self.media_pages = {}  # page -> rows
         self.encoded_items = []  # digests
+        self.slices_run = ([], 0)  # digests of items that are encoded in slices, and how many
 
     def submit(self, plan):
         """Copy the plan, as a runner does when it fills its input buffers."""
@@ -289,7 +290,8 @@ class FakeModel:
         """Encode the items of a plan, and put rows of the cache in place of tokens."""
         part = next((one for one in plan.parts if isinstance(one, MediaSteps)), None)
         step = part.ranks[rank] if part and rows else MediaStep((), {})
-        for item, pages in step.encodes:
+        sliced = part.slice if part and rows else None
+        for item, pages in (*step.encodes, *(self._advance(sliced) if sliced else ())):
             self.encoded_items.append(item.digest)
             made = [media_row(item, row) for row in range(item.num_rows)]
             for i, page in enumerate(pages):
@@ -301,6 +303,13 @@ class FakeModel:
                         page, at = divmod(run.row + i, PAGE_ROWS)
                         rows = self.media_pages.get(step.pages[item.digest][page], ())
                         tokens[run.position + i - start] = rows[at] if at < len(rows) else -7
+
+    def _advance(self, sliced):
+        """Run a slice behind those that were run of the same items; the last one encodes them."""
+        digests, (first, last) = [one.item.digest for one in sliced.encodes], sliced.blocks
+        assert not first or self.slices_run == (digests, first), "a slice is behind no other"
+        self.slices_run = digests, last
+        return sliced.encodes if sliced.ends else ()
 
     def _seen(self, request, blocks, position):
         """Fold what a position sees of the sources in these blocks."""

@@ -5,7 +5,9 @@ import random
 import pytest
 
 from quire.config.memory.part_facts import PAGE_ROWS
+from quire.core.media import encoder_slices
 from quire.core.media.encoder_cache import EncoderCache, pages_for
+from quire.core.media.encoder_slices import EncoderSlices
 from quire.core.media.item_rows import least_tokens, rows_between, start_of_divided_run
 from quire.core.scheduling.limits.media_encoder import MediaEncoderLimit, MediaSteps
 from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
@@ -116,23 +118,94 @@ def test_the_budget_bounds_what_a_step_encodes_but_an_item_larger_than_it_runs_a
     assert [len(step.encodes) for step in part.ranks] == [1]
 
 
-@pytest.mark.parametrize(("rows", "alone", "beside"), [(300, 4, 1), (200, 4, 2), (600, 4, 1)])
-def test_a_step_beside_decoding_rows_encodes_less(rows, alone, beside):
+LARGE = {"max_rows": 4096, "cache_rows": 8192}
+
+
+@pytest.mark.parametrize("rows_beside", [(300, 1), (200, 2), (600, 1)])
+@pytest.mark.parametrize("slices", [0, 8])
+def test_a_step_beside_decoding_rows_of_several_ranks_encodes_less(rows_beside, slices):
     """A first step decodes nothing yet; in the second the first request does."""
-    media = {"max_rows": 4096, "cache_rows": 8192}
-    images = [ask(f"r{i}", item(0, rows, i)) for i in range(4)]
-    text = ask("text", tail=5, tokens=100)
+    rows, beside = rows_beside
+    images = [ask(f"r{i}", item(0, rows, i)) for i in range(8)]
     counts = []
-    for first in ([], [text]):
-        run = Run(Setup(media=media, budget=8192, blocks=2000), [*first, *images])
-        for one in first:
+    for texts in ([], [ask("text", tail=5, tokens=100)]):
+        setup = Setup(media=LARGE | {"slices": slices}, budget=8192, blocks=4000, ranks=2)
+        run = Run(setup, [*texts, *images])
+        for one in texts:
             run.add(one)
             run.step()
         for one in images:
             run.add(one)
-        (part,) = run.scheduler.plan().parts
-        counts.append([len(step.encodes) for step in part.ranks])
-    assert counts == [[alone], [beside]]
+        found = next(one for one in run.scheduler.plan().parts if isinstance(one, MediaSteps))
+        counts.append(max(len(step.encodes) for step in found.ranks))
+    assert counts == [4, beside if slices else 4]
+
+
+def slices_beside(texts, images, **media):
+    """Run texts, and images behind them. Returns each step's slice, (items, blocks) or None, from
+    the first to the last that has one, and rows of the step."""
+    media = LARGE | {"slices": 8} | media
+    run = Run(Setup(media=media, budget=8192, blocks=4000), [*texts, *images])
+    for one in texts:
+        run.add(one)
+    run.step()  # their prompts
+    found, submit = [], run.model.submit
+
+    def record(plan):
+        part = next((one for one in plan.parts if isinstance(one, MediaSteps)), None)
+        whole = part and any(step.encodes for step in part.ranks)
+        assert not whole, "a step beside decoding rows encodes an item whole"
+        one = part and part.slice
+        digests = one and b"".join(each.item.digest for each in one.encodes)
+        found.append((one and (digests, one.blocks), [row.seq.request.id for row in plan.rows]))
+        submit(plan)
+
+    run.model.submit = record
+    for one in images:
+        run.add(one)
+    while run.in_flight or not run.scheduler.idle:
+        run.step()
+    check_outcome(run, run.out)
+    return run, found
+
+
+def test_an_item_is_encoded_in_slices_beside_decoding_rows_and_its_prompt_continues_then():
+    texts = [ask(f"t{i}", tail=5, tokens=100) for i in range(2)]
+    run, found = slices_beside(texts, [ask("a", item(0, 256, 1)), ask("b", item(0, 100, 2))])
+    slices = [one for one, _ in found]
+    quarters = [(b"\1", (i, i + 2)) for i in (0, 2, 4, 6)]
+    assert slices[:6] == [*quarters, (b"\2", (0, 5)), (b"\2", (5, 8))]
+    assert not any(slices[6:])
+    firsts = {name: next(i for i, (_, ids) in enumerate(found) if name in ids) for name in "ab"}
+    assert firsts == {"a": 0, "b": 0}  # the tokens before the item
+    taking = [i for i, (_, ids) in enumerate(found) if "a" in ids][1]
+    assert taking == 4  # the step after its last slice
+    stats = run.setup.media_limit.stats()
+    assert (stats.misses, stats.hits, stats.encoded_rows) == (2, 0, 356)
+
+
+def test_an_item_whose_space_others_took_meanwhile_is_dropped():
+    cache = EncoderCache(12)
+    slices, one, large = EncoderSlices(2, cache), item(0, 130, 1), item(0, 12 * PAGE_ROWS, 2)
+    for each in (one, large):
+        cache.add_reference(each.digest)
+    assert slices.want(one)
+    assert slices.advance(1, ()).blocks == (0, 1)
+    cache.store(large.digest, large.num_rows, ())
+    slices.wanted.clear()
+    assert slices.advance(1, ()) is None
+    assert large.digest in cache
+    assert not slices.want(one)
+
+
+def test_slices_are_as_large_as_many_waiting_prompts_need():
+    """Small items are encoded together. Many that wait for few decoding rows take larger slices."""
+    text = [ask("t", tail=5, tokens=100)]
+    small = [ask(f"r{i}", item(0, 30, i)) for i in range(3)]
+    _, found = slices_beside(text, small)
+    assert [one for one, _ in found[:1]] == [(b"\0\1\2", (0, 8))]
+    _, found = slices_beside(text, [ask(f"r{i}", item(0, 256, i)) for i in range(4)])
+    assert [one for one, _ in found[:1]] == [(b"\0", (0, 8))]
 
 
 def test_a_run_that_must_not_be_divided_is_computed_whole():
@@ -254,5 +327,6 @@ def test_the_cache_keeps_its_pages_whatever_happens():
 
 
 @pytest.mark.parametrize("seed", range(tiers.amount(15, 600)))
-def test_requests_with_items_have_their_outputs_whatever_the_engine_is(seed):
+def test_requests_with_items_have_their_outputs_whatever_the_engine_is(seed, monkeypatch):
+    monkeypatch.setattr(encoder_slices, "SLICE_ROWS", 8)  # items have few rows
     random_media_run(seed)

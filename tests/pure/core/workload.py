@@ -627,6 +627,7 @@ def random_media_run(seed, most_steps=20_000, **fixed):
     setup.media = {
         "max_rows": rng.choice([1, 20, 100]),
         "cache_rows": 16 * (pages_for(largest) + rng.choice([0, 0, 1, 3, 20])),
+        "slices": rng.choice([0, 1, 5]),
     }
     if bidirectional and rng.random() < 0.3:
         requests = [

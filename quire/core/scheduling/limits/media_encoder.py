@@ -1,9 +1,10 @@
 """Media encoder limit: bounds what the encoder of images, video and audio does in one step.
 
 An item is encoded whole, by the first step that computes a position which takes one of its rows,
-and its rows stay in the encoder cache of the sequence's data-parallel rank. A row of the step ends
-before the first position whose item is neither cached nor fits: into the step's budget, or into the
-cache beside the other items of the step. The first item of a step always fits.
+or in slices by steps before that (quire.core.media.encoder_slices). Its rows stay in the encoder
+cache of the sequence's data-parallel rank. A row of the step ends before the first position whose
+item is neither cached nor fits: into the step's budget, or into the cache beside the other items of
+the step. The first item of a step always fits.
 
 A request refers to its items until one of its sequences has computed past them. Items that are
 referred to are evicted for the first item of a step only: so each step makes progress whatever is
@@ -12,11 +13,12 @@ in the cache, and items that others still need are seldom encoded twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from quire.config.memory.part_facts import PAGE_ROWS
 from quire.core.media.encoder_cache import EncoderCache, pages_for
+from quire.core.media.encoder_slices import EncodedItem, EncoderSlice, EncoderSlices
 from quire.core.media.item_rows import check_items, check_rope_positions, first_row_position
 from quire.core.scheduling.limits.base import NO_BOUND, Admission, StepBudget, StepListener
 from quire.core.snapshot import MediaStats
@@ -24,15 +26,7 @@ from quire.core.types import MediaItem, Request, Sequence
 from quire.errors import TooLong, Unsupported
 
 BESIDE_ROWS = 512
-"""Rows that a step encodes beside decoding rows, whose next tokens wait for it, if one item has no
-more."""
-
-
-class EncodedItem(NamedTuple):
-    """An item that a step encodes, and the pages that get its rows."""
-
-    item: MediaItem
-    pages: tuple[int, ...]
+"""Rows that a step encodes beside decoding rows of several ranks, if one item has no more."""
 
 
 class MediaStep(NamedTuple):
@@ -46,6 +40,7 @@ class MediaSteps(NamedTuple):
     """A part of a plan: what each data-parallel rank does."""
 
     ranks: tuple[MediaStep, ...]
+    slice: EncoderSlice | None = None  # beside the decoding rows of the only rank
 
 
 class _RankStep:
@@ -64,8 +59,9 @@ class _RankStep:
         self.users, self.new = {}, {}
         self._rows = self._pages = self._referenced_pages = 0
 
-    def fits(self, item: MediaItem, *, any_rows: bool, beside_decoding: bool = False) -> bool:
-        """Whether a row of the step may need this item too. any_rows: whatever is encoded."""
+    def fits(self, item: MediaItem, *, any_rows: bool, few: bool = False) -> bool:
+        """Whether a row of the step may need this item too. any_rows: whatever is encoded. few: of
+        several items BESIDE_ROWS."""
         if item.digest in self.users:
             return True
         pages = self._pages + pages_for(item.num_rows)
@@ -75,7 +71,7 @@ class _RankStep:
         rows = self._rows + item.num_rows
         if any_rows:
             return pages <= self.cache.num_pages
-        most = min(self._max_rows, BESIDE_ROWS) if beside_decoding else self._max_rows
+        most = min(self._max_rows, BESIDE_ROWS) if few else self._max_rows
         return pages + others <= self.cache.num_pages and (rows <= most or not self.new)
 
     def add(self, item: MediaItem) -> None:
@@ -130,18 +126,24 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
         whole_prompts: bool = False,
         counts: Mapping[str, int] | None = None,
         max_len: int | None = None,
+        slices: int = 0,
     ) -> None:
         """max_rows: that the encoder makes in one step; an item with more is encoded alone.
         cache_rows: of each data-parallel rank. row_bytes: of one row on the device, for stats.
         whole_prompts: a step computes a prompt whole or not yet, and encodes all of its items.
         counts: items of a modality in one prompt; None: any. max_len: rotary positions are below;
-        None: they are not checked."""
+        None: they are not checked. slices: that the encoder's work beside decoding rows is divided
+        into, at most; 0: it is not divided, as those have no target."""
         self._modalities = modalities
         self._counts, self._max_len = counts or {}, max_len
         self._num_pages = cache_rows // PAGE_ROWS
         self._whole_prompts = whole_prompts
         self._page_bytes = PAGE_ROWS * row_bytes
         self._ranks = [_RankStep(max_rows, self._num_pages) for _ in range(ranks)]
+        self._is_paced = slices > 0
+        self._slices = (
+            EncoderSlices(slices, self._ranks[0].cache) if slices and ranks == 1 else None
+        )
         self._requests: dict[str, Request] = {}  # live ones with items
         self._passes: dict[str, list[int]] = {}  # of each: per item, rows that computed past it
         self._passing: list[tuple[str, int]] = []  # the same of this step: request, item
@@ -222,6 +224,8 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
 
     def begin_step(self, sequences: int) -> None:
         self._decoding, self._decoded = 0, self._decoding
+        if self._slices is not None:
+            self._slices.wanted.clear()
         for rank in self._ranks:
             if rank.users:
                 rank.begin()
@@ -233,9 +237,11 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
         rank, taken = self._ranks[seq.dp_rank], []
         allowed, whole = want, self._needs_all(seq.request)
         any_rows = whole and not rank.users
-        beside = max(self._decoding, self._decoded) > 0
+        beside = self._is_paced and bool(self._decoding or self._decoded)
+        slices = self._slices if beside else None
         for item, position in _needed(seq, want):
-            if not rank.fits(item, any_rows=any_rows, beside_decoding=beside):
+            waits = slices is not None and item.digest not in rank.users and slices.want(item)
+            if waits or not rank.fits(item, any_rows=any_rows, few=beside):
                 allowed = 0 if whole else position - seq.planned
                 break
             rank.add(item)  # what follows has to fit beside it
@@ -281,20 +287,32 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
             return None
         self._count_uses()
         steps = tuple([rank.place() for rank in self._ranks])
+        part = None
+        if self._slices is not None:
+            part = self._slices.advance(self._decoding, self._ranks[0].users)
+            if part is not None and part.ends:
+                self._count_encoded([one.item for one in part.encodes])
         for request_id, index in self._passing:
             passes = self._passes[request_id]
             if not passes[index]:
                 self._drop_reference(self._requests[request_id].media[index])
             passes[index] += 1
         self._passing.clear()
-        return MediaSteps(steps) if any(step.pages for step in steps) else None
+        needed = part is not None or any(step.pages for step in steps)
+        return MediaSteps(steps, part) if needed else None
 
     def _count_uses(self) -> None:
         new = {digest for rank in self._ranks for digest in rank.new}
+        if self._slices is not None:
+            new |= self._slices.take_unused(self._uses)
         self._hits += len(self._uses) - len(new.intersection(self._uses))
-        self._misses += len(new)
-        self._encoded_rows += sum([one.num_rows for r in self._ranks for one in r.new.values()])
         self._uses.clear()
+        for rank in self._ranks:
+            self._count_encoded(rank.new.values())
+
+    def _count_encoded(self, items: Collection[MediaItem]) -> None:
+        self._misses += len(items)
+        self._encoded_rows += sum([one.num_rows for one in items])
 
     def observe_device_doubt(self) -> None:
         """Forget all rows: what the failed step has written is unknown."""
@@ -307,6 +325,8 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
         """Forget all rows. Live requests may need all of their items again."""
         for rank in self._ranks:
             rank.cache.clear()
+        if self._slices is not None:
+            self._slices.forget()
         for request_id, passes in self._passes.items():
             for index, item in enumerate(self._requests[request_id].media):
                 if passes[index]:

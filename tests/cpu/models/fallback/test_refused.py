@@ -17,7 +17,7 @@ from tests.cpu.models.fallback.tiny_models import tiny_config
 
 TYPES = sorted(name for names in REFUSED.values() for name in names.split())
 NO_TINY_CONFIG = {"dots3_note", "dots3_note_text", "gemma4_assistant", "gemma4_unified_assistant"}
-NO_TINY_CONFIG |= {"xlnet", "molmo"}
+NO_TINY_CONFIG |= {"xlnet"}
 EVERYDAY = {
     "bart": "positions from its cache",
     "bert": "both directions",
