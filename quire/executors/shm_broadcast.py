@@ -7,7 +7,8 @@ The memory is a file without a name (memfd) that child processes inherit: it end
 them however they end, and no limit of /dev/shm applies. A message of any length passes, in several
 blocks; the writer waits while the ring is full.
 
-A reader first spins, if it may, and then sleeps in the kernel. The writer adds to the reader's
+A reader first spins, if it may, and then sleeps in the kernel. It gives up the interpreter's lock in
+each turn: a thread that waits for a GPU's results must get it at once. The writer adds to the reader's
 eventfd after each message, always, and a reader resets its eventfd before it compares counters: so
 no wake-up can be lost, and an idle reader uses no processor.
 """
@@ -32,8 +33,8 @@ STEP_BLOCKS = 64
 """Blocks of a ring for steps: eight steps of 512 KiB, which is a prompt of 128k tokens."""
 ANSWER_BLOCKS = 8
 """Blocks of a ring for answers, which are short."""
-SPIN_S = 0.002
-"""Seconds for which a reader spins: more than an engine needs between two steps."""
+SPIN_S = 0.01
+"""Seconds for which a reader spins: more than a decode step takes, of which stages wait for a part."""
 FULL_POLL_S = 0.0002
 """Interval in which the writer looks for room in a full ring."""
 CHECKSUM_ATTEMPTS = 1000
@@ -196,6 +197,7 @@ class RingReader(_Ring):
             while time.perf_counter() < deadline:
                 if counters[0] != read:
                     return
+                os.sched_yield()
         while True:
             if check is not None:
                 check()
