@@ -76,15 +76,15 @@ def start_early_ranks(count: int) -> None:
     _early.extend(EarlyRank() for _ in range(count))
 
 
-def spawn_rank(
-    module: str, end: socket.socket, fds: Sequence[int], environment: dict[str, str]
-) -> subprocess.Popen[bytes]:
-    """Run `main(fd of the end)` of a rank's module: in an early process, if there is one."""
+def take_early_rank(
+    end: socket.socket, fds: Sequence[int], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes] | None:
+    """Make an early process a rank with this end of its socket; None: there is none."""
     while _early:
         one = _early.pop(0)
         if one.start(environment, [end.fileno(), *fds]):
             return one.process
-    return spawn_process(module, end, env=environment, fds=fds)
+    return None
 
 
 def stop_early_ranks() -> None:

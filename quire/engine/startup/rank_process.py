@@ -38,7 +38,7 @@ from quire.distributed.collectives import (
 )
 from quire.distributed.mesh import Mesh, mesh_of
 from quire.engine.startup.drafter_setup import load_drafter
-from quire.engine.startup.early_ranks import spawn_rank
+from quire.engine.startup.early_ranks import take_early_rank
 from quire.engine.startup.executor_setup import (
     build_inline_executor,
     build_runner,
@@ -52,7 +52,7 @@ from quire.engine.startup.gpu_preparation import GpuPreparation
 from quire.engine.startup.model_setup import describe_model, torch_device
 from quire.engine.startup.plain_config import plain_config
 from quire.engine.startup.startup_timer import StartupTimer
-from quire.engine.supervise.process_pipe import ignore_signals
+from quire.engine.supervise.process_pipe import ignore_signals, spawn_process
 from quire.errors import ConfigError, QuireError, RequestError
 from quire.executors.local_ranks import (
     CONNECT,
@@ -105,7 +105,9 @@ class Ranks:
         library.limit_threads(threads)
 
         def spawn(end: socket.socket, fds: Sequence[int]) -> subprocess.Popen[bytes]:
-            return spawn_rank(__name__, end, fds, env.rank_environment(threads))
+            variables = env.rank_environment(threads)
+            early = take_early_rank(end, fds, variables)
+            return early or spawn_process(__name__, end, env=variables, fds=fds)
 
         self._nodes = nodes
         names = [str(torch_device(config.device.kind, rank)) for rank in range(here)]
