@@ -94,7 +94,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class GroupScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return group_of(nodeid.partition("::")[0])
+            return group_of(nodeid)
 
     return GroupScheduling(config, log)
 
@@ -148,12 +148,18 @@ ONE_SERVER = {
 """Files of tests/server whose tests share the real servers of tests/server/conftest.py."""
 
 
-def group_of(file):
-    """The folder where one server is shared, else the file: its fixtures are made once.
+RANKS_OF_GPUS = {"test_tp.py", "test_stages.py", "test_recurrent_ranks.py"}
+"""Files of tests/gpu whose fixtures and tests start engines for minutes, by their first parameter."""
 
-    file: its path below the repository.
-    """
+
+def group_of(nodeid):
+    """The folder where one server is shared, else the file: its fixtures are made once. Of
+    RANKS_OF_GPUS the tests of one value of the first parameter."""
+    file, _, test = nodeid.partition("::")
     parts = Path(file).parts
+    if parts[-2] == "gpu" and parts[-1] in RANKS_OF_GPUS:
+        name, _, values = test.partition("[")
+        return f"{file} {values.rstrip(']').partition('-')[0] or name}"
     if parts[-2] == "server" and parts[-1] in ONE_SERVER:
         return "real server"
     return next((folder for folder in ("abuse", "clients") if folder in parts), file)
@@ -225,7 +231,7 @@ class Durations:
     def pytest_runtest_logreport(self, report):
         name = report.nodeid
         if (node := getattr(report, "node", None)) is not None:
-            group = group_of(name.partition("::")[0])
+            group = group_of(name)
             self.processes.setdefault(group, set()).add(node.gateway.id)
         self.wall_s[name] = self.wall_s.get(name, 0.0) + report.duration
         if report.when == "teardown":

@@ -34,7 +34,10 @@ TESTS = [PY, "-m", "pytest", "-p", "bench.gpu.json_report", "-p", "no:cacheprovi
 # HEAVY takes longest. ALONE is alone on the card: it measures memory and seconds.
 HEAVY = ["tests/gpu/test_models.py", "tests/gpu/test_fallback.py"]
 ALONE = ["tests/gpu/test_memory.py", "tests/gpu/test_start.py", "tests/gpu/test_fault_isolation.py"]
-TWO_GPUS = ["tests/gpu/test_peer_all_reduce.py", "tests/gpu/test_tp.py", "tests/gpu/test_stages.py"]
+SUMS = "tests/gpu/test_peer_all_reduce.py"
+RANKS = ["tests/gpu/test_tp.py", "tests/gpu/test_stages.py", "tests/gpu/test_recurrent_ranks.py"]
+TWO_GPUS = [SUMS, *RANKS]
+RANK_TESTS = ["-n", "6", "--dist", "loadscope", *RANKS]  # of small engines on the same two GPUs
 
 
 @dataclass(frozen=True)
@@ -109,13 +112,11 @@ def lora_steps():
 def two_gpus_steps():
     compare = [PY, "bench/tp_gpu.py", MODELS]
     return [
-        Step("sums", [*TESTS, "-n", "0", TWO_GPUS[0]], 60),
-        Step("small engine", [*TESTS, "-n", "0", TWO_GPUS[1], "-k", "graphs"], 90),
+        Step("sums", [*TESTS, "-n", "0", SUMS], 60),
+        Step("tests", [*TESTS, *RANK_TESTS], 170),
+        Step("failures", [PY, "bench/rank_death.py", f"{MODELS}/llama-8b"], 120),
         Step("8B", [*compare, "--rows", "llama-8b", "--seconds", "170"], 230),
-        Step("tests", [*TESTS, "-n", "0", TWO_GPUS[1], "-k", "not graphs"], 170),
-        Step("death of a rank", [PY, "bench/rank_death.py", f"{MODELS}/llama-8b"], 120),
         Step("collectives", [PY, "bench/collectives.py"], 60),
-        Step("stages", [*TESTS, "-n", "0", TWO_GPUS[2], "-k", "graphs or killed or experts"], 150),
         Step("8B in stages", [*compare, "--rows", "llama-8b", "--ranks", "1", "--ways",
                               "stages,replicas", "--cases", "decode1,mixed512"], 190),
         Step("whole experts", [*compare, "--rows", "qwen3-30b-a3b", "--ranks", "1,2", "--ways",

@@ -3,7 +3,8 @@
 # $OUT/two_gpus.log.
 #
 #     bash bench/gpu/two_gpus.sh [SECONDS] [--steps NAME,NAME]        540 s by default; what no time is left for is named
-#     bash bench/gpu/two_gpus.sh --steps "stages,8B in stages,whole experts"     pipeline stages, replicas, experts
+#     bash bench/gpu/two_gpus.sh --steps "tests,failures"     small engines of all kinds, and ranks that fail
+#     bash bench/gpu/two_gpus.sh --steps "8B in stages,whole experts"     pipeline stages, replicas, experts
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 exec python3 bench/gpu/run_steps.py two_gpus "$@"

@@ -50,6 +50,7 @@ from quire.engine.core.engine_core import Closeable, EngineCore
 from quire.engine.startup import gpu_startup
 from quire.engine.startup.device_facts import device_facts
 from quire.engine.startup.drafter_setup import load_drafter
+from quire.engine.startup.early_ranks import count_early_ranks, stop_early_ranks
 from quire.engine.startup.early_start import DRIVER, begin_startup, early_device
 from quire.engine.startup.executor_setup import (
     build_adapter_store,
@@ -212,7 +213,11 @@ def skips_tokenizer(config: EngineConfig) -> bool:
 
 @contextmanager
 def _startup(options: Options, timer: StartupTimer | None) -> Iterator[StartupTimer]:
-    with late_work.starting_up(), timer or begin_startup(early_device(options)) as timer:
+    with (
+        late_work.starting_up(),
+        timer
+        or begin_startup(early_device(options), ranks=count_early_ranks(options.parallel)) as timer,
+    ):
         timer.lap("imports")
         if early_device(options) != cpu.name:
             timer.run_concurrently("compiler key", compute_compiler_key)
@@ -220,6 +225,7 @@ def _startup(options: Options, timer: StartupTimer | None) -> Iterator[StartupTi
             yield timer
         finally:
             stop_early_process()
+            stop_early_ranks()
 
 
 def _resolve_and_assemble(
@@ -316,10 +322,11 @@ def _assemble_rank(
     held = 0 if gpu is None else torch.cuda.memory_allocated(device)
     if gpu is not None and config.parallel.ranks > 1:
         gpu.wait()  # the ranks try a sum as they meet
+        timer.lap("context")
     mesh, comm = Mesh(), None
     group: Ranks | LaunchedRank | None = None
     if ranks is not None:
-        device, mesh, comm = ranks.join(found.folder)
+        device, mesh, comm = ranks.join(found.folder, timer)
         group = ranks
     elif config.parallel.backend == "external_launcher":
         launched = join_launched_ranks(config)
@@ -335,7 +342,7 @@ def _assemble_rank(
         log.debug("%d kernels", gpu.kernels.load())
         timer.lap("kernels")
     if ranks is not None:
-        ranks.wait_for_weights()
+        ranks.wait_for_weights(timer)
         if gpu is None:
             plan = ranks.fit_blocks(plan, fixed=_has_fixed_blocks(options))
             config = replace(config, cache=replace(config.cache, num_blocks=plan.num_blocks))

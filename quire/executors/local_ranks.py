@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -49,6 +49,17 @@ class RankMemory(msgspec.Struct, frozen=True):
     def fds(self) -> list[int]:
         rings = [fd for ring in (self.steps, *self.answers) for fd in ring.fds]
         return [*rings, self.status_fd, self.rendezvous_fd]
+
+    def renumbered(self, numbers: Mapping[int, int]) -> RankMemory:
+        """Return the same of a process that has these descriptors under other numbers."""
+        return RankMemory(
+            self.first_rank,
+            self.ranks,
+            self.steps.renumbered(numbers),
+            tuple(one.renumbered(numbers) for one in self.answers),
+            numbers.get(self.status_fd, self.status_fd),
+            numbers.get(self.rendezvous_fd, self.rendezvous_fd),
+        )
 
 
 class Meeting(msgspec.Struct, frozen=True):

@@ -7,9 +7,10 @@ The memory is a file without a name (memfd) that child processes inherit: it end
 them however they end, and no limit of /dev/shm applies. A message of any length passes, in several
 blocks; the writer waits while the ring is full.
 
-A reader first spins, if it may, and then sleeps in the kernel. The writer adds to the reader's
-eventfd after each message, always, and a reader resets its eventfd before it compares counters: so
-no wake-up can be lost, and an idle reader uses no processor.
+A reader first spins, if it may, and then sleeps in the kernel. It gives up the interpreter's lock
+in each turn: a thread that waits for a GPU's results must get it at once. The writer adds to the
+reader's eventfd after each message, always, and a reader resets its eventfd before it compares
+counters: so no wake-up can be lost, and an idle reader uses no processor.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import select
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -32,8 +33,8 @@ STEP_BLOCKS = 64
 """Blocks of a ring for steps: eight steps of 512 KiB, which is a prompt of 128k tokens."""
 ANSWER_BLOCKS = 8
 """Blocks of a ring for answers, which are short."""
-SPIN_S = 0.002
-"""Seconds for which a reader spins: more than an engine needs between two steps."""
+SPIN_S = 0.01
+"""Seconds for which a reader spins: more than most decode steps take, on all stages together."""
 FULL_POLL_S = 0.0002
 """Interval in which the writer looks for room in a full ring."""
 CHECKSUM_ATTEMPTS = 1000
@@ -64,6 +65,11 @@ class RingHandle(msgspec.Struct, frozen=True):
     @property
     def total_bytes(self) -> int:
         return self.counter_bytes + self.blocks * BLOCK_BYTES
+
+    def renumbered(self, numbers: Mapping[int, int]) -> RingHandle:
+        """Return the handle of a process that has these descriptors under other numbers."""
+        wake_fds = tuple(numbers.get(fd, fd) for fd in self.wake_fds)
+        return RingHandle(numbers.get(self.memory_fd, self.memory_fd), wake_fds, self.blocks)
 
     def close(self) -> None:
         """Close the descriptors of this process. The memory stays while a process maps it."""
@@ -196,6 +202,7 @@ class RingReader(_Ring):
             while time.perf_counter() < deadline:
                 if counters[0] != read:
                     return
+                os.sched_yield()
         while True:
             if check is not None:
                 check()

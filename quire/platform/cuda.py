@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from pathlib import Path
 
 from quire.errors import ConfigError
 from quire.platform.base import DeviceMemory
@@ -48,6 +49,11 @@ class _NoCudaDevice:
     """The reason why there is no device."""
 
     reason: str
+
+
+def has_driver() -> bool:
+    """Whether this machine has a driver, which is not opened."""
+    return Path("/dev/nvidiactl").exists()
 
 
 def available() -> bool:

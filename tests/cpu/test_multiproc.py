@@ -106,7 +106,7 @@ def test_a_rank_leaves_signals_to_the_engine_and_uses_no_processor_while_idle(tw
     assert int(ignored, 16) & 1 << signal.SIGINT - 1
     assert int(ignored, 16) & 1 << signal.SIGTERM - 1
     rank = psutil.Process(process.pid)
-    time.sleep(0.1)  # readers spin for less
+    time.sleep(0.1)  # readers spin for a tenth of that
     before = sum(rank.cpu_times()[:2])
     time.sleep(1)
     assert sum(rank.cpu_times()[:2]) - before < 0.05

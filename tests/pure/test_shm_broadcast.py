@@ -180,3 +180,24 @@ def test_a_reader_that_waits_uses_no_processor_and_leaves_nothing(ring):
     out, _ = child.communicate()
     assert float(out) < 0.1, "seconds of the processor in a second of waiting"
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_reader_that_spins_leaves_the_interpreter_to_other_threads(ring):
+    """A thread that has waited for a GPU runs at once, and not after the 5 ms of a forced switch."""
+    handle = ring()
+    writer, reader, turns = RingWriter(handle), RingReader(handle, 0, spin_s=5.0), 60
+
+    def wait_often(number):
+        for _ in range(turns):
+            time.sleep(1e-4)
+        writer.send(number, b"")
+
+    taken = []
+    for number in range(3):  # other processes may have the cores for a while
+        thread = threading.Thread(target=wait_often, args=(number,))
+        began = time.perf_counter()
+        thread.start()
+        assert reader.receive() == (number, b"")
+        taken.append(time.perf_counter() - began)
+        thread.join()
+    assert min(taken) < turns * 0.004, taken

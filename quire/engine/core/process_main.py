@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from quire.config.options import Options
+from quire.engine.startup.early_ranks import count_early_ranks
 from quire.engine.startup.early_start import begin_startup, early_device
 from quire.engine.startup.startup_timer import StartupTimer
 from quire.engine.supervise.process_pipe import (
@@ -30,9 +31,11 @@ def main(fd: int) -> int:
         inherited = receive_orders(fd, RunEngine, "quire-engine")
         if inherited is None:
             return None
-        device = early_device(Options.from_flat(inherited[1].options))
+        options = Options.from_flat(inherited[1].options)
         waited = 0.0 if is_imported.is_set() else None  # a standby process has only waited so far
-        return *inherited, begin_startup(device, before_s=waited)
+        ranks = count_early_ranks(options.parallel)
+        device = early_device(options)
+        return *inherited, begin_startup(device, ranks=ranks, before_s=waited)
 
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(start)

@@ -131,6 +131,7 @@ class _GpuStartup:
         half = self.make(config)
         torch.cuda.synchronize(self.device)
         self.timer.lap("KV cache")
+        log.debug("the engine captures its graphs")
         warmup.capture_graphs(half, config, record.captured_bytes)
         torch.cuda.synchronize(self.device)
         self.timer.lap("capture")

@@ -33,7 +33,7 @@ import msgspec
 from quire import env
 from quire.config.engine_config import EngineConfig
 from quire.kernels.framework.kernel_spec import KernelSpec
-from quire.platform import bytecode_cache, cpu
+from quire.platform import bytecode_cache, cpu, cuda
 from quire.platform.kernel_store import MANIFESTS, write_whole
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def start_early_process(cache_dir: Path) -> None:
         kept = any((cache_dir / "kernels").glob(f"triton-{version('triton')}-*/{MANIFESTS}/*"))
     except PackageNotFoundError:
         return
-    if _early_process is None and not kept and Path("/dev/nvidiactl").exists():
+    if _early_process is None and not kept and cuda.has_driver():
         _early_process = KernelBuildProcess()
 
 

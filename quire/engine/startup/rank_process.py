@@ -13,12 +13,14 @@ import os
 import resource
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import torch
 
 from quire import env
@@ -36,6 +38,7 @@ from quire.distributed.collectives import (
 )
 from quire.distributed.mesh import Mesh, mesh_of
 from quire.engine.startup.drafter_setup import load_drafter
+from quire.engine.startup.early_ranks import take_early_rank
 from quire.engine.startup.executor_setup import (
     build_inline_executor,
     build_runner,
@@ -102,7 +105,9 @@ class Ranks:
         library.limit_threads(threads)
 
         def spawn(end: socket.socket, fds: Sequence[int]) -> subprocess.Popen[bytes]:
-            return spawn_process(__name__, end, env=env.rank_environment(threads), fds=fds)
+            variables = env.rank_environment(threads)
+            early = take_early_rank(end, fds, variables)
+            return early or spawn_process(__name__, end, env=variables, fds=fds)
 
         self._nodes = nodes
         names = [str(torch_device(config.device.kind, rank)) for rank in range(here)]
@@ -114,8 +119,9 @@ class Ranks:
         if config.device.kind == cpu.name:
             log.info("ranks on CPUs save memory; they are slower than one rank")
 
-    def join(self, folder: Path) -> tuple[torch.device, Mesh, Collectives]:
+    def join(self, folder: Path, timer: StartupTimer) -> tuple[torch.device, Mesh, Collectives]:
         """Be rank 0. Returns its device, its place, and the collectives. folder: of the model.
+        timer: of the start.
 
         Raises what a rank's start raised, and ConfigError if a node has another model.
         """
@@ -123,6 +129,7 @@ class Ranks:
         group.status.begin(JOIN)
         group.status.finish(JOIN)
         joined = group.wait_all(JOIN)
+        timer.lap("ranks' imports")
         if self._nodes is not None:
             own = describe_rank(folder, self._device)
             for rank in self._nodes.ranks:
@@ -138,6 +145,7 @@ class Ranks:
             raise
         group.status.finish(CONNECT)
         group.wait_all(CONNECT)
+        timer.lap("meeting")
         group.status.begin(LOAD)
         if isinstance(comm, ProcessGroupCollectives):
             group.set_abort(comm.abort_in_thread)
@@ -152,10 +160,15 @@ class Ranks:
         late_work.set_preparation_callback(group.status.mark_preparing)
         return self._device, mesh, comm
 
-    def wait_for_weights(self) -> None:
-        """Wait until every rank has its weights. Raises what a rank's start raised."""
+    def wait_for_weights(self, timer: StartupTimer) -> None:
+        """Wait until every rank has its weights. Raises what a rank's start raised.
+
+        timer: gets the stages of the ranks' starts.
+        """
         self._group.status.finish(LOAD)
-        self._group.wait_all(LOAD)
+        for rank, one in enumerate(self._group.wait_all(LOAD), 1):
+            for name, seconds in (one.value or {}).items():
+                timer.add_concurrent(f"rank {rank} {name}", seconds)
 
     def measure_devices(self, own: DeviceUse) -> list[DeviceUse]:
         """Return the use of each GPU. own: of rank 0. The others drop their runners first."""
@@ -294,8 +307,9 @@ def check_params(params: Any) -> None:
         raise RequestError(message, param="logits_processors")
 
 
-def main(fd: int) -> int:
-    """Run one rank; the exit status."""
+def main(fd: int, numbers: Mapping[int, int] = MappingProxyType({})) -> int:
+    """Run one rank; the exit status. numbers: of descriptors in the engine's process -> of those in
+    this one, where they differ."""
     ignore_signals()  # the engine handles them, and ends its ranks
     end = socket.socket(fileno=fd)
     orders = WorkerPipe(end, START_RANK).receive()
@@ -304,6 +318,9 @@ def main(fd: int) -> int:
     exit_with_parent()
     if os.getppid() != orders.parent_pid:
         return 1
+    orders = msgspec.structs.replace(orders, memory=orders.memory.renumbered(numbers))
+    if numbers:  # torch was imported with another number
+        torch.set_num_threads(rank_threads(orders.config, orders.local_ranks))
     faulthandler.register(STACK_SIGNAL)
     Path("/proc/self/comm").write_text(f"quire-rank-{orders.rank}")
     link = RankLink(end, orders.memory, orders.rank)
@@ -323,26 +340,31 @@ def _load(link: RankLink, orders: StartRank) -> RankLoop:
     config, environment = orders.config, env.read()
     device = torch_device(config.device.kind, orders.local_rank)
     late_work.set_preparation_callback(link.status.mark_preparing)
-    found = describe_model(Options.from_flat(orders.options), environment)
-    with StartupTimer(0.0) as timer:
+    with StartupTimer() as timer:
+        found = describe_model(Options.from_flat(orders.options), environment)
+        timer.lap("model files")
         gpu = None
         if device.type == cuda.name:
             gpu = GpuPreparation(found, config, orders.options, environment, device, timer)
             gpu.wait()
+            timer.lap("context")
         joined = None if orders.meeting is None else describe_rank(found.folder, device)
         link.finish_phase(JOIN, joined)
         mesh, comm = connect_rank(
             config, orders.rank, device, orders.memory, orders.meeting, link.status
         )
         link.finish_phase(CONNECT)
+        timer.lap("meeting")
         model = load_model(found.model_type, found.config, found.folder, config, device, mesh, comm)
         drafter = load_drafter(found.drafter, model, config, device, mesh, comm)
         processors = load_processors(config.model.logits_processors, config, device)
         stages = link_stages(found.config, config, device, mesh, comm)
         pooler = load_pooler(model, found.folder, config, device, stages)
+        timer.lap("weights")
         if gpu is not None:
             gpu.kernels.load()
-    link.finish_phase(LOAD)
+            timer.lap("kernels")
+    link.finish_phase(LOAD, {"before": timer.seconds_before, **timer.laps})
 
     def build(config: EngineConfig) -> ModelRunner:
         if gpu is not None:

@@ -63,12 +63,21 @@ class StartupTimer:
         future = self._futures[name] = self._pool.submit(timed)
         return future
 
+    def add_concurrent(self, name: str, seconds: float) -> None:
+        """Add work of another process."""
+        self._concurrent[name] = seconds
+
     def wait_for(self, name: str) -> None:
         """Wait for this concurrent work, if there is any, as a stage of its own."""
         future = self._futures.get(name)
         if future is not None:
             future.result()
             self.lap(f"{name} wait")
+
+    @property
+    def laps(self) -> dict[str, float]:
+        """name -> seconds of the stages of the starting thread, in order."""
+        return dict(self._laps)
 
     @property
     def total(self) -> float:
@@ -91,10 +100,10 @@ def process_age() -> float:
 def format_table(seconds: dict[str, float], before: float) -> list[str]:
     """Format the times, one line per stage."""
     laps, beside = _split(seconds)
-    lines = [f"{name:<24}{value:7.2f} s" for name, value in laps.items()]
-    lines.append(f"{'ready':<24}{sum(laps.values()):7.2f} s")
-    lines += [f"  concurrent {name:<12}{value:7.2f} s" for name, value in beside.items()]
-    lines.append(f"{'before':<24}{before:7.2f} s")
+    lines = [f"{name:<32}{value:7.2f} s" for name, value in laps.items()]
+    lines.append(f"{'ready':<32}{sum(laps.values()):7.2f} s")
+    lines += [f"  concurrent {name:<19}{value:7.2f} s" for name, value in beside.items()]
+    lines.append(f"{'before':<32}{before:7.2f} s")
     return lines
 
 

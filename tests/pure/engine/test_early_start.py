@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from quire.engine.startup import early_start
 from quire.engine.startup.early_start import DRIVER, begin_startup
 from quire.engine.startup.startup_timer import (
     CONCURRENT_PREFIX,
@@ -20,6 +21,8 @@ def begun(monkeypatch):
     calls = []
     monkeypatch.setattr(cuda, "available", lambda: calls.append("driver"))
     monkeypatch.setattr(library_pages, "read_ahead", lambda: calls.append("pages"))
+    monkeypatch.setattr(early_start, "start_early_ranks", lambda n: calls.append(f"{n} ranks"))
+    monkeypatch.setattr(cuda, "has_driver", lambda: False)
     return calls
 
 
@@ -32,8 +35,16 @@ def test_the_driver_starts_before_any_import(begun, device):
     assert CONCURRENT_PREFIX + DRIVER in timer.seconds()
 
 
+def test_processes_of_ranks_start_where_there_is_a_driver(begun, monkeypatch):
+    monkeypatch.setattr(cuda, "has_driver", lambda: True)
+    monkeypatch.setattr(early_start, "start_early_process", lambda folder: None)
+    with begin_startup("auto", ranks=3):
+        pass
+    assert begun[0] == "3 ranks"
+
+
 def test_a_start_on_the_cpu_leaves_the_driver_alone(begun):
-    with begin_startup("cpu") as timer:
+    with begin_startup("cpu", ranks=3) as timer:
         timer.wait_for(DRIVER)
     assert begun == []
     assert timer.seconds() == {}
