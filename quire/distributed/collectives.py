@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from quire.distributed.context_exchange import ContextExchange
 from quire.distributed.counted_collectives import COUNTED_COLLECTIVES
 from quire.distributed.dp_exchange import DataParallelExchange
 from quire.distributed.mesh import Mesh
@@ -97,6 +98,8 @@ class ProcessGroupCollectives:
 
     dp_exchange: DataParallelExchange | None = None
     """Of the experts that data-parallel ranks share; None: there is one such rank."""
+    context_exchange: ContextExchange | None = None
+    """Of the tokens of sequences; None: each rank has those of its KV heads."""
 
     def __init__(
         self,
@@ -160,6 +163,11 @@ class ProcessGroupCollectives:
             replicas, ranks, partial(_count_named, self._counter)
         )
 
+    def share_context(self, group: ops.Group, mesh: Mesh) -> None:
+        """Set the exchange of the ranks of this group. It must not refer to this object."""
+        count = partial(_count_named, self._counter)
+        self.context_exchange = ContextExchange(group, mesh.dcp_rank, mesh.dcp, count)
+
     def abort_in_thread(self) -> None:
         """End collectives that wait for a rank that is gone; no other may follow.
 
@@ -171,6 +179,8 @@ class ProcessGroupCollectives:
         groups = [self._group, self._stages]
         if self.dp_exchange is not None:
             groups += self.dp_exchange.groups
+        if self.context_exchange is not None:
+            groups.append(self.context_exchange.group)
         for group in groups:
             if group is not None:
                 threading.Thread(target=group.abort, name="quire-abort", daemon=True).start()
@@ -227,6 +237,9 @@ def connect(
         replicas, _ = join(f"dp{mesh.rank % (mesh.tp * mesh.pp)}", mesh.dp_rank, mesh.dp)
         ranks, _ = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)
         comm.share_experts(replicas, ranks)
+    if mesh.dcp > 1:
+        shares, _ = join(f"dcp{mesh.rank - mesh.dcp_rank}", mesh.dcp_rank, mesh.dcp)
+        comm.share_context(shares, mesh)
     return comm
 
 

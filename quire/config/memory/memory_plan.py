@@ -61,6 +61,7 @@ class EngineShape:
     max_num_batched_tokens: int
     max_num_seqs: int
     tensor: int = 1  # ranks over which each layer is sharded
+    context: int = 1  # of these, over which the tokens of every sequence are spread
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
     stage: int = 0  # of the rank that is planned
     whole_experts: bool = False  # ranks have some experts each, in place of slices of all
@@ -92,6 +93,11 @@ class EngineShape:
     def ranks(self) -> int:
         """Processes of an engine, each with one device."""
         return self.tensor * self.stages * self.data
+
+    @property
+    def rank_block_size(self) -> int:
+        """Tokens of a block on one rank."""
+        return self.block_size // self.context
 
     @property
     def max_pass_tokens(self) -> int:
@@ -331,7 +337,7 @@ def plan_memory(
         own_states = states[recurrent.start : recurrent.stop]
         weight_facts = weight_facts.of_layers(stage, sum(shape.stage_layers))
     form = KV_FORMATS[shape.cache_dtype]
-    block = block_bytes(own_layers, own_groups, shape.block_size, form)
+    block = block_bytes(own_layers, own_groups, shape.rank_block_size, form)
     quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
     place = shape.device if shape.has_fp8 else BEFORE_FP8
     itemsize, tensor = ITEMSIZE[shape.dtype], shape.tensor
@@ -368,7 +374,7 @@ def plan_memory(
         overhead_bytes=overhead,
         kv_available_bytes=available,
         token_bytes=sum(
-            one.block_bytes(shape.block_size, form) for one in own_layers if not one.cross
+            one.block_bytes(shape.rank_block_size, form) for one in own_layers if not one.cross
         )
         // shape.block_size,
         block_bytes=block,

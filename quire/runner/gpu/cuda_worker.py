@@ -494,8 +494,8 @@ class CudaWorker:
         """Return hidden states of the step's tokens: [T, E]."""
         cross = None
         if self._token_starts is not None:
-            sources = self._tables[self._groups :]
-            cross = cross_metadata(sources, views.token_slots, self._token_starts)
+            tables = self._tables[self._groups :]
+            cross = cross_metadata(tables, views.token_slots, self._token_starts)
         batch = AttentionMetadata(
             q_starts=views.q_starts,
             contexts=views.contexts,
@@ -507,6 +507,7 @@ class CudaWorker:
             decodes=bounds.decodes,
             past=bounds.past,
             drafts=bounds.drafts,
+            prompts=bounds.prompts,
             cross=cross,
         )
         states = state_step(self._model, views.token_slots, views.q_starts, bounds.decodes)
