@@ -42,7 +42,6 @@ class PromptRun(NamedTuple):
 
     tokens: slice  # of the step
     sequences: slice
-    max_context: int
     q_starts: Tensor  # [s + 1] int32
     tables: Tensor  # [s, w] int32: of the gathered blocks
     places: tuple[int, ...]  # [s] blocks of each sequence
@@ -117,21 +116,20 @@ class ContextStep:
             yield self._make_run(
                 slice(token, token + tokens),
                 slice(first + start, first + stop),
-                max(context for _, context in prompts[start:stop]),
                 tuple(places),
             )
             token, start = token + tokens, stop
 
     def _make_run(
-        self, tokens: slice, sequences: slice, longest: int, places: tuple[int, ...]
+        self, tokens: slice, sequences: slice, places: tuple[int, ...]
     ) -> PromptRun:
         starts = self.batch.q_starts[sequences.start : sequences.stop + 1] - tokens.start
-        width = max(places)
+        width = self.batch.tables[0].shape[1]  # whatever the sequences: kernels depend on it
         ends = torch.tensor((0, *places[:-1]), dtype=torch.int32).cumsum(0)
         table = (ends[:, None] + torch.arange(width)).int()
         # entries past a sequence's blocks are not read
         table = table.clamp(max=max(sum(places) - 1, 0)).to(starts.device, non_blocking=True)
-        return PromptRun(tokens, sequences, longest, starts, table, places)
+        return PromptRun(tokens, sequences, starts, table, places)
 
 
 class SlicedAttentionStep:
@@ -150,6 +148,7 @@ class SlicedAttentionStep:
         own, step, batch = self._own, self._step, self._own.metadata
         if k is not None and v is not None:
             own.write_cross(k, v, step.slots(layer.group), layer)
+        lazy_fusion.flush()  # torch reads the queries, and blocks that the step has written
         if batch.decodes == len(batch.contexts):
             return self._decode(q, layer)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -190,7 +189,6 @@ class SlicedAttentionStep:
     ) -> Tensor:
         own, step, batch = self._own, self._step, self._own.metadata
         blocks, scales = step.blocks(number, layer.group), own.scales_of(layer)
-        lazy_fusion.flush()  # the keys and values of this step must be there
         whole = step.exchange.gather_blocks(_pick(own.cache[layer.place], blocks))
         return paged_attention(
             q,
@@ -202,7 +200,7 @@ class SlicedAttentionStep:
             layer.window,
             layer.softcap,
             layer.sinks,
-            max_context=run.max_context,
+            max_context=batch.max_context,
             k_scale=layer.k_scale,
             v_scale=layer.v_scale,
             counters=own.counters,

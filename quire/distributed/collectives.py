@@ -274,7 +274,9 @@ def open_store(address: str, port: int, listener: int | None = None) -> Store:
 
 def check_sum(mesh: Mesh, comm: Collectives, device: torch.device) -> None:
     """Add up 1 MiB of known numbers over the tensor-parallel ranks, and hand the sum on from stage
-    to stage. Raises EngineError."""
+    to stage; exchange some among ranks that share contexts. Raises EngineError."""
+    if isinstance(comm, ProcessGroupCollectives) and comm.context_exchange is not None:
+        _check_exchange(mesh, comm.context_exchange, device)
     own = torch.full((1 << 18,), float(1 + mesh.tp_rank), device=device)
     want = mesh.tp * (mesh.tp + 1) / 2
     found = comm.all_reduce(own)
@@ -288,6 +290,15 @@ def check_sum(mesh: Mesh, comm: Collectives, device: torch.device) -> None:
             f"a sum of known numbers over {mesh.tp} ranks is wrong at rank {mesh.rank}: "
             f"{found.min().item()} to {found.max().item()}, not {want}"
         )
+
+
+def _check_exchange(mesh: Mesh, exchange: ContextExchange, device: torch.device) -> None:
+    """Send each rank of the exchange its place. NCCL connects ranks when they first exchange, which
+    must not be while a graph is captured."""
+    places = torch.arange(mesh.dcp, dtype=torch.float32, device=device)
+    found = exchange.scatter_parts(places).flatten().tolist()
+    if found != [mesh.dcp_rank] * mesh.dcp:
+        raise EngineError(f"an exchange of known numbers is wrong at rank {mesh.rank}: {found}")
 
 
 def join_gloo_group(mesh: Mesh, store: Store) -> ops.Group:

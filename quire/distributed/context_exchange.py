@@ -14,7 +14,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.kernels.collectives import Group, all_gather, all_to_all_equal
+from quire.kernels.collectives import (
+    Group,
+    all_gather,
+    all_gather_stacked,
+    all_to_all_equal,
+)
 
 
 class ContextExchange:
@@ -41,9 +46,8 @@ class ContextExchange:
         Copied as bytes: they may be of any dtype.
         """
         self._count("all_gather")
-        flat = blocks.contiguous().view(torch.uint8).reshape(1, -1)
-        found = all_gather(flat, flat.shape[1] * self.ranks, self.group)
-        shares = found.view(blocks.dtype).view(self.ranks, *blocks.shape)
+        raw = blocks.contiguous().view(torch.uint8)
+        shares = all_gather_stacked(raw, self.group).view(blocks.dtype)
         planes, rest = blocks.shape[:4], blocks.shape[4:]
         order = (1, 2, 3, 4, 0, *range(5, shares.dim()))
         return shares.permute(order).reshape(*planes[:3], planes[3] * self.ranks, *rest)

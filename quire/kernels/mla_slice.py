@@ -26,7 +26,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         (16, 64, 16, 16, torch.bfloat16, True),
         (3, 20, 6, 4, torch.float32, True),
     ):
-        contexts = [33, 1, 0, 300, 7]
+        contexts = [33, 1, 0, 130, 7]
         width = max(-(-c // block) for c in contexts)
         tables = torch.randperm(len(contexts) * width).view(-1, width).int()
         cache = torch.randn(len(contexts) * width, 1, 1, block, latent + rotated)

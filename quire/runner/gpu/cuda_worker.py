@@ -494,8 +494,8 @@ class CudaWorker:
         """Return hidden states of the step's tokens: [T, E]."""
         cross = None
         if self._token_starts is not None:
-            tables = self._tables[self._groups :]
-            cross = cross_metadata(tables, views.token_slots, self._token_starts)
+            own = (views.token_slots, self._token_starts)
+            cross = cross_metadata(self._tables[self._groups :], *own)
         batch = AttentionMetadata(
             q_starts=views.q_starts,
             contexts=views.contexts,
