@@ -37,6 +37,11 @@ from quire.kernels.mla_slice import mla_slice
 from quire.kernels.paged_attention import paged_attention
 
 
+GATHER_COPIES = 3
+"""Copies of a longest sequence's blocks in one layer while they are gathered: this rank's part, the
+parts of all ranks, and their tokens in order."""
+
+
 class PromptRun(NamedTuple):
     """Neighbouring sequences of several queries whose blocks are gathered at once."""
 
@@ -75,10 +80,18 @@ class ContextStep:
             self._slots[group] = torch.where(mine, whole // ranks, -1)
         return self._slots[group]
 
-    def prompts(self, block_size: int) -> list[PromptRun]:
-        """The sequences after those that decode. block_size: tokens of a block on all ranks."""
+    def prompts(self, cache: Tensor) -> list[PromptRun]:
+        """The sequences after those that decode. cache: of some layer.
+
+        Allocates, for a moment, the memory that gathering a longest sequence takes: so what was
+        measured for the largest step suffices for all.
+        """
         if self._runs is None:
+            block_size = cache.shape[3] * self.exchange.ranks
             self._runs = list(self._find_runs(block_size))
+            if cache.is_cuda and self._runs:
+                most = self.batch.tables[0].shape[1] * self.exchange.ranks
+                cache.new_empty((GATHER_COPIES * most, *cache.shape[1:]))
         return self._runs
 
     def blocks(self, run: int, group: int) -> Tensor:
@@ -154,7 +167,7 @@ class SlicedAttentionStep:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if batch.decodes:
             out[: batch.decodes] = self._launched(self._decode(q[: batch.decodes], layer))
-        for number, prompts in enumerate(step.prompts(own.block_size * step.exchange.ranks)):
+        for number, prompts in enumerate(step.prompts(own.cache[layer.place])):
             found = self._attend_prompts(q[prompts.tokens], number, prompts, layer)
             out[prompts.tokens] = self._launched(found)
         return out
@@ -237,10 +250,10 @@ class SlicedMLAStep:
         out = torch.empty((len(q), values), dtype=q.dtype, device=q.device)
         if rows:
             out[:rows] = self._decode(q[:rows], q_rope[:rows], up, layer)
-        block_size = self._own.cache[layer.place].shape[3] * self._step.exchange.ranks
-        for number, run in enumerate(self._step.prompts(block_size)):
+        cache = self._own.cache[layer.place]
+        for number, run in enumerate(self._step.prompts(cache)):
             blocks = self._step.blocks(number, layer.group)
-            whole = self._step.exchange.gather_blocks(self._own.cache[layer.place][blocks])
+            whole = self._step.exchange.gather_blocks(cache[blocks])
             found = mla_attention(
                 q[run.tokens],
                 q_rope[run.tokens],

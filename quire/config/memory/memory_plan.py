@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from quire.config.facts import ITEMSIZE, ModelFacts
 from quire.config.memory.draft_rows import draft_rows
-from quire.config.memory.kv_format import KV_FORMATS
+from quire.config.memory.kv_format import KV_FORMATS, KVFormat
 from quire.config.memory.kv_layout import (
     KVCacheGroup,
     LayerFacts,
@@ -354,7 +354,8 @@ def plan_memory(
     rows = state_rows(shape.max_num_seqs, shape.state_checkpoints + shape.draft_states)
     held_states = rows * state_bytes(own_states, itemsize)
     weights += adapters + encoder_cache + held_states
-    activations = max(activation_bytes(model, shape) + drafter_step, encoder_step)
+    step = activation_bytes(model, shape) + gathered_bytes(own_layers, shape, form)
+    activations = max(step + drafter_step, encoder_step)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
     available = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
     if most_bytes is not None:
@@ -394,6 +395,15 @@ def adapter_bytes(numbers: AdapterNumbers, shape: EngineShape) -> int:
     ranked = numbers.layers + shape.adapter_experts * numbers.experts
     slot = shape.adapter_rank * ranked + shape.adapter_tokens * numbers.token + numbers.classifiers
     return shape.adapter_slots * (slot * ITEMSIZE[shape.dtype] + 4 * numbers.scales)
+
+
+def gathered_bytes(layers: tuple[LayerFacts, ...], shape: EngineShape, form: KVFormat) -> int:
+    """Bytes of a longest sequence's blocks in one layer, three times: as ranks gather them that
+    have a part of its tokens each. See quire.attention.context_parallel."""
+    if shape.context == 1:
+        return 0
+    blocks = -(-shape.max_model_len // shape.block_size)
+    return 3 * blocks * max(one.block_bytes(shape.block_size, form) for one in layers)
 
 
 def drafter_bytes(drafter: DrafterMemory | None, shape: EngineShape) -> tuple[int, int]:
