@@ -149,25 +149,6 @@ class CrossAttentionStep(AttentionStep, Protocol):
         ...
 
 
-class ContextExchange(Protocol):
-    """Exchange among R ranks that hold every R-th token of each sequence."""
-
-    rank: int
-    ranks: int
-
-    def gather_queries(self, x: Tensor) -> Tensor:
-        """Every rank's x [T, n], side by side: [T, R * n]."""
-        ...
-
-    def scatter_parts(self, parts: Tensor) -> Tensor:
-        """Send n of the first axis of [R * n, ...] to each rank; return what each sent here."""
-        ...
-
-    def gather_blocks(self, blocks: Tensor) -> Tensor:
-        """Whole blocks of the ranks' shares, [N, 2, K, B, ...]: [N, 2, K, B * R, ...]."""
-        ...
-
-
 class Backend(Protocol):
     """A way to attend over the paged cache."""
 

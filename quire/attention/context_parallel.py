@@ -25,17 +25,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.attention.base import AttentionLayer, AttentionMetadata, AttentionStep, ContextExchange
+from quire.attention.base import AttentionLayer, AttentionMetadata, AttentionStep
 from quire.attention.base import Backend as AnyBackend
 from quire.attention.mla import MLAStep
 from quire.attention.paged import PagedAttentionStep
+from quire.distributed.context_exchange import ContextExchange
 from quire.errors import ConfigError
 from quire.kernels.attention_slices import combine_slices, paged_attention_slice
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.mla_attention import mla_attention
 from quire.kernels.mla_slice import mla_slice
 from quire.kernels.paged_attention import paged_attention
-
 
 GATHER_COPIES = 3
 """Copies of a longest sequence's blocks in one layer while they are gathered: this rank's part, the
@@ -118,7 +118,8 @@ class ContextStep:
         most = batch.tables[0].shape[1]  # blocks that are gathered at a time: of a longest sequence
         token, start = first, 0
         while start < len(prompts):
-            stop, places = start, []
+            stop = start
+            places: list[int] = []
             while stop < len(prompts):
                 blocks = -(-prompts[stop][1] // block_size)
                 if places and sum(places) + blocks > most:
@@ -133,9 +134,7 @@ class ContextStep:
             )
             token, start = token + tokens, stop
 
-    def _make_run(
-        self, tokens: slice, sequences: slice, places: tuple[int, ...]
-    ) -> PromptRun:
+    def _make_run(self, tokens: slice, sequences: slice, places: tuple[int, ...]) -> PromptRun:
         starts = self.batch.q_starts[sequences.start : sequences.stop + 1] - tokens.start
         width = self.batch.tables[0].shape[1]  # whatever the sequences: kernels depend on it
         ends = torch.tensor((0, *places[:-1]), dtype=torch.int32).cumsum(0)
@@ -271,7 +270,7 @@ class SlicedMLAStep:
         return out
 
     def _decode(self, q: Tensor, q_rope: Tensor, up: Tensor, layer: AttentionLayer) -> Tensor:
-        step, batch, (rows, heads, plain) = self._step, self._own.metadata, q.shape
+        step, batch, (rows, _, plain) = self._step, self._own.metadata, q.shape
         absorbed = torch.bmm(q.transpose(0, 1), up[:, :plain]).transpose(0, 1)
         mine = torch.cat((absorbed, q_rope), -1)
         every = step.exchange.gather_queries(mine.view(rows, -1)).view(rows, -1, mine.shape[2])

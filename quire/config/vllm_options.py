@@ -83,7 +83,8 @@ _NO_EFFECT = {
         enable_nccl_comm_suspend fault_tolerance_config enable_hc_sp""",
     "distributed_executor_backend='ray' places ranks by Ray": "worker_use_ray",
     "the group of the Ray actor is used, or that of ray_placement_group": "placement_group",
-    "it belongs to an option that is refused": """dbo_decode_token_threshold dbo_prefill_token_threshold""",
+    "it belongs to an option that is refused": """dbo_decode_token_threshold
+        dbo_prefill_token_threshold""",
     "tokens are spread over ranks one by one": """dcp_kv_cache_interleave_size
         cp_kv_cache_interleave_size""",
     "quire does this in its own way": """enable_ep_weight_filter
@@ -188,9 +189,7 @@ ADVICE = {
     "cpu_offload_gb": "choose a smaller model or dtype",
     "max_num_active_seqs": "max_num_seqs caps the running sequences",
 }
-ONE_IS_OFF = (
-    "prefill_context_parallel_size",
-)
+ONE_IS_OFF = ("prefill_context_parallel_size",)
 OFF_VALUES = ("", "auto", "none", "null", "false", "0", "mp", "uni", "hf", "{}", "[]")
 QUANTIZATION_LOADERS = ("bitsandbytes",)
 """Values of load_format that are those of `quantization`, for files of any format."""

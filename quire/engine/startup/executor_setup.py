@@ -340,7 +340,7 @@ def build_runner(
     )
     backend = _build_backend(config, tensors)
     if isinstance(comm, ProcessGroupCollectives) and comm.context_exchange is not None:
-        backend = context_parallel.Backend(backend, comm.context_exchange)
+        backend = cast("Backend", context_parallel.Backend(backend, comm.context_exchange))
     further: dict[str, Any] = {}
     if link is not None and not link.is_alone:
         further["link"] = link
@@ -408,8 +408,9 @@ def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend
     if not form.per_token:
         return cast("Backend", made(tensors))
     places = place_layers(layers, config.cache.groups)
+    block_size = config.cache.block_size // config.parallel.context
     views = [
-        split_memory(memory, form, layer.head_dim, config.cache.block_size // config.parallel.context)
+        split_memory(memory, form, layer.head_dim, block_size)
         for memory, layer in zip(tensors, places, strict=True)
     ]
     return cast("Backend", made([codes for codes, _ in views], [scales for _, scales in views]))

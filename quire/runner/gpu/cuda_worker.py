@@ -325,8 +325,7 @@ class CudaWorker:
             self._pinned_io.write_inputs(EMPTY_BATCH, graph.size)
 
     def _store_hidden(self, hidden: Tensor) -> None:
-        """Keep the hidden states that are read after the forward graph: [R, E] of sampled rows, or
-        [T, E] of every token where none is sampled."""
+        """Keep what is read after the forward graph: [R, E] of sampled rows; without any, [T, E]."""
         if self._hidden is None:
             most = 0 if self._samples or not self._shapes else self._shapes[-1].tokens
             shape = (max(most, self._max_rows), hidden.shape[1])
@@ -494,8 +493,8 @@ class CudaWorker:
         """Return hidden states of the step's tokens: [T, E]."""
         cross = None
         if self._token_starts is not None:
-            own = (views.token_slots, self._token_starts)
-            cross = cross_metadata(self._tables[self._groups :], *own)
+            sources = self._tables[self._groups :]
+            cross = cross_metadata(sources, views.token_slots, self._token_starts)
         batch = AttentionMetadata(
             q_starts=views.q_starts,
             contexts=views.contexts,

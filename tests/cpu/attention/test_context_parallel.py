@@ -137,9 +137,7 @@ def test_ranks_attend_as_one_does(case, ranks):
 
     def run(rank):
         own, own_scales = cache_of(blocks, BLOCK, code)
-        backend = context_parallel.Backend(
-            paged.Backend([own], own_scales), Exchange(rank, shared)
-        )
+        backend = context_parallel.Backend(paged.Backend([own], own_scales), Exchange(rank, shared))
         mine = slice(rank * HEADS, (rank + 1) * HEADS)
         layer = fill(backend, HEADS, None if sinks is None else sinks[mine])
         return backend.plan(step).run(q[:, mine], *new, layer)
@@ -151,6 +149,8 @@ def test_ranks_attend_as_one_does(case, ranks):
 
 def test_a_bias_by_distance_is_refused():
     backend = context_parallel.Backend(paged.Backend([cache_of(4, BLOCK, "")[0]]), None)
-    step = backend.plan(metadata_of(4, torch.zeros(7, 30, dtype=torch.int32), torch.arange(7).int()))
+    step = backend.plan(
+        metadata_of(4, torch.zeros(7, 30, dtype=torch.int32), torch.arange(7).int())
+    )
     with pytest.raises(ConfigError, match="bias by distance"):
         step.run(torch.zeros(25, 2, SIZE), None, None, layer_of(alibi=torch.ones(2)))
