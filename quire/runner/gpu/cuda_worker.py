@@ -325,7 +325,7 @@ class CudaWorker:
             self._pinned_io.write_inputs(EMPTY_BATCH, graph.size)
 
     def _store_hidden(self, hidden: Tensor) -> None:
-        """Keep what is read after the forward graph: [R, E] of sampled rows; without any, [T, E]."""
+        """Keep what is read after the forward graph: [R, E] of sampled rows; if none is, [T, E]."""
         if self._hidden is None:
             most = 0 if self._samples or not self._shapes else self._shapes[-1].tokens
             shape = (max(most, self._max_rows), hidden.shape[1])
