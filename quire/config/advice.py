@@ -69,21 +69,20 @@ def _advise_tensor(model: ModelFacts, plan: MemoryPlan, *, fits_one: bool) -> It
             f"{ratio:.1f} times as fast; data_parallel_size={tensor} has more tokens per second"
         )
     heads = max((layer.kv_heads for layer in model.layers), default=tensor)
-    if any(layer.latent for layer in model.layers):
+    spread = plan.shape.context
+    copies = tensor // heads // spread
+    if copies > 1:
+        kind = "latent attention has one" if model.layers[0].latent else f"the model has {heads}"
         yield (
-            f"each of the {tensor} ranks caches all of every token (latent attention has one KV "
-            "head); pipeline_parallel_size divides the cache"
-        )
-    elif heads < tensor:
-        yield (
-            f"the model has {heads} KV heads: each is cached on {tensor // heads} of the {tensor} "
-            "ranks; pipeline_parallel_size divides the cache further"
+            f"each token's keys and values are cached on {copies} of the {tensor} ranks ({kind} KV "
+            f"head{'s' * (heads > 1)}); decode_context_parallel_size={copies * spread} caches them "
+            "once, for more or longer contexts, and pipeline_parallel_size divides them too"
         )
 
 
 def decode_s(model: ModelFacts, shape: EngineShape, tensor: int) -> float:
     """Return the seconds of a decode step of one row, on so many ranks that share each layer."""
-    one = replace(shape, tensor=1, stage_layers=(), stage=0, data=1)
+    one = replace(shape, tensor=1, context=1, stage_layers=(), stage=0, data=1)
     size = plan_memory(model, one, device_bytes=0, allowed_bytes=0).weight_bytes
     size -= model.vocab * model.embedding * ITEMSIZE[shape.dtype]  # a row of it is read
     if model.experts:
@@ -97,7 +96,7 @@ def decode_s(model: ModelFacts, shape: EngineShape, tensor: int) -> float:
 
 def _fits(model: ModelFacts, plan: MemoryPlan, tensor: int) -> bool:
     """Whether so many tensor-parallel ranks have the memory for one sequence of max_model_len."""
-    shape = replace(plan.shape, tensor=tensor, stage_layers=(), stage=0, data=1)
+    shape = replace(plan.shape, tensor=tensor, context=1, stage_layers=(), stage=0, data=1)
     try:
         found = plan_memory(
             model, shape, device_bytes=plan.device_bytes, allowed_bytes=plan.allowed_bytes
