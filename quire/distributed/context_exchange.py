@@ -14,12 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.kernels.collectives import (
-    Group,
-    all_gather,
-    all_gather_stacked,
-    all_to_all_equal,
-)
+from quire.kernels.collectives import Group, all_gather_stacked, all_to_all_equal
 
 
 class ContextExchange:
@@ -32,7 +27,7 @@ class ContextExchange:
     def gather_queries(self, x: Tensor) -> Tensor:
         """Every rank's x [T, n], side by side: [T, R * n]."""
         self._count("all_gather")
-        return all_gather(x, x.shape[1] * self.ranks, self.group)
+        return all_gather_stacked(x, self.group).transpose(0, 1).reshape(len(x), -1)
 
     def scatter_parts(self, parts: Tensor) -> Tensor:
         """Send parts[i * n : (i + 1) * n] of [R * n, ...] to rank i; return what each rank sent

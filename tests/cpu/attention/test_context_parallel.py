@@ -147,6 +147,16 @@ def test_ranks_attend_as_one_does(case, ranks):
     torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-4)
 
 
+def test_blocks_of_at_most_one_longest_sequence_are_gathered_at_a_time():
+    cache = cache_of(4, BLOCK, "")[0]
+    batch = metadata_of(2 * BLOCK, torch.zeros(7, 12, dtype=torch.int32), torch.arange(7).int())
+    step = context_parallel.ContextStep(batch, SimpleNamespace(ranks=2, rank=0))
+    runs = step.prompts(cache)  # contexts of 7, 41 and 90 tokens, in blocks of 8
+    assert [run.places for run in runs] == [(1, 6), (12,)]
+    assert [run.tokens for run in runs] == [slice(4, 16), slice(16, 25)]
+    assert runs[0].tables.shape == (2, 12)
+
+
 def test_a_bias_by_distance_is_refused():
     backend = context_parallel.Backend(paged.Backend([cache_of(4, BLOCK, "")[0]]), None)
     step = backend.plan(
