@@ -23,7 +23,7 @@ SETTINGS = {
 @pytest.mark.parametrize("model", MODELS)
 def test_two_gpus_give_the_tokens_of_one(model, settings, tmp_path):
     MODELS[model](tmp_path)
-    one = LLM(str(tmp_path), **COMMON)
+    one = LLM(str(tmp_path), **COMMON, num_gpu_blocks_override=400)
     want = ids(one)
     two = LLM(str(tmp_path), **COMMON, **SETTINGS[settings], **SHARED)
     try:
