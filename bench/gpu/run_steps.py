@@ -34,8 +34,7 @@ TESTS = [PY, "-m", "pytest", "-p", "bench.gpu.json_report", "-p", "no:cacheprovi
 # HEAVY takes longest. ALONE is alone on the card: it measures memory and seconds.
 HEAVY = ["tests/gpu/test_models.py", "tests/gpu/test_fallback.py"]
 ALONE = ["tests/gpu/test_memory.py", "tests/gpu/test_start.py", "tests/gpu/test_fault_isolation.py"]
-TWO_GPUS = ["tests/gpu/test_peer_all_reduce.py", "tests/gpu/test_tp.py", "tests/gpu/test_stages.py",
-            "tests/gpu/test_context_parallel.py"]  # fmt: skip
+TWO_GPUS = ["tests/gpu/test_peer_all_reduce.py", "tests/gpu/test_tp.py", "tests/gpu/test_stages.py"]
 
 
 @dataclass(frozen=True)
