@@ -8,6 +8,7 @@ Axes: T tokens in the step, S sequences, H query heads, K kv heads, D head size,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,6 +67,8 @@ class AttentionMetadata:
     cross: CrossMetadata | None = None  # of a model with an encoder
     spans: Tensor | None = None  # [T, 2] int32: positions that a token sees besides; None: no token
     shared: SharedPrefixes | None = None  # of the `decodes` sequences; None: each reads all keys
+    prompts: Sequence[tuple[int, int]] = ()
+    """Queries and contexts, as the host has them, of the sequences after `decodes`; (): unknown."""
     drafts: bool = False
     """Whether all rows decode, and may be of one sequence, one after the other: each sees the keys
     that those before it write in this step."""

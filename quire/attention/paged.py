@@ -70,7 +70,7 @@ class PagedAttentionStep:
             layer.v_scale,
             self.counters,
             layer.position_bias,
-            self._scales(layer),
+            self.scales_of(layer),
             metadata.spans if layer.spans else None,
             metadata.shared,
             metadata.drafts,
@@ -104,7 +104,7 @@ class PagedAttentionStep:
             k_scale=layer.k_scale,
             v_scale=layer.v_scale,
             counters=self.counters,
-            scales=self._scales(layer),
+            scales=self.scales_of(layer),
         )
 
     def with_sources(self, cross: CrossMetadata) -> AttentionStep:
@@ -127,7 +127,7 @@ class PagedAttentionStep:
         cache = self.cache[layer.place]
         kv_write(k, v, cache, slots, layer.k_scale, layer.v_scale, scales, own)
 
-    def _scales(self, layer: AttentionLayer) -> Tensor | None:
+    def scales_of(self, layer: AttentionLayer) -> Tensor | None:
         """[N, 2, K, B] of the layer's codes; None: it has k_scale and v_scale, or no codes."""
         if self.scales:
             return self.scales[layer.place]

@@ -393,6 +393,7 @@ def as_json(
         "state_checkpoints": shape.state_checkpoints,
         "draft_states": shape.draft_states,
         "tensor_parallel_size": shape.tensor,
+        "decode_context_parallel_size": shape.context,
         "weights_from": source,
         "fits": problem is None,
         "problem": problem,

@@ -83,7 +83,7 @@ def _advise_tensor(model: ModelFacts, plan: MemoryPlan, *, fits_one: bool) -> It
 
 def decode_s(model: ModelFacts, shape: EngineShape, tensor: int) -> float:
     """Return the seconds of a decode step of one row, on so many ranks that share each layer."""
-    one = replace(shape, tensor=1, stage_layers=(), stage=0, data=1)
+    one = replace(shape, tensor=1, context=1, stage_layers=(), stage=0, data=1)
     size = plan_memory(model, one, device_bytes=0, allowed_bytes=0).weight_bytes
     size -= model.vocab * model.embedding * ITEMSIZE[shape.dtype]  # a row of it is read
     if model.experts:
@@ -97,7 +97,7 @@ def decode_s(model: ModelFacts, shape: EngineShape, tensor: int) -> float:
 
 def _fits(model: ModelFacts, plan: MemoryPlan, tensor: int) -> bool:
     """Whether so many tensor-parallel ranks have the memory for one sequence of max_model_len."""
-    shape = replace(plan.shape, tensor=tensor, stage_layers=(), stage=0, data=1)
+    shape = replace(plan.shape, tensor=tensor, context=1, stage_layers=(), stage=0, data=1)
     try:
         found = plan_memory(
             model, shape, device_bytes=plan.device_bytes, allowed_bytes=plan.allowed_bytes

@@ -119,6 +119,7 @@ class ExpertBalanceSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSection:
     tensor: int  # ranks over which each layer is sharded
+    context: int = 1  # of these, over which the tokens of every sequence are spread
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
     data: int = 1  # ranks with requests of their own, which share experts
     expert_placement: ExpertPlacement | None = None  # None: ranks have slices of every expert

@@ -65,6 +65,53 @@ def resolve_data_parallel_ranks(options: Options, device: DeviceFacts) -> int:
     return section.data_parallel_size
 
 
+def resolve_context_parallel_size(options: Options, model: ModelFacts, device: DeviceFacts) -> int:
+    """Return over how many ranks the tokens of every sequence are spread. Raises ConfigError."""
+    section = options.parallel
+    size, tensor = section.decode_context_parallel_size, section.tensor_parallel_size
+    if size == 1:
+        return 1
+    name = f"decode_context_parallel_size={size}"
+    if device.kind == "cuda":
+        raise ConfigError(
+            f"{name} runs on processes of a CPU only so far: its kernels have not been tested on "
+            "GPUs; kv_cache_dtype=fp8 halves the cache, and pipeline_parallel_size divides it"
+        )
+    if not model.layers:
+        raise ConfigError(f"{name}: {model.model_type} has no KV cache; leave it out")
+    if model.encoder is not None:
+        raise ConfigError(f"{name}: models with cross attention are not supported; leave it out")
+    if model.drafter is not None:
+        raise ConfigError(f"{name}: drafters with weights are not supported; use ngram or suffix")
+    if options.device.attention_backend not in (None, "auto", "paged", "mla"):
+        backend = options.device.attention_backend
+        raise ConfigError(f"{name} and attention_backend={backend!r}: leave the backend on 'auto'")
+    if section.enable_expert_parallel and section.data_parallel_size > 1:
+        raise ConfigError(
+            f"{name} and data_parallel_size={section.data_parallel_size} with "
+            "enable_expert_parallel: a data-parallel rank has all tokens of its sequences; leave "
+            "one of the two out"
+        )
+    for layer in model.layers:
+        copies = tensor // layer.kv_heads
+        if tensor % layer.kv_heads or copies % size:
+            fit = [str(n) for n in range(2, copies + 1) if not copies % n]
+            advice = f"use {', '.join(fit)}" if fit else "leave it out"
+            raise ConfigError(
+                f"{name}: with tensor_parallel_size={tensor} each of {layer.kv_heads} KV heads is "
+                f"on {max(copies, 1)} ranks, which it must divide; {advice}"
+            )
+        if layer.window is not None and layer.window % size:
+            raise ConfigError(
+                f"{name} must divide the sliding windows of this model ({layer.window} tokens)"
+            )
+    if model.heads % tensor:
+        raise ConfigError(
+            f"{name}: tensor_parallel_size={tensor} must divide the {model.heads} attention heads"
+        )
+    return size
+
+
 def resolve_recorder(options: Options, shape: EngineShape, why: DecisionLog) -> bool:
     """Return whether steps are recorded."""
     if options.health.flight_recorder and shape.data > 1:
@@ -132,6 +179,7 @@ def resolve_parallel(
     kind: Literal["mp", "uni", "external_launcher"] = "mp" if shape.ranks > 1 else "uni"
     return ParallelSection(
         tensor=shape.tensor,
+        context=shape.context,
         stage_layers=shape.stage_layers,
         data=shape.data,
         expert_placement=experts,

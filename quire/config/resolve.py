@@ -46,6 +46,7 @@ from quire.config.memory.kv_memory import (
 from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_memory
 from quire.config.options import Options
 from quire.config.parallel import (
+    resolve_context_parallel_size,
     resolve_data_parallel_ranks,
     resolve_parallel,
     resolve_recorder,
@@ -181,14 +182,16 @@ def resolve_memory_plan(
     dtype = resolve_dtype(options, model, device, why)
     asked_len = resolve_max_len(options, model, why)
     balance = resolve_expert_balance(options, model.experts)
+    context = resolve_context_parallel_size(options, model, device)
     shape = EngineShape(
         dtype=dtype,
         cache_dtype=resolve_cache_dtype(options, model, device, dtype, why),
-        block_size=resolve_block_size(options, why),
+        block_size=context * resolve_block_size(options, why),
         max_model_len=asked_len or model.max_len or DEFAULT_MAX_LEN,
         max_num_batched_tokens=1,
         max_num_seqs=resolve_max_num_seqs(options, device, server, why),
         tensor=resolve_tensor_parallel_size(options, device),
+        context=context,
         whole_experts=options.parallel.enable_expert_parallel and model.experts > 0,
         redundant_experts=None if balance is None else balance.redundant,
         data=resolve_data_parallel_ranks(options, device),

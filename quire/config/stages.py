@@ -139,6 +139,6 @@ def stage_cache(cache: CacheSection, section: ParallelSection, stage: int) -> Ca
         return cache
     own, recurrent = stage_shares(cache.kinds, own)
     layers, groups = cache.layers[own.start : own.stop], groups_of_stage(cache.groups, own)
-    size = block_bytes(layers, groups, cache.block_size, KV_FORMATS[cache.dtype])
+    size = block_bytes(layers, groups, cache.block_size // section.context, KV_FORMATS[cache.dtype])
     states = cache.states[recurrent.start : recurrent.stop]
     return replace(cache, layers=layers, groups=groups, block_bytes=size, states=states)

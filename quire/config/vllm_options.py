@@ -83,8 +83,10 @@ _NO_EFFECT = {
         enable_nccl_comm_suspend fault_tolerance_config enable_hc_sp""",
     "distributed_executor_backend='ray' places ranks by Ray": "worker_use_ray",
     "the group of the Ray actor is used, or that of ray_placement_group": "placement_group",
-    "it belongs to an option that is refused": """dcp_kv_cache_interleave_size
-        cp_kv_cache_interleave_size dbo_decode_token_threshold dbo_prefill_token_threshold""",
+    "it belongs to an option that is refused": """dbo_decode_token_threshold
+        dbo_prefill_token_threshold""",
+    "tokens are spread over ranks one by one": """dcp_kv_cache_interleave_size
+        cp_kv_cache_interleave_size""",
     "quire does this in its own way": """enable_ep_weight_filter
         use_v2_block_manager num_scheduler_steps
         multi_step_stream_outputs num_lookahead_slots delay_factor scheduler_delay_factor
@@ -144,7 +146,7 @@ _UNSUPPORTED = {
         model_loader_extra_config kv_cache_dtype_skip_layers""",
     "LoRA adapters by option": "default_mm_loras qlora_adapter_name_or_path",
     "prompt adapters": "enable_prompt_adapter prompt_adapters",
-    "more than one device": """data_parallel_multi_port_external_lb decode_context_parallel_size
+    "more than one device": """data_parallel_multi_port_external_lb 
         prefill_context_parallel_size device_ids enable_dbo enable_elastic_ep
         enable_fault_tolerance""",
     "balancing of experts by single options": """num_redundant_experts eplb_window_size
@@ -184,15 +186,10 @@ ADVICE = {
     "eplb_window_size": 'use eplb_config={"window_size": N}',
     "eplb_step_interval": 'use eplb_config={"step_interval": N}',
     "eplb_log_balancedness": 'use eplb_config={"log_balancedness": true}',
-    "decode_context_parallel_size": "KV heads that ranks share are stored on each of them; "
-    "kv_cache_dtype=fp8 halves them, and with experts data_parallel_size keeps them apart",
     "cpu_offload_gb": "choose a smaller model or dtype",
     "max_num_active_seqs": "max_num_seqs caps the running sequences",
 }
-ONE_IS_OFF = (
-    "decode_context_parallel_size",
-    "prefill_context_parallel_size",
-)
+ONE_IS_OFF = ("prefill_context_parallel_size",)
 OFF_VALUES = ("", "auto", "none", "null", "false", "0", "mp", "uni", "hf", "{}", "[]")
 QUANTIZATION_LOADERS = ("bitsandbytes",)
 """Values of load_format that are those of `quantization`, for files of any format."""
@@ -246,8 +243,7 @@ BOOLEAN_OPTIONS = frozenset(_BOOLEAN_OPTIONS.split())
 """Options that take no value on a command line."""
 
 
-_SHORT_FLAGS = """decode_context_parallel_size:-dcp
-    prefill_context_parallel_size:-pcp data_parallel_multi_port_external_lb:-dpm
+_SHORT_FLAGS = """prefill_context_parallel_size:-pcp data_parallel_multi_port_external_lb:-dpm
     diffusion_config:-dc compilation_config:-cc
     attention_config:-ac"""
 _LIST_OPTIONS = """cudagraph_capture_sizes cuda_graph_sizes prompt_adapters device_ids

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from quire.distributed.context_exchange import ContextExchange
 from quire.distributed.counted_collectives import COUNTED_COLLECTIVES
 from quire.distributed.dp_exchange import DataParallelExchange
 from quire.distributed.mesh import Mesh
@@ -97,6 +98,8 @@ class ProcessGroupCollectives:
 
     dp_exchange: DataParallelExchange | None = None
     """Of the experts that data-parallel ranks share; None: there is one such rank."""
+    context_exchange: ContextExchange | None = None
+    """Of the tokens of sequences; None: each rank has those of its KV heads."""
 
     def __init__(
         self,
@@ -160,6 +163,11 @@ class ProcessGroupCollectives:
             replicas, ranks, partial(_count_named, self._counter)
         )
 
+    def share_context(self, group: ops.Group, mesh: Mesh) -> None:
+        """Set the exchange of the ranks of this group. It must not refer to this object."""
+        count = partial(_count_named, self._counter)
+        self.context_exchange = ContextExchange(group, mesh.dcp_rank, mesh.dcp, count)
+
     def abort_in_thread(self) -> None:
         """End collectives that wait for a rank that is gone; no other may follow.
 
@@ -171,6 +179,8 @@ class ProcessGroupCollectives:
         groups = [self._group, self._stages]
         if self.dp_exchange is not None:
             groups += self.dp_exchange.groups
+        if self.context_exchange is not None:
+            groups.append(self.context_exchange.group)
         for group in groups:
             if group is not None:
                 threading.Thread(target=group.abort, name="quire-abort", daemon=True).start()
@@ -227,6 +237,9 @@ def connect(
         replicas, _ = join(f"dp{mesh.rank % (mesh.tp * mesh.pp)}", mesh.dp_rank, mesh.dp)
         ranks, _ = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)
         comm.share_experts(replicas, ranks)
+    if mesh.dcp > 1:
+        shares, _ = join(f"dcp{mesh.rank - mesh.dcp_rank}", mesh.dcp_rank, mesh.dcp)
+        comm.share_context(shares, mesh)
     return comm
 
 
@@ -261,7 +274,9 @@ def open_store(address: str, port: int, listener: int | None = None) -> Store:
 
 def check_sum(mesh: Mesh, comm: Collectives, device: torch.device) -> None:
     """Add up 1 MiB of known numbers over the tensor-parallel ranks, and hand the sum on from stage
-    to stage. Raises EngineError."""
+    to stage; exchange some among ranks that share contexts. Raises EngineError."""
+    if isinstance(comm, ProcessGroupCollectives) and comm.context_exchange is not None:
+        _check_exchange(mesh, comm.context_exchange, device)
     own = torch.full((1 << 18,), float(1 + mesh.tp_rank), device=device)
     want = mesh.tp * (mesh.tp + 1) / 2
     found = comm.all_reduce(own)
@@ -275,6 +290,15 @@ def check_sum(mesh: Mesh, comm: Collectives, device: torch.device) -> None:
             f"a sum of known numbers over {mesh.tp} ranks is wrong at rank {mesh.rank}: "
             f"{found.min().item()} to {found.max().item()}, not {want}"
         )
+
+
+def _check_exchange(mesh: Mesh, exchange: ContextExchange, device: torch.device) -> None:
+    """Send each rank of the exchange its place. NCCL connects ranks when they first exchange, which
+    must not be while a graph is captured."""
+    places = torch.arange(mesh.dcp, dtype=torch.float32, device=device)
+    found = exchange.scatter_parts(places).flatten().tolist()
+    if found != [mesh.dcp_rank] * mesh.dcp:
+        raise EngineError(f"an exchange of known numbers is wrong at rank {mesh.rank}: {found}")
 
 
 def join_gloo_group(mesh: Mesh, store: Store) -> ops.Group:

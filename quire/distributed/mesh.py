@@ -3,7 +3,8 @@
     rank = ((dp_rank * pp) + pp_rank) * tp + tp_rank        neighbours share tensors
 
 Experts (ep) are spread over the same processes as tp and dp, so ep adds no axis of its own: it is
-1, where each rank has a slice of every expert, or tp * dp, where each has some experts whole.
+1, where each rank has a slice of every expert, or tp * dp, where each has some experts whole. The
+tokens of a sequence are spread over dcp neighbours of a tp group, which have the same KV heads.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ class Mesh:
     dp: int = 1
     ep: int = 1
     rank: int = 0
+    dcp: int = 1
 
     def __post_init__(self) -> None:
-        for axis in ("tp", "pp", "dp", "ep"):
+        for axis in ("tp", "pp", "dp", "ep", "dcp"):
             if getattr(self, axis) < 1:
                 raise ConfigError(f"mesh axis {axis} is {getattr(self, axis)}; it must be >= 1")
         if not 0 <= self.rank < self.size:
@@ -41,6 +43,11 @@ class Mesh:
     @property
     def tp_rank(self) -> int:
         return self.rank % self.tp
+
+    @property
+    def dcp_rank(self) -> int:
+        """This rank's place among the `dcp` over which the tokens of a sequence are spread."""
+        return self.rank % self.dcp
 
     @property
     def pp_rank(self) -> int:
@@ -61,7 +68,7 @@ class Mesh:
 def mesh_of(section: ParallelSection, rank: int) -> Mesh:
     """Return the place of a rank of an engine."""
     ep = 1 if section.expert_placement is None else section.tensor * section.data
-    return Mesh(section.tensor, section.stages, section.data, ep, rank)
+    return Mesh(section.tensor, section.stages, section.data, ep, rank, section.context)
 
 
 def shard_range(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:

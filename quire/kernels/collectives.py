@@ -87,6 +87,27 @@ def receive(x: Tensor, group: Group, source: int) -> Tensor:
     return x
 
 
+@op(cases=_cases)
+def all_gather_stacked(x: Tensor, group: Group) -> Tensor:
+    """Every rank's x, in rank order: [ranks, ...]."""
+    if group is None:
+        return x[None]
+    refuse_recording("all_gather_stacked")
+    return _gathered(x, group)
+
+
+@op(cases=lambda device: ({"x": torch.randn(1, 4, 5, device=device), "group": None},))
+def all_to_all_equal(x: Tensor, group: Group) -> Tensor:
+    """Send x[i] to rank i; return what each rank sends to this one: [ranks, ...], as x is."""
+    if group is None:
+        return x
+    refuse_recording("all_to_all_equal")
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    group.alltoall_base(out, x, [], []).wait()
+    return out
+
+
 def _gathered(x: Tensor, group: Group) -> Tensor:
     """Every rank's x: [ranks, *x.shape]."""
     out = torch.empty(group.size() * x.numel(), dtype=x.dtype, device=x.device)

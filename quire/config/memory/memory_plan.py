@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from quire.config.facts import ITEMSIZE, ModelFacts
 from quire.config.memory.draft_rows import draft_rows
-from quire.config.memory.kv_format import KV_FORMATS
+from quire.config.memory.kv_format import KV_FORMATS, KVFormat
 from quire.config.memory.kv_layout import (
     KVCacheGroup,
     LayerFacts,
@@ -61,6 +61,7 @@ class EngineShape:
     max_num_batched_tokens: int
     max_num_seqs: int
     tensor: int = 1  # ranks over which each layer is sharded
+    context: int = 1  # of these, over which the tokens of every sequence are spread
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; (): one has all
     stage: int = 0  # of the rank that is planned
     whole_experts: bool = False  # ranks have some experts each, in place of slices of all
@@ -92,6 +93,11 @@ class EngineShape:
     def ranks(self) -> int:
         """Processes of an engine, each with one device."""
         return self.tensor * self.stages * self.data
+
+    @property
+    def rank_block_size(self) -> int:
+        """Tokens of a block on one rank."""
+        return self.block_size // self.context
 
     @property
     def max_pass_tokens(self) -> int:
@@ -331,7 +337,7 @@ def plan_memory(
         own_states = states[recurrent.start : recurrent.stop]
         weight_facts = weight_facts.of_layers(stage, sum(shape.stage_layers))
     form = KV_FORMATS[shape.cache_dtype]
-    block = block_bytes(own_layers, own_groups, shape.block_size, form)
+    block = block_bytes(own_layers, own_groups, shape.rank_block_size, form)
     quantized = reconcile_quantization(model.quantization, shape.quantization, len(model.layers))
     place = shape.device if shape.has_fp8 else BEFORE_FP8
     itemsize, tensor = ITEMSIZE[shape.dtype], shape.tensor
@@ -348,7 +354,8 @@ def plan_memory(
     rows = state_rows(shape.max_num_seqs, shape.state_checkpoints + shape.draft_states)
     held_states = rows * state_bytes(own_states, itemsize)
     weights += adapters + encoder_cache + held_states
-    activations = max(activation_bytes(model, shape) + drafter_step, encoder_step)
+    step = activation_bytes(model, shape) + gathered_bytes(own_layers, shape, form)
+    activations = max(step + drafter_step, encoder_step)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
     available = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
     if most_bytes is not None:
@@ -368,7 +375,7 @@ def plan_memory(
         overhead_bytes=overhead,
         kv_available_bytes=available,
         token_bytes=sum(
-            one.block_bytes(shape.block_size, form) for one in own_layers if not one.cross
+            one.block_bytes(shape.rank_block_size, form) for one in own_layers if not one.cross
         )
         // shape.block_size,
         block_bytes=block,
@@ -388,6 +395,15 @@ def adapter_bytes(numbers: AdapterNumbers, shape: EngineShape) -> int:
     ranked = numbers.layers + shape.adapter_experts * numbers.experts
     slot = shape.adapter_rank * ranked + shape.adapter_tokens * numbers.token + numbers.classifiers
     return shape.adapter_slots * (slot * ITEMSIZE[shape.dtype] + 4 * numbers.scales)
+
+
+def gathered_bytes(layers: tuple[LayerFacts, ...], shape: EngineShape, form: KVFormat) -> int:
+    """Bytes of a longest sequence's blocks in one layer, three times: as ranks gather them that
+    have a part of its tokens each. See quire.attention.context_parallel."""
+    if shape.context == 1:
+        return 0
+    blocks = -(-shape.max_model_len // shape.block_size)
+    return 3 * blocks * max(one.block_bytes(shape.block_size, form) for one in layers)
 
 
 def drafter_bytes(drafter: DrafterMemory | None, shape: EngineShape) -> tuple[int, int]:

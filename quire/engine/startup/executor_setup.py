@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from quire.attention import context_parallel
 from quire.attention.base import Backend
 from quire.attention.select import BackendRequirements, backend_registry, select_backend
 from quire.config.engine_config import EngineConfig, StartupAdapter
@@ -286,7 +287,7 @@ def _shares_prefixes(config: EngineConfig) -> bool:
     return (
         config.device.kind == "cuda"
         and config.generates
-        and config.parallel.data == 1
+        and config.parallel.data == config.parallel.context == 1
         and config.scheduler.max_num_seqs >= LEAST_ROWS
         and wanted in ("auto", "paged")
         and len(config.cache.groups) == 1
@@ -320,7 +321,7 @@ def build_runner(
             cache.layers,
             cache.groups,
             num_blocks=num_blocks,
-            block_size=cache.block_size,
+            block_size=cache.block_size // config.parallel.context,
             form=KV_FORMATS[cache.dtype],
             device=where,
             pinned=device.type == "cuda",
@@ -338,6 +339,8 @@ def build_runner(
         mesh=Mesh() if link is None else link.mesh,
     )
     backend = _build_backend(config, tensors)
+    if isinstance(comm, ProcessGroupCollectives) and comm.context_exchange is not None:
+        backend = cast("Backend", context_parallel.Backend(backend, comm.context_exchange))
     further: dict[str, Any] = {}
     if link is not None and not link.is_alone:
         further["link"] = link
@@ -352,7 +355,7 @@ def build_runner(
         host_cache=host,
         max_tokens=scheduler.max_num_batched_tokens,
         logprobs_mode=config.model.logprobs_mode,
-        eager=config.device.enforce_eager or config.parallel.data > 1,
+        eager=config.device.enforce_eager or _has_no_tapes(config),
         pooler=pooler,
         generates=config.generates,
         max_drafts=config.speculation.max_drafts,
@@ -379,6 +382,12 @@ def _worker_class(kind: str) -> Callable[..., DeviceWorker]:
     return found
 
 
+def _has_no_tapes(config: EngineConfig) -> bool:
+    """Whether steps on a CPU exchange what a tape cannot repeat."""
+    on_cpu = config.device.kind == "cpu"
+    return config.parallel.data > 1 or (on_cpu and config.parallel.context > 1)
+
+
 def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend:
     layers = config.cache.layers
     wanted = config.device.attention_backend
@@ -399,8 +408,9 @@ def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend
     if not form.per_token:
         return cast("Backend", made(tensors))
     places = place_layers(layers, config.cache.groups)
+    block_size = config.cache.block_size // config.parallel.context
     views = [
-        split_memory(memory, form, layer.head_dim, config.cache.block_size)
+        split_memory(memory, form, layer.head_dim, block_size)
         for memory, layer in zip(tensors, places, strict=True)
     ]
     return cast("Backend", made([codes for codes, _ in views], [scales for _, scales in views]))

@@ -137,7 +137,10 @@ def _meta_collectives(mesh: Mesh, *, peers: bool) -> ProcessGroupCollectives:
         areas = torch.empty(mesh.tp, dtype=torch.int64, device=META)
         abort = torch.zeros(1, dtype=torch.int32)
         memory = PeerMemory(areas, abort, mesh.tp_rank, mesh.tp, PROGRAMS) if peers else None
-    return ProcessGroupCollectives(group, memory, stages=MetaGroup(mesh.pp))
+    comm = ProcessGroupCollectives(group, memory, stages=MetaGroup(mesh.pp))
+    if mesh.dcp > 1:
+        comm.share_context(MetaGroup(mesh.dcp), mesh)
+    return comm
 
 
 def run_steps(runner: Any, config: EngineConfig) -> None:

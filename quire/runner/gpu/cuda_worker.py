@@ -325,8 +325,7 @@ class CudaWorker:
             self._pinned_io.write_inputs(EMPTY_BATCH, graph.size)
 
     def _store_hidden(self, hidden: Tensor) -> None:
-        """Keep the hidden states that are read after the forward graph: [R, E] of sampled rows, or
-        [T, E] of every token where none is sampled."""
+        """Keep what is read after the forward graph: [R, E] of sampled rows; if none is, [T, E]."""
         if self._hidden is None:
             most = 0 if self._samples or not self._shapes else self._shapes[-1].tokens
             shape = (max(most, self._max_rows), hidden.shape[1])
@@ -507,6 +506,7 @@ class CudaWorker:
             decodes=bounds.decodes,
             past=bounds.past,
             drafts=bounds.drafts,
+            prompts=bounds.prompts,
             cross=cross,
         )
         states = state_step(self._model, views.token_slots, views.q_starts, bounds.decodes)

@@ -45,9 +45,12 @@ class StepBounds(NamedTuple):
     past: int | None
     drafts: bool
     taps: bool = False  # a drafter reads hidden states
+    prompts: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def of(cls, batch: StepBatch) -> StepBounds:
+        first = batch.num_decodes
+        queries, contexts = np.diff(batch.q_starts[first:]), batch.contexts[first:]
         return cls(
             batch.num_decodes,
             batch.max_query,
@@ -55,6 +58,7 @@ class StepBounds(NamedTuple):
             batch.max_prior_context,
             bool(batch.next_drafts) and batch.num_decodes == len(batch.token_ids),
             batch.draft_inputs is not None,
+            list(zip(queries.tolist(), contexts.tolist())),
         )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -244,21 +245,8 @@ def decode(
     to be read.
     """
     heads, latent = q.shape[1:]
-    hopper = _decode_hopper_module(gpu_target(q.device).capability) if tile is None else None
-    tile = tile or decode_tile(heads, q.dtype.itemsize)
-    programs = cdiv(heads, tile.rows) * count
-    splits = splits or num_splits(programs, tile.rows, sm_count(q.device))
-    part = weight = None
-    if splits > 1:
-        both = torch.empty(
-            count * splits * heads * (latent + 1), dtype=torch.float32, device=q.device
-        )
-        part, weight = both[: count * splits * heads * latent], both[-count * splits * heads :]
-    tensors = (out, part, weight, q, q_rope, cache, tables, contexts, rows)
-    if hopper is not None and hopper.supports(q, q_rope, cache):
-        hopper.launch(*tensors, log_scale, count, splits, tile.latents, MIN_SPLIT_LATENTS)
-    else:
-        _launch_portable(*tensors, log_scale, count, splits, tile)
+    where = (cache, tables, contexts, log_scale, rows, count)
+    tile, splits, part, weight = attend_splits(q, q_rope, *where, out, tile, splits)
     if splits > 1 and finish is not None:
         final, values = finish
         value = values.shape[1]
@@ -286,6 +274,54 @@ def decode(
         grid = (heads, count, latent // wide)
         _merge(grid, (part, weight, contexts, out), (splits,), consts)
     return False
+
+
+class DecodeSplits(NamedTuple):
+    """Parts of a context, one for each split, before they are merged."""
+
+    tile: MLATile
+    splits: int
+    part: Tensor | None  # float32 [T, X, H, L]; None: there is one split
+    weight: Tensor | None  # float32 [T, X, H]
+
+
+def attend_splits(
+    q: Tensor,
+    q_rope: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    contexts: Tensor,
+    log_scale: float,
+    rows: Tensor | None,
+    count: int,
+    out: Tensor | None = None,
+    tile: MLATile | None = None,
+    splits: int | None = None,
+) -> DecodeSplits:
+    """Attend the first `count` sequences, of one query each.
+
+    out: [T, H, L], where the result goes if there is one split; None: there are two at least.
+    """
+    heads, latent = q.shape[1:]
+    hopper = _decode_hopper_module(gpu_target(q.device).capability) if tile is None else None
+    tile = tile or decode_tile(heads, q.dtype.itemsize)
+    programs = cdiv(heads, tile.rows) * count
+    splits = splits or num_splits(programs, tile.rows, sm_count(q.device))
+    if out is None:
+        splits = max(splits, 2)
+    part = weight = None
+    if splits > 1:
+        both = torch.empty(
+            count * splits * heads * (latent + 1), dtype=torch.float32, device=q.device
+        )
+        part, weight = both[: count * splits * heads * latent], both[-count * splits * heads :]
+    to = q if out is None else out  # of the right dtype, and never written
+    tensors = (to, part, weight, q, q_rope, cache, tables, contexts, rows)
+    if hopper is not None and hopper.supports(q, q_rope, cache):
+        hopper.launch(*tensors, log_scale, count, splits, tile.latents, MIN_SPLIT_LATENTS)
+    else:
+        _launch_portable(*tensors, log_scale, count, splits, tile)
+    return DecodeSplits(tile, splits, part, weight)
 
 
 def _launch_portable(
