@@ -5,6 +5,7 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.core.media import encoder_slices
+from quire.engine.startup import scheduler_setup
 from quire.kernels.framework import late_work
 from quire.runner.gpu.cuda_graphs import CudaGraphCache
 from quire.runner.gpu.graph_groups import VariantGraph
@@ -129,6 +130,7 @@ def test_items_that_are_encoded_in_slices_have_the_answers_of_whole_ones(
 ):
     """Beside sequences that decode all the while; nothing is compiled for it."""
     monkeypatch.setattr(encoder_slices, "SLICE_ROWS", 3)
+    monkeypatch.setattr(scheduler_setup, "DIVIDED_ENCODERS", ("cuda",))
     ran, run_slice = [], EncoderPool.encode_slice
     monkeypatch.setattr(
         EncoderPool, "encode_slice", lambda own, *at: (ran.append(at), run_slice(own, *at))

@@ -41,6 +41,8 @@ from quire.media.limits import DEFAULT_COUNT
 from quire.registry import PluginRegistry
 
 HOST_DRAFTERS = PluginRegistry("quire.core.drafters")
+DIVIDED_ENCODERS = ("cpu",)
+"""Devices whose encoders run in slices beside decoding rows: not GPUs, where it is untested."""
 
 
 def dummy_request(config: EngineConfig) -> Request:
@@ -135,6 +137,7 @@ def build_media_limits(config: EngineConfig) -> list[StepBudget]:
     if section is None:
         return []
     counts = config.media.counts if config.media is not None else {}
+    paced = scheduler.inter_token_target_s > 0
     limit = MediaEncoderLimit(
         section.modalities,
         max_rows=section.step_rows,
@@ -144,7 +147,8 @@ def build_media_limits(config: EngineConfig) -> list[StepBudget]:
         whole_prompts=not scheduler.chunked_prefill,
         counts=dict.fromkeys(section.modalities, DEFAULT_COUNT) | dict(counts),
         max_len=scheduler.max_model_len,
-        slices=section.slices if scheduler.inter_token_target_s else 0,
+        paced=paced,
+        slices=section.slices if paced and config.device.kind in DIVIDED_ENCODERS else 0,
     )
     return [limit, UndividedRunLimit(scheduler.max_num_batched_tokens)]
 

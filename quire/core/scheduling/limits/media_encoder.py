@@ -26,7 +26,7 @@ from quire.core.types import MediaItem, Request, Sequence
 from quire.errors import TooLong, Unsupported
 
 BESIDE_ROWS = 512
-"""Rows that a step encodes beside decoding rows of several ranks, if one item has no more."""
+"""Rows that an undivided step encodes beside decoding rows, if one item has no more."""
 
 
 class MediaStep(NamedTuple):
@@ -126,21 +126,23 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
         whole_prompts: bool = False,
         counts: Mapping[str, int] | None = None,
         max_len: int | None = None,
+        paced: bool = False,
         slices: int = 0,
     ) -> None:
         """max_rows: that the encoder makes in one step; an item with more is encoded alone.
         cache_rows: of each data-parallel rank. row_bytes: of one row on the device, for stats.
         whole_prompts: a step computes a prompt whole or not yet, and encodes all of its items.
         counts: items of a modality in one prompt; None: any. max_len: rotary positions are below;
-        None: they are not checked. slices: that the encoder's work beside decoding rows is divided
-        into, at most; 0: it is not divided, as those have no target."""
+        None: they are not checked. paced: decoding rows have a target; then steps encode few rows
+        beside them. slices: that the encoder's work beside them is divided into instead, at most;
+        0: it is not divided."""
         self._modalities = modalities
         self._counts, self._max_len = counts or {}, max_len
         self._num_pages = cache_rows // PAGE_ROWS
         self._whole_prompts = whole_prompts
         self._page_bytes = PAGE_ROWS * row_bytes
         self._ranks = [_RankStep(max_rows, self._num_pages) for _ in range(ranks)]
-        self._is_paced = slices > 0
+        self._is_paced = paced or slices > 0
         self._slices = (
             EncoderSlices(slices, self._ranks[0].cache) if slices and ranks == 1 else None
         )
