@@ -129,6 +129,12 @@ def rank_environment(threads: int, interface: str | None = None) -> dict[str, st
     return found
 
 
+def replace_environment(variables: Mapping[str, str]) -> None:
+    """Give this process, which started before its environment was known, these variables alone."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
 def set_collective_variables(interface: str | None = None) -> None:
     """Set the variables of ranks in this process, before torch.distributed reads them.
 

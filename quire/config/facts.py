@@ -503,8 +503,8 @@ def _sparse_layers(hf: Json, count: int) -> int:
     """How many layers have experts."""
     if stated := hf.get("moe_layers"):
         return len(stated)
-    first, step = int(hf.get("first_k_dense_replace") or 0), hf.get("interleave_moe_layer_step")
-    every = int(hf.get("decoder_sparse_step") or step or 1)
+    first = int(hf.get("first_k_dense_replace") or hf.get("num_dense_layers") or 0)
+    every = int(hf.get("decoder_sparse_step") or hf.get("interleave_moe_layer_step") or 1)
     dense = hf.get("mlp_only_layers") or ()
     return sum(i not in dense and (i + 1) % every == 0 for i in range(first, count))
 

@@ -32,7 +32,6 @@ CONVENTIONS = {
     "recurrent": "short_conv",
     "recurrent_layers": "indices",
     "tied": True,
-    "names": {"num_dense_layers": "first_k_dense_replace"},
     "defaults": {
         "block_auto_adjust_ff_dim": False,
         "conv_L_cache": 3,

@@ -141,4 +141,4 @@ def test_leaving_a_stream_ends_the_run(client, served):
         for _ in range(6):
             next(stream)
     served.wait_idle()
-    assert 6 <= served.generated() - before < 4000
+    assert 2 <= served.generated() - before < 4000  # four events come before the first token

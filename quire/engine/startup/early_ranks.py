@@ -8,7 +8,6 @@ process, and a rank's environment.
 from __future__ import annotations
 
 import importlib
-import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -102,8 +101,7 @@ def main(fd: int) -> int:
     if found is None:
         return 1
     orders, fds = found
-    os.environ.clear()
-    os.environ.update(orders.environment)
+    env.replace_environment(orders.environment)
     return int(rank_process.main(fds[0], dict(zip(orders.numbers, fds, strict=True))))
 
 

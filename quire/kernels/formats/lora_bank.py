@@ -125,7 +125,8 @@ class LoraBank:
 
     def narrow(self, rank: int) -> LoraBank:
         """A view for steps all of whose adapters have this rank at most: kernels are chosen, and
-        cut their work, by the rank of the bank."""
+        cut their work, by the rank of the bank. rank: is rounded up to RANK_STEP."""
+        rank = -(-rank // RANK_STEP) * RANK_STEP
         if rank >= self.rank:
             return self
         return replace(self, a=self.a[:, :, :rank], b=self.b[:, :rank])

@@ -87,7 +87,7 @@ def test_every_model_has_a_variant_here():
     covered = {tiny(variant)[0]["model_type"] for variant in VARIANTS}
     covered |= {hf["model_type"] for hf in ENCODER_DECODERS.values()}  # see encoder_decoder
     covered |= {hf["model_type"].replace("-", "_") for hf in ENCODERS.values()}  # see encoders
-    covered |= {"chatglm", "deepseek", "phi4mm", "qwen"}  # cpu/multimodal/test_hub_*
+    covered |= {"chatglm", "deepseek", "molmo", "phi4mm", "qwen"}  # cpu/multimodal/test_hub_*
     covered.add("blip_text_model")  # cpu/multimodal/test_unusual
     covered |= {"internlm2", "jina_bert", "whisper"}  # test_converted, test_hub_names, test_whisper
     covered |= {"clip_text_model", "siglip_text_model", "siglip2_text_model"}  # cpu/multimodal
