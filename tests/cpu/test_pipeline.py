@@ -4,6 +4,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.core.params import BeamSearchParams
+from quire.core.scheduling.limits.pipeline import PipelineLimit
 from quire.errors import ConfigError, EngineDead, RequestError
 from quire.executors import rank_monitor
 from tests import tiers
@@ -44,6 +45,12 @@ KINDS = {
     "bad words": {"temperature": 0.8, "seed": 3, "bad_words": ["a"], "min_tokens": 9},
     "priorities": {"temperature": 0},
 }
+
+
+@pytest.fixture(autouse=True)
+def small_shares(monkeypatch):
+    """Prompts are divided over the steps in flight, short as they are."""
+    monkeypatch.setattr(PipelineLimit, "least_share", 8)
 
 
 @pytest.fixture(scope="module")

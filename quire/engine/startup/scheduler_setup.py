@@ -120,8 +120,9 @@ def build_pipeline_limit(
     """The limit of an engine with pipeline stages; none without."""
     if config.parallel.stages == 1:
         return []
-    steps = config.scheduler.steps_in_flight
-    return [PipelineLimit(steps, queue, lambda: isolation.serialize_steps)]
+    section, serialize = config.scheduler, lambda: isolation.serialize_steps
+    divides = section.chunked_prefill
+    return [PipelineLimit(section.steps_in_flight, queue, serialize, divides=divides)]
 
 
 def build_encoder_budget(section: EncoderSection | None) -> list[StepBudget]:

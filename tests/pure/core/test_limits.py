@@ -32,7 +32,7 @@ from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
 from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.plan_builder import PlanBuilder, StepBudgets
-from quire.core.types import UNKNOWN, SequenceState, Wants
+from quire.core.types import UNKNOWN, MediaItem, SequenceState, Wants
 from quire.errors import TooLong
 from tests.pure.core.builders import request, sequence
 from tests.pure.core.workload import Run, Setup
@@ -389,6 +389,25 @@ def test_steps_of_a_pipeline_share_the_decoding_sequences():
     serialized = True
     limit.begin_step(8)
     assert limit.left == 7
+
+
+def test_steps_of_a_pipeline_share_a_prompt():
+    serialized, whole = False, 10_000
+    limit = PipelineLimit(3, Fifo(), lambda: serialized)
+    limit.begin_step(1)
+    allow = lambda **seq: limit.allow(sequence(**seq), whole)  # noqa: E731
+    assert allow(prompt=range(3000)) == allow(prompt=range(3000), planned=1000) == 1000
+    assert allow(prompt=range(3000), cached=1500, planned=1500) == 500
+    assert allow(prompt=range(300)) == PipelineLimit.least_share
+    images = sequence(prompt=range(3000))
+    images.request = request(media=(MediaItem("image", b"1", 5, 2, ((0, 2),), ()),))
+    assert limit.allow(images, whole) >= whole
+    undivided = PipelineLimit(3, Fifo(), lambda: False, divides=False)
+    undivided.begin_step(1)
+    assert undivided.allow(sequence(prompt=range(3000)), whole) >= whole
+    serialized = True
+    limit.begin_step(1)
+    assert allow(prompt=range(3000)) >= whole
 
 
 # -- a new budget -------------------------------------------------------------------------------

@@ -61,6 +61,12 @@ from tests.pure.core.fake_model import (
 )
 
 
+class SmallShares(PipelineLimit):
+    """Divides the short prompts of these runs too."""
+
+    least_share = 3
+
+
 class VaryingMaxSeqsLimit(MaxSeqsLimit):
     """Changes its number in each step, so that some running sequences have no row."""
 
@@ -137,7 +143,7 @@ class Setup:
         if self.staged:
             listeners = [one for one in limits if isinstance(one, FaultIsolationLimit)]
             serialized = lambda: any(one.serialize_steps for one in listeners)  # noqa: E731
-            limits.append(PipelineLimit(self.depth, order, serialized))
+            limits.append(SmallShares(self.depth, order, serialized, divides=self.chunked))
         return limits
 
     def rank_limits(self, order):
