@@ -97,6 +97,14 @@ def test_a_fused_row_over_weights_of_a_byte_is_the_row(quantize):
         torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
 
 
+@pytest.mark.parametrize("quantize", [quantize_channels, quantize_outputs])
+def test_no_rows_give_no_rows(quantize):
+    x, weight = torch.randn(0, 64).bfloat16(), quantize(torch.randn(32, 64))
+    out = call("linear", x, weight)
+    lazy_fusion.flush()
+    assert out.shape == (0, 32)
+
+
 def in_tiles(weight):
     """A weight of 4 bits with a scale, a zero and a place of their own for its columns."""
     most, group = 15, 16

@@ -45,6 +45,8 @@ _SMALL_WEIGHT_ROWS = 4
 
 def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
     """Whether lazy fusion may hold this product: half precision, packed, few rows or bytes."""
+    if not x.shape[0]:
+        return False
     if isinstance(weight, Fp8Weight) and x.shape[0] == 1:
         return gemv_fp8.supports(x, weight, bias)
     if isinstance(weight, Int8Weight) and x.shape[0] == 1:
@@ -57,7 +59,7 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
         return few and small is not None and small.supports(x, weight, bias)
     if x.shape[0] == 1:
         return gemv.supports(x, weight, bias)
-    if not isinstance(weight, Tensor) or x.shape[0] > MAX_HELD_ROWS or not x.shape[0]:
+    if not isinstance(weight, Tensor) or x.shape[0] > MAX_HELD_ROWS:
         return False
     if x.dtype not in (torch.bfloat16, torch.float16) or x.dtype != weight.dtype:
         return False
