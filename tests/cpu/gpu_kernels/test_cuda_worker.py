@@ -301,6 +301,7 @@ def test_rows_with_one_prefix_answer_as_alone(acted, replayed, monkeypatch, sett
     work += [tiny.request("c", [60], 4, temperature=0.9, seed=1, n=2)]
     want, alone = tiny.run(tiny.engine_of(hf, budget=4000, eager=True), work)
     built = tiny.model_of(hf, torch.float32, "cpu")
+    monkeypatch.setattr(built[0], "shared_prefixes", None, raising=False)  # others have this model
     attach_shared_prefixes(built[0], 8, 16, 2, torch.device("cpu"))
     engine = engine_of(hf, built=built, shares_prefixes=True, seqs=8, budget=64, **settings)
     for one in work[:1], work[3:4]:  # their blocks are cached then
