@@ -29,6 +29,7 @@ from quire.attention.base import AttentionLayer, AttentionMetadata, AttentionSte
 from quire.attention.base import Backend as AnyBackend
 from quire.attention.mla import MLAStep
 from quire.attention.paged import PagedAttentionStep
+from quire.config.memory.memory_plan import GATHER_COPIES
 from quire.distributed.context_exchange import ContextExchange
 from quire.errors import ConfigError
 from quire.kernels.attention_slices import combine_slices, paged_attention_slice
@@ -36,10 +37,6 @@ from quire.kernels.framework import lazy_fusion
 from quire.kernels.mla_attention import mla_attention
 from quire.kernels.mla_slice import mla_slice
 from quire.kernels.paged_attention import paged_attention
-
-GATHER_COPIES = 3
-"""Copies of a longest sequence's blocks in one layer while they are gathered: this rank's part, the
-parts of all ranks, and their tokens in order."""
 
 
 class PromptRun(NamedTuple):

@@ -146,7 +146,7 @@ _UNSUPPORTED = {
         model_loader_extra_config kv_cache_dtype_skip_layers""",
     "LoRA adapters by option": "default_mm_loras qlora_adapter_name_or_path",
     "prompt adapters": "enable_prompt_adapter prompt_adapters",
-    "more than one device": """data_parallel_multi_port_external_lb 
+    "more than one device": """data_parallel_multi_port_external_lb
         prefill_context_parallel_size device_ids enable_dbo enable_elastic_ep
         enable_fault_tolerance""",
     "balancing of experts by single options": """num_redundant_experts eplb_window_size

@@ -397,13 +397,18 @@ def adapter_bytes(numbers: AdapterNumbers, shape: EngineShape) -> int:
     return shape.adapter_slots * (slot * ITEMSIZE[shape.dtype] + 4 * numbers.scales)
 
 
+GATHER_COPIES = 3
+"""Copies of a longest sequence's blocks in one layer while ranks gather them: a rank's part, the
+parts of all ranks, and their tokens in order."""
+
+
 def gathered_bytes(layers: tuple[LayerFacts, ...], shape: EngineShape, form: KVFormat) -> int:
-    """Bytes of a longest sequence's blocks in one layer, three times: as ranks gather them that
-    have a part of its tokens each. See quire.attention.context_parallel."""
+    """Bytes in which ranks that have a part of its tokens each gather a longest sequence's blocks.
+    See quire.attention.context_parallel."""
     if shape.context == 1:
         return 0
     blocks = -(-shape.max_model_len // shape.block_size)
-    return 3 * blocks * max(one.block_bytes(shape.block_size, form) for one in layers)
+    return GATHER_COPIES * blocks * max(one.block_bytes(shape.block_size, form) for one in layers)
 
 
 def drafter_bytes(drafter: DrafterMemory | None, shape: EngineShape) -> tuple[int, int]:

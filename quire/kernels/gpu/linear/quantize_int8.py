@@ -79,7 +79,7 @@ def _rows(
         if not SYMMETRIC:
             zero = tl.load(static_zero_ptr).to(tl.float32)
     else:
-        bits = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
+        bits = tl.max(magnitude_bits(x), 0)
         finite = bits < 0x7F800000
         if SYMMETRIC:
             largest = tl.maximum(bits.to(tl.float32, bitcast=True), _MIN_RANGE)
