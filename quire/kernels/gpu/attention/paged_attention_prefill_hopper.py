@@ -46,26 +46,18 @@ HALF = gl.constexpr(64)  # channels in a line of shared memory (128 bytes)
 
 
 @gluon.jit
-def _block_ids(table, first, last, NB: gl.constexpr):
-    """NB block ids, from number `first` of the table on, but none after `last`."""
-    ids = ()
-    for i in gl.static_range(NB):
-        ids = ids + (gl.load(table + gl.minimum(first + i, last)),)
-    return ids
-
-
-@gluon.jit
-def _load_blocks(cache_tiles, smem, stage, full, ids, row, step,
+def _load_blocks(cache_tiles, smem, stage, full, table, first, last, row, step,
           NB: gl.constexpr, B: gl.constexpr, D: gl.constexpr):  # fmt: skip
-    """Fetch NB blocks of one head's keys or values."""
+    """Fetch NB blocks, from number `first` of the table on, of one head's keys or values."""
     mbarrier.expect(full, NB * B * D * 2)
     tile = smem.index(stage)._reinterpret(
         smem.dtype, [NB * (D // HALF), B, HALF], cache_tiles.layout
     )
     for i in gl.static_range(NB):
+        block = gl.load(table + gl.minimum(first + i, last))
         for h in gl.static_range(D // HALF):
             tma.async_copy_global_to_shared(
-                cache_tiles, [ids[i] * step + row, h * HALF], full, tile.index(h * NB + i)
+                cache_tiles, [block * step + row, h * HALF], full, tile.index(h * NB + i)
             )
 
 
@@ -73,31 +65,18 @@ def _load_blocks(cache_tiles, smem, stage, full, ids, row, step,
 def _load(cache_tiles, k_smem, v_smem, k_full, k_empty, v_full, v_empty, table, kh, skip,
           count, last, K: gl.constexpr, B: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
           STAGES: gl.constexpr):  # fmt: skip
-    """The loader: `count` tiles of N keys and values after `skip`, as stages come free.
-
-    The keys of a tile come before the values of the tile before it, as they are needed in this
-    order, and their stage is free earlier. Block ids are read two tiles ahead.
-    """
+    """The loader: `count` tiles of N keys and values after `skip`, as stages come free."""
     NB: gl.constexpr = N // B
-    step: gl.constexpr = 2 * K * B
-    ids = _block_ids(table, skip * NB, last, NB)
-    coming = _block_ids(table, (skip + 1) * NB, last, NB)
-    _load_blocks(cache_tiles, k_smem, 0, k_full.index(0), ids, kh * B, step, NB, B, D)
-    for j in range(1, count + 1):
-        later = _block_ids(table, (skip + j + 1) * NB, last, NB)
-        if j < count:
-            stage = j % STAGES
-            mbarrier.wait(k_empty.index(stage), (j // STAGES & 1) ^ 1)
-            _load_blocks(
-                cache_tiles, k_smem, stage, k_full.index(stage), coming, kh * B, step, NB, B, D
-            )
-        before = (j - 1) % STAGES
-        mbarrier.wait(v_empty.index(before), ((j - 1) // STAGES & 1) ^ 1)
-        _load_blocks(
-            cache_tiles, v_smem, before, v_full.index(before), ids, (K + kh) * B, step, NB, B, D
-        )
-        ids = coming
-        coming = later
+    for j in range(count):
+        stage = j % STAGES
+        free = (j // STAGES & 1) ^ 1
+        mbarrier.wait(k_empty.index(stage), free)
+        _load_blocks(cache_tiles, k_smem, stage, k_full.index(stage), table, (skip + j) * NB, last,
+        kh * B,
+              2 * K * B, NB, B, D)  # fmt: skip
+        mbarrier.wait(v_empty.index(stage), free)
+        _load_blocks(cache_tiles, v_smem, stage, v_full.index(stage), table, (skip + j) * NB, last,
+              (K + kh) * B, 2 * K * B, NB, B, D)  # fmt: skip
 
 
 @gluon.jit
@@ -443,7 +422,7 @@ def prefill_hopper_kernel(
                          skip, count, last, K, B, D, N, STAGES)),
             ],
             [4, 1],
-            [240, 32],
+            [240, 24],
         )  # fmt: skip
 
 
