@@ -50,8 +50,8 @@ from quire.engine.core.engine_core import Closeable, EngineCore
 from quire.engine.startup import gpu_startup
 from quire.engine.startup.device_facts import device_facts
 from quire.engine.startup.drafter_setup import load_drafter
-from quire.engine.startup.early_ranks import count_early_ranks, stop_early_ranks
-from quire.engine.startup.early_start import DRIVER, begin_startup, early_device
+from quire.engine.startup.early_ranks import stop_early_ranks
+from quire.engine.startup.early_start import DRIVER, begin_startup, early_device, early_rank_count
 from quire.engine.startup.executor_setup import (
     build_adapter_store,
     build_executor,
@@ -215,8 +215,7 @@ def skips_tokenizer(config: EngineConfig) -> bool:
 def _startup(options: Options, timer: StartupTimer | None) -> Iterator[StartupTimer]:
     with (
         late_work.starting_up(),
-        timer
-        or begin_startup(early_device(options), ranks=count_early_ranks(options.parallel)) as timer,
+        timer or begin_startup(early_device(options), ranks=early_rank_count(options)) as timer,
     ):
         timer.lap("imports")
         if early_device(options) != cpu.name:

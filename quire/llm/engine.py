@@ -21,8 +21,7 @@ from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Update
 from quire.engine.core.gc_control import freeze_gc_heap, infrequent_gc
-from quire.engine.startup.early_ranks import count_early_ranks
-from quire.engine.startup.early_start import begin_startup, early_device
+from quire.engine.startup.early_start import begin_startup, early_device, early_rank_count
 from quire.engine.startup.text_setup import build_pooling_processor
 from quire.errors import Unsupported
 from quire.llm.adapters import AdapterRequests
@@ -79,7 +78,7 @@ class LLMEngine:
 
             level = logging.getLevelName(logging.getLogger("quire").level)
             return cls(PooledBundle(EngineProcesses.start(options, log_level=level)))
-        timer = begin_startup(early_device(options), ranks=count_early_ranks(options.parallel))
+        timer = begin_startup(early_device(options), ranks=early_rank_count(options))
         with bytecode_cache.importing():
             from quire.engine.build import build_engine  # torch: it comes while the driver starts
 

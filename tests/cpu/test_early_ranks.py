@@ -30,6 +30,18 @@ def test_a_process_that_started_early_becomes_the_rank(tmp_path):
     assert used.poll() is not None
 
 
+@pytest.mark.slow("processes that import")
+def test_processes_that_started_for_a_standby_engine_are_its_ranks():
+    early_ranks.start_early_ranks(2)
+    first, second = early_ranks._early
+    early_ranks.start_early_ranks(2)
+    assert early_ranks._early == [first, second]
+    early_ranks.start_early_ranks(1)
+    assert early_ranks._early == [first]
+    assert second.process.poll() is not None
+    early_ranks.stop_early_ranks()
+
+
 def test_a_process_that_gets_no_orders_ends_with_its_socket():
     one = early_ranks.EarlyRank()
     one._end.close()

@@ -70,9 +70,11 @@ def count_early_ranks(options: ParallelOptions) -> int:
 
 
 def start_early_ranks(count: int) -> None:
-    """Start processes for ranks, in place of those that were not needed."""
-    stop_early_ranks()
-    _early.extend(EarlyRank() for _ in range(count))
+    """Start processes for ranks, up to this number with those that have started."""
+    while len(_early) > count:
+        _early.pop().stop()
+    while len(_early) < count:
+        _early.append(EarlyRank())
 
 
 def take_early_rank(

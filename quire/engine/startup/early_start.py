@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire import env
 from quire.config.options import Options
-from quire.engine.startup.early_ranks import start_early_ranks
+from quire.engine.startup.early_ranks import count_early_ranks, start_early_ranks
 from quire.engine.startup.kernel_builder import start_early_process
 from quire.engine.startup.startup_timer import StartupTimer
 from quire.platform import cpu, cuda, library_pages
@@ -22,13 +22,19 @@ def early_device(options: Options) -> str:
     return cpu.name if uses_ray(options) else options.device.device
 
 
+def early_rank_count(options: Options) -> int:
+    """Return how many processes of ranks a start begins with: none without a GPU."""
+    on_gpu = early_device(options) != cpu.name and cuda.has_driver()
+    return count_early_ranks(options.parallel) if on_gpu else 0
+
+
 def begin_startup(device: str, *, ranks: int = 0, before_s: float | None = None) -> StartupTimer:
     """Start the timer, and what takes long outside the interpreter. device: the option.
 
-    ranks: processes of ranks that will start. before_s: as for StartupTimer.
+    ranks: see early_rank_count(). before_s: as for StartupTimer.
     """
     timer = StartupTimer(before_s)
-    if device != cpu.name and cuda.has_driver():
+    if ranks:
         start_early_ranks(ranks)
     if device != cpu.name:
         start_early_process(env.read().cache_dir)

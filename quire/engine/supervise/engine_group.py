@@ -19,6 +19,7 @@ import msgspec
 
 from quire.config.options import Options
 from quire.engine.cluster.ray_context import with_ray_context
+from quire.engine.startup.early_start import early_rank_count
 from quire.engine.supervise.engine_devices import engine_environments
 from quire.engine.supervise.engine_restarter import EngineRestarter, RestartBudget
 from quire.engine.supervise.process_launcher import (
@@ -99,7 +100,7 @@ class EngineGroup:
 
     def start(self) -> None:
         """Start all engines."""
-        recovery = self._options.recovery
+        recovery, ranks = self._options.recovery, early_rank_count(self._options)
         for watchdog in self._watchdogs:
             budget = RestartBudget(recovery.max_engine_restarts, recovery.engine_restart_window)
             standby = recovery.engine_standby and recovery.max_engine_restarts > 0
@@ -107,7 +108,7 @@ class EngineGroup:
                 EngineRestarter(
                     partial(_start_engine, self._start_process, watchdog),
                     budget,
-                    watchdog.create_child if standby else None,
+                    partial(watchdog.create_child, ranks) if standby else None,
                 )
             )
 

@@ -95,10 +95,12 @@ class EngineChildProcess(ChildProcess):
         beat: int | None = None,
         variables: Mapping[str, str] | None = None,
         inherited: Sequence[HasFileno] = (),
+        ranks: int = 0,
     ) -> None:
         """beat: the heartbeat page of earlier engines, which has its readers.
 
         variables: of its environment, beside those of this process. inherited: further files.
+        ranks: processes that import what a rank needs, before there are orders.
         """
         self.running_list_file = create_running_list()
         self.heartbeat_file = _open_file(
@@ -109,7 +111,10 @@ class EngineChildProcess(ChildProcess):
         files = [self.running_list_file, self.heartbeat_file, self.stacks_file, self.recorder_file]
         environment = child_environment(**(variables or {}))
         super().__init__(
-            "quire.engine.core.process_main", env=environment, sockets=[*files, *inherited]
+            "quire.engine.core.process_main",
+            [str(ranks)],
+            env=environment,
+            sockets=[*files, *inherited],
         )
 
     def running_ids(self) -> list[str] | None:

@@ -366,15 +366,16 @@ class ChildProcess:
     def __init__(
         self,
         module: str,
+        args: Sequence[str] = (),
         *,
         env: Mapping[str, str] | None = None,
         sockets: Sequence[HasFileno] = (),
     ) -> None:
-        """Run `main(fd of the pipe)` of a module in a process that inherits these sockets."""
+        """Run `main(fd of the pipe, *args)` of a module in a process that inherits sockets."""
         open_missing_streams()  # the log of the child must not go into the pipe
         self.pipe, child_end = ProcessPipe.create_pair()
         with child_end:
-            self.process = spawn_process(module, child_end, env=env, sockets=sockets)
+            self.process = spawn_process(module, child_end, args, env=env, sockets=sockets)
 
     def stop(self, timeout: float = STOP_GRACE_S) -> int:
         """Stop it; kill it after the timeout. Returns its exit status."""

@@ -62,9 +62,10 @@ class Watchdog:
         """How often to call check(). None: never."""
         return CHECK_INTERVAL_S if self._monitor.is_enabled else None
 
-    def create_child(self) -> EngineChildProcess:
-        """Start a process for an engine, which is watched."""
-        return EngineChildProcess(self.heartbeat_file.fileno(), self._variables, self._inherited)
+    def create_child(self, ranks: int = 0) -> EngineChildProcess:
+        """Start a process for an engine, which is watched. ranks: as for EngineChildProcess."""
+        page = self.heartbeat_file.fileno()
+        return EngineChildProcess(page, self._variables, self._inherited, ranks)
 
     def set_start_time(self, seconds: float) -> None:
         """The first engine has started in this time: the limit of others is a multiple of it."""

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+from quire.config.options import Options
 from quire.engine.startup import early_start
-from quire.engine.startup.early_start import DRIVER, begin_startup
+from quire.engine.startup.early_start import DRIVER, begin_startup, early_rank_count
 from quire.engine.startup.startup_timer import (
     CONCURRENT_PREFIX,
     StartupTimer,
@@ -35,16 +36,23 @@ def test_the_driver_starts_before_any_import(begun, device):
     assert CONCURRENT_PREFIX + DRIVER in timer.seconds()
 
 
-def test_processes_of_ranks_start_where_there_is_a_driver(begun, monkeypatch):
-    monkeypatch.setattr(cuda, "has_driver", lambda: True)
-    monkeypatch.setattr(early_start, "start_early_process", lambda folder: None)
+def test_processes_of_ranks_start_first(begun, monkeypatch):
     with begin_startup("auto", ranks=3):
         pass
     assert begun[0] == "3 ranks"
 
 
+@pytest.mark.parametrize(
+    ("device", "driver", "count"), [("auto", True, 3), ("auto", False, 0), ("cpu", True, 0)]
+)
+def test_processes_of_ranks_start_where_there_is_a_driver(device, driver, count, monkeypatch):
+    monkeypatch.setattr(cuda, "has_driver", lambda: driver)
+    options = Options.from_flat({"model": "m", "device": device, "tensor_parallel_size": 4})
+    assert early_rank_count(options) == count
+
+
 def test_a_start_on_the_cpu_leaves_the_driver_alone(begun):
-    with begin_startup("cpu", ranks=3) as timer:
+    with begin_startup("cpu") as timer:
         timer.wait_for(DRIVER)
     assert begun == []
     assert timer.seconds() == {}
