@@ -19,15 +19,12 @@ from torch import Tensor
 from quire.kernels.gpu.attention.kv_codes import CodeLayout
 from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
-    LOWEST_SCORE,
-    dot_qk,
+    begin_sums,
     join_sink,
-    load_scales,
     normalize,
-    online_softmax_step,
-    scale_and_softcap,
 )
-from quire.kernels.gpu.attention.paged_attention_decode import split_range
+from quire.kernels.gpu.attention.paged_attention_decode import attend_range, split_range
+from quire.kernels.gpu.attention.paged_attention_merge import absorb_parts
 from quire.kernels.gpu.attention.split_plan import (
     AttentionExtras,
     allocate_split_workspace,
@@ -67,38 +64,6 @@ def _find_pack(s, sequences, rows_ptr, contexts_ptr, PACK: tl.constexpr, BACK: t
     count = tl.sum(((its_row == row) & (its_context == context + ahead)).to(tl.int32))
     count = tl.where(place % PACK == 0, count, 0)
     return row, context, tl.where(place == BACK - 1, 1, count)
-
-
-@triton.jit
-def _merge_parts(part_ptr, stats_ptr, places, real, g, used, splits,
-                 G: tl.constexpr, D: tl.constexpr, M: tl.constexpr, DP: tl.constexpr):  # fmt: skip
-    """(acc, total, top) over the first `used` parts of each place, [M]."""
-    # parts whose loads are under way at once: as many as 64 registers a thread hold
-    MERGE: tl.constexpr = max(2, min(16, 8192 // (M * DP)))
-    d = tl.arange(0, DP)
-    mask = real[:, None] & (d < D)[None, :]
-    acc = tl.zeros([M, DP], tl.float32)
-    total = tl.zeros([M], tl.float32)
-    top = tl.full([M], LOWEST_SCORE, tl.float32)
-    for low in range(0, used, MERGE):
-        for i in tl.static_range(MERGE):
-            there = low + i < used
-            mine = places * splits + low + i
-            # past L1 (.cg): other programs wrote these, and a line of it may be stale here
-            some = tl.load(
-                part_ptr + (mine * (G * D) + g * D)[:, None] + d[None, :], mask=mask & there,
-                other=0.0, cache_modifier=".cg",
-            )  # fmt: skip
-            stats = stats_ptr + mine * (2 * G) + g
-            its_top = tl.load(stats, mask=real & there, other=LOWEST_SCORE, cache_modifier=".cg")
-            its_sum = tl.load(stats + G, mask=real & there, other=0.0, cache_modifier=".cg")
-            higher = tl.maximum(top, its_top)
-            shrink = tl.exp2(top - higher)
-            weight = tl.exp2(its_top - higher)
-            total = total * shrink + its_sum * weight
-            acc = acc * shrink[:, None] + some * weight[:, None]
-            top = higher
-    return acc, total, top
 
 
 @kernel("scale", "softcap", "v_scale", "window", "splits")
@@ -165,7 +130,6 @@ def draft_decode_kernel(
         return
     m = tl.arange(0, M)
     d = tl.arange(0, DP)
-    n = tl.arange(0, TILE)
     member = m // G
     g = m % G
     real = member < count
@@ -175,31 +139,12 @@ def draft_decode_kernel(
         mask=real[:, None] & (d < D)[None, :], other=0.0,
     )  # fmt: skip
     end = context + member  # of the keys that a row sees
-    acc = tl.zeros([M, DP], tl.float32)
-    total = tl.zeros([M], tl.float32)
-    top = tl.full([M], LOWEST_SCORE, tl.float32)
-    table = tables_ptr + row.to(tl.int64) * W
-    for low in tl.range(start, stop, TILE, num_stages=STAGES):
-        at = low + n
-        live = (at >= first) & (at < stop)
-        block = tl.load(table + at // B, mask=live, other=0)
-        base = block.to(tl.int64) * (2 * K * HEAD) + (kh * HEAD + at % B * D)
-        where = cache_ptr + base[:, None] + d[None, :]
-        k_scales, v_scales = load_scales(
-            scales_ptr, block, at, live, kh, K, B, S_N, S_H, S_T, SCALES
-        )
-        mask = live[:, None] & (d < D)[None, :]
-        k = tl.load(where, mask=mask, other=0.0)
-        v = tl.load(where + K * HEAD, mask=mask, other=0.0)
-        dot = dot_qk(q, k.to(q.dtype), k_scales, SCALES, IEEE)
-        scores = scale_and_softcap(dot, scale, softcap, SOFTCAP)
-        seen = live[None, :] & (at[None, :] < end[:, None])
-        if WINDOW:
-            seen = seen & (at[None, :] >= end[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        acc, total, top = online_softmax_step(
-            scores, v.to(q.dtype), v_scales, acc, total, top, SCALES, IEEE
-        )
+    acc, total, top = begin_sums(M, DP)
+    acc, total, top = attend_range(
+        acc, total, top, q, cache_ptr, scales_ptr, tables_ptr + row.to(tl.int64) * W, kh, first,
+        start, stop, 0, top, top, scale, softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE,
+        STAGES, SOFTCAP, False, 0, IEEE, end - window if WINDOW else None, end,
+    )  # fmt: skip
     if CODE != 0 and not SCALES:
         acc = acc * v_scale
     finished = used > 0
@@ -215,9 +160,12 @@ def draft_decode_kernel(
         done = done_ptr + s * K + kh
         finished = tl.atomic_add(done, 1, sem="acq_rel") == used - 1
         if finished:
-            acc, total, top = _merge_parts(
-                part_ptr, stats_ptr, places, real, g, used, splits, G, D, M, DP
-            )
+            acc, total, top = begin_sums(M, DP)
+            ahead = member.to(tl.int64) * (K * splits)  # parts between the first row's and these
+            acc, total, top = absorb_parts(
+                acc, total, top, part_ptr, stats_ptr, s.to(tl.int64) * K + kh, used, splits,
+                ahead * (G * D) + g * D, ahead * (2 * G) + g, real, G, D, M, DP,
+            )  # fmt: skip
             tl.store(done, 0)
     if finished:
         if SINKS:

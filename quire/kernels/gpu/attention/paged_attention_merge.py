@@ -9,7 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.kernels.gpu.attention.online_softmax import LOG2E, LOWEST_SCORE, join_sink, normalize
+from quire.kernels.gpu.attention.online_softmax import (
+    LOG2E,
+    LOWEST_SCORE,
+    begin_sums,
+    join_sink,
+    normalize,
+)
 
 
 @triton.jit
@@ -32,22 +38,26 @@ def merge_parts(
     DP: tl.constexpr,
 ):
     """(acc, total, top) over the first `used` parts of a place."""
-    acc = tl.zeros([GP, DP], tl.float32)
-    total = tl.zeros([GP], tl.float32)
-    top = tl.full([GP], LOWEST_SCORE, tl.float32)
-    return absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits, G, D, GP, DP)
+    acc, total, top = begin_sums(GP, DP)
+    g = tl.arange(0, GP)
+    return absorb_parts(
+        acc, total, top, part_ptr, stats_ptr, place, used, splits, g * D, g, g < G, G, D, GP, DP
+    )
 
 
 @triton.jit
-def absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits,
-                 G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr):  # fmt: skip
-    """(acc, total, top) with the first `used` parts of a place, laid out as for merge_parts()."""
+def absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits, part_rows, stat_rows,
+                 real, G: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
+                 DP: tl.constexpr):  # fmt: skip
+    """(acc, total, top) with the first `used` parts of a place, laid out as for merge_parts().
+
+    part_rows, stat_rows: [M], where a row is behind the beginning of its part; real: [M].
+    """
     # parts whose loads are under way at once: as many as 64 registers a thread hold
-    MERGE: tl.constexpr = max(2, min(16, 8192 // (GP * DP)))
-    g = tl.arange(0, GP)
+    MERGE: tl.constexpr = max(2, min(16, 8192 // (M * DP)))
     d = tl.arange(0, DP)
-    mask = (g < G)[:, None] & (d < D)[None, :]
-    where = g[:, None] * D + d[None, :]
+    mask = real[:, None] & (d < D)[None, :]
+    where = part_rows[:, None] + d[None, :]
     for low in range(0, used, MERGE):
         # unrolled: the loads of all turns are under way before the first is needed
         for i in tl.static_range(MERGE):
@@ -58,9 +68,9 @@ def absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits,
                 part_ptr + mine * (G * D) + where, mask=mask & there, other=0.0,
                 cache_modifier=".cg",
             )  # fmt: skip
-            stats = stats_ptr + mine * (2 * G) + g
-            its_top = tl.load(stats, mask=(g < G) & there, other=LOWEST_SCORE, cache_modifier=".cg")
-            its_sum = tl.load(stats + G, mask=(g < G) & there, other=0.0, cache_modifier=".cg")
+            stats = stats_ptr + mine * (2 * G) + stat_rows
+            its_top = tl.load(stats, mask=real & there, other=LOWEST_SCORE, cache_modifier=".cg")
+            its_sum = tl.load(stats + G, mask=real & there, other=0.0, cache_modifier=".cg")
             higher = tl.maximum(top, its_top)
             shrink = tl.exp2(top - higher)
             weight = tl.exp2(its_top - higher)
@@ -86,7 +96,7 @@ def store_result(acc, total, top, out_ptr, sinks_ptr, shared_part_ptr, shared_st
         _, used = shared_range(shared, shared_splits, SHARED)
         acc, total, top = absorb_parts(
             acc, total, top, shared_part_ptr, shared_stats_ptr, place, used, shared_splits,
-            G, D, GP, DP,
+            g * D, g, g < G, G, D, GP, DP,
         )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks_ptr + kh * G + g, mask=g < G, other=0.0).to(tl.float32) * LOG2E

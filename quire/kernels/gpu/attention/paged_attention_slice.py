@@ -12,7 +12,10 @@ from torch import Tensor
 
 from quire.kernels.formats.kv_cache import has_dense_heads
 from quire.kernels.gpu.attention.kv_codes import CodeLayout
-from quire.kernels.gpu.attention.online_softmax import LOWEST_SCORE
+from quire.kernels.gpu.attention.online_softmax import (
+    LOWEST_SCORE,
+    begin_sums,
+)
 from quire.kernels.gpu.attention.paged_attention_decode import attend_range, split_range
 from quire.kernels.gpu.attention.paged_attention_merge import merge_parts
 from quire.kernels.gpu.attention.split_plan import AttentionExtras, plan_decode
@@ -82,9 +85,7 @@ def slice_kernel(
         q_ptr + s.to(tl.int64) * Q_T + head[:, None] * Q_H + d[None, :], mask=real, other=0.0
     )
     none = tl.zeros([GP], tl.float32)
-    acc = tl.zeros([GP, DP], tl.float32)
-    total = tl.zeros([GP], tl.float32)
-    top = tl.full([GP], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(GP, DP)
     acc, total, top = attend_range(
         acc, total, top, q, cache_ptr, scales_ptr, tables_ptr + row.to(tl.int64) * W, kh, first,
         start, stop, context - 1, none, none, scale, softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES,
