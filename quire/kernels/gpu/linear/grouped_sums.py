@@ -24,7 +24,8 @@ def load_factors(scale_ptr, zero_ptr, row, block, G: gl.constexpr, SHARE: gl.con
     g = gl.minimum(block, G - 1)
     found = (gl.load(scale_ptr + row // 64 * (64 * S) + g // SHARE * 64 + row % 64),)
     if zero_ptr is not None:
-        found = found + (gl.load(zero_ptr + row // 64 * (64 * G) + g * 64 + row % 64),)
+        zero = gl.load(zero_ptr + row // 64 * (64 * G) + g * 64 + row % 64)
+        found = found + (zero,)  # type: ignore[assignment]
     return found
 
 
