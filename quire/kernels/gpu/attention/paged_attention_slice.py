@@ -6,6 +6,8 @@ Axes: S queries, K kv heads, G query heads of one KV head, D head size, B block 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -133,20 +135,7 @@ def merge_slice_kernel(
     tl.store(out_ptr + where + D, sums, mask=g < G)
 
 
-def outputs(
-    q: Tensor,
-    cache: Tensor,
-    tables: Tensor,
-    contexts: Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    rows: Tensor | None = None,
-    max_context: int | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    scales: Tensor | None = None,
-) -> Tensor:
+def outputs(q: Tensor, cache: Tensor, tables: Tensor, *_: Any, **__: Any) -> Tensor:
     """A new [H, S, D + 1]. NotImplemented for layouts the kernels do not read."""
     sequences, heads, size = q.shape
     strided = has_dense_heads(cache) and tables.stride(-1) == 1 and q.stride(2) == 1
