@@ -24,6 +24,7 @@ from quire.kernels.gpu.linear.gemv import (
     GemvPlan,
     load_normed_vector,
     load_vector,
+    load_weight_rows,
     tuned_plan,
 )
 from quire.kernels.gpu.linear.quantized_row import (
@@ -42,28 +43,12 @@ from quire.kernels.gpu.runtime.pdl import (
 
 
 @triton.jit
-def _load_weight_words(
-    ws_ptr, n, k, O: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, C: tl.constexpr
-):
-    """Whole rows of W, four numbers a word, as C tiles [BN, BW]. Past the end, the last row."""
-    tiles = ()
-    base = ws_ptr + tl.minimum(n, O - 1).to(tl.int64)[:, None] * W + k[None, :]
-    for c in tl.static_range(C):
-        if (c + 1) * BW <= W:
-            tile = tl.load(base + c * BW, eviction_policy="evict_first")
-        else:
-            tile = tl.load(base + c * BW, (c * BW + k < W)[None, :], 0)
-        tiles = tiles + (tile,)  # type: ignore[assignment]
-    return tiles
-
-
-@triton.jit
 def _load_tiles(w_ptr, n, k, O: tl.constexpr, W: tl.constexpr, BW: tl.constexpr,
                 C: tl.constexpr, PAIR: tl.constexpr):  # fmt: skip
-    """Rows n of W, and of its other half if there are two: tiles of both, one after the other."""
-    tiles = _load_weight_words(w_ptr, n, k, O, W, BW, C)
+    """Rows n of W, and of its other half if there are two: C tiles [BN, BW] of words of each."""
+    tiles = load_weight_rows(w_ptr, n, k, O, W, BW, C)
     if PAIR:
-        tiles = tiles + _load_weight_words(w_ptr + O * W, n, k, O, W, BW, C)
+        tiles = tiles + load_weight_rows(w_ptr + O * W, n, k, O, W, BW, C)
     return tiles
 
 
