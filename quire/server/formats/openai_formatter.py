@@ -1,4 +1,4 @@
-"""What the answers of chat and of completions share: envelope, usage, and chunks of a stream."""
+"""What the answers of chat and of completions share: common fields, usage, chunks of a stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quire.server.generation.events import (
 from quire.server.generation.generation_stream import GenerationStream
 
 TEXT_PLACEHOLDER = "\x00text\x00"
-"""What stands for the text where a chunk is encoded once."""
+"""In place of the text, where a chunk is encoded once for all texts."""
 
 
 class OpenAIFormatter(ABC):
