@@ -32,6 +32,17 @@ from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_k
 
 
 @triton.jit
+def find_program(splits, K: tl.constexpr):
+    """(KV head, sequence, range, sequences) of this program.
+
+    First ranges come first: the programs that a short context does not need come last.
+    """
+    pid = tl.program_id(0)
+    sequences = tl.num_programs(0) // (K * splits)
+    return pid % K, pid // K % sequences, pid // (K * sequences), sequences
+
+
+@triton.jit
 def split_range(context, window, split, splits, TILE: tl.constexpr, CHUNK: tl.constexpr,
             SPLIT: tl.constexpr, WINDOW: tl.constexpr):  # fmt: skip
     """(first visible key, start, stop, stretches in use) of one program. Starts are whole tiles."""
@@ -189,12 +200,7 @@ def decode_kernel(
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    # first stretches first: the programs that a short context does not need come last
-    kh = pid % K
-    sequences = tl.num_programs(0) // (K * splits)
-    s = pid // K % sequences
-    split = pid // (K * sequences)
+    kh, s, split, _ = find_program(splits, K)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()

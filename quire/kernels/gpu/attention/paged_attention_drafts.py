@@ -23,7 +23,11 @@ from quire.kernels.gpu.attention.online_softmax import (
     join_sink,
     normalize,
 )
-from quire.kernels.gpu.attention.paged_attention_decode import attend_range, split_range
+from quire.kernels.gpu.attention.paged_attention_decode import (
+    attend_range,
+    find_program,
+    split_range,
+)
 from quire.kernels.gpu.attention.paged_attention_merge import absorb_parts
 from quire.kernels.gpu.attention.split_plan import (
     AttentionExtras,
@@ -111,12 +115,7 @@ def draft_decode_kernel(
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    # first stretches first: the programs that a short context does not need come last
-    kh = pid % K
-    sequences = tl.num_programs(0) // (K * splits)
-    s = pid // K % sequences
-    split = pid // (K * sequences)
+    kh, s, split, sequences = find_program(splits, K)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()

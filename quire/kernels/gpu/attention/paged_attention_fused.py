@@ -37,6 +37,7 @@ from quire.kernels.gpu.attention.online_softmax import (
 )
 from quire.kernels.gpu.attention.paged_attention_decode import (
     attend_range,
+    find_program,
     load_tile,
     split_range,
     store_or_merge,
@@ -201,12 +202,7 @@ def fused_decode_kernel(
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    # first stretches first: the programs that a short context does not need come last
-    kh = pid % K
-    sequences = tl.num_programs(0) // (K * splits)
-    s = pid // K % sequences
-    split = pid // (K * sequences)
+    kh, s, split, _ = find_program(splits, K)
     t = s.to(tl.int64)
     if PDL:
         launch_dependents()

@@ -14,7 +14,7 @@ import triton.language as tl
 from quire.kernels.gpu.attention.online_softmax import (
     begin_sums,
 )
-from quire.kernels.gpu.attention.paged_attention_decode import attend_range
+from quire.kernels.gpu.attention.paged_attention_decode import attend_range, find_program
 from quire.kernels.gpu.attention.paged_attention_merge import shared_range
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
@@ -58,11 +58,7 @@ def shared_prefix_kernel(
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    kh = pid % K
-    tiles = tl.num_programs(0) // (K * splits)
-    tile = pid // K % tiles
-    split = pid // (K * tiles)
+    kh, tile, split, _ = find_program(splits, K)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()

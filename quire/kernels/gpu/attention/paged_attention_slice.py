@@ -18,7 +18,11 @@ from quire.kernels.gpu.attention.online_softmax import (
     LOWEST_SCORE,
     begin_sums,
 )
-from quire.kernels.gpu.attention.paged_attention_decode import attend_range, split_range
+from quire.kernels.gpu.attention.paged_attention_decode import (
+    attend_range,
+    find_program,
+    split_range,
+)
 from quire.kernels.gpu.attention.paged_attention_merge import merge_parts
 from quire.kernels.gpu.attention.split_plan import AttentionExtras, plan_decode
 from quire.kernels.gpu.runtime.fast_launch import kernel
@@ -65,11 +69,7 @@ def slice_kernel(
     SOFTCAP: tl.constexpr,
     IEEE: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    kh = pid % K
-    sequences = tl.num_programs(0) // (K * splits)
-    s = pid // K % sequences
-    split = pid // (K * sequences)
+    kh, s, split, _ = find_program(splits, K)
     context = tl.load(contexts_ptr + s)
     row = s
     if HAS_ROWS:
