@@ -19,16 +19,11 @@ from torch import Tensor
 from quire.kernels.gpu.attention.kv_codes import CodeLayout
 from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
-    begin_sums,
+    LOWEST_SCORE,
     join_sink,
     normalize,
 )
-from quire.kernels.gpu.attention.paged_attention_decode import (
-    attend_range,
-    find_program,
-    split_range,
-)
-from quire.kernels.gpu.attention.paged_attention_merge import absorb_parts
+from quire.kernels.gpu.attention.paged_attention_decode import attend_range, split_range
 from quire.kernels.gpu.attention.split_plan import (
     AttentionExtras,
     allocate_split_workspace,
@@ -68,6 +63,38 @@ def _find_pack(s, sequences, rows_ptr, contexts_ptr, PACK: tl.constexpr, BACK: t
     count = tl.sum(((its_row == row) & (its_context == context + ahead)).to(tl.int32))
     count = tl.where(place % PACK == 0, count, 0)
     return row, context, tl.where(place == BACK - 1, 1, count)
+
+
+@triton.jit
+def _merge_parts(part_ptr, stats_ptr, places, real, g, used, splits,
+                 G: tl.constexpr, D: tl.constexpr, M: tl.constexpr, DP: tl.constexpr):  # fmt: skip
+    """(acc, total, top) over the first `used` parts of each place, [M]."""
+    # parts whose loads are under way at once: as many as 64 registers a thread hold
+    MERGE: tl.constexpr = max(2, min(16, 8192 // (M * DP)))
+    d = tl.arange(0, DP)
+    mask = real[:, None] & (d < D)[None, :]
+    acc = tl.zeros([M, DP], tl.float32)
+    total = tl.zeros([M], tl.float32)
+    top = tl.full([M], LOWEST_SCORE, tl.float32)
+    for low in range(0, used, MERGE):
+        for i in tl.static_range(MERGE):
+            there = low + i < used
+            mine = places * splits + low + i
+            # past L1 (.cg): other programs wrote these, and a line of it may be stale here
+            some = tl.load(
+                part_ptr + (mine * (G * D) + g * D)[:, None] + d[None, :], mask=mask & there,
+                other=0.0, cache_modifier=".cg",
+            )  # fmt: skip
+            stats = stats_ptr + mine * (2 * G) + g
+            its_top = tl.load(stats, mask=real & there, other=LOWEST_SCORE, cache_modifier=".cg")
+            its_sum = tl.load(stats + G, mask=real & there, other=0.0, cache_modifier=".cg")
+            higher = tl.maximum(top, its_top)
+            shrink = tl.exp2(top - higher)
+            weight = tl.exp2(its_top - higher)
+            total = total * shrink + its_sum * weight
+            acc = acc * shrink[:, None] + some * weight[:, None]
+            top = higher
+    return acc, total, top
 
 
 @kernel("scale", "softcap", "v_scale", "window", "splits")
@@ -115,7 +142,12 @@ def draft_decode_kernel(
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    kh, s, split, sequences = find_program(splits, K)
+    pid = tl.program_id(0)
+    # first stretches first: the programs that a short context does not need come last
+    kh = pid % K
+    sequences = tl.num_programs(0) // (K * splits)
+    s = pid // K % sequences
+    split = pid // (K * sequences)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
@@ -138,11 +170,14 @@ def draft_decode_kernel(
         mask=real[:, None] & (d < D)[None, :], other=0.0,
     )  # fmt: skip
     end = context + member  # of the keys that a row sees
-    acc, total, top = begin_sums(M, DP)
+    acc = tl.zeros([M, DP], tl.float32)
+    total = tl.zeros([M], tl.float32)
+    top = tl.full([M], LOWEST_SCORE, tl.float32)
+    table = tables_ptr + row.to(tl.int64) * W
     acc, total, top = attend_range(
-        acc, total, top, q, cache_ptr, scales_ptr, tables_ptr + row.to(tl.int64) * W, kh, first,
-        start, stop, 0, top, top, scale, softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE,
-        STAGES, SOFTCAP, False, 0, IEEE, end - window if WINDOW else None, end,
+        acc, total, top, q, cache_ptr, scales_ptr, table, kh, first, start, stop, 0, top, top, scale,
+        softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE, STAGES, SOFTCAP, False, 0, IEEE,
+        end - window if WINDOW else None, end,
     )  # fmt: skip
     if CODE != 0 and not SCALES:
         acc = acc * v_scale
@@ -159,12 +194,9 @@ def draft_decode_kernel(
         done = done_ptr + s * K + kh
         finished = tl.atomic_add(done, 1, sem="acq_rel") == used - 1
         if finished:
-            acc, total, top = begin_sums(M, DP)
-            ahead = member.to(tl.int64) * (K * splits)  # parts between the first row's and these
-            acc, total, top = absorb_parts(
-                acc, total, top, part_ptr, stats_ptr, s.to(tl.int64) * K + kh, used, splits,
-                ahead * (G * D) + g * D, ahead * (2 * G) + g, real, G, D, M, DP,
-            )  # fmt: skip
+            acc, total, top = _merge_parts(
+                part_ptr, stats_ptr, places, real, g, used, splits, G, D, M, DP
+            )
             tl.store(done, 0)
     if finished:
         if SINKS:

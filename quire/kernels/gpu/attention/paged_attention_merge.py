@@ -39,25 +39,19 @@ def merge_parts(
 ):
     """(acc, total, top) over the first `used` parts of a place."""
     acc, total, top = begin_sums(GP, DP)
-    g = tl.arange(0, GP)
-    return absorb_parts(
-        acc, total, top, part_ptr, stats_ptr, place, used, splits, g * D, g, g < G, G, D, GP, DP
-    )
+    return absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits, G, D, GP, DP)
 
 
 @triton.jit
-def absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits, part_rows, stat_rows,
-                 real, G: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
-                 DP: tl.constexpr):  # fmt: skip
-    """(acc, total, top) with the first `used` parts of a place, laid out as for merge_parts().
-
-    part_rows, stat_rows: [M], where a row is behind the beginning of its part; real: [M].
-    """
+def absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits,
+                 G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr):  # fmt: skip
+    """(acc, total, top) with the first `used` parts of a place, laid out as for merge_parts()."""
     # parts whose loads are under way at once: as many as 64 registers a thread hold
-    MERGE: tl.constexpr = max(2, min(16, 8192 // (M * DP)))
+    MERGE: tl.constexpr = max(2, min(16, 8192 // (GP * DP)))
+    g = tl.arange(0, GP)
     d = tl.arange(0, DP)
-    mask = real[:, None] & (d < D)[None, :]
-    where = part_rows[:, None] + d[None, :]
+    mask = (g < G)[:, None] & (d < D)[None, :]
+    where = g[:, None] * D + d[None, :]
     for low in range(0, used, MERGE):
         # unrolled: the loads of all turns are under way before the first is needed
         for i in tl.static_range(MERGE):
@@ -68,9 +62,9 @@ def absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits, part
                 part_ptr + mine * (G * D) + where, mask=mask & there, other=0.0,
                 cache_modifier=".cg",
             )  # fmt: skip
-            stats = stats_ptr + mine * (2 * G) + stat_rows
-            its_top = tl.load(stats, mask=real & there, other=LOWEST_SCORE, cache_modifier=".cg")
-            its_sum = tl.load(stats + G, mask=real & there, other=0.0, cache_modifier=".cg")
+            stats = stats_ptr + mine * (2 * G) + g
+            its_top = tl.load(stats, mask=(g < G) & there, other=LOWEST_SCORE, cache_modifier=".cg")
+            its_sum = tl.load(stats + G, mask=(g < G) & there, other=0.0, cache_modifier=".cg")
             higher = tl.maximum(top, its_top)
             shrink = tl.exp2(top - higher)
             weight = tl.exp2(its_top - higher)
@@ -96,7 +90,7 @@ def store_result(acc, total, top, out_ptr, sinks_ptr, shared_part_ptr, shared_st
         _, used = shared_range(shared, shared_splits, SHARED)
         acc, total, top = absorb_parts(
             acc, total, top, shared_part_ptr, shared_stats_ptr, place, used, shared_splits,
-            g * D, g, g < G, G, D, GP, DP,
+            G, D, GP, DP,
         )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks_ptr + kh * G + g, mask=g < G, other=0.0).to(tl.float32) * LOG2E
