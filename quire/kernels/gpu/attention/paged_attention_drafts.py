@@ -176,8 +176,8 @@ def draft_decode_kernel(
     table = tables_ptr + row.to(tl.int64) * W
     acc, total, top = attend_range(
         acc, total, top, q, cache_ptr, scales_ptr, table, kh, first, start, stop, 0, top, top,
-        scale, softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE, STAGES, SOFTCAP, False, 0, IEEE,
-        end - window if WINDOW else None, end,
+        scale, softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE, STAGES, SOFTCAP, False, 0,
+        IEEE, end - window if WINDOW else None, end,
     )  # fmt: skip
     if CODE != 0 and not SCALES:
         acc = acc * v_scale
